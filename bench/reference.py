@@ -15,7 +15,7 @@ from page_tables import filled
 from health import registry
 from health.checks.node_environments import MUST_AGREE
 from supervisor.classify.losses import rules
-from supervisor.cli.commands import COMMANDS, load_command
+from supervisor.cli.commands import COMMANDS, HIDDEN, load_command
 from supervisor.config import loss_rules as own_loss_rules
 from supervisor.config.alert_settings import SINK_ROWS
 from supervisor.config.loss_settings import RULE_ROWS
@@ -121,7 +121,7 @@ def commands() -> str:
     rows = []
     for path in COMMANDS:
         command = load_command(path)
-        if isinstance(command, click.Group):
+        if isinstance(command, click.Group) or path in HIDDEN:
             continue
         more = f" [More]({MORE[path]})." if path in MORE else ""
         text = " ".join((command.help or "").split()) + more
@@ -130,7 +130,7 @@ def commands() -> str:
 
 
 def _words(command: click.Command) -> Iterator[str]:
-    own = [param for param in command.params if "__" not in (param.name or "") and param.name != "config"]
+    own = [param for param in command.params if "__" not in (param.name or "") and param.name not in {"config", "assignments", "takeover"}]
     for param in own:
         if isinstance(param, click.Option):
             yield f"[{param.opts[0]}]" if param.is_flag else f"[{param.opts[0]} {param.metavar or 'TEXT'}]"

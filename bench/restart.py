@@ -46,7 +46,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
     "torchrun": {OWN_STORE: "0"},
     "torchrun_own_store": {OWN_STORE: "1"},
     "cold": {OWN_STORE: "0", **({STANDBY.env: "off"} if STANDBY else {})},
-    "standby": {OWN_STORE: "0", **({STANDBY.env: "on", "SUPERVISE_STANDBY_KEEP_FREE_GIB": "1"} if STANDBY else {})},
+    "standby": {OWN_STORE: "0", **({STANDBY.env: "on"} if STANDBY else {})},
 }
 JOBS = ("allreduce", "ddp", "hf")
 #: (job, kind) to the seconds from the kill to the first step that are aimed at on an idle machine.
@@ -288,7 +288,7 @@ def footprint(run: Run) -> dict[str, dict[str, int]]:
 
 def flat(place: Path, kind: str, restarts: int) -> dict[str, Any]:
     """Restart one job so often; return what its processes use after the first tenth of the restarts and after the last tenth."""
-    settings = {"SUPERVISE_RESTART_BACKOFF_BASE_S": "0", "SUPERVISE_RESTART_MAX_ATTEMPTS": "100000", "SUPERVISE_RESTART_KEEP_GOING": "true"}
+    settings = {"_SUPERVISE_TEST_INTERVALS": "0.04", "SUPERVISE_RESTART_MAX_ATTEMPTS": "100000", "SUPERVISE_RESTART_KEEP_GOING": "true"}
     run = begin(kind, "allreduce", place, "--go-on", **needed(kind, "allreduce"), **settings)
     rows: list[dict[str, dict[str, int]]] = []
     times: list[float] = []

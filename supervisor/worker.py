@@ -93,7 +93,7 @@ def save_requested() -> bool:
     """Return whether this node's job will be stopped: `should_save` without the agreement. Once True, it is True at every call.
 
     For a script whose ranks agree by themselves. Also True if supervise itself was killed and this node's guardian ends the job: then
-    a save gets `stop.orphan_grace_s` (at most 2 s).
+    a save gets 2 s.
     """
     return agreement.save_requested(_instrument())
 

@@ -282,14 +282,12 @@ class Admit:
 class PrepareStandbys:
     """Start a standby for each rank of this node.
 
-    commands: what each rank was seen to run, by local rank; no other is started. directory: where their records are. renewed: variables
-    that may differ in the next attempt.
+    commands: what each rank was seen to run, by local rank; no other is started. directory: where their records are.
     """
 
     attempt: int
     directory: str
     commands: tuple[tuple[str, ...], ...]
-    renewed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ class AgentStandbys:
 
     def _start(self, order: PrepareStandbys, local_rank: int, args: Sequence[str], env: Mapping[str, str]) -> Standby:
         """Start one as its rank was started, and with a link. Raises OSError."""
-        facts = StartFacts(args, env, os.getcwd(), order.renewed)  # noqa: PTH109  as text
+        facts = StartFacts(args, env, os.getcwd())  # noqa: PTH109  as text
         own_end, standby_end = pair()
         with standby_end:
             process = subprocess.Popen(  # noqa: S603  the user's own command, whose interpreter waits before it runs the script

@@ -164,7 +164,7 @@ def _split(url: str) -> SplitResult:
         fault = "it cannot be read as a url"
     if fault is not None:
         message = f"alerts: wrong address: {fault}"
-        keys = "url below [[alerts.sink]], alerts.webhook.url or alerts.heartbeat_url"
+        keys = "url below [[alerts.sink]], or alerts.heartbeat_url"
         hint = f"Set it ({keys}) to https://HOST/PATH or http://HOST/PATH, in a file that only you can read."
         raise SuperviseError(message, hint=hint)
     return parts

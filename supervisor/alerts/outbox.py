@@ -160,11 +160,10 @@ def read_threads(directory: Path) -> bytes:
 
 def outboxes(state: Path) -> list[tuple[str, Path]]:
     """Return the name and the outbox of each sink that a job has had, in its directory of kept files."""
-    found = [("webhook", state / "outbox")] if (state / "outbox").is_dir() else []
     try:
-        return [*found, *sorted((place.name, place) for place in (state / "alerts").iterdir() if place.is_dir())]
+        return sorted((place.name, place) for place in (state / "alerts").iterdir() if place.is_dir())
     except OSError:
-        return found
+        return []
 
 
 def read_alerts(directory: Path, state: str = "") -> list[KeptAlert]:

@@ -15,7 +15,6 @@ from supervisor.alerts import delivery, threads
 from supervisor.alerts.delivery import AlertSender
 from supervisor.alerts.model import OF_RUNS, AlertSeverity, OutgoingAlert, ThreadEffect
 from supervisor.alerts.outbox import read_threads
-from supervisor.core.model import Cause
 from supervisor.core.values import Struct, field
 
 if TYPE_CHECKING:
@@ -27,10 +26,9 @@ if TYPE_CHECKING:
 
 
 class AlertFilter(Struct, frozen=True):
-    """What a sink wants. causes: empty for all; an event without a cause always passes. runs: the start and the end of a run too."""
+    """What a sink wants. runs: the start and the end of a run too."""
 
     severity: AlertSeverity = AlertSeverity.INFO
-    causes: frozenset[Cause] = frozenset()
     runs: bool = False
 
     def wants(self, alert: OutgoingAlert) -> bool:
@@ -39,7 +37,7 @@ class AlertFilter(Struct, frozen=True):
             return self.runs
         if alert.event.row.effect is ThreadEffect.CLOSE:
             return True
-        return alert.severity.rank >= self.severity.rank and (not self.causes or alert.own_cause in self.causes | {Cause.NONE})
+        return alert.severity.rank >= self.severity.rank
 
 
 class AlertRoute(Struct):

@@ -51,7 +51,7 @@ class CheckpointRecords:
         self.directory = job.state / DIRECTORY
         self.reads = ReadWatch() if reads is None else reads
         self.cache = Cache()  # of verdicts: what the watcher has read, a selection need not read again
-        discovers = settings.checkpoints.learn and settings.instrument.enabled
+        discovers = settings.instrument.enabled
         self.discovery = Discovery(self.directory, job.run_id) if discovers else None
         self.locations = CheckpointLocations(job, self.discovery)
         self.manifests = Manifests(str(self.directory))

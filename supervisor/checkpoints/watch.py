@@ -14,6 +14,7 @@ from supervisor.checkpoints.origin.owners import CheckpointOwners
 from supervisor.checkpoints.origin.provenance import CheckpointWriter
 from supervisor.checkpoints.recording.reports import CheckpointFound, SavesCounted, SavesMissed, SavesShared, WatcherFailed
 from supervisor.checkpoints.recording.watcher import CheckpointWatcher, to_ref
+from supervisor.config.intervals import SCAN_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +64,7 @@ class CheckpointWatch:
             records.cache,
             order=records.order.order,
             is_wanted=self._may_be_pruned,
-            interval_s=records.job.settings.checkpoints.scan_interval_s,
+            interval_s=SCAN_S,
             on_trouble=lambda text: report(WatcherFailed(text)),
             own=records.provenance.trusts,
             elsewhere=self._found_elsewhere,

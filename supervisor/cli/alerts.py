@@ -93,10 +93,10 @@ def _send(alert: OutgoingAlert, sinks: Sequence[ConfiguredSink]) -> int:
     for one in sinks:
         outcome: Outcome | None = None
         for request in one.sink.requests(alert):
-            outcome = one.sink.deliver(request.event_id, request.body, one.deadline_s)
+            outcome = one.deliver(request.event_id, request.body)
             if not _is_delivered(outcome):
                 break
-        code |= _print_outcome(one, outcome, one.warning)
+        code |= _print_outcome(one, outcome)
     return code
 
 
@@ -130,7 +130,7 @@ def replay(settings: Settings, job: str | None, name: str | None) -> int:
         directory = place.directory / one.outbox
         for kept in outbox.read_alerts(directory, "dead"):
             count += 1
-            outcome = one.sink.deliver(kept.event_id, kept.body, one.deadline_s)
+            outcome = one.deliver(kept.event_id, kept.body)
             code |= _print_outcome(one, outcome, clean(kept.title))
             if _is_delivered(outcome):
                 _move(directory, kept.event_id)
@@ -180,8 +180,8 @@ def _is_delivered(outcome: Outcome) -> bool:
     return isinstance(outcome, Delivered)
 
 
-def _print_outcome(one: ConfiguredSink, outcome: Outcome | None, note: str) -> int:
-    """Print what the service answered. Returns 0 if it took the alert, else 1."""
+def _print_outcome(one: ConfiguredSink, outcome: Outcome | None, title: str = "") -> int:
+    """Print what the service answered. title: of the alert. Returns 0 if it took the alert, else 1."""
     from supervisor.alerts.sinks import Delivered, DeliveryRefused  # noqa: PLC0415  not for --help
 
     what = "nothing was sent"
@@ -191,7 +191,7 @@ def _print_outcome(one: ConfiguredSink, outcome: Outcome | None, note: str) -> i
         what = f"REFUSED: {outcome.reason}"
     elif outcome is not None:
         what = f"NOT DELIVERED: {outcome.reason}; a run would try again"
-    stdio.write(sys.stdout, f"{one.name}  {one.sink.host}  {what}" + (f"  {note}" if note else ""))
+    stdio.write(sys.stdout, f"{one.name}  {one.sink.host}  {what}" + (f"  {title}" if title else ""))
     return int(not isinstance(outcome, Delivered))
 
 

@@ -76,6 +76,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "help": ("about:help_command", "Show what a command does, and its options."),
     "version": ("about:version_command", "Show the version."),
 }  # fmt: skip
+#: Scripts and units call these; no list shows them.
+HIDDEN: Final = frozenset({"systemd run", "systemd alert", "slurm exit-code", "slurm requeue"})
 
 
 #: What options and arguments that name a file are called in a command's help.
@@ -91,10 +93,10 @@ class CommandGroup(click.Group):
         self.path = path
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Yield the name and the line of each command."""
+        """Yield the name and the line of each command that a person calls."""
         for path, (_, line) in COMMANDS.items():
             above, _, name = path.rpartition(" ")
-            if above == self.path:
+            if above == self.path and path not in HIDDEN:
                 yield name, line
 
     def list_commands(self, ctx: click.Context) -> list[str]:

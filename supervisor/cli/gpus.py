@@ -22,7 +22,7 @@ from supervisor.cli.invocation import JOB, Invocation, json_option, setting_opti
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.node import visible_gpus
-from supervisor.node.gpu_quarantine import ALL, GpuQuarantine
+from supervisor.node.gpu_quarantine import ALL, QUARANTINE_S, GpuQuarantine
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def ls(settings: Settings, *, as_json: bool) -> int:
     held = _held(ledger)
     with closing(Runner()) as runner:
         now = runner.sweep(("nvml",), Ask(deadline_s=_DEADLINE_S))
-    rows, problem = _rows(ledger, held, now), _problem(now)
+    rows, problem = _rows(held, now), _problem(now)
     if as_json:
         document = {"node": identity.node_name(), "ledger": str(ledger.path), "driver": now.text("nvml.driver") or None}
         stdio.write(sys.stdout, json.dumps({**document, "answered": not problem, "gpus": rows}, indent=1))
@@ -115,7 +115,7 @@ def clear(settings: Settings, which: str) -> int:
 def open_ledger(settings: Settings) -> GpuQuarantine:
     """Return this node's ledger; it need not be there."""
     root = os.path.join(settings.cwd, settings.job.state_dir)  # noqa: PTH118  an absolute state_dir stands for itself
-    return GpuQuarantine(Path(root), identity.node_name(), settings.gpus.quarantine_days)
+    return GpuQuarantine(Path(root), identity.node_name())
 
 
 def _held(ledger: GpuQuarantine) -> tuple[QuarantinedGpu, ...]:
@@ -150,7 +150,7 @@ def _problem(now: Readings) -> str:
     return f"which GPUs are here is not known: NVML {state}; `supervise doctor` shows more"
 
 
-def _rows(ledger: GpuQuarantine, held: tuple[QuarantinedGpu, ...], now: Readings) -> list[dict[str, Any]]:
+def _rows(held: tuple[QuarantinedGpu, ...], now: Readings) -> list[dict[str, Any]]:
     """One row for each GPU: those that NVML names in its order, then those of the ledger that it does not."""
     entries = {entry.name: entry for entry in held}
     cuda = {gpu.uuid: number for number, gpu in enumerate(visible_gpus.from_nvml(now, os.environ))}
@@ -172,10 +172,10 @@ def _rows(ledger: GpuQuarantine, held: tuple[QuarantinedGpu, ...], now: Readings
                 "busy_percent": now.value("gpu.busy_percent", subject),
                 "temperature_c": now.value("gpu.temperature_c", subject),
                 "findings": _findings(found, subject, label(now, subject)),
-                **_state(ledger, entries.pop(uuid if uuid in entries else pci, None)),
+                **_state(entries.pop(uuid if uuid in entries else pci, None)),
             }
         )
-    rows += [{"index": None, "cuda": None, "uuid": entry.uuid, "pci": entry.pci, **_state(ledger, entry)} for entry in entries.values()]
+    rows += [{"index": None, "cuda": None, "uuid": entry.uuid, "pci": entry.pci, **_state(entry)} for entry in entries.values()]
     return rows
 
 
@@ -185,10 +185,10 @@ def _findings(found: list[CheckResult], subject: str, name: str) -> list[dict[st
     return [{"check": one.check, "result": one.result.value, "reason": one.reason.removeprefix(f"{name}: ")} for one in of_gpu]
 
 
-def _state(ledger: GpuQuarantine, entry: QuarantinedGpu | None) -> dict[str, Any]:
+def _state(entry: QuarantinedGpu | None) -> dict[str, Any]:
     if entry is None:
         return {"in_use": True}
-    row = {"reason": entry.reason, "evidence": entry.evidence, "since": entry.t, "until": entry.t + ledger.quarantine_s}
+    row = {"reason": entry.reason, "evidence": entry.evidence, "since": entry.t, "until": entry.t + QUARANTINE_S}
     return {"in_use": False, **row, "job": entry.job, "run": entry.run}
 
 

@@ -27,12 +27,13 @@ JOB = ("job.name", "job.state_dir")
 STATE_DIR = ("job.state_dir",)
 #: Where the page of `supervise ui` is served.
 LISTEN = ("ui.listen",)
-#: Every setting of a run that has a flag.
-EVERY = tuple(row.key for row in ROWS if row.flag and row.key not in LISTEN)
+#: The settings of a run that have a flag; `--set` gives all others.
+FLAGS = tuple(row.key for row in ROWS if row.flag and row.key not in LISTEN)
 #: The shell asks for completions through it (completion.py).
 COMPLETE_VARIABLE = "_SUPERVISE_COMPLETE"
 #: The attribute of a command's function that says whether it takes a CMD.
 _TAKES_COMMAND = "takes_command"
+_OURS = frozenset({"config", "assignments", "takeover"})
 #: How the usage of a command that takes a CMD shows where it stands.
 BEFORE_CMD = "[OPTIONS] -- CMD..."
 
@@ -42,36 +43,37 @@ _VALUES = {
     "checkpoints.paths": "GLOB",
     "checkpoints.mirror": "URL",
     "knobs.declared": "NAME=WHERE",
-    "health.evict_on": "CHECK",
-    "network.allow": "RUNG",
     "ui.listen": "ADDRESS",
-    "metrics.listen": "PORT",
-    "metrics.textfile_dir": "DIRECTORY",
 }
-_VERBOSITY = (
-    ("quiet", ("-q", "--quiet"), "Print warnings, errors and the card only."),
-    ("verbose", ("-v", "--verbose"), "Print every log event too."),
-)
+#: The help of a flag that switches its setting off.
+_OF_FLAG = {"--no-batch-change": "On out of memory, do not halve the micro-batch."}
 #: The help of a setting where a command is about a job that was started before.
 _OF_RECORDED_JOB = {"job.name": "Name of the job (default: the Slurm job id, else the most recent job here)."}
-_CONFIG = click.option("--config", metavar="FILE", help="Read FILE instead of ./supervise.toml.")
+_TAKEOVER = click.option(
+    "--takeover", is_flag=True, help="Take the job's lock at once from a supervisor on another host that you know to be gone."
+)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 class Invocation(Struct, frozen=True):
-    """What stood on the command line: flags by setting key, --config, and the command behind `--` (None: there was no `--`)."""
+    """What stood on the command line.
+
+    flags: by setting key. config: of --config. command: behind `--`; None: there was no `--`. assignments: of each --set.
+    """
 
     flags: Mapping[str, Any]
     config: str | None
     command: tuple[str, ...] | None
+    assignments: tuple[str, ...] = ()
+    takeover: bool = False
 
     def settings(self, warn: Callable[[SuperviseError], None] | None = None) -> Settings:
         """Return the settings of this invocation. Raises SuperviseError; with `warn` a wrong file or variable is reported to it."""
         from supervisor.config.loading import load  # noqa: PLC0415  not needed for --help
         from supervisor.job.identity import working_directory  # noqa: PLC0415
 
-        return load(self.flags, os.environ, working_directory(), self.config, warn=warn)
+        return load(self.flags, os.environ, working_directory(), self.config, assignments=self.assignments, warn=warn)
 
     def settings_to_read_with(self) -> Settings:
         """Return the settings for a command that only reads: a wrong value in a file or the environment is a warning on stderr."""
@@ -109,7 +111,7 @@ class Invocation(Struct, frozen=True):
 
 
 def setting_options(*keys: str, takes_command: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command the options of these settings and `--config`, and pass it an Invocation in their place.
+    """Give a command the options of these settings, `--config` and `--set`, and pass it an Invocation in their place.
 
     takes_command: CMD may stand behind `--`; without it that is an error (64).
     """
@@ -117,11 +119,11 @@ def setting_options(*keys: str, takes_command: bool = False) -> Callable[[Callab
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(**values: Any) -> Any:  # noqa: ANN401  click's values, and what the command returns
-            own = {name: values.pop(name) for name in tuple(values) if "__" in name or name == "config"}
+            own = {name: values.pop(name) for name in tuple(values) if "__" in name or name in _OURS}
             invocation = _with_options(own)
             return function(invocation if takes_command else invocation.without_command(), **values)
 
-        for option in reversed(list(_options(keys))):
+        for option in reversed(list(_options(keys, takes_command=takes_command))):
             call = option(call)
         setattr(call, _TAKES_COMMAND, takes_command)
         return call
@@ -143,18 +145,34 @@ def _with_options(values: Mapping[str, Any]) -> Invocation:
         for name, value in values.items()
         if "__" in name and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
     }
-    return replace(before, flags={**before.flags, **flags}, config=values.get("config") or before.config)
+    return replace(
+        before,
+        flags={**before.flags, **flags},
+        config=values.get("config") or before.config,
+        assignments=(*before.assignments, *values.get("assignments", ())),
+        takeover=values.get("takeover", False) or before.takeover,
+    )
 
 
-def _options(keys: tuple[str, ...]) -> Iterator[Callable[[Callable[..., Any]], Callable[..., Any]]]:
-    """Yield the options of the settings, those that name the job first, then --config.
+def _options(keys: tuple[str, ...], *, takes_command: bool) -> Iterator[Callable[[Callable[..., Any]], Callable[..., Any]]]:
+    """Yield the options of the settings, those that name the job first, then --config and --set, and for a run --takeover.
 
     Their text is parsed where files and variables are: in config/loading.py.
     """
     for row in ROWS:
         if row.key in JOB and row.key in keys:
-            yield from _options_of(row, "" if keys == EVERY else _OF_RECORDED_JOB.get(row.key, ""))
-    yield _CONFIG
+            yield from _options_of(row, "" if takes_command else _OF_RECORDED_JOB.get(row.key, ""))
+    yield click.option("--config", metavar="FILE", help="Read FILE instead of ./supervise.toml.")
+    yield click.option(
+        "--set",
+        "assignments",
+        multiple=True,
+        metavar="SECTION.KEY=VALUE",
+        help="Set any setting, such as restart.intensity=5; `supervise config show` lists them. May be repeated.",
+        shell_complete=_completed_assignment,
+    )
+    if keys == FLAGS:
+        yield _TAKEOVER
     for row in ROWS:
         if row.key not in JOB and row.key in keys:
             yield from _options_of(row)
@@ -162,16 +180,22 @@ def _options(keys: tuple[str, ...]) -> Iterator[Callable[[Callable[..., Any]], C
 
 def _options_of(row: SettingRow, help_text: str = "") -> Iterator[Callable[[Callable[..., Any]], Callable[..., Any]]]:
     name = row.key.replace(".", "__")
-    if row.key == "terminal.verbosity":
-        for value, flags, meaning in _VERBOSITY:
-            yield click.option(name, *flags, flag_value=value, type=str, default=None, help=meaning)
-    elif row.kind is bool:
-        yield click.option(name, row.flag, is_flag=True, default=None, help=row.help)
+    if row.kind is bool:
+        yield click.option(name, row.flag, flag_value=not row.default, type=bool, default=None, help=_OF_FLAG.get(row.flag, row.help))
     elif row.kind is tuple:
         yield click.option(name, row.flag, multiple=True, metavar=_VALUES.get(row.key, "TEXT"), help=f"{row.help} May be repeated.")
     else:
         metavar = "|".join(row.choices) or _VALUES.get(row.key) or {str: "TEXT", int: "N", float: "SECONDS"}[row.kind]
         yield click.option(name, row.flag, metavar=metavar, help=help_text or row.help, shell_complete=_completed(row))
+
+
+def _completed_assignment(_context: click.Context, _param: click.Parameter, incomplete: str) -> Sequence[str]:
+    """Return the keys, with the sign that a value follows; behind it the choices of that setting."""
+    key, equals, value = incomplete.partition("=")
+    if not equals:
+        return [f"{row.key}=" for row in ROWS if row.key.startswith(key)]
+    choices = next((("true", "false") if row.kind is bool else row.choices for row in ROWS if row.key == key), ())
+    return [f"{key}={choice}" for choice in choices if choice.startswith(value)]
 
 
 def _completed(row: SettingRow) -> Callable[[click.Context, click.Parameter, str], Sequence[str]] | None:

@@ -19,7 +19,7 @@ from supervisor.cli.jobs.job_files import find_job, places_in, state_root
 from supervisor.core.time_text import span_text
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
-from supervisor.node.gpu_quarantine import GpuQuarantine, ledgers
+from supervisor.node.gpu_quarantine import QUARANTINE_S, GpuQuarantine, ledgers
 from supervisor.report.nodes_page import SOURCES, NodeStatus
 from supervisor.report.text import clean
 
@@ -76,10 +76,10 @@ def allow_command(invocation: Invocation, *, node: str) -> int:
 
 def ls(settings: Settings, job: str | None, *, as_json: bool) -> int:
     """Print the nodes of a job, by default the most recent, and those that have a ledger. Returns 0, also where there is none."""
-    root, days = state_root(settings), settings.gpus.quarantine_days
+    root = state_root(settings)
     place = find_job(root, job) if job is not None or places_in(root) else None
     known = {} if place is None else {one.node: one for one in all_nodes(root, place).nodes}
-    kept = {ledger.node: ledger for ledger in ledgers(root, days)}
+    kept = {ledger.node: ledger for ledger in ledgers(root)}
     rows = [_row(name, known.get(name), kept.get(name)) for name in dict.fromkeys((*known, *kept))]
     if as_json:
         document = {"job": place and place.job, "ledgers": str(identity.node_ledger(root, "").parent), "nodes": rows}
@@ -95,7 +95,7 @@ def exclude(settings: Settings, node: str, why: str) -> int:
     """Exclude a node. Returns 0."""
     root = state_root(settings)
     name = _known_as(root, node)
-    ledger = GpuQuarantine(root, name, settings.gpus.quarantine_days)
+    ledger = GpuQuarantine(root, name)
     with _usable(ledger):
         ledger.exclude(why or "no reason was given", time.time())
     lines = [
@@ -108,22 +108,22 @@ def exclude(settings: Settings, node: str, why: str) -> int:
 
 def allow(settings: Settings, node: str) -> int:
     """Allow a node again. Returns 0. Raises SuperviseError (64) where it is not excluded."""
-    root, days = state_root(settings), settings.gpus.quarantine_days
-    ledger = GpuQuarantine(root, _known_as(root, node), days)
+    root = state_root(settings)
+    ledger = GpuQuarantine(root, _known_as(root, node))
     with _usable(ledger):
         found = ledger.allow(time.time())
     if found is None:
-        names = ", ".join(one.node for one in excluded(root, days)) or "none"
+        names = ", ".join(one.node for one in excluded(root)) or "none"
         hint = "Write a node as `supervise nodes` shows it; the ledgers belong to a state directory (--state-dir)."
         raise SuperviseError(f"no such node is excluded: {node}: {names} is, by {ledger.path.parent}", hint=hint, exit_code=ExitCode.USAGE)
     stdio.write(sys.stdout, f"jobs may begin again on {found.node} (was: {clean(found.reason)})")
     return 0
 
 
-def excluded(root: Path, days: float, unreadable: Callable[[SuperviseError], None] | None = None) -> list[NodeExclusion]:
+def excluded(root: Path, unreadable: Callable[[SuperviseError], None] | None = None) -> list[NodeExclusion]:
     """Return the nodes of a state directory that are excluded. `unreadable` gets the error of a ledger, which is raised without it."""
     found = []
-    for ledger in ledgers(root, days):
+    for ledger in ledgers(root):
         try:
             with _usable(ledger):
                 one = ledger.exclusion()
@@ -151,7 +151,7 @@ def _known_as(root: Path, node: str) -> str:
     """Return the name of a node in this state directory, by its whole or its short name. Raises SuperviseError (64) for what is no name."""
     if not _NAME.fullmatch(node):
         raise SuperviseError(f"not the name of a node: {node!r}", hint="Write it as `supervise nodes` shows it.", exit_code=ExitCode.USAGE)
-    names = dict.fromkeys((*(place.node for place in places_in(root)), *(one.node for one in ledgers(root, 0.0)), identity.node_name()))
+    names = dict.fromkeys((*(place.node for place in places_in(root)), *(one.node for one in ledgers(root)), identity.node_name()))
     return next((name for name in names if name == node), next((name for name in names if name.partition(".")[0] == node), node))
 
 
@@ -165,7 +165,7 @@ def _row(name: str, known: NodeStatus | None, ledger: GpuQuarantine | None) -> d
 def _out_of_use(ledger: GpuQuarantine) -> dict[str, Any]:
     with _usable(ledger):
         excluded, held = ledger.exclusion(), ledger.held(time.time())
-    gpus = [{"uuid": one.uuid, "pci": one.pci, "reason": one.reason, "since": one.t, "until": one.t + ledger.quarantine_s} for one in held]
+    gpus = [{"uuid": one.uuid, "pci": one.pci, "reason": one.reason, "since": one.t, "until": one.t + QUARANTINE_S} for one in held]
     return {"excluded": None if excluded is None else {"reason": excluded.reason, "since": excluded.t, "by": excluded.by}, "gpus": gpus}
 
 

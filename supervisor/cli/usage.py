@@ -32,7 +32,8 @@ def usage_error(error: click.UsageError) -> SuperviseError:
     elif isinstance(error, click.NoSuchOption):
         message = f"no such option: {error.option_name}"
         meant = _nearest_option(error.option_name, command)
-        hint = f"The nearest is {meant}; options of the job's command go behind `--`." if meant else hint
+        more = f"--set SECTION.KEY=VALUE gives any setting (`supervise config show` lists them); {path} --help has the options."
+        hint = f"The nearest is {meant}; options of the job's command go behind `--`." if meant else more
     return SuperviseError(message[0].lower() + message[1:], hint=hint, exit_code=ExitCode.USAGE)
 
 

@@ -16,29 +16,6 @@ SINKS_KEY = "alerts.sink"
 
 
 @dataclass(frozen=True, slots=True)
-class Webhook:
-    """[alerts.webhook]: where incidents are sent as JSON."""
-
-    url: str = setting(
-        "",
-        "http or https address that gets a POST for each incident.",
-        "It is shown as its host and a digest: such addresses often hold a token.",
-        env="SUPERVISE_WEBHOOK_URL",
-        secret=True,
-    )
-    secret: str = setting(
-        "", "Key that signs each request (HMAC-SHA256); from the environment only.", env="SUPERVISE_WEBHOOK_SECRET", secret=True
-    )
-    secret_file: str = setting(
-        "",
-        "File that holds the key; $CREDENTIALS_DIRECTORY/webhook-secret (systemd) comes before the default.",
-        "In a unit write `LoadCredential=webhook-secret:PATH`.",
-        env="SUPERVISE_WEBHOOK_SECRET_FILE",
-    )
-    deadline_s: float = setting(5.0, "How long one delivery may take.", env="SUPERVISE_WEBHOOK_DEADLINE_S", minimum=0.1, maximum=3600)
-
-
-@dataclass(frozen=True, slots=True)
 class AlertSinkSection:
     """[[alerts.sink]]: one place that alerts go to. No variable and no flag: there may be several."""
 
@@ -70,14 +47,10 @@ class AlertSinkSection:
     )
     command: tuple[str, ...] = setting((), "Program of `exec` and its arguments; it gets the alert as JSON on its standard input.", env="")
     severity: Literal["info", "warning", "critical"] = setting("info", "The least severity that is sent.", env="")
-    causes: tuple[str, ...] = setting(
-        (), "Send only alerts with one of these [causes](causes.md), and those without a cause; empty: all.", env=""
-    )
     detail: Literal["none", "summary", "lines"] = setting(
         "summary", "How much leaves the machine ([what](alerts.md#how-much-leaves-the-machine)); `webhook` has a form of its own.", env=""
     )
     runs: bool = setting(default=False, text="Report the start and the end of each run, too.", env="")
-    deadline_s: float = setting(5.0, "How long one delivery may take.", env="", minimum=0.1, maximum=3600)
 
     @property
     def called(self) -> str:
@@ -90,33 +63,23 @@ class Alerts:
     """[alerts]: where a person hears of incidents. `sinks` is [[alerts.sink]], which SINK_ROWS describes."""
 
     node: str = setting("", "Name of this node in alerts; default: the host name up to its first dot.")
-    resolve_after_s: float = setting(
-        60.0,
-        "An alert is resolved after it was calm for this long; a failure before that updates it.",
-        "Webhooks of version 1 get each event at once.",
-        minimum=0,
-    )
     no_checkpoint_s: float = setting(
         7200.0,
         "Alert if a job with checkpoints trained for this long without a new one; 0: never.",
         minimum=0,
     )
-    mirror_behind_s: float = setting(3600.0, "Alert if the mirrors have not caught up for this long; 0: never.", minimum=0)
     heartbeat_url: str = setting(
         "",
         "http or https address that gets a GET while the training is healthy: a dead man's switch.",
         "Such a service alerts when the pings stop ([when](alerts.md#the-dead-mans-switch)). It is shown as its host and a digest.",
         secret=True,
     )
-    heartbeat_s: float = setting(60.0, "How often the heartbeat address is pinged.", minimum=1)
-    heartbeat_stall_s: float = setting(1800.0, "Without a training step for this long the heartbeat stops.", minimum=1)
     sinks: tuple[AlertSinkSection, ...] = ()
-    webhook: Webhook = Webhook()
 
     @property
     def has_sinks(self) -> bool:
         """Whether any alert is sent."""
-        return bool(self.webhook.url or self.sinks)
+        return bool(self.sinks)
 
     @property
     def is_used(self) -> bool:

@@ -3,6 +3,8 @@
 All files that exist are read, key by key, strongest first: `supervise.toml` in the working directory (or instead the file
 that --config or SUPERVISE_CONFIG names), `$XDG_CONFIG_HOME/supervise/config.toml`, `/etc/supervise/config.toml`.
 
+The command line has flags for some settings, and `--set SECTION.KEY=VALUE` for all of them: VALUE is written as in a file.
+
 A file that is found in the working directory may have come with somebody's code, so it cannot name secrets or programs. A file that a
 person named can. A file that others may write is refused (supervisor/config/trust.py).
 """
@@ -27,11 +29,11 @@ from supervisor.config.recover_settings import RECOVER_KEY
 from supervisor.config.settings import JOB_NAME_FORM, ROWS, Origin, Settings, is_job_name, with_values
 from supervisor.config.table_lists import LISTS, tables
 from supervisor.config.trust import read_trusted
-from supervisor.core.model import Cause, ResumeKind
-from supervisor.errors import SuperviseError, nearest
+from supervisor.core.model import ResumeKind
+from supervisor.errors import ExitCode, SuperviseError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from supervisor.config.setting_columns import SettingRow, Value
@@ -40,11 +42,11 @@ SYSTEM_FILE = Path("/etc/supervise/config.toml")
 LOCAL_NAME = "supervise.toml"
 #: Names the file that replaces LOCAL_NAME; the only variable of ours that is no setting.
 CONFIG_VARIABLE = "SUPERVISE_CONFIG"
-CREDENTIAL = "webhook-secret"
 
 _BY_KEY = {row.key: row for row in ROWS}
 _BY_ENV = {row.env: row for row in ROWS}
 _BOOLS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+_KEY = re.compile(r"[\w-]+(\.[\w-]+)*")
 _SHOWN = 200  # characters of a wrong value: it may be very long
 _EXPECTED = {str: "a string", int: "an integer", float: "a number", bool: "true or false", tuple: "a list of strings"}
 # SUPERVISE_JOB_* is what ranks are given (a supervisor may run within a job); the others are what Kubernetes puts into every container
@@ -52,7 +54,6 @@ _EXPECTED = {str: "a string", int: "an integer", float: "a number", bool: "true 
 _NOT_CONFIGURATION = re.compile(r"SUPERVISE_(JOB_.*|(\w+_)?(SERVICE_(HOST|PORT.*)|PORT(_.*)?))")
 # Reading these from a file found in the working directory would let whoever wrote that directory choose them.
 _NEVER_FROM_FOUND_FILE = {
-    "alerts.webhook.secret_file": "secret named",
     "ui.token_file": "secret named",
     "alerts.sink.url_file": "secret named",
     "alerts.sink.secret_file": "secret named",
@@ -60,8 +61,6 @@ _NEVER_FROM_FOUND_FILE = {
 }
 # A wrong value of these is not printed.
 _MAY_HOLD_KEYS = frozenset({"checkpoints.mirror"})
-# A key in a file is a key in a backup and in a repository.
-_NEVER_FROM_FILE = {"alerts.webhook.secret": "alerts.webhook.secret_file", "ui.token": "ui.token_file"}
 
 
 def _splits(text: str) -> bool:
@@ -86,11 +85,10 @@ _FORMS: dict[str, tuple[_Form, ...]] = {
         (f"places without keys in them ({KEYS_HINT})", lambda text: not has_keys(text)),
         (URL_FORM, is_mirror_url),
     ),
-    **dict.fromkeys(("alerts.webhook.url", "alerts.sink.url", "alerts.heartbeat_url"), (_HTTP,)),
+    **dict.fromkeys(("alerts.sink.url", "alerts.heartbeat_url"), (_HTTP,)),
     "alerts.sink.name": (
         ("a name of small letters, digits, '-' and '_'", lambda text: bool(re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,39}", text))),
     ),
-    "alerts.sink.causes": ((f"causes ({', '.join(sorted(Cause))})", lambda text: text in frozenset(Cause)),),
     "knobs.resume.args": (
         ("words as a shell would read them (a quotation is not closed)", _splits),
         ("no placeholder but {resume}, the checkpoint's path, and {step}", _placeholders_are_ours),
@@ -100,7 +98,6 @@ _FORMS: dict[str, tuple[_Form, ...]] = {
         ("words, not blanks", lambda text: not text or bool(text.strip())),
         ("words without a path (--resume-args takes {resume})", lambda text: "{resume}" not in text and "{step}" not in text),
     ),
-    "knobs.resume.env": (("the name of a variable", lambda text: bool(re.fullmatch(r"(?!SUPERVISE_)[A-Za-z_]\w*", text))),),
 }
 
 
@@ -118,11 +115,13 @@ def load(  # noqa: PLR0913 (the four kinds of place, and who gets the errors)
     cwd: Path,
     config: str | None = None,
     *,
+    assignments: Sequence[str] = (),
     system_file: Path = SYSTEM_FILE,
     warn: Callable[[SuperviseError], None] | None = None,
 ) -> Settings:
     """Return the settings. `flags` maps setting keys to what stood on the command line. Raises SuperviseError (78; 64 for a flag).
 
+    assignments: the SECTION.KEY=VALUE of each --set, in their order; the last one of a key counts.
     warn: gets each error in a file or the environment, and the other values count; without it the first error is raised.
     """
     values: dict[str, Value] = {}
@@ -141,11 +140,17 @@ def load(  # noqa: PLR0913 (the four kinds of place, and who gets the errors)
     def take(row: SettingRow, value: Value, origin: Origin) -> None:
         values[row.key], origins[row.key] = value, origin
 
+    def keep(written: dict[str, tuple[Any, ...]], origin: Origin) -> None:
+        lists.update(written)
+        origins.update(dict.fromkeys(written, origin))
+
     _from_systemd(environ, take)
     for source in reversed(_sources(environ, cwd, config, system_file)):
         with checked():
-            lists |= _from_file(source, take, checked)
+            keep(_from_file(source, take, checked), Origin("file", str(source.path)))
     _from_environment(environ, take, checked)
+    for assignment in assignments:
+        keep(_from_assignment(assignment, flags, take), Origin("command line", f"--set {assignment.partition('=')[0].strip()}"))
     for key, given in flags.items():
         row = _BY_KEY[key]
         origin = Origin("command line", row.flag)
@@ -171,7 +176,7 @@ def show(settings: Settings, *, as_json: bool) -> str:
             for name, row in kind.by_name.items():
                 value = getattr(section, name)
                 if value != row.default or name == kind.required:
-                    shown.append((f"{kind.key}[{number}].{name}", _digest(value) if row.secret else value, "file"))
+                    shown.append((f"{kind.key}[{number}].{name}", _digest(value) if row.secret else value, settings.origin(kind.key)))
     shown += _shown_rows(settings)
     if as_json:
         return json.dumps({key: {"value": value, "origin": str(origin)} for key, value, origin in shown}, indent=2)
@@ -186,7 +191,8 @@ def _shown_rows(settings: Settings) -> list[tuple[str, Value, Origin | str]]:
     from supervisor.config import recover_rows  # noqa: PLC0415  few have rows of their own
 
     rows = zip(settings.recover, recover_rows.without_secrets(settings.recover), strict=True)
-    return [(f"{RECOVER_KEY}.{row.cause}.set", str(replace(row, sets=sets)), f"file {row.place}") for row, (_, sets) in rows]
+    origins = {row.cause: replace(settings.origin(f"{RECOVER_KEY}.{row.cause}"), where=row.place) for row in settings.recover}
+    return [(f"{RECOVER_KEY}.{row.cause}.set", str(replace(row, sets=sets)), origins[row.cause]) for row, (_, sets) in rows]
 
 
 def _digest(value: Value) -> str:
@@ -202,13 +208,9 @@ def _digest(value: Value) -> str:
 
 
 def _from_systemd(environ: Mapping[str, str], take: Any) -> None:  # noqa: ANN401  load's own closure
-    """Take systemd's StateDirectory= and LoadCredential=. They are weaker than any file: they are the unit's, not ours."""
+    """Take systemd's StateDirectory=. It is weaker than any file: it is the unit's, not ours."""
     if directory := environ.get("STATE_DIRECTORY", "").split(":")[0]:
         take(_BY_KEY["job.state_dir"], directory, Origin("environment", "STATE_DIRECTORY"))
-    if directory := environ.get("CREDENTIALS_DIRECTORY", ""):
-        secret = Path(directory, CREDENTIAL)
-        if secret.is_file():
-            take(_BY_KEY["alerts.webhook.secret_file"], str(secret), Origin("environment", "CREDENTIALS_DIRECTORY"))
 
 
 def _sources(environ: Mapping[str, str], cwd: Path, config: str | None, system_file: Path) -> list[_Source]:
@@ -246,36 +248,105 @@ def _from_file(
     except RecursionError as error:
         what = f"configuration file is no settings: {source.path}: its values are nested too deeply"
         raise SuperviseError(what, hint="Write sections and plain values, as docs/reference/settings.md shows.") from error
-    lines = _lines(text)
+    return _from_tree(tree, _Written(source, _lines(text)), take, checked)
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """Where a tree of values was written. lines: of the keys of a file that are written plainly; None: behind --set, and no file."""
+
+    source: _Source
+    lines: dict[str, int] | None = None
+
+    def origin(self, where: str) -> Origin:
+        """Return the origin of a value with this place."""
+        return Origin("command line" if self.lines is None else "file", where)
+
+    def where(self, key: str) -> str:
+        """Return the place of a key, for a person."""
+        return f"{self.source.path}:{self.lines[key]}" if self.lines and key in self.lines else str(self.source.path)
+
+    def remedy(self, key: str) -> str:
+        """Return how a key is written here."""
+        section, _, name = key.rpartition(".")
+        return f"Write --set {key}=VALUE" if self.lines is None else f"Write {name} below [{section}]"
+
+
+def _from_tree(
+    tree: Mapping[str, Any],
+    written: _Written,
+    take: Any,  # noqa: ANN401  load's own
+    checked: Callable[[], AbstractContextManager[None]],
+) -> dict[str, tuple[Any, ...]]:
+    """Take the values of a tree, and return its lists of tables by their keys; the row of [recover.CAUSE] by that."""
     lists: dict[str, tuple[Any, ...]] = {}
 
     def of_table(row: SettingRow, value: object, where: str) -> Value:
-        _refuse_secret(row, source, where)
-        return _checked(row, value, Origin("file", where))
+        _refuse_secret(row, written.source, where)
+        return _checked(row, value, written.origin(where))
 
     def walk(node: Mapping[str, Any], prefix: str) -> None:
         for name, value in node.items():
             key = f"{prefix}{name}"
-            where = f"{source.path}:{lines[key]}" if key in lines else str(source.path)
             if key in LISTS or key == RECOVER_KEY:
                 with checked():
-                    lists.update(_lists(key, value, str(source.path), lines, of_table))
+                    lists.update(_lists(key, value, str(written.source.path), written.lines or {}, of_table))
                 continue
             is_section = any(known.startswith(f"{key}.") for known in _BY_KEY)
             if is_section and isinstance(value, dict):
                 walk(value, f"{key}.")
                 continue
             with checked():
+                where = written.where(key)
                 if is_section:
                     what = f"wrong type: {key} in {where}: it is a section, not a value"
-                    raise SuperviseError(what, hint=f"Write its keys below [{key}].")
-                row = _known(key, where)
-                _refuse_secret(row, source, where)
-                origin = Origin("file", where)
+                    raise SuperviseError(what, hint=f"{written.remedy(f'{key}.KEY').replace('KEY below', 'its keys below')}.")
+                row = _known(key, written)
+                _refuse_secret(row, written.source, where)
+                origin = written.origin(where)
                 take(row, _checked(row, tuple(value) if isinstance(value, list) else value, origin), origin)
 
     walk(tree, "")
     return lists
+
+
+def _from_assignment(assignment: str, flags: Mapping[str, object], take: Any) -> dict[str, tuple[Any, ...]]:  # noqa: ANN401  load's own
+    """Take the value of one --set, and return what `_from_tree` does. Raises SuperviseError (64)."""
+    key, equals, text = assignment.partition("=")
+    key = key.strip()
+    place = f"--set {key}"
+    if not equals or not _KEY.fullmatch(key):
+        what = f"wrong --set: {_cut(repr(assignment))}: expected SECTION.KEY=VALUE"
+        hint = "Write it as in --set restart.intensity=5; `supervise config show` lists all settings."
+        raise SuperviseError(what, hint=hint, exit_code=ExitCode.USAGE)
+    if key in flags:
+        what = f"given twice: {key}: by {_BY_KEY[key].flag} and by --set"
+        raise SuperviseError(what, hint="Leave one of them out.", exit_code=ExitCode.USAGE)
+    try:
+        tree: dict[str, Any] = {}
+        *sections, name = key.split(".")
+        node = tree
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[name] = _value_of(text, _BY_KEY.get(key))
+        return _from_tree(tree, _Written(_Source(Path(place), found=False)), take, contextlib.nullcontext)
+    except SuperviseError as error:
+        raise SuperviseError(error.message, hint=error.hint, exit_code=ExitCode.USAGE) from error
+
+
+def _value_of(text: str, row: SettingRow | None) -> object:
+    """Return what a text means: TOML, where that fits. A bare word is a text, and in a list the only one."""
+    is_text, is_list = row is not None and row.kind is str, row is not None and row.kind is tuple
+    try:
+        tree = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        tree = {}
+    value = tree.get("value") if tree.keys() == {"value"} else None
+    if is_text and not isinstance(value, str):
+        return text
+    if is_list and text and not text.startswith("["):
+        return [value if isinstance(value, str) else text]
+    return text if value is None else value
 
 
 def _lists(
@@ -314,7 +385,7 @@ def _unknown_variable(name: str) -> SuperviseError:
     )
 
 
-def _known(key: str, where: str) -> SettingRow:
+def _known(key: str, written: _Written) -> SettingRow:
     row = _BY_KEY.get(key)
     if row is not None:
         return row
@@ -322,10 +393,10 @@ def _known(key: str, where: str) -> SettingRow:
     same_leaf = [known for known in _BY_KEY if known.rsplit(".", 1)[-1] == leaf]
     meant = same_leaf[0] if same_leaf else nearest(key, _BY_KEY)
     section = nearest(key.split(".", maxsplit=1)[0], {known.split(".")[0] for known in _BY_KEY})
-    what = f"unknown setting: {key} in {where}"
+    what = f"unknown setting: {key}" + (f" in {written.where(key)}" if written.lines is not None else "")
     if meant:
-        remedy = f"Write {meant.rsplit('.', 1)[-1]} below [{meant.rsplit('.', 1)[0]}]; "
-        raise SuperviseError(f"{what}: the nearest is {meant}", hint=f"{remedy}`supervise config show` lists all settings.")
+        hint = f"{written.remedy(meant)}; `supervise config show` lists all settings."
+        raise SuperviseError(f"{what}: the nearest is {meant}", hint=hint)
     remedy = f"Write [{section}]; " if section else ""
     raise SuperviseError(
         what + (f": the nearest is {section}" if section else ""), hint=f"{remedy}`supervise config show` lists all settings."
@@ -333,11 +404,6 @@ def _known(key: str, where: str) -> SettingRow:
 
 
 def _refuse_secret(row: SettingRow, source: _Source, where: str) -> None:
-    if row.key in _NEVER_FROM_FILE:
-        raise SuperviseError(
-            f"secret in a file: {row.key} in {where}: keys are not read from configuration files",
-            hint=f"Set {row.env}, or name a file that holds the key with {_NEVER_FROM_FILE[row.key]}.",
-        )
     if source.found and row.key in _NEVER_FROM_FOUND_FILE:
         raise SuperviseError(
             f"{_NEVER_FROM_FOUND_FILE[row.key]} by a file found in the working directory: {row.key} in {where}:"
@@ -403,12 +469,12 @@ def _is_empty(row: SettingRow, value: object, origin: Origin) -> bool:
 def _require_placeholder(settings: Settings) -> None:
     """Refuse resume arguments without a placeholder, and those that no checkpoint would ever fill."""
     knob = settings.knobs.resume
-    learns = settings.checkpoints.learn and settings.instrument.enabled
+    learns = settings.instrument.enabled
     if knob.kind is not None and not settings.checkpoints.paths and not learns:
-        name = next(name for name in ("args", "switch", "flag", "env") if getattr(knob, name))
+        name = next(name for name in ("args", "switch") if getattr(knob, name))
         raise SuperviseError(
             f"the script never gets a checkpoint: knobs.resume.{name} = {_cut(repr(getattr(knob, name)))}: none is declared or learned",
-            hint="Name them with --checkpoints 'DIR/*.pt', or leave checkpoints.learn and instrument.enabled on.",
+            hint="Name them with --checkpoints 'DIR/*.pt', or leave instrument.enabled = true.",
             exit_code=settings.origin(f"knobs.resume.{name}").exit_code,
         )
     if knob.kind is not ResumeKind.SWITCH or settings.job.resumes_itself or not knob.args:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from supervisor.config.loss_settings import LossRuleSection
     from supervisor.config.settings import Settings
 
+#: A jump is judged only after so many numbers: before, the loss falls steeply, and a jump up is ordinary.
+_AFTER = 100
 #: Where ours lie.
 PACKAGED = Path(__file__).parents[1] / "classify" / "losses" / "rules.toml"
 
@@ -24,9 +26,7 @@ def packaged() -> tuple[LossRule, ...]:
 
 
 def configured(settings: Settings) -> tuple[LossRule, ...]:
-    """Return the rules in use, none if the loss is not watched. The patterns were checked when the settings were read."""
-    if not settings.loss.watch:
-        return ()
+    """Return the rules in use. The patterns were checked when the settings were read."""
     users = tuple(_of_user(section) for section in settings.loss.rules if section.enabled)
     return merged(packaged(), users, frozenset(section.id for section in settings.loss.rules if not section.enabled))
 
@@ -45,8 +45,7 @@ def _of_user(section: LossRuleSection) -> LossRule:
         UserPattern(section.names) if section.names else None,
         section.threshold,
         section.times,
-        section.after,
+        _AFTER if section.kind == RuleKind.JUMP.value else 0,
         section.from_step,
-        section.from_s,
         origin="[[loss.rule]]",
     )

@@ -37,9 +37,7 @@ class LossRuleSection:
         0.0, "Of `jump` the factor above the median, of `no_progress` the share within which numbers count as equal.", env="", minimum=0
     )
     times: int = setting(2, "So many strange numbers in a row, at different steps, are reported.", env="", minimum=1)
-    after: int = setting(0, "Judge only after so many numbers.", env="", minimum=0)
     from_step: int = setting(0, "Judge only from this step on, if the line shows the step.", env="", minimum=0)
-    from_s: float = setting(0.0, "Judge only so long after the start of the attempt.", env="", minimum=0)
 
     @property
     def called(self) -> str:
@@ -51,17 +49,10 @@ class LossRuleSection:
 class Loss:
     """[loss]: which numbers of the log are watched. `rules` is [[loss.rule]], which RULE_ROWS describes."""
 
-    watch: bool = setting(
-        default=True,
-        text="Watch the loss in the output of the ranks, and that of worker.report.",
-        more="[What is watched](loss-and-pace.md).",
-        flag="--loss-watch/--no-loss-watch",
-    )
     on_nan: Literal["warn", "restart"] = setting(
         "warn",
         "What a loss that is NaN does: `restart` ends the attempt, and the recovery for a NaN begins.",
         "The default ends nothing: mixed precision skips a step of NaN by itself.",
-        flag="--on-nan",
     )
     rules: tuple[LossRuleSection, ...] = ()
 

@@ -16,14 +16,12 @@ class MetricsSection:
         "Serve metrics for Prometheus at this port of the loopback interface, or at ADDRESS:PORT.",
         "`9409` can be reached from this node only, `0.0.0.0:9409` or `[::]:9409` from everywhere. There is no password: "
         "[what can be seen](monitoring.md#who-can-read-them).",
-        flag="--metrics",
         env="SUPERVISE_METRICS",
     )
     textfile_dir: str = setting(
         "",
         "Write metrics into this directory of node_exporter's textfile collector.",
         "The file is `supervise-JOB.prom`, written every 15 s and removed at the end.",
-        flag="--metrics-textfile",
     )
 
     @property

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from supervisor.config.health import thresholds
+from supervisor.config.intervals import BACKOFF_BASE_S, BACKOFF_CAP_S
 from supervisor.core.model import RESUME, Knob, Launcher, Policy
 from supervisor.core.values import replace
 from supervisor.errors import SuperviseError
@@ -41,24 +42,20 @@ def to_policy(  # noqa: PLR0913  what is known of the command, each by name
         launcher=launcher,
         grace_s=settings.stop.grace_s,
         stop_deadline_s=settings.stop.deadline_s,
-        evidence_deadline_s=restart.evidence_deadline_s,
         scratch_limit_s=restart.scratch_limit_s,
         resumes_itself=settings.resumes_itself,
         checkpoints_declared=bool(settings.checkpoints.paths),
-        checkpoints_learned=settings.checkpoints.learn and settings.instrument.enabled,
+        checkpoints_learned=settings.instrument.enabled,
         max_attempts=restart.max_attempts or None,
         intensity=restart.intensity,
-        period_s=restart.period_s,
-        same_place_steps=restart.same_place_steps,
-        backoff_base_s=restart.backoff_base_s,
-        backoff_cap_s=restart.backoff_cap_s,
+        backoff_base_s=BACKOFF_BASE_S,
+        backoff_cap_s=BACKOFF_CAP_S,
         knobs=tuple(map(_without_secrets, knobs)),
         likely=likely,
         batch_change=settings.knobs.batch_change,
         batch_drift=restart.batch_drift,
         min_gpus=settings.gpus.minimum,
         recover=_recover(settings),
-        steps_back=restart.steps_back,
         clears=settings.clear_gpu_command(),
         allocator=allocator,
         variables=tuple((name, environ[name]) for name in VARIABLES if environ.get(name)),
@@ -69,7 +66,6 @@ def to_policy(  # noqa: PLR0913  what is known of the command, each by name
         lease_s=settings.nodes.lease_s,
         nodes_batch=settings.nodes.batch,
         check_nodes=settings.health.check_nodes,
-        peer_deadline_s=settings.nodes.wait_s,
         evict_on=evict_on(settings),
         on_hang="" if settings.origin("hang.action").kind == "default" else settings.hang.action,
         on_nan=settings.loss.on_nan,
@@ -115,7 +111,7 @@ def network_allow(settings: Settings) -> tuple[str, ...]:
     if "longer_timeout" in names and not settings.instrument.enabled:
         raise SuperviseError(
             f"network.allow ({settings.origin('network.allow')}): longer_timeout needs the instrumentation, which is switched off",
-            hint="Leave --no-instrument out, or longer_timeout.",
+            hint="Leave instrument.enabled = true, or leave longer_timeout out.",
             exit_code=settings.origin("network.allow").exit_code,
         )
     return tuple(dict.fromkeys(names))

@@ -15,15 +15,6 @@ if TYPE_CHECKING:
     from supervisor.config.settings import Settings
 
 
-def webhook_secret(settings: Settings) -> str:
-    """Return the key that signs webhook requests, "" where none is configured. Raises SuperviseError if its file cannot be read."""
-    webhook = settings.alerts.webhook
-    if webhook.secret or not webhook.secret_file:
-        return webhook.secret
-    hint = "Name a readable file in alerts.webhook.secret_file, or set SUPERVISE_WEBHOOK_SECRET."
-    return _text_of(Path(webhook.secret_file), "the webhook's key", hint)
-
-
 def sink_address(sink: AlertSinkSection, environ: Mapping[str, str]) -> str:
     """Return the address of an alert sink, "" for none. Raises SuperviseError if its file cannot be read."""
     return sink.url or _of_file(sink.url_file, environ, f"the address of the alert sink {sink.called}", "url_file")
@@ -36,10 +27,8 @@ def sink_key(sink: AlertSinkSection, environ: Mapping[str, str]) -> str:
 
 def ui_token(settings: Settings, environ: Mapping[str, str]) -> str:
     """Return the token of the page, "" for none. Raises SuperviseError if its file cannot be read."""
-    given, file = settings.ui.token.strip(), settings.ui.token_file
-    if given or not file:
-        return given
-    return _text_of(_path_of(file, environ), "the token of the page", "Name a readable file in ui.token_file, or set SUPERVISE_UI_TOKEN.")
+    file = settings.ui.token_file
+    return _text_of(_path_of(file, environ), "the token of the page", "Name a readable file in ui.token_file.") if file else ""
 
 
 def _of_file(name: str, environ: Mapping[str, str], what: str, setting: str) -> str:

@@ -22,7 +22,7 @@ from supervisor.config.recover_settings import RecoverRow
 from supervisor.config.setting_columns import SettingRow, rows_of, setting
 from supervisor.config.standby_settings import StandbySection
 from supervisor.config.ui_settings import UiSection
-from supervisor.config.watch_settings import HangSection, NetworkSection, PaceSection
+from supervisor.config.watch_settings import HangSection, NetworkSection
 from supervisor.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def is_job_name(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value came from. where: FILE:LINE, a variable's name or a flag."""
+    """Where a value came from. where: FILE:LINE, a variable's name, a flag, or `--set` and the key."""
 
     kind: OriginKind
     where: str = ""
@@ -83,14 +83,6 @@ class JobSection:
         flag="--state-dir",
         env="SUPERVISE_STATE_DIR",
     )
-    takeover: bool = setting(
-        default=False,
-        text="Take the job's lock from a holder on another host.",
-        more="Or in another pid namespace. Without it, such a lock is taken only after its lease stood still for 60 s. "
-        "A holder that can be seen alive keeps its lock.",
-        flag="--takeover",
-        env="SUPERVISE_TAKEOVER",
-    )
     resumes_itself: bool = setting(
         default=False,
         text="The script finds its own checkpoint; a restart that passes no path does not count as from scratch.",
@@ -100,35 +92,17 @@ class JobSection:
 
 
 @dataclass(frozen=True, slots=True)
-class S3:
-    """[checkpoints.s3]: the access to a mirror on S3. A key that is empty is taken from the environment or the usual AWS files."""
-
-    endpoint: str = setting("", "Address of the S3 endpoint, if it is not Amazon's.")
-    region: str = setting("", "Region of the bucket.")
-    path_style: Literal["auto", "always", "never"] = setting("auto", "Put the bucket into the path instead of the host name.")
-    ca_bundle: str = setting("", "File of certificates to check the endpoint against.")
-    sse: str = setting("", "Encryption on the server: `AES256`, `aws:kms` or `aws:kms:KEY`.")
-
-
-@dataclass(frozen=True, slots=True)
 class Checkpoints:
     """[checkpoints]: which files are this job's checkpoints, and what is done for them."""
 
     paths: tuple[str, ...] = setting(
         (), "Glob of the job's checkpoint files, such as 'ckpt/*.pt'.", flag="--checkpoints", env="SUPERVISE_CHECKPOINTS"
     )
-    scan_interval_s: float = setting(5.0, "How often to look for new checkpoints while the job runs.", minimum=0.1)
-    learn: bool = setting(
-        default=True,
-        text="Learn where checkpoints are from what the ranks save and load.",
-        more="[How](checkpoints.md#found-without-configuration). Without the instrumentation nothing is learned.",
-    )
     trusted: bool = setting(
         default=False,
         text="The files at --checkpoints are yours: a pickle call that is not on the list is reported and accepted.",
         more="It does not matter who was seen to write them ([the list](checkpoints.md#what-a-pickle-may-call)). "
         "A call that is known to run code is refused all the same.",
-        flag="--trust-checkpoints",
     )
     copies_gib: float = setting(
         50.0,
@@ -142,9 +116,7 @@ class Checkpoints:
         flag="--keep",
         minimum=0,
     )
-    keep_every: int = setting(
-        0, "Besides --keep, keep the first checkpoint of each N steps for ever; 0: none.", flag="--keep-every", minimum=0
-    )
+    keep_every: int = setting(0, "Besides --keep, keep the first checkpoint of each N steps for ever; 0: none.", minimum=0)
     mirror_keep: int = setting(
         0, "Keep this many of the job's newest checkpoints in a mirror and remove the older ones; 0: keep all.", minimum=0
     )
@@ -155,15 +127,16 @@ class Checkpoints:
         "",
         "If this job has no checkpoint, resume from the newest one of this other job in the mirror; `none`: start from scratch.",
         "This job has none if there is none on the disk and none in the mirror.",
-        flag="--restore-from",
     )
     bandwidth_mib_s: float = setting(0.0, "Most that the mirror sends, in MiB per second; 0: no limit.", minimum=0)
-    part_mib: int = setting(32, "Size of one part of an upload, in MiB.", minimum=5, maximum=4096)
-    concurrency: int = setting(4, "Parts that are sent or fetched at a time.", minimum=1, maximum=64)
     finish_s: float = setting(
         60.0, "How long the mirror may send at the end of a run.", "The rest stays spooled for the next start.", minimum=0
     )
-    s3: S3 = S3()
+    sse: str = setting(
+        "",
+        "Encryption on the S3 server: `AES256`, `aws:kms` or `aws:kms:KEY`.",
+        "Where S3 is, and with which keys, is read from the variables and files of AWS ([the mirror](mirror.md#s3)).",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +147,7 @@ class ResumeKnob:
         "",
         "Append these arguments to the command if there is a checkpoint; {resume} is its path, {step} its step.",
         "They are split as a shell would split them. Any other `{name}` is an error. Arguments with neither `{resume}` nor `{step}` "
-        "are an error too, unless `flag` or `env` hands the checkpoint over or the script resumes itself. A switch goes to `switch`.",
+        "are an error too, unless the script resumes itself. A switch goes to `switch`.",
         flag="--resume-args",
         env="SUPERVISE_RESUME_ARGS",
     )
@@ -185,15 +158,13 @@ class ResumeKnob:
         flag="--resume-switch",
         env="SUPERVISE_RESUME_SWITCH",
     )
-    flag: str = setting("", "Append this flag, such as --resume, with the checkpoint's path as its value.")
-    env: str = setting("", "Set this environment variable to the checkpoint's path.")
 
     @property
     def kind(self) -> ResumeKind | None:
         """What the script gets; None: nothing is declared."""
         from supervisor.core.model import ResumeKind  # noqa: PLC0415  12 ms that --help need not pay
 
-        if self.flag or self.env or "{resume}" in self.args or "{step}" in self.args:
+        if "{resume}" in self.args or "{step}" in self.args:
             return ResumeKind.PATH
         return ResumeKind.SWITCH if self.args or self.switch else None
 
@@ -215,12 +186,11 @@ class Knobs:
         "The well-known program that the command runs; auto: the program that the script's text names, believed "
         "once a rank was seen to use it.",
         "[The programs](programs.md).",
-        flag="--program",
     )
     batch_change: bool = setting(
         default=True,
         text="On out of memory, halve a known or declared micro-batch and keep the global batch.",
-        flag="--batch-change/--no-batch-change",
+        flag="--no-batch-change",
     )
 
 
@@ -233,48 +203,28 @@ class Restart:
         "Most attempts in one run, by its charged failures; 0: no limit.",
         "Attempts after a requeue, a takeover or a failure that is not charged to a budget do not count. "
         "A `--max-restarts` given to torchrun is a limit too, and counts the same.",
-        flag="--max-attempts",
         minimum=0,
     )
-    intensity: int = setting(3, "The restart budget: most restarts per cause family within period_s without progress.", minimum=0)
-    period_s: float = setting(3600.0, "The period in which intensity counts.", minimum=1)
-    same_place_steps: int = setting(10, "Two failures at most this many steps apart are at the same place.", minimum=0)
-    backoff_base_s: float = setting(
-        1.0,
-        "Upper limit of the random wait before the second restart; the limit doubles with each restart.",
-        "The first restart is immediate.",
-        minimum=0,
-    )
-    backoff_cap_s: float = setting(60.0, "Longest wait before any restart.", minimum=0)
+    intensity: int = setting(3, "The restart budget: most restarts per cause family within one hour without progress.", minimum=0)
     scratch_limit_s: float = setting(
         900.0,
         "After an attempt longer than this, we restart without a checkpoint only if there is evidence that the script resumes by itself.",
         "The same holds for an attempt that trained longer and did not take the checkpoint that it got.",
-        flag="--scratch-limit-s",
         minimum=0,
     )
-    evidence_deadline_s: float = setting(3.0, "How long to collect evidence of a failure.", minimum=0.1)
-    steps_back: int = setting(2, "How often one run may resume from an older checkpoint than the newest verified one.", minimum=0)
     batch_drift: bool = setting(
         default=False,
         text="Allow a smaller or the nearest global batch where the same one is impossible.",
         more="The nearest with fewer GPUs; half of it where a GPU's memory does not suffice and only `batch_size` is declared.",
-        flag="--allow-batch-drift/--no-batch-drift",
+        flag="--allow-batch-drift",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """[gpus]: whether a job runs with fewer GPUs, and how long a faulty one stays out of use."""
+    """[gpus]: whether a job runs with fewer GPUs."""
 
     minimum: int = setting(0, "Go on with at least this many GPUs on a node; 0: never with fewer.", flag="--min-gpus", minimum=0)
-    quarantine_days: float = setting(
-        7.0,
-        "Days that a GPU stays out of use after a fault of its own.",
-        "[GPUs out of use](commands.md#gpus-out-of-use).",
-        minimum=0,
-        maximum=3650,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,15 +233,8 @@ class Health:
 
     enabled: bool = setting(
         default=True,
-        text="Examine this node before each attempt, and its GPUs while the job runs and when it fails.",
+        text="Examine this node before each attempt, and its GPUs while the job runs and when it fails; compare a job's nodes.",
         more="Without an NVIDIA GPU only the room for declared checkpoints is examined.",
-        flag="--health/--no-health",
-    )
-    compare_nodes: bool = setting(
-        default=True,
-        text="Compare the environments of a job's nodes before its ranks start.",
-        more="What differs and matters is a warning; what cannot work ends every node with 78. [What](health.md#between-nodes).",
-        flag="--compare-nodes/--no-compare-nodes",
     )
     check_nodes: Literal["never", "doubt", "start"] = setting(
         "never",
@@ -299,12 +242,10 @@ class Health:
         "In doubt: a failure between nodes came twice without progress. It takes up to a minute. [What](node-check.md#before-an-attempt).",
         flag="--check-nodes",
     )
-    sample_s: float = setting(30.0, "How often to examine the GPUs while the job runs; 0: never.", minimum=0)
     evict_on: tuple[str, ...] = setting(
         (),
         "A finding of this check ends a healthy attempt at once, such as gpu_ecc; without it health waits for the next restart.",
         "[The checks](health.md#checks).",
-        flag="--evict-on",
         env="SUPERVISE_EVICT_ON",
     )
     thresholds: tuple[str, ...] = setting(
@@ -318,14 +259,11 @@ class Health:
 class Stop:
     """[stop]: how long processes get to end by themselves."""
 
-    grace_s: float = setting(
-        5.0, "Seconds from TERM to KILL for the peers of a dead rank.", flag="--grace-s", minimum=0, maximum=_MOST_POLLED_S
-    )
+    grace_s: float = setting(5.0, "Seconds from TERM to KILL for the peers of a dead rank.", minimum=0, maximum=_MOST_POLLED_S)
     deadline_s: float = setting(
         30.0,
         "Seconds between the first INT or TERM and KILL.",
         "A second signal shortens it, a third ends it.",
-        flag="--stop-deadline-s",
         minimum=0,
         maximum=_MOST_POLLED_S,
     )
@@ -333,13 +271,6 @@ class Stop:
         0.0, "Seconds from the environment's TERM or HUP to its KILL, if we cannot find the number out ourselves; 0: unknown.", minimum=0
     )
     notice_s: float = setting(0.0, "Seconds from a notice (USR1, USR2) to the KILL, if Slurm does not report it; 0: unknown.", minimum=0)
-    orphan_grace_s: float = setting(
-        2.0,
-        "Seconds to save for the ranks of a supervisor that was killed.",
-        "Ranks that cannot save on request do not get them.",
-        minimum=0,
-        maximum=2,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,25 +281,6 @@ class Instrument:
         default=True,
         text="Watch step and phase from inside the ranks.",
         more="Off: progress is unknown, and only exits and output show what failed.",
-        flag="--instrument/--no-instrument",
-    )
-    start_ceiling_s: float = setting(
-        600.0,
-        "A rank without a heartbeat after this many seconds is reported once as uninstrumented.",
-        "It is never called hung.",
-        minimum=1,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Logs:
-    """[logs]: the files that keep each rank's output."""
-
-    mib: int = setting(
-        64,
-        "Size in MiB at which the log of a rank's output is rotated; five files of each rank are kept per attempt.",
-        "If a rank has two (`.out` and `.err`), each is rotated at half of it.",
-        minimum=1,
     )
 
 
@@ -380,24 +292,11 @@ class Terminal:
         "normal",
         "`quiet`: warnings, errors and the card; `verbose`: every log event too.",
         "[The events](log-events.md).",
-        flag="--quiet/--verbose",
     )
     log_format: Literal["auto", "console", "json", "ecs"] = setting(
         "auto",
         "Form of log events on stderr; auto: console on a terminal, JSON otherwise; ecs: JSON for Elastic.",
         "The file `supervise.log` is always JSON, with `ecs` that of the Elastic Common Schema too ([log shipping](log-shipping.md)).",
-        flag="--log-format",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Systemd:
-    """[systemd]: what a unit reports to systemd."""
-
-    ready: Literal["ranks", "step"] = setting(
-        "ranks",
-        "When `systemctl start` returns: once the ranks of this node run, or after their first training step.",
-        "Ranks whose steps cannot be seen count as started after `instrument.start_ceiling_s`.",
     )
 
 
@@ -421,12 +320,9 @@ class Settings:
     hang: HangSection = HangSection()
     stop: Stop = Stop()
     instrument: Instrument = Instrument()
-    logs: Logs = Logs()
     classify: Classify = Classify()
     terminal: Terminal = Terminal()
-    systemd: Systemd = Systemd()
     loss: Loss = Loss()
-    pace: PaceSection = PaceSection()
     alerts: Alerts = Alerts()
     ui: UiSection = UiSection()
     metrics: MetricsSection = MetricsSection()

@@ -18,9 +18,3 @@ class StandbySection:
         "`auto`: where no GPU is visible. [When there is none](restarts.md#standby-ranks).",
         flag="--standby",
     )
-    keep_free_gib: float = setting(
-        8.0,
-        "Standbys are started only where so much memory stays free, and a tenth of it; they are ended when half of that is left.",
-        "Of the machine and of every control group above the job, without file caches.",
-        minimum=0,
-    )

@@ -1,7 +1,7 @@
 """This node gets worse, or well again, while the job runs. See core/decide.py for the rules.
 
 It is reported once, and taken into account when the next attempt begins (node_health.py). Health alone ends no healthy attempt, unless
---evict-on names the check. Then the attempt ends as if a rank had failed, and the finding is the cause. A finding from before its ranks
+health.evict_on names the check. Then the attempt ends as if a rank had failed, and the finding is the cause. One from before its ranks
 exist is kept until they do.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def on_health_changed(state: JobState, event: HealthChanged) -> Step:
-    """Report what is worse and what is well again; go on, unless --evict-on names the check."""
+    """Report what is worse and what is well again; go on, unless health.evict_on names the check."""
     before = {one.about: one for one in state.run.reported_findings}
     after = dict(before)
     for one in event.findings:
@@ -44,7 +44,7 @@ def on_health_changed(state: JobState, event: HealthChanged) -> Step:
     if worse:
         then = "the job goes on; it is acted on at the next restart"
         if evicts or waits:
-            then = f"the attempt is ended{' once its ranks are there' * waits} (--evict-on)"
+            then = f"the attempt is ended{' once its ranks are there' * waits} (health.evict_on)"
         actions.append(Alert("node_health", state.attempt.number, f"health: {node_health.summary(worse)}; {then}"))
     if not evicts:
         return state, tuple(actions)

@@ -219,7 +219,7 @@ def _waiting(plan: Plan, run: Run, left: int) -> Plan:
     return replace(
         plan,
         reason=f"waits for {wanted}, because {there}; then {plan.reason}",
-        next_rung=f"stop with exit code 75, if {wanted} {'does' if least - left == 1 else 'do'} not come in time (nodes.gather_s)",
+        next_rung=f"stop with exit code 75, if {wanted} {'does' if least - left == 1 else 'do'} not come in time (torch's join_timeout)",
     )
 
 

@@ -87,7 +87,7 @@ def on_nodes_overdue(state: JobState, t: float) -> Step:
         text += "; with fewer nodes than had trained, the job failed before its first step"
     cause = Cause.NODE_LOST if state.run.last_agreement else Cause.RENDEZVOUS  # they had met before, or never
     verdict = Verdict(cause, 0.9, text, "nodes:missing", transient=True)
-    hint = "the scheduler's requeue continues this run; nodes.gather_s sets how long nodes are waited for"
+    hint = "the scheduler's requeue continues this run; --rdzv-conf=join_timeout=SECONDS sets how long nodes are waited for"
     return start.stop_for(state, t, verdict, Plan(PlanKind.STOP, "too few nodes to go on", hint, "beginning", 75))
 
 
@@ -224,7 +224,7 @@ def _stop_unlike(state: JobState, event: CheckpointSelected) -> Step:
     """Stop before a rank starts: the environments do not fit each other. On every node, or on the one that joined."""
     because = tuple(Evidence("network", "environment", text, t=event.t) for text in event.cannot_work)
     verdict = Verdict(Cause.DEPENDENCY, 0.95, event.cannot_work[0][:300], "environment:nodes", because=because)
-    hint = "make it the same on all nodes, then start again; --no-compare-nodes starts in spite of it"
+    hint = "make it the same on all nodes, then start again; --set health.enabled=false starts in spite of it"
     why = f"the nodes cannot work together: {'; '.join(event.cannot_work)}"[:600]
     return start.stop_for(state, event.t, verdict, Plan(PlanKind.STOP, why, hint, "beginning", 78))
 

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from supervisor.core.state import JobState, Run
 
 #: nodes.batch: the global batch is left to the script; no attempt begins with another one.
-LET, REQUIRE = "let", "require"
+IGNORE, REQUIRE = "ignore", "require"
 
 
 def held(state: JobState, knobs: Iterable[Knob]) -> HeldBatch:
     """Return how the ranks that have met keep the global batch of the run. `knobs`: with the run's own values."""
     run, ranks = state.run, state.attempt.met_ranks
     base, known = run.batch_ranks or ranks, tuple(knobs)
-    if run.policy.nodes_batch == LET or ranks == run.last_ranks == base:
+    if run.policy.nodes_batch == IGNORE or ranks == run.last_ranks == base:
         return HeldBatch(base)
     size, accum = (enabled_knob(known, name, run.policy) for name in ("batch_size", "grad_accum"))
     asked = _asked(run.policy, size, accum, base)
@@ -99,7 +99,7 @@ def with_changes(state: JobState, plan: Plan) -> Run:
     """
     run, attempt = state.run, state.attempt
     of_batch = [change for change in plan.changes if change.knob in BATCH_KNOBS]
-    if not of_batch or not attempt.members or not attempt.met_ranks or run.policy.nodes_batch == LET:
+    if not of_batch or not attempt.members or not attempt.met_ranks or run.policy.nodes_batch == IGNORE:
         return changed(run, overrides=overridden(run.overrides, plan.changes))
     if plan.nproc is not None:
         return changed(run, overrides=overridden(run.overrides, tuple(c for c in plan.changes if c not in of_batch)))

@@ -163,7 +163,7 @@ def _stop(finding: Finding, why: str, clears: str = "") -> tuple[Verdict, Plan]:
     verdict = Verdict(cause, SURE, finding.reason, f"{NAME}:{finding.check}", because=evidence((finding,), 0.0), gpu=finding.gpu)
     back = f", then `{clears} {finding.gpu}` if it is not back by itself" if clears and finding.gpu else ""
     repair = f"repair it: {finding.command}{back}" if finding.command else f"`supervise doctor` shows more{back}"
-    return verdict, Plan(PlanKind.STOP, f"{finding.reason}: {why}", f"{repair}; --no-health starts in spite of it", NAME, 69)
+    return verdict, Plan(PlanKind.STOP, f"{finding.reason}: {why}", f"{repair}; --set health.enabled=false starts in spite of it", NAME, 69)
 
 
 def evidence(findings: Iterable[Finding], t: float) -> tuple[Evidence, ...]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from supervisor.core.state import Step
 
 RESUME_HINT = "pass it by the script's own option (--resume-args '--resume {resume}'), or give --resumes-itself if the script finds it"
-TRUST_HINT = "if you wrote them, --trust-checkpoints accepts calls of your own; else move them away, and start again"
+TRUST_HINT = "if you wrote them, --set checkpoints.trusted=true accepts calls of your own; else move them away, and start again"
 PUT_BACK_HINT = "put the kept copy back with the command of the note"
 _NUMBER = re.compile(r"\d+")
 #: Reasons of an attempt that follows one whose work may be lost.
@@ -160,7 +160,7 @@ def _none_usable(state: JobState, event: CheckpointSelected) -> tuple[Verdict, P
         summary = f"no checkpoint is verified good any more ({event.found} found): {listed}"[:600]
         verdict = Verdict(Cause.CHECKPOINT_CORRUPT, 0.95, summary, "checkpoint_corrupt:none-good")
         knob, notes = planning.resume_knob(state), _put_back(event, *(path for path, _ in event.torn))
-        again = f"start again with --program {knob.by}" if knob is not None and not knob.seen else "start again"
+        again = f"start again with --set knobs.program={knob.by}" if knob is not None and not knob.seen else "start again"
         hint = f"{PUT_BACK_HINT}, then {again}" if notes else f"name a good one, or move the bad ones away, and {again}"
         if event.refused and not event.torn:
             hint += "; where no format can be verified, let the script find its checkpoint by itself (--resumes-itself)"

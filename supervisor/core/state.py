@@ -231,8 +231,8 @@ class Attempt(Struct, frozen=True):
     over_t: float | None = None  # when it failed or ended
     evidence: tuple[Evidence, ...] | None = None
     awaits_own_signal: bool = False  # a rank died of a signal that may be on its way to us too
-    eviction: tuple[Finding, ...] = ()  # what ends it by --evict-on
-    ended_for: tuple[Evidence, ...] = ()  # what ends it by --on-nan or --on-hang
+    eviction: tuple[Finding, ...] = ()  # what ends it by health.evict_on
+    ended_for: tuple[Evidence, ...] = ()  # what ends it by loss.on_nan or --on-hang
     late: bool = False  # its training had ended; we end what did not leave by itself
     # what the nodes decide about it
     ended_by: str = ""  # another node that ended it

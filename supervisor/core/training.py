@@ -1,7 +1,7 @@
 """What is strange about a training that runs: its loss, and its pace. See core/decide.py for the rules.
 
-It is reported when it begins and when it is over, and ends nothing, but for a loss that is NaN or infinite under --on-nan restart: then the
-attempt ends as if a rank had failed, and the number is the cause.
+It is reported when it begins and when it is over. It ends nothing, but for a loss that is NaN or infinite if
+loss.on_nan asks for it: then the attempt ends as if a rank had failed, and the number is the cause.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 STRANGE_LOSS = "strange_loss"
 SLOW_TRAINING = "slow_training"
-#: Kinds of loss rules that --on-nan is about.
+#: Kinds of loss rules that loss.on_nan is about.
 NOT_FINITE = frozenset({"nan", "inf"})
 #: How sure it is that such a number is the cause: it was read twice.
 SURE = 0.95
@@ -30,15 +30,15 @@ MOST_WARNINGS = 8
 
 
 def on_loss_changed(state: JobState, event: LossChanged) -> Step:
-    """Report a number that became strange, or is good again; end the attempt if --on-nan asks for it."""
+    """Report a number that became strange, or is good again; end the attempt if loss.on_nan asks for it."""
     text = f"{event.text}{_where(event)}"
     if event.is_over:
         return without_warning(state, event.about), (PrintMessage("info", f"loss: over: {text}"),)
     state = with_warning(state, event.about, text)
     restarts = event.kind in NOT_FINITE and state.run.policy.on_nan == "restart"
     ends = restarts and state.stage is Stage.RUNNING
-    option = "; --on-nan restart would end the attempt" if event.kind in NOT_FINITE and not restarts else ""
-    then = "the attempt is ended (--on-nan restart)" if ends else f"the job goes on{option}"
+    option = "; --set loss.on_nan=restart would end the attempt" if event.kind in NOT_FINITE and not restarts else ""
+    then = "the attempt is ended (--set loss.on_nan=restart)" if ends else f"the job goes on{option}"
     alert = Alert(STRANGE_LOSS, state.attempt.number, f"loss: {text}; {then}")
     if not ends:
         return state, (alert,)

@@ -31,7 +31,7 @@ class LossChanged(Struct, frozen=True):
 class PaceChanged(Struct, frozen=True):
     """The training became slow, or is as fast as before (`is_over`): docs/explanation/loss-and-pace.md.
 
-    kind: straggler, drop or gpu_idle (observe/pace/judge.py). text: what is slow. rank: whose, None for a drop.
+    kind: straggler or drop (observe/pace/judge.py). text: what is slow. rank: whose, None for a drop.
     """
 
     t: float

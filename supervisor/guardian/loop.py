@@ -33,7 +33,8 @@ IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT,
 #: After the supervisor's death: the time between TERM and KILL, and when all must be over, from its death on (4 s are promised).
 TERM_GRACE_S = 1.0
 GONE_WITHIN_S = 3.5
-ORPHAN_GRACE_MAX_S = 2.0
+#: What a save gets that is asked for at the supervisor's death; not more, for all must be over after GONE_WITHIN_S.
+SAVE_GRACE_S = 2.0
 LOG_FLUSH_S = 5.0  # the time in which the disk may take the end of the logs; nobody waits
 EXIT_BUG = 70
 _FIRST_TICK_S = 0.01
@@ -42,15 +43,14 @@ _MAX_SURVIVORS = 200
 
 
 class GuardianOptions:
-    """The command line: `--link-fd N --ignored 1,2 --orphan-grace-s S --log-bytes N`, all of them required."""
+    """The command line: `--link-fd N --ignored 1,2 --log-bytes N`, all of them required."""
 
-    __slots__ = ("ignored", "link_fd", "log_bytes", "orphan_grace_s")
+    __slots__ = ("ignored", "link_fd", "log_bytes")
 
     def __init__(self, argv: list[str]) -> None:
         given = dict(zip(argv[::2], argv[1::2], strict=True))
         self.link_fd = int(given["--link-fd"])
         self.ignored = frozenset(int(number) for number in given["--ignored"].split(",") if number)
-        self.orphan_grace_s = min(ORPHAN_GRACE_MAX_S, float(given["--orphan-grace-s"]))
         self.log_bytes = int(given["--log-bytes"])
 
 
@@ -232,7 +232,7 @@ class GuardianLoop:
 
     def _await_save(self) -> None:
         self._children.reap()
-        grace_s = self._options.orphan_grace_s if self._wants_save else 0.0
+        grace_s = SAVE_GRACE_S if self._wants_save else 0.0
         if time.monotonic() < self._gone_at + grace_s and not self._children.childless:
             self._reactor.call_at("save", time.monotonic() + 0.05, self._await_save)
             return

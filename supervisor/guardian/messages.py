@@ -27,7 +27,7 @@ class SpawnRequest(TypedDict):
 class StandbyRequest(TypedDict):
     """Start a standby for the plain command of the next attempt, by what the command of `attempt` was started with.
 
-    record: of its imports. renewed: variables that may differ in the next attempt.
+    record: of its imports.
     """
 
     do: Literal["standby"]
@@ -36,7 +36,6 @@ class StandbyRequest(TypedDict):
     env: dict[str, str]
     cwd: str
     record: str
-    renewed: list[str]
 
 
 class DropStandbyRequest(TypedDict):

@@ -42,7 +42,7 @@ class PlainStandby:
 
         argv, env = [str(word) for word in message["argv"]], dict(message["env"])
         env.pop("SUPERVISE_JOB_DETACH", None)  # as for the command itself
-        facts, record = StartFacts(argv, env, str(message["cwd"]), message["renewed"]), str(message["record"])
+        facts, record = StartFacts(argv, env, str(message["cwd"])), str(message["record"])
         self._set = self._set or StandbySet()
         self._set.prepare(int(message["attempt"]), {0: lambda: self._start(facts, record)})
         self._poll()

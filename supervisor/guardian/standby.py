@@ -17,7 +17,7 @@ from . import ownership, process_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 PREPARING, READY, REFUSED, GONE = "preparing", "ready", "refused", "gone"
 VARIABLE = "SUPERVISE_JOB_STANDBY"
@@ -51,17 +51,16 @@ _INHERITED = ("limits", "cgroup", "oom_score_adj")
 class StartFacts:
     """What a standby was started with.
 
-    `renewed`: variables that may change: RENEWED, the script's own for the checkpoint, and those of the rank's place that its imports did
-    not read.
+    `renewed`: variables that may change: RENEWED, and those of the rank's place that its imports did not read.
     """
 
     __slots__ = ("argv", "cwd", "env", "fixed", "inherited", "renewed")
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, renewed: Collection[str] = ()) -> None:
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
         self.argv = list(argv)
         self.env = dict(env)
         self.cwd = cwd
-        self.renewed = RENEWED.union(renewed)
+        self.renewed = RENEWED
         self.inherited = inherited()
         self.fixed = len(self.argv)  # so many words cannot change; the standby knows how many once it is ready
 

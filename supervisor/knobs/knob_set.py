@@ -35,13 +35,12 @@ class BoundKnob(Struct, frozen=True):
 class ResumeWay(Struct, frozen=True):
     """How a script gets the checkpoint that it resumes from. knob.counts: a ResumeKind.
 
-    args: words that are appended, with {resume} and {step} for the checkpoint's path and step. env: the variable that gets its path.
+    args: words that are appended, with {resume} and {step} for the checkpoint's path and step.
     files: the last part of the locations that hold the program's checkpoints, as a pattern; "": one location must be beyond doubt.
     """
 
     knob: Knob
     args: str = ""
-    env: str = ""
     files: str = ""
 
 

@@ -1,4 +1,4 @@
-"""Recognises which well-known program a command runs: by `--program`, its module, or what the script's text imports and calls.
+"""Recognises which well-known program a command runs: by `knobs.program`, its module, or what the script's text imports and calls.
 
 A flag's name alone never identifies a program. What only the text shows is a plan: its knobs are used once a rank was seen to train with
 that program (supervisor/instrument). A script that cannot be read is not recognised.

@@ -65,9 +65,8 @@ def declared_way(settings: Settings) -> ResumeWay | None:
     knob = settings.knobs.resume
     if knob.kind is None:
         return None
-    args = " ".join(part for part in (knob.args, knob.switch, f"{shlex.quote(knob.flag)} {{resume}}" if knob.flag else "") if part)
-    how = " ".join(part for part in (args, f"${knob.env}" if knob.env else "") if part)
-    return ResumeWay(Knob(RESUME, "", how, counts=knob.kind), args, knob.env)
+    args = " ".join(part for part in (knob.args, knob.switch) if part)
+    return ResumeWay(Knob(RESUME, "", args, counts=knob.kind), args)
 
 
 def _bind(program: Program, row: ResumeRow, lookup: Lookup) -> ResumeWay:

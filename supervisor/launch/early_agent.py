@@ -37,7 +37,7 @@ class EarlyAgent:
         self._on_event: OnEvent | None = None
         self._on_died: Callable[[], None] | None = None
         self._turn = threading.Lock()
-        self.guardian = start_guardian(job.settings, ignored, self._event, self._died)
+        self.guardian = GuardianClient.start(self._event, self._died, ignored=ignored)
         self.link, agent_end = socket.socketpair()
         with agent_end:
             environ, cwd = agent_environment(job), str(job.cwd)
@@ -77,12 +77,6 @@ def start(job: Job, ignored: Collection[int]) -> EarlyAgent | None:
     """Start the agent of a torchrun command; None for another command."""
     argv = agent_argv(job.settings, torchrun.recognise(job.command, path=job.environ.get("PATH")))
     return None if argv is None else EarlyAgent(job, argv, ignored)
-
-
-def start_guardian(settings: Settings, ignored: Collection[int], on_event: OnEvent, on_died: Callable[[], None]) -> GuardianClient:
-    """Start a guardian as the settings say. ignored: the signals that were ignored when we were started."""
-    orphan_grace_s, log_bytes = settings.stop.orphan_grace_s, settings.logs.mib << 20
-    return GuardianClient.start(on_event, on_died, ignored=ignored, orphan_grace_s=orphan_grace_s, log_bytes=log_bytes)
 
 
 def agent_argv(settings: Settings, command: Torchrun | None) -> list[str] | None:

@@ -187,10 +187,10 @@ class ElasticSession:
         del action
         self._ending.kill("all", "stopped" if self._context.loop.state.stops_ranks else "failed", 0.0)
 
-    def prepare_standbys(self, attempt: int, directory: str, commands: Sequence[Sequence[str]], renewed: Sequence[str]) -> None:
+    def prepare_standbys(self, attempt: int, directory: str, commands: Sequence[Sequence[str]]) -> None:
         """See Session."""
         if attempt == self._ending.attempt:
-            self._send(PrepareStandbys(attempt, directory, tuple(tuple(command) for command in commands), tuple(renewed)))
+            self._send(PrepareStandbys(attempt, directory, tuple(tuple(command) for command in commands)))
 
     def drop_standbys(self) -> None:
         """See Session."""
@@ -324,7 +324,7 @@ class ElasticSession:
             case WaitingNodesCounted():
                 return NodesWaiting(now, attempt, message.count)
             case MissingNodesCounted():
-                return NodesMissing(now, attempt, message.count, self._context.job.settings.nodes.gather_s or message.within_s)
+                return NodesMissing(now, attempt, message.count, message.within_s)
             case RendezvousCompleted():
                 self._context.note("agent.reported", asdict(message) | {"ev": "rendezvous"})
             case _:

@@ -29,7 +29,7 @@ INSTRUMENT_DIR = Path(__file__).resolve().parent.parent / "instrument"
 
 RESUME, STEP = "{resume}", "{step}"
 #: What is between us and an alert sink, or a predecessor's word to its ranks.
-_NOT_FOR_THE_JOB = ("SUPERVISE_WEBHOOK_", "SUPERVISE_JOB_")
+_NOT_FOR_THE_JOB = ("SUPERVISE_ALERTS_", "SUPERVISE_JOB_")
 #: Without it @hydra.main prints a shortened traceback and calls sys.exit(1): the exception reaches no hook, and Python prints none.
 _HYDRA = "HYDRA_FULL_ERROR"
 
@@ -103,7 +103,5 @@ def resume_handover(
     step = "" if resume.step is None else str(resume.step)
     words = {RESUME: resume.path, STEP: step}
     variables = {"SUPERVISE_JOB_RESUME_FROM": resume.path, "SUPERVISE_JOB_RESUME_STEP": step}
-    if way is not None and way.env:
-        variables[way.env] = resume.path
     arguments = [] if way is None else [filled(word, words) for word in shlex.split(way.args)]
     return ResumeHandover(variables, (), tuple(arguments), words if ours else {})

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 OnEvent = Callable[[GuardianEvent], None]
 
-ORPHAN_GRACE_S = 2.0
 LOG_BYTES = 64 * 1024 * 1024  # per file; five are kept per rank
 HELLO_WITHIN_S = 10.0
 EXIT_WITHIN_S = 0.2  # its link ends with the process itself, save for the microseconds between
@@ -78,18 +77,16 @@ class GuardianClient:
         on_died: Callable[[], None],
         *,
         ignored: Collection[int] = (),
-        orphan_grace_s: float = ORPHAN_GRACE_S,
         log_bytes: int = LOG_BYTES,
     ) -> GuardianClient:
         """Start it and wait for its hello.
 
-        ignored: what `ignored_signals` answered. orphan_grace_s: what a save that is asked for at our death may take (≤ 2).
-        log_bytes: size of one log file; five are kept of each.
+        ignored: what `ignored_signals` answered. log_bytes: size of one log file; five are kept of each.
         """
         _become_subreaper()
         ownership.collect_zombies()
         options = ["--ignored", ",".join(str(int(number)) for number in sorted(ignored))]
-        options += ["--orphan-grace-s", str(orphan_grace_s), "--log-bytes", str(log_bytes)]
+        options += ["--log-bytes", str(log_bytes)]
         tries = 0
         while True:
             tries += 1
@@ -140,9 +137,7 @@ class GuardianClient:
         }
         self._request(request, fds)
 
-    def prepare_standby(  # noqa: PLR0913 - the facts of a command
-        self, *, attempt: int, argv: Sequence[str], env: Mapping[str, str], cwd: str, record: str, renewed: Sequence[str]
-    ) -> None:
+    def prepare_standby(self, *, attempt: int, argv: Sequence[str], env: Mapping[str, str], cwd: str, record: str) -> None:
         """Start a standby for the command of the attempt after `attempt`; answered by standbys, and at the next spawn by standbys_used."""
         self._request(
             {
@@ -152,7 +147,6 @@ class GuardianClient:
                 "env": dict(env),
                 "cwd": cwd,
                 "record": record,
-                "renewed": list(renewed),
             }
         )
 

@@ -116,7 +116,7 @@ class PlainSession:
         del action
         self._ending.kill("all", "stopped" if self._context.loop.state.stops_ranks else "failed", KILL_GRACE_S)
 
-    def prepare_standbys(self, attempt: int, directory: str, commands: Sequence[Sequence[str]], renewed: Sequence[str]) -> None:
+    def prepare_standbys(self, attempt: int, directory: str, commands: Sequence[Sequence[str]]) -> None:
         """See Session."""
         if attempt != self._ending.attempt or self._started is None or self._pid is None:
             return
@@ -130,7 +130,6 @@ class PlainSession:
             env=environ,
             cwd=str(self._context.job.cwd),
             record=f"{directory}/imports-0.json",
-            renewed=renewed,
         )
 
     def drop_standbys(self) -> None:

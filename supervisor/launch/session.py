@@ -158,10 +158,10 @@ class Session(Protocol):
         """Kill all of it now; answered by AttemptEnded."""
         ...
 
-    def prepare_standbys(self, attempt: int, directory: str, commands: Sequence[Sequence[str]], renewed: Sequence[str]) -> None:
+    def prepare_standbys(self, attempt: int, directory: str, commands: Sequence[Sequence[str]]) -> None:
         """Have a standby started for each rank of this node, beside the ranks of `attempt`, which were seen to run `commands`.
 
-        directory: where the records of their imports are. renewed: variables that may differ in the next attempt.
+        directory: where the records of their imports are.
 
         Answered by calls of the StandbyListener.
         """

@@ -10,7 +10,7 @@ directory share. The file is the only state:
     {"v": 1, "allowed": true, "t", "by"}            and they may again
 
 `boot` (the node's boot id) and `errors` (uncorrectable memory errors since the GPU's last reset, -1: unknown) show whether the GPU was
-reset since: either differs then. A row without them ends when it expires (`gpus.quarantine_days`), or when a person clears it.
+reset since: either differs then. A row without them ends when it expires (QUARANTINE_DAYS), or when a person clears it.
 An exclusion ends when a person allows the node.
 
 Lines are only appended, each in one write, and are durable before `quarantine` and `clear` return: several supervisors of one host may
@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
 ALL: Final = "all"
 _VERSION: Final = 1
-_DAY_S: Final = 86_400.0
+#: How long a GPU stays out of use after a fault of its own: a repair takes days, and `supervise gpus clear` ends it at once.
+QUARANTINE_DAYS: Final = 7
+QUARANTINE_S: Final = QUARANTINE_DAYS * 86_400.0
 #: The newest part of the file that is read: tens of thousands of rows.
 _MOST_BYTES: Final = 8 << 20
 _MOST_CHARACTERS: Final = 1000
@@ -72,12 +74,11 @@ class NodeExclusion(Struct, frozen=True):
 
 
 class GpuQuarantine:
-    """The GPUs of `node` that are out of use, by the ledger below the state directory `root`. quarantine_days: how long a row holds."""
+    """The GPUs of `node` that are out of use, by the ledger below the state directory `root`."""
 
-    def __init__(self, root: Path, node: str, quarantine_days: float) -> None:
+    def __init__(self, root: Path, node: str) -> None:
         self.node = node
         self.path = identity.node_ledger(root, node)
-        self.quarantine_s = quarantine_days * _DAY_S
 
     def held(self, now: float) -> tuple[QuarantinedGpu, ...]:
         """Return what is out of use at `now` (wall seconds), the newest row of each GPU, oldest first. Raises OSError but for no file."""
@@ -89,7 +90,7 @@ class GpuQuarantine:
             elif (entry := _entry(row)) is not None:
                 held.pop(entry.name, None)
                 held[entry.name] = entry
-        return tuple(entry for entry in held.values() if now < entry.t + self.quarantine_s)
+        return tuple(entry for entry in held.values() if now < entry.t + QUARANTINE_S)
 
     def quarantine(self, entry: QuarantinedGpu) -> None:
         """Take a GPU out of use, durably. Raises OSError."""
@@ -139,9 +140,9 @@ class GpuQuarantine:
         durable.append(str(self.path), json.dumps(row).encode("ascii"))
 
 
-def ledgers(root: Path, quarantine_days: float) -> list[GpuQuarantine]:
+def ledgers(root: Path) -> list[GpuQuarantine]:
     """Return the ledgers of all nodes that have one below a state directory, by name."""
-    return [GpuQuarantine(root, path.stem, quarantine_days) for path in sorted(identity.node_ledger(root, "").parent.glob("*.jsonl"))]
+    return [GpuQuarantine(root, path.stem) for path in sorted(identity.node_ledger(root, "").parent.glob("*.jsonl"))]
 
 
 def why(entries: Iterable[QuarantinedGpu], uuid: str, pci: str) -> str:

@@ -24,6 +24,7 @@ from health.probes import system_files
 from health.probes.gpu import pci
 from health.probing.runner import OUTCOME, Runner, asked
 from supervisor.config.health import thresholds
+from supervisor.config.intervals import SAMPLE_S
 from supervisor.core.model import Evidence, Finding
 from supervisor.core.values import Struct, replace
 from supervisor.guardian import ownership
@@ -164,12 +165,11 @@ class HealthWatch:
         """An attempt begins: sample from now on."""
         self._end_sampling()
         self._xids = []
-        every_s = self._job.settings.health.sample_s
-        if not self.has_gpus or not every_s:
+        if not self.has_gpus:
             return
         stop = self._stop = threading.Event()
         try:
-            threading.Thread(target=self._sample_until, args=(stop, every_s), name="health", daemon=True).start()
+            threading.Thread(target=self._sample_until, args=(stop, SAMPLE_S), name="health", daemon=True).start()
         except RuntimeError:  # no thread to be had: nothing is seen meanwhile
             self._stop = None
 
@@ -213,14 +213,6 @@ class HealthWatch:
     def last_readings(self) -> Readings:
         """Return the newest readings of the GPUs. From any thread."""
         return self._last or Readings()
-
-    def busy_gpus(self) -> dict[str, tuple[float, float]]:
-        """Return by UUID when each GPU was sampled last (Unix seconds), and the per cent of the time that it was busy. From any thread."""
-        found = {}
-        for one in self.last_readings().of("gpu.busy_percent"):
-            if isinstance(one.value, (int, float)):
-                found[one.subject.removeprefix("gpu:")] = (one.t, float(one.value))
-        return found
 
     def _last_reading(self) -> tuple[Readings, str]:
         """Return the newest readings of the GPUs, and why some of them are older, "" where none is."""

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from supervisor.job.clock import Clock
     from supervisor.job.job import Job
     from supervisor.observe.log_watch import Signatures, StreamRead
-    from supervisor.observe.pace.watch import BusyGpus
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
     Sources = Mapping[str, Callable[[], Iterable[Evidence]]]
@@ -73,9 +72,8 @@ class AttemptWatch:
     def __init__(self, job: Job, signatures: Signatures, clock: Clock, rules: tuple[LossRule, ...], post: Callable[[Event], None]) -> None:
         self._job, self._signatures, self._clock = job, signatures, clock
         self._rules, self._post = rules, post
-        self._losses = LossWatch((), 0, 0.0, post)
-        self._pace = PaceWatch(job.settings.pace, 0, post)
-        self.busy_gpus: Callable[[], BusyGpus] = dict
+        self._losses = LossWatch((), 0, post)
+        self._pace = PaceWatch(0, post)
         self.job_processes = JobProcesses(os.getpid())
         self._shm = resources.SharedMemory()
         self._interfaces = InterfaceWatch(rendezvous_ports.of(job.command, job.environ).hosts, job.environ)
@@ -96,8 +94,8 @@ class AttemptWatch:
         self._problem = ""
         self._kills = OomKillCounter()  # files of the kernel's own: memory
         self._interfaces.begin()
-        losses = self._losses = LossWatch(self._rules, attempt, self._clock.now(), self._post)
-        self._pace = PaceWatch(self._job.settings.pace, attempt, self._post, self.busy_gpus)
+        losses = self._losses = LossWatch(self._rules, attempt, self._post)
+        self._pace = PaceWatch(attempt, self._post)
 
         def numbers(rank: int) -> LossStream | None:
             return losses.stream(None if rank < 0 or plain else rank)

@@ -50,12 +50,12 @@ class LossStream:
 class LossWatch:
     """The strange numbers of one attempt. Its methods may be called from two threads."""
 
-    def __init__(self, rules: Sequence[LossRule], attempt: int, began_t: float, post: Callable[[Event], None]) -> None:
-        """Take the rules in use, and when the attempt began on the job's clock."""
+    def __init__(self, rules: Sequence[LossRule], attempt: int, post: Callable[[Event], None]) -> None:
+        """Take the rules in use."""
         self._rules = tuple(rules)
         self._captures: tuple[NumberCapture, ...]
         self._captures, self._by_capture = captures(self._rules)
-        self._attempt, self._began_t, self._post = attempt, began_t, post
+        self._attempt, self._post = attempt, post
         self._open: dict[tuple[str, str], set[object]] = {}
         self._lock = threading.Lock()
         self._reported: dict[int, int] = {}  # rank to how many reports were read
@@ -81,7 +81,7 @@ class LossWatch:
             if self._by_capture[reading.capture][0].is_of_losses and not _NOT_OF_TRAINING.search(reading.name):
                 self._note(rank or 0, reading.value)
             judge = stream.judges.setdefault(rank, NumberJudge(self._by_capture))
-            self._report((id(stream), rank), rank, judge.take(reading, t - self._began_t), t)
+            self._report((id(stream), rank), rank, judge.take(reading), t)
 
     def sample(self, beats: Iterable[RankHeartbeat], t: float) -> None:
         """Judge what ranks have reported since the last time. A rank that reports faster than it is sampled shows its newest number."""
@@ -96,7 +96,7 @@ class LossWatch:
                 of_losses = tuple(rule for rule in self._rules if rule.is_of_losses)
                 judge = self._judges.setdefault(beat.rank, NumberJudge((of_losses,)))
                 reading = NumberReading(0, REPORTED, f"{beat.loss:.6g}", beat.loss, (str(beat.losses),), beat.step, beat.rank)
-                self._report(("reported", beat.rank), beat.rank, judge.take(reading, t - self._began_t), t)
+                self._report(("reported", beat.rank), beat.rank, judge.take(reading), t)
 
     def _note(self, rank: int, loss: float) -> None:
         if self._newest is None or rank <= self._newest[0]:

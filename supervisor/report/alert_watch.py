@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from supervisor.config.intervals import PING_S
 from supervisor.core.actions import Alert
 
 if TYPE_CHECKING:
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from supervisor.report.reporter import Reporter
 
 PING_DEADLINE_S = 5.0
+#: The mirrors have not caught up for so long: an hour of training would be lost with this machine.
+MIRROR_BEHIND_S = 3600.0
+#: Without a training step for this long the training counts as not healthy: longer than steps, saves and evaluations take.
+STALL_S = 1800.0
 _MINUTE = 60.0
 
 
@@ -49,21 +54,21 @@ class AlertWatch:
             self._reporter.alerted(Alert("no_checkpoint", state.attempt.number, text))
 
     def _watch_mirror(self, state: JobState, now: float) -> None:
-        behind_s, limit_s = self._behind_s(), self._settings.mirror_behind_s
-        was_behind, self._mirror_is_behind = self._mirror_is_behind, 0 < limit_s <= behind_s
+        behind_s, limit_s = self._behind_s(), MIRROR_BEHIND_S
+        was_behind, self._mirror_is_behind = self._mirror_is_behind, limit_s <= behind_s
         if self._mirror_is_behind and not was_behind:
-            text = f"the mirror is behind: since {_clock(now - behind_s)} it never held all checkpoints (alerts.mirror_behind_s)"
+            text = f"the mirror is behind: since {_clock(now - behind_s)} it never held all checkpoints"
             self._reporter.alerted(Alert("mirror_behind", state.attempt.number, text))
         elif was_behind and not self._mirror_is_behind:
             self._reporter.alert_over("mirror_behind", "the mirror holds all checkpoints again")
 
     def _ping(self, state: JobState, now: float) -> Callable[[], None] | None:
-        endpoint, settings = self.heartbeat, self._settings
+        endpoint = self.heartbeat
         if endpoint is None or now < self._next_ping_t:
             return None
-        if not self._reporter.vitals.is_healthy(state, now, settings.heartbeat_stall_s):
+        if not self._reporter.vitals.is_healthy(state, now, STALL_S):
             return None
-        self._next_ping_t = now + settings.heartbeat_s
+        self._next_ping_t = now + PING_S
 
         def ping() -> None:
             endpoint.send("", b"", PING_DEADLINE_S)

@@ -133,7 +133,7 @@ class LogEvent(StrEnum):
         "rank.missed",
         "warning",
         "attempt uninstrumented",
-        "these ranks sent no heartbeat by `instrument.start_ceiling_s`; their progress is unknown",
+        "these ranks sent no heartbeat within 600 s; their progress is unknown",
     )
     NODES_GATHERED = (
         "nodes.gathered",

@@ -17,6 +17,7 @@ from supervisor.core.model import Beginning, Cause, PlanKind
 from supervisor.core.training_events import LossChanged, PaceChanged
 from supervisor.core.values import asdict
 from supervisor.job import identity
+from supervisor.node.gpu_quarantine import QUARANTINE_DAYS
 from supervisor.observe.processes import core_dumps
 from supervisor.report import unit_status, wording
 from supervisor.report.attempt_summary import AttemptSummary, logged_fields
@@ -147,9 +148,9 @@ class Reporter:
         self._notify_systemd(event)
 
     def _notify_systemd(self, event: Event) -> None:
-        """Keep the unit's status line true, and report READY once the ranks run or, if `systemd.ready` asks for it, train."""
+        """Keep the unit's status line true, and report READY once the ranks run."""
         status = unit_status.status_line(event)
-        if unit_status.has_started(event, self._job.settings):
+        if isinstance(event, events.AttemptStarted):
             self._notifier.ready(status)
         elif status:
             self._notifier.status(status)
@@ -368,11 +369,11 @@ class Reporter:
 
     def quarantined(self, action: act.Quarantine) -> None:
         """Report how a GPU that is put out of use comes back into use."""
-        gpu, days = action.gpu, self._job.settings.gpus.quarantine_days
+        gpu = action.gpu
         name = gpu.uuid or gpu.pci
         self._log.write(LogEvent.GPU_QUARANTINED, attempt=action.attempt, **_gpu(action))
         command = self._job.settings.clear_gpu_command(name)
-        self._terminal.message(f"GPU {name} is left out on this node for {days:g} days; once it is repaired: {command}", "warning")
+        self._terminal.message(f"GPU {name} is left out on this node for {QUARANTINE_DAYS} days; once it is repaired: {command}", "warning")
 
     def released(self, entry: QuarantinedGpu) -> None:
         """Report that a GPU is back in use, because it was reset and is well."""

@@ -43,7 +43,6 @@ MATTER = (
     "job.resumes_itself",
     "restart.max_attempts",
     "restart.intensity",
-    "restart.period_s",
     "restart.scratch_limit_s",
     "gpus.minimum",
 )
@@ -122,7 +121,7 @@ def opening_line(  # noqa: PLR0911  one for each case
     if size is not None and accum is None and found.batch_drift:
         half = batch.halved_alone(size, 0)
         changed = f"stays as it is: {half}" if isinstance(half, str) else f"{size.value}→{half}, and the global batch with it"
-        return f"on CUDA OOM: {size.how} {changed}; --no-batch-drift forbids it"
+        return f"on CUDA OOM: {size.how} {changed}; --set restart.batch_drift=false forbids it"
     if size is None or accum is None:
         have, lack = (size.how, "grad_accum") if size is not None else (accum.how if accum else "", "batch_size")
         alone = ", --allow-batch-drift halves it alone, and the global batch with it" if size is not None else ""
@@ -165,7 +164,7 @@ def resume_line(settings: Settings, found: KnobSet, programs_seen: Sequence[str]
 
 
 def network_line(policy: Policy, overrides: tuple[tuple[str, str], ...] = ()) -> str:
-    """Return what --allow-network permits, "" where it permits nothing. A rung whose variable the user set has no answer.
+    """Return what network.allow permits, "" where it permits nothing. A rung whose variable the user set has no answer.
 
     overrides: what a run that goes on has changed already.
     """
@@ -174,7 +173,7 @@ def network_line(policy: Policy, overrides: tuple[tuple[str, str], ...] = ()) ->
     parts = [", ".join(rungs) and f"{', '.join(rungs)} may act", ", ".join(theirs) and f"{', '.join(theirs)} may not: you set its variable"]
     now = network.in_words(network.still_permitted(overrides, policy))
     parts.append(now and f"goes on with {now}")
-    return f"network (--allow-network): {'; '.join(filter(None, parts))}" if policy.network_allow else ""
+    return f"network (network.allow): {'; '.join(filter(None, parts))}" if policy.network_allow else ""
 
 
 def _users_own(name: str, policy: Policy) -> bool:
@@ -349,7 +348,7 @@ def _missing(name: str, policy: Policy) -> str:
     there = {knob.name for knob in policy.knobs}
     wants = ("batch_size",) if name == "halve_batch" and policy.batch_drift else _WANTS.get(name, ())
     if name == "halve_batch" and not policy.batch_change:
-        return "--batch-change"
+        return "--set knobs.batch_change=true"
     if name == "step_back" and not policy.checkpoints_declared:
         return "--checkpoints"
     if name in network.OPTIONAL and name not in policy.network_allow:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from supervisor.core import events
 from supervisor.core.model import PlanKind
+from supervisor.observe.ranks.progress_sampler import START_CEILING_S
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:
-    from supervisor.config.settings import Settings
     from supervisor.core.actions import ReportDecision
     from supervisor.core.events import Event
     from supervisor.core.state import Attempt
@@ -39,22 +39,9 @@ def unseen_line(attempt: int) -> str:
     return f"attempt {attempt} runs; its steps cannot be seen"
 
 
-def has_started(event: Event, settings: Settings) -> bool:
-    """Whether the event ends the start of a systemd unit. Ranks whose steps cannot be seen end it once that is known."""
-    match event:
-        case events.AttemptStarted():
-            return settings.systemd.ready == "ranks" or not settings.instrument.enabled
-        case events.ProgressObserved():
-            return event.trains
-        case events.AttemptEnded():
-            return event.outcome == "succeeded"
-        case _:
-            return isinstance(event, events.StartCeilingPassed)
-
-
-def is_overdue(attempt: Attempt, now: float, settings: Settings) -> bool:
-    """Whether ranks that run have shown no step for so long that the unit's start no longer waits for one."""
-    return attempt.started_t is not None and not attempt.ended and now - attempt.started_t >= settings.instrument.start_ceiling_s
+def is_overdue(attempt: Attempt, now: float) -> bool:
+    """Whether ranks that run have shown no step for so long that none is waited for."""
+    return attempt.started_t is not None and not attempt.ended and now - attempt.started_t >= START_CEILING_S
 
 
 def end_line(job: str, exit_code: int, decision: ReportDecision | None) -> str:

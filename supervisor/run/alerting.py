@@ -13,11 +13,11 @@ from supervisor.alerts.delivery import RetryPace
 from supervisor.alerts.endpoint import HttpEndpoint
 from supervisor.alerts.model import AlertSeverity
 from supervisor.alerts.router import AlertFilter, AlertRouter
-from supervisor.alerts.sinks import AlertSink, SinkOptions
+from supervisor.alerts.sinks import AlertSink, Outcome, SinkOptions
 from supervisor.alerts.text import AlertDetail
 from supervisor.config import secret_files
+from supervisor.config.alert_settings import SINKS_KEY
 from supervisor.config.sink_kinds import kind_of
-from supervisor.core.model import Cause
 from supervisor.core.values import Struct
 from supervisor.errors import SuperviseError
 from supervisor.guardian import ownership
@@ -29,59 +29,50 @@ if TYPE_CHECKING:
     from supervisor.alerts.delivery import Log
     from supervisor.config.settings import Settings
 
-#: The name of [alerts.webhook], whose outbox stands where it always stood.
+#: The kind whose receivers group by themselves.
 WEBHOOK = "webhook"
+#: How long one delivery may take: the services answer within a second or not at all, and a sink tries again.
+DELIVERY_S = 5.0
+#: An alert is resolved after it was calm for this long: a restart that fails again at once belongs to the same alert.
+RESOLVE_AFTER_S = 60.0
 
 
 class ConfiguredSink(Struct, frozen=True):
-    """One sink of the settings. outbox: where it is below the job's directory. kind_seen: what its address looks like instead."""
+    """One sink of the settings. outbox: where it is below the job's directory."""
 
     name: str
     kind: str
     sink: AlertSink
     wanted: AlertFilter
-    deadline_s: float
     outbox: str
-    kind_seen: str = ""
 
     @property
     def grouped(self) -> bool:
         """Whether it gets notifications instead of events."""
         return self.kind != WEBHOOK
 
-    @property
-    def warning(self) -> str:
-        """What to print at start, "" for nothing."""
-        if not self.kind_seen:
-            return ""
-        remedy = f'write [[alerts.sink]] with kind = "{self.kind_seen}"'
-        return f"alerts: {self.sink.host} looks like {self.kind_seen}, which refuses what a {self.kind} gets: {remedy}"
+    def deliver(self, event_id: str, body: bytes) -> Outcome:
+        """Try once to deliver."""
+        return self.sink.deliver(event_id, body, DELIVERY_S)
 
 
 def configured(settings: Settings, environ: Mapping[str, str]) -> list[ConfiguredSink]:
-    """Return every sink of the settings, [alerts.webhook] first. Raises SuperviseError for one that cannot be used."""
-    found: list[ConfiguredSink] = []
-    webhook = settings.alerts.webhook
-    if webhook.url:
-        options = SinkOptions(WEBHOOK, webhook.url, secret_files.webhook_secret(settings).encode() or None)
-        seen = kind_of(webhook.url)
-        found.append(ConfiguredSink(WEBHOOK, WEBHOOK, sinks.make(options), AlertFilter(), webhook.deadline_s, "outbox", seen))
+    """Return every sink of the settings. Raises SuperviseError for one that cannot be used."""
+    configured_sinks: list[ConfiguredSink] = []
     for section in settings.alerts.sinks:
-        if section.called == WEBHOOK and webhook.url:
-            raise SuperviseError("two alert sinks are called webhook", hint="Give that of [[alerts.sink]] a name of its own with name =.")
         url = secret_files.sink_address(section, environ)
         secret = secret_files.sink_key(section, environ).encode() or None
         options = SinkOptions(section.kind, url, secret, section.command, AlertDetail(section.detail), start_program)
-        wanted = AlertFilter(AlertSeverity(section.severity), frozenset(map(Cause, section.causes)), section.runs)
-        seen = kind_of(url)
-        one = ConfiguredSink(
-            section.called, section.kind, sinks.make(options), wanted, section.deadline_s, f"alerts/{section.called}",
-            seen if seen != section.kind else "",
-        )  # fmt: skip
-        if one.kind_seen:
-            raise SuperviseError(f"wrong kind of alert sink: {section.called}: {one.warning}", hint="Change its kind, or its address.")
-        found.append(one)
-    return found
+        wanted = AlertFilter(AlertSeverity(section.severity), section.runs)
+        sink, looks_like = sinks.make(options), kind_of(url)
+        if looks_like and looks_like != section.kind:
+            looks = f"{sink.host} looks like {looks_like}, which refuses what a {section.kind} gets"
+            raise SuperviseError(
+                f"wrong kind of alert sink: {section.called}: {looks}",
+                hint=f'Write kind = "{looks_like}" below [[{SINKS_KEY}]], or change the address.',
+            )
+        configured_sinks.append(ConfiguredSink(section.called, section.kind, sink, wanted, f"alerts/{section.called}"))
+    return configured_sinks
 
 
 def start_program(argv: tuple[str, ...], environ: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -98,11 +89,11 @@ def start(settings: Settings, environ: Mapping[str, str], state: Path, log: Log)
 
     state: the directory of the job's files on this node. log: takes the name and the fields of a log event, from any thread.
     """
-    router = AlertRouter(settings.alerts.resolve_after_s)
+    router = AlertRouter(RESOLVE_AFTER_S)
     for one in configured(settings, environ):
         router.add(
             one.name, one.sink, state / one.outbox, wanted=one.wanted, grouped=one.grouped,
-            deadline_s=one.deadline_s, log=log, pace=RetryPace(),
+            deadline_s=DELIVERY_S, log=log, pace=RetryPace(),
         )  # fmt: skip
     return router
 

@@ -95,7 +95,6 @@ class Executor:
             loaded=factory.checkpoints.loaded,
         )
         self.node = NodeRequests(job, loop, reporter, factory, self.threads)
-        self.watch.busy_gpus = self.node.busy_gpus
         self.standbys = Standbys(job, loop, self.threads, lambda: self._session, factory.standby_refusal, reporter)
         self._guardian: GuardianClient | None = None
         self._session: Session | None = None

@@ -18,7 +18,8 @@ from supervisor.guardian import ownership, process_tree
 from supervisor.guardian.libc import return_free_memory
 from supervisor.job import identity
 from supervisor.knobs import python_command, torchrun
-from supervisor.launch.early_agent import agent_argv, start_guardian
+from supervisor.launch.early_agent import agent_argv
+from supervisor.launch.guardian_client import GuardianClient
 from supervisor.launch.plain_session import PlainSession
 from supervisor.node import gpu_quarantine, visible_gpus
 from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from supervisor.guardian.ownership import LeftProcess
     from supervisor.job.job import Job
     from supervisor.launch.early_agent import EarlyAgent
-    from supervisor.launch.guardian_client import GuardianClient, OnEvent
+    from supervisor.launch.guardian_client import OnEvent
     from supervisor.launch.session import Session, SessionContext
     from supervisor.run.job_nodes import AttemptOrders
     from supervisor.run.loop import Loop
@@ -68,7 +69,7 @@ class JobFactory:
         self._early = early
         self._orphans = ownership.Orphans(job.cookie) if early is None else early.orphans
         self._gpus: tuple[Gpu, ...] = ()
-        self.ledger = GpuQuarantine(identity.state_root(job.state), job.node, job.settings.gpus.quarantine_days)
+        self.ledger = GpuQuarantine(identity.state_root(job.state), job.node)
         self.torchrun = torchrun.recognise(job.command, path=job.environ.get("PATH"))
         self.checkpoints = JobCheckpoints(job, report, several_nodes=self.has_several_nodes)
 
@@ -81,7 +82,7 @@ class JobFactory:
     def standby_refusal(self) -> str:
         """Return why the command's ranks can have no standbys, "" where they may."""
         if not self._job.settings.instrument.enabled:
-            return "the instrumentation is off (--no-instrument)"
+            return "the instrumentation is off (--set instrument.enabled=false)"
         if self.torchrun is None and python_command.shim_mode(self._job.command) != "rank":
             return "the command starts its ranks by itself"
         return ""
@@ -97,10 +98,7 @@ class JobFactory:
     def start_guardian(self, on_event: OnEvent, on_died: Callable[[], None]) -> GuardianClient:
         """Return the guardian that runs already, or start one."""
         early, self._early = self._early, None
-        if early is not None:
-            guardian = early.listen(on_event, on_died)
-        else:
-            guardian = start_guardian(self._job.settings, self._ignored, on_event, on_died)
+        guardian = early.listen(on_event, on_died) if early is not None else GuardianClient.start(on_event, on_died, ignored=self._ignored)
         itself = process_tree.read(guardian.pid)
         self._orphans.seen([itself] if itself else [])
         return guardian

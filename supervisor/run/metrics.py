@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from supervisor.config.intervals import SAMPLE_S
 from supervisor.config.listening import listen_at
 from supervisor.config.metrics_address import metrics_address
 from supervisor.errors import SuperviseError
@@ -132,5 +133,5 @@ class JobMetrics:
             mirror=mirror,
             checks=self._health.last_results(),
             readings=self._health.last_readings(),
-            fresh_s=max(FRESH_S, _FRESH_SAMPLES * job.settings.health.sample_s),
+            fresh_s=max(FRESH_S, _FRESH_SAMPLES * SAMPLE_S),
         )

@@ -13,7 +13,6 @@ import time
 from typing import TYPE_CHECKING
 
 from supervisor.core import actions as act
-from supervisor.core import planning
 from supervisor.core.events import GpusListed, HealthChanged, HealthChecked
 from supervisor.core.model import Launcher as LauncherKind
 from supervisor.node.health_watch import HealthWatch, NodeHealth, shown
@@ -87,7 +86,7 @@ class NodeRequests:
 
     def read_environment(self) -> None:
         """Read the environment of this node, where other nodes may compare it with theirs."""
-        if self._job.settings.health.compare_nodes and self._factory.has_several_nodes:
+        if self._job.settings.health.enabled and self._factory.has_several_nodes:
             self._threads.start("environment", self.environment.read, awaited=False)
 
     def list_gpus(self) -> None:
@@ -114,12 +113,6 @@ class NodeRequests:
             found = self._factory.gpus()
             if found:
                 self._loop.post(GpusListed(self._loop.clock.now(), found))
-
-    def busy_gpus(self) -> dict[int, tuple[float, float]]:
-        """Return by rank when its GPU was sampled last, and the per cent of the time that it was busy. From any thread."""
-        state, busy = self._loop.state, self.health.busy_gpus()
-        of_ranks = {info.rank: planning.gpu_of_rank(state, info.rank) for info in state.attempt.live_ranks} if busy else {}
-        return {rank: busy[uuid] for rank, uuid in of_ranks.items() if uuid in busy}
 
     def examine_shared_memory(self) -> None:
         """Print what is wrong with /dev/shm. With GPUs the check before each attempt reports it."""

@@ -14,7 +14,7 @@ from supervisor.job.identity import LOOK_FILE, SHM
 from supervisor.observe.hangs import diagnosis, look, rank_progress
 from supervisor.observe.hangs.watch import HangWatch
 from supervisor.observe.ranks import heartbeats, start_files
-from supervisor.observe.ranks.progress_sampler import ProgressSampler
+from supervisor.observe.ranks.progress_sampler import START_CEILING_S, ProgressSampler
 from supervisor.report import look_page
 from supervisor.run.load_watch import LoadWatch
 
@@ -58,7 +58,7 @@ class RankSampling:
         self._job, self._loop, self._threads, self._is_ours = job, loop, threads, is_ours
         self._on_heartbeats, self._trained = on_heartbeats, trained
         self._looks = RankLooks(loop, threads)
-        self._progress = ProgressSampler(loop.post, job.settings.instrument.start_ceiling_s, is_ours, loss)
+        self._progress = ProgressSampler(loop.post, START_CEILING_S, is_ours, loss)
         self._loads = LoadWatch(loop, threads, loaded)
         self._hangs = HangWatch(loop.post, job.settings.hang, self._looks, suspended_s=suspended_s)
         self._directory: Path | None = None

@@ -42,7 +42,8 @@ MEMORY_LOOK_S: Final = 2.0
 EXPECTED_BYTES: Final = 400 << 20
 #: Why there is none for some seconds.
 JUST_BEGUN: Final = "the attempt has just begun"
-_GIB: Final = 1 << 30
+#: Standbys are started only where so much memory stays free, and a tenth of it: what the ranks may need in their next minutes.
+KEEP_FREE_BYTES: Final = 8 << 30
 _KIB: Final = 1 << 10
 #: What is left of the memory to keep free when the standbys are ended.
 _ENDED_AT: Final = 0.5
@@ -184,11 +185,10 @@ class Standbys:
             self._refuse(why)
         elif session is not None:
             self._done = True
-            resume = self._job.settings.knobs.resume.env
-            session.prepare_standbys(attempt, str(self._job.attempt_dir(attempt)), commands, [resume] if resume else [])
+            session.prepare_standbys(attempt, str(self._job.attempt_dir(attempt)), commands)
 
     def _shortage(self, needed: int, *, part: float = 1.0) -> str:
-        return memory_room.shortage(memory_room.rooms(), needed, int(self._settings.keep_free_gib * _GIB), part=part)
+        return memory_room.shortage(memory_room.rooms(), needed, KEEP_FREE_BYTES, part=part)
 
     def _drop(self, why: str) -> None:
         session, self._done = self._session(), True

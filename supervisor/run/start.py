@@ -24,7 +24,7 @@ from supervisor.run import lock
 from supervisor.run.threads import attempted, reported_wait
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from supervisor.classify.logs.rows import Problem
@@ -38,8 +38,11 @@ SLOW_STATE_S = 5.0
 CLOSE_DEADLINE_S = 2.0
 
 
-def run(settings: Settings, command: Sequence[str]) -> int:
-    """Run `command` under supervision until it is done or given up. Returns the exit code; raises SuperviseError before it began."""
+def run(settings: Settings, command: Sequence[str], *, takeover: bool = False) -> int:
+    """Run `command` under supervision until it is done or given up. Returns the exit code; raises SuperviseError before it began.
+
+    takeover: take the job's lock from a holder on another host at once.
+    """
     ignored = ignored_signals()
     environ, cwd = dict(os.environ), identity.working_directory()
     programs.require_command(command, environ)
@@ -58,7 +61,7 @@ def run(settings: Settings, command: Sequence[str]) -> int:
         terminal.message(in_slurm.line)
     for warning in filter(None, (in_slurm.warning, torchrun.ignored_conf(command, environ))):
         terminal.message(warning, "warning")
-    problems = _require_right(settings, knobs.knobs, lambda text: terminal.message(text, "warning"))
+    problems = _require_right(settings, knobs.knobs)
     state_waits = f"waiting for {cwd / settings.job.state_dir}, which is slow or does not answer; --state-dir names another directory"
     waiting = partial(reported_wait, cache(lambda text: terminal.message(text, "warning")), state_waits, SLOW_STATE_S)
     with waiting() as over:
@@ -73,7 +76,7 @@ def run(settings: Settings, command: Sequence[str]) -> int:
             terminal.message(text)
 
         address = settings.address(name.name)
-        held = lock.acquire(state / "lock", job=name.name, address=address, takeover=settings.job.takeover, notify=watches)
+        held = lock.acquire(state / "lock", job=name.name, address=address, takeover=takeover, notify=watches)
     early = None
     try:
         with waiting():
@@ -107,7 +110,7 @@ def _require_allowed(settings: Settings, root: Path, node: str) -> None:
     from supervisor.node.gpu_quarantine import GpuQuarantine  # noqa: PLC0415  the agent waits for each import here
 
     try:
-        found = GpuQuarantine(root, node, settings.gpus.quarantine_days).exclusion()
+        found = GpuQuarantine(root, node).exclusion()
     except OSError:  # a ledger that cannot be read takes nothing out of use
         return
     if found is not None:
@@ -129,7 +132,7 @@ def _the_rest() -> type[JobRun]:
     return JobRun
 
 
-def _require_right(settings: Settings, knobs: tuple[Knob, ...], warn: Callable[[str], None]) -> tuple[Problem, ...]:
+def _require_right(settings: Settings, knobs: tuple[Knob, ...]) -> tuple[Problem, ...]:
     """Raise SuperviseError for a wrong setting before anything starts; return the problems that only leave a signature out.
 
     What nobody set is right, and what judges it is not imported: the agent waits for each import here.
@@ -150,9 +153,7 @@ def _require_right(settings: Settings, knobs: tuple[Knob, ...], warn: Callable[[
         from supervisor.run import alerting  # noqa: PLC0415 (ssl costs memory that a job without a sink need not pay)
 
         alerting.heartbeat(settings)
-        for sink in alerting.configured(settings, os.environ):
-            if sink.warning:
-                warn(sink.warning)
+        alerting.configured(settings, os.environ)
     if not settings.classify.signatures:
         return ()
     from supervisor.config import signatures  # noqa: PLC0415  as above

@@ -102,7 +102,7 @@ class Upkeep:
             return
         self._next_beat = now + BEAT_S
         state = self._loop.state
-        trains = state.attempt.trains or unit_status.is_overdue(state.attempt, now, self._settings) or not self._settings.instrument.enabled
+        trains = state.attempt.trains or unit_status.is_overdue(state.attempt, now) or not self._settings.instrument.enabled
         ready = state.stage is Stage.RUNNING and trains
         if self._loop_beat.is_in_memory:
             self._loop_beat.beat(ready=ready)
@@ -116,9 +116,6 @@ class Upkeep:
         interval_s = self._notifier.watchdog_interval_s() or LEASE_REFRESH_S
         self._next_ping = now + interval_s
         self._notifier.ping()
-        attempt = self._loop.state.attempt
-        if not self._notifier.is_ready and unit_status.is_overdue(attempt, now, self._settings):
-            self._notifier.ready(unit_status.unseen_line(attempt.number))
         if not self._notifier.is_ready and self._loop.state.run.stop is None:
             self._notifier.extend_timeout(3 * interval_s)
 

@@ -193,7 +193,7 @@ def _step_back_missing(situation: Situation) -> str:
         options = "--checkpoints 'DIR/*.pt' --resume-args '--resume {resume}'"
         return f"no older checkpoint is tried, because none is declared: {options} enables it" if undeclared else ""
     if situation.steps_back >= situation.policy.steps_back:
-        return f"checkpoints rejected in this run: {situation.steps_back}; restart.steps_back allows no more"
+        return f"checkpoints rejected in this run: {situation.steps_back}; no more are allowed"
     return f"no good checkpoint older than {suspect.path} is known"
 
 
@@ -276,7 +276,7 @@ RUNGS = (
     Rung(
         STEP_BACK,
         step_back,
-        "the checkpoint is avoided in this run, the one before it is tried; at most restart.steps_back times",
+        "the checkpoint is avoided in this run, the one before it is tried; at most twice in a run",
         changes_job=True,
         missing=_step_back_missing,
     ),

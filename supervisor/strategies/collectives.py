@@ -174,7 +174,7 @@ RUNGS = (
     Rung(
         "longer_timeout",
         longer_timeout,
-        "three times the process groups' timeout where --allow-network permits, if one rank only saved, evaluated or loaded",
+        "three times the process groups' timeout where network.allow permits, if one rank only saved, evaluated or loaded",
         changes_job=True,
         harmless=True,
         missing=_timeout_missing,

@@ -1,7 +1,7 @@
 """Rungs for the network between the ranks: another interface, slower transports, and a wait until it is up again.
 
 A transport that is switched off costs speed for the rest of the run, and hides a fault that somebody should repair. So each of these rungs
-acts only if the user named it (`--allow-network`), the transports are the last ones, and one at a time: what did not help is taken back
+acts only if the user named it (`network.allow`), the transports are the last ones, and one at a time: what did not help is taken back
 before the next is tried. NCCL's variables: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html. A variable that the user set
 stays as it is. core/detours.py takes a variable back once health says that its cause is gone.
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from supervisor.strategies.situation import Situation
 
 _LAST = "nothing else is left after a traced attempt, unless NCCL's log shows that {} is not in use"
-#: The rungs that --allow-network may name: when each acts, and what it sets (docs/explanation/recovery.md).
+#: The rungs that network.allow may name: when each acts, and what it sets (docs/explanation/recovery.md).
 OPTIONAL = {
     "longer_timeout": (
         "one rank saved, evaluated or loaded while the others waited for it",
@@ -77,7 +77,7 @@ def in_words(overrides: tuple[tuple[str, str], ...]) -> str:
 
 def enabling(name: str) -> str:
     """Return the option that enables a rung."""
-    return f"--allow-network {name}"
+    return f"--set network.allow={name}"
 
 
 def is_enabled(situation: Situation, name: str) -> bool:
@@ -209,7 +209,7 @@ def _switched_off(name: str) -> Rung:
         return not_enabled(name, planned)(situation)
 
     variable, transport, _ = TRANSPORTS[name]
-    summary = f"{variable}=1 where --allow-network permits: NCCL's {transport} is named by the evidence, or nothing else is left"
+    summary = f"{variable}=1 where network.allow permits: NCCL's {transport} is named by the evidence, or nothing else is left"
     return Rung(name, propose, summary, changes_job=True, harmless=True, missing=missing)
 
 
@@ -238,7 +238,7 @@ RUNGS = (
     Rung(
         "interface",
         interface,
-        "another interface where --allow-network permits: the one in use is down or reaches not all nodes, and the other reaches all",
+        "another interface where network.allow permits: the one in use is down or reaches not all nodes, and the other reaches all",
         changes_job=True,
         harmless=True,
         missing=_interface_missing,

@@ -138,7 +138,7 @@ def test_an_impossible_url_is_refused_without_being_shown(url: str) -> None:
         WebhookSink(url, None)
     assert caught.value.exit_code == 78
     assert "s3cr" not in str(caught.value)
-    assert "alerts.webhook.url" in caught.value.hint
+    assert "[[alerts.sink]]" in caught.value.hint
 
 
 def test_login_in_the_url_becomes_a_header(endpoint: Endpoint) -> None:

@@ -49,7 +49,7 @@ class Node:
         self.here, self.state, self.scratch, self.mirror = (home / name for name in ("here", "state", "scratch", "mirror"))
         for one in (self.here, self.state, self.scratch, self.mirror):
             one.mkdir(parents=True)
-        declared = {"paths": ("ckpt/*.pt", "last.pt"), "mirror": (str(self.mirror),), "scan_interval_s": 0.05, **settings}
+        declared = {"paths": ("ckpt/*.pt", "last.pt"), "mirror": (str(self.mirror),), **settings}
         self.settings = replace(Settings(), checkpoints=Checkpoints(**declared))
         self.said: list[Mapping[str, Any]] = []
         self.pruned: list[tuple[str, str]] = []
@@ -517,7 +517,7 @@ def test_latest_names_what_a_resume_takes(tmp_path: Path, capfd: pytest.CaptureF
 
 
 def test_the_beginning_of_an_attempt_is_on_disk_before_the_watcher_looks_again(tmp_path: Path) -> None:
-    node = Node(tmp_path, scan_interval_s=600.0)
+    node = Node(tmp_path)
     node.run("20260101T000000-aaaa")
     watcher = node.checkpoints.watcher()
     assert watcher is not None

@@ -12,6 +12,7 @@ import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 import pytest
 
 from supervisor.cli import main
@@ -37,12 +38,19 @@ def supervise(*arguments: str, cwd: Path, **kwargs: Any) -> subprocess.Completed
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Settings, list[str]]]:
+def takeovers() -> list[bool]:
+    """Return whether each call of `run` was to take the lock over."""
+    return []
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, takeovers: list[bool]) -> list[tuple[Settings, list[str]]]:
     """Return what `run` would have been called with; the loop itself has tests of its own."""
     calls: list[tuple[Settings, list[str]]] = []
 
-    def run(settings: Settings, command: list[str]) -> int:
+    def run(settings: Settings, command: list[str], *, takeover: bool = False) -> int:
         calls.append((settings, command))
+        takeovers.append(takeover)
         return 42
 
     monkeypatch.setitem(sys.modules, "supervisor.run.start", types.SimpleNamespace(run=run))
@@ -83,82 +91,19 @@ def test_everything_behind_the_first_separator_is_the_command_verbatim(
 
 
 def test_every_flag_arrives_at_its_setting_before_and_behind_run(started: list[tuple[Settings, list[str]]]) -> None:
-    flags = ["--job", "j", "--state-dir", "s", "--takeover", "--resumes-itself", "--checkpoints", "a/*.pt", "--checkpoints", "b c/*"]
-    flags += [
-        "--resume-switch",
-        "--again",
-        "--resume-args",
-        "--resume {resume}",
-        "--max-attempts",
-        "7",
-        "--scratch-limit-s",
-        "1.5",
-        "--grace-s",
-        "2",
-        "--stop-deadline-s",
-        "3",
-    ]
-    flags += [
-        "--knob",
-        "batch_size=--bs",
-        "--program",
-        "none",
-        "--no-batch-change",
-        "--allow-batch-drift",
-        "--min-gpus",
-        "2",
-    ]
-    flags += [
-        "--mirror",
-        "s3://b/p",
-        "--mirror",
-        "/m",
-        "--restore-from",
-        "o",
-        "--keep",
-        "3",
-        "--keep-every",
-        "500",
-        "--trust-checkpoints",
-        "--no-health",
-        "--no-compare-nodes",
-        "--check-nodes",
-        "doubt",
-        "--evict-on",
-        "gpu_ecc",
-        "--on-hang",
-        "warn",
-        "--allow-network",
-        "interface,ib_disable",
-        "--no-loss-watch",
-        "--on-nan",
-        "restart",
-        "--no-instrument",
-        "--standby",
-        "on",
-        "-q",
-        "--log-format",
-        "json",
-        "--metrics",
-        "9409",
-        "--metrics-textfile",
-        "t",
+    flags = [
+        *("--job", "j", "--state-dir", "s", "--resumes-itself", "--checkpoints", "a/*.pt", "--checkpoints", "b c/*"),
+        *("--resume-switch", "--again", "--resume-args", "--resume {resume}", "--knob", "batch_size=--bs", "--no-batch-change"),
+        *("--allow-batch-drift", "--min-gpus", "2", "--mirror", "s3://b/p", "--mirror", "/m", "--keep", "3", "--check-nodes", "doubt"),
+        *("--on-hang", "warn", "--standby", "on"),
     ]
     assert main.main([*flags, "--", "true"]) == main.main(["run", *flags, "--", "true"]) == 42
     expected = {
-        "job.name": "j", "job.state_dir": "s", "job.takeover": True, "job.resumes_itself": True, "checkpoints.paths": ("a/*.pt", "b c/*"),
+        "job.name": "j", "job.state_dir": "s", "job.resumes_itself": True, "checkpoints.paths": ("a/*.pt", "b c/*"),
         "knobs.resume.args": "--resume {resume}", "knobs.resume.switch": "--again",
-        "restart.max_attempts": 7, "restart.scratch_limit_s": 1.5, "stop.grace_s": 2.0,
-        "knobs.declared": ("batch_size=--bs",),
-        "knobs.batch_change": False, "restart.batch_drift": True,
-        "knobs.program": "none",
-        "gpus.minimum": 2, "stop.deadline_s": 3.0, "checkpoints.mirror": ("s3://b/p", "/m"), "checkpoints.restore_from": "o",
-        "checkpoints.keep": 3, "checkpoints.keep_every": 500, "checkpoints.trusted": True,
-        "health.enabled": False, "health.compare_nodes": False, "health.check_nodes": "doubt", "health.evict_on": ("gpu_ecc",),
-        "hang.action": "warn", "network.allow": ("interface,ib_disable",),
-        "loss.watch": False, "loss.on_nan": "restart",
-        "standby.mode": "on", "instrument.enabled": False, "terminal.verbosity": "quiet", "terminal.log_format": "json",
-        "metrics.listen": "9409", "metrics.textfile_dir": "t",
+        "knobs.declared": ("batch_size=--bs",), "knobs.batch_change": False, "restart.batch_drift": True,
+        "gpus.minimum": 2, "checkpoints.mirror": ("s3://b/p", "/m"), "checkpoints.keep": 3, "health.check_nodes": "doubt",
+        "hang.action": "warn", "standby.mode": "on",
     }  # fmt: skip
     assert set(expected) == {row.key for row in ROWS if row.flag} - {"ui.listen"}, "where the page of `supervise ui` is served"
     for settings, _ in started:
@@ -166,15 +111,37 @@ def test_every_flag_arrives_at_its_setting_before_and_behind_run(started: list[t
         assert all(settings.origin(key).kind == "command line" for key in expected)
 
 
+def test_a_run_has_few_flags_and_takes_all_other_settings_by_set(started: list[tuple[Settings, list[str]]]) -> None:
+    assert len([param for param in load_command("run").params if isinstance(param, click.Option)]) == 18
+    words = ["--set", "restart.intensity=5", "run", "--set", "restart.intensity=6", "--set", "terminal.verbosity=quiet", "--", "true"]
+    assert main.main(words) == 42
+    settings = started[0][0]
+    assert (settings.restart.intensity, settings.terminal.verbosity) == (6, "quiet")
+    assert str(settings.origin("restart.intensity")) == "command line --set restart.intensity"
+
+
+@pytest.mark.parametrize("command", ["plan", "drill", "slurm print", "kubernetes print", "config show", "status", "checkpoints prune"])
+def test_every_command_that_has_settings_takes_a_file_and_assignments(command: str) -> None:
+    options = {name for param in load_command(command).params for name in param.opts}
+    assert {"--config", "--set", "--job", "--state-dir"} <= options
+    assert not options & {"--resume-args", "--knob", "--on-hang", "--takeover"}
+
+
+def test_a_takeover_is_asked_for_once_and_is_no_setting(started: list[tuple[Settings, list[str]]], takeovers: list[bool]) -> None:
+    assert main.main(["--takeover", "--", "true"]) == main.main(["run", "--takeover", "--", "true"]) == main.main(["--", "true"]) == 42
+    assert takeovers == [True, True, False]
+    assert len(started) == 3
+
+
 def test_a_flag_behind_run_wins_over_the_same_before_it(started: list[tuple[Settings, list[str]]]) -> None:
-    main.main(["--job", "a", "-v", "run", "--job", "b", "--", "true"])
-    assert (started[0][0].job.name, started[0][0].terminal.verbosity) == ("b", "verbose")
+    main.main(["--job", "a", "--keep", "3", "run", "--job", "b", "--", "true"])
+    assert (started[0][0].job.name, started[0][0].checkpoints.keep) == ("b", 3)
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["-q"], "no command given\nsupervise: Write it behind `--`"),
+        (["--keep", "3"], "no command given\nsupervise: Write it behind `--`"),
         (["--"], "nothing stands behind `--`"),
         (["run", "--"], "nothing stands behind `--`"),
         (["stats"], "no such command: stats\nsupervise: Did you mean `supervise status`? Write `supervise -- stats …` to run it as a job."),
@@ -195,10 +162,11 @@ def test_a_flag_behind_run_wins_over_the_same_before_it(started: list[tuple[Sett
         (["config"], "missing command"),
         (["run", "train.py"], "unexpected extra argument (train.py)\nsupervise: Write the job's command behind `--`"),
         (["--takover", "--", "true"], "no such option: --takover\nsupervise: The nearest is --takeover"),
-        (["--max-attempts", "--", "true"], "requires an argument"),
-        (["--max-attempts", "many", "--", "true"], "restart.max_attempts = 'many' from command line --max-attempts: expected an integer"),
-        (["--max-attempts=-1", "--", "true"], "expected an integer, at least 0"),
-        (["--log-format", "xml", "--", "true"], "expected one of auto, console, json, ecs"),
+        (["--keep", "--", "true"], "requires an argument"),
+        (["--keep", "many", "--", "true"], "checkpoints.keep = 'many' from command line --keep: expected an integer"),
+        (["--keep=-1", "--", "true"], "expected an integer, at least 0"),
+        (["--max-attempts", "3", "--", "true"], "no such option: --max-attempts\nsupervise: --set SECTION.KEY=VALUE gives any setting"),
+        (["--set", "terminal.log_format=xml", "--", "true"], "expected one of auto, console, json, ecs"),
         (["stop", "train"], "unexpected extra argument (train)\nsupervise: A job is named with --job, as in `supervise stop --job NAME`."),
         (["report", "train"], "A job is named with --job, as in `supervise report --job NAME`."),
         (["bundle", "1", "train"], "A job is named with --job, as in `supervise bundle --job NAME`."),
@@ -255,19 +223,22 @@ def test_help_and_version_are_commands_too(capfd: pytest.CaptureFixture[str]) ->
         assert capfd.readouterr().out == asked
 
 
+WITHOUT_KEY = 'kind="webhook", url="http://a.b", secret_file="none"'
+
+
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "environ", "code", "said"),
     [
-        (["--evict-on", "foo"], {}, 64, "health.evict_on (command line --evict-on): there is no check 'foo'"),
+        (["--set", "health.evict_on=foo"], {}, 64, "health.evict_on (command line --set health.evict_on): there is no check 'foo'"),
         (["--mirror", "s3://"], {}, 64, "checkpoints.mirror = (not shown) from command line --mirror: expected s3://BUCKET/PREFIX, "),
         ([], {"SUPERVISE_CHECKPOINTS_MIRROR": "gs://bucket/x"}, 78, "expected s3://BUCKET/PREFIX, file:///DIRECTORY or a directory"),
         (["--config", "none.toml"], {}, 78, "no such configuration file: "),
         ([], {"SUPERVISE_CONFIG": "none.toml"}, 78, "no such configuration file: "),
         ([], {"SUPERVISE_EVICT_ON": "foo"}, 78, "health.evict_on (environment SUPERVISE_EVICT_ON): there is no check 'foo'"),
         ([], {"SUPERVISE_HEALTH_THRESHOLDS": "foo=1"}, 78, "health.thresholds (environment SUPERVISE_HEALTH_THRESHOLDS): "),
-        ([], {"SUPERVISE_WEBHOOK_URL": "http://"}, 78, "webhook"),
-        ([], {"SUPERVISE_WEBHOOK_URL": "http://a.b", "SUPERVISE_WEBHOOK_SECRET_FILE": "none"}, 78, "cannot read the webhook's key: none"),
+        (["--set", 'alerts.sink=[{kind="webhook", url="http://"}]'], {}, 78, "it names no host"),
+        (["--set", f"alerts.sink=[{{{WITHOUT_KEY}}}]"], {}, 78, "cannot read the key of the alert sink webhook: none"),
         ([], {"SUPERVISE_CLASSIFY_SIGNATURES": "none.toml"}, 78, "cannot read signatures"),
     ],
 )
@@ -321,7 +292,8 @@ def test_a_bug_of_ours_is_70_in_one_line_that_names_the_traceback(
     del started
     for error in (ZeroDivisionError("on purpose"), BrokenPipeError(32, "of some link of ours")):
 
-        def run(_settings: Settings, _command: list[str], error: Exception = error) -> int:
+        def run(_settings: Settings, _command: list[str], *, takeover: bool, error: Exception = error) -> int:
+            assert not takeover
             raise error
 
         monkeypatch.setitem(sys.modules, "supervisor.run.start", types.SimpleNamespace(run=run))
@@ -564,6 +536,8 @@ def test_the_help_calls_things_by_their_names(capfd: pytest.CaptureFixture[str])
     assert main.main(["drill", "--help"]) == 0
     said = capfd.readouterr().out
     assert said.startswith("Usage: supervise drill [OPTIONS] KIND -- CMD...\n")
-    assert {"--checkpoints GLOB", "--mirror URL", "--evict-on CHECK", "--knob NAME=WHERE"} <= {
+    assert main.main(["run", "--help"]) == 0
+    said += capfd.readouterr().out
+    assert {"--checkpoints GLOB", "--mirror URL", "--set SECTION.KEY=VALUE", "--knob NAME=WHERE"} <= {
         " ".join(words) for words in re.findall(r"^  (--\S+) (\S+)", said, flags=re.MULTILINE)
     }

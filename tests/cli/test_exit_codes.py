@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         ("checkpoints verify none.pt", 1), ("checkpoints latest none", 1), ("checkpoints push none.pt --mirror mirror --job j", 1),
         # the command line
         ("plan -- no-such-program", 64), ("plan --cause nonsense -- true", 64), ("drill nonsense -- true", 64), ("drill kill", 64),
-        ("doctor --nodes --all", 64), ("completion tcsh", 64), ("--mirror s3:// -- true", 64), ("--max-attempts=-1 -- true", 64),
+        ("doctor --nodes --all", 64), ("completion tcsh", 64), ("--mirror s3:// -- true", 64), ("--keep=-1 -- true", 64),
         ("-- no-such-program", 64), ("status --job a/b", 64), ("config", 64), ("--nonsense", 64),
         # configuration, and what it names
         ("--config none.toml -- true", 78), ("--state-dir /proc/none -- true", 78), ("checkpoints push none.pt --job j", 78),

@@ -32,15 +32,15 @@ def entry(uuid: str = A, pci: str = "0000:3b:00.0", t: float = 1000.0, reason: s
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> GpuQuarantine:
-    return GpuQuarantine(tmp_path, "node", 7)
+    return GpuQuarantine(tmp_path, "node")
 
 
 def test_a_gpu_is_out_of_use_for_whoever_opens_the_ledger_until_the_days_are_over(ledger: GpuQuarantine, tmp_path: Path) -> None:
     assert ledger.held(1000.0) == ()
     ledger.quarantine(entry())
-    assert GpuQuarantine(tmp_path, "node", 7).held(1000.0 + 6.9 * DAY_S) == (entry(),)
-    assert GpuQuarantine(tmp_path, "node", 7).held(1000.0 + 7 * DAY_S) == ()
-    assert GpuQuarantine(tmp_path, "another", 7).held(1000.0) == ()
+    assert GpuQuarantine(tmp_path, "node").held(1000.0 + 6.9 * DAY_S) == (entry(),)
+    assert GpuQuarantine(tmp_path, "node").held(1000.0 + 7 * DAY_S) == ()
+    assert GpuQuarantine(tmp_path, "another").held(1000.0) == ()
     assert ledger.path == tmp_path / ".gpus" / "node.jsonl"
     assert ledger.path.stat().st_mode & 0o777 == 0o600
 
@@ -78,7 +78,7 @@ def test_no_secret_gets_into_it(ledger: GpuQuarantine) -> None:
 
 
 def fill(root: Path, name: str) -> None:
-    mine = GpuQuarantine(root, "node", 7)
+    mine = GpuQuarantine(root, "node")
     for number in range(50):
         mine.quarantine(entry(f"GPU-{name}-{number}"))
 
@@ -104,7 +104,7 @@ def supervise(place: Path, *words: str, path: str = "") -> subprocess.CompletedP
 
 @pytest.mark.process
 def test_a_person_sees_why_a_gpu_is_out_of_use_and_puts_it_back(tmp_path: Path) -> None:
-    kept = GpuQuarantine(tmp_path / "state", identity.node_name(), 7)
+    kept = GpuQuarantine(tmp_path / "state", identity.node_name())
     kept.quarantine(entry(A, t=time.time()))
     options = ("--state-dir", str(tmp_path / "state"))
     shown = supervise(tmp_path, "gpus", *options)

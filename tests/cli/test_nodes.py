@@ -44,7 +44,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def ledger(settings: Settings, node: str) -> GpuQuarantine:
-    return GpuQuarantine(Path(settings.job.state_dir), node, 7.0)
+    return GpuQuarantine(Path(settings.job.state_dir), node)
 
 
 def listed(settings: Settings, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, object]]:
@@ -58,7 +58,7 @@ def test_an_exclusion_holds_until_the_node_is_allowed_and_leaves_its_gpus_as_the
     gpu = QuarantinedGpu("GPU-a", "0000:3b:00.0", "xid 79", "line", 1000.0, "bert", "run-1")
     one.quarantine(gpu)
     one.exclude("hf_token=SECRETVALUE123 and its fan is loud", 1000.0)
-    (found,) = nodes.excluded(Path(settings.job.state_dir), 7.0)
+    (found,) = nodes.excluded(Path(settings.job.state_dir))
     assert (found.node, found.t, found.by) == ("gpu-2", 1000.0, "person")
     assert found.reason.endswith("its fan is loud")
     assert "SECRETVALUE123" not in one.path.read_text()

@@ -36,14 +36,10 @@ def load(tmp_path: Path) -> Callable[..., Settings]:
 def test_a_list_of_sinks_keeps_its_order_its_values_and_its_secrets(load: Callable[..., Settings]) -> None:
     settings = load(
         f"""
-[alerts.webhook]
-url = "https://example.org/{TOKEN}"
-
 [[alerts.sink]]
 kind = "slack"
 url = "{SLACK}"
 severity = "warning"
-causes = ["gpu_ecc", "cuda_oom"]
 
 [[alerts.sink]]
 kind = "slack"
@@ -51,26 +47,18 @@ name = "ops-2"
 url = "{SLACK}-2"
 detail = "lines"
 runs = true
-deadline_s = 9
 """
     )
     first, second = settings.alerts.sinks
-    assert (first.called, first.severity, first.causes, first.detail, first.runs) == (
-        "slack",
-        "warning",
-        ("gpu_ecc", "cuda_oom"),
-        "summary",
-        False,
-    )
-    assert (second.called, second.detail, second.runs, second.deadline_s) == ("ops-2", "lines", True, 9.0)
-    assert settings.alerts.webhook.url.endswith(TOKEN)
-    assert str(settings.origin("alerts.webhook.url")).endswith("supervise.toml:3")
+    assert (first.called, first.severity, first.detail, first.runs) == ("slack", "warning", "summary", False)
+    assert (second.called, second.detail, second.runs) == ("ops-2", "lines", True)
+    assert str(settings.origin("alerts.sink")).endswith("supervise.toml")
     table, as_json = loading.show(settings, as_json=False), loading.show(settings, as_json=True)
     assert "alerts.sink[1].name" in table
     assert TOKEN not in table + as_json + repr(settings)
     made = alerting.configured(settings, {})
-    assert [one.name for one in made] == ["webhook", "slack", "ops-2"]
-    assert [one.outbox for one in made] == ["outbox", "alerts/slack", "alerts/ops-2"]
+    assert [one.name for one in made] == ["slack", "ops-2"]
+    assert [one.outbox for one in made] == ["alerts/slack", "alerts/ops-2"]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +69,6 @@ deadline_s = 9
         ("[[alerts.sink]]\nkind = 'slack'\n\nurll = 'x'\n", r"unknown setting: alerts.sink.urll in .*toml:4: the nearest is url"),
         ("[[alerts.sink]]\nkind = 'slack'\n[[alerts.sink]]\nkind = 'slack'\n", r"two alert sinks are called slack: .*toml:3"),
         ("[[alerts.sink]]\nkind = 'slack'\nname = '../x'\n", r"wrong value: alerts.sink.name = '../x'"),
-        ("[[alerts.sink]]\nkind = 'slack'\ncauses = ['gpu']\n", r"wrong value: alerts.sink.causes .* expected causes \("),
         ("[[alerts.sink]]\nkind = 'slack'\nurl = 'ftp://CANARY-T0KEN'\n", r"wrong value: alerts.sink.url = \(not shown\)"),
         ("[alerts]\nsink = 3\n", r"wrong type: alerts.sink in .*: it is a list of tables"),
         ("[alerts.sink]\nkind = 'slack'\n", r"wrong type: alerts.sink in .*: it is a list of tables"),
@@ -120,19 +107,14 @@ def test_an_empty_key_is_an_error(load: Callable[..., Settings], tmp_path: Path)
     """Else alerts would leave without the signature that was asked for."""
     (tmp_path / "key").write_text("\n")
     sink = load(f"[[alerts.sink]]\nkind = 'webhook'\nurl = 'http://127.0.0.1'\nsecret_file = '{tmp_path}/key'\n")
-    old = load(f"[alerts.webhook]\nurl = 'http://127.0.0.1'\nsecret_file = '{tmp_path}/key'\n")
-    for settings in (sink, old):
-        with pytest.raises(SuperviseError, match=r"cannot read the .*key.*: it is empty"):
-            alerting.configured(settings, {})
+    with pytest.raises(SuperviseError, match=r"cannot read the .*key.*: it is empty"):
+        alerting.configured(sink, {})
 
 
 def test_the_wrong_kind_is_reported_at_start(load: Callable[..., Settings]) -> None:
-    (old,) = alerting.configured(load(f"[alerts.webhook]\nurl = '{SLACK}'\n"), {})
-    assert old.warning == (
-        'alerts: hooks.slack.com looks like slack, which refuses what a webhook gets: write [[alerts.sink]] with kind = "slack"'
-    )
     with pytest.raises(SuperviseError, match=r"wrong kind of alert sink: webhook: .* looks like slack") as caught:
         alerting.configured(load(f"[[alerts.sink]]\nkind = 'webhook'\nurl = '{SLACK}'\n"), {})
+    assert caught.value.hint == 'Write kind = "slack" below [[alerts.sink]], or change the address.'
     assert TOKEN not in str(caught.value)
 
 

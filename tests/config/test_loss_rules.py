@@ -47,10 +47,6 @@ def test_ones_own_rules_stand_beside_ours_replace_them_and_switch_them_off(load:
     assert '"reward.nan"' in loading.show(settings, as_json=False)
 
 
-def test_a_watch_that_is_switched_off_has_no_rules(load: Callable[[str], Settings]) -> None:
-    assert loss_rules.configured(load("[loss]\nwatch = false\n")) == ()
-
-
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [

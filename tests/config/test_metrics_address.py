@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def settings(listen: str = "", textfile_dir: str = "", *, cwd: Path | None = None, flag: bool = True) -> Settings:
-    origin = Origin("command line", "--metrics") if flag else Origin("file", "supervise.toml:3")
+    origin = Origin("command line", "metrics.listen") if flag else Origin("file", "supervise.toml:3")
     origins = (("metrics.listen", origin), ("metrics.textfile_dir", origin))
     return replace(Settings(), metrics=MetricsSection(listen, textfile_dir), cwd=str(cwd or ""), origins=origins)
 

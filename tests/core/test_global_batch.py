@@ -181,12 +181,12 @@ def test_what_cannot_be_held_is_reported_once_and_the_job_goes_on(policy: Policy
 @pytest.mark.parametrize(
     "policy",
     [
-        replace(HOLD, nodes_batch="let"),
+        replace(HOLD, nodes_batch="ignore"),
         replace(HOLD, knobs=(replace(MICRO, counts="global"),)),
         replace(HOLD, knobs=(MICRO, Knob("grad_accum", "", "--global", counts="derived"))),
         replace(HOLD, knobs=(MICRO, Knob("grad_accum", "48", "--global", counts="derived"))),
     ],
-    ids=["let", "global", "derived", "derived and known"],
+    ids=["ignore", "global", "derived", "derived and known"],
 )
 def test_a_batch_that_the_program_divides_or_that_is_let_go_is_not_touched(policy: Policy) -> None:
     node = Node(policy)

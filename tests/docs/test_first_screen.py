@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.server
 import json
 import re
+import shlex
 import shutil
 import threading
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 
 from tests.e2e.conftest import clean_environment
 from tests.health.conftest import FakeNvml, fake_library  # noqa: F401  a fixture
+from tests.support.alert_sinks import webhook
 from tests.support.console import Terminal, assert_shown, typed_on
 from tests.support.waiting import wait_for
 
@@ -96,10 +98,10 @@ def test_a_gpu_with_a_memory_error_goes_out_of_use_and_a_webhook_is_called(
 ) -> None:
     address, posted = received
     terminal.environ.update({name: four_gpus.environ[name] for name in ("LD_LIBRARY_PATH", "FAKE_NVML_STATE")})
-    terminal.environ.update(SUPERVISE_WEBHOOK_URL=address, SUPERVISE_RESTART_BACKOFF_BASE_S="0", SUPERVISE_HEALTH_SAMPLE_S="0.5")
+    terminal.environ.update(_SUPERVISE_TEST_INTERVALS="0.04")
     knobs = "--knob batch_size=--batch-size --knob grad_accum:1=--accum --min-gpus 3"
     job = f"torchrun --standalone --nproc-per-node=4 {ROOT}/tests/jobs/gpu_fault.py --batch-size=6 --accum=1"
-    run = terminal.start(f"supervise --job bert {knobs} -- {job}")
+    run = terminal.start(f"supervise --job bert {knobs} {shlex.join(webhook(address))} -- {job}")
     log = terminal.directory / "log"
     wait_for(
         lambda: log.exists() and any(int(line.split()[1]) >= 5 for line in log.read_text().splitlines()), "step 5", 120, alive=run.alive

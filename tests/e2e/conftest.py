@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from supervisor.config.intervals import FACTOR_VARIABLE
 from supervisor.journal.records import Damage, scan
 from tests.support.folding import check_fold
 from tests.support.frameworks import variables
@@ -43,7 +44,6 @@ EAGER = {
     "SUPERVISE_HANG_ACTION": "restart",
     "SUPERVISE_HANG_TRAIN_S": "6",
     "SUPERVISE_HANG_PHASE_S": "60",
-    "SUPERVISE_HANG_CONFIRM_S": "3",
 }
 # What a developer's shell may have and a user's may not; it would change what is tested.
 NOT_INHERITED = re.compile(
@@ -273,6 +273,12 @@ class Supervised:
 
 
 RUNS: pytest.StashKey[list[Supervised]] = pytest.StashKey()
+
+
+@pytest.fixture
+def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each run look for checkpoints every 0.2 s, and restart at once."""
+    monkeypatch.setenv(FACTOR_VARIABLE, "0.04")
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from supervisor.config.intervals import FACTOR_VARIABLE
 from tests.e2e.conftest import clean_environment
 from tests.support.canaries import CANARY
 from tests.support.waiting import wait_for
@@ -80,7 +81,7 @@ def start(supervise: Callable[..., Supervised], room: ChatRoom, tmp_path: Path) 
     config = tmp_path / "alerts.toml"
     program = json.dumps(["/bin/sh", "-c", f"cat >> {tmp_path}/paged; echo >> {tmp_path}/paged"])
     config.write_text(
-        f'[alerts]\nnode = "gpu-7"\nheartbeat_url = "{room.url}"\nheartbeat_s = 1\n'
+        f'[alerts]\nnode = "gpu-7"\nheartbeat_url = "{room.url}"\n'
         f'[[alerts.sink]]\nkind = "slack"\nurl = "{room.url}"\nruns = true\n'
         f'[[alerts.sink]]\nkind = "exec"\ncommand = {program}\nseverity = "critical"\n'
     )
@@ -88,7 +89,9 @@ def start(supervise: Callable[..., Supervised], room: ChatRoom, tmp_path: Path) 
     home = str(tmp_path / "home")
 
     def begin(*command: str, options: list[str] | None = None) -> Supervised:
-        return supervise(*PLAIN, *command, options=["--config", str(config), *(options or [])], XDG_STATE_HOME=home)
+        return supervise(
+            *PLAIN, *command, options=["--config", str(config), *(options or [])], XDG_STATE_HOME=home, **{FACTOR_VARIABLE: "0.02"}
+        )
 
     return begin
 
@@ -194,7 +197,7 @@ def test_no_secret_of_config_environment_address_or_log_is_in_an_alert_or_in_a_f
         f'[alerts]\nheartbeat_url = "{address}"\n{sinks}[[alerts.sink]]\nkind = "exec"\ncommand = {program}\ndetail = "lines"\n'
     )
     config.chmod(0o600)
-    secrets = {"SUPERVISE_WEBHOOK_URL": address, "SUPERVISE_WEBHOOK_SECRET": f"{CANARY}-signs", "HF_TOKEN": f"{CANARY}-env"}
+    secrets = {"HF_TOKEN": f"{CANARY}-env"}
     run = supervise(sys.executable, str(script), options=["--config", str(config)], XDG_STATE_HOME=str(tmp_path / "home"), **secrets)
     assert run.exit_code() == 1
     asked = [

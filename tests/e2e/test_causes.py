@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from tests.e2e.conftest import Supervised, Surroundings
 
 JOB = Path(__file__).parents[1] / "jobs" / "causes.py"
-ONCE = ("--max-attempts=1",)
+ONCE = (
+    "--set",
+    "restart.max_attempts=1",
+)
 #: The verdict is there so soon after the last rank is down.
 VERDICT_S = 0.1
 
@@ -66,7 +69,7 @@ def re_verdicts(node: Any) -> list[dict[str, Any]]:  # noqa: ANN401  whatever a 
 
 
 def test_a_traceback_alone_names_the_users_file_and_line(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*command("exception"), options=(*ONCE, "--no-instrument"))
+    run = supervise(*command("exception"), options=(*ONCE, "--set", "instrument.enabled=false"))
     found = verdict(run)
     facts = dict(found["facts"])
     line = next(number for number, text in enumerate(JOB.read_text().splitlines(), 1) if "raise ValueError" in text)

@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Supervised, Surroundings
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]  # several runs, each of which imports torch
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("short_intervals"),
+]  # several runs, each of which imports torch
 
 
 @pytest.mark.slow
@@ -138,15 +142,15 @@ def test_a_mirror_with_only_other_jobs_checkpoints_asks_what_is_meant(supervise:
     refused = supervise("true", options=options)
     assert refused.exit_code() == 78
     assert "only of others: base" in refused.stderr
-    assert "--restore-from none" in refused.stderr
+    assert "--set checkpoints.restore_from=none" in refused.stderr
     status = refused.status()
     assert (status["exit_code"], status["incidents"]) == (78, 0), "it was refused, and did not die"
     explained = refused.ask("why").stdout
     assert "supervise died" not in explained
     assert "supervise itself died" not in explained
-    anew = supervise("true", options=[*options, "--restore-from", "none"])
+    anew = supervise("true", options=[*options, "--set", "checkpoints.restore_from=none"])
     assert (anew.exit_code(), "restored" in anew.stderr) == (0, False)
-    named = supervise("true", options=[*options, "--restore-from", "base"])
+    named = supervise("true", options=[*options, "--set", "checkpoints.restore_from=base"])
     assert named.exit_code() == 0
     assert f"restored {tmp_path}/elsewhere/step_5.pt of step 5" in named.stderr
 
@@ -177,7 +181,7 @@ def test_a_mirror_that_cannot_be_reached_is_no_business_of_the_training(supervis
     options = ["--checkpoints", "ckpt/step_*.pt", "--resumes-itself", "--config", str(fast(tmp_path))]
     assert supervise(*TRAIN, "--steps=10", options=options).exit_code() == 0
     nowhere = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "SUPERVISE_CHECKPOINTS_FINISH_S": "1"}
-    nowhere["SUPERVISE_CHECKPOINTS_S3_ENDPOINT"] = "http://127.0.0.1:9"
+    nowhere["AWS_ENDPOINT_URL_S3"] = "http://127.0.0.1:9"
     run = supervise(*TRAIN, "--steps=20", options=[*options, "--mirror", "s3://bucket/prefix"], **nowhere)
     assert run.exit_code() == 0
     assert run.attempts() == 1

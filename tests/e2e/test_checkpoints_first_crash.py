@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Supervised
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]  # several attempts, each of which imports torch
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("short_intervals"),
+]  # several attempts, each of which imports torch
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def states(parent: psutil.Process) -> dict[int, str]:
 
 
 def test_process_1_reaps_orphans_of_strangers_lets_them_live_and_ends_on_term(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(sys.executable, "-c", "import time; time.sleep(300)", options=["--no-instrument"], around=CONTAINER)
+    run = supervise(sys.executable, "-c", "import time; time.sleep(300)", options=["--set", "instrument.enabled=false"], around=CONTAINER)
     run.rank_pids()
     first = first_process(run)
     mine = set(states(first))

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.untouched import assert_untouched, listing, moved
+from tests.support.alert_sinks import webhook
 from tests.support.figures import within
 from tests.support.waiting import wait_for
 
@@ -180,7 +181,7 @@ def test_a_script_without_an_optimizer_gets_one_restart_and_the_same_exception_a
 ) -> None:
     job = tmp_path / "train.py"
     job.write_text(script.format(when="number == 30", end="raise ValueError('bad row')"))
-    run = supervise(*TORCHRUN, str(job), SUPERVISE_RESTART_BACKOFF_BASE_S="0")
+    run = supervise(*TORCHRUN, str(job), _SUPERVISE_TEST_INTERVALS="0.04")
     assert run.exit_code(deadline_s=120) == 65
     assert run.attempts() == 2
 
@@ -200,7 +201,7 @@ def test_what_fails_once_without_an_optimizer_is_restarted_and_ends_well(
 ) -> None:
     job = tmp_path / "train.py"
     job.write_text(script.format(when=ONCE, end=f"open('again', 'w').close(); {end}"))
-    run = supervise(*TORCHRUN, str(job), SUPERVISE_RESTART_BACKOFF_BASE_S="0")
+    run = supervise(*TORCHRUN, str(job), _SUPERVISE_TEST_INTERVALS="0.04")
     assert run.exit_code(deadline_s=120) == 0
     assert run.attempts() == 2
 
@@ -231,7 +232,9 @@ def test_an_import_error_at_the_start_of_a_plain_script_is_reported_within_three
 
 
 def test_a_script_that_never_loads_anything_is_not_started_again_after_the_limit(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*PLAIN, "--steps=100000", "--step-ms=20", "--progress=progress", "--pids=pids", options=["--scratch-limit-s=1"])
+    run = supervise(
+        *PLAIN, "--steps=100000", "--step-ms=20", "--progress=progress", "--pids=pids", options=["--set", "restart.scratch_limit_s=1"]
+    )
     run.wait_for_step(1)
     first_ns = int((run.place / "progress").read_text().split()[2])
     wait_for(lambda: time.monotonic_ns() - first_ns > 1_100_000_000, "the limit to be passed", alive=run.alive)
@@ -416,12 +419,14 @@ SECRET = "a secret of the test"  # noqa: S105  # that is what it is
 
 
 class Receiver(http.server.ThreadingHTTPServer):
-    """An endpoint on loopback that keeps what it gets."""
+    """An endpoint on loopback that keeps what it gets. key_file: of the key that signs."""
 
-    def __init__(self) -> None:
+    def __init__(self, key_file: Path) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.got: list[tuple[dict[str, str], bytes]] = []
         self.url = f"http://127.0.0.1:{self.server_address[1]}/hook"
+        self.key_file = key_file
+        key_file.write_text(SECRET)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -437,9 +442,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
+def receiver(tmp_path: Path) -> Iterator[Receiver]:
     """Give a running endpoint."""
-    with Receiver() as server:
+    with Receiver(tmp_path / "key") as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield server
@@ -469,8 +474,8 @@ HOPELESS = ["--fail-rank=0", "--fail-how=exit:3"]
 def test_the_webhook_gets_the_alerts(  # a fixture and a case
     supervise: Callable[..., Supervised], receiver: Receiver, fault: list[str], code: int, events: list[str]
 ) -> None:
-    given = {"SUPERVISE_WEBHOOK_URL": receiver.url, "SUPERVISE_WEBHOOK_SECRET": SECRET}
-    run = supervise(*PLAIN, "--steps=20", *SAVING, *fault, options=RESUMING, **given)
+    options = [*RESUMING, *webhook(receiver.url, receiver.key_file)]
+    run = supervise(*PLAIN, "--steps=20", *SAVING, *fault, options=options)
     assert run.exit_code() == code
     alerts = [json.loads(body) for _, body in receiver.got]
     assert [alert["event"] for alert in alerts] == events
@@ -516,7 +521,7 @@ def test_an_attempt_that_ignores_its_checkpoint_is_called_what_it_is_everywhere(
 ) -> None:
     script = tmp_path / "ignores.py"
     script.write_text(IGNORES)
-    run = supervise(sys.executable, str(script), options=["--checkpoints", "ckpt/*.pt"], SUPERVISE_WEBHOOK_URL=receiver.url)
+    run = supervise(sys.executable, str(script), options=["--checkpoints", "ckpt/*.pt", *webhook(receiver.url)])
     assert run.exit_code() == 0
     alerts = [json.loads(body) for _, body in receiver.got]
     assert {(alert["event"], alert["severity"], alert["action"]) for alert in alerts} == {
@@ -538,7 +543,7 @@ def test_a_dead_endpoint_does_not_hold_the_job_up(supervise: Callable[..., Super
         if endpoint == "never answers":
             listener.listen(8)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/hook"
-        run = supervise(*PLAIN, "--steps=20", *SAVING, *RECOVERS, options=RESUMING, SUPERVISE_WEBHOOK_URL=url)
+        run = supervise(*PLAIN, "--steps=20", *SAVING, *RECOVERS, options=[*RESUMING, *webhook(url)])
         assert run.exit_code() == 0
         ended = time.monotonic()
     last_step_ns = int((run.place / "progress").read_text().split()[-1])

@@ -241,7 +241,7 @@ def test_a_stop_is_obeyed_while_the_jobs_own_directory_hangs(supervise: Run, sur
     place.mkdir()
     dies = f"until [ -e {go} ]; do sleep 0.05; done; kill -9 $$"
     around = surroundings(prefix=("env", "-C", str(place)))
-    run = supervise("bash", "-c", dies, options=["--no-instrument", "--no-health"], around=around)
+    run = supervise("bash", "-c", dies, options=["--set", "instrument.enabled=false", "--set", "health.enabled=false"], around=around)
     wait_for(lambda: run.attempts() == 1, "the job runs", 30, alive=run.alive)
     with mounts.dead(place):
         go.touch()

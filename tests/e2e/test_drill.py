@@ -14,7 +14,7 @@ from tests.jobs import light
 
 ROOT = Path(__file__).parents[2]
 JOB = ["torchrun", "--standalone", "--nproc-per-node=2", str(ROOT / "examples" / "train_ddp.py"), "--steps=100000", "--save-every=5"]
-RESUMED = ["--checkpoints", "ckpt/step-*.pt", "--resume-args", "--resume {resume}"]
+RESUMED = ["--set", "checkpoints.paths=ckpt/step-*.pt", "--set", "knobs.resume.args=--resume {resume}"]
 ALONE = [word.replace("per-node=2", "per-node=1") for word in JOB]
 BATCH = ["--batch-size=4", "--grad-accum=1"]
 
@@ -57,7 +57,7 @@ def test_a_killed_rank_is_recovered_and_the_lost_steps_are_counted(tmp_path: Pat
 
 
 def test_out_of_memory_halves_the_batch_that_was_declared(tmp_path: Path) -> None:
-    knobs = ["--knob", "batch_size=--batch-size", "--knob", "grad_accum=--grad-accum"]
+    knobs = ["--set", 'knobs.declared=["batch_size=--batch-size", "grad_accum=--grad-accum"]']
     done = drill(tmp_path, "oom", "--at-step", "7", *knobs, *RESUMED, "--", *ALONE, *BATCH)
     assert done.returncode == 0
     said(done, r"^drill oom: rank 0 ran out of memory at step 7$")
@@ -82,7 +82,7 @@ def test_a_preempted_job_is_started_again_and_goes_on(tmp_path: Path) -> None:
         pytest.param(["bitrot", "--yes"], "Add --checkpoints", marks=pytest.mark.slow),
         (["bitrot", *RESUMED], "Add --yes"),
         pytest.param(["nan"], "add --yes", marks=pytest.mark.slow),
-        (["kill", "--no-instrument"], "Leave out --no-instrument"),
+        (["kill", "--set", "instrument.enabled=false"], "Leave out --set instrument.enabled=false"),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0] + str(len(value)),
 )
@@ -147,7 +147,7 @@ def test_a_rank_that_hangs_is_found_and_the_job_resumes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_hang_that_the_user_only_wants_to_hear_of_is_let_go_on(tmp_path: Path) -> None:
-    limits = ["--on-hang", "warn", "--patience-s", "30"]
+    limits = ["--set", "hang.action=warn", "--patience-s", "30"]
     done = drill(tmp_path, "hang", "--at-step", "7", "--rank", "1", *limits, *RESUMED, "--", *JOB)
     assert done.returncode == 1
     said(done, r"noticed    after [\d.]+ s: no progress for \d+ s: .*rank 1 .*stopped.*the job goes on: --on-hang warn")

@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Supervised
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]  # two starts, each of which imports torch
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("short_intervals"),
+]  # two starts, each of which imports torch
 
 
 def killed_beside_a_stray(

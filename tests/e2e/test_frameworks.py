@@ -46,7 +46,7 @@ def test_its_own_flags_are_halved_and_doubled_once_it_is_seen_to_train(  # noqa:
     arguments: list[str],
 ) -> None:
     command = [*TORCHRUN, str(JOBS / script), *arguments, batch_size, "32"]
-    run = supervise(*command, SUPERVISE_RESTART_BACKOFF_BASE_S="0", HF_HUB_OFFLINE="1", **frameworks)
+    run = supervise(*command, _SUPERVISE_TEST_INTERVALS="0.04", HF_HUB_OFFLINE="1", **frameworks)
     assert run.exit_code(deadline_s=300) == 0
     assert f"on CUDA OOM: {batch_size} 32→16, {grad_accum} 1→2 ({title})" in run.stderr.splitlines()[1]
     assert f"{batch_size} 32 -> 16, {grad_accum} 1 -> 2" in run.stderr
@@ -64,7 +64,7 @@ def test_what_the_user_forbids_is_left_alone(
     supervise: Callable[..., Supervised], tmp_path: Path, frameworks: dict[str, str], forbidden: str
 ) -> None:
     command = [*TORCHRUN, str(JOBS / "hf_trainer.py"), *HF, "--per_device_train_batch_size=32"]
-    run = supervise(*command, options=[forbidden], SUPERVISE_RESTART_BACKOFF_BASE_S="0", HF_HUB_OFFLINE="1", **frameworks)
+    run = supervise(*command, options=[forbidden], _SUPERVISE_TEST_INTERVALS="0.04", HF_HUB_OFFLINE="1", **frameworks)
     assert run.exit_code(deadline_s=300) == 65
     assert run.attempts() == 1
     assert words_of(tmp_path / "shapes") == []

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 JOB = str(Path(__file__).parents[1] / "jobs" / "gpu_fault.py")
 KNOBS = ("--knob", "batch_size=--batch-size", "--knob", "grad_accum:1=--accum")
-FAST = {"SUPERVISE_RESTART_BACKOFF_BASE_S": "0", "SUPERVISE_HEALTH_SAMPLE_S": "0.5"}
+FAST = {"_SUPERVISE_TEST_INTERVALS": "0.04"}
 UUID = "GPU-00000000-0000-4000-8000-{:012d}"
 
 pytestmark = pytest.mark.process
@@ -155,7 +155,16 @@ def test_a_driver_that_does_not_fit_its_library_is_no_node_for_a_gpu_job(supervi
     assert "modprobe" in run.stderr
     without = supervise(*torchrun(2), JOB, "--steps=3", CUDA_VISIBLE_DEVICES="", **around(four_gpus))
     assert without.exit_code() == 0
-    anyway = supervise(*torchrun(2), JOB, "--steps=3", options=("--no-health",), **around(four_gpus))
+    anyway = supervise(
+        *torchrun(2),
+        JOB,
+        "--steps=3",
+        options=(
+            "--set",
+            "health.enabled=false",
+        ),
+        **around(four_gpus),
+    )
     assert anyway.exit_code() == 0
 
 
@@ -174,7 +183,7 @@ def test_health_alone_ends_no_healthy_job_and_warns_once(supervise: Callable[...
 
 @pytest.mark.slow
 def test_evict_on_ends_the_attempt_at_once_and_takes_the_gpu_out_of_use(supervise: Callable[..., Supervised], four_gpus: FakeNvml) -> None:
-    options = ("--evict-on", "gpu_ecc")
+    options = ("--set", "health.evict_on=gpu_ecc")
     run = supervise(*torchrun(2), JOB, "--immune", "--steps=60", options=options, **around(four_gpus))
     wait_for_training(run)
     four_gpus.set({"1.ecc_unc_vol": 1})

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Supervised
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300), pytest.mark.usefixtures("short_intervals")]
 
 SCRIPT = str(Path(__file__).parents[1] / "jobs" / "saves_a_set.py")
 #: layout → what is declared, and the name of a step's directory

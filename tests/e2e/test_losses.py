@@ -1,4 +1,4 @@
-"""A loss that turns NaN in a script that trains on: warned of while it lasts, and with --on-nan restart a failure like any other."""
+"""A loss that turns NaN in a script that trains on: a warning, and with `loss.on_nan = "restart"` a failure like any other."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ while not pathlib.Path("end").exists():
 
 
 def test_a_nan_is_warned_of_as_long_as_it_lasts_and_ends_nothing(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(sys.executable, "-c", PRINTS, options=["--no-instrument"])
+    run = supervise(sys.executable, "-c", PRINTS, options=["--set", "instrument.enabled=false"])
     wait_for(lambda: "loss is NaN, 2 times in a row" in run.stderr, "the warning", 30, alive=run.alive)
     (warning,) = run.status()["warnings"]
     assert warning.startswith("loss is NaN, 2 times in a row (step ")
@@ -62,9 +62,9 @@ def test_a_loss_that_is_only_reported_is_watched_too(supervise: Callable[..., Su
 
 @pytest.mark.slow
 def test_with_on_nan_restart_the_attempt_is_ended_and_nan_is_the_cause(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(sys.executable, "-c", PRINTS, options=["--on-nan", "restart", "--resumes-itself"])
+    run = supervise(sys.executable, "-c", PRINTS, options=["--set", "loss.on_nan=restart", "--resumes-itself"])
     assert run.exit_code(deadline_s=60) == 0, run.stderr
-    assert "the attempt is ended (--on-nan restart)" in run.stderr
+    assert "the attempt is ended (--set loss.on_nan=restart)" in run.stderr
     status = run.status()
     assert (status["attempt"], status["incidents"]) == (2, 1)
     assert '"cause":"nan_loss"' in run.journal()

@@ -1,4 +1,4 @@
-"""`--metrics` and `--metrics-textfile` on a real run: what a scraper gets, and that no job fails for it."""
+"""`metrics.listen` and `metrics.textfile_dir` on a real run: what a scraper gets, and that no job fails for it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def scrape(port: int) -> dict[str, float]:
 
 def test_a_job_that_was_restarted_shows_it_over_http_and_in_the_textfile(supervise: Callable[..., Supervised]) -> None:
     port = free_port()
-    run = supervise(sys.executable, "-c", TRAIN, options=["--metrics", str(port), "--metrics-textfile", "."])
+    run = supervise(sys.executable, "-c", TRAIN, options=["--set", f"metrics.listen={port}", "--set", "metrics.textfile_dir=."])
     run.wait_for_line(rf"metrics: http://127.0.0.1:{port}/metrics")
 
     def resumed() -> dict[str, float] | None:
@@ -80,7 +80,12 @@ def test_a_job_that_was_restarted_shows_it_over_http_and_in_the_textfile(supervi
 def test_a_port_in_use_is_a_warning_and_the_job_is_done(supervise: Callable[..., Supervised]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        run = supervise(sys.executable, "-c", "import time; time.sleep(3)", options=["--metrics", str(port), "--no-instrument"])
+        run = supervise(
+            sys.executable,
+            "-c",
+            "import time; time.sleep(3)",
+            options=["--set", f"metrics.listen={port}", "--set", "instrument.enabled=false"],
+        )
         run.wait_for_line(rf"metrics: cannot listen at {port}: another process listens there; the job goes on")
         assert run.exit_code() == 0
 
@@ -89,7 +94,7 @@ def test_a_port_in_use_is_a_warning_and_the_job_is_done(supervise: Callable[...,
 def test_a_port_that_becomes_free_is_used(supervise: Callable[..., Supervised]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        run = supervise(sys.executable, "-c", TRAIN, options=["--metrics", str(port)])
+        run = supervise(sys.executable, "-c", TRAIN, options=["--set", f"metrics.listen={port}"])
         run.wait_for_line("metrics: cannot listen")
     run.wait_for_line(rf"metrics: http://127.0.0.1:{port}/metrics")
     assert wait_for(lambda: scrape(port)["attempt"], "a scrape", alive=run.alive)
@@ -100,11 +105,11 @@ def test_a_port_that_becomes_free_is_used(supervise: Callable[..., Supervised]) 
 @pytest.mark.slow
 def test_counts_go_on_where_another_supervise_takes_the_run_over(supervise: Callable[..., Supervised]) -> None:
     port = free_port()
-    run = supervise(sys.executable, "-c", TRAIN, options=["--metrics", str(port)])
+    run = supervise(sys.executable, "-c", TRAIN, options=["--set", f"metrics.listen={port}"])
     wait_for(lambda: (run.place / "once").exists() and scrape(port)["attempt"] == 2, "the second attempt", alive=run.alive)
     run.process.kill()
     run.process.wait(10)
-    next_run = supervise(sys.executable, "-c", TRAIN, options=["--metrics", str(port)])
+    next_run = supervise(sys.executable, "-c", TRAIN, options=["--set", f"metrics.listen={port}"])
     next_run.wait_for_line(rf"metrics: http://127.0.0.1:{port}/metrics")
     found = wait_for(lambda: (page := scrape(port))["attempt"] >= 3 and page, "the third attempt", alive=next_run.alive)
     assert found["restarts_total killed_unknown"] == 1
@@ -114,7 +119,7 @@ def test_counts_go_on_where_another_supervise_takes_the_run_over(supervise: Call
 
 
 def test_an_address_that_cannot_be_right_starts_nothing(supervise: Callable[..., Supervised]) -> None:
-    run = supervise("touch", "began", options=["--metrics", "9409x"])
+    run = supervise("touch", "began", options=["--set", "metrics.listen=9409x"])
     assert run.exit_code() == 64
     assert "no address to listen at: metrics.listen = '9409x'" in run.stderr
     run = supervise("touch", "began", SUPERVISE_METRICS="http://0.0.0.0")

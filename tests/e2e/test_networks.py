@@ -22,10 +22,10 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 def test_a_rank_that_saved_for_too_long_gets_a_longer_timeout_where_that_is_permitted(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*COMMAND, options=("--allow-network", "longer_timeout"))
+    run = supervise(*COMMAND, options=("--set", "network.allow=longer_timeout"))
     assert run.exit_code(deadline_s=100) == 0
     assert run.attempts() == 2
-    assert "network (--allow-network): longer_timeout may act" in run.stderr
+    assert "network (network.allow): longer_timeout may act" in run.stderr
     assert "process group timeout" in run.stderr
     assert run.stdout.count("done after a timeout of 9.0") == 2
     run.wait_for_nothing_left()
@@ -34,7 +34,7 @@ def test_a_rank_that_saved_for_too_long_gets_a_longer_timeout_where_that_is_perm
 def test_without_permission_the_card_names_the_option(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*COMMAND)
     run.wait_for_line("restarting as attempt 2", 100)
-    assert "longer_timeout is not enabled: --allow-network longer_timeout" in " ".join(run.ask("why", "1").stdout.split())
+    assert "longer_timeout is not enabled: --set network.allow=longer_timeout" in " ".join(run.ask("why", "1").stdout.split())
     run.signal(signal.SIGTERM)
     assert run.exit_code(deadline_s=100) == 143
     run.wait_for_nothing_left()
@@ -57,7 +57,7 @@ def test_a_rank_whose_interface_goes_down_uses_the_other_one_that_reaches_the_no
     script.write_text(LOSES_ITS_LINK)
     ranks = {"MASTER_ADDR": two_links.NODE, "MASTER_PORT": "29500", "RANK": "1", "WORLD_SIZE": "2"}
     around = surroundings(prefix=two_links.inside())
-    run = supervise("python", str(script), options=("--allow-network", "interface"), around=around, **ranks)
+    run = supervise("python", str(script), options=("--set", "network.allow=interface"), around=around, **ranks)
     assert run.exit_code(deadline_s=100) == 0
     assert "uses vc vc" in run.stdout
     assert "NCCL_SOCKET_IFNAME" in run.stderr

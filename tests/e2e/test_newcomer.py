@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.alert_sinks import webhook
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -86,6 +88,6 @@ def test_an_alert_that_reached_nobody_is_reported_at_the_end(supervise: Callable
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/x"
-        run = supervise("false", options=["--max-attempts", "1"], SUPERVISE_WEBHOOK_URL=url)
+        run = supervise("false", options=["--set", "restart.max_attempts=1", *webhook(url)])
         assert run.exit_code() == 1
     assert "2 alerts were not delivered to 127.0.0.1: Connection refused; kept in" in words(run)

@@ -75,7 +75,7 @@ def test_too_few_nodes_wait_for_one_more_take_it_and_stop_with_75_when_none_come
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
     job = (f"--made={tmp_path / 'log'}", "--step-ms=50", "--steps=5000")
-    nodes = Cluster(supervise, tmp_path, *job, nnodes="2:3", script=(SCRIPT,), SUPERVISE_NODES_GATHER_S="45")
+    nodes = Cluster(supervise, tmp_path, *job, nnodes="2:3", script=(SCRIPT,), join_s=45)
     nodes.reached(0, EVERY + 5)
     first, *others = nodes.runs
     for run in others:

@@ -84,7 +84,7 @@ def test_what_cannot_work_ends_both_nodes_with_78_before_a_rank_starts(supervise
     assert [run.exit_code(120) for run in runs] == [78, 78]
     for run in runs:
         assert differs(run, "TORCH_DISTRIBUTED_DEBUG", "DETAIL"), run.stderr
-        assert "--no-compare-nodes" in run.stderr
+        assert "--set health.enabled=false" in run.stderr
         assert '"event":"AttemptStarted"' not in run.journal()
     assert not (tmp_path / "progress").exists()
 
@@ -92,6 +92,6 @@ def test_what_cannot_work_ends_both_nodes_with_78_before_a_rank_starts(supervise
 @pytest.mark.slow
 def test_nodes_that_are_not_compared_start_in_spite_of_it(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     files = [f"--ckpt-dir={tmp_path}/ckpt", f"--progress={tmp_path}/progress", "--steps=3"]
-    runs = start_both(supervise, tmp_path, [*DDP, *files], [*DDP, *files], options=["--no-compare-nodes"], NCCL_PROTO="LL")
+    runs = start_both(supervise, tmp_path, [*DDP, *files], [*DDP, *files], options=["--set", "health.enabled=false"], NCCL_PROTO="LL")
     assert [run.exit_code(120) for run in runs] == [0, 0]
     assert all("not alike" not in run.stderr for run in runs)

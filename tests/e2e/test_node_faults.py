@@ -131,7 +131,7 @@ def _together(nodes: Cluster, beyond: int) -> int:
 def test_memory_that_runs_out_on_one_node_halves_the_batch_of_all(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     log = tmp_path / "log"
     job = ["--batch-size=32", "--accum=1", "--fits=8", "--oom-rank=1", f"--rows={log}", "--steps=5"]
-    nodes = Cluster(supervise, tmp_path, *job, options=KNOBS, script=(OUT_OF_MEMORY,), SUPERVISE_RESTART_BACKOFF_BASE_S="0")
+    nodes = Cluster(supervise, tmp_path, *job, options=KNOBS, script=(OUT_OF_MEMORY,), _SUPERVISE_TEST_INTERVALS="0.04")
     end_well(nodes, script=())
     rows = [line.split() for line in log.read_text().splitlines()]
     assert {(int(micro), int(accum), int(batch)) for _, _, micro, accum, batch, _, attempt in rows if attempt == "3"} == {(8, 4, 96)}

@@ -55,8 +55,8 @@ def bucket(tmp_path: Path) -> Iterator[Bucket]:
     with servers.swift(tmp_path / "swift") as server:
         name = f"b{uuid.uuid4().hex[:16]}"
         server.client().create_bucket(Bucket=name)
-        reach = {"AWS_ACCESS_KEY_ID": servers.KEY, "AWS_SECRET_ACCESS_KEY": servers.SECRET, "SUPERVISE_CHECKPOINTS_S3_REGION": "us-east-1"}
-        reach |= {"SUPERVISE_CHECKPOINTS_S3_ENDPOINT": server.endpoint, "SUPERVISE_CHECKPOINTS_S3_PATH_STYLE": "always"}
+        reach = {"AWS_ACCESS_KEY_ID": servers.KEY, "AWS_SECRET_ACCESS_KEY": servers.SECRET, "AWS_REGION": "us-east-1"}
+        reach |= {"AWS_ENDPOINT_URL_S3": server.endpoint}
         yield Bucket(name, reach, server.client())
 
 
@@ -76,7 +76,7 @@ class TwoNodes:
         script = [SCRIPT, f"--steps={STEPS}", f"--save-every={EVERY}", "--save-ms=1500", "--step-ms=20"]
         script += [f"--progress={self.place}/progress", f"--hold-at={4 * EVERY + 6}", f"--held-until={self.place}/go-on"]
         options = ["--checkpoints", "ckpt/step_*", "--resume-args", "--resume {resume}", "--mirror", self._bucket.url, "--keep=2"]
-        quick = {"SUPERVISE_CHECKPOINTS_SCAN_INTERVAL_S": "0.2", **self._bucket.reach}
+        quick = {"_SUPERVISE_TEST_INTERVALS": "0.04", **self._bucket.reach}
         command = [*torchrun, "--nproc-per-node=1", *script, f"--digest={self.place}/digest"]
         return self._start(*command, options=options, place=self.place / f"node-{node}", **quick)
 

@@ -42,6 +42,7 @@ class Cluster:
 
     `checkpoints` may hold {node}; `resume`: how each node's script is told what to resume from. `words` and `environments`: further ones of
     some nodes. last_call_s: how long a round of torch waits for more nodes than it needs.
+    join_s: and for those that it needs.
     """
 
     def __init__(  # noqa: PLR0913  what a test varies, by name
@@ -55,11 +56,12 @@ class Cluster:
         resume: Sequence[str] = ("--resume {resume}",) * NODES,
         script: Sequence[str] = DDP,
         last_call_s: int = 2,
+        join_s: int = 600,
         words: Mapping[int, Sequence[str]] = MappingProxyType({}),
         environments: Mapping[int, Mapping[str, str]] = MappingProxyType({}),
         **environment: str,
     ) -> None:
-        self._words, self._environments, self._last_call_s = words, environments, last_call_s
+        self._words, self._environments, self._last_call_s, self._join_s = words, environments, last_call_s, join_s
         self._start, self._job, self._options, self.place = start, job, options, place
         self._checkpoints, self._resume, self._script, self._environment = checkpoints, resume, script, environment
         port = free_port()
@@ -76,7 +78,7 @@ class Cluster:
         command = [
             *self._torchrun,
             "--nproc-per-node=1",
-            f"--rdzv-conf=last_call_timeout={self._last_call_s}",
+            f"--rdzv-conf=last_call_timeout={self._last_call_s},join_timeout={self._join_s}",
             *self._script,
             f"--save-every={EVERY}",
         ]

@@ -512,7 +512,7 @@ def test_the_job_learns_of_a_window_that_changes_its_size(
 
 def test_few_lines_at_the_start_one_at_the_end_and_none_when_quiet(supervise: Run, tmp_path: Path) -> None:
     said = supervise("python", "-c", "print('done')", place=tmp_path / "said")
-    quiet = supervise("python", "-c", "print('done')", options=["--quiet"], place=tmp_path / "quiet")
+    quiet = supervise("python", "-c", "print('done')", options=["--set", "terminal.verbosity=quiet"], place=tmp_path / "quiet")
     assert said.exit_code() == quiet.exit_code() == 0
     lines = said.stderr.splitlines()
     assert len(lines) == OPENING_LINES + 1
@@ -521,7 +521,9 @@ def test_few_lines_at_the_start_one_at_the_end_and_none_when_quiet(supervise: Ru
     assert said.stdout == quiet.stdout == "done\n"
 
 
-@pytest.mark.parametrize("options", [[], pytest.param(["--quiet"], marks=pytest.mark.slow)], ids=["normal", "quiet"])
+@pytest.mark.parametrize(
+    "options", [[], pytest.param(["--set", "terminal.verbosity=quiet"], marks=pytest.mark.slow)], ids=["normal", "quiet"]
+)
 def test_the_card_is_the_last_thing_after_a_failure(
     supervise: Run, surroundings: type[Surroundings], tmp_path: Path, options: list[str]
 ) -> None:

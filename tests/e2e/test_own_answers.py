@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 JOBS = Path(__file__).parents[1] / "jobs"
 TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node"]
-FAST = {"SUPERVISE_RESTART_BACKOFF_BASE_S": "0"}
+FAST = {"_SUPERVISE_TEST_INTERVALS": "0.04"}
 
 #: SGD keeps no count of its steps, and nothing is saved: each attempt begins from scratch.
 SGD = """

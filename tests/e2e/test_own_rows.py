@@ -58,7 +58,7 @@ def test_a_signature_of_ones_own_gives_the_cause_and_its_row_gives_the_next_atte
     (tmp_path / "mine.toml").write_text(SIGNATURE)
     for name in ("supervise.toml", "mine.toml"):
         (tmp_path / name).chmod(0o600)
-    run = supervise("python", "train.py", "--batch-size", "32", SUPERVISE_RESTART_BACKOFF_BASE_S="0")
+    run = supervise("python", "train.py", "--batch-size", "32", _SUPERVISE_TEST_INTERVALS="0.04")
     assert run.exit_code() == 0
     assert (tmp_path / "seen").read_text().splitlines() == ["32 fast none", f"8 slow {SECRET}"]
     assert [(line["cause"], line["strategy"]) for line in logged(run, "plan.decided")] == [("data_error", "users_row")]

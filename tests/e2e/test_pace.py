@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=2", str(ROOT / "tests" / "jobs" / "uneven.py")]
-QUICK = {"SUPERVISE_PACE_WINDOW_S": "5"}
+QUICK = {"_SUPERVISE_TEST_INTERVALS": "0.08"}
 
 #: Steps that take 30 ms, and 150 ms as long as the file `slow` is there.
 SLOWED = """
@@ -54,7 +54,7 @@ def test_two_ranks_that_are_alike_are_not(supervise: Callable[..., Supervised]) 
 
 
 def test_steps_that_take_longer_than_they_did_are_reported_and_that_it_is_over(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(sys.executable, "-c", SLOWED, SUPERVISE_PACE_WINDOW_S="2")
+    run = supervise(sys.executable, "-c", SLOWED, _SUPERVISE_TEST_INTERVALS="0.04")
     wait_for(lambda: int(run.status().get("step") or 0) > 450, "a pace of its own", 90, alive=run.alive)  # 14 s of steps
     assert '"event":"PaceChanged"' not in run.journal()
     (run.place / "slow").touch()

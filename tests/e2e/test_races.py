@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 JOB = str(Path(__file__).parents[1] / "jobs" / "race.py")
 COMMAND = ["torchrun", "--standalone", "--nproc-per-node=2", JOB, "--ckpt", "ckpt/last.pt"]
 RESUMING = ("--checkpoints", "ckpt/*.pt", "--resume-args", "--resume {resume}")
-FAST = {"SUPERVISE_RESTART_BACKOFF_BASE_S": "0"}
+FAST = {"_SUPERVISE_TEST_INTERVALS": "0.04"}
 
 #: Both ranks save each step to one file. The last save waits until the warning was printed.
 BOTH_SAVE = """
@@ -76,7 +76,7 @@ def test_a_script_that_races_each_time_is_stopped_at_the_second_with_how_to_mend
 @pytest.mark.slow
 def test_ranks_that_save_to_one_file_are_named_once_while_they_run(tmp_path: Path, supervise: Callable[..., Supervised]) -> None:
     (tmp_path / "train.py").write_text(BOTH_SAVE)
-    run = supervise("torchrun", "--standalone", "--nproc-per-node=2", "train.py", SUPERVISE_CHECKPOINTS_SCAN_INTERVAL_S="0.2")
+    run = supervise("torchrun", "--standalone", "--nproc-per-node=2", "train.py", _SUPERVISE_TEST_INTERVALS="0.04")
     run.wait_for_line(r"warning: local ranks 0 and 1 both save to \S+/last.pt: one overwrites the other")
     (tmp_path / "named").touch()
     assert run.exit_code(deadline_s=60) == 0

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 JOBS = Path(__file__).parents[1] / "jobs"
 TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=2"]
 RESUMING = ("--checkpoints", "ckpt/*.pt", "--resume-args", "--resume {resume}")
-FAST = {"SUPERVISE_RESTART_BACKOFF_BASE_S": "0"}
+FAST = {"_SUPERVISE_TEST_INTERVALS": "0.04"}
 
 pytestmark = pytest.mark.process
 
@@ -261,7 +261,7 @@ def checkpoint(place: Path, step: int, poison: str | None = None) -> Path:
 def begin_with_20_known(supervise: Callable[..., Supervised], place: Path, *words: str, options: tuple[str, ...] = RESUMING) -> Supervised:
     """Start a job that goes beyond step 20 once the supervisor knows its checkpoint of that step: it looks every few seconds only."""
     (place / "hold").write_text("1")
-    run = supervise(*SUSPECTS, *words, "--hold=hold", "--hold-at=21", options=options, SUPERVISE_CHECKPOINTS_SCAN_INTERVAL_S="0.2", **FAST)
+    run = supervise(*SUSPECTS, *words, "--hold=hold", "--hold-at=21", options=options, _SUPERVISE_TEST_INTERVALS="0.04", **FAST)
 
     def known() -> bool:
         return any('"event":"CheckpointVerified"' in line and "step-000020.pt" in line for line in run.journal().splitlines())

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 JOB = str(Path(__file__).parents[1] / "jobs" / "out_of_memory.py")
 KNOBS = ("--knob", "batch_size=--batch-size", "--knob", "grad_accum=--accum")
-FAST = {"SUPERVISE_RESTART_BACKOFF_BASE_S": "0"}
+FAST = {"_SUPERVISE_TEST_INTERVALS": "0.04"}
 A, B, C = (f"GPU-{name}-0000-0000-0000-000000000000" for name in ("aaaa1111", "bbbb2222", "cccc3333"))
 
 pytestmark = pytest.mark.process
@@ -108,8 +108,6 @@ def test_what_a_run_ran_out_of_shows_what_fits(supervise: Callable[..., Supervis
     assert run.exit_code() == 0
     argv = [
         "supervise",
-        "plan",
-        "--fit",
         "--job",
         "e2e",
         "--checkpoints",
@@ -117,6 +115,8 @@ def test_what_a_run_ran_out_of_shows_what_fits(supervise: Callable[..., Supervis
         "--state-dir",
         str(run.state),
         *KNOBS,
+        "plan",
+        "--fit",
         "--",
         *command,
     ]

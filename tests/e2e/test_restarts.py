@@ -229,12 +229,14 @@ main()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", ["--no-instrument", pytest.param("--instrument", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("option", ["instrument.enabled=false", "instrument.enabled=true"])
 def test_an_exception_that_torch_wrote_down_is_evidence_where_ours_is_missing(
     supervise: Callable[..., Supervised], tmp_path: Path, option: str
 ) -> None:
     (tmp_path / "job.py").write_text(RECORDED)
-    run = supervise("torchrun", "--standalone", "--nproc-per-node=2", "--max-restarts=0", str(tmp_path / "job.py"), options=[option])
+    run = supervise(
+        "torchrun", "--standalone", "--nproc-per-node=2", "--max-restarts=0", str(tmp_path / "job.py"), options=["--set", option]
+    )
     assert run.exit_code() == 1
     assert "rank 1 raised ImportError: no module of that name" in run.stderr
     assert "user_code, 75 % sure" in run.stderr
@@ -261,7 +263,7 @@ def test_a_secret_in_an_exception_is_written_nowhere_but_into_the_ranks_own_outp
 def test_the_first_cause_is_reported_on_every_node_and_counted_there(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     job = [NO_TORCH, "--steps=100000", "--step-ms=20", "--fail-rank=1", "--fail-at-step=20", "--fail-how=exit:3"]
     runs = [
-        supervise(*launcher, *job, options=["--no-instrument"], place=tmp_path / str(node))
+        supervise(*launcher, *job, options=["--set", "instrument.enabled=false"], place=tmp_path / str(node))
         for node, launcher in enumerate(launchers("static", 2))
     ]
     assert len({run.exit_code() for run in runs}) == 1

@@ -55,7 +55,7 @@ def test_braces_and_variables_of_the_users_own_reach_the_script(
     script = tmp_path / "script.py"
     script.write_text(ARGUMENTS)
     head = ["torchrun", "--standalone", "--nproc-per-node=1"] if launcher == "torchrun" else ["python"]
-    run = supervise(*head, script, "--save-to", "ckpt/step_{step}.pt", SUPERVISE_KNOBS_RESUME_ENV="LOAD_FROM", LOAD_FROM="base.pt")
+    run = supervise(*head, script, "--save-to", "ckpt/step_{step}.pt", LOAD_FROM="base.pt")
     assert run.exit_code() == 0
     assert run.stdout == "['--save-to', 'ckpt/step_{step}.pt'] base.pt\n"
 

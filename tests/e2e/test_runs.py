@@ -24,10 +24,10 @@ def look_of(why: str) -> list[str]:
 @pytest.mark.slow
 def test_the_output_of_a_failed_run_is_shown_after_a_good_one(supervise: Callable[..., Supervised]) -> None:
     script = "if [ -e flag ]; then echo good; else echo bad; exit 3; fi"
-    first = supervise("bash", "-c", script, options=("--max-attempts", "1"))
+    first = supervise("bash", "-c", script, options=("--set", "restart.max_attempts=1"))
     assert first.exit_code() == 1
     (first.place / "flag").touch()
-    again = supervise("bash", "-c", script, options=("--max-attempts", "1"))
+    again = supervise("bash", "-c", script, options=("--set", "restart.max_attempts=1"))
     assert again.exit_code() == 0
     assert "command changed" not in again.stderr
     why = again.ask("why").stdout

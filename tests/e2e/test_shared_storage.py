@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from supervisor.config.intervals import FACTOR_VARIABLE
 from tests.support.ports import answers, free_port
 from tests.support.waiting import wait_for
 
@@ -54,18 +55,15 @@ def test_each_checkpoint_is_verified_and_sent_by_one_node(
     for directory in (mirror, state, tmp_path / "ckpt", tmp_path / "python"):
         directory.mkdir()
     (tmp_path / "train.py").write_text(TRAIN)
-    (tmp_path / "fast.toml").write_text("[checkpoints]\nscan_interval_s = 0.2\n")
-    environment = {}
+    environment = {FACTOR_VARIABLE: "0.04"}
     if locks == "without locks":
         (tmp_path / "python" / "sitecustomize.py").write_text(NO_LOCKS)
-        environment = {"PYTHONPATH": str(tmp_path / "python")}
+        environment["PYTHONPATH"] = str(tmp_path / "python")
     options = [
         "--checkpoints",
         f"{tmp_path}/ckpt/*.pt",
         "--mirror",
         str(mirror),
-        "--config",
-        str(tmp_path / "fast.toml"),
         "--resumes-itself",
     ]
     torchrun = ["torchrun", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=two"]

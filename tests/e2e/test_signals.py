@@ -133,7 +133,9 @@ def test_twenty_terms_in_a_tenth_of_a_second_are_one(supervise: Callable[..., Su
 @pytest.mark.slow
 def test_terms_up_to_the_last_moment_end_it_with_143_and_not_by_a_signal(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     for number in range(3):
-        run = supervise("sleep", "600", options=["--no-instrument", "--no-health"], place=tmp_path / str(number))
+        run = supervise(
+            "sleep", "600", options=["--set", "instrument.enabled=false", "--set", "health.enabled=false"], place=tmp_path / str(number)
+        )
         wait_for(lambda run=run: run.attempts() == 1, "the job runs", 30, alive=run.alive)  # type: ignore[misc]  # bound
         until = time.monotonic() + 20
         while run.alive() and time.monotonic() < until:
@@ -209,7 +211,7 @@ def test_an_interrupt_of_all_ranks_stops_the_run(supervise: Callable[..., Superv
 @pytest.mark.parametrize("launcher", [PLAIN, pytest.param(LAUNCHED, marks=pytest.mark.slow)], ids=["plain", "torchrun"])
 @pytest.mark.bench
 def test_a_script_that_ignores_term_is_killed_at_the_deadline(supervise: Callable[..., Supervised], launcher: list[str]) -> None:
-    run = supervise(*launcher, *LONG, "--ignore-term", options=["--stop-deadline-s", "1.5"])
+    run = supervise(*launcher, *LONG, "--ignore-term", options=["--set", "stop.deadline_s=1.5"])
     run.wait_for_step(3)
     run.signal(signal.SIGTERM)
     asked = time.monotonic()
@@ -305,7 +307,7 @@ def test_a_tmux_server_and_a_slow_uploader_live_on_after_a_job_that_ended_well(
 
 
 def test_after_a_crash_a_detached_process_and_a_stranger_with_our_cookie_live_on(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*PLAIN, *LONG, "--daemon=daemon", "--daemon-env=SUPERVISE_JOB_DETACH=1", options=["--max-attempts", "1"])
+    run = supervise(*PLAIN, *LONG, "--daemon=daemon", "--daemon-env=SUPERVISE_JOB_DETACH=1", options=["--set", "restart.max_attempts=1"])
     run.wait_for_step(3)
     rank = run.rank_pids()[0]
     variables = Path(f"/proc/{rank}/environ").read_text().split("\0")

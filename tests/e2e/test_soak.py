@@ -44,11 +44,7 @@ EVERY = 10
 SETTINGS = """
 [restart]
 intensity = 1000
-backoff_base_s = 0.05
-backoff_cap_s = 0.1
-steps_back = 1000
 [checkpoints]
-scan_interval_s = 0.2
 finish_s = 60
 """
 #: What a process of each kind has in its command line. A rank has the script without the agent.
@@ -56,7 +52,7 @@ KINDS = {"agent": "supervisor/agent/", "guardian": "/guardian", "mirror": "check
 SOON_S, LATE_S = 0.05, 4.0
 TRAINS_FIRST = 2 / 3
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(3600), pytest.mark.usefixtures("short_intervals")]
 
 
 @dataclass(frozen=True)

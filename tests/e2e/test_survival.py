@@ -278,7 +278,7 @@ def test_term_ends_an_agent_that_awaits_a_store_for_ever(
         "c10d": ["--rdzv-backend=c10d", "--rdzv-id=1", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-conf=is_host=false"],
     }[backend]
     run = supervise(
-        *["torchrun", "--nnodes=2", "--nproc-per-node=1", *meeting], NO_TORCH, "--pids=pids", options=["--stop-deadline-s", "2"]
+        *["torchrun", "--nnodes=2", "--nproc-per-node=1", *meeting], NO_TORCH, "--pids=pids", options=["--set", "stop.deadline_s=2"]
     )
     connection, _ = silent_store.accept()
     with connection:
@@ -294,7 +294,7 @@ def test_term_ends_an_agent_that_awaits_a_store_for_ever(
 @pytest.mark.slow
 @pytest.mark.bench
 def test_term_ends_a_job_whose_agent_is_stopped(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*TORCHRUN, NO_TORCH, "--steps=100000", *STEADY, *DAEMON, options=["--stop-deadline-s", "1"])
+    run = supervise(*TORCHRUN, NO_TORCH, "--steps=100000", *STEADY, *DAEMON, options=["--set", "stop.deadline_s=1"])
     run.wait_for_step(3)
     os.kill(helpers_of(run)["agent"], signal.SIGSTOP)
     run.signal(signal.SIGTERM)
@@ -354,7 +354,7 @@ def test_a_journal_whose_fsync_stalls_for_30_s_delays_no_stop_and_a_restart_by_n
     supervise: Callable[..., Supervised], tmp_path: Path, *, long: bool
 ) -> None:
     job = ["--steps=2000" if long else "--steps=250", *STEADY, "--term-file=terms"]  # ranks run apart: neither has ended by the kill
-    run = supervise(*TORCHRUN, NO_TORCH, *job, options=RESUMING, PATH=stalling(tmp_path), SUPERVISE_RESTART_BACKOFF_BASE_S="0")
+    run = supervise(*TORCHRUN, NO_TORCH, *job, options=RESUMING, PATH=stalling(tmp_path), _SUPERVISE_TEST_INTERVALS="0.04")
     run.wait_for_step(12)
     peer = run.rank_pids()
     (run.place / "stall").touch()

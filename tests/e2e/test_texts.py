@@ -72,7 +72,16 @@ pytestmark = pytest.mark.process
 def test_a_text_has_one_cause_while_the_job_runs_and_in_its_log(supervise: Callable[..., Supervised], tmp_path: Path, name: str) -> None:
     body, cause, shown = TEXTS[name]
     (tmp_path / "train.py").write_text(SCRIPT.format(body=body))
-    run = supervise("python", "train.py", options=() if shown else ("--max-attempts=1",))  # which would be all that the card says
+    run = supervise(
+        "python",
+        "train.py",
+        options=()
+        if shown
+        else (
+            "--set",
+            "restart.max_attempts=1",
+        ),
+    )  # which would be all that the card says
     assert run.exit_code() > 0
     lines = [json.loads(line) for path in run.state.glob("*/nodes/*/supervise.log") for line in path.read_text().splitlines()]
     assert {line["cause"] for line in lines if line["event"] == "plan.decided"} == {cause}

@@ -37,7 +37,7 @@ KILLS_OF_A_RUN = 10
 #: Steps of a training, 12 from one save to the next: more than so many kills need.
 STEPS = 108
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(3600), pytest.mark.usefixtures("short_intervals")]
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,9 @@ def temporary(tmp_path: Path) -> Iterator[Callable[[Library], Path]]:
 
 
 def configuration(place: Path) -> Path:
-    """Return one with which what recovers is restarted without end and without waiting, and checkpoints are looked at often."""
+    """Return one with which what recovers is restarted without end."""
     config = place / "torn.toml"
-    config.write_text(
-        "[checkpoints]\nscan_interval_s = 0.2\nfinish_s = 5\n"
-        "[restart]\nintensity = 1000\nbackoff_base_s = 0\nbackoff_cap_s = 0\n"
-        "[stop]\ngrace_s = 1\n"
-    )
+    config.write_text("[checkpoints]\nfinish_s = 5\n[restart]\nintensity = 1000\n[stop]\ngrace_s = 1\n")
     config.chmod(0o600)
     return config
 

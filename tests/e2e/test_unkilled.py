@@ -102,7 +102,7 @@ def waits_for_it(again: Supervised, pid: int, attempt: int, disk: FreezableFs) -
 
 @pytest.mark.slow
 def test_a_stop_ends_in_time_and_the_next_start_waits_for_what_it_left(supervise: Run, disk: FreezableFs) -> None:
-    run = supervise(*job(disk), options=[*RESUMING, "--stop-deadline-s=2"])
+    run = supervise(*job(disk), options=[*RESUMING, "--set", "stop.deadline_s=2"])
     pid = stuck_writer(run)
     run.wait_for_step(3)
     run.signal(signal.SIGTERM)
@@ -142,7 +142,7 @@ for step in range(1, 100000):
     if step == 100 and first and os.environ["RANK"] == "0":
         sys.exit(7)
 """)
-    run = supervise("torchrun", "--nproc-per-node=2", str(script), options=["--grace-s=1"])
+    run = supervise("torchrun", "--nproc-per-node=2", str(script), options=["--set", "stop.grace_s=1"])
     pid = stuck_writer(run)
     run.wait_for_line(rf"pid {pid} \(\S+, state D[^)]*\(ext4\)\) survives KILL: no attempt is started beside it")
     run.wait_for_line("attempt 2 is not started yet")

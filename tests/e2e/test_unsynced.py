@@ -37,7 +37,14 @@ def test_an_unused_parameter_is_named_on_the_card_after_one_attempt_more(supervi
 
 
 def test_different_collectives_are_named_with_both_calls(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*command("differ"), options=("--max-attempts=1",), TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    run = supervise(
+        *command("differ"),
+        options=(
+            "--set",
+            "restart.max_attempts=1",
+        ),
+        TORCH_DISTRIBUTED_DEBUG="DETAIL",
+    )
     run.exit_code(deadline_s=100)
     shown = " ".join(run.stderr.split())
     assert f"rank 0 called allreduce of shape [4] at {JOB}:{line_of('of rank 0')}" in shown

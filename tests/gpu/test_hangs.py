@@ -19,8 +19,7 @@ pytestmark = pytest.mark.process
 SCALED = {
     "SUPERVISE_HANG_TRAIN_S": "3",
     "SUPERVISE_HANG_PHASE_S": "60",
-    "SUPERVISE_HANG_CONFIRM_S": "1.5",
-    "SUPERVISE_RESTART_BACKOFF_BASE_S": "0",
+    "_SUPERVISE_TEST_INTERVALS": "0.04",
 }
 
 

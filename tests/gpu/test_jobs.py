@@ -31,7 +31,7 @@ def run(tmp_path: Path, environment: dict[str, str]) -> Callable[..., subprocess
         return subprocess.run(  # noqa: S603  the program under test
             ["supervise", *options, "--", *launcher, JOB, *words],  # noqa: S607  as a user starts it
             cwd=tmp_path,
-            env=environment | {"SUPERVISE_RESTART_BACKOFF_BASE_S": "0"},
+            env=environment | {"_SUPERVISE_TEST_INTERVALS": "0.04"},
             capture_output=True,
             text=True,
             timeout=500,

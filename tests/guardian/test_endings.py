@@ -241,7 +241,7 @@ def test_a_save_is_asked_for_and_waited_for_only_where_wanted(side: Callable[...
     job.mkdir()
     if wants:
         (job / "wants-save").touch()
-    one = side(orphan_grace_s=2.0)
+    one = side()
     code = textwrap.dedent("""
         import os, time
         while not os.path.exists("job/save-now"):

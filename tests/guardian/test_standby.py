@@ -170,7 +170,7 @@ def test_without_a_record_it_ends_without_the_script(ranks: Ranks) -> None:
 
 
 def test_what_is_refused_before_it_is_asked() -> None:
-    facts = StartFacts(["python", "-u", "train.py", "--a"], {"A": "1", "MASTER_PORT": "1", "MINE": "x"}, "/here", ["MINE"])
+    facts = StartFacts(["python", "-u", "train.py", "--a"], {"A": "1", "MASTER_PORT": "1"}, "/here")
     facts.fixed = 3
     same = {"A": "1", "MASTER_PORT": "2", "TORCHELASTIC_RESTART_COUNT": "3"}
     assert refusal(facts, ["python", "-u", "train.py", "--b", "--c"], same, "/here") == ""

@@ -29,7 +29,7 @@ def gpus(place: Path, fake: FakeNvml, *words: str, **environ: str) -> subprocess
 
 def test_a_gpu_has_one_number_and_cuda_s_is_named_as_such(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     fake_nvml.set({"0.field.230": 1}, gpus=4)
-    ledger = GpuQuarantine(tmp_path / "jobs", identity.node_name(), 7)
+    ledger = GpuQuarantine(tmp_path / "jobs", identity.node_name())
     ledger.quarantine(QuarantinedGpu(f"{UUID}3", "0000:13:00.0", "xid 79", "NVRM: Xid 79", time.time(), "bert", "run-1"))
     environ = {"CUDA_VISIBLE_DEVICES": "2,0"}
     done = gpus(tmp_path, fake_nvml, **environ)

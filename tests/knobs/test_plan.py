@@ -30,13 +30,13 @@ def there(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_it_says_what_is_enabled_and_what_is_not_on_one_screen(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(there.iterdir())
-    assert main.main(["plan", "--max-attempts", "7", "--", *HF]) == 0
+    assert main.main(["plan", "--set", "restart.max_attempts=7", "--", *HF]) == 0
     text = capsys.readouterr().out
     assert "hf_trainer.py (HF Trainer)" in text
     assert "batch_size     --per_device_train_batch_size 32  per GPU   HF Trainer, once a rank is seen to train with it" in text
     assert "--knob skip_window=--YOUR-FLAG" in text
     assert "on CUDA OOM: --per_device_train_batch_size 32→16, --gradient_accumulation_steps 1→2 (HF Trainer)" in text
-    assert "restart.max_attempts     7       command line --max-attempts" in text
+    assert "restart.max_attempts     7      command line --set restart.max_attempts" in text
     assert all(cause.value in text for cause in Cause if cause is not Cause.NONE)
     assert "halve_batch → memory_knobs* →" in text
     lines = text.splitlines()
@@ -73,7 +73,7 @@ def test_as_data_it_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["plan"], "no command given"),
         (["plan", "--cause", "cuda_om", "--", "true"], "no such cause: cuda_om"),
-        (["plan", "--knob", "batch_size=--bs", "--", "true"], "wrong knob: batch_size=--bs"),
+        (["--knob", "batch_size=--bs", "plan", "--", "true"], "wrong knob: batch_size=--bs"),
     ],
     ids=["no command", "no such cause", "a wrong knob"],
 )
@@ -137,11 +137,11 @@ def test_the_line_at_start_names_the_rungs_for_networks_that_may_act() -> None:
     assert start_plan.network_line(Policy()) == ""
     allowed = Policy(network_allow=("interface", "ib_disable"), variables=(("NCCL_IB_DISABLE", "0"), ("NCCL_SOCKET_IFNAME", "eth0")))
     line = start_plan.network_line(allowed)
-    assert line == "network (--allow-network): interface may act; ib_disable may not: you set its variable"
+    assert line == "network (network.allow): interface may act; ib_disable may not: you set its variable"
     kept = (("env:NCCL_P2P_DISABLE", "1"), ("env:GLOO_SOCKET_IFNAME", "eth1"), ("env:NCCL_IB_DISABLE", "1"), ("batch_size", "8"))
     assert start_plan.network_line(allowed, kept) == f"{line}; goes on with GLOO_SOCKET_IFNAME=eth1"
     assert start_plan._missing("interface", allowed) == ""  # noqa: SLF001 -- as above
-    assert start_plan._missing("p2p_disable", allowed) == "--allow-network p2p_disable"  # noqa: SLF001 -- as above
+    assert start_plan._missing("p2p_disable", allowed) == "--set network.allow=p2p_disable"  # noqa: SLF001 -- as above
 
 
 @pytest.mark.usefixtures("there")

@@ -106,7 +106,6 @@ def test_megatron_that_loads_from_where_it_saves_resumes_by_itself(tmp_path: Pat
     [
         {"knobs__resume__args": "--from {resume}"},
         {"knobs__resume__switch": "--init_from=mine"},
-        {"knobs__resume__env": "FROM"},
         {"job__resumes_itself": True},
     ],
     ids=lambda row: next(iter(row)),
@@ -120,7 +119,7 @@ def test_what_the_user_declares_comes_before_what_is_recognised(tmp_path: Path, 
 def test_a_place_in_the_command_is_a_declaration_too(tmp_path: Path) -> None:
     found, settings = ways_of(tmp_path, HF_RESUMES, "--model {resume}", checkpoints__paths=("out/*",))
     (way,) = found.resume
-    assert (way.knob.by, way.knob.how, way.args, way.env) == ("declared", "{resume}", "", "")
+    assert (way.knob.by, way.knob.how, way.args) == ("declared", "{resume}", "")
     assert not [row for row in found.unavailable if row.knob == "resume"]
     assert resume_line(settings, found) == "resumes from the newest verified out/*, passed by {resume}"
 
@@ -134,7 +133,6 @@ def test_a_place_in_the_command_is_a_declaration_too(tmp_path: Path) -> None:
         ("from supervisor.worker import resume_from\n", {}, False),
         ("print('resume_from_checkpoint')\n", {}, True),
         ("print(1)\n", {"knobs__resume__args": "--from {resume}"}, False),
-        ("print(1)\n", {"knobs__resume__env": "FROM"}, False),
         ("print(1)\n", {"job__resumes_itself": True}, False),
         ("print(1)\n", {"checkpoints__paths": ()}, False),
     ],

@@ -75,7 +75,7 @@ def test_a_heartbeat_that_is_refused_is_reported_once() -> None:
         endpoint.script = [(404, {})]
         reporter = MagicMock()
         reporter.vitals.without_checkpoint_s.return_value = 0.0
-        alerts = SimpleNamespace(no_checkpoint_s=0.0, mirror_behind_s=0.0, heartbeat_s=10.0, heartbeat_stall_s=600.0)
+        alerts = SimpleNamespace(no_checkpoint_s=0.0)
         job: Any = SimpleNamespace(settings=SimpleNamespace(alerts=alerts))
         watch = AlertWatch(job, reporter, lambda: 0.0)
         watch.heartbeat = HttpEndpoint(endpoint.url, None)

@@ -60,7 +60,7 @@ def test_a_start_that_restores_nothing_leaves_nothing_in_shared_memory(supervise
         "-c",
         "",
         options=[*DECLARED, "--mirror", "s3://bucket"],
-        SUPERVISE_CHECKPOINTS_S3_ENDPOINT=f"http://127.0.0.1:{free_port()}",
+        AWS_ENDPOINT_URL_S3=f"http://127.0.0.1:{free_port()}",
         AWS_ACCESS_KEY_ID="key",
         AWS_SECRET_ACCESS_KEY="secret",  # noqa: S106  of no server
         AWS_DEFAULT_REGION="us-east-1",
@@ -83,7 +83,7 @@ def test_keep_removes_checkpoints_to_which_two_nodes_wrote(supervise: Callable[.
     def start(node: int) -> Supervised:
         torchrun = ["torchrun", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=e2e", "--nnodes=2"]
         options = ["--keep", "2", "--checkpoints", f"{saved}/checkpoint-*", "--resume-args", "--resume {resume}"]
-        quick = {"SUPERVISE_CHECKPOINTS_SCAN_INTERVAL_S": "0.2"}
+        quick = {"_SUPERVISE_TEST_INTERVALS": "0.04"}
         command = [*torchrun, "--nproc-per-node=1", tmp_path / "train.py"]
         return supervise(*command, options=options, place=tmp_path / f"node-{node}", **quick)
 

@@ -49,13 +49,7 @@ def test_the_declared_arguments_know_both_words_whatever_the_command() -> None:
 
 
 def test_a_switch_is_added_once_there_is_a_checkpoint_and_a_path_beside_it_too() -> None:
-    settings = replace(DECLARED, knobs=Knobs(resume=ResumeKnob(switch="--init_from=resume", flag="--from")))
+    settings = replace(DECLARED, knobs=Knobs(resume=ResumeKnob(switch="--init_from=resume", args="--from {resume}")))
     assert resume_handover(settings, ["train.py"], None, declared_way(settings)).arguments == ()
     given = resume_handover(settings, ["train.py"], FOUND, declared_way(settings))
-    assert given.arguments == ("--init_from=resume", "--from", "ckpt/7.pt")
-
-
-def test_a_variable_of_the_users_keeps_its_value_while_there_is_nothing_to_resume() -> None:
-    settings = replace(DECLARED, knobs=Knobs(resume=ResumeKnob(env="LOAD_FROM")))
-    assert "LOAD_FROM" not in resume_handover(settings, ["train.py"], None, declared_way(settings)).removed
-    assert resume_handover(settings, ["train.py"], FOUND, declared_way(settings)).variables["LOAD_FROM"] == "ckpt/7.pt"
+    assert given.arguments == ("--from", "ckpt/7.pt", "--init_from=resume")

@@ -37,7 +37,7 @@ def watch(fake_nvml: FakeNvml) -> Iterator[Callable[..., HealthWatch]]:  # noqa:
         on_change: Callable[[tuple[Finding, ...]], None] = lambda _found: None, *, enabled: bool = True, command: tuple[str, ...] = ()
     ) -> HealthWatch:
         settings = SimpleNamespace(
-            health=SimpleNamespace(enabled=enabled, sample_s=0.2, evict_on=(), thresholds=()),
+            health=SimpleNamespace(enabled=enabled, evict_on=(), thresholds=()),
             checkpoints=SimpleNamespace(paths=()),
         )
         job: Any = SimpleNamespace(environ=fake_nvml.environ, settings=settings, cookie="", command=command)
@@ -289,7 +289,7 @@ def test_a_gpu_is_back_in_use_only_where_it_was_reset_and_all_is_known_to_be_wel
 
 
 def test_the_ledger_keeps_what_shows_a_reset_and_reads_rows_without_it(tmp_path: Path) -> None:
-    ledger = GpuQuarantine(tmp_path, "node", 7.0)
+    ledger = GpuQuarantine(tmp_path, "node")
     ledger.quarantine(HELD)
     assert ledger.held(101.0) == (HELD,)
     old = ledger.path.read_text().replace(', "boot": "then", "errors": 3', "")
@@ -310,14 +310,3 @@ def test_a_check_that_fails_itself_is_reported_once(watch: Callable[..., HealthW
     looks._checks = {"rack_water": broken}  # noqa: SLF001  a check with a bug
     assert looks.before((), 0).problem == "check rack_water: the check itself failed: LookupError: rack"
     assert looks.before((), 0).problem == ""
-
-
-@pytest.mark.process
-def test_how_busy_each_gpu_is_comes_with_its_sample(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:  # noqa: F811
-    fake_nvml.set({"0.busy": 97, "1.busy": 4})
-    looks = watch()
-    assert looks.busy_gpus() == {}
-    looks.before((), 0)
-    busy = looks.busy_gpus()
-    assert {uuid: percent for uuid, (_, percent) in busy.items()} == {UUID.format(0): 97.0, UUID.format(1): 4.0}
-    assert all(t > 0 for t, _ in busy.values())

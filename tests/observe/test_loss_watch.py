@@ -29,7 +29,7 @@ class Watched:
 
     def __init__(self) -> None:
         self.posted: list[LossChanged] = []
-        self.watch = LossWatch(loss_rules.packaged(), 3, 0.0, self.post)
+        self.watch = LossWatch(loss_rules.packaged(), 3, self.post)
 
     def post(self, event: Event) -> None:
         """Take an event of the watch."""
@@ -98,7 +98,7 @@ def test_what_is_reported_wins_over_the_log() -> None:
 
 
 def test_without_rules_nothing_is_read() -> None:
-    watch = LossWatch((), 1, 0.0, lambda _event: None)
+    watch = LossWatch((), 1, lambda _event: None)
     assert watch.stream(0) is None
     watch.sample([replace(BEAT, loss=float("nan"), losses=2)], 1.0)
 

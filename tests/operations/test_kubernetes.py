@@ -30,7 +30,8 @@ CASES = {
     "one pod": ["--job", "bert", "--image", "registry.example/bert:1", *TRAIN],
     "all that can be said": [
         "--job", "bert-large", "--image", "registry.example:5000/bert@sha256:" + "0" * 64, "--nodes", "4", "--gpus", "8",
-        "--pod-grace-s", "600", "--metrics", "0.0.0.0:9409", "--checkpoints", "/ckpt/*.pt", "--resume-args", "--resume {resume}", *TRAIN,
+        "--pod-grace-s", "600", "--set", "metrics.listen=0.0.0.0:9409",
+        "--set", "checkpoints.paths=/ckpt/*.pt", "--set", "knobs.resume.args=--resume {resume}", *TRAIN,
     ],
     "words that YAML has other plans for": [
         "--job", "y", "--", "python", "-c", 'print("no: yes # \'{}\' \\")\n', "yes", "1e3", "~", "- x", "é\u2028",
@@ -129,7 +130,7 @@ def test_the_grace_is_known_in_the_pod_and_the_pods_of_several_nodes_find_each_o
 
 
 def test_metrics_on_loopback_are_announced_to_nobody(made: dict[str, list[dict[str, Any]]]) -> None:
-    alone = documents("--job", "bert", "--metrics", "9409", *TRAIN)
+    alone = documents("--job", "bert", "--set", "metrics.listen=9409", *TRAIN)
     assert "ports" not in job(alone)[2]
     assert "annotations" not in alone[-1]["spec"]["template"]["metadata"]
     opened = made["all that can be said"][-1]["spec"]["template"]["metadata"]

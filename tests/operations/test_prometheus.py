@@ -193,7 +193,7 @@ def test_a_real_prometheus_scrapes_a_real_run_and_its_rules_and_panels_have_answ
     from tests.e2e.test_metrics import TRAIN  # noqa: PLC0415  its job
 
     port = free_port()
-    run = supervise(sys.executable, "-c", TRAIN, options=["--metrics", str(port)])
+    run = supervise(sys.executable, "-c", TRAIN, options=["--set", f"metrics.listen={port}"])
     ask = prometheus(port)
 
     def value(query: str) -> float | None:

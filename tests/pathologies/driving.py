@@ -24,8 +24,7 @@ RESUMING = ["--checkpoints", "ckpt/*.pt", "--resume-args", "--resume {resume}"]
 SOON = {
     "SUPERVISE_HANG_TRAIN_S": "2",
     "SUPERVISE_HANG_PHASE_S": "20",
-    "SUPERVISE_HANG_CONFIRM_S": "1",
-    "SUPERVISE_RESTART_BACKOFF_BASE_S": "0",
+    "_SUPERVISE_TEST_INTERVALS": "0.04",
 }
 SCRIPT = Path(__file__).parents[1] / "jobs" / "hangs.py"
 #: The hang comes once the supervisor has read the heartbeats a few times.

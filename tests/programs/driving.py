@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SCRIPTS = Path(__file__).parent / "scripts"
 #: A run may take so long on a machine with other work.
 LONGEST_S = 240.0
-SOON = {"SUPERVISE_RESTART_BACKOFF_BASE_S": "0", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+SOON = {"_SUPERVISE_TEST_INTERVALS": "0.04", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def lay_out(program: TrainingProgram, place: Path) -> Path:
@@ -195,7 +195,7 @@ class Drive:
     def _do_as_it_says(self) -> list[int]:
         """Run the command that the terminal names, and start again as the card says."""
         helps = re.search(r"note (?:\S+ )+?is (?:kept|whole): ((?:cp -p|mv) \S+ \S+)", self.reported)
-        again = re.search(r"start again(?: with (--program) (\S+))?", self.reported)
+        again = re.search(r"start again(?: with (knobs.program) (\S+))?", self.reported)
         assert helps, f"no command helps: {self.reported}"
         assert again, f"nothing says how to go on: {self.reported}"
         subprocess.run(shlex.split(helps[1]), check=True)  # noqa: S603  what a person would copy from the terminal

@@ -105,11 +105,11 @@ def test_the_command_names_the_checkpoint_and_what_it_misses(
     plan = ["plan", "--fit", "--state-dir", str(tmp_path / "state")]
     assert main.main([*plan, "--", "python", "train.py"]) == 64
     assert "--checkpoints 'DIR/*.pt'" in capsys.readouterr().err
-    assert main.main([*plan, "--checkpoints", "c/*.pt", "--", "python", "train.py"]) == 78
+    assert main.main(["--checkpoints", "c/*.pt", *plan, "--", "python", "train.py"]) == 78
     assert "c/*.pt: no checkpoint there is verified good" in capsys.readouterr().err
     (tmp_path / "c").mkdir()
     torch.save({"model": {"w": torch.ones(1 << 20)}, "step": 3}, tmp_path / "c" / "3.pt")
-    assert main.main([*plan, "--checkpoints", "c/*.pt", "--", "python", "train.py"]) == 0
+    assert main.main(["--checkpoints", "c/*.pt", *plan, "--", "python", "train.py"]) == 0
     out = capsys.readouterr().out
     assert "parameters 4 MiB, optimizer states 0 MiB" in out
     assert "measured     nothing" in out

@@ -10,10 +10,10 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from supervisor.config.settings import Instrument, Settings, Systemd
+from supervisor.config.settings import Settings
 from supervisor.core import actions as act
 from supervisor.core.actions import BeginAttempt, CloseIncident, ReportDecision, ReportResume
-from supervisor.core.events import AttemptEnded, AttemptStarted, CheckpointSelected, NodesGathered, ProgressObserved, StartCeilingPassed
+from supervisor.core.events import AttemptEnded, AttemptStarted, CheckpointSelected, NodesGathered, ProgressObserved
 from supervisor.core.model import Cause, Change, Claim, Evidence, Gpu, Phase, Plan, PlanKind, Verdict
 from supervisor.core.state import Attempt, Incident
 from supervisor.core.training_events import LossChanged, PaceChanged
@@ -202,36 +202,14 @@ def test_systemd_is_asked_for_the_time_that_a_save_gets(reporter: Reporter, left
 
 STARTED, STEP = AttemptStarted(0.0, 1, (), 2), ProgressObserved(1.0, 1, 7, 7, Phase.TRAIN)
 LOADING = ProgressObserved(0.5, 1, None, 0, Phase.LOAD)
-BEGINS, GOES_ON = ProgressObserved(1.0, 1, 40, 0, Phase.TRAIN, first_step=40), ProgressObserved(2.0, 1, 41, 0, Phase.TRAIN, first_step=40)
-UNSEEN, SUCCEEDED = StartCeilingPassed(600.0, 1, (0, 1)), AttemptEnded(9.0, 1, "succeeded")
-AT_STEP, BLIND = Settings(systemd=Systemd("step")), Settings(systemd=Systemd("step"), instrument=Instrument(enabled=False))
 
 
 @pytest.mark.parametrize(
-    ("settings", "took", "number"),
-    [
-        (Settings(), (STARTED, LOADING, STEP), 1),
-        (AT_STEP, (STARTED, LOADING, STEP), 3),
-        (AT_STEP, (STARTED, BEGINS, GOES_ON), 3),
-        (AT_STEP, (STARTED, UNSEEN), 2),
-        (AT_STEP, (STARTED, SUCCEEDED), 2),
-        (AT_STEP, (STARTED, AttemptEnded(9.0, 1, "failed")), 0),
-        (BLIND, (STARTED,), 1),
-    ],
-    ids=[
-        "ranks",
-        "first step",
-        "first step of the script's own",
-        "steps that cannot be seen",
-        "done before any step",
-        "failed before any step",
-        "no instrumentation",
-    ],
+    ("took", "number"),
+    [((STARTED, LOADING, STEP), 1), ((LOADING, STARTED), 2), ((AttemptEnded(9.0, 1, "failed"),), 0)],
+    ids=["ranks run", "only then", "no ranks"],
 )
-def test_the_unit_has_started_once_its_ranks_run_or_by_choice_train(
-    reporter: Reporter, settings: Settings, took: tuple[Any, ...], number: int
-) -> None:
-    reporter._job.settings = settings  # type: ignore[misc]  # noqa: SLF001  the stand-in for a job
+def test_the_unit_has_started_once_its_ranks_run(reporter: Reporter, took: tuple[Any, ...], number: int) -> None:
     notifier: Any = reporter._notifier  # noqa: SLF001  the mock that was given
     ready_after = 0
     for count, event in enumerate(took, 1):
@@ -241,10 +219,10 @@ def test_the_unit_has_started_once_its_ranks_run_or_by_choice_train(
 
 
 def test_ranks_that_show_no_step_are_waited_for_no_longer_than_the_ceiling() -> None:
-    assert not is_overdue(Attempt(1), 10_000.0, AT_STEP), "its ranks are not there yet: a rendezvous, or a restore"
-    assert not is_overdue(Attempt(1, started_t=100.0), 699.0, AT_STEP)
-    assert not is_overdue(Attempt(1, started_t=100.0, ended=True), 10_000.0, AT_STEP)
-    assert is_overdue(Attempt(1, started_t=100.0), 700.0, AT_STEP)
+    assert not is_overdue(Attempt(1), 10_000.0), "its ranks are not there yet: a rendezvous, or a restore"
+    assert not is_overdue(Attempt(1, started_t=100.0), 699.0)
+    assert not is_overdue(Attempt(1, started_t=100.0, ended=True), 10_000.0)
+    assert is_overdue(Attempt(1, started_t=100.0), 700.0)
 
 
 def test_the_last_status_of_the_unit_has_the_cause_and_the_command_that_explains_it(reporter: Reporter) -> None:

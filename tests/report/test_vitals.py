@@ -111,18 +111,20 @@ def test_a_missing_checkpoint_is_alerted_once_until_one_is_saved() -> None:
 
 
 def test_a_mirror_that_never_catches_up_is_alerted_and_its_recovery_reported() -> None:
-    watch, reporter, behind = watched(vitals(), Alerts(mirror_behind_s=100))
-    for seconds in (50.0, 100.0, 150.0, 0.0, 0.0):
+    watch, reporter, behind = watched(vitals(), Alerts())
+    for seconds in (3500.0, 3600.0, 3700.0, 0.0, 0.0):
         behind[0] = seconds
-        watch.tick(state(), 1000.0)
+        watch.tick(state(), 10_000.0)
     assert raised(reporter) == ["mirror_behind"]
     reporter.alert_over.assert_called_once()
     assert reporter.alert_over.call_args.args[0] == "mirror_behind"
 
 
-def test_the_heartbeat_is_sent_at_its_interval_and_stops_with_the_training() -> None:
+def test_the_heartbeat_is_sent_at_its_interval_and_stops_with_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = vitals(step(10, 1))
-    watch, _, _ = watched(seen, Alerts(heartbeat_s=30, heartbeat_stall_s=STALL_S))
+    monkeypatch.setattr("supervisor.report.alert_watch.PING_S", 30.0)
+    monkeypatch.setattr("supervisor.report.alert_watch.STALL_S", STALL_S)
+    watch, _, _ = watched(seen, Alerts())
     assert watch.tick(state(), 11.0) is None, "no address"
     endpoint: Any = MagicMock()
     watch.heartbeat = endpoint

@@ -10,7 +10,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 #: What a user declares for the training of `scripts/training.py`.
 DECLARED = ("--checkpoints", "ckpt/step-*.pt", "--resume-args", "--resume {resume}")
 #: Checkpoints are looked at often, since these trainings take seconds: `supervise(..., **OFTEN)`.
-OFTEN = {"SUPERVISE_CHECKPOINTS_SCAN_INTERVAL_S": "0.2"}
+OFTEN = {"_SUPERVISE_TEST_INTERVALS": "0.04"}
 
 
 def torchrun(script: str, *arguments: str, ranks: int = 2) -> list[str]:

@@ -47,11 +47,15 @@ class TwoNodes:
     def start(self, node: int) -> Supervised:
         """Start a node, or start it again."""
         command = ["torchrun", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self._port}", "--rdzv-id=bound", "--nnodes=1:2"]
-        command += ["--nproc-per-node=1", "--rdzv-conf=last_call_timeout=60", str(SCRIPTS / "deepspeed_5405.py"), str(self.place)]
+        command += [
+            "--nproc-per-node=1",
+            "--rdzv-conf=last_call_timeout=60,join_timeout=40",
+            str(SCRIPTS / "deepspeed_5405.py"),
+            str(self.place),
+        ]
         command += ["--steps=5000", "--save-every=10", "--pace-s=0.02"]
         options = ("--checkpoints", f"{self.place}/ckpt/step-*.pt", "--resume-args", "--resume {resume}")
-        deadlines = {"SUPERVISE_NODES_GATHER_S": "40", "SUPERVISE_NODES_LEASE_S": "8"}
-        return self._supervise(*command, options=options, place=self.place / f"node-{node}", **OFTEN, **deadlines)
+        return self._supervise(*command, options=options, place=self.place / f"node-{node}", SUPERVISE_NODES_LEASE_S="8", **OFTEN)
 
     def saved(self) -> int:
         """Return how many checkpoints there are."""

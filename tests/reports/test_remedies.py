@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Run = Callable[..., Supervised]
 
 CATALOGUE, _ = signatures.read()
-AT_ONCE = {"SUPERVISE_RESTART_BACKOFF_BASE_S": "0.1"}
+AT_ONCE = {"_SUPERVISE_TEST_INTERVALS": "0.04"}
 
 
 def log(*lines: str) -> Verdict:

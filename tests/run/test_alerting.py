@@ -61,7 +61,8 @@ def run(tmp_path: Path, server: Any) -> Iterator[Any]:  # noqa: ANN401  the serv
     url = f"http://127.0.0.1:{server.server_port}"
     config = tmp_path / "c.toml"
     config.write_text(
-        f'[alerts]\nnode = "gpu-7"\n[alerts.webhook]\nurl = "{url}/v1"\n[[alerts.sink]]\nkind = "slack"\nurl = "{url}/slack"\nruns = true\n'
+        f'[alerts]\nnode = "gpu-7"\n[[alerts.sink]]\nkind = "webhook"\nurl = "{url}/v1"\n'
+        f'[[alerts.sink]]\nkind = "slack"\nurl = "{url}/slack"\nruns = true\n'
     )
     config.chmod(0o600)
     environ = {"XDG_CONFIG_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "home")}
@@ -140,6 +141,6 @@ def test_a_refusal_is_a_warning_once_and_is_counted_at_the_end(run: Any, server:
         "alert refused by slack (127.0.0.1): status 400: no_text; `supervise alerts list` shows all"
     ]
     assert [line for line in printed if "not delivered" in line] == [
-        f"2 alerts were not delivered to 127.0.0.1: status 400: no_text; kept in {run.job.state}/outbox",
+        f"2 alerts were not delivered to 127.0.0.1: status 400: no_text; kept in {run.job.state}/alerts/webhook",
         f"1 alert was not delivered to 127.0.0.1: status 400: no_text; kept in {run.job.state}/alerts/slack",
     ]

@@ -22,7 +22,7 @@ class Ledger(GpuQuarantine):
     """A ledger on a disk that does not answer, refuses, or is well."""
 
     def __init__(self, place: Path, disk: str, end: threading.Event) -> None:
-        super().__init__(place, "a", 1.0)
+        super().__init__(place, "a")
         self.disk, self.end = disk, end
 
     def exclude(self, reason: str, now: float, by: str = "person") -> None:

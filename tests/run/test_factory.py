@@ -127,8 +127,7 @@ def test_a_disk_without_room_for_the_next_checkpoints_is_reported_once_and_so_is
 
     monkeypatch.setattr(free_space, "forecast", short)
     checkpoints = JobCheckpoints(
-        replace(job, settings=dataclasses.replace(job.settings, checkpoints=Checkpoints(paths=("ckpt/*.pt",), scan_interval_s=0.1))),
-        told.put,
+        replace(job, settings=dataclasses.replace(job.settings, checkpoints=Checkpoints(paths=("ckpt/*.pt",)))), told.put
     )
     watcher = checkpoints.watcher()
     assert watcher is not None

@@ -32,7 +32,7 @@ def signalled(run, *given):
 setattr(JobRun, name, signalled)
 sys.exit(main())
 """
-JOB = ["--job", "j", "--state-dir", "state", "--no-health", "--", sys.executable, "-c", "open('started', 'w')"]
+JOB = ["--job", "j", "--state-dir", "state", "--set", "health.enabled=false", "--", sys.executable, "-c", "open('started', 'w')"]
 
 pytestmark = pytest.mark.process
 

@@ -46,7 +46,7 @@ class Scene:
         for number, rank in enumerate(ranks):
             self.claim(number, rank.pid)
 
-    def prepare_standbys(self, attempt: int, directory: str, commands: Sequence[Sequence[str]], _renewed: Sequence[str]) -> None:
+    def prepare_standbys(self, attempt: int, directory: str, commands: Sequence[Sequence[str]]) -> None:
         """Take an order, as a session does."""
         assert directory == str(self.directory)
         self.sent.append((attempt, [list(command) for command in commands]))

@@ -49,7 +49,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a manifest": (str(Path(Manifests("").file_of("/ckpt/a.pt")).relative_to("/")), _manifest),
     "what was set aside": ("aside.jsonl", lambda path: AsideRecord(str(path.parent)).changes()),
     "the mirror's log": ("log", lambda path: TransferLog.read(str(path))),
-    "the ledger of GPUs": (".gpus/n.jsonl", lambda path: GpuQuarantine(path.parents[1], "n", 7.0).held(0.0)),
+    "the ledger of GPUs": (".gpus/n.jsonl", lambda path: GpuQuarantine(path.parents[1], "n").held(0.0)),
     "the lock, by who takes it": ("lock", lambda path: lock.acquire(path, job="j")),
     "the lock, by who looks": ("lock", lock.holder),
     "our processes": ("processes", lambda path: ownership.read_records(str(path))),

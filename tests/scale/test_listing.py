@@ -104,8 +104,17 @@ def test_a_new_job_beside_300_000_objects_of_another_begins(large: ObjectStore, 
     """With the latency of S3, and with the limits as they are."""
     large.latency_s = 0.25
     environment = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "key") | {"AWS_DEFAULT_REGION": "us-east-1"}
-    options = ["--mirror", "s3://bucket", "--checkpoints", "ckpt/*.pt", "--resume-args", "--resume {resume}", "--restore-from", "none"]
-    run = supervise(sys.executable, "-c", "print('it began')", options=options, SUPERVISE_CHECKPOINTS_S3_ENDPOINT=large.url, **environment)
+    options = [
+        "--mirror",
+        "s3://bucket",
+        "--checkpoints",
+        "ckpt/*.pt",
+        "--resume-args",
+        "--resume {resume}",
+        "--set",
+        "checkpoints.restore_from=none",
+    ]
+    run = supervise(sys.executable, "-c", "print('it began')", options=options, AWS_ENDPOINT_URL_S3=large.url, **environment)
     code = run.exit_code(300)
     large.latency_s = 0.0
     prepared(large.n_lists > 0, "the mirror was not asked")

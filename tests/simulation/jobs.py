@@ -138,7 +138,7 @@ class Draft:
         self.gpus = tuple(Gpu(i, f"GPU-{i}") for i in range(2)) if self.gpus else ()
 
     def permits(self, *wanted: str, theirs: tuple[str, ...] = ()) -> None:
-        """Draw --allow-network, most often with what would help, and now and then a variable that the user set, of `theirs`."""
+        """Draw network.allow, most often with what would help, and now and then a variable that the user set, of `theirs`."""
         self.policy["network_allow"] = tuple(name for name in OPTIONAL if self.odds(0.8 if name in wanted else 0.25))
         if theirs and self.odds(0.12):
             self.policy["variables"] = ((self.rng.choice(theirs), "theirs"),)

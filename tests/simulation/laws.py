@@ -31,7 +31,7 @@ GUARDS = frozenset({"within_cap", "recurring"})
 USERS_ROW = "users_row"
 OWN_CHANGE = "own_change"
 FIRST = GUARDS | {USERS_ROW}
-#: What leaves the training as it is: by what is set, the rung that --allow-network must name for it.
+#: What leaves the training as it is: by what is set, the rung that --set network.allow=must name for it.
 HARMLESS = {
     "env:NCCL_SOCKET_IFNAME": "interface",
     "env:GLOO_SOCKET_IFNAME": "interface",
@@ -180,7 +180,7 @@ def users_row(record: Record, past: Past, books: Watch) -> str:
 
 
 def permitted(record: Record, _past: Past, books: Watch) -> str:
-    """Of the network, only what --allow-network names, and no variable of the user's own."""
+    """Of the network, only what network.allow names, and no variable of the user's own."""
     policy = books.job.policy
     theirs = {f"env:{name}" for name, _ in policy.variables}
     loose = [c.knob for c in record.plan.changes if HARMLESS.get(c.knob) and HARMLESS[c.knob] not in policy.network_allow]

@@ -23,7 +23,7 @@ JOB = str(ROOT / "tests" / "jobs" / "saves_on_request.py")
 TRAIN = ["torchrun", "--standalone", "--nproc-per-node=2", JOB]
 #: All of the node, so that the other job must preempt.
 WHOLE = ["--sbatch", "exclusive", "--sbatch", "partition=low"]
-OPTIONS = ["--checkpoints", "ckpt/step-*.pt", "--resume-args", "--resume {resume}", "--state-dir", "state"]
+OPTIONS = ["--set", "checkpoints.paths=ckpt/step-*.pt", "--set", "knobs.resume.args=--resume {resume}", "--state-dir", "state"]
 
 
 def printed(place: Path, *words: str) -> str:

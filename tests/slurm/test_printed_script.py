@@ -94,7 +94,7 @@ def test_on_several_nodes_the_code_of_the_job_counts_and_not_the_highest_of_its_
     of_job: int,
     comes_back: bool,  # noqa: FBT001  a parameter
 ) -> None:
-    text = batch.script(["--job", "bert", "--quiet", "--state-dir", "/shared/a b"], TRAIN, nodes=3, notice_s=60)
+    text = batch.script(["--job", "bert", "--set", "terminal.verbosity=quiet", "--state-dir", "/shared/a b"], TRAIN, nodes=3, notice_s=60)
     ended, _, asked = run_script(tmp_path, text, highest, JOB_CODE=str(of_job))
     assert (ended, bool(asked)) == (of_job, comes_back)
     assert (tmp_path / "asked").read_text() == f"slurm exit-code --job bert --state-dir /shared/a b {highest}\n"
@@ -116,9 +116,21 @@ def test_what_cannot_be_is_an_error(nodes: int, sbatch: list[str], command: list
 
 
 def test_the_options_of_run_arrive_in_the_script(tmp_path: Path) -> None:
-    """All kinds: a file, a text, a truth, several, the verbosity, and what only the command itself takes."""
-    options = ["--config", "a b.toml", "--job", "bert", "--no-instrument", "--checkpoints", "a/*", "--checkpoints", "b/*", "--quiet"]
-    command = ["supervise", "slurm", "print", "--notice-s", "90", *options, "--", "python", "t.py"]
+    """All kinds: a file, a text, a truth, several, assignments, and what only the command itself takes."""
+    options = [
+        "--config",
+        "a b.toml",
+        "--job",
+        "bert",
+        "--no-batch-change",
+        "--checkpoints",
+        "a/*",
+        "--checkpoints",
+        "b/*",
+        "--set",
+        "terminal.verbosity=quiet",
+    ]
+    command = ["supervise", *options, "slurm", "print", "--notice-s", "90", "--", "python", "t.py"]
     done = subprocess.run(command, env=clean_environment(), cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603
     assert "#SBATCH --signal=USR1@90 " in done.stdout
     words = run_script(tmp_path, done.stdout)[1]

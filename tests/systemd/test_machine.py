@@ -129,35 +129,6 @@ endpoint = "http://127.0.0.1:{silent.getsockname()[1]}"\n'
     assert "nothing shows that the command takes a checkpoint" in machine.journal(unit, "-p", "warning")
 
 
-def test_a_unit_that_is_ready_with_its_first_step_waits_for_it(machine: Machine, wait_for: Callable[..., None]) -> None:
-    script = "import os, time\nfrom supervisor import worker\nprint('waits', flush=True)\n"
-    script += "while not os.path.exists('/run/train'):\n    time.sleep(0.1)\n"
-    script += "for step in range(1, 10**6):\n    worker.heartbeat(step)\n    time.sleep(0.1)\n"
-    machine.write("/opt/step/train.py", script)
-    unit = machine.unit("step", [sys.executable, "/opt/step/train.py"], OURS, drop_in="User=trainer\nTimeoutStartSec=20\nWatchdogSec=10")
-    machine.write("/etc/supervise/step.toml", machine.run("cat", "/etc/supervise/step.toml").stdout + '[systemd]\nready = "step"\n')
-    machine.run("systemctl", "start", "--no-block", unit)
-    wait_for(lambda: "waits" in machine.journal(unit), 120, lambda: machine.journal(unit))
-    machine.run("sleep", "22")  # TimeoutStartSec=20 would have passed
-    shown = machine.show(unit)
-    assert (shown["ActiveState"], shown["SubState"]) == ("activating", "start"), machine.journal(unit)
-    assert "attempt 1 runs on 1 rank(s) here" in shown["StatusText"]
-    machine.write("/run/train", "")
-    wait_for(lambda: machine.show(unit)["ActiveState"] == "active", 20, lambda: machine.show(unit)["StatusText"] + machine.journal(unit))
-    wait_for(lambda: "train, step " in machine.show(unit)["StatusText"], what=lambda: machine.show(unit)["StatusText"])
-    assert machine.run("systemctl", "stop", unit, timeout=120).returncode == 0
-    assert "Deactivated successfully" in machine.journal(unit)
-
-
-def test_ranks_whose_steps_cannot_be_seen_are_not_waited_for_without_end(machine: Machine) -> None:
-    unit = machine.unit("unseen", [sys.executable, "-c", "import time; time.sleep(1000)"], OURS, drop_in="User=trainer\nWatchdogSec=4")
-    more = '[systemd]\nready = "step"\n[instrument]\nstart_ceiling_s = 3\n'
-    machine.write("/etc/supervise/unseen.toml", machine.run("cat", "/etc/supervise/unseen.toml").stdout + more)
-    assert machine.run("systemctl", "start", unit).returncode == 0, machine.journal(unit)
-    assert "its steps cannot be seen" in machine.show(unit)["StatusText"]
-    assert machine.run("systemctl", "stop", unit, timeout=90).returncode == 0
-
-
 def test_the_timer_examines_the_node_and_one_that_is_not_fit_alerts(machine: Machine, wait_for: Callable[..., None]) -> None:
     machine.installed("timed", '[job]\ncommand = ["true"]\n', OURS, "/")
     unit, alert = "supervise-doctor.service", "/var/lib/supervise/doctor/alert"

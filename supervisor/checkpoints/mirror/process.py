@@ -43,9 +43,7 @@ _LASTED_S: Final = 60.0  # a process that lived so long is not in a loop of deat
 
 def s3_options(settings: Settings) -> dict[str, Any]:
     """Return how S3 is reached, as checkpointing.mirror.backends.S3Options takes it."""
-    s3 = settings.checkpoints.s3
-    style = {"always": True, "never": False}.get(s3.path_style)
-    return {"endpoint": s3.endpoint, "region": s3.region, "path_style": style, "ca_bundle": s3.ca_bundle, "sse": s3.sse}
+    return {"sse": settings.checkpoints.sse}
 
 
 def mirrors(settings: Settings) -> list[str]:
@@ -71,7 +69,6 @@ class MirrorLink:
             "spool": str(job.state / "spool"),
             "mirrors": mirrors(job.settings),
             "job": job.name,
-            "workers": checkpoints.concurrency,
             "bandwidth_mib_s": checkpoints.bandwidth_mib_s or None,
             "keep": checkpoints.mirror_keep or None,
             "keep_every": checkpoints.keep_every or None,

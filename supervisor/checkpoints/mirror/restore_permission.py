@@ -1,6 +1,7 @@
 """Decides where a checkpoint of a mirror may be written without being asked: a rule about names alone.
 
-Whoever can write to a mirror can name any path in a manifest, and a job that --restore-from names had a working directory of its own. A new
+Whoever can write to a mirror can name any path in a manifest, and a job that `checkpoints.restore_from` names had another
+working directory. A new
 file outside of this job's directories is at best not found by its script, and at worst a program that a shell or Python runs. So these are
 allowed: the working directory and the directories that the command names (--output-dir /ckpt), without what is hidden in them or a program
 there; what is declared with --checkpoints; and the locations that were discovered on this node. Only links to these directories are read.

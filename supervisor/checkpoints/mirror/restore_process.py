@@ -51,7 +51,6 @@ class RestoreOrder(msgspec.Struct, frozen=True):
     command: tuple[str, ...]
     declared: tuple[str, ...]
     discovered: tuple[str, ...]
-    workers: int
     s3: dict[str, Any]
     save: str = ""
 
@@ -93,7 +92,7 @@ RestoreEvent = RestoredBytes | RestoreLine | RestoreAnswer
 
 
 def restore(job: Job, say: Callable[[str], None], save: str = "") -> RestoreAnswer:
-    """Restore the newest verified checkpoint of this job, or else of the one that --restore-from names; or the one of a `save`.
+    """Restore the newest verified checkpoint of this job, or else of the one that checkpoints.restore_from names; or the one of a `save`.
 
     `say` gets a line of progress now and then.
     """
@@ -106,7 +105,6 @@ def restore(job: Job, say: Callable[[str], None], save: str = "") -> RestoreAnsw
         command=tuple(job.command),
         declared=tuple(checkpoints.paths),
         discovered=tuple(location.pattern for location in record.read_locations(job.state / "checkpoints") if location.saved),
-        workers=checkpoints.concurrency,
         s3=s3_options(job.settings),
         save=save,
     )
@@ -179,7 +177,7 @@ def main() -> int:
     }
     order = msgspec.convert(json.load(sys.stdin), RestoreOrder)
     try:
-        options = S3Options(**order.s3, connections=order.workers, read_timeout_s=_READ_TIMEOUT_S)
+        options = S3Options(**order.s3, read_timeout_s=_READ_TIMEOUT_S)
         backends = [open_backend(url, options) for url in order.mirrors]
         progress = RestoreProgress(lambda text: send(RestoreLine(text)), lambda done, total: send(RestoredBytes(done, total)))
 
@@ -188,9 +186,9 @@ def main() -> int:
 
         done: restoring.Restored | None
         if order.save:
-            done = restoring.of_save(backends, order.job, order.save, workers=order.workers, refusal=may_not, progress=progress)
+            done = restoring.of_save(backends, order.job, order.save, refusal=may_not, progress=progress)
         else:
-            done = restoring.newest_of(backends, order.job, order.instead, workers=order.workers, refusal=may_not, progress=progress)
+            done = restoring.newest_of(backends, order.job, order.instead, refusal=may_not, progress=progress)
     except CheckpointingError as error:
         send(RestoreAnswer(kinds.get(type(error), "failed"), message=error.message, hint=error.hint))
         return 1

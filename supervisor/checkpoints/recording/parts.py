@@ -61,8 +61,7 @@ class PartRecorder:
             part = verify_part(path, reading, own=records.provenance.trusts(path))
             if part is None or meeting is None or part.found.identity != identity:
                 return None
-            part_bytes = records.job.settings.checkpoints.part_mib << 20
-            made = check.build(part.found, About(records.job.name), reading=reading, part_bytes=part_bytes)
+            made = check.build(part.found, About(records.job.name), reading=reading)
         except (check.CheckpointChanged, Interrupted, OSError):
             return None
         # a save is logged before it writes: if none was logged by now, what was read is of the one that ended before

@@ -48,8 +48,7 @@ class CheckpointRecorder:
         if adopted is not None:
             return adopted
         try:
-            part_bytes = records.job.settings.checkpoints.part_mib << 20
-            manifest = self._with_lineage(check.build(verification, About(records.job.name), reading=reading, part_bytes=part_bytes))
+            manifest = self._with_lineage(check.build(verification, About(records.job.name), reading=reading))
         except (check.CheckpointChanged, Interrupted, OSError):
             return None  # it is read anew when it stands still
         manifest = self._compared(manifest, known) if manifest.non_finite else manifest

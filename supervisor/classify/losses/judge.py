@@ -64,8 +64,8 @@ class NumberJudge:
         """How many numbers are judged."""
         return len(self._tracks)
 
-    def take(self, reading: NumberReading, age_s: float = math.inf) -> list[NumberChange]:
-        """Return what changes with the next number. age_s: how long after the start of the attempt it was read."""
+    def take(self, reading: NumberReading) -> list[NumberChange]:
+        """Return what changes with the next number."""
         key = (reading.capture, reading.name)
         if self._is_again(key, reading):
             return []
@@ -76,7 +76,7 @@ class NumberJudge:
                 return []
             of_name = (rule for rule in self._rules[reading.capture] if rule.names is None or rule.names.fullmatch(reading.name))
             tracks = self._tracks[key] = tuple(_Track(rule) for rule in of_name)
-        found = (_judged(track, reading, age_s) for track in tracks)
+        found = (_judged(track, reading) for track in tracks)
         return [finding for finding in found if finding is not None]
 
     def _is_again(self, key: tuple[int, str], reading: NumberReading) -> bool:
@@ -93,12 +93,12 @@ def _is_of_the_bar(reading: NumberReading, last: NumberReading) -> bool:
     return reading.step is not None and last.step is not None and reading.step - last.step == 1
 
 
-def _judged(track: _Track, reading: NumberReading, age_s: float) -> NumberChange | None:
+def _judged(track: _Track, reading: NumberReading) -> NumberChange | None:
     rule = track.rule
     if rule.kind is RuleKind.JUMP and not math.isfinite(reading.value):
         return None  # of other rules
     track.read += 1
-    starts = track.read > rule.after and age_s >= rule.from_s and (reading.step is None or reading.step >= rule.from_step)
+    starts = track.read > rule.after and (reading.step is None or reading.step >= rule.from_step)
     text = _strange(track, reading) if starts or rule.kind is RuleKind.NO_PROGRESS else None
     if text is None and rule.kind is RuleKind.JUMP:
         track.good.append(reading.value)

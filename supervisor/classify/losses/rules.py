@@ -57,7 +57,7 @@ class LossRule(Struct, frozen=True):
 
     words, pattern: of the lines that hold the number; empty and None: the losses that lines.py knows. names: what the number's whole name
     must match, None: any. threshold: a factor (jump) or a share (no_progress). times: so many strange numbers in a row make it report.
-    after, from_step, from_s: it judges once so many numbers were read, from this step on, and so long after the start of the attempt.
+    after, from_step: it judges once so many numbers were read, and from this step on.
     origin: the file and line, "" for ours.
     """
 
@@ -70,7 +70,6 @@ class LossRule(Struct, frozen=True):
     times: int = 2
     after: int = 0
     from_step: int = 0
-    from_s: float = 0.0
     note: str = ""
     origin: str = ""
 
@@ -113,6 +112,5 @@ def condition(rule: LossRule) -> str:
     starts = (
         (rule.after, f"after {rule.after} numbers"),
         (rule.from_step, f"from step {rule.from_step}"),
-        (rule.from_s, f"{rule.from_s:g} s after the start"),
     )
     return ", ".join([texts[rule.kind], *(text for wanted, text in starts if wanted)])

@@ -13,7 +13,7 @@ from supervisor.classify import redact, secret_forms
 from supervisor.classify.redact import KnownSecrets
 from supervisor.config.alert_settings import SINK_ROWS
 from supervisor.config.loading import show
-from supervisor.config.secret_files import sink_address, sink_key, ui_token, webhook_secret
+from supervisor.config.secret_files import sink_address, sink_key, ui_token
 from supervisor.config.settings import ROWS
 from supervisor.errors import SuperviseError
 
@@ -40,9 +40,7 @@ def known_secrets(settings: Settings, environ: Mapping[str, str], processes: Ite
 
 
 def _of_settings(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
-    webhook = settings.alerts.webhook
     values = [str(settings.value(row.key)) for row in ROWS if row.secret]
-    values += [_unless_unreadable(partial(webhook_secret, settings))] if webhook.url else []
     values.append(_unless_unreadable(partial(ui_token, settings, environ)))
     for sink in settings.alerts.sinks:
         values += [str(getattr(sink, row.key.rpartition(".")[2])) for row in SINK_ROWS if row.secret]

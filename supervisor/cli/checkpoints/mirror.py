@@ -85,7 +85,7 @@ def backends_of(settings: Settings) -> tuple[Backend, ...]:
             "no mirror is known", hint="name one with --mirror s3://BUCKET/PREFIX, or under [checkpoints] in the file of settings"
         )
     with _errors():
-        options = S3Options(**process.s3_options(settings), connections=settings.checkpoints.concurrency)
+        options = S3Options(**process.s3_options(settings))
         return tuple(open_backend(url, options) for url in process.mirrors(settings))
 
 
@@ -99,7 +99,6 @@ def push(settings: Settings, job: str, paths: Sequence[str], *, as_json: bool) -
             output(as_json=as_json),
             spool=_absolute(f"{settings.job.state_dir}/push"),
             control=_control(settings),
-            part_bytes=settings.checkpoints.part_mib * _MIB,
         )
 
 
@@ -133,7 +132,6 @@ def restore_newest(settings: Settings, job: str, into: str | None, *, as_json: b
             _wanted(settings, job),
             output(as_json=as_json),
             into=into,
-            workers=settings.checkpoints.concurrency,
             refusal=lambda path: refusal(path, os.getcwd(), settings.checkpoints.paths, places),  # noqa: PTH109 (strings)
         )
 
@@ -153,7 +151,7 @@ def pull(settings: Settings, job: str, wanted: str, into: str, *, as_json: bool)
             several = ", ".join(dict.fromkeys(checkpoint.location.key.rstrip("/").rpartition("/")[2] for checkpoint in named))
             hint = f"name one of them: {several}"
             raise SuperviseError(f"several checkpoints in the mirror are meant: job {job}: {wanted}", hint=hint, exit_code=ExitCode.USAGE)
-        done = _fetch(settings, named, into, output(as_json=as_json))
+        done = _fetch(named, into, output(as_json=as_json))
     mirrors.print_restored(done, output(as_json=as_json))
     return 0
 
@@ -164,15 +162,13 @@ def _names(one: MirroredCheckpoint) -> tuple[str, ...]:
     return (*step, one.manifest.name, one.manifest.id, one.location.key.rstrip("/").rpartition("/")[2])
 
 
-def _fetch(settings: Settings, same: Sequence[MirroredCheckpoint], into: str, out: Output) -> restore.Restored:
+def _fetch(same: Sequence[MirroredCheckpoint], into: str, out: Output) -> restore.Restored:
     """Fetch the first that is whole of what is the same in several mirrors. Raises what the last of them does."""
 
     def fetch(one: MirroredCheckpoint) -> restore.Restored:
         bar = ProgressBar(out.clean(one.manifest.name), wanted=out.bars)
         try:
-            return restore.fetch(
-                one, into=_absolute(into), workers=settings.checkpoints.concurrency, progress=RestoreProgress(out.warn, bar.set)
-            )
+            return restore.fetch(one, into=_absolute(into), progress=RestoreProgress(out.warn, bar.set))
         finally:
             bar.clear()
 
@@ -218,7 +214,7 @@ def _control(settings: Settings) -> TransferControl:
     cap = settings.checkpoints.bandwidth_mib_s
     throttle = Throttle(cap * _MIB) if cap else None
     limit = throttle.take if throttle is not None else lambda _n_bytes: None
-    return TransferControl(workers=settings.checkpoints.concurrency, throttle=limit)
+    return TransferControl(throttle=limit)
 
 
 def _row(one: MirroredCheckpoint) -> dict[str, Any]:

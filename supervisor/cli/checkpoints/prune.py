@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@setting_options(*JOB, *MIRROR, "checkpoints.keep", "checkpoints.keep_every")
+@setting_options(*JOB, *MIRROR, "checkpoints.keep")
 @click.option("--mirror-keep", type=click.IntRange(min=1), metavar="N", help="Keep this many of the newest in each mirror.")
 @click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
 @json_option

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 DIRECTORY: Final = "checkpoints"
 #: The settings that say which mirror, and whose checkpoints in it.
-MIRROR: Final = ("checkpoints.mirror", "checkpoints.restore_from")
+MIRROR: Final = ("checkpoints.mirror",)
 
 
 def records_of(settings: Settings, job: str | None, directory: str) -> Path | None:

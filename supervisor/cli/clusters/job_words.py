@@ -16,21 +16,20 @@ if TYPE_CHECKING:
 
 
 def option_words(invocation: Invocation, *, without: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the options of a command line again, --config first, then in the order of the settings; without the keys in `without`."""
+    """Return the options of a command line again: --config, the flags, each --set; without the keys in `without`."""
     config = () if invocation.config is None else ("--config", invocation.config)
     given = [row for row in ROWS if row.key in invocation.flags and row.key not in without]
-    return (*config, *(word for row in given for word in _words_of(row, invocation.flags[row.key])))
+    assigned = [text for text in invocation.assignments if text.partition("=")[0].strip() not in without]
+    flags = (word for row in given for word in _words_of(row, invocation.flags[row.key]))
+    return (*config, *flags, *(word for text in assigned for word in ("--set", text)))
 
 
 def _words_of(row: SettingRow, value: Any) -> Iterator[str]:  # noqa: ANN401  click's value: a text, a truth or several texts
-    positive, _, negative = row.flag.partition("/")
     if row.kind is bool:
-        yield positive if value else negative
-    elif row.key == "terminal.verbosity":
-        yield f"--{value}"
+        yield row.flag
     else:
         for text in value if isinstance(value, (tuple, list)) else (value,):
-            yield from (positive, str(text))
+            yield from (row.flag, str(text))
 
 
 def over_nodes(command: Sequence[str], options: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:

@@ -15,7 +15,7 @@ import click
 
 from supervisor.cli import stdio
 from supervisor.cli.clusters.job_words import option_words, over_nodes
-from supervisor.cli.invocation import BEFORE_CMD, EVERY, Invocation, setting_options
+from supervisor.cli.invocation import BEFORE_CMD, JOB, Invocation, setting_options
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ spec:
 
 
 @click.command(options_metavar=BEFORE_CMD)
-@setting_options(*EVERY, takes_command=True)
+@setting_options(*JOB, takes_command=True)
 @click.option("--image", metavar="IMAGE", default="IMAGE", help="Image with your job and supervise in it.")
 @click.option("--nodes", type=click.IntRange(min=1), default=1, metavar="N", help="Pods of the job, one on each node; default 1.")
 @click.option("--gpus", type=click.IntRange(min=0), default=0, metavar="N", help="GPUs of each pod; default none.")
@@ -131,13 +131,15 @@ spec:
     "--pod-grace-s", type=click.IntRange(min=1), default=120, metavar="N", help="Seconds to save before a pod is killed; default 120."
 )
 def print_command(invocation: Invocation, *, image: str, nodes: int, gpus: int, pod_grace_s: int) -> int:
-    """It takes the options of `run`, too; --job names the Job. Look at it, and hand it to `kubectl apply -f -`."""
+    """The options of a run stand before `kubernetes`; --job names the Job. Look at it, and hand it to `kubectl apply -f -`."""
     if not invocation.command:
         hint = "Write it behind `--`, as in `supervise kubernetes print --image IMAGE -- torchrun train.py`."
         raise SuperviseError("no command given", hint=hint, exit_code=ExitCode.USAGE)
-    name = str(invocation.flags.get("job.name") or "train")
+    settings = invocation.settings()
+    given = {key: str(settings.value(key)) for key in ("job.name", "metrics.listen") if settings.origin(key).kind == "command line"}
+    name = given.get("job.name", "train")
     words = option_words(invocation, without=("job.name", "job.state_dir"))
-    address, _, port = str(invocation.flags.get("metrics.listen") or "").rpartition(":")
+    address, _, port = given.get("metrics.listen", "").rpartition(":")
     reached = port if address else ""  # a port alone is on the pod's loopback interface
     made = manifest(name, words, invocation.command, image=image, nodes=nodes, gpus=gpus, grace_s=pod_grace_s, metrics_port=reached)
     stdio.write(sys.stdout, made)

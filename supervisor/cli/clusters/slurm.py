@@ -14,7 +14,7 @@ import click
 from health.probes.slurm import job_id
 from supervisor.cli import stdio
 from supervisor.cli.clusters.job_words import option_words, refuse_standalone
-from supervisor.cli.invocation import BEFORE_CMD, EVERY, JOB, STATE_DIR, Invocation, setting_options
+from supervisor.cli.invocation import BEFORE_CMD, JOB, STATE_DIR, Invocation, setting_options
 from supervisor.cli.jobs.job_files import history_of, places_in, state_root
 from supervisor.cli.nodes import excluded
 from supervisor.errors import ExitCode, SuperviseError
@@ -67,14 +67,14 @@ code=$({exit_code} $code || echo $code)
 
 
 @click.command(options_metavar=BEFORE_CMD)
-@setting_options(*EVERY, takes_command=True)
+@setting_options(*JOB, takes_command=True)
 @click.option("--nodes", type=click.IntRange(min=1), default=1, metavar="N", help="Nodes of the job; default 1.")
 @click.option(
     "--notice-s", type=click.IntRange(min=1), default=120, metavar="N", help="Seconds to save before the time limit; default 120."
 )
 @click.option("--sbatch", multiple=True, metavar="NAME=VALUE", help="A further #SBATCH line, such as gpus-per-node=8. May be repeated.")
 def print_command(invocation: Invocation, *, nodes: int, notice_s: int, sbatch: tuple[str, ...]) -> int:
-    """It takes the options of `run`, too. Write it into a file, look at it, and hand it to sbatch."""
+    """The options of a run stand before `slurm`. Write it into a file, look at it, and hand it to sbatch."""
     if not invocation.command:
         hint = "Write it behind `--`, as in `supervise slurm print --nodes 2 -- torchrun train.py`."
         raise SuperviseError("no command given", hint=hint, exit_code=ExitCode.USAGE)
@@ -99,7 +99,13 @@ def script(options: Sequence[str], command: Sequence[str], *, nodes: int, notice
 
 def _of_slurm(name: str, options: Sequence[str], *taken: str) -> str:
     """Return a command of this group, with those of `supervise`'s options that it takes."""
-    given = [words for at, word in enumerate(options) if word in taken for words in options[at : at + 2]]
+    assigned = {"--job": "job.name=", "--state-dir": "job.state_dir="}
+    given = [
+        words
+        for at, word in enumerate(options)
+        if word in taken or (word == "--set" and options[at + 1].startswith(tuple(assigned[name] for name in taken)))
+        for words in options[at : at + 2]
+    ]
     return shlex.join(["supervise", "slurm", name, *given])
 
 
@@ -152,7 +158,7 @@ def requeue(root: Path, environ: Mapping[str, str]) -> int:
         hint = "It is for a batch script: `supervise slurm print` prints one."
         raise SuperviseError("not in a job of Slurm: SLURM_JOB_ID is not set", hint=hint, exit_code=ExitCode.USAGE)
     problems: list[str] = []
-    names = [one.node.partition(".")[0] for one in excluded(root, 0.0, lambda error: problems.append(error.message))]
+    names = [one.node.partition(".")[0] for one in excluded(root, lambda error: problems.append(error.message))]
     before = _excluded_before(job) if names else ()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what takes the job back ends its batch script, and its nodes can be changed only then
     if not _scontrol("requeue", job):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from supervisor.cli.drill import faults, resume
-from supervisor.cli.invocation import EVERY, Invocation, setting_options
+from supervisor.cli.invocation import JOB, Invocation, setting_options
 from supervisor.errors import ExitCode, SuperviseError
 
 #: The step that a drill with a fault waits for.
@@ -13,7 +13,7 @@ _AT_STEP = 10
 
 
 @click.command(options_metavar="[OPTIONS]")
-@setting_options(*EVERY, takes_command=True)
+@setting_options(*JOB, takes_command=True)
 @click.option("--at-step", type=click.IntRange(min=1), metavar="N", help="Wait for this step (default: 10; resume: the first save).")
 @click.option("--rank", type=click.IntRange(min=0), default=0, metavar="N", help="Put the fault into this rank (default: 0).")
 @click.option("--patience-s", type=float, default=60.0, metavar="S", help="How long a hang or NaN may go on (default: 60).")
@@ -42,7 +42,9 @@ def command(  # noqa: PLR0913  one for each option
     scratch_dir: str,
     writable: tuple[str, ...],
 ) -> int:
-    """KIND is kill, hang, oom, nan, bitrot, preempt or resume. The job runs under a name of its own, with the options of `run`.
+    """KIND is kill, hang, oom, nan, bitrot, preempt or resume. The job runs under a name of its own.
+
+    The options of a run stand before `drill`.
 
     resume trains in a scratch directory, and compares what a restarted job loads and its losses with the job before the kill.
     """

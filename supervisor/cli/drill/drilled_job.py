@@ -32,7 +32,9 @@ END_MARGIN_S = 30.0
 def require_steps(settings: Settings) -> None:
     """Raise SuperviseError (64) if the steps of the ranks are not seen."""
     if not settings.instrument.enabled:
-        raise SuperviseError("a drill needs to see the steps of the ranks", hint="Leave out --no-instrument.", exit_code=ExitCode.USAGE)
+        raise SuperviseError(
+            "a drill needs to see the steps of the ranks", hint="Leave out --set instrument.enabled=false.", exit_code=ExitCode.USAGE
+        )
 
 
 def exit_on_signals() -> None:

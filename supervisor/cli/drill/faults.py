@@ -43,9 +43,7 @@ SHIM = Path(__file__).resolve().parents[2] / "instrument" / "_drill"
 #: What a preempted job has: the least that a scheduler's notice is worth.
 PREEMPT_LEFT_S = 10.0
 #: The limits of a hang drill, where the user has set none: a stopped rank is found and the job started again within half a minute.
-HANG_LIMITS: Mapping[str, str | float] = MappingProxyType(
-    {"hang.action": "restart", "hang.train_s": 10.0, "hang.phase_s": 10.0, "hang.confirm_s": 3.0}
-)
+HANG_LIMITS: Mapping[str, str | float] = MappingProxyType({"hang.action": "restart", "hang.train_s": 10.0, "hang.phase_s": 10.0})
 UNDONE = "  undone     the rank was let go on by the drill"
 #: A bit is flipped here in the middle of the file, where the tensors are.
 BIT = 0x10

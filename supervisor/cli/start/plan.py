@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from supervisor.cli import stdio
-from supervisor.cli.invocation import BEFORE_CMD, EVERY, Invocation, json_option, setting_options
+from supervisor.cli.invocation import BEFORE_CMD, JOB, Invocation, json_option, setting_options
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.report import start_plan
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 @click.command(options_metavar=BEFORE_CMD)
-@setting_options(*EVERY, takes_command=True)
+@setting_options(*JOB, takes_command=True)
 @click.option("--cause", metavar="CAUSE", help="Show the ladder of one cause, failure by failure, to the stop.")
 @click.option("--fit", is_flag=True, help="Show which micro-batch fits into a GPU: by the newest checkpoint and what a run needed.")
 @json_option
 def command(invocation: Invocation, *, cause: str | None, fit: bool, as_json: bool) -> int:
     """It lists the knobs that are enabled, what would enable the others, the settings that matter, and the ladder of each cause.
 
-    It takes the options of `run`.
+    The options of a run stand before `plan`.
     """
     settings, words = invocation.settings_and_command()
     data = start_plan.document(settings, words, cause)
@@ -51,7 +51,7 @@ def _fit(settings: Settings, words: Sequence[str]) -> tuple[dict[str, Any], list
     if not patterns:
         raise SuperviseError(
             "cannot estimate the memory: no checkpoint is declared",
-            hint="Name where they are: supervise plan --fit --checkpoints 'DIR/*.pt' -- CMD.",
+            hint="Name where they are: supervise --checkpoints 'DIR/*.pt' plan --fit -- CMD.",
             exit_code=ExitCode.USAGE,
         )
     chosen = select.newest(discover.find(patterns, settings.cwd, declared=True)).chosen

@@ -73,22 +73,20 @@ def _is_equal(given: str, right: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), right.encode())
 
 
-def page_access(at: ListenAddress, token: str, names: Iterable[str], node_names: Iterable[str], *, fresh: str) -> PageAccess:
-    """Return who may read the page. token, names: of the settings. node_names: of this machine. fresh: the token if there is none.
+def page_access(at: ListenAddress, token: str, node_names: Iterable[str], *, fresh: str) -> PageAccess:
+    """Return who may read the page. token: of the settings. node_names: of this machine. fresh: the token if there is none.
 
     Raises SuperviseError where a fresh one is not enough: whoever reads from elsewhere must have it from somebody.
     """
-    more = {name.strip().lower().removesuffix(".") for name in names if name.strip()}
     if token and len(token) < SHORTEST_TOKEN:
         raise SuperviseError(f"the page's token is too short: {len(token)} characters", hint=_HINT)
-    if not token and (more or not at.is_loopback):
-        what = f"{at} is reached from other machines" if not at.is_loopback else f"ui.names has {min(more)}"
-        raise SuperviseError(f"the page needs a token: {what}", hint=_HINT)
+    if not token and not at.is_loopback:
+        raise SuperviseError(f"the page needs a token: {at} is reached from other machines", hint=_HINT)
     own = set() if at.is_loopback else {name.lower().removesuffix(".") for name in node_names if name}
-    return PageAccess(token or fresh, frozenset(more | own), is_open=not at.is_loopback)
+    return PageAccess(token or fresh, frozenset(own), is_open=not at.is_loopback)
 
 
 _HINT = (
-    f"Put {SHORTEST_TOKEN} characters or more into SUPERVISE_UI_TOKEN, or into a file that ui.token_file names: "
+    f"Put {SHORTEST_TOKEN} characters or more into a file that ui.token_file names: "
     "python -c 'import secrets; print(secrets.token_urlsafe(24))'."
 )

@@ -26,7 +26,7 @@ def command(invocation: Invocation) -> int:
     """The page shows each job's state and, of one job, the report; it works when the supervisors are gone, and on a phone.
 
     It listens on loopback, and prints an address with a token: nobody reads the page without it. Any other address needs a token of
-    yours (SUPERVISE_UI_TOKEN or ui.token_file). It needs the extra `ui`.
+    yours (ui.token_file). It needs the extra `ui`.
     """
     return ui(invocation.settings())
 
@@ -51,7 +51,7 @@ def ui(settings: Settings) -> int:
 
     at = listen_address(settings.ui.listen, "ui.listen", settings.origin("ui.listen").exit_code)
     token, own_names = ui_token(settings, os.environ), (socket.gethostname(), socket.getfqdn())
-    access = page_access(at, token, settings.ui.names, own_names, fresh=secrets.token_urlsafe(24))
+    access = page_access(at, token, own_names, fresh=secrets.token_urlsafe(24))
     if not token and is_journal(2, os.environ):
         raise SuperviseError(
             "the page needs a token of yours: one that is made now would stand in the system's journal",

@@ -3,7 +3,7 @@
 Once a second it gets the heartbeats of this node's ranks. It reads no clock and starts no thread: time and looks come from outside. A
 suspicion proves nothing; two looks decide. Each look is compared with the one before it alone, because a look disturbs what it counts.
 
-    still for longer than the limit        HangSuspected; look 1; after confirm_s, look 2
+    still for longer than the limit        HangSuspected; look 1; after CONFIRM_S, look 2
     the looks show nothing that moves      HangConfirmed; examined again ever less often, and again where that shows more
     the same, with a few bytes that move   HangConfirmed, as slow; again once none moves
     the same, with CPU time at one place   examined again, until 10 times the limit has passed: then HangConfirmed
@@ -44,6 +44,8 @@ SUSPENDED_S = 1.0
 #: A look that has not come by then never comes.
 LOOK_LOST_S = 30.0
 MOST_PATIENCE = 4.0
+#: Between the two looks that must show the same; half of the limit where that is shorter. Most pauses of a healthy job end within it.
+CONFIRM_S = 30.0
 #: All ranks of this node may wait for one on another node, which evaluates.
 WAITS_ELSEWHERE = frozenset({HangKind.WAITING, HangKind.STILL})
 #: Where that is so, and where ranks use CPU time in one function, they get so many times the limit: a long computation looks like an
@@ -187,7 +189,7 @@ class HangWatch(Generic[L]):
         limit = self._times.limit(beats, self._limits)
         if still_s <= limit.seconds * self._patience:
             return
-        delay_s = min(self._limits.confirm_s, limit.seconds / 2)
+        delay_s = min(CONFIRM_S, limit.seconds / 2)
         self._suspicion = _Suspicion(limit, delay_s, t)
         self._post(HangSuspected(t, self._attempt, still_s, limit.seconds, limit.phase))
 

@@ -4,10 +4,9 @@ The time of a rank is cut into intervals, each from one step of all ranks to a l
 counts for nothing. Of each rank it gives the *busy* share: running, waiting for a processor, blocked by a disk; what is left is waiting
 for peers, for data, for a GPU.
 
-    straggler  a rank that is busy nearly all the time, `straggler` times as much as the median of the others, in 80 % of the intervals
+    straggler  a rank that is busy nearly all the time, STRAGGLER times as much as the median of the others, in 80 % of the intervals
                of the window: the others wait for it. Who is merely busier (rank 0 logs) while all wait for something else is none
-    gpu_idle   the GPU of a rank is busy less than `gpu_floor`, by the mean of the last GPU_SAMPLES samples of its driver
-    drop       the median step takes `drop` times as long as in the best earlier stretch, over three windows on end
+    drop       the median step takes DROP times as long as in the best earlier stretch, over three windows on end
 
 Nothing is judged in the first two windows of training (compilation, caches), nor across an evaluation or a save.
 """
@@ -17,27 +16,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
+from supervisor.config.intervals import PACE_WINDOW_S
 from supervisor.core.numeric import median
 from supervisor.core.values import Struct
 
-if TYPE_CHECKING:
-    from supervisor.config.watch_settings import PaceSection
-
 #: The least time of an interval: what is read in less is noise.
 LEAST_S = 1.0
-#: A straggler is busy for this share of the time.
-BUSY = 0.7
+#: A straggler is busy for this share of the time, and so many times as much as the others.
+BUSY, STRAGGLER = 0.7, 1.3
 #: In so many of the intervals a rank must be the slow one, and in fewer than this it is so no more.
 MOSTLY, SELDOM = 0.8, 0.4
 LEAST_INTERVALS = 10
 MOST_INTERVALS = 600
 #: Steps of a window, and windows on end that show a pace.
 LEAST_STEPS = 5
+#: A step that takes so many times as long as in the best stretch is a drop: less is what data and neighbours vary by.
+DROP = 2.0
 STRETCH = 3
-#: Samples of a GPU's driver that are judged together, each of a fraction of a second.
-GPU_SAMPLES = 10
 #: The share of its busy time that names a cause.
 NAMED = 0.2
 
@@ -47,7 +43,6 @@ class PaceKind(StrEnum):
 
     STRAGGLER = "straggler"
     DROP = "drop"
-    GPU_IDLE = "gpu_idle"
 
 
 class RankSample(Struct, frozen=True):
@@ -86,16 +81,16 @@ class _Interval(Struct, frozen=True):
 class PaceJudge:
     """The pace of one attempt, of the ranks of this node."""
 
-    def __init__(self, limits: PaceSection) -> None:
-        """Begin with none."""
-        self._limits = limits
+    def __init__(self, window_s: float = PACE_WINDOW_S) -> None:
+        """Begin with no interval."""
+        self._window_s = window_s
         self._begin: tuple[float, dict[int, RankSample]] | None = None
         self._blocked: dict[int, int] = {}
         self._samples = 0
         self._first_t: float | None = None
         self._intervals: deque[_Interval] = deque(maxlen=MOST_INTERVALS)
         self._slow: dict[int, str] = {}  # stragglers that were reported
-        self._pace = _Pace(limits)
+        self._pace = _Pace(window_s)
 
     def take(self, t: float, ranks: Mapping[int, RankSample]) -> list[PaceNews]:
         """Return what changes with the next sample."""
@@ -116,11 +111,11 @@ class PaceJudge:
             return []
         self._first_t = t if self._first_t is None else self._first_t
         found: list[PaceNews] = []
-        if t - self._first_t >= 2 * self._limits.window_s:
+        if t - self._first_t >= 2 * self._window_s:
             wall_ns = (t - began_t) * 1e9
             shares = {rank: self._share(rank, before[rank], sample, wall_ns) for rank, sample in ranks.items()}
             self._intervals.append(_Interval(t, shares))
-            while self._intervals[0].t < t - self._limits.window_s and len(self._intervals) > LEAST_INTERVALS:
+            while self._intervals[0].t < t - self._window_s and len(self._intervals) > LEAST_INTERVALS:
                 self._intervals.popleft()
             found = [*self._stragglers(), *self._pace.take(t, *_steps(before, ranks))]
         self._start(t, ranks)
@@ -136,7 +131,7 @@ class PaceJudge:
 
     def _stragglers(self) -> list[PaceNews]:
         found = list(self._intervals)
-        if self._limits.straggler <= 0 or len(found) < LEAST_INTERVALS or found[-1].t - found[0].t < 0.9 * self._limits.window_s:
+        if len(found) < LEAST_INTERVALS or found[-1].t - found[0].t < 0.9 * self._window_s:
             return []
         news: list[PaceNews] = []
         ranks = set.intersection(*(set(one.shares) for one in found))
@@ -153,14 +148,14 @@ class PaceJudge:
 
     def _is_slow(self, one: _Interval, rank: int) -> bool:
         busy = one.shares[rank].busy
-        return len(one.shares) > 1 and busy >= BUSY and busy >= self._limits.straggler * _others(one, rank)
+        return len(one.shares) > 1 and busy >= BUSY and busy >= STRAGGLER * _others(one, rank)
 
 
 class _Pace:
     """The median time of a step in each window, and the best stretch of them so far."""
 
-    def __init__(self, limits: PaceSection) -> None:
-        self._limits = limits
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
         self._from_t: float | None = None
         self._steps = 0
         self._times: list[float] = []
@@ -173,55 +168,22 @@ class _Pace:
         self._from_t = t if self._from_t is None else self._from_t
         self._steps += steps
         self._times.append(step_s)
-        if t - self._from_t < self._limits.window_s or self._steps < LEAST_STEPS:
+        if t - self._from_t < self._window_s or self._steps < LEAST_STEPS:
             return []
         self._last.append(median(self._times))
         self._from_t, self._steps, self._times = t, 0, []
-        if len(self._last) < STRETCH or self._limits.drop <= 0:
+        if len(self._last) < STRETCH:
             return []
         slowest, fastest = max(self._last), min(self._last)
         self._best = min(self._best, slowest) if self._best else slowest
-        if not self._is_slow and fastest >= self._limits.drop * self._best:
+        if not self._is_slow and fastest >= DROP * self._best:
             self._is_slow = True
             longer = f"{fastest / self._best:.1f} times as long as it did ({_seconds(self._best)})"
             return [PaceNews(PaceKind.DROP, f"a step takes {_seconds(median(self._last))}, {longer}")]
-        if self._is_slow and self._last[-1] < (1 + self._limits.drop) / 2 * self._best:
+        if self._is_slow and self._last[-1] < (1 + DROP) / 2 * self._best:
             self._is_slow = False
             return [PaceNews(PaceKind.DROP, f"a step takes {_seconds(self._last[-1])} again", is_over=True)]
         return []
-
-
-class GpuFloor:
-    """The GPUs of the ranks, by what their driver reports of how busy they are."""
-
-    def __init__(self, floor: float) -> None:
-        """Take the least share of the time that a GPU is to be busy, 0: any."""
-        self._floor = floor
-        self._samples: dict[int, deque[tuple[float, float]]] = {}
-        self._idle: set[int] = set()
-
-    def take(self, gpus: Mapping[int, tuple[float, float]]) -> list[PaceNews]:
-        """Return what changes with these samples: of each rank's GPU when it was taken, and the per cent of the time that it was busy."""
-        news: list[PaceNews] = []
-        for rank, sample in gpus.items() if self._floor > 0 else ():
-            kept = self._samples.setdefault(rank, deque(maxlen=GPU_SAMPLES))
-            if kept and kept[-1][0] == sample[0]:
-                continue
-            kept.append(sample)
-            share = sum(percent for _, percent in kept) / len(kept) / 100
-            if len(kept) == GPU_SAMPLES and share < self._floor and rank not in self._idle:
-                self._idle.add(rank)
-                text = f"the GPU of rank {rank} is busy {100 * share:.0f} % of the time, less than {100 * self._floor:.0f} %"
-                news.append(PaceNews(PaceKind.GPU_IDLE, text, rank))
-            elif share >= self._floor and rank in self._idle:
-                self._idle.discard(rank)
-                text = f"the GPU of rank {rank} is busy {100 * share:.0f} % of the time again"
-                news.append(PaceNews(PaceKind.GPU_IDLE, text, rank, is_over=True))
-        return news
-
-    def forget(self) -> None:
-        """Begin anew: the ranks do something else than training."""
-        self._samples.clear()
 
 
 def _steps(before: Mapping[int, RankSample], now: Mapping[int, RankSample]) -> tuple[int, float]:

@@ -9,27 +9,23 @@ from typing import TYPE_CHECKING
 
 from supervisor.core.model import Phase
 from supervisor.core.training_events import PaceChanged
-from supervisor.observe.pace.judge import GpuFloor, PaceJudge, RankSample
+from supervisor.observe.pace.judge import PaceJudge, RankSample
 from supervisor.observe.pace.usage import thread_usage
 from supervisor.observe.ranks.heartbeats import LEAST_APART_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from supervisor.config.watch_settings import PaceSection
     from supervisor.core.events import Event
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
-
-    #: By rank: when its GPU was sampled last, and the per cent of the time that it was busy.
-    BusyGpus = Mapping[int, tuple[float, float]]
 
 
 class PaceWatch:
     """The pace of one attempt. Called from one thread at a time."""
 
-    def __init__(self, limits: PaceSection, attempt: int, post: Callable[[Event], None], gpus: Callable[[], BusyGpus] = dict) -> None:
-        """Take the limits, and where to post. gpus: returns the newest sample of each rank's GPU."""
-        self._judge, self._floor, self._gpus = PaceJudge(limits), GpuFloor(limits.gpu_floor), gpus
+    def __init__(self, attempt: int, post: Callable[[Event], None]) -> None:
+        """Take where to post."""
+        self._judge = PaceJudge()
         self._attempt, self._post = attempt, post
         self._sampled_t: float | None = None
 
@@ -45,10 +41,5 @@ class PaceWatch:
                 continue
             trains = beat.phase is Phase.TRAIN
             ranks[beat.rank] = RankSample(beat.steps, beat.last_step_ns, usage.run_ns, usage.wait_ns, usage.is_blocked, trains)
-        found = self._judge.take(t, ranks)
-        if ranks and all(rank.trains and rank.steps > 0 for rank in ranks.values()):
-            found += self._floor.take(self._gpus())
-        else:
-            self._floor.forget()
-        for news in found:
+        for news in self._judge.take(t, ranks):
             self._post(PaceChanged(t, self._attempt, news.kind.value, news.text, news.rank, news.is_over))

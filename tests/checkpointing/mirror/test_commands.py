@@ -33,7 +33,7 @@ def settings(tmp_path: Path) -> Settings:
     return dataclasses.replace(
         base,
         job=dataclasses.replace(base.job, state_dir=str(tmp_path / "state")),
-        checkpoints=dataclasses.replace(base.checkpoints, mirror=(str(tmp_path / "mirror"),), part_mib=5),
+        checkpoints=dataclasses.replace(base.checkpoints, mirror=(str(tmp_path / "mirror"),)),
     )
 
 
@@ -159,7 +159,7 @@ def test_ls_of_a_mirror_shows_what_pull_takes(settings: Settings, tmp_path: Path
     (row,) = rows(capsys)
     assert (row["step"], row["name"]) == (7, "step_7.pt")
     assert main(["checkpoints", "pull", *of_job, row["id"], str(tmp_path / "one")]) == 0
-    assert main(["checkpoints", "ls", *of_job, "--restore-from", "none"]) == 0
+    assert main(["checkpoints", "ls", *of_job, "--set", "checkpoints.restore_from=none"]) == 0
     assert main(["checkpoints", "ls", "--mirror", str(tmp_path / "mirror"), "--state-dir", str(tmp_path / "none")]) == ExitCode.USAGE
     assert "--job" in capsys.readouterr().err
 

@@ -35,7 +35,7 @@ class Node:
         self.n_saves = 0
         state.mkdir(parents=True)
         (place / "here").mkdir(exist_ok=True)
-        settings = replace(Settings(), checkpoints=Checkpoints(paths=("step_*",), scan_interval_s=0.1))
+        settings = replace(Settings(), checkpoints=Checkpoints(paths=("step_*",)))
         job = Job("train", f"run-{name}", name, ("true",), place / "here", {}, settings, state, state, "cookie")
         self.checkpoints = JobCheckpoints(job, self._took, several_nodes=True)
         self.checkpoints.note_before()

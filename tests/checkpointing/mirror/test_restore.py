@@ -166,7 +166,7 @@ def test_another_jobs_checkpoints_are_never_taken_unless_named(tmp_path: Path, b
     brought(tmp_path, backend, 5, job="the/other")
     with pytest.raises(OtherJob, match="the/other") as caught:
         restore.newest([backend], "job", into=str(tmp_path / "fresh"))
-    assert "--restore-from" in caught.value.hint
+    assert "checkpoints.restore_from" in caught.value.hint
     done = restore.newest([backend], "the/other", into=str(tmp_path / "fresh"))
     assert done is not None
     assert done.manifest.about.job == "the/other"
@@ -177,11 +177,11 @@ def test_the_job_that_is_named_is_taken_only_until_this_one_has_a_checkpoint(tmp
     assert restore.newest_of([backend], "job", "", into=fresh) is None
     with pytest.raises(OtherJob, match="no checkpoint of job 'base'") as nothing:
         restore.newest_of([backend], "job", "base", into=fresh)
-    assert "--restore-from none" in nothing.value.hint
+    assert "--set checkpoints.restore_from=none" in nothing.value.hint
     brought(tmp_path, backend, 5, job="base")
     with pytest.raises(OtherJob) as caught:
         restore.newest_of([backend], "job", "", into=fresh)
-    assert "--restore-from none" in caught.value.hint
+    assert "--set checkpoints.restore_from=none" in caught.value.hint
     with pytest.raises(OtherJob, match="'typo'"):
         restore.newest_of([backend], "job", "typo", into=fresh)
     assert restore.newest_of([backend], "job", restore.NO_JOB, into=fresh) is None

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 REFUSED = {
-    "no step is seen": (["--no-instrument"], ["true"], "Leave out --no-instrument"),
+    "no step is seen": (["--set", "instrument.enabled=false"], ["true"], "Leave out --set instrument.enabled=false"),
     "it ends its job": (["--finish"], ["true"], "Leave out --finish"),
-    "an absolute place": (["--checkpoints", "/ckpt/*.pt"], ["true"], "--checkpoints 'DIR/*.pt'"),
-    "a home": (["--checkpoints", "~/ckpt/*.pt"], ["true"], "--checkpoints 'DIR/*.pt'"),
+    "an absolute place": (["--set", "checkpoints.paths=/ckpt/*.pt"], ["true"], "--checkpoints 'DIR/*.pt'"),
+    "a home": (["--set", "checkpoints.paths=~/ckpt/*.pt"], ["true"], "--checkpoints 'DIR/*.pt'"),
     "shared memory": ([], ["true", "--out=/dev/shm/ckpt"], "below its working directory"),
     "the originals": (["--writable", "out"], ["true"], "leaves the checkpoints that lie there out of the drill"),
     "all above them": (["--writable", "/"], ["true"], "Name a directory outside"),
@@ -64,7 +64,7 @@ def test_a_checkpoint_where_the_command_may_write_is_refused(
     (tmp_path / "ckpt").symlink_to(tmp_path / "cache")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
-    assert main.main(["drill", "--checkpoints", "ckpt/*.pt", "resume", "--", "true"]) == 64
+    assert main.main(["--checkpoints", "ckpt/*.pt", "drill", "resume", "--", "true"]) == 64
     assert "a checkpoint of this job lies where the drill cannot keep" in capsys.readouterr().err
 
 

@@ -284,13 +284,18 @@ def test_planted_secrets_are_nowhere_in_the_bundle_of_a_real_job(tmp_path: Path)
     """In the rank's output, its traceback, its argv and environment, the settings and their file, in plain text, JSON and base64."""
     others = {"DEPLOY_TOKEN": "d3pl0y-7f9Kx2", "HTTPS_PROXY": "http://me:pr0xy-8h3Jd1@p:3128", "DB_PASSWORD": "db p4ss w0rd"}
     values = [CANARY, "d3pl0y-7f9Kx2", "pr0xy-8h3Jd1", "db p4ss w0rd", "sl4ckPath9", "4rgv-5t6y7u", "s1gn3r-0p9o8i"]
-    (tmp_path / "supervise.toml").write_text('[[alerts.sink]]\nkind = "slack"\nurl = "http://127.0.0.1:9/services/T0/B0/sl4ckPath9"\n')
+    (tmp_path / "key").write_text(values[-1])
+    config = tmp_path / "config.toml"
+    config.write_text(
+        '[[alerts.sink]]\nkind = "slack"\nurl = "http://127.0.0.1:9/services/T0/B0/sl4ckPath9"\n'
+        f'[[alerts.sink]]\nkind = "webhook"\nurl = "http://127.0.0.1:9/hooks/{CANARY}"\nsecret_file = "{tmp_path}/key"\n'
+    )
+    config.chmod(0o600)
     (tmp_path / "train.py").write_text(SCRIPT.format(repository=str(Path(__file__).parents[3])))
     environ = {
         **os.environ,
         **others,
-        "SUPERVISE_WEBHOOK_URL": f"http://127.0.0.1:9/hooks/{CANARY}",
-        "SUPERVISE_WEBHOOK_SECRET": values[-1],
+        "SUPERVISE_CONFIG": str(config),
     }
     environ["SUPERVISE_STATE_DIR"] = str(tmp_path / "state")
 
@@ -298,7 +303,7 @@ def test_planted_secrets_are_nowhere_in_the_bundle_of_a_real_job(tmp_path: Path)
         argv = [sys.executable, "-m", "supervisor", *words]
         return subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=100, check=False)  # noqa: S603  ours
 
-    ended = supervise("--job", "j", "--no-health", "--", sys.executable, "train.py", "--api-key", "4rgv-5t6y7u")
+    ended = supervise("--job", "j", "--set", "health.enabled=false", "--", sys.executable, "train.py", "--api-key", "4rgv-5t6y7u")
     assert "incident 1 of job j" in ended.stderr, ended.stderr
     before = set(tmp_path.iterdir())
     listed = supervise("bundle", "--job", "j", "--dry-run")
@@ -345,8 +350,11 @@ def test_the_ranks_of_a_job_that_runs_are_asked_for_their_stacks(tmp_path: Path)
     )
     argv = [sys.executable, "-m", "supervisor"]
     with subprocess.Popen(  # noqa: S603  ours
-        [*argv, "--job", "j", "--no-health", "--", sys.executable, "train.py"], cwd=tmp_path, env=environ, stderr=subprocess.DEVNULL
-    ) as job:  # fmt: skip
+        [*argv, "--job", "j", "--set", "health.enabled=false", "--", sys.executable, "train.py"],
+        cwd=tmp_path,
+        env=environ,
+        stderr=subprocess.DEVNULL,
+    ) as job:
         try:
             wait_for((tmp_path / "started").exists, "the job's rank", 60)
             wait_for(lambda: '"rank":0' in next((tmp_path / "state").glob("j/nodes/*/journal.jsonl")).read_text(), "its record", 20)

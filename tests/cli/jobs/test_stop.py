@@ -107,7 +107,7 @@ def test_a_stop_that_takes_longer_goes_on_and_can_be_hurried(
     tmp_path: Path, supervise: Callable[..., subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    job = supervise("--stop-deadline-s", "100", "--", sys.executable, "-c", textwrap.dedent(STUBBORN))
+    job = supervise("--set", "stop.deadline_s=100", "--", sys.executable, "-c", textwrap.dedent(STUBBORN))
     began(tmp_path)
     for begins in ("asked to stop", "its stop is under way"):  # asked once, waited for twice: the second does not hurry
         assert main(["stop", "--wait-s", "0.5"]) == 1

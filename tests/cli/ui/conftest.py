@@ -123,8 +123,11 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., ServedPage]]:
     """Give a function that serves the page of a state directory; each ends with the test."""
     pages: list[ServedPage] = []
 
-    def start(state: Path, *options: str, listen: str = "0", **environment: str) -> ServedPage:
+    def start(state: Path, *options: str, listen: str = "0", token: str = "", **environment: str) -> ServedPage:
         error_file = tmp_path / f"ui-{len(pages)}"
+        if token:
+            (tmp_path / "ui-token").write_text(token)
+            options += ("--set", f"ui.token_file={tmp_path / 'ui-token'}")
         words = ["supervise", "ui", "--state-dir", str(state), "--listen", listen, *options]
         with error_file.open("wb") as error:
             process = subprocess.Popen(  # noqa: S603  the program under test

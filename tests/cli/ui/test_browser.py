@@ -55,13 +55,14 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
     """Give a function that serves a state directory until the tests of this file are over."""
     place, pages = tmp_path_factory.mktemp("ui"), list[ServedPage]()
 
-    def start(state: Path, listen: str = "0", **environment: str) -> ServedPage:
+    def start(state: Path, listen: str = "0", token: str = TOKEN, **environment: str) -> ServedPage:
         error_file = place / f"ui-{len(pages)}"
-        words = ["supervise", "ui", "--state-dir", str(state), "--listen", listen]
-        environment = {"SUPERVISE_UI_TOKEN": TOKEN, **environment}
+        token_file = place / f"token-{len(pages)}"
+        token_file.write_text(token)
+        words = ["supervise", "ui", "--state-dir", str(state), "--listen", listen, "--set", f"ui.token_file={token_file}"]
         with error_file.open("wb") as error:
             process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=error, stderr=error, env=clean_environment(**environment))  # noqa: S603
-        pages.append(ServedPage(process, error_file, {"authorization": f"Bearer {environment['SUPERVISE_UI_TOKEN']}"}))
+        pages.append(ServedPage(process, error_file, {"authorization": f"Bearer {token}"}))
         return pages[-1]
 
     yield start
@@ -188,7 +189,7 @@ def test_the_token_is_asked_for_once(
 ) -> None:
     root = tmp_path / "state"
     recovered(root, "llama", time.time(), **supervisor).close()
-    page = serving(root, SUPERVISE_UI_TOKEN=OTHER)
+    page = serving(root, token=OTHER)
     address = f"{page.address}jobs/llama/{identity.node_name()}"
     views(browser, "token", address, tmp_path)
     sends = "document.querySelector('#token').value = {!r}; document.querySelector('button').click()"

@@ -185,7 +185,7 @@ def test_a_token_is_not_made_where_it_would_stand_in_the_system_s_journal(serve:
 
 def test_with_a_token_only_who_knows_it_reads(serve: Serve, root: Path, written: Any) -> None:
     written.close()
-    page = serve(root, SUPERVISE_UI_TOKEN=TOKEN)
+    page = serve(root, token=TOKEN)
     for path in ("/", "/changes", "/live.js", "/nowhere", path_of(written)):
         asked = page.ask(path, accept="text/html")
         assert (asked.status, asked.text.count("train")) == (401, path.count("train")), "no more than what was asked for"
@@ -238,7 +238,7 @@ def test_the_token_may_be_in_a_file_and_is_shown_nowhere(serve: Serve, root: Pat
     ],
 )
 def test_what_cannot_be_served_is_named(serve: Serve, listen: str, token: str, code: ExitCode, text: str) -> None:
-    page = serve(Path("state"), listen=listen, SUPERVISE_UI_TOKEN=token)
+    page = serve(Path("state"), listen=listen, token=token)
     assert page.process.wait(PATIENCE_S) == code
     assert text in page.stderr
     assert "Traceback" not in page.stderr
@@ -246,7 +246,7 @@ def test_what_cannot_be_served_is_named(serve: Serve, listen: str, token: str, c
 
 def test_any_address_is_served_with_a_token(serve: Serve, root: Path, written: Any) -> None:
     written.close()
-    page = serve(root, listen="0.0.0.0:0", SUPERVISE_UI_TOKEN=TOKEN)
+    page = serve(root, listen="0.0.0.0:0", token=TOKEN)
     assert page.ask().status == 401
     page.headers = {"authorization": f"Bearer {TOKEN}"}
     assert page.ask().status == 200

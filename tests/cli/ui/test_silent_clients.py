@@ -63,7 +63,7 @@ def test_one_that_waits_for_an_answer_is_not_closed(tmp_path: Path, monkeypatch:
 
 def served(root: Path, ask: Callable[[int], Awaitable[bytes]]) -> bytes:
     """Return what `ask` gave, called with the port of a page."""
-    access = page_access(ListenAddress("127.0.0.1", 0), TOKEN, (), (), fresh="")
+    access = page_access(ListenAddress("127.0.0.1", 0), TOKEN, (), fresh="")
     app = JobsApplication(WatchedJobs(root, lambda job: f"--job {job}", print), access, print)
 
     async def serve() -> bytes:

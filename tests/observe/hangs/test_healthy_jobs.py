@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from supervisor.core.events import HangConfirmed
-from supervisor.observe.hangs.watch import BUSY_TIMES, MOST_PATIENCE
+from supervisor.observe.hangs.watch import BUSY_TIMES, CONFIRM_S, MOST_PATIENCE
 from tests.support.healthy_jobs import FAMILIES, SimulatedJob
 
 RUN_S = 4000.0
@@ -39,7 +39,7 @@ def examine(seed: int) -> Examined:
     job.runs(max(RUN_S, min(40 * job.usual_s, 20_000.0)))
     false_alarms = sum(isinstance(event, HangConfirmed) for event in job.posted)
     how, limit_s = job.dice.choice(["stands", "spins"]), job.watch._times.limit(job.beats, job.limits).seconds  # noqa: SLF001
-    due_s = ((MOST_PATIENCE + 1) * limit_s + 4 * job.limits.confirm_s) * (1.0 if how == "stands" else BUSY_TIMES)
+    due_s = ((MOST_PATIENCE + 1) * limit_s + 4 * CONFIRM_S) * (1.0 if how == "stands" else BUSY_TIMES)
     is_known = how == "stands" or any(beat.last_step_ns is not None for beat in job.beats)
     return Examined(seed, job.family, how, false_alarms, limit_s, job.hangs(how, due_s), is_known)
 

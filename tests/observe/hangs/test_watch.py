@@ -49,7 +49,7 @@ def test_a_job_that_stands_still_is_suspected_looked_at_twice_and_confirmed(job:
     assert job.kinds == ["Suspected"]
     assert (suspected(job).still_s, suspected(job).limit_s, suspected(job).phase) == (61.0, 60.0, Phase.TRAIN)
     job.passes(29)
-    assert job.kinds == ["Suspected"], "two looks at least confirm_s apart"
+    assert job.kinds == ["Suspected"], "two looks at least CONFIRM_S apart"
     job.passes(4)
     assert job.kinds == ["Suspected", "Confirmed"]
     first, second = (t - stood_t for t in job.looked_t)
@@ -59,7 +59,7 @@ def test_a_job_that_stands_still_is_suspected_looked_at_twice_and_confirmed(job:
 
 
 def test_the_second_look_comes_after_half_of_a_short_limit() -> None:
-    job = VirtualJob(limits=HangSection(train_s=4.0, phase_s=8.0, confirm_s=30.0))
+    job = VirtualJob(limits=HangSection(train_s=4.0, phase_s=8.0))
     job.trains(30, 0.2)
     assert job.kinds == []
     job.passes(20)

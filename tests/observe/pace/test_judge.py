@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from supervisor.config.watch_settings import PaceSection
-from supervisor.observe.pace.judge import GPU_SAMPLES, GpuFloor, PaceJudge, RankSample
+from supervisor.observe.pace.judge import PaceJudge, RankSample
 
-LIMITS = PaceSection(window_s=20.0)
+WINDOW_S = 20.0
 
 
 @dataclass
@@ -30,13 +29,12 @@ class Job:
     blocks: int = -1
     pause: Callable[[int], float] = lambda _step: 0.0
     trains: Callable[[int], bool] = lambda _step: True
-    limits: PaceSection = LIMITS
     found: list[str] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
 
     def run(self, until_s: float = 200.0) -> list[str]:
         """Return what was reported: `+kind rank` and `-kind rank`."""
-        judge, t, step = PaceJudge(self.limits), 0.0, 0
+        judge, t, step = PaceJudge(WINDOW_S), 0.0, 0
         run_ns, wait_ns = [0.0] * self.ranks, [0.0] * self.ranks
         sampled_t = 0.0
         while t < until_s:
@@ -101,7 +99,6 @@ NO_STRAGGLER: dict[str, Job] = {
     "now and then": Job(4, lambda rank, step: 0.3 if rank == 1 and step % 20 == 0 else 0.1),
     "another one each time": Job(4, lambda rank, step: 0.3 if rank == step // 7 % 4 else 0.1),
     "in evaluations only": Job(2, lambda rank, step: 0.5 if rank == 1 and step % 200 > 150 else 0.1, trains=lambda step: step % 200 <= 150),
-    "never, by its setting": Job(4, slow(5.0), limits=PaceSection(straggler=0, window_s=20.0)),
     "within the first two windows": Job(4, lambda rank, step: 0.3 if rank == 1 and step < 130 else 0.1),
 }
 
@@ -124,9 +121,8 @@ def test_a_training_that_becomes_slow_is_reported_once_and_once_that_it_is_over(
         Job(2, slow(1.0), pause=lambda step: 3.0 if step < 20 else 0.0),
         Job(2, slow(1.0), pause=lambda step: 20.0 if step % 100 == 0 else 0.0),
         Job(2, slow(1.0), pause=lambda step: 0.5 if 1500 < step < 1540 else 0.0),
-        Job(2, slow(1.0), pause=lambda step: 2.0 if step > 1500 else 0.0, limits=PaceSection(drop=0, window_s=20.0)),
     ],
-    ids=["not twice", "slow at first", "long pauses", "one short stretch", "never, by its setting"],
+    ids=["not twice", "slow at first", "long pauses", "one short stretch"],
 )
 def test_no_training_is_called_slow(job: Job) -> None:
     assert job.run(500) == []
@@ -152,18 +148,3 @@ def test_two_hundred_healthy_jobs_with_noise_evaluations_and_saves_raise_no_aler
 
         job = Job(ranks, compute, exchange_s=base * source.uniform(0.05, 2), pause=pause, spins=source.random() < 0.3)
         assert job.run(400) == [], (seed, job.texts)
-
-
-def test_a_gpu_below_the_floor_is_named_by_the_mean_of_its_samples_each_taken_once() -> None:
-    floor = GpuFloor(0.3)
-    busy = {0: 90.0, 1: 10.0}
-
-    def sampled(t: float, busy: dict[int, float]) -> list[str]:
-        return [one.text for _ in range(3) for one in floor.take({rank: (t, percent) for rank, percent in busy.items()})]
-
-    texts = [text for t in range(GPU_SAMPLES - 1) for text in sampled(t, busy)]
-    assert texts == []
-    assert sampled(GPU_SAMPLES, busy) == ["the GPU of rank 1 is busy 10 % of the time, less than 30 %"]
-    after = [text for t in range(20, 24) for text in sampled(t, {0: 90.0, 1: 100.0})]
-    assert after == ["the GPU of rank 1 is busy 37 % of the time again"]
-    assert GpuFloor(0.0).take({0: (1.0, 0.0)}) == []

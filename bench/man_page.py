@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from supervisor.cli.commands import COMMANDS
+from supervisor.cli.commands import COMMANDS, HIDDEN
 from supervisor.cli.main import root
 from supervisor.config.loading import CONFIG_VARIABLE, LOCAL_NAME, SYSTEM_FILE
 from supervisor.errors import ExitCode
@@ -69,7 +69,7 @@ def man_page() -> str:
     lines += [".SH OPTIONS", *_options(root.params)]
     lines += [".SH COMMANDS", _text("`supervise help COMMAND` shows what a command does, and its options.")]
     for path, (module, line) in COMMANDS.items():
-        if module:
+        if module and path not in HIDDEN:
             lines += _item(f"**supervise {path}**", line)
     lines.append(".SH EXIT STATUS")
     for code, name, meaning, remedy in exit_codes():

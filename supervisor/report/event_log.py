@@ -16,7 +16,7 @@ import threading
 import time
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from supervisor.report.background_writer import BackgroundWriter
 from supervisor.report.log_events import LogEvent
@@ -25,14 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from supervisor.report.log_events import LogLevel
+    from supervisor.report.log_events import LogFormat, LogLevel, LogRecord
     from supervisor.report.terminal import TerminalWriter
 
 LIMIT_BYTES = 8 << 20
 FILE_NAME = "supervise.log"
-LogFormat = Literal["auto", "console", "json", "ecs"]
-#: What goes to the writing threads: the event's name, its level, all its fields.
-Record = tuple[str, "LogLevel", dict[str, object]]
 #: A start that takes longer than this (other nodes are awaited, a mirror restores) is not delayed by an import, and its user reads the log.
 HELD_S: Final = 30.0
 
@@ -87,11 +84,11 @@ class _Output:
     def __init__(self, name: str, log_format: LogFormat, sink: Callable[[str], bool], end: Callable[[], None] = lambda: None) -> None:
         self.may_render = threading.Event()
         self._log_format, self._sink, self._end = log_format, sink, end
-        self._render: Callable[[Record], str] | None = None
+        self._render: Callable[[LogRecord], str] | None = None
         self._is_closed = False
-        self._writer: BackgroundWriter[Record] = BackgroundWriter(name, self._write)
+        self._writer: BackgroundWriter[LogRecord] = BackgroundWriter(name, self._write)
 
-    def put(self, record: Record) -> None:
+    def put(self, record: LogRecord) -> None:
         self._writer.put(record)
 
     @property
@@ -104,7 +101,7 @@ class _Output:
             if self._writer.close(deadline_s):  # else its thread still uses the sink
                 self._end()
 
-    def _write(self, record: Record, lost: int) -> bool:
+    def _write(self, record: LogRecord, lost: int) -> bool:
         if not self.may_render.wait(HELD_S):
             self.may_render.set()
         records = [record]
@@ -116,7 +113,7 @@ class _Output:
             return False
         return self._sink(text)
 
-    def _rendered(self, record: Record) -> str:
+    def _rendered(self, record: LogRecord) -> str:
         if self._render is None:
             from supervisor.report.log_lines import renderer  # noqa: PLC0415 (see the module's docstring)
 

@@ -6,6 +6,9 @@ from enum import StrEnum
 from typing import Literal, Self
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["auto", "console", "json", "ecs"]
+#: What goes to the writing threads: the event's name, its level, all its fields.
+LogRecord = tuple[str, LogLevel, dict[str, object]]
 
 
 class LogEvent(StrEnum):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from structlog.typing import EventDict, Processor, WrappedLogger
 
-    from supervisor.report.event_log import LogFormat, Record
+    from supervisor.report.log_events import LogFormat, LogRecord
 
 #: The version of the Elastic Common Schema that Elastic's own libraries write: it has every name below, and so have later ones.
 ECS_VERSION: Final = "1.6.0"
@@ -22,7 +22,7 @@ ECS_VERSION: Final = "1.6.0"
 _SENTENCES: Final = ("summary", "text", "error", "outcome", "reason", "what")
 
 
-def renderer(log_format: LogFormat) -> Callable[[Record], str]:
+def renderer(log_format: LogFormat) -> Callable[[LogRecord], str]:
     """Return what renders an event in this format, without a line end."""
     processors: list[Processor] = [add_log_level]
     if log_format == "console":
@@ -32,7 +32,7 @@ def renderer(log_format: LogFormat) -> Callable[[Record], str]:
         processors += [*([ecs] if log_format == "ecs" else []), JSONRenderer()]
     logger = structlog.wrap_logger(structlog.ReturnLogger(), processors, wrapper_class=structlog.BoundLogger).bind()
 
-    def render(record: Record) -> str:
+    def render(record: LogRecord) -> str:
         event, level, fields = record
         return str(getattr(logger, level)(event, **fields))
 

@@ -109,6 +109,13 @@ def ckpt(tmp_path: Path) -> Path:
     return tmp_path / "ckpt"
 
 
+def test_two_saves_of_one_tick_of_the_clock_are_told_apart_by_their_epoch(ckpt: Path) -> None:
+    for epoch in (9, 10, 8):
+        save(ckpt / f"epoch_{epoch}.pt", epoch, 100)
+    ordered = Order().newest_candidates(find(["*.pt"], str(ckpt)).candidates)
+    assert [os.path.basename(candidate.path) for candidate in ordered] == ["epoch_10.pt", "epoch_9.pt", "epoch_8.pt"]  # noqa: PTH119 -- a name
+
+
 def test_a_newer_state_under_a_lower_step_is_taken_and_reported(ckpt: Path) -> None:
     save(ckpt / "step_140.pt", 140, 100)
     save(ckpt / "step_100.pt", 100, 200)

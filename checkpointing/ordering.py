@@ -15,12 +15,9 @@ almost the same time and ran side by side. `Generations` treats such runs as one
 
 from __future__ import annotations
 
-import calendar
-import re
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from checkpointing import step_names
 from checkpointing.model import UNKNOWN_LINEAGE, Candidate, Lineage, Verification
@@ -30,7 +27,6 @@ if TYPE_CHECKING:
 
 HERE, COPY, MIRROR = 0, 1, 2  # of the same step: the original comes before our copy of it, and that before a mirror's
 _STEP, _WITHIN, _NEITHER = 0, 1, 2
-_RUN_ID: Final = re.compile(r"(\d{8}T\d{6})-[0-9a-f]{4}")
 
 
 class Age(NamedTuple):
@@ -221,11 +217,6 @@ def _saved_s(manifest: Manifest) -> int:
 
 
 def _lineage(manifest: Manifest) -> Lineage | None:
-    """Return the recorded lineage; for a manifest of an older version, the time in the run's name."""
-    about = manifest.about
-    named = _RUN_ID.fullmatch(about.run)
-    if about.lineage is not None:
-        return about.lineage if about.lineage.began else None
-    if named is None:
-        return None
-    return Lineage(calendar.timegm(time.strptime(named[1], "%Y%m%dT%H%M%S")), about.run, 0)
+    """Return the recorded lineage; None for a checkpoint of no known run."""
+    lineage = manifest.about.lineage
+    return lineage if lineage is not None and lineage.began else None

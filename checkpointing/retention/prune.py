@@ -126,7 +126,8 @@ def _remove(manifest: Manifest) -> str:
 
 def _remove_by(hidden: str, manifest: Manifest) -> str:
     durable.rename_exclusive(manifest.path, hidden)
-    if identity_of(hidden) != manifest.identity:  # the script wrote it between the look and the rename
+    is_gone = not os.path.lexists(hidden)  # another supervisor took it for one that a kill left
+    if not is_gone and identity_of(hidden) != manifest.identity:  # the script wrote it between the look and the rename
         durable.rename_exclusive(hidden, manifest.path)
         return "it was written meanwhile"
     _destroy(hidden)

@@ -249,7 +249,7 @@ class NodeOffer:
             return None
         origin = self._records.provenance.of(path, identity)
         logged = origin.logged_attempt
-        written_in = 0 if origin.is_cut or logged is None or logged not in agreed_attempts else logged
+        written_in = 0 if origin.is_interrupted or logged is None or logged not in agreed_attempts else logged
         return NodeCheckpoint(path, name, step, identity.size, identity.mtime_ns, identity.ino, digest, written_in)
 
     def prove(self, candidate: Sequence[NodeCheckpoint], node: int, *, suspect: bool) -> Proof:

@@ -82,7 +82,7 @@ class CheckpointRepair:
         """Move torn checkpoints aside: the rejected ones, and those whose save was interrupted. Return each path with its repair."""
         self._discovery.stat_interrupted_saves()
         self._died_in_first |= self._first_saves()
-        torn = dict.fromkeys((*rejected, *self._cut_candidates(), *self._unfinished_directories(), *self._torn_first_saves()))
+        torn = dict.fromkeys((*rejected, *self._interrupted_candidates(), *self._unfinished_directories(), *self._torn_first_saves()))
         return tuple(row for path in torn for row in _guarded(path, self._repair(path, attempt, permission)))
 
     def clear_way(self, path: str, attempt: int, permission: RepairPermission) -> tuple[tuple[str, str], ...]:
@@ -208,7 +208,7 @@ class CheckpointRepair:
         back = any((change.path, change.identity.ino) == (verification.path, verification.identity.ino) for change in moves)
         return "because it was moved back once" if back else ""
 
-    def _cut_candidates(self) -> tuple[str, ...]:
+    def _interrupted_candidates(self) -> tuple[str, ...]:
         """Return what this run's cut saves left at locations that no rank was seen to load from: the script may take it next.
 
         A location of one save may be that of a temporary file.
@@ -218,7 +218,9 @@ class CheckpointRepair:
         ]
         return tuple(
             sorted(
-                candidate.path for candidate in candidates if not self._locations.is_checkpoint(candidate.path) and self._is_cut(candidate)
+                candidate.path
+                for candidate in candidates
+                if not self._locations.is_checkpoint(candidate.path) and self._is_interrupted(candidate)
             )
         )
 
@@ -272,7 +274,7 @@ class CheckpointRepair:
 
         If its save ended, somebody may recover it. If its save was cut off, it goes only once a rank was seen to load from its location.
         """
-        path, is_ended = verification.path, verification.verdict is Verdict.BAD and not self._is_cut(verification)
+        path, is_ended = verification.path, verification.verdict is Verdict.BAD and not self._is_interrupted(verification)
         holds_nothing = any(path == directory and all_cut for directory, _, all_cut in self._discovery.unfinished())
         if not is_ended and (holds_nothing or self.is_first_save(path) or self._locations.is_checkpoint(path)):
             return ""
@@ -284,8 +286,8 @@ class CheckpointRepair:
         aside = advised_move(path)
         return f"because it has no copy, and no whole checkpoint lies beside it; to have the script begin without it: {aside}"
 
-    def _is_cut(self, found: Candidate | Verification) -> bool:
-        return self._records.provenance.of(found.path, found.identity).is_cut
+    def _is_interrupted(self, found: Candidate | Verification) -> bool:
+        return self._records.provenance.of(found.path, found.identity).is_interrupted
 
     def _whole_patterns(self, patterns: Collection[str], candidates: Sequence[Candidate]) -> set[str]:
         """Return those of the patterns of which one of the newest candidates is whole."""

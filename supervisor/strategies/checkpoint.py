@@ -39,7 +39,7 @@ STEP_BACK = "step_back"
 #: Causes of which nothing shows whether the checkpoint, the program or the machine is at fault.
 CRASHES = frozenset({Cause.CUDA_ILLEGAL_ACCESS, Cause.SEGFAULT, Cause.UNKNOWN_NATIVE_ABORT})
 #: How to correct a script in which a rank reads what another one is writing.
-MEND = (
+RACE_FIX_HINT = (
     "save to a temporary name and rename it (os.replace), or with checkpointing.save; and let the ranks that load wait until the one that "
     "saves is done (torch.distributed.barrier)"
 )
@@ -80,11 +80,13 @@ def raced(situation: Situation) -> Plan | None:
     finding = situation.verdict.summary
     if any(f.rung == "raced" for f in situation.unanswered):
         again = f"{finding}, again without progress in between: the script reads before the file is whole"
-        return Plan(kind=PlanKind.STOP, reason=again, next_rung=MEND, strategy="raced", exit_code=65)
+        return Plan(kind=PlanKind.STOP, reason=again, next_rung=RACE_FIX_HINT, strategy="raced", exit_code=65)
     plan = restart_within_budget(situation)
     if plan.kind is PlanKind.STOP:
-        return replace(plan, strategy="raced", next_rung=MEND)
-    return replace(plan, strategy="raced", reason=f"{finding}, which is not rejected: {plan.reason}", notes=(f"mend the script: {MEND}",))
+        return replace(plan, strategy="raced", next_rung=RACE_FIX_HINT)
+    return replace(
+        plan, strategy="raced", reason=f"{finding}, which is not rejected: {plan.reason}", notes=(f"mend the script: {RACE_FIX_HINT}",)
+    )
 
 
 def _raced_for_path(situation: Situation) -> Plan | None:

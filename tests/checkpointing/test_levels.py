@@ -211,8 +211,8 @@ def test_a_copy_of_just_what_is_avoided_is_avoided_and_an_older_one_is_not(bench
     same = spare_of(bench, path, "kept-300")
     selection = bench.choose(spares=[older, same], avoid=[str(path)])
     assert (selection.spare, selection.found) == (older, 3)
-    assert selection.rejected == ((str(path), select.REJECTED), (same.place, select.REJECTED))
-    assert bench.choose(spares=[older, same], avoid=[str(path), older.place]).chosen is None
+    assert selection.rejected == ((str(path), select.REJECTED), (same.copy_path, select.REJECTED))
+    assert bench.choose(spares=[older, same], avoid=[str(path), older.copy_path]).chosen is None
 
 
 def test_incomplete_and_dangerous_ones_are_rejected_as_what_they_are(bench: Bench) -> None:

@@ -56,8 +56,8 @@ def test_runs_of_several_nodes_that_go_on_at_once_are_one_in_which_the_time_of_t
     assert in_order(*x, *y, made(5, "z", 1230, (1221, 1)))[0] == ("z", 5)
 
 
-def test_manifests_of_before_are_ordered_by_the_stamp_of_their_runs_and_those_sent_by_hand_by_their_time() -> None:
-    old = [made(900, "20260101T000000-aaaa", 1_767_230_000), made(100, "20260102T000000-aaaa", 1_767_320_000)]
+def test_what_was_sent_by_hand_is_ordered_by_its_time() -> None:
+    old = [made(900, "a", 1_767_230_000, (1_767_225_600, 1)), made(100, "b", 1_767_320_000, (1_767_312_000, 1))]
     by_hand = made(2000, "by-hand", 1_767_320_001)
     assert [step for _, step in in_order(*old)] == [100, 900]
     assert [step for _, step in in_order(*old, by_hand)] == [2000, 100, 900]
@@ -107,6 +107,13 @@ def save(path: Path, step: int, at_s: float) -> None:
 @pytest.fixture
 def ckpt(tmp_path: Path) -> Path:
     return tmp_path / "ckpt"
+
+
+def test_two_saves_of_one_tick_of_the_clock_are_told_apart_by_their_epoch(ckpt: Path) -> None:
+    for epoch in (9, 10, 8):
+        save(ckpt / f"epoch_{epoch}.pt", epoch, 100)
+    ordered = Order().newest_candidates(find(["*.pt"], str(ckpt)).candidates)
+    assert [os.path.basename(candidate.path) for candidate in ordered] == ["epoch_10.pt", "epoch_9.pt", "epoch_8.pt"]  # noqa: PTH119 -- a name
 
 
 def test_a_newer_state_under_a_lower_step_is_taken_and_reported(ckpt: Path) -> None:

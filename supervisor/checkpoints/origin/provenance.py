@@ -38,17 +38,15 @@ class CheckpointWriter(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOrigin:
-    """Who wrote a checkpoint, and when.
-
-    lineage: run and attempt, from the records or else from the time; UNKNOWN_LINEAGE if neither shows it. logged_attempt: the attempt of
-    this run whose logged save left a file as it is, or was the last into a directory; None: no such save. is_cut: a logged save of it did
-    not end.
-    """
+    """Who wrote a checkpoint, and when."""
 
     writer: CheckpointWriter
+    #: Run and attempt, from the records or else from the time; UNKNOWN_LINEAGE if neither shows it.
     lineage: Lineage
+    #: The attempt of this run whose logged save left a file as it is, or was the last into a directory; None: no such save.
     logged_attempt: int | None
-    is_cut: bool
+    #: A logged save of it did not end.
+    is_interrupted: bool
 
     def attempt_of(self, run: str) -> int:
         """Return the attempt of a run that wrote it, 0 if none did."""
@@ -79,7 +77,7 @@ class Provenance:
         """Return who wrote a content. mtime_ns: when it was written, for a directory the time of its newest file; 0: not known."""
         lineage = self._order.lineage_of(path, identity, mtime_ns)
         if self._discovery is None:
-            return CheckpointOrigin(self._unlogged(path, identity), lineage, None, is_cut=False)
+            return CheckpointOrigin(self._unlogged(path, identity), lineage, None, is_interrupted=False)
         writes = self._discovery.writes(path)
         writer = CheckpointWriter.RANKS if writes or self._discovery.wrote_earlier(path) else self._unlogged(path, identity)
         return CheckpointOrigin(writer, lineage, self.logged_attempt(path, identity), any(write.interrupted for write in writes))

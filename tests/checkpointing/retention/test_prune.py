@@ -129,6 +129,19 @@ def test_what_was_written_between_the_look_and_the_rename_is_given_back(saved: d
     assert saved[1].read_bytes() == b"written at the last moment"
 
 
+def test_what_another_supervisor_completes_meanwhile_is_removed(saved: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    real = prune.durable.rename_exclusive
+
+    def rename(old: str, new: str) -> None:
+        real(old, new)
+        prune.finish([old])  # as one that takes it for what a kill left
+
+    monkeypatch.setattr(prune.durable, "rename_exclusive", rename)
+    done = prune.prune([row(saved[n], n) for n in (1, PROVEN)], rules.RetentionPolicy(1), str(saved[PROVEN]))
+    assert [(one.step, one.reason) for one in done] == [(1, "")]
+    assert left(saved[PROVEN].parent) == ["step_2.pt", "step_3.pt", "step_4.pt"]
+
+
 @pytest.mark.parametrize("is_tree", [False, True])
 def test_what_a_kill_cut_short_is_ended_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_tree: bool) -> None:
     paths = {step: tmp_path / "ckpt" / f"step_{step}" for step in STEPS}

@@ -31,29 +31,22 @@ pytestmark = [
 
 
 @pytest.fixture(scope="session")
-def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One sound checkpoint of each format, in a directory of its own."""
-    found = {}
-    for name, make in FORMATS.items():
-        found[name] = tmp_path_factory.mktemp("sound") / name
-        found[name].mkdir()
-        make(found[name])
-    return found
+def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Made]]:
+    """One sound checkpoint of each format, with the directory that holds nothing else."""
+    homes = {name: tmp_path_factory.mktemp("sound") for name in FORMATS}
+    return {name: (homes[name], make(homes[name])) for name, make in FORMATS.items()}
 
 
-def copy_of(name: str, originals: dict[str, Path], place: Path) -> Made:
+def copy_of(name: str, originals: dict[str, tuple[Path, Made]], place: Path) -> Made:
     """Give a copy that may be damaged."""
-    scratch = place / "scratch"
-    scratch.mkdir()
-    described = FORMATS[name](scratch)
+    home, original = originals[name]
     root = place / name
-    shutil.copytree(originals[name], root)
+    shutil.copytree(home, root)
     moved = {
-        field: None if (path := getattr(described, field)) is None else root / path.relative_to(scratch)
+        field: None if (path := getattr(original, field)) is None else root / path.relative_to(home)
         for field in ("path", "victim", "pickled", "shard", "pointer")
     }
-    shutil.rmtree(scratch)
-    return type(described)(**moved)
+    return type(original)(**moved)
 
 
 def words(path: Path) -> list[str]:
@@ -76,7 +69,7 @@ def test_a_sound_one_is_good(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "damage", "right"), CASES, ids=[f"{damage.__name__}-{name}" for name, damage, _ in CASES])
 def test_a_damaged_one_is_not(
-    name: str, damage: Callable[[Made], None], right: frozenset[str], originals: dict[str, Path], tmp_path: Path
+    name: str, damage: Callable[[Made], None], right: frozenset[str], originals: dict[str, tuple[Path, Made]], tmp_path: Path
 ) -> None:
     made = copy_of(name, originals, tmp_path)
     assert words(made.path) == ["good"]
@@ -87,7 +80,7 @@ def test_a_damaged_one_is_not(
 
 
 @pytest.mark.parametrize("name", TORCH)
-def test_one_that_holds_nan_is_good_with_a_note(name: str, originals: dict[str, Path], tmp_path: Path) -> None:
+def test_one_that_holds_nan_is_good_with_a_note(name: str, originals: dict[str, tuple[Path, Made]], tmp_path: Path) -> None:
     made = copy_of(name, originals, tmp_path)
     not_a_number(made)
     (found,) = examine.look(str(made.path))

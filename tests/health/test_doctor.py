@@ -216,8 +216,8 @@ def test_it_works_without_root_s_rights(fake_nvml: FakeNvml, tmp_path: Path) -> 
         ("--nodes --nnodes 3", "--nnodes needs --node-rank and --master"),
         ("--nodes --nnodes 2 --node-rank 2 --master a:1", "--node-rank 2 is not below --nnodes 2"),
         ("--nodes --node-rank 1", "--node-rank 1 is not below --nnodes 1"),
-        ("--nodes --nnodes 2 --node-rank 0 --master a", "--master a is no HOST:PORT"),
-        ("--nodes --nnodes 2 --node-rank 0 --master a:70000", "--master a:70000 is no HOST:PORT"),
+        ("--nodes --nnodes 2 --node-rank 0 --master a", "--master a is not HOST:PORT"),
+        ("--nodes --nnodes 2 --node-rank 0 --master a:70000", "--master a:70000 is not HOST:PORT"),
         ("--nodes --rehearse bogus", "argument --rehearse: no fault: 'bogus'"),
     ],
 )

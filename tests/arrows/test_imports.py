@@ -50,7 +50,6 @@ PURE_STANDARD_LIBRARY = frozenset(
         "secrets",  # the key of the digests that stand for secrets, where a process was given none (classify/redact.py)
         "shlex",  # quotes the command that a card names
         "statistics",
-        "sys",  # its table of modules alone: where the strategy of a plug-in is looked up (strategies/rung.py)
         "tomllib",
         "types",
         "typing",

@@ -1,4 +1,4 @@
-"""What people see, and what plug-ins say: see the table of this package."""
+"""What people see: see the table of this package."""
 
 from __future__ import annotations
 

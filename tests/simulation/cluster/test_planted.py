@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +10,6 @@ import pytest
 from supervisor.cluster import node, store, takeover
 from supervisor.cluster.messages import DecisionProposed, WriteRow
 from supervisor.cluster.model import DONE, MEMBERSHIP, ClusterDecision, EpochEnd, nodes_of
-from supervisor.core.values import replace
 from tests.simulation.cluster.faults import cuts_host_off, cuts_it_off_and_kills_host, kills_host, stops_it, world_of
 from tests.simulation.cluster.laws import LawBroken
 
@@ -60,7 +59,7 @@ def numbered_while_the_last_epoch_is_open(patch: pytest.MonkeyPatch) -> None:
         key = "" if state.epoch is None else f"decision/{state.epoch.number}"
         hidden = replace(state, rows={**state.rows, key: ClusterDecision("restart").value()}) if key and key not in state.rows else state
         after = real(hidden)
-        return state if after is hidden else dataclasses.replace(after, rows={name: row for name, row in after.rows.items() if name != key})
+        return state if after is hidden else replace(after, rows={name: row for name, row in after.rows.items() if name != key})
 
     patch.setattr(store, "_with_number", bug)
 
@@ -154,7 +153,7 @@ def decision_not_reposted(patch: pytest.MonkeyPatch) -> None:
         keep = lambda key: not key.startswith("decision/")  # noqa: E731
         after, sent = found
         kept = {key: row for key, row in after.unseen.items() if keep(key)}
-        return dataclasses.replace(after, unseen=kept), tuple(order for order in sent if keep(order.message.key))
+        return replace(after, unseen=kept), tuple(order for order in sent if keep(order.message.key))
 
     patch.setattr(node, "_RULES", tuple(_returning if rule is real else rule for rule in node._RULES))  # noqa: SLF001
 

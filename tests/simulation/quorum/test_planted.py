@@ -6,7 +6,7 @@ tests/cluster/test_quorum.py has them.
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +14,6 @@ import pytest
 from supervisor.cluster.quorum import acceptor, proposer
 from supervisor.cluster.quorum.acceptor import AcceptCell, Ballot, Incarnation, JoinRegister, PrepareBallot, RegisterCell
 from supervisor.cluster.register import RegisterChanged
-from supervisor.core.values import replace
 from tests.simulation.quorum.laws import RegisterLawBroken, check, world_of
 from tests.simulation.quorum.world import Host
 
@@ -133,7 +132,7 @@ def refused_by_what_no_majority_has(patch: pytest.MonkeyPatch) -> None:
 
 def votes_without_its_disk(patch: pytest.MonkeyPatch) -> None:
     real = acceptor.new_acceptor
-    patch.setattr(acceptor, "new_acceptor", lambda *arguments: dataclasses.replace(real(*arguments), votes=True))
+    patch.setattr(acceptor, "new_acceptor", lambda *arguments: replace(real(*arguments), votes=True))
 
 
 def is_not_asked_whether_it_voted(patch: pytest.MonkeyPatch) -> None:
@@ -164,7 +163,7 @@ def takes_over_no_value(patch: pytest.MonkeyPatch) -> None:
 
     def joined(state: Any, answers: Any) -> Any:  # noqa: ANN401
         after = real(state, answers)
-        return dataclasses.replace(after, accepted=Ballot(), cell=RegisterCell()) if after.votes and not state.votes else after
+        return replace(after, accepted=Ballot(), cell=RegisterCell()) if after.votes and not state.votes else after
 
     patch.setattr(acceptor, "joined", joined)
 

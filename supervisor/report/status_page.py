@@ -17,7 +17,7 @@ from supervisor.report.layout import Fact, FactPage, Tone
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from supervisor.journal.history import RecordedIncident  # noqa: TC004  loads msgspec: not for --help
+    from supervisor.journal.history import RecordedIncident  # noqa: TC004  not for --help
     from supervisor.journal.records import StartTimes  # noqa: TC004  likewise
 
 _KIB = 1024

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from supervisor.core import failure, lifecycle, node_health
 from supervisor.core.actions import Alert, PrintMessage
 from supervisor.core.node_health import WORSE
-from supervisor.core.state import JobState, Stage, changed
+from supervisor.core.state import JobState, Stage
+from supervisor.core.values import replace
 
 if TYPE_CHECKING:
     from supervisor.core.actions import Action
@@ -31,7 +32,7 @@ def on_health_changed(state: JobState, event: HealthChanged) -> Step:
             after.pop(one.about, None)
     worse = [one for one in event.findings if WORSE.get(one.result, 0) > (WORSE[before[one.about].result] if one.about in before else 0)]
     well = [before[one.about] for one in event.findings if one.about in before and one.about not in after]
-    state = changed(state, run=changed(state.run, reported_findings=tuple(after.values())))
+    state = replace(state, run=replace(state.run, reported_findings=tuple(after.values())))
     actions: list[Action] = []
     if well:
         actions.append(PrintMessage("info", f"health: over: {node_health.summary(well)}"))
@@ -40,7 +41,7 @@ def on_health_changed(state: JobState, event: HealthChanged) -> Step:
     waits = bool(reasons) and state.stage is Stage.STARTING
     if state.stage is Stage.STARTING:
         eviction = {one.about: one for one in (*state.attempt.eviction, *reasons) if one.about in after}
-        state = changed(state, attempt=changed(state.attempt, eviction=tuple(eviction.values())))
+        state = replace(state, attempt=replace(state.attempt, eviction=tuple(eviction.values())))
     if worse:
         then = "the job goes on; it is acted on at the next restart"
         if evicts or waits:
@@ -48,7 +49,7 @@ def on_health_changed(state: JobState, event: HealthChanged) -> Step:
         actions.append(Alert("node_health", state.attempt.number, f"health: {node_health.summary(worse)}; {then}"))
     if not evicts:
         return state, tuple(actions)
-    state, more = _evict(changed(state, attempt=changed(state.attempt, eviction=reasons)), event.t)
+    state, more = _evict(replace(state, attempt=replace(state.attempt, eviction=reasons)), event.t)
     return state, (*actions, *more)
 
 

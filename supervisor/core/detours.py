@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from supervisor.core.actions import PrintMessage
-from supervisor.core.state import changed
+from supervisor.core.values import replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,9 +41,9 @@ def reviewed(state: JobState, findings: tuple[Finding, ...]) -> tuple[JobState, 
         elif known or ill:
             kept[knob] = " ".join(known or ill)
     if not over:
-        return changed(state, run=changed(state.run, detours=tuple(kept.items()))), ()
+        return replace(state, run=replace(state.run, detours=tuple(kept.items()))), ()
     overrides = tuple(row for row in state.run.overrides if row[0] not in over)
-    state = changed(state, run=changed(state.run, overrides=overrides, detours=tuple(kept.items())))
+    state = replace(state, run=replace(state.run, overrides=overrides, detours=tuple(kept.items())))
     names = ", ".join(f"{knob.removeprefix('env:')} (set for {subjects})" for knob, subjects in over.items())
     return state, (PrintMessage("info", f"health: the cause is gone, so the next attempt runs without {names}"),)
 

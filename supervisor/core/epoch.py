@@ -25,7 +25,7 @@ from supervisor.core.actions import (
     StopRanks,
 )
 from supervisor.core.model import Cause, Claim, Evidence, JobDecision, Plan, PlanKind, Verdict
-from supervisor.core.state import Admission, Attempt, JobState, NodeReport, Stage, changed
+from supervisor.core.state import Admission, Attempt, JobState, NodeReport, Stage
 from supervisor.core.values import replace
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ def on_attempt_ended_by_peer(state: JobState, event: AttemptEndedByPeer) -> Step
     """End it here too. What this node's ranks show belongs to the evidence."""
     attempt = state.attempt
     node = sharing.shown(event.node, attempt.members)
-    ended = changed(state, attempt=changed(attempt, ended_by=node, ended_as=event.kind))
+    ended = replace(state, attempt=replace(attempt, ended_by=node, ended_as=event.kind))
     if state.stage is Stage.TEARDOWN:  # it had ended here by itself, a moment later
-        return changed(state, attempt=changed(attempt, ended_as=event.kind)), ()
+        return replace(state, attempt=replace(attempt, ended_as=event.kind)), ()
     if _is_without_failure(attempt, event.kind):
         text = f"node {node} lets waiting nodes join" if event.kind == MEMBERSHIP else event.text
         message = PrintMessage("info", f"{text}: attempt {attempt.number} is stopped, and the next one begins with a meeting of the nodes")
@@ -91,7 +91,7 @@ def _is_without_failure(attempt: Attempt, kind: str) -> bool:
 def admit(state: JobState, message: PrintMessage) -> Step:
     """Stop ranks that did not fail, so that the nodes meet again."""
     stop = StopRanks(state.attempt.number, SIGTERM, state.run.policy.grace_s, "membership")
-    state = changed(state, stage=Stage.ADMITTING, token=state.token + 1)
+    state = replace(state, stage=Stage.ADMITTING, token=state.token + 1)
     return state, (message, stop, sharing.teardown_timer(state, state.token))
 
 
@@ -101,7 +101,7 @@ def on_store_silent(state: JobState, event: StoreFellSilent) -> Step:
         return state, ()
     text = f"the control store of the nodes did not answer for {state.run.policy.lease_s:g} s"
     seen = Evidence("network", "store_silent", text, t=event.t, claim=Claim(Cause.RENDEZVOUS, 0.9, transient=True))
-    return failure.stop_attempt(changed(state, attempt=changed(state.attempt, ended_for=(seen,))), event.t, text)
+    return failure.stop_attempt(replace(state, attempt=replace(state.attempt, ended_for=(seen,))), event.t, text)
 
 
 # nodes that ask to join
@@ -117,9 +117,9 @@ def on_nodes_waiting(state: JobState, event: NodesWaiting) -> Step:
     if not attempt.is_shared or len(attempt.members) >= state.run.policy.nodes:
         return state, ()
     if before is not None and before.count:
-        return changed(state, attempt=changed(attempt, admission=replace(before, count=event.count))), ()
+        return replace(state, attempt=replace(attempt, admission=replace(before, count=event.count))), ()
     step = None if attempt.progress.relative else attempt.progress.step
-    state = changed(state, attempt=changed(attempt, admission=Admission(event.count, step, before is not None and before.save_requested)))
+    state = replace(state, attempt=replace(attempt, admission=Admission(event.count, step, before is not None and before.save_requested)))
     if not event.count:
         return state, ()
     state, actions = request_save(state)
@@ -134,8 +134,8 @@ def request_save(state: JobState) -> Step:
     admission = attempt.admission
     if not attempt.save_on_request or not attempt.is_shared or admission is None or admission.save_requested or not admission.count:
         return state, ()
-    attempt = changed(attempt, admission=replace(admission, save_requested=True))
-    return changed(state, attempt=attempt), (RequestSave(attempt.number, None),)
+    attempt = replace(attempt, admission=replace(admission, save_requested=True))
+    return replace(state, attempt=attempt), (RequestSave(attempt.number, None),)
 
 
 def on_saved(state: JobState) -> Step:
@@ -143,7 +143,7 @@ def on_saved(state: JobState) -> Step:
     attempt = state.attempt
     if state.stage is not Stage.RUNNING or not attempt.is_shared or attempt.admission is None or attempt.saved:
         return state, ()
-    return changed(state, attempt=changed(attempt, saved=True)), (ReportSaved(attempt.number),)
+    return replace(state, attempt=replace(attempt, saved=True)), (ReportSaved(attempt.number),)
 
 
 def on_checkpoint_verified(state: JobState, event: CheckpointVerified) -> Step:
@@ -163,11 +163,11 @@ def on_checkpoint_verified(state: JobState, event: CheckpointVerified) -> Step:
 
 def on_attempt_ended(state: JobState, event: AttemptEnded) -> Step:
     """No rank is left on this node."""
-    ended = changed(state, attempt=changed(state.attempt, ended=True, over_t=state.attempt.over_t or event.t))
+    ended = replace(state, attempt=replace(state.attempt, ended=True, over_t=state.attempt.over_t or event.t))
     if state.attempt.decided and state.stage in {Stage.TEARDOWN, Stage.FOLLOWING, Stage.ADMITTING}:
         return follow_if_ready(ended, event.t)
     if state.stage is Stage.ADMITTING and state.attempt.is_shared:
-        return sharing.report(changed(ended, attempt=changed(ended.attempt, evidence=())))
+        return sharing.report(replace(ended, attempt=replace(ended.attempt, evidence=())))
     return lifecycle.on_attempt_ended(state, event)
 
 
@@ -193,17 +193,17 @@ def decided(state: JobState, event: ReportsGathered) -> JobDecision:
     facts = tuple(
         fact for report in event.reports for fact in failure.facts_of(report.attempt, event.t, sharing.shown(report.node, members))
     )
-    verdict = ending.explained(changed(state, attempt=changed(state.attempt, evidence=facts)), classify(facts))
+    verdict = ending.explained(replace(state, attempt=replace(state.attempt, evidence=facts)), classify(facts))
     gone = _gone(event, members)
     is_loss = gone is not None and verdict.cause in _OF_A_LOSS
     if gone is not None and is_loss:
         verdict = _lost(*gone, verdict, event.t)
     culprit = _culprit(event, verdict, members)
     verdict = verdict if verdict.node or culprit is None else replace(verdict, node=sharing.shown(culprit.node, members))
-    view = state if culprit is None else changed(state, gpus=culprit.gpus, attempt=culprit.attempt)
+    view = state if culprit is None else replace(state, gpus=culprit.gpus, attempt=culprit.attempt)
     saved = max((report.attempt.saved_steps.highest or 0 for report in event.reports), default=0)  # one node alone may have seen it
     run = planning.with_saved(view.run, saved, state.attempt.number)
-    view = changed(view, run=run, attempt=changed(view.attempt, number=state.attempt.number, evidence=facts))
+    view = replace(view, run=run, attempt=replace(view.attempt, number=state.attempt.number, evidence=facts))
     decision = failure.judged(view, event.t, verdict)
     left = len(members) - len({node for node, _ in event.missing})  # one whose supervise came back is there
     return replace(decision, plan=_waiting(decision.plan, state.run, left)) if is_loss else decision
@@ -273,10 +273,10 @@ def on_decision_made(state: JobState, event: DecisionMade) -> Step:
     if not state.attempt.is_shared or state.stage is Stage.STOPPING:
         return state, ()
     if event.kind == SUCCESS and state.stage in {Stage.STARTING, Stage.RUNNING}:
-        state = changed(state, attempt=changed(state.attempt, decided=SUCCESS))
+        state = replace(state, attempt=replace(state.attempt, decided=SUCCESS))
         return state, (CompleteAttempt(state.attempt.number),)
     runs = state.stage in {Stage.STARTING, Stage.RUNNING}
-    state = changed(state, attempt=changed(state.attempt, decided=event.kind, decision=event.decision, awaits_agreement=False))
+    state = replace(state, attempt=replace(state.attempt, decided=event.kind, decision=event.decision, awaits_agreement=False))
     return _stopped_for(state, event.t, "the other nodes ended the attempt") if runs else follow_if_ready(state, event.t)
 
 
@@ -285,7 +285,7 @@ def on_left_behind(state: JobState, event: LeftBehind) -> Step:
     if not state.attempt.is_shared or state.stage is Stage.STOPPING:
         return state, ()
     runs = state.stage in {Stage.STARTING, Stage.RUNNING}
-    state = changed(state, attempt=changed(state.attempt, decided=ASIDE, awaits_agreement=False))
+    state = replace(state, attempt=replace(state.attempt, decided=ASIDE, awaits_agreement=False))
     text = "this node was cut off while the others continued; it rejoins at the next restart"
     state, actions = _stopped_for(state, event.t, text) if runs else follow_if_ready(state, event.t)
     return state, (PrintMessage("warning", text), *actions)
@@ -294,7 +294,7 @@ def on_left_behind(state: JobState, event: LeftBehind) -> Step:
 def _stopped_for(state: JobState, t: float, text: str) -> Step:
     """Stop ranks of an attempt about which is decided already."""
     token, number = state.token + 1, state.attempt.number
-    state = changed(state, stage=Stage.FOLLOWING, token=token, attempt=changed(state.attempt, over_t=t))
+    state = replace(state, stage=Stage.FOLLOWING, token=token, attempt=replace(state.attempt, over_t=t))
     return state, (StopRanks(number, SIGTERM, state.run.policy.grace_s, "failure", text), sharing.teardown_timer(state, token))
 
 
@@ -308,8 +308,8 @@ def follow_if_ready(state: JobState, t: float) -> Step:
     if attempt.decision is not None:
         return failure.act_on(state, t, attempt.decision)
     if attempt.decided in {VOID, RESTART}:
-        return start.select(changed(state, run=changed(state.run, reason="membership")), t)
-    return start.select(changed(state, run=changed(state.run, reason="failure")), t)
+        return start.select(replace(state, run=replace(state.run, reason="membership")), t)
+    return start.select(replace(state, run=replace(state.run, reason="failure")), t)
 
 
 def _ended_elsewhere(state: JobState, event: DecisionMade) -> Step:
@@ -319,9 +319,9 @@ def _ended_elsewhere(state: JobState, event: DecisionMade) -> Step:
     if event.kind == SUCCESS or event.decision is None:
         return lifecycle.done(state)
     decision = event.decision
-    state = changed(state, attempt=changed(state.attempt, decision=decision))
+    state = replace(state, attempt=replace(state.attempt, decision=decision))
     state, opening = start.with_incident(state, event.t, decision.verdict.summary, decision.verdict.rank, (decision.verdict, decision.plan))
-    state, actions = start.give_up(changed(state, attempt=changed(state.attempt, awaits_agreement=False)), decision.verdict, decision.plan)
+    state, actions = start.give_up(replace(state, attempt=replace(state.attempt, awaits_agreement=False)), decision.verdict, decision.plan)
     return state, (*opening, *actions)
 
 

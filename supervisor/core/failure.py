@@ -27,7 +27,7 @@ from supervisor.core.model import (
     RankExit,
     Verdict,
 )
-from supervisor.core.state import Attempt, JobState, Stage, changed
+from supervisor.core.state import Attempt, JobState, Stage
 from supervisor.core.values import replace
 from supervisor.strategies import propose
 from supervisor.strategies.situation import memory_text
@@ -72,11 +72,11 @@ def tear_down(state: JobState, t: float, death: RankExit | None, summary: str) -
     state, opening = start.with_incident(state, t, summary, death.rank if death else None)
     token = state.token + 1
     awaited = death is not None and was_asked(death.code, death.signal)
-    state = changed(
+    state = replace(
         state,
         stage=Stage.TEARDOWN,
         token=token,
-        attempt=changed(
+        attempt=replace(
             state.attempt,
             deaths=(*state.attempt.deaths, death) if death else state.attempt.deaths,
             awaits_own_signal=awaited,
@@ -98,9 +98,9 @@ def on_rank_exited(state: JobState, event: RankExited) -> Step:
     """End the attempt of a rank that failed. The deaths are kept in their order. torchrun's agent stops the other ranks by itself."""
     death = event.exit
     if state.stage in {Stage.TEARDOWN, Stage.FOLLOWING, Stage.STOPPING, Stage.ADMITTING}:
-        return changed(state, attempt=changed(state.attempt, deaths=(*state.attempt.deaths, death))), ()
+        return replace(state, attempt=replace(state.attempt, deaths=(*state.attempt.deaths, death))), ()
     if not death.failed:  # the others may go on, and then it left too early (ending.py)
-        return changed(state, attempt=changed(state.attempt, deaths=(*state.attempt.deaths, death))), ()
+        return replace(state, attempt=replace(state.attempt, deaths=(*state.attempt.deaths, death))), ()
     summary = death_text(death)
     state, actions = tear_down(state, event.t, death, summary)
     return state, actions if state.run.policy.launcher is Launcher.ELASTIC else (_stop_ranks(state, summary), *actions)
@@ -121,7 +121,7 @@ def on_launcher_exited(state: JobState, event: LauncherExited) -> Step:
         return state, (EndLauncher(state.attempt.number, f"the {event.who} ended: {how}"),)
     death = RankExit(NO_RANK, 0, 0, event.code, event.signal) if event.code is not None or event.signal is not None else None
     state, actions = tear_down(state, event.t, None, f"the {event.who} ended: {how}")
-    state = changed(state, attempt=changed(state.attempt, deaths=(death,))) if death else state
+    state = replace(state, attempt=replace(state.attempt, deaths=(death,))) if death else state
     return state, (EndLauncher(state.attempt.number, f"the {event.who} ended"), *actions)  # nobody is left to stop the ranks kindly
 
 
@@ -130,7 +130,7 @@ def on_evidence_collected(state: JobState, event: EvidenceCollected) -> Step:
     if state.stage is not Stage.TEARDOWN:
         return state, ()
     return judge_if_ready(
-        changed(state, attempt=changed(state.attempt, evidence=event.evidence), run=changed(state.run, jitter=event.jitter)), event.t
+        replace(state, attempt=replace(state.attempt, evidence=event.evidence), run=replace(state.run, jitter=event.jitter)), event.t
     )
 
 
@@ -140,7 +140,7 @@ def on_evidence_overdue(state: JobState, t: float) -> Step:
         return state, ()
     ends = (("signal", d.signal, d) if d.signal is not None else ("exit_code", d.code, d) for d in state.attempt.deaths if d.failed)
     facts = (Evidence("exit", name, str(n), d.rank if d.rank != NO_RANK else None, d.at_ns / 1e9) for name, n, d in ends)
-    return judge_if_ready(changed(state, attempt=changed(state.attempt, evidence=tuple(facts))), t)
+    return judge_if_ready(replace(state, attempt=replace(state.attempt, evidence=tuple(facts))), t)
 
 
 def judge_if_ready(state: JobState, t: float) -> Step:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from supervisor.core import failure, global_batch, lifecycle, node_health, planning, resumption, sharing, start
 from supervisor.core.actions import Alert, BroadcastStart, PrintMessage, SelectCheckpoint, SetTimer
 from supervisor.core.model import Cause, Evidence, Plan, PlanKind, Verdict
-from supervisor.core.state import JobState, Stage, changed
+from supervisor.core.state import JobState, Stage
 from supervisor.core.time_text import span_text
-from supervisor.core.values import Struct
+from supervisor.core.values import Struct, replace
 
 if TYPE_CHECKING:
     from supervisor.core.actions import Action
@@ -67,7 +67,7 @@ def on_nodes_missing(state: JobState, event: NodesMissing) -> Step:
     until = attempt.missing_until_t
     is_new = event.count > 0 and (until is None or event.t >= until)
     until = event.t + event.within_s if is_new else until
-    state = changed(state, attempt=changed(attempt, missing=event.count, missing_until_t=until))
+    state = replace(state, attempt=replace(attempt, missing=event.count, missing_until_t=until))
     if not event.count:
         return state, (PrintMessage("info", "as many nodes are there as the attempt needs"),)
     left_s = max((until or event.t) - event.t, 0.0)
@@ -98,8 +98,8 @@ def on_nodes_gathered(state: JobState, event: NodesGathered) -> Step:
     token = state.token + 1
     me = event.members[event.node] if event.members else ""
     number = event.number or state.attempt.number
-    attempt = changed(state.attempt, number=number, node=event.node, members=event.members, me=me, met_ranks=event.world_size)
-    state = changed(state, token=token, attempt=attempt)
+    attempt = replace(state.attempt, number=number, node=event.node, members=event.members, me=me, met_ranks=event.world_size)
+    state = replace(state, token=token, attempt=attempt)
     select = SelectCheckpoint(
         state.attempt.number,
         state.run.rejected,
@@ -157,9 +157,9 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
     state = planning.with_rejected(state, event.rejected, None)
     if event.past is not None:
         past = event.past
-        state = changed(
+        state = replace(
             state,
-            run=changed(
+            run=replace(
                 state.run,
                 failures=past.failures,
                 failed=past.failed,
@@ -170,13 +170,13 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
             ),
         )
     agreed = (*state.run.agreed_attempts, event.agreement)[-KEPT_AGREEMENTS:]
-    run = changed(state.run, last_agreement=event.agreement, agreed_attempts=agreed, overrides=event.overrides)
-    run = changed(run, batch_ranks=event.batch.ranks, last_ranks=state.attempt.met_ranks)
+    run = replace(state.run, last_agreement=event.agreement, agreed_attempts=agreed, overrides=event.overrides)
+    run = replace(run, batch_ranks=event.batch.ranks, last_ranks=state.attempt.met_ranks)
     ran_with = tuple((dict(event.overrides) | dict(event.batch.values)).items())
-    state = changed(state, run=run, attempt=changed(state.attempt, overrides=ran_with))
+    state = replace(state, run=run, attempt=replace(state.attempt, overrides=ran_with))
     state = planning.with_programs(state, event.programs)
     if event.ever_loaded and not state.run.ever_loaded:  # one rank may load for all: this node alone would not begin again
-        state = changed(state, run=changed(state.run, ever_loaded=True), attempt=changed(state.attempt, scratch_refusal=None))
+        state = replace(state, run=replace(state.run, ever_loaded=True), attempt=replace(state.attempt, scratch_refusal=None))
     nothing_in_common = event.chosen is None and event.node_offers and not event.silent
     if event.resume_differs or (nothing_in_common and state.run.policy.checkpoints_declared):
         return _stop_apart(state, event, _RESUME_DIFFERS if event.resume_differs else _NOTHING_IN_COMMON)
@@ -197,8 +197,8 @@ def _others_leave(state: JobState, event: CheckpointSelected) -> Step:
     why = "; ".join(event.cannot_work) or "; ".join(f"{node}: {text}" for node, text in event.node_offers or _named(state, event.unfit))
     what = "work with this one" if event.cannot_work else "pass the node check" if event.unfit else "resume as this one does"
     if event.unfit:
-        run = changed(state.run, batch_ranks=event.batch.ranks)
-        state = changed(state, run=run, attempt=changed(state.attempt, peers_unfit=True))
+        run = replace(state.run, batch_ranks=event.batch.ranks)
+        state = replace(state, run=run, attempt=replace(state.attempt, peers_unfit=True))
     return state, (PrintMessage("warning", f"another node cannot {what}, and leaves the job: {why}"[:600]),)
 
 
@@ -206,7 +206,7 @@ def _leave_the_others(state: JobState, event: CheckpointSelected) -> Step:
     """End this node alone: the others go on without it."""
     if event.unfit:
         return _stop_unfit(state, event)
-    state = changed(state, attempt=changed(state.attempt, members=()))
+    state = replace(state, attempt=replace(state.attempt, members=()))
     if event.cannot_work:
         return _stop_unlike(state, event)
     return _stop_apart(state, event, _RESUME_DIFFERS if event.resume_differs else _LEAVES)
@@ -251,7 +251,7 @@ def _stop_unfit(state: JobState, event: CheckpointSelected) -> Step:
     elif not alone:
         hints.insert(0, "the scheduler's requeue continues this run on other nodes")
     hint = "; ".join(hints)
-    state = changed(state, attempt=changed(state.attempt, members=())) if alone else state
+    state = replace(state, attempt=replace(state.attempt, members=())) if alone else state
     return start.stop_for(state, event.t, verdict, Plan(PlanKind.STOP, why, hint, "beginning", 75))
 
 
@@ -288,14 +288,14 @@ def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
     began = attempt.first_step, None if loaded is None else loaded.step
     if began == (None, None):
         return state, actions
-    state, more = _compared(changed(state, attempt=changed(attempt, reported_start=began)), event.t)
+    state, more = _compared(replace(state, attempt=replace(attempt, reported_start=began)), event.t)
     return state, (*actions, BroadcastStart(attempt.number, attempt.node, *began), *more)
 
 
 def on_node_began(state: JobState, event: NodeBegan) -> Step:
     """Compare how another node's ranks began with how this node's did. It may show that the attempt resumed, where nothing here does."""
     peer_starts = (*state.attempt.peer_starts, (event.text, event.first_step, event.loaded_step))
-    state, actions = resumption.reported(changed(state, attempt=changed(state.attempt, peer_starts=peer_starts)))
+    state, actions = resumption.reported(replace(state, attempt=replace(state.attempt, peer_starts=peer_starts)))
     state, more = _compared(state, event.t)
     return state, (*actions, *more)
 
@@ -311,8 +311,8 @@ def _compared(state: JobState, t: float) -> Step:
     for text, first_step, loaded_step in state.attempt.peer_starts:
         if _apart(mine[0], first_step, STEPS_APART) or _apart(mine[1], loaded_step, 0):
             differs = f"this node's ranks {began_text(*mine)}, those of {text}"
-            run = changed(state.run, mixed_from_t=state.attempt.began_t)
-            state = changed(state, run=run, attempt=changed(state.attempt, start_mismatch=differs))
+            run = replace(state.run, mixed_from_t=state.attempt.began_t)
+            state = replace(state, run=run, attempt=replace(state.attempt, start_mismatch=differs))
             return failure.stop_attempt(state, t, differs)
     return state, ()
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import HeldBatch
-from supervisor.core.state import changed
+from supervisor.core.values import replace
 from supervisor.knobs import batch
 from supervisor.strategies.memory import BATCHNORM, batch_options
 from supervisor.strategies.situation import BATCH_KNOBS, enabled_knob, overridden
@@ -100,8 +100,8 @@ def with_changes(state: JobState, plan: Plan) -> Run:
     run, attempt = state.run, state.attempt
     of_batch = [change for change in plan.changes if change.knob in BATCH_KNOBS]
     if not of_batch or not attempt.members or not attempt.met_ranks or run.policy.nodes_batch == IGNORE:
-        return changed(run, overrides=overridden(run.overrides, plan.changes))
+        return replace(run, overrides=overridden(run.overrides, plan.changes))
     if plan.nproc is not None:
-        return changed(run, overrides=overridden(run.overrides, tuple(c for c in plan.changes if c not in of_batch)))
+        return replace(run, overrides=overridden(run.overrides, tuple(c for c in plan.changes if c not in of_batch)))
     as_run = dict(run.overrides) | {knob: value for knob, value in attempt.overrides if knob in BATCH_KNOBS}
-    return changed(run, overrides=overridden(tuple(as_run.items()), plan.changes), batch_ranks=attempt.met_ranks)
+    return replace(run, overrides=overridden(tuple(as_run.items()), plan.changes), batch_ranks=attempt.met_ranks)

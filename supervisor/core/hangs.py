@@ -13,7 +13,7 @@ from supervisor.core import failure, sharing
 from supervisor.core.actions import SIGTERM, Alert, KeepLook, PrintMessage, StopRanks
 from supervisor.core.model import Cause, Claim, HangKind
 from supervisor.core.numeric import rank_list
-from supervisor.core.state import JobState, Stage, changed
+from supervisor.core.state import JobState, Stage
 from supervisor.core.values import replace
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ TORCH_ACTS_S = 90.0
 
 def on_hang_suspected(state: JobState, _event: HangSuspected) -> Step:
     """Go on: the ranks are being examined."""
-    return changed(state, attempt=changed(state.attempt, hang_suspected=True)), ()
+    return replace(state, attempt=replace(state.attempt, hang_suspected=True)), ()
 
 
 def on_hang_confirmed(state: JobState, event: HangConfirmed) -> Step:
@@ -43,10 +43,10 @@ def on_hang_confirmed(state: JobState, event: HangConfirmed) -> Step:
     if hang.kind is HangKind.EXIT:
         return _late(state, event, is_first=before is None or before.kind is not HangKind.EXIT)
     goes_on = why_it_goes_on(state, hang, is_first=before is None)
-    state = changed(state, attempt=changed(state.attempt, hang_suspected=False, hang=hang))
+    state = replace(state, attempt=replace(state.attempt, hang_suspected=False, hang=hang))
     if not goes_on:
         fact = replace(hang.evidence(event.t), claim=Claim(Cause.HANG_NO_ERROR, SURE, transient=True))
-        state = changed(state, attempt=changed(state.attempt, ended_for=(fact,)))
+        state = replace(state, attempt=replace(state.attempt, ended_for=(fact,)))
         state, actions = failure.stop_attempt(state, event.t, hang.text)
         return state, (KeepLook(state.attempt.number, state.incidents), *actions)
     if before is not None and (before.kind, before.slow) == (hang.kind, hang.slow):
@@ -66,7 +66,7 @@ def _late(state: JobState, event: HangConfirmed, *, is_first: bool) -> Step:
     On several nodes none ends for another: they decide together, and only once all ranks have left.
     """
     hang, number = event.hang, state.attempt.number
-    state = changed(state, attempt=changed(state.attempt, hang_suspected=False, hang=hang))
+    state = replace(state, attempt=replace(state.attempt, hang_suspected=False, hang=hang))
     step = None if state.attempt.progress.relative and state.attempt.resume is not None else state.attempt.progress.step
     at = "" if step is None else f" at step {step}"
     have = "has" if len(hang.ranks) == 1 else "have"
@@ -75,7 +75,7 @@ def _late(state: JobState, event: HangConfirmed, *, is_first: bool) -> Step:
     if state.run.policy.on_hang != "restart" or state.attempt.is_shared:
         alert = Alert("hang", number, f"{text}; --on-hang restart ends it, and counts the run as done")
         return state, (look, alert) if is_first else ()
-    state = changed(state, stage=Stage.TEARDOWN, token=state.token + 1, attempt=changed(state.attempt, late=True, over_t=event.t))
+    state = replace(state, stage=Stage.TEARDOWN, token=state.token + 1, attempt=replace(state.attempt, late=True, over_t=event.t))
     stop = StopRanks(number, SIGTERM, state.run.policy.grace_s, "failure", text)
     alert = Alert("hang", number, f"{text}; it is ended, and the run is done")
     return state, (look, alert, stop, sharing.teardown_timer(state, state.token))
@@ -102,6 +102,6 @@ def why_it_goes_on(state: JobState, hang: Hang, *, is_first: bool) -> str:
 def on_hang_cleared(state: JobState, event: HangCleared) -> Step:
     """Report that a reported hang is over."""
     was_reported = state.attempt.hang is not None
-    state = changed(state, attempt=changed(state.attempt, hang_suspected=False, hang=None))
+    state = replace(state, attempt=replace(state.attempt, hang_suspected=False, hang=None))
     text = f"the job goes on after {event.still_s:.0f} s without progress: {event.text}"
     return state, (PrintMessage("info", text),) if was_reported else ()

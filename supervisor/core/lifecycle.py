@@ -18,7 +18,7 @@ from supervisor.core.actions import (
     SetTimer,
 )
 from supervisor.core.model import RESUME, Cause, Plan, PlanKind, Progress, Verdict
-from supervisor.core.state import NOTICES, JobState, Run, Stage, changed
+from supervisor.core.state import NOTICES, JobState, Run, Stage
 from supervisor.core.values import replace
 from supervisor.strategies import guards, network
 from supervisor.strategies.situation import overridden
@@ -67,7 +67,7 @@ def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
         return start.select(fresh, event.t)
     died_with_us = state.stage not in {Stage.ENDED, Stage.NEW}
     if _terms(event.policy) != _terms(state.run.policy):  # the changes were of other knobs, or permitted by other options
-        run = changed(
+        run = replace(
             setups.forgotten(state.run),
             overrides=(),
             batch_ranks=0,
@@ -78,27 +78,27 @@ def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
             disputes=(),
             batchnorm=False,
         )
-        state = changed(state, run=run)
+        state = replace(state, run=run)
     overrides = network.still_permitted(state.run.overrides, event.policy)
-    state = changed(state, run=changed(state.run, overrides=overrides))
+    state = replace(state, run=replace(state.run, overrides=overrides))
     over_t = event.last_alive_t if state.attempt.over_t is None and event.last_alive_t is not None else state.attempt.over_t
-    state = changed(
+    state = replace(
         state,
-        run=changed(state.run, policy=event.policy, reason="takeover", stop=None, exit_code=None),
-        attempt=changed(state.attempt, over_t=over_t),
+        run=replace(state.run, policy=event.policy, reason="takeover", stop=None, exit_code=None),
+        attempt=replace(state.attempt, over_t=over_t),
     )
     ended_t = event.t if over_t is None else over_t
     if not died_with_us:
-        run = changed(state.run, losses=losses.until(state.run.losses, ended_t))  # the wait since then, in a queue, is no cost of a failure
+        run = replace(state.run, losses=losses.until(state.run.losses, ended_t))  # the wait since then, in a queue, is no cost of a failure
         vain = run.vain_requeues + 1 if guards.started_in_vain(run.failures, run.trained_in) else 0
-        state = changed(state, run=changed(run, requeued_after=state.attempt.number, vain_requeues=vain))
+        state = replace(state, run=replace(run, requeued_after=state.attempt.number, vain_requeues=vain))
     actions: tuple[Action, ...] = ()
     summary = "supervise died, and its attempt with it" if state.attempt.number else "supervise died before its first attempt"
     hang = state.attempt.hang
     if died_with_us and state.attempt.is_shared:  # the others decide about it with what is known here
         is_new = state.run.incident is None
         state, opening = start.with_incident(state, event.t, summary)
-        state = changed(state, run=changed(state.run, losses=losses.since(state.run.losses, ended_t))) if is_new else state
+        state = replace(state, run=replace(state.run, losses=losses.since(state.run.losses, ended_t))) if is_new else state
         state, reporting = sharing.take_over(state, event.t, "its supervise died, and its ranks with it")
         return state, (*opening, *reporting)
     if died_with_us and state.run.incident is None:
@@ -106,7 +106,7 @@ def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
         verdict = Verdict(Cause.KILLED_UNKNOWN, 0.9, summary, "supervisor:died", because=seen)
         plan = Plan(PlanKind.RESTART, "the job is taken over", "the same again", "takeover")
         state, opening = start.with_incident(state, event.t, verdict.summary, decision=(verdict, plan))
-        state = changed(state, run=changed(state.run, losses=losses.since(state.run.losses, ended_t)))
+        state = replace(state, run=replace(state.run, losses=losses.since(state.run.losses, ended_t)))
         actions = (
             *opening,
             ReportDecision(
@@ -128,10 +128,10 @@ def on_launcher_started(state: JobState, event: LauncherStarted) -> Step:
     cap = event.max_restarts if event.max_restarts is not None else state.run.policy.max_restarts
     policy = replace(state.run.policy, max_restarts=cap, nodes=event.nodes, least_nodes=event.least_nodes)
     # whoever the launcher before this one met
-    state = changed(
+    state = replace(
         state,
-        run=changed(state.run, policy=policy),
-        attempt=changed(state.attempt, members=()) if state.stage is Stage.STARTING else state.attempt,
+        run=replace(state.run, policy=policy),
+        attempt=replace(state.attempt, members=()) if state.stage is Stage.STARTING else state.attempt,
     )
     # torch alone knows for sure how many nodes there are
     if state.stage is Stage.STARTING and state.attempt.awaits_agreement is not start.gathers(state):
@@ -142,7 +142,7 @@ def on_launcher_started(state: JobState, event: LauncherStarted) -> Step:
     fewer = planning.fewer(state, event.t, wanted, left)
     if isinstance(fewer, str):
         return start.stop_for_gpus(state, event.t, left, f"{wanted} ranks: {fewer}")
-    state = changed(state, run=changed(state.run, nproc=fewer.nproc, overrides=overridden(state.run.overrides, fewer.changes)))
+    state = replace(state, run=replace(state.run, nproc=fewer.nproc, overrides=overridden(state.run.overrides, fewer.changes)))
     message = PrintMessage("warning", f"{fewer.nproc} of {wanted} ranks, because GPUs are out of use; {'; '.join(fewer.notes)}")
     state, actions = start.begin(state, event.t, state.attempt.resume)  # under a new number: of this one no rank was begun
     return state, (message, *actions)
@@ -152,10 +152,10 @@ def on_launcher_fell_back(state: JobState, event: LauncherFellBack) -> Step:
     """Go on with stock torchrun under us."""
     message = PrintMessage("warning", f"torchrun is run as a plain command and restarted from outside: {event.reason}")
     gathers, several = state.attempt.awaits_agreement, state.run.policy.nodes > 1
-    state = changed(
+    state = replace(
         state,
-        run=changed(state.run, policy=replace(state.run.policy, launcher=event.launcher)),
-        attempt=changed(state.attempt, awaits_agreement=False, members=()),
+        run=replace(state.run, policy=replace(state.run.policy, launcher=event.launcher)),
+        attempt=replace(state.attempt, awaits_agreement=False, members=()),
     )
     alone = (PrintMessage("warning", ALONE),) if several else ()
     state, actions = start.select(state, event.t) if gathers else (state, ())
@@ -164,34 +164,34 @@ def on_launcher_fell_back(state: JobState, event: LauncherFellBack) -> Step:
 
 def on_attempt_started(state: JobState, event: AttemptStarted) -> Step:
     """The ranks exist."""
-    return changed(
+    return replace(
         state,
         stage=Stage.RUNNING,
-        attempt=changed(state.attempt, ranks=event.ranks, world_size=event.world_size, started_t=event.t),
+        attempt=replace(state.attempt, ranks=event.ranks, world_size=event.world_size, started_t=event.t),
     ), ()
 
 
 def on_ranks_found(state: JobState, event: RanksFound) -> Step:
     """Take the ranks of a plain command, in place of those that were known."""
-    return changed(state, attempt=changed(state.attempt, ranks=event.ranks, world_size=event.world_size)), ()
+    return replace(state, attempt=replace(state.attempt, ranks=event.ranks, world_size=event.world_size)), ()
 
 
 def on_program_seen(state: JobState, event: ProgramSeen) -> Step:
     """Record the framework that trains: its knobs become enabled, and their values are known."""
     values = tuple((dict(state.run.knob_values) | dict(event.values)).items())
     state = planning.with_programs(state, event.programs)
-    state = changed(state, run=changed(state.run, knob_values=values, batchnorm=state.run.batchnorm or event.batchnorm))
+    state = replace(state, run=replace(state.run, knob_values=values, batchnorm=state.run.batchnorm or event.batchnorm))
     disputes = planning.disputes(state, event.values)
     planned = dict(state.attempt.overrides)
     new = [row for row in disputes if row[0] in planned and row not in state.run.disputes]
     texts = (f"a rank trains with {name} {seen} instead of {value}" for name, seen, value in new)
     alerts = tuple(Alert("change_ignored", state.attempt.number, text) for text in texts)
-    return changed(state, run=changed(state.run, disputes=disputes)), alerts
+    return replace(state, run=replace(state.run, disputes=disputes)), alerts
 
 
 def on_gpus_listed(state: JobState, event: GpusListed) -> Step:
     """Store this node's GPUs with their ledger entries."""
-    return changed(state, gpus=event.gpus), ()
+    return replace(state, gpus=event.gpus), ()
 
 
 def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
@@ -226,12 +226,12 @@ def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
     is_same = attempt.began_as is not None and shown == (loaded, first_step, event.steps_seen > 0)
     progress = Progress(step, relative, event.phase)
     total = event.total or attempt.total
-    attempt = changed(attempt, progress=progress, steps_seen=event.steps_seen, loaded=loaded, first_step=first_step, total=total)
+    attempt = replace(attempt, progress=progress, steps_seen=event.steps_seen, loaded=loaded, first_step=first_step, total=total)
     if attempt.trains and run.trained_in != attempt.number:
         news |= {"trained_in": attempt.number, "starts_with": setups.of(state), "vain_requeues": 0}
     if attempt.trains and not is_last:
         news["losses"] = losses.with_progress(run, event.t, event.step)
-    state = changed(state, run=changed(run, **news) if news else run, attempt=attempt)
+    state = replace(state, run=replace(run, **news) if news else run, attempt=attempt)
     return (state, ()) if is_last or is_same else _begun(state, event.t)
 
 
@@ -246,7 +246,7 @@ def on_program_identified(state: JobState, event: ProgramIdentified) -> Step:
     """Compare what is about to run with what trained last."""
     trained, now = state.run.starts_with.program, dict(event.program)
     same = bool(trained) and all(now.get(name, digest) == digest for name, digest in trained)
-    return changed(state, attempt=changed(state.attempt, program=event.program, same_program=same)), ()
+    return replace(state, attempt=replace(state.attempt, program=event.program, same_program=same)), ()
 
 
 def on_checkpoint_verified(state: JobState, event: CheckpointVerified) -> Step:
@@ -263,10 +263,10 @@ def on_checkpoint_verified(state: JobState, event: CheckpointVerified) -> Step:
         return state, report
     run = state.run
     if state.stage is not Stage.RUNNING:
-        return changed(state, run=changed(run, newest=found)), report
+        return replace(state, run=replace(run, newest=found)), report
     if found.step is not None:
         run = planning.with_saved(run, found.step, event.made_in or state.attempt.number)
-    return changed(state, run=changed(run, newest=found)), report
+    return replace(state, run=replace(run, newest=found)), report
 
 
 def on_start_ceiling_passed(state: JobState, event: StartCeilingPassed) -> Step:
@@ -283,7 +283,7 @@ def on_start_ceiling_passed(state: JobState, event: StartCeilingPassed) -> Step:
 def on_attempt_ended(state: JobState, event: AttemptEnded) -> Step:
     """No rank is left."""
     over_t = event.t if state.attempt.over_t is None else state.attempt.over_t
-    state = changed(state, attempt=changed(state.attempt, ended=True, over_t=over_t))
+    state = replace(state, attempt=replace(state.attempt, ended=True, over_t=over_t))
     if state.stage is Stage.STOPPING:
         return finish_stopped(state, event.outcome)
     if state.stage is Stage.TEARDOWN and state.attempt.late:
@@ -293,7 +293,7 @@ def on_attempt_ended(state: JobState, event: AttemptEnded) -> Step:
         well = event.outcome == "succeeded" and not any(death.failed for death in state.attempt.deaths)
         return done(state) if well else core_failure.judge_if_ready(state, event.t)
     if state.stage is Stage.ADMITTING:
-        return start.select(changed(state, run=changed(state.run, reason="membership")), event.t)
+        return start.select(replace(state, run=replace(state.run, reason="membership")), event.t)
     runs = state.stage in {Stage.STARTING, Stage.RUNNING}
     if runs and event.outcome == "succeeded":
         return _hidden(state, event) if event.hidden else done(state)
@@ -309,13 +309,13 @@ def done(state: JobState) -> Step:
         withdrawn = bool(state.attempt.eviction) and state.run.incident.opened_t > state.attempt.began_t
         state, over = _closed(state, state.run.incident, "withdrawn" if withdrawn else "resolved")
         closing += over
-    return changed(state, stage=Stage.ENDED, run=changed(state.run, incident=None, exit_code=0)), (*closing, Finish(0, "done"))
+    return replace(state, stage=Stage.ENDED, run=replace(state.run, incident=None, exit_code=0)), (*closing, Finish(0, "done"))
 
 
 def _hidden(state: JobState, event: AttemptEnded) -> Step:
     """End the run with the command's 0, and report the rank that failed: the command hid it (EndKind.HIDDEN)."""
     verdict = classify(event.hidden)
-    state = changed(state, attempt=changed(state.attempt, evidence=event.hidden), run=changed(state.run, hidden=verdict.summary))
+    state = replace(state, attempt=replace(state.attempt, evidence=event.hidden), run=replace(state.run, hidden=verdict.summary))
     plan = Plan(PlanKind.STOP, HIDDEN, UNHIDE, "hidden", 0)
     message = PrintMessage("warning", f"the command left with 0, but {verdict.summary}, and nothing trained after that")
     state, opening = start.with_incident(state, event.t, verdict.summary, verdict.rank, (verdict, plan))
@@ -326,7 +326,7 @@ def _hidden(state: JobState, event: AttemptEnded) -> Step:
 def _closed(state: JobState, incident: Incident, outcome: str) -> Step:
     """Close the incident of a run that ends. One that is withdrawn was no failure, so it is no loss."""
     if outcome == "withdrawn":
-        state = changed(state, run=changed(state.run, losses=losses.withdrawn(state.run.losses, incident.opened_t)))
+        state = replace(state, run=replace(state.run, losses=losses.withdrawn(state.run.losses, incident.opened_t)))
     return state, (CloseIncident(incident.number, state.attempt.number, outcome, state.attempt.progress.step),)
 
 
@@ -368,7 +368,7 @@ def finish_stopped(state: JobState, outcome: str = "") -> Step:
         # ranks that died of the same signal a moment before it came to us have not failed
         withdrawn = state.attempt.awaits_own_signal and state.run.incident.opened_t > state.attempt.began_t
         state, closing = _closed(state, state.run.incident, "withdrawn" if withdrawn else "given_up")
-    return changed(state, stage=Stage.ENDED, run=changed(state.run, incident=None, exit_code=code)), (*closing, Finish(code, reason))
+    return replace(state, stage=Stage.ENDED, run=replace(state.run, incident=None, exit_code=code)), (*closing, Finish(code, reason))
 
 
 def _may_have_saved(state: JobState, stop: StopRequest, outcome: str) -> bool:
@@ -382,7 +382,7 @@ def _find_save(state: JobState, stop: StopRequest) -> Step:
     left_s = state.run.policy.stop_deadline_s if stop.left_s is None else stop.left_s
     left_s -= max(0.0, over_t - (stop.left_from_t or stop.first_t))
     deadline_s = max(LEAST_SEARCH_S, left_s - OUR_END_S)
-    state = changed(state, token=state.token + 1, run=changed(state.run, stop=replace(stop, save_search=True)))
+    state = replace(state, token=state.token + 1, run=replace(state.run, stop=replace(stop, save_search=True)))
     search = FindSave(state.attempt.number, min(stop.first_t, over_t), deadline_s)
     return state, (search, SetTimer("find", state.token, deadline_s + LEAST_SEARCH_S))
 
@@ -391,7 +391,7 @@ def on_journal_degraded(state: JobState, event: JournalDegraded) -> Step:
     """Go on in memory, and report it."""
     if state.journal_degraded:
         return state, ()
-    return changed(state, journal_degraded=True), (
+    return replace(state, journal_degraded=True), (
         PrintMessage("warning", f"journal degraded: {event.text}; decisions are kept in memory until it answers"),
     )
 
@@ -399,6 +399,6 @@ def on_journal_degraded(state: JobState, event: JournalDegraded) -> Step:
 def on_journal_recovered(state: JobState, event: JournalRecovered) -> Step:
     """All of it is on disk again."""
     del event
-    return changed(state, journal_degraded=False), (
+    return replace(state, journal_degraded=False), (
         PrintMessage("info", "journal recovered: everything is on disk"),
     ) if state.journal_degraded else ()

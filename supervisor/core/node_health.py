@@ -12,7 +12,7 @@ from supervisor.classify.gpu import xid
 from supervisor.core import planning
 from supervisor.core.actions import Alert, PrintMessage, Quarantine
 from supervisor.core.model import Cause, Claim, Evidence, Finding, Launcher, Plan, PlanKind, Verdict
-from supervisor.core.state import changed
+from supervisor.core.values import replace
 from supervisor.strategies.situation import overridden, with_excluded
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _reported(state: JobState, findings: list[Finding]) -> tuple[JobState, tuple
     """Report in one line what was not reported before. What the last examination no longer found may be reported again."""
     before = {one.about: WORSE.get(one.result, 0) for one in state.run.reported_findings}
     new = [one for one in findings if WORSE.get(one.result, 0) > before.get(one.about, 0)]
-    state = changed(state, run=changed(state.run, reported_findings=tuple(findings)))
+    state = replace(state, run=replace(state.run, reported_findings=tuple(findings)))
     then = "it does not hold the next attempt back" if state.attempt.number else "the job goes on"
     return state, (PrintMessage("warning", f"health: {summary(new)}; {then}"),) if new else ()
 
@@ -132,7 +132,7 @@ def _left_out(state: JobState, failed: dict[str, Finding]) -> tuple[JobState, tu
                 )
             )
             plan = Plan(PlanKind.RESTART, finding.reason, "", NAME, exclude=(gpu.uuid,))
-            state = changed(state, gpus=with_excluded(state.gpus, plan, finding.reason))
+            state = replace(state, gpus=with_excluded(state.gpus, plan, finding.reason))
     return state, tuple(actions)
 
 
@@ -153,7 +153,7 @@ def _ranks(state: JobState, t: float, left: int, there: int) -> tuple[JobState, 
     fewer = planning.fewer(state, t, wanted, left)
     if isinstance(fewer, str):
         return state, (), fewer.replace("; to go on with them, ", "; to go on with them: ")
-    state = changed(state, run=changed(state.run, nproc=fewer.nproc, overrides=overridden(state.run.overrides, fewer.changes)))
+    state = replace(state, run=replace(state.run, nproc=fewer.nproc, overrides=overridden(state.run.overrides, fewer.changes)))
     text = f"{fewer.nproc} of {wanted} ranks, because GPUs are out of use; {'; '.join(fewer.notes)}"
     return state, (PrintMessage("warning", text), Alert("batch_changed", state.attempt.number, text)), ""
 

@@ -10,7 +10,6 @@ from supervisor.core import budget, global_batch, setups
 from supervisor.core.actions import Alert, PrintMessage, Quarantine
 from supervisor.core.ending import Ending
 from supervisor.core.model import FROM_OUTSIDE, RESUME, Cause, Launcher, PastFailures, Phase, ResumeKind, Verdict
-from supervisor.core.state import changed
 from supervisor.core.time_text import span_text
 from supervisor.core.values import Struct, replace
 from supervisor.strategies import consent
@@ -164,7 +163,7 @@ def known_programs(state: JobState) -> tuple[str, ...]:
 
 def with_programs(state: JobState, programs: tuple[str, ...]) -> JobState:
     """Return the state in which ranks were seen to run these programs too."""
-    return changed(state, run=changed(state.run, programs=tuple(dict.fromkeys((*state.run.programs, *programs)))))
+    return replace(state, run=replace(state.run, programs=tuple(dict.fromkeys((*state.run.programs, *programs)))))
 
 
 def resume_by(state: JobState) -> str:
@@ -311,13 +310,13 @@ def folded(state: JobState, decision: JobDecision, t: float) -> tuple[JobState, 
     count = dict(state.run.recurrences).get(verdict.fingerprint, 0) + (not changes(plan))
     if failed is not None:
         state = remembered(state, replace(failed, t=t if decision.by else failed.t, incident=state.incidents))
-    state = changed(state, run=changed(setups.learned(state.run, verdict, plan), traced=state.run.traced or plan.trace))
+    state = replace(state, run=replace(setups.learned(state.run, verdict, plan), traced=state.run.traced or plan.trace))
     if changes(plan):
         state = with_rejected(state, plan.rejected, decision.step)
-        state = changed(
+        state = replace(
             state,
             gpus=with_excluded(state.gpus, plan, verdict.summary or "failed"),
-            run=changed(
+            run=replace(
                 global_batch.with_changes(state, plan),
                 nproc=state.run.nproc if plan.nproc is None or not is_here else plan.nproc,
             ),
@@ -335,9 +334,9 @@ def remembered(state: JobState, failure: Failure) -> JobState:
     """Return the state that counts a failure: of this node's, or of the node that decided."""
     count = dict(state.run.recurrences).get(failure.fingerprint, 0) + (not failure.changed)
     others = tuple(row for row in state.run.recurrences if row[0] != failure.fingerprint)
-    return changed(
+    return replace(
         state,
-        run=changed(
+        run=replace(
             state.run,
             failures=(*state.run.failures, failure)[-KEPT_FAILURES:],
             failed=state.run.failed + 1,
@@ -345,7 +344,7 @@ def remembered(state: JobState, failure: Failure) -> JobState:
             recurrences=(*others, (failure.fingerprint, count))[-KEPT_FINGERPRINTS:],
             starts_with=state.run.starts_with if state.run.starts_with.attempt else setups.of(state),
         ),
-        attempt=changed(state.attempt, progress=replace(state.attempt.progress, step=failure.step)),
+        attempt=replace(state.attempt, progress=replace(state.attempt.progress, step=failure.step)),
     )
 
 
@@ -353,7 +352,7 @@ def with_saved(run: Run, step: int, made_in: int) -> Run:
     """Return the run whose attempt `made_in` saved a checkpoint of `step` that is verified: beyond any before it is progress."""
     if step <= run.saved_high_water:
         return run
-    return changed(run, saved_high_water=step, failures=budget.past_checkpoint(run.failures, step, made_in))
+    return replace(run, saved_high_water=step, failures=budget.past_checkpoint(run.failures, step, made_in))
 
 
 def past_failures(state: JobState) -> PastFailures:
@@ -404,7 +403,7 @@ def with_rejected(state: JobState, paths: tuple[str, ...], reached: int | None) 
     known = (state.run.untrusted_through_step, reached, *(c.step for c in state.run.verified if c.path in new))
     until = max((step for step in known if step is not None), default=None)
     rejected, steps_back = (*state.run.rejected, *new), state.run.steps_back + len(new)
-    return changed(state, run=changed(state.run, rejected=rejected, steps_back=steps_back, untrusted_through_step=until))
+    return replace(state, run=replace(state.run, rejected=rejected, steps_back=steps_back, untrusted_through_step=until))
 
 
 def with_verified(state: JobState, found: CheckpointRef, *, is_own: bool) -> JobState:
@@ -448,11 +447,11 @@ def _by_step(known: tuple[CheckpointRef, ...], found: CheckpointRef) -> tuple[Ch
 
 def _with_verified(state: JobState, verified: tuple[CheckpointRef, ...], found: CheckpointRef) -> JobState:
     """Return the state with the newest of these. `found` is trusted again if it was saved at a rejected path, beyond the trouble."""
-    run = changed(state.run, verified=verified[-KEPT_CHECKPOINTS:])
+    run = replace(state.run, verified=verified[-KEPT_CHECKPOINTS:])
     until = run.untrusted_through_step
     if found.path in run.rejected and (until is None or (found.step is not None and found.step > until)):
-        run = changed(run, rejected=tuple(path for path in run.rejected if path != found.path))
-    return changed(state, run=run)
+        run = replace(run, rejected=tuple(path for path in run.rejected if path != found.path))
+    return replace(state, run=run)
 
 
 def usable(state: JobState) -> tuple[str, ...]:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from supervisor.core import failure, resumption
 from supervisor.core.model import Beginning, Cause, Claim, Evidence
-from supervisor.core.state import Stage, changed
+from supervisor.core.state import Stage
+from supervisor.core.values import replace
 from supervisor.strategies.situation import MISSING_POINTER, POINTER_COMMAND
 
 if TYPE_CHECKING:
@@ -33,5 +34,5 @@ def ended(state: JobState, t: float) -> Step:
     text = f"the attempt began from scratch although {missing.newest} is whole: {missing.tracker}, by which it would be found, is missing"
     fields = ((MISSING_POINTER, missing.tracker), (POINTER_COMMAND, missing.command))
     fact = Evidence("checkpoint", "no_tracker", text, t=t, fields=fields, claim=Claim(Cause.CHECKPOINT_MISMATCH, SURE))
-    state = changed(state, run=changed(state.run, without_tracker=None), attempt=changed(attempt, ended_for=(fact,)))
+    state = replace(state, run=replace(state.run, without_tracker=None), attempt=replace(attempt, ended_for=(fact,)))
     return failure.stop_attempt(state, t, text)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from supervisor.core import losses, planning
 from supervisor.core.actions import AccuseCheckpoints, Alert, CloseIncident, KeepCopies, ReportResume
 from supervisor.core.model import Beginning, CheckpointRef
-from supervisor.core.state import changed
+from supervisor.core.values import replace
 from supervisor.strategies.checkpoint import STEP_BACK
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def reported(state: JobState, *, over: bool = False) -> Step:
         closing = (CloseIncident(incident.number, number, "resolved", state.attempt.progress.step),)
         incident = None
     cost = losses.from_scratch(state.run, number) if report.began is Beginning.FROM_SCRATCH else state.run.losses
-    state = changed(state, attempt=changed(state.attempt, began_as=report.began), run=changed(state.run, incident=incident, losses=cost))
+    state = replace(state, attempt=replace(state.attempt, began_as=report.began), run=replace(state.run, incident=incident, losses=cost))
     if number == 1 and report.resume_from is None and report.path is None:
         kept = (KeepCopies(number),) if state.run.unfinished_before else ()
         return state, closing if report.began is Beginning.UNCONFIRMED else (report, *kept, *closing)
@@ -185,7 +185,7 @@ def with_save(state: JobState, found: CheckpointRef) -> JobState:
     """
     alike = state.attempt.resume is None or _NUMBER.sub("", found.path) == _NUMBER.sub("", state.attempt.resume.path)
     saved_steps = state.attempt.saved_steps.with_one(found.step if alike else None)
-    return changed(state, attempt=changed(state.attempt, saved_steps=saved_steps))
+    return replace(state, attempt=replace(state.attempt, saved_steps=saved_steps))
 
 
 def loaded_checkpoint(state: JobState) -> CheckpointRef | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from supervisor.core import failure, training
 from supervisor.core.actions import Alert, PrintMessage
 from supervisor.core.model import Cause, CheckpointOwner, Claim, Evidence
-from supervisor.core.state import changed
+from supervisor.core.values import replace
 from supervisor.strategies.situation import FOREIGN_CHECKPOINT
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def on_checkpoints_loaded(state: JobState, event: CheckpointsLoaded) -> Step:
     run = state.run
     if run.reached is None:
         begun_from = tuple(dict.fromkeys((*run.begun_from, *(load.path for load in event.loads))))[-MOST_BASES:]
-        return changed(state, run=changed(run, begun_from=begun_from)), ()
+        return replace(state, run=replace(run, begun_from=begun_from)), ()
     foreign = next((load for load in event.loads if _is_foreign(state, load)), None)
     if foreign is None:
         return state, ()
@@ -43,7 +43,7 @@ def on_checkpoints_loaded(state: JobState, event: CheckpointsLoaded) -> Step:
     )
     claim = Claim(Cause.CHECKPOINT_MISMATCH, SURE)
     fact = Evidence("checkpoint", "foreign", text, t=event.t, fields=((FOREIGN_CHECKPOINT, foreign.path),), claim=claim)
-    state = changed(state, run=_without(run, foreign.path), attempt=changed(state.attempt, ended_for=(fact,)))
+    state = replace(state, run=_without(run, foreign.path), attempt=replace(state.attempt, ended_for=(fact,)))
     return failure.stop_attempt(state, event.t, text)
 
 
@@ -51,7 +51,7 @@ def _without(run: Run, path: str) -> Run:
     """Return the run without a verified checkpoint that is not its own."""
     verified = tuple(checkpoint for checkpoint in run.verified if checkpoint.path != path)
     is_newest = run.newest is not None and run.newest.path == path
-    return changed(run, verified=verified, newest=(verified[-1] if verified else None) if is_newest else run.newest)
+    return replace(run, verified=verified, newest=(verified[-1] if verified else None) if is_newest else run.newest)
 
 
 def _is_foreign(state: JobState, load: LoadedCheckpoint) -> bool:

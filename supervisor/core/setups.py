@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Change, OwnChange, Setup
-from supervisor.core.state import changed
+from supervisor.core.values import replace
 from supervisor.strategies.own_change import NAME
 from supervisor.strategies.situation import UNSET
 
@@ -54,7 +54,7 @@ def _back(state: JobState, before: dict[str, str], now: dict[str, str]) -> tuple
 
 def forgotten(run: Run) -> Run:
     """Return the run whose user changed what plans may change: what it starts with is to be seen again. Its program stays known."""
-    return changed(run, starts_with=Setup(program=run.starts_with.program), unworkable=(), least_nodes=0)
+    return replace(run, starts_with=Setup(program=run.starts_with.program), unworkable=(), least_nodes=0)
 
 
 def learned(run: Run, verdict: Verdict, plan: Plan) -> Run:
@@ -65,7 +65,7 @@ def learned(run: Run, verdict: Verdict, plan: Plan) -> Run:
     if plan.strategy == NAME:
         taken_back = tuple((change.knob, change.old) for change in plan.changes)
         unworkable = (*run.unworkable, *((taken_back,) if taken_back else ()))
-        return changed(run, unworkable=unworkable, least_nodes=max(run.least_nodes, plan.least_nodes))
+        return replace(run, unworkable=unworkable, least_nodes=max(run.least_nodes, plan.least_nodes))
     if run.unworkable and any(f.rung == NAME and f.fingerprint == verdict.fingerprint for f in run.failures):
-        return changed(run, unworkable=())
+        return replace(run, unworkable=())
     return run

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from supervisor.core.actions import SIGTERM, EndForAll, ReportEpoch, SetTimer, StopRanks
 from supervisor.core.model import Evidence, JobDecision
-from supervisor.core.state import JobState, Stage, changed
+from supervisor.core.state import JobState, Stage
+from supervisor.core.values import replace
 
 if TYPE_CHECKING:
     from supervisor.core.actions import Action
@@ -50,7 +51,7 @@ def report(state: JobState) -> Step:
     """Send what this node saw, and await the decision."""
     token = state.token + 1
     wait = SetTimer("peer", token, state.run.policy.peer_deadline_s)
-    return changed(state, stage=Stage.FOLLOWING, token=token), (ReportEpoch(state.attempt.number), wait)
+    return replace(state, stage=Stage.FOLLOWING, token=token), (ReportEpoch(state.attempt.number), wait)
 
 
 def take_over(state: JobState, t: float, text: str) -> Step:
@@ -59,8 +60,8 @@ def take_over(state: JobState, t: float, text: str) -> Step:
     over_t = t if state.attempt.over_t is None else state.attempt.over_t
     hang = () if state.attempt.hang is None else (state.attempt.hang.evidence(over_t),)
     evidence = (*(state.attempt.evidence or ()), *hang, Evidence("launcher", SUPERVISE_DIED, text, t=over_t))
-    attempt = changed(state.attempt, ended=True, evidence=evidence, awaits_agreement=False, awaits_own_signal=False)
-    state, reporting = report(changed(state, attempt=attempt))
+    attempt = replace(state.attempt, ended=True, evidence=evidence, awaits_agreement=False, awaits_own_signal=False)
+    state, reporting = report(replace(state, attempt=attempt))
     return state, (*ending, *reporting)
 
 
@@ -69,7 +70,7 @@ def want_stop(state: JobState, verdict: Verdict, plan: Plan) -> Step:
     number, token = state.attempt.number, state.token + 1
     wanted = JobDecision(verdict, plan, step=state.attempt.progress.step)
     ending = end(state, "failure", verdict.summary)
-    attempt = changed(state.attempt, stop_wanted=wanted, evidence=(), awaits_agreement=False)
-    state = changed(state, stage=Stage.TEARDOWN, token=token, attempt=attempt)
+    attempt = replace(state.attempt, stop_wanted=wanted, evidence=(), awaits_agreement=False)
+    state = replace(state, stage=Stage.TEARDOWN, token=token, attempt=attempt)
     stop = StopRanks(number, SIGTERM, state.run.policy.grace_s, "failure", verdict.summary)
     return state, (*ending, stop, teardown_timer(state, token))

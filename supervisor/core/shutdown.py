@@ -35,7 +35,7 @@ from supervisor.core.actions import (
     StopRanks,
 )
 from supervisor.core.events import SaveSearched, StopRequested, TimeLeft
-from supervisor.core.state import NOTICES, JobState, Stage, StopRequest, changed
+from supervisor.core.state import NOTICES, JobState, Stage, StopRequest
 from supervisor.core.values import replace
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ NOTHING_RUNS = frozenset({Stage.NEW, Stage.SELECTING, Stage.CHECKING, Stage.WAIT
 
 
 def _with_stop(state: JobState, stop: StopRequest) -> JobState:
-    return changed(state, run=changed(state.run, stop=stop))
+    return replace(state, run=replace(state.run, stop=stop))
 
 
 def _meaning(signum: int) -> str:
@@ -88,17 +88,17 @@ def on_stop_requested(state: JobState, event: StopRequested) -> Step:
         return _with_stop(state, stop), ()
     if state.attempt.ended and (stop.rank_failed or stop.save_search):  # only the reason, or the search for a save, is awaited
         stop = replace(stop, save_search=True, save_search_done=True)
-        state = changed(state, attempt=changed(state.attempt, evidence=state.attempt.evidence or ()))
+        state = replace(state, attempt=replace(state.attempt, evidence=state.attempt.evidence or ()))
         return lifecycle.finish_stopped(_with_stop(state, stop))
     if before.count == 1 and _meaning(before.signum) == NOTICE and not before.end_announced and (meaning == END or stop.spares_ranks):
         state = _with_stop(state, replace(stop, end_announced=True))
-        return _in_time(changed(state, token=state.token + 1), event, event.signum) if stop.spares_ranks else (state, ())
+        return _in_time(replace(state, token=state.token + 1), event, event.signum) if stop.spares_ranks else (state, ())
     return _hurried(state, event, replace(stop, count=stop.count + 1, spares_ranks=False))
 
 
 def _hurried(state: JobState, event: StopRequested, stop: StopRequest) -> Step:
     """The end is asked for once more: TERM and KILL within seconds, and the time after that KILL."""
-    state = changed(_with_stop(state, stop), token=state.token + 1)
+    state = replace(_with_stop(state, stop), token=state.token + 1)
     if stop.count == 2:  # noqa: PLR2004 (the second signal)
         hurry = StopRanks(state.attempt.number, SIGTERM, HURRY_GRACE_S, "hurry")
         message = PrintMessage(
@@ -117,7 +117,7 @@ def _first(state: JobState, event: StopRequested) -> Step:
     asked = event.signum != lifecycle.SIGINT and admission is not None and admission.save_requested
     received = ((_meaning(event.signum), event.t),)
     state = _with_stop(state, StopRequest(event.signum, 1, event.t, save_requested=asked, received=received))
-    state = changed(state, stage=Stage.STOPPING, token=state.token + 1)
+    state = replace(state, stage=Stage.STOPPING, token=state.token + 1)
     if nothing_runs:
         return lifecycle.finish_stopped(state)
     if trains:
@@ -131,7 +131,7 @@ def _in_time(state: JobState, event: StopRequested | TimeLeft, signum: int) -> S
     stop, t, left_s = state.run.stop, event.t, event.left_s
     assert stop is not None  # noqa: S101 (callers set it; this is for the type checker)
     stop = replace(stop, left_s=left_s, left_from_t=t, spares_ranks=False)
-    state = changed(state, run=changed(state.run, stop=stop))
+    state = replace(state, run=replace(state.run, stop=stop))
     if isinstance(event, StopRequested) and event.time_left_follows:
         return _until_it_is_known(state)
     if state.attempt.save_on_request and signum != lifecycle.SIGINT:
@@ -160,7 +160,7 @@ def on_time_left(state: JobState, event: TimeLeft) -> Step:
     stop = state.run.stop
     if stop is None or not stop.spares_ranks or state.attempt.ended:
         return state, ()
-    return _in_time(changed(state, token=state.token + 1), event, SIGTERM if stop.end_announced else stop.signum)
+    return _in_time(replace(state, token=state.token + 1), event, SIGTERM if stop.end_announced else stop.signum)
 
 
 def _save(state: JobState, t: float) -> Step:
@@ -208,13 +208,13 @@ def _grace(state: JobState, left_s: float | None) -> float:
 
 def on_save_on_request_seen(state: JobState, event: SaveOnRequestSeen) -> Step:
     """The script saves on request. If this is first seen while a notice runs, it is asked at once."""
-    state = changed(state, attempt=changed(state.attempt, save_on_request=True))
+    state = replace(state, attempt=replace(state.attempt, save_on_request=True))
     stop = state.run.stop
     if stop is None:
         return epoch.request_save(state)
     if not stop.spares_ranks or stop.save_requested or stop.signum == lifecycle.SIGINT:
         return state, ()
-    return _save(changed(state, token=state.token + 1), event.t)
+    return _save(replace(state, token=state.token + 1), event.t)
 
 
 def on_saved(state: JobState, event: Saved) -> Step:
@@ -224,11 +224,11 @@ def on_saved(state: JobState, event: Saved) -> Step:
         return epoch.on_saved(state)
     if not stop.save_requested:
         return state, ()
-    state = changed(state, attempt=changed(state.attempt, saved=True))
+    state = replace(state, attempt=replace(state.attempt, saved=True))
     if not stop.spares_ranks or state.attempt.ended:
         return state, ()
     left_s = stop.left_s if stop.left_s is None else stop.left_s - (event.t - stop.left_from_t)
-    state = changed(state, token=state.token + 1)
+    state = replace(state, token=state.token + 1)
     state, actions = _stop(state, SIGTERM, min(state.run.policy.grace_s, _grace(state, left_s)))
     return state, (PrintMessage("info", "the requested checkpoint is saved"), *actions)
 
@@ -238,7 +238,7 @@ def on_save_searched(state: JobState, event: SaveSearched) -> Step:
     stop = state.run.stop
     if stop is None or not stop.save_search:
         return state, ()
-    state = changed(state, attempt=changed(state.attempt, saved=state.attempt.saved or event.found is not None))
+    state = replace(state, attempt=replace(state.attempt, saved=state.attempt.saved or event.found is not None))
     return lifecycle.finish_stopped(_with_stop(state, replace(stop, save_search_done=True)))
 
 
@@ -256,11 +256,11 @@ def on_rank_exited(state: JobState, event: RankExited) -> Step:
         return failure.on_rank_exited(state, event)
     text = f"{failure.death_text(death)} while ranks were asked to {'save' if stop.save_requested else 'train on'}"
     state, opening = start.with_incident(state, event.t, text, death.rank)
-    state = changed(
+    state = replace(
         state,
         token=state.token + 1,
-        run=changed(state.run, stop=replace(stop, spares_ranks=False, rank_failed=True)),
-        attempt=changed(state.attempt, deaths=(*state.attempt.deaths, death), evidence=None),
+        run=replace(state.run, stop=replace(stop, spares_ranks=False, rank_failed=True)),
+        attempt=replace(state.attempt, deaths=(*state.attempt.deaths, death), evidence=None),
     )
     left_s = max(0.0, (state.run.policy.stop_deadline_s if stop.left_s is None else stop.left_s) - (event.t - stop.left_from_t))
     grace_s = min(state.run.policy.grace_s, left_s * RESERVED_SHARE)
@@ -279,7 +279,7 @@ def on_evidence_collected(state: JobState, event: EvidenceCollected) -> Step:
     stop = state.run.stop
     if state.stage is not Stage.STOPPING or stop is None or not stop.rank_failed:
         return failure.on_evidence_collected(state, event)
-    state = changed(state, attempt=changed(state.attempt, evidence=event.evidence))
+    state = replace(state, attempt=replace(state.attempt, evidence=event.evidence))
     return lifecycle.finish_stopped(state) if state.attempt.ended else (state, ())
 
 
@@ -306,7 +306,7 @@ def _time_is_over(state: JobState, t: float) -> Step:
     stop = state.run.stop
     if stop is None or state.attempt.ended:
         return state, ()
-    state = changed(state, token=state.token + 1)
+    state = replace(state, token=state.token + 1)
     left_s = state.run.policy.stop_deadline_s if stop.left_s is None and stop.save_requested else stop.left_s
     left_s = left_s if left_s is None else max(0.0, left_s - (t - stop.left_from_t))
     grace_s = _grace(state, left_s)
@@ -323,12 +323,12 @@ def _find_unsaved(state: JobState, _t: float) -> Step:
 
 def on_unsaved_found(state: JobState, event: UnsavedFound) -> Step:
     """Keep who has not saved, for the message at the deadline and the run's last line."""
-    return changed(state, attempt=changed(state.attempt, unsaved=event.text)), ()
+    return replace(state, attempt=replace(state.attempt, unsaved=event.text)), ()
 
 
 def _evidence_overdue(state: JobState, _t: float) -> Step:
     """The observers do not answer, and the stop does not wait for them."""
-    state = changed(state, attempt=changed(state.attempt, evidence=()))
+    state = replace(state, attempt=replace(state.attempt, evidence=()))
     return lifecycle.finish_stopped(state) if state.attempt.ended else (state, ())
 
 
@@ -344,7 +344,7 @@ def _nothing_found(state: JobState, t: float) -> Step:
 
 def _own_signal_over(state: JobState, t: float) -> Step:
     """The supervisor got no TERM: only the rank was killed by it."""
-    return failure.judge_if_ready(changed(state, attempt=changed(state.attempt, awaits_own_signal=False)), t)
+    return failure.judge_if_ready(replace(state, attempt=replace(state.attempt, awaits_own_signal=False)), t)
 
 
 #: What a timer means in the stage that set it.

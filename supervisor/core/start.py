@@ -20,7 +20,7 @@ from supervisor.core.actions import (
     SetTimer,
 )
 from supervisor.core.model import Cause, JobDecision, Launcher, Phase, Plan, PlanKind, Verdict
-from supervisor.core.state import Attempt, Incident, JobState, Stage, changed
+from supervisor.core.state import Attempt, Incident, JobState, Stage
 from supervisor.core.values import replace
 from supervisor.strategies import propose
 
@@ -48,7 +48,7 @@ def select(state: JobState, t: float) -> Step:
     Meanwhile this node is examined.
     """
     known = node_health.known_findings(state)
-    state = changed(state, run=changed(state.run, findings=known, next_resume=None), attempt=changed(state.attempt, awaits_agreement=False))
+    state = replace(state, run=replace(state.run, findings=known, next_resume=None), attempt=replace(state.attempt, awaits_agreement=False))
     beside = (CheckHealth(state.attempt.number, awaited=known is None),) if state.run.policy.health else ()
     if gathers(state):  # the checkpoint is chosen by all nodes together, once no rank of any of them lives
         state, actions = begin_on_this_node(state, t, None)
@@ -64,7 +64,7 @@ def select(state: JobState, t: float) -> Step:
             reached=resumption.reached(state),
             begun_from=state.run.begun_from,
         )
-        return changed(state, stage=Stage.SELECTING, token=token), (*beside, order, timer)
+        return replace(state, stage=Stage.SELECTING, token=token), (*beside, order, timer)
     state, actions = begin_from_scratch(state, t)
     return state, (*beside, *actions) if state.stage is not Stage.ENDED else actions
 
@@ -80,8 +80,8 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
     If the script itself chooses among discovered ones, what is known of them stops nothing.
     """
     refused = sum(map(len, (event.torn, event.dangerous, event.refused, event.not_finite)))
-    state = changed(
-        state, run=changed(state.run, unused=event.unused, without_tracker=event.without_tracker, known_good=max(event.found - refused, 0))
+    state = replace(
+        state, run=replace(state.run, unused=event.unused, without_tracker=event.without_tracker, known_good=max(event.found - refused, 0))
     )
     silent = dict(event.silent)
     left = "left where it is and not used" if state.run.policy.checkpoints_declared else "left where it is"
@@ -145,7 +145,7 @@ def on_selection_moved(state: JobState, _event: SelectionMoved) -> Step:
     if state.stage is not Stage.SELECTING and not (state.attempt.awaits_agreement and state.attempt.members):
         return state, ()
     token = state.token + 1
-    return changed(state, token=token), (SetTimer("select", token, state.run.policy.select_silence_s),)
+    return replace(state, token=token), (SetTimer("select", token, state.run.policy.select_silence_s),)
 
 
 def _none_usable(state: JobState, event: CheckpointSelected) -> tuple[Verdict, Plan]:
@@ -229,8 +229,8 @@ def _gained(state: JobState, chosen: CheckpointRef, event: CheckpointSelected) -
     """
     if chosen.step is not None and not event.is_foreign:
         last = state.attempt.number - state.attempt.awaits_agreement  # of several nodes the number is the next attempt's already
-        state = changed(state, run=planning.with_saved(state.run, chosen.step, last))
-    return planning.with_selected(changed(state, run=changed(state.run, newest=chosen)), chosen, event.older)
+        state = replace(state, run=planning.with_saved(state.run, chosen.step, last))
+    return planning.with_selected(replace(state, run=replace(state.run, newest=chosen)), chosen, event.older)
 
 
 def on_select_overdue(state: JobState, t: float) -> Step:
@@ -322,7 +322,7 @@ def begin_on_this_node(state: JobState, t: float, resume: CheckpointRef | None) 
         return begin(state, t, resume)
     if state.run.findings is None:
         token = state.token + 1
-        waiting = changed(state, stage=Stage.CHECKING, token=token, run=changed(state.run, next_resume=resume))
+        waiting = replace(state, stage=Stage.CHECKING, token=token, run=replace(state.run, next_resume=resume))
         return waiting, (SetTimer("health", token, state.run.policy.health_deadline_s),)
     state, taken_back = detours.reviewed(state, state.run.findings)
     state, reported, stop = node_health.judged(state, t)
@@ -350,7 +350,7 @@ def _wait_for_room(state: JobState, t: float, verdict: Verdict) -> Step:
 
 def on_health_checked(state: JobState, event: HealthChecked) -> Step:
     """Store this node's findings; begin if only they were awaited."""
-    state = changed(state, run=changed(state.run, findings=event.findings, command_nproc=event.command_nproc))
+    state = replace(state, run=replace(state.run, findings=event.findings, command_nproc=event.command_nproc))
     return begin_on_this_node(state, event.t, state.run.next_resume) if state.stage is Stage.CHECKING else (state, ())
 
 
@@ -376,8 +376,8 @@ def begin(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
         scratch_refusal=_surely_refused(state, t) if meets else None,
         unsaved_refusal=_none_seen(state, t) if meets else None,
     )
-    run = changed(state.run, findings=None, next_resume=None, reached=resumption.reached(state))
-    fresh = changed(state, run=run, attempt=attempt, stage=Stage.STARTING, token=state.token + 1)
+    run = replace(state.run, findings=None, next_resume=None, reached=resumption.reached(state))
+    fresh = replace(state, run=run, attempt=attempt, stage=Stage.STARTING, token=state.token + 1)
     if fresh.attempt.awaits_agreement:
         return fresh, (*_left_out(fresh), GatherNodes(number, state.run.nproc, sharing.least_nodes(state.run)))
     return fresh, (*_left_out(fresh), _order(fresh))
@@ -385,8 +385,8 @@ def begin(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
 
 def begin_ranks(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
     """Have the ranks start whose nodes have met and agreed."""
-    attempt = changed(state.attempt, awaits_agreement=False, resume=resume, began_t=t)
-    state = changed(state, run=changed(state.run, mixed_from_t=None), attempt=attempt, token=state.token + 1)
+    attempt = replace(state.attempt, awaits_agreement=False, resume=resume, began_t=t)
+    state = replace(state, run=replace(state.run, mixed_from_t=None), attempt=attempt, token=state.token + 1)
     return state, (_order(state),)
 
 
@@ -426,10 +426,10 @@ def restart(state: JobState, t: float, verdict: Verdict, plan: Plan, *beside: Ac
     """Report the plan and begin the next attempt when its wait is over."""
     assert state.run.incident is not None  # noqa: S101 (callers opened one)
     report = _decision_report(state, state.run.incident, verdict, plan)
-    state = changed(state, run=changed(state.run, reason="failure"))
+    state = replace(state, run=replace(state.run, reason="failure"))
     if plan.delay_s > 0:
         token = state.token + 1
-        return changed(state, stage=Stage.WAITING, token=token), (report, *beside, SetTimer("backoff", token, plan.delay_s))
+        return replace(state, stage=Stage.WAITING, token=token), (report, *beside, SetTimer("backoff", token, plan.delay_s))
     state, actions = select(state, t)
     return state, (report, *beside, *actions)
 
@@ -441,12 +441,12 @@ def with_incident(state: JobState, t: float, summary: str, rank: int | None = No
     if incident is None:
         incident = Incident(state.incidents + 1, t, state.attempt.number)
         opening = (OpenIncident(incident.number, state.attempt.number, rank, summary),)
-        state = changed(state, run=changed(state.run, losses=losses.with_incident(state.run.losses, t)))
+        state = replace(state, run=replace(state.run, losses=losses.with_incident(state.run.losses, t)))
     verdict, plan = decision or (None, None)
     made = None if verdict is None else _made_by_nodes(state, verdict)
     alerts = made is None or planning.alerts_here(state, made)
     incident = replace(incident, attempt=state.attempt.number, verdict=verdict, plan=plan, alerts=alerts)
-    return changed(state, incidents=incident.number, run=changed(state.run, incident=incident)), opening
+    return replace(state, incidents=incident.number, run=replace(state.run, incident=incident)), opening
 
 
 def stop_for(state: JobState, t: float, verdict: Verdict, plan: Plan) -> Step:
@@ -472,8 +472,8 @@ def leave(state: JobState, verdict: Verdict, plan: Plan) -> Step:
         CloseIncident(report.incident, report.attempt, "given_up", report.step),
         Finish(plan.exit_code, plan.reason, for_all=_made_by_nodes(state, verdict) is not None),
     )
-    run = changed(state.run, incident=None, exit_code=plan.exit_code)
-    return changed(state, run=run, attempt=changed(state.attempt, awaits_agreement=False), stage=Stage.ENDED), actions
+    run = replace(state.run, incident=None, exit_code=plan.exit_code)
+    return replace(state, run=run, attempt=replace(state.attempt, awaits_agreement=False), stage=Stage.ENDED), actions
 
 
 def _made_by_nodes(state: JobState, verdict: Verdict) -> JobDecision | None:

@@ -35,7 +35,6 @@ from supervisor.core.model import (
     WithoutTracker,
 )
 from supervisor.core.values import Struct
-from supervisor.core.values import replace as changed
 
 
 class Stage(StrEnum):
@@ -322,5 +321,4 @@ __all__ = [
     "SavedSteps",
     "Stage",
     "StopRequest",
-    "changed",
 ]

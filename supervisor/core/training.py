@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from supervisor.core import failure, planning
 from supervisor.core.actions import Alert, PrintMessage
 from supervisor.core.model import Cause, Claim, Evidence
-from supervisor.core.state import JobState, Stage, changed
+from supervisor.core.state import JobState, Stage
+from supervisor.core.values import replace
 
 if TYPE_CHECKING:
     from supervisor.core.state import Step
@@ -44,7 +45,7 @@ def on_loss_changed(state: JobState, event: LossChanged) -> Step:
         return state, (alert,)
     claim = Claim(Cause.NAN_LOSS, SURE)
     fact = Evidence("loss", event.rule, text, event.rank, event.t, claim=claim)
-    state = changed(state, attempt=changed(state.attempt, ended_for=(fact,)))
+    state = replace(state, attempt=replace(state.attempt, ended_for=(fact,)))
     state, actions = failure.stop_attempt(state, event.t, text)
     return state, (alert, *actions)
 
@@ -78,9 +79,9 @@ def _where(event: LossChanged) -> str:
 def with_warning(state: JobState, about: str, text: str) -> JobState:
     """Return the state that knows what is strange about the attempt, under a key."""
     warnings = (dict(state.attempt.warnings) | {about: text}).items()
-    return changed(state, attempt=changed(state.attempt, warnings=tuple(warnings)[-MOST_WARNINGS:]))
+    return replace(state, attempt=replace(state.attempt, warnings=tuple(warnings)[-MOST_WARNINGS:]))
 
 
 def without_warning(state: JobState, about: str) -> JobState:
     """Return the state without the warning of a key."""
-    return changed(state, attempt=changed(state.attempt, warnings=tuple(row for row in state.attempt.warnings if row[0] != about)))
+    return replace(state, attempt=replace(state.attempt, warnings=tuple(row for row in state.attempt.warnings if row[0] != about)))

@@ -1,7 +1,7 @@
 """The proof that a job's command resumes, as `supervise drill resume` recorded it, and whether it still holds for a start.
 
     <state_dir>/<job>/nodes/<hostname>/resume-proof.json
-    {"version": 1, "t", "command", "script", "handover", "shown": ["weights", "optimizer", ...]}
+    {"t", "subject": {"command", "script", "handover"}, "shown": ["weights", "optimizer", ...], "version": 1}
 
 `command` is the digest of the command's words, `script` the SHA-256 of the script and of the scripts and configurations that the command
 names (.py, .sh, JSON, YAML, TOML; the first 16 MiB of each), `handover` how a checkpoint is passed. If one of them differs, the proof is
@@ -15,10 +15,13 @@ import hashlib
 import json
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from checkpointing.io import durable, staging
+from supervisor.core.values import Struct
 from supervisor.knobs import bindings, programs
 
 if TYPE_CHECKING:
@@ -37,8 +40,7 @@ _TEXT_SUFFIXES: Final = (".py", ".sh", *bindings.FORMS)
 _TESTS: Final = "`supervise drill resume` tests it in about a minute"
 
 
-@dataclass(frozen=True, slots=True)
-class ProvenCommand:
+class ProvenCommand(Struct, frozen=True):
     """What a proof holds for."""
 
     command: str
@@ -46,13 +48,13 @@ class ProvenCommand:
     handover: str
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeProof:
-    """One proof: when (Unix seconds), for what, and what the drill showed beside the weights."""
+class ResumeProof(Struct, frozen=True):
+    """One proof, as its file holds it."""
 
-    t: float
+    t: float  # Unix seconds
     subject: ProvenCommand
-    shown: tuple[str, ...]
+    shown: tuple[str, ...]  # what the drill showed beside the weights
+    version: int = _VERSION
 
 
 def subject_of(settings: Settings, command: Sequence[str], command_digest: str, cwd: Path) -> ProvenCommand:
@@ -78,8 +80,7 @@ def _digest_of_texts(command: Sequence[str], cwd: Path) -> str:
 
 def write(state: Path, proof: ResumeProof) -> None:
     """Replace the job's proof. Raises OSError."""
-    content = {"version": _VERSION, "t": proof.t, **asdict(proof.subject), "shown": list(proof.shown)}
-    staging.write(str(state / FILE_NAME), json.dumps(content, indent=1).encode("ascii") + b"\n")
+    staging.write(str(state / FILE_NAME), msgspec.json.encode(proof) + b"\n")
 
 
 def remove(state: Path) -> None:
@@ -88,15 +89,12 @@ def remove(state: Path) -> None:
 
 
 def read(state: Path) -> ResumeProof | None:
-    """Return the job's proof; None where there is none, or it cannot be read, or a newer version wrote it."""
+    """Return the job's proof; None where there is none, or it cannot be read, or another version wrote it."""
     try:
-        content = json.loads(durable.read(str(state / FILE_NAME), _MOST_BYTES))
-        if int(content["version"]) > _VERSION:
-            return None
-        subject = ProvenCommand(str(content["command"]), str(content["script"]), str(content["handover"]))
-        return ResumeProof(float(content["t"]), subject, tuple(str(item) for item in content["shown"]))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        proof = msgspec.json.decode(durable.read(str(state / FILE_NAME), _MOST_BYTES), type=ResumeProof)
+    except (OSError, ValueError, RecursionError):
         return None
+    return proof if proof.version == _VERSION else None
 
 
 def opening_line(proof: ResumeProof | None, subject: ProvenCommand) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
 
-    from supervisor.journal.history import History, RecordedIncident, Round  # noqa: TC004  loads msgspec: a card needs none
+    from supervisor.journal.history import History, RecordedIncident, Round  # noqa: TC004  a card needs none of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from checkpointing.io import durable
 from supervisor.classify import redact
 from supervisor.core.values import Struct, asdict
@@ -171,8 +173,7 @@ def is_well_again(entry: QuarantinedGpu, now: Readings, boot: str) -> bool:
 
 def _entry(row: dict[str, Any]) -> QuarantinedGpu | None:
     try:
-        uuid, pci, reason, evidence, job, run = (str(row[key]) for key in ("uuid", "pci", "reason", "evidence", "job", "run"))
-        entry = QuarantinedGpu(uuid, pci, reason, evidence, float(row["t"]), job, run, str(row.get("boot", "")), int(row.get("errors", -1)))
-    except (KeyError, TypeError, ValueError):
+        entry = msgspec.convert(row, QuarantinedGpu)
+    except msgspec.ValidationError:
         return None
     return entry if entry.name else None

@@ -18,7 +18,7 @@ from supervisor.strategies.situation import memory_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from supervisor.journal.history import RecordedIncident  # noqa: TC004  loads msgspec: not for --help
+    from supervisor.journal.history import RecordedIncident  # noqa: TC004  not for --help
     from supervisor.journal.records import StartTimes  # noqa: TC004  likewise
 
 #: Ranks that are listed one by one; of more, those that differ.

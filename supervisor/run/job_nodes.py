@@ -28,7 +28,7 @@ from supervisor.core import events
 from supervisor.core.gathering import began_text
 from supervisor.core.lifecycle import OUR_END_S
 from supervisor.core.model import Evidence, JobDecision
-from supervisor.core.state import Attempt, NodeReport, Stage, changed
+from supervisor.core.state import Attempt, NodeReport, Stage
 from supervisor.core.values import Struct, replace
 
 if TYPE_CHECKING:
@@ -410,7 +410,7 @@ def _shifted(attempt: Attempt, by_s: float) -> Attempt:
     def facts(found: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
         return tuple(replace(fact, t=fact.t + by_s) if fact.t else fact for fact in found)
 
-    return changed(
+    return replace(
         attempt,
         began_t=attempt.began_t + by_s,
         started_t=moved(attempt.started_t),

@@ -17,7 +17,7 @@ from supervisor.cli import main
 from tests.support.figures import costs_at_most, spent_s
 
 ROOT = Path(main.__file__).parents[2]
-HEAVY = ("torch", "logging", "rich", "prometheus_client", "boto3", "psutil", "msgspec", "tenacity", "asyncio")
+HEAVY = ("torch", "logging", "rich", "prometheus_client", "boto3", "psutil", "tenacity", "asyncio")
 OOM = """\
 step 10 loss 2.31
 [rank3]: Traceback (most recent call last):

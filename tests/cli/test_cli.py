@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from supervisor.config.settings import Settings
 
 ROOT = Path(main.__file__).parents[2]
-HEAVY = ("rich", "prometheus_client", "torch", "boto3", "msgspec", "psutil", "tenacity", "asyncio")
+HEAVY = ("rich", "prometheus_client", "torch", "boto3", "psutil", "tenacity", "asyncio")
 
 
 def supervise(*arguments: str, cwd: Path, **kwargs: Any) -> subprocess.CompletedProcess[str]:  # noqa: ANN401  subprocess.run's own

@@ -9,7 +9,7 @@ from supervisor.core.budget import backoff_s, balance, equal, past_checkpoint, p
 from supervisor.core.decide import decide, initial
 from supervisor.core.model import Cause, CheckpointRef, Evidence, Failure, Policy
 from supervisor.core.planning import KEPT_FAILURES, KEPT_FINGERPRINTS, remembered
-from supervisor.core.state import Attempt, NodeReport, SavedSteps, changed
+from supervisor.core.state import Attempt, NodeReport, SavedSteps
 from supervisor.core.values import replace
 
 T = 10_000.0
@@ -102,7 +102,7 @@ def test_the_node_that_decides_counts_what_another_node_saved_as_progress() -> N
     attempt = Attempt(5, members=("a/1", "b/1"), me="a/1", ended=True, evidence=(Evidence("exit", "signal", "9", 0),))
     failures = tuple(failure(attempt=n, t=T - 10, step=90 + n, fingerprint=f"kind {n}") for n in (1, 2, 3))
     seen = CheckpointRef("step-90.pt", 90, "structure")
-    state = changed(state, run=changed(state.run, failures=failures, saved_high_water=90, newest=seen), attempt=attempt)
+    state = replace(state, run=replace(state.run, failures=failures, saved_high_water=90, newest=seen), attempt=attempt)
 
     def decided(saved: int) -> str:
         other = NodeReport("b/1", Attempt(5, ended=True, evidence=(), saved_steps=SavedSteps(saved, saved)))
@@ -114,7 +114,7 @@ def test_the_node_that_decides_counts_what_another_node_saved_as_progress() -> N
 
 def test_a_checkpoint_of_another_training_is_no_progress_of_this_run() -> None:
     state, _ = decide(initial(), events.SupervisorStarted(0.0, "run", Policy(checkpoints_learned=True)))
-    state = changed(state, run=changed(state.run, saved_high_water=40))
+    state = replace(state, run=replace(state.run, saved_high_water=40))
     stray = CheckpointRef("step-5000.pt", 5000, "structure")
 
     def reached(*, is_foreign: bool) -> int:

@@ -8,7 +8,7 @@ from supervisor.core import failure, planning
 from supervisor.core.decide import decide
 from supervisor.core.events import CheckpointVerified, RanksFound
 from supervisor.core.model import Cause, CheckpointRef, Evidence, Gpu, Launcher, Phase, Policy, RankInfo, Verdict
-from supervisor.core.state import Attempt, JobState, Run, Stage, changed
+from supervisor.core.state import Attempt, JobState, Run, Stage
 from supervisor.core.values import replace
 
 REPORTED = {"as saved": (65, 70, 75), "newest first": (75, 70, 65), "twice": (70, 75, 65, 70)}
@@ -58,7 +58,7 @@ def test_plans_count_the_ranks_that_a_plain_command_started_and_name_its_gpus_as
     assert (actions, state.attempt.live_ranks, state.attempt.world_size) == ((), TWO, 4)
     verdict = Verdict(Cause.GPU_LOST, 1.0, "lost", "gpu:lost", gpu="1")
     gpus = (Gpu(0, "GPU-a"), Gpu(1, "GPU-b"))
-    given = planning.situation(changed(state, gpus=gpus), 3.0, verdict, planning.Place(None, before_first_step=False, phase=Phase.TRAIN))
+    given = planning.situation(replace(state, gpus=gpus), 3.0, verdict, planning.Place(None, before_first_step=False, phase=Phase.TRAIN))
     assert (given.ranks, given.world_size, given.pids, given.gpu) == (2, 4, (71, 72), "GPU-b")
     late, _ = decide(
         JobState(stage=Stage.TEARDOWN, run=Run(policy=policy), attempt=Attempt(number=1, ranks=(COMMAND,))), RanksFound(2.0, 1, TWO, 4)
@@ -86,5 +86,5 @@ def test_a_plain_command_that_is_rank_1_by_its_own_variables_has_its_heartbeat()
     alone = JobState(stage=Stage.TEARDOWN, attempt=Attempt(1, ranks=(COMMAND,), world_size=1, evidence=beats, started_t=0.0))
     verdict = Verdict(Cause.RENDEZVOUS, 0.9, "n7 cannot be resolved", "n7", rank=0)
     assert failure.judged(alone, 1.0, verdict).failure.before_first_step
-    of_two = changed(alone, attempt=replace(alone.attempt, ranks=TWO, world_size=2))
+    of_two = replace(alone, attempt=replace(alone.attempt, ranks=TWO, world_size=2))
     assert not failure.judged(of_two, 1.0, verdict).failure.before_first_step

@@ -13,7 +13,7 @@ import pytest
 from supervisor.core.decide import EVENTS, decide, initial
 from supervisor.core.events import AttemptEnded, CheckpointSelected, DecisionMade, LauncherFellBack, LauncherStarted, LeftBehind, TimerFired
 from supervisor.core.model import Finding
-from supervisor.core.state import Stage, changed
+from supervisor.core.state import Stage
 from supervisor.core.values import replace
 from tests.scenarios import driver
 from tests.scenarios.test_scenarios import SCENARIOS, built
@@ -88,10 +88,10 @@ def variants(state: JobState, events: list[Event]) -> Iterator[tuple[JobState, l
     some = [event for event in events if isinstance(event, BEGINS) and state.stage in EVENTS[type(event)].stages]
     policy = state.run.policy
     for other in (replace(policy, health=True), replace(policy, nodes=1), replace(policy, nodes=1, health=True)):
-        yield changed(state, run=changed(state.run, policy=other)), some
+        yield replace(state, run=replace(state.run, policy=other)), some
     if state.stage is Stage.SELECTING:  # the look at this node was quicker
-        full = changed(state.run, findings=FULL_DISK, policy=replace(policy, health=True))
-        yield changed(state, run=full, attempt=changed(state.attempt, number=max(1, state.attempt.number))), some
+        full = replace(state.run, findings=FULL_DISK, policy=replace(policy, health=True))
+        yield replace(state, run=full, attempt=replace(state.attempt, number=max(1, state.attempt.number))), some
 
 
 def test_no_answer_leaves_the_table(walked: set[Step]) -> None:

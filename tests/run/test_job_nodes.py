@@ -19,7 +19,7 @@ from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.decide import decide
 from supervisor.core.model import CheckpointRef, Evidence, Policy, RankExit, RankInfo
-from supervisor.core.state import Attempt, JobState, Stage, changed
+from supervisor.core.state import Attempt, JobState, Stage
 from supervisor.core.values import replace
 from supervisor.job.clock import Clock
 from supervisor.run.job_nodes import STORE_WELL_LEASES, AttemptOrders, JobNodes
@@ -104,7 +104,7 @@ class Pair:
         policy = Policy(nodes=2, checkpoints_declared=True)
         for index, (node, number) in enumerate(zip(self.nodes, numbers, strict=True)):
             attempt = Attempt(number, awaits_agreement=True)
-            node.state = changed(node.state, stage=Stage.STARTING, attempt=attempt, run=changed(node.state.run, policy=policy))
+            node.state = replace(node.state, stage=Stage.STARTING, attempt=attempt, run=replace(node.state.run, policy=policy))
             store = ("", 0, "") if not index else ("127.0.0.1", *self.served[1:])
             node.nodes.met(NodesMet(number, index, 2, token, *store))  # type: ignore[arg-type]
         self.until(lambda: all(node.state.attempt.members for node in self.nodes), "the number")
@@ -328,13 +328,13 @@ def test_a_job_of_one_node_has_no_thread_no_socket_and_no_file(tmp_path: Path) -
 def test_a_node_that_learns_the_end_of_the_job_while_it_still_examines_itself_ends_as_the_job_did(tmp_path: Path) -> None:
     node = Node(tmp_path, "a")
     policy = Policy(nodes=2, checkpoints_declared=True)
-    node.state = changed(node.state, stage=Stage.CHECKING, run=changed(node.state.run, policy=policy))
+    node.state = replace(node.state, stage=Stage.CHECKING, run=replace(node.state.run, policy=policy))
     client = node.nodes._connected(None)  # noqa: SLF001
     try:
         node.nodes._emitted(protocol.ClosedWithoutUs(3, ClusterDecision(SUCCESS)))  # noqa: SLF001
         node.turn()
         assert not node.taken, "it cannot be taken yet"
-        node.state = changed(node.state, stage=Stage.STARTING, attempt=Attempt(1, awaits_agreement=True))
+        node.state = replace(node.state, stage=Stage.STARTING, attempt=Attempt(1, awaits_agreement=True))
         node.turn()
         node.turn()
         (end,) = node.find(events.DecisionMade)

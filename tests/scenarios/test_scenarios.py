@@ -40,7 +40,8 @@ from supervisor.core.model import (
     Verdict,
     WithoutTracker,
 )
-from supervisor.core.state import Attempt, NodeReport, changed
+from supervisor.core.state import Attempt, NodeReport
+from supervisor.core.values import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,7 +144,7 @@ def _report(row: dict[str, Any]) -> NodeReport:
     if "resume" in row:  # `peer_starts`: of the other nodes, as NodeBegan has them
         peers = tuple((peer["text"], peer.get("first_step"), peer.get("loaded_step")) for peer in row.get("peer_starts", ()))
         given = MADE["chosen"](row["resume"])
-        attempt = changed(attempt, resume=given, steps_seen=row["steps_seen"], over_t=row["over_t"], peer_starts=peers)
+        attempt = replace(attempt, resume=given, steps_seen=row["steps_seen"], over_t=row["over_t"], peer_starts=peers)
     return NodeReport(row["node"], attempt)
 
 

@@ -11,7 +11,7 @@ from supervisor.core import actions as act
 from supervisor.core import decide as core
 from supervisor.core import events, failure, hangs, node_health, planning, shutdown, start
 from supervisor.core.model import Cause
-from supervisor.core.state import JobState, Stage, changed
+from supervisor.core.state import JobState, Stage
 from supervisor.core.values import replace
 from supervisor.knobs import batch
 from supervisor.strategies import LADDERS, RUNGS, consent, memory, repetition, shortage
@@ -36,8 +36,8 @@ def around(patch: pytest.MonkeyPatch, kind: type, bug: Callable[[Callable[[JobSt
 def refilled_without_progress(patch: pytest.MonkeyPatch) -> None:
     def bug(real: Any, state: JobState, event: Any) -> Step:  # noqa: ANN401
         state, actions = real(state, event)
-        return changed(
-            state, run=changed(state.run, failures=tuple(replace(f, progressed_since=True, passed_since=True) for f in state.run.failures))
+        return replace(
+            state, run=replace(state.run, failures=tuple(replace(f, progressed_since=True, passed_since=True) for f in state.run.failures))
         ), actions
 
     around(patch, events.AttemptStarted, bug)
@@ -49,7 +49,7 @@ def stale_attempt_accepted(patch: pytest.MonkeyPatch) -> None:
 
 def last_verified_forgotten(patch: pytest.MonkeyPatch) -> None:
     def bug(real: Any, state: JobState, event: Any) -> Step:  # noqa: ANN401
-        return real(changed(state, run=changed(state.run, newest=None)), event if event.chosen else replace(event, found=0))  # type: ignore[no-any-return]
+        return real(replace(state, run=replace(state.run, newest=None)), event if event.chosen else replace(event, found=0))  # type: ignore[no-any-return]
 
     around(patch, events.CheckpointSelected, bug)
 
@@ -91,7 +91,7 @@ def quarantined_used(patch: pytest.MonkeyPatch) -> None:
 
 
 def requeue_loses_overrides(patch: pytest.MonkeyPatch) -> None:
-    around(patch, events.SupervisorStarted, lambda real, state, event: real(changed(state, run=changed(state.run, overrides=())), event))
+    around(patch, events.SupervisorStarted, lambda real, state, event: real(replace(state, run=replace(state.run, overrides=())), event))
 
 
 def recurring_ignored(patch: pytest.MonkeyPatch) -> None:
@@ -146,7 +146,7 @@ def evidence_never_overdue(patch: pytest.MonkeyPatch) -> None:
 def health_ends_a_healthy_attempt(patch: pytest.MonkeyPatch) -> None:
     def bug(real: Any, state: JobState, event: Any) -> Step:  # noqa: ANN401
         everything = tuple(one.check for one in event.findings)
-        return real(changed(state, run=changed(state.run, policy=replace(state.run.policy, evict_on=everything))), event)  # type: ignore[no-any-return]
+        return real(replace(state, run=replace(state.run, policy=replace(state.run.policy, evict_on=everything))), event)  # type: ignore[no-any-return]
 
     around(patch, events.HealthChanged, bug)
 

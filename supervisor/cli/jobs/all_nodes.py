@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from supervisor.cluster.client import StoreAddress  # noqa: TC004  loads msgspec: not for --help
+    from supervisor.cluster.client import StoreAddress  # noqa: TC004  not for --help
     from supervisor.cluster.messages import KnownNode, KnownNodes
     from supervisor.journal.history import History  # noqa: TC004  likewise
 
@@ -69,7 +69,7 @@ def _is_behind(one: NodeJournal, journals: Sequence[NodeJournal]) -> bool:
 
 def journals_of(root: Path, place: JobFiles) -> list[NodeJournal]:
     """Return what the state directory has of the job's nodes, that of `place` first. Raises SuperviseError where that cannot be read."""
-    from supervisor.cluster.kept import KeptFile, KeptNode  # noqa: PLC0415  loads msgspec: not for --help
+    from supervisor.cluster.kept import KeptFile, KeptNode  # noqa: PLC0415  not for --help
 
     found = []
     for one in [place, *other_nodes(root, place)]:
@@ -92,7 +92,7 @@ def journals_of(root: Path, place: JobFiles) -> list[NodeJournal]:
 
 def _asked(journals: Sequence[NodeJournal]) -> tuple[KnownNodes | None, str]:
     """Return what the control store knows, and why there is no answer."""
-    from supervisor.cluster.reader import known_nodes  # noqa: PLC0415  loads msgspec: not for --help
+    from supervisor.cluster.reader import known_nodes  # noqa: PLC0415  not for --help
 
     addresses = list(dict.fromkeys(one.address for one in journals if one.address is not None and one.history.end is None))
     problem = "the nodes have not met, or it is a job of one node: there is no control store"
@@ -106,7 +106,7 @@ def _asked(journals: Sequence[NodeJournal]) -> tuple[KnownNodes | None, str]:
 
 def _by_store(known: KnownNode, journals: Sequence[NodeJournal]) -> NodeStatus:
     """Return where a node stands by what the store has of it; a node that is here is shown as it is now."""
-    from supervisor.cluster.reader import NodeStanding  # noqa: PLC0415  loads msgspec: not for --help
+    from supervisor.cluster.reader import NodeStanding  # noqa: PLC0415  not for --help
 
     number = known.index if known.index >= 0 else None
     own = next((one for one in journals if one.name == known.node), None)

@@ -42,7 +42,7 @@ class JobFiles(Struct, frozen=True):
 
 def earlier_histories(place: JobFiles) -> Iterator[History]:
     """Yield the job's earlier runs whose journals are kept, the newest first."""
-    from supervisor.journal.reader import read_earlier  # noqa: PLC0415  loads msgspec: not for --help
+    from supervisor.journal.reader import read_earlier  # noqa: PLC0415  not for --help
 
     for path in earlier(place.journal):
         try:
@@ -133,7 +133,7 @@ def changed_at(place: JobFiles) -> float:
 
 def history_of(place: JobFiles) -> tuple[History, bool | None]:
     """Return what the journal tells, and its supervisor's death, which nobody could record."""
-    from supervisor.journal.reader import read_history  # noqa: PLC0415  loads msgspec: not for --help
+    from supervisor.journal.reader import read_history  # noqa: PLC0415  not for --help
 
     return history_by(place, read_history)
 
@@ -171,7 +171,7 @@ def _alive(place: JobFiles, history: History) -> bool | None:
 
 def histories_of(root: Path, place: JobFiles, own: History) -> dict[str, History]:
     """Return the histories of the job's nodes that share the state directory, by host, that of `place` first; `own` is that one."""
-    from supervisor.journal.joint import of_one_job  # noqa: PLC0415  loads msgspec: not for --help
+    from supervisor.journal.joint import of_one_job  # noqa: PLC0415  not for --help
 
     found = {place.node: own}
     if own.meetings or any(one.members for incident in own.incidents for one in incident.rounds):

@@ -126,7 +126,7 @@ def _require_rank(job: str, rank: int, attempt: int, world_size: int) -> None:
 
 def _earlier_run(place: JobFiles, run: str) -> History:
     """Return what is known of an earlier run: an empty history where only its output is kept. Raises SuperviseError (64)."""
-    from supervisor.journal.history import History  # noqa: PLC0415  loads msgspec: not for --help
+    from supervisor.journal.history import History  # noqa: PLC0415  not for --help
 
     found = next((h for h in earlier_histories(place) if h.run is not None and h.run.run_id == run), None)
     kept = earlier_runs(place.directory)

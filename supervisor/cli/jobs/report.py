@@ -69,7 +69,7 @@ def _add_nodes(found: JobReport, root: Path, place: JobFiles, history: History) 
 
 def read_journals(place: JobFiles) -> list[tuple[History, list[RunLedger]]]:
     """Return the history and the ledgers of each journal of a job, the oldest first. Raises SuperviseError (78) as `scan`."""
-    from supervisor.cli.jobs.journal_reading import JournalReading  # noqa: PLC0415  loads msgspec: not for --help
+    from supervisor.cli.jobs.journal_reading import JournalReading  # noqa: PLC0415  not for --help
 
     history, _, ledgers = newest_journal(place, JournalReading(place.journal))
     show_problems(history)
@@ -103,7 +103,7 @@ def earlier_journals(place: JobFiles) -> list[tuple[History, list[RunLedger]]]:
 
 def earlier_journal(path: Path) -> tuple[History, list[RunLedger]]:
     """Return the history and the ledgers of one earlier run's journal. Raises OSError, and SuperviseError as read_journals."""
-    from supervisor.cli.jobs.journal_reading import JournalReading  # noqa: PLC0415  loads msgspec: not for --help
+    from supervisor.cli.jobs.journal_reading import JournalReading  # noqa: PLC0415  not for --help
     from supervisor.journal.reader import abandoned  # noqa: PLC0415
 
     reading = JournalReading(path)

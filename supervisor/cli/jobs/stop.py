@@ -197,7 +197,7 @@ def _start_again(pid: int) -> CommandLine | None:
 
 def _wait_ended(place: JobFiles, holder: LockRecord, wait_s: float) -> bool:
     """Wait for the supervisor's end, and show meanwhile, on a terminal, how far the stop is. False: the time is over."""
-    from supervisor.cli.jobs.journal_reading import JournalReading  # noqa: PLC0415  loads msgspec: not for --help
+    from supervisor.cli.jobs.journal_reading import JournalReading  # noqa: PLC0415  not for --help
 
     until, never, reading = time.monotonic() + wait_s, threading.Event(), JournalReading(place.journal)
 

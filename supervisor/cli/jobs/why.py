@@ -122,7 +122,7 @@ def incident_json(found: RecordedIncident) -> dict[str, Any]:
 
 def _incidents(root: Path, place: JobFiles, history: History) -> Iterator[JointIncident]:
     """Yield the job's incidents, the last one first: of all nodes that share the directory, then of this node's earlier runs."""
-    from supervisor.journal.joint import JointIncident, joint_incidents  # noqa: PLC0415  loads msgspec: not for --help
+    from supervisor.journal.joint import JointIncident, joint_incidents  # noqa: PLC0415  not for --help
 
     histories = histories_of(root, place, history)
     yield from reversed(joint_incidents(place.node, {host: one.incidents for host, one in histories.items()}))

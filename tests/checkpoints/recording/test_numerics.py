@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from msgspec.structs import force_setattr
 
 from checkpointing.io.tree import ReadOptions
 from checkpointing.model import NonFinite, Verdict
@@ -129,7 +130,7 @@ def test_of_several_that_are_verified_the_newest_first_it_is_reported_as_well(di
 def test_nothing_is_reported_of_what_another_run_saved(disk: JobOnDisk) -> None:
     saves = Saves(disk)
     saves.save(100)
-    object.__setattr__(disk.job, "run_id", "run-2")
+    force_setattr(disk.job, "run_id", "run-2")
     saves.save(200, NAN)
     assert (saves.said, disk.checkpoints.numbers()) == ([], "")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,7 +10,6 @@ import pytest
 from supervisor.cluster import node, store
 from supervisor.cluster.messages import DecisionProposed, WriteRow
 from supervisor.cluster.model import DONE, MEMBERSHIP, ClusterDecision, EpochEnd, nodes_of
-from supervisor.core.values import replace
 from tests.simulation.cluster.faults import cuts_it_off_and_kills_host, stops_it, world_of
 from tests.simulation.cluster.laws import LawBroken
 

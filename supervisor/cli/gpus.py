@@ -21,6 +21,7 @@ from supervisor.cli.commands import CommandGroup
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
+from supervisor.job.local_time import minute_text
 from supervisor.node import visible_gpus
 from supervisor.node.gpu_quarantine import ALL, GpuQuarantine
 from supervisor.report.text import clean
@@ -53,7 +54,7 @@ def group(invocation: Invocation, *, as_json: bool) -> int | None:
 @setting_options(*JOB)
 @json_option
 def ls_command(invocation: Invocation, *, as_json: bool) -> int:
-    """GPU is the number of NVML and `nvidia-smi`, CUDA the number that a job started here would use. 1: NVML did not answer."""
+    """GPU is the number of NVML and `nvidia-smi`, CUDA the one that a job started here would use. Exits with 1 if NVML does not answer."""
     return ls(invocation.settings(), as_json=as_json)
 
 
@@ -197,7 +198,7 @@ def _lines(rows: list[dict[str, Any]]) -> Iterator[str]:
     for cells, row in zip(table, [None, *rows], strict=False):
         yield "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
         if row is not None and not row["in_use"]:
-            since, until = (time.strftime("%Y-%m-%d %H:%M", time.localtime(row[key])) for key in ("since", "until"))
+            since, until = (minute_text(row[key]) for key in ("since", "until"))
             yield f"     out of use since {since}, until {until}, for job {row['job']}: {clean(row['reason'])}"
             yield f"     {clean(row['evidence'])}"
         for one in row.get("findings", ()) if row is not None else ():

@@ -1,8 +1,8 @@
 """The command line: `supervise [options] -- CMD...`, and the commands of cli/commands.py.
 
 Everything behind the first `--` is the job's command, verbatim. Before it stand our own options and at most one of our commands; the
-default is `run`. An error is two lines on stderr: what failed, and what helps. An exception that nobody expected is a bug of ours: 70, and
-the traceback in a file.
+default is `run`. An error is two lines on stderr: what failed, and what helps. An exception that nobody expected is an internal error: 70,
+and the traceback in a file.
 
 `--help` and the commands that read must be quick, and must work on a machine that is overloaded: nothing heavy is imported at the top.
 """
@@ -132,5 +132,5 @@ def _crashed(error: BaseException) -> int:
         with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write("".join(traceback.format_exception(error)))
         where = f"is in {path}"
-    stdio.say(f"error: a bug of ours: {type(error).__name__}: {error}; the traceback {where}")
+    stdio.say(f"internal error (please report): {type(error).__name__}: {error}; the traceback {where}")
     return int(ExitCode.BUG)

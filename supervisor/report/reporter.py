@@ -7,7 +7,6 @@ and the incident's files each have their own thread.
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,6 +16,7 @@ from supervisor.core.actions import ReportDecision
 from supervisor.core.model import Beginning, Cause, PlanKind
 from supervisor.core.training_events import LossChanged, PaceChanged
 from supervisor.job import identity
+from supervisor.job.local_time import clock_text
 from supervisor.observe.processes import core_dumps
 from supervisor.report import unit_status, wording
 from supervisor.report.attempt_summary import AttemptSummary, logged_fields
@@ -266,7 +266,7 @@ class Reporter:
         if plan.kind is PlanKind.RESTART:
             wait = f" in {plan.delay_s:.1f} s" if plan.delay_s else ""
             if plan.delay_s >= LONG_WAIT_S:
-                until = time.strftime("%H:%M:%S", time.localtime(self._clock.now() + plan.delay_s))
+                until = clock_text(self._clock.now() + plan.delay_s)
                 wait += f", at {until}, and no rank runs until then"
             summary = clean(verdict.summary)
             changed = f" with {wording.changes(plan)}" if plan.changes or plan.nproc is not None else ""

@@ -35,6 +35,7 @@ from checkpointing.io import durable
 from supervisor.core.values import dataclass
 from supervisor.errors import SuperviseError
 from supervisor.job.identity import ProcessId, start_ticks, this_process
+from supervisor.job.local_time import second_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -293,7 +294,7 @@ def _state(record: LockRecord | None, me: ProcessId) -> Literal["held", "stale",
 def _name(record: LockRecord | None) -> str:
     if record is None:
         return "a supervisor whose record cannot be read"
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.since))
+    since = second_text(record.since)
     return f"pid {record.process.pid} on {record.process.hostname} since {since}" + (f" (run {record.run})" if record.run else "")
 
 

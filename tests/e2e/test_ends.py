@@ -92,7 +92,7 @@ def test_a_bug_in_a_worker_of_ours_ends_the_run_with_70_and_leaves_nothing(super
         *PLAIN, *LONG, "--fail-rank=0", "--fail-at-step=3", "--fail-how=kill", PYTHONPATH=str(tmp_path / "site"), TMPDIR=str(tmp_path)
     )
     assert run.exit_code() == 70
-    assert "a bug of ours: RecursionError: maximum recursion depth exceeded; the traceback is in " in run.stderr
+    assert "internal error (please report): RecursionError: maximum recursion depth exceeded; the traceback is in " in run.stderr
     run.wait_for_nothing_left()
 
 

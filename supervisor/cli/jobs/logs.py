@@ -74,7 +74,7 @@ def command(  # noqa: PLR0913  one for each option
     times: bool | None,
     follow: bool,
 ) -> int:
-    """Bytes come out as the ranks wrote them, but for the times. A line names each file if there are several."""
+    """Output is printed unchanged, apart from the optional times. A line names each file if there are several."""
     settings = invocation.settings_to_read_with()
     times = sys.stdout.isatty() if times is None else times
     selection = LogSelection(rank=rank, lines=lines, since=since, times=times, follow=follow)

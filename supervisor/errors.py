@@ -62,7 +62,7 @@ class ExitCode(IntEnum):
         ),
         "run it elsewhere, or do what the card says",
     )
-    BUG = 70, "an internal error; one line names the file with the traceback", "report it; a retry may help"
+    BUG = 70, "an internal error of supervise; one line names the file with the traceback", "report it; a retry may help"
     REQUEUE = (
         75,
         (

@@ -249,7 +249,7 @@ class AlertSender:
             self.log_unmade(error)
 
     def log_unmade(self, error: Exception) -> None:
-        """Log that a bug of ours cost an alert, before there was anything to keep."""
+        """Log that an internal error cost an alert, before there was anything to keep."""
         self._delivery.log_event("alert.failed", outcome="unmade", reason=f"{type(error).__name__}: {error}")
 
     def save_threads(self, content: bytes) -> None:

@@ -17,6 +17,7 @@ from supervisor.cli.jobs.job_files import find_job, state_root
 from supervisor.core.values import replace
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
+from supervisor.job.local_time import clock_text, second_text
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:
@@ -147,16 +148,12 @@ def summary(state: Path, run_id: str) -> str:
         refused = [kept for kept in outbox.read_alerts(directory, "dead") if kept.t >= since]
         if refused:
             last = refused[-1]
-            parts.append(
-                f"{name} refused {len(refused)}, the last at {time.strftime('%H:%M:%S', time.localtime(last.t))}: {clean(last.reason)}"
-            )
+            parts.append(f"{name} refused {len(refused)}, the last at {clock_text(last.t)}: {clean(last.reason)}")
         if waiting := len(outbox.read_alerts(directory)):
             parts.append(f"{waiting} wait for {name}")
         number, last_t = outbox.count_dropped(directory)
         if number and last_t >= since:
-            parts.append(
-                f"{number} for {name} were dropped, the last at {time.strftime('%H:%M:%S', time.localtime(last_t))}: too many waited"
-            )
+            parts.append(f"{number} for {name} were dropped, the last at {clock_text(last_t)}: too many waited")
     return "; ".join(parts)
 
 
@@ -196,7 +193,7 @@ def _print_outcome(one: ConfiguredSink, outcome: Outcome | None, title: str = ""
 
 
 def _line(row: dict[str, Any]) -> str:
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["t"]))
+    when = second_text(row["t"])
     answer = f": {clean(row['answer'])}" if row["answer"] else ""
     return f"{when}  {row['sink']:<12}  {row['state']}{answer}  {clean(row['title'])}".rstrip()
 

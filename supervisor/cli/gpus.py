@@ -21,6 +21,7 @@ from supervisor.cli.commands import CommandGroup
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
+from supervisor.job.local_time import minute_text
 from supervisor.node import visible_gpus
 from supervisor.node.gpu_quarantine import ALL, QUARANTINE_S, GpuQuarantine
 from supervisor.report.text import clean
@@ -200,7 +201,7 @@ def _lines(rows: list[dict[str, Any]]) -> Iterator[str]:
     for cells, row in zip(table, [None, *rows], strict=False):
         yield "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
         if row is not None and not row["in_use"]:
-            since, until = (time.strftime("%Y-%m-%d %H:%M", time.localtime(row[key])) for key in ("since", "until"))
+            since, until = (minute_text(row[key]) for key in ("since", "until"))
             yield f"     out of use since {since}, until {until}, for job {row['job']}: {clean(row['reason'])}"
             yield f"     {clean(row['evidence'])}"
         for one in row.get("findings", ()) if row is not None else ():

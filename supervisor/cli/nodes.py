@@ -19,6 +19,7 @@ from supervisor.cli.jobs.job_files import find_job, places_in, state_root
 from supervisor.core.time_text import span_text
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
+from supervisor.job.local_time import minute_text
 from supervisor.node.gpu_quarantine import QUARANTINE_S, GpuQuarantine, ledgers
 from supervisor.report.nodes_page import SOURCES, NodeStatus
 from supervisor.report.text import clean
@@ -184,10 +185,10 @@ def _lines(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
         if row["why"]:
             yield f"     {row['state']}: {clean(row['why'])}"
         if row["excluded"]:
-            yield f"     excluded since {_day(row['excluded']['since'])}: {clean(row['excluded']['reason'])}"
+            yield f"     excluded since {minute_text(row['excluded']['since'])}: {clean(row['excluded']['reason'])}"
         for gpu in row["gpus"]:
             name = gpu["uuid"] or gpu["pci"]
-            yield f"     {name} out of use since {_day(gpu['since'])}, until {_day(gpu['until'])}: {clean(gpu['reason'])}"
+            yield f"     {name} out of use since {minute_text(gpu['since'])}, until {minute_text(gpu['until'])}: {clean(gpu['reason'])}"
 
 
 def _word(row: dict[str, Any]) -> str:
@@ -204,7 +205,3 @@ def _known(row: dict[str, Any]) -> str:
         if row["source"] == "here" or row["age_s"] is None
         else f"{SOURCES[row['source']]}, {span_text(row['age_s'])} ago"
     )
-
-
-def _day(t: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(t))

@@ -7,12 +7,12 @@ They become variables and not words. So the command stays the same, and a requeu
 from __future__ import annotations
 
 import re
-import time
 from typing import TYPE_CHECKING, Final
 
 from health.probes import slurm
 from supervisor.core.values import Struct, replace
 from supervisor.errors import ExitCode, SuperviseError
+from supervisor.job.local_time import minute_text
 from supervisor.knobs import torchrun
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _of_place(command: Sequence[str], environ: Mapping[str, str]) -> SlurmStart:
         return SlurmStart({}, warning=text)
     added = _completed(launcher, environ, step)
     options = " ".join(f"--{name}={value}" for name, value in added.items())
-    ends = f"; the job's time ends at {time.strftime('%Y-%m-%d %H:%M', time.localtime(step.end_t))}" if step.end_t else ""
+    ends = f"; the job's time ends at {minute_text(step.end_t)}" if step.end_t else ""
     line = f"Slurm step {step.name}, node {step.node} of {step.size}: torchrun gets {options}{ends}" if added else ""
     unread = not step.nodes and not any(torchrun.is_given(launcher, environ, name) for name in ("rdzv-endpoint", "master-addr"))
     text = f"the nodes of Slurm step {step.name} cannot be read from {environ.get(_NODES, '')!r}: give torchrun --rdzv-endpoint"

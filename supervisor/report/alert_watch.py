@@ -5,11 +5,11 @@ Loop's thread only; the ping itself is for a worker thread.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from supervisor.config.intervals import PING_S
 from supervisor.core.actions import Alert
+from supervisor.job.local_time import clock_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +49,7 @@ class AlertWatch:
         without_s, limit_s = self._reporter.vitals.without_checkpoint_s(state, now), self._settings.no_checkpoint_s
         was_without, self._without_checkpoint = self._without_checkpoint, 0 < limit_s <= without_s
         if self._without_checkpoint and not was_without:
-            since = f"for {without_s / _MINUTE:.0f} minutes, since {_clock(now - without_s)}"
+            since = f"for {without_s / _MINUTE:.0f} minutes, since {clock_text(now - without_s)}"
             text = f"no checkpoint was verified {since}; the training goes on (alerts.no_checkpoint_s)"
             self._reporter.alerted(Alert("no_checkpoint", state.attempt.number, text))
 
@@ -57,7 +57,7 @@ class AlertWatch:
         behind_s, limit_s = self._behind_s(), MIRROR_BEHIND_S
         was_behind, self._mirror_is_behind = self._mirror_is_behind, limit_s <= behind_s
         if self._mirror_is_behind and not was_behind:
-            text = f"the mirror is behind: since {_clock(now - behind_s)} it never held all checkpoints"
+            text = f"the mirror is behind: since {clock_text(now - behind_s)} it never held all checkpoints"
             self._reporter.alerted(Alert("mirror_behind", state.attempt.number, text))
         elif was_behind and not self._mirror_is_behind:
             self._reporter.alert_over("mirror_behind", "the mirror holds all checkpoints again")
@@ -74,7 +74,3 @@ class AlertWatch:
             endpoint.send("", b"", PING_DEADLINE_S)
 
         return ping
-
-
-def _clock(t: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(t))

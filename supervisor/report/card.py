@@ -5,11 +5,11 @@ Both have the facts of report/wording.py, in one order. `why` has the whole cour
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from supervisor.classify import exits
 from supervisor.core.model import Phase, PlanKind
+from supervisor.job.local_time import clock_text, zoned_text
 from supervisor.journal.joint import host_of, round_of
 from supervisor.observe.processes import core_dumps
 from supervisor.report import wording
@@ -149,7 +149,7 @@ def _when(last: Round, failed_t: float | None) -> str:
 
     Where no death was the failure, such as a hang, who died was ended by supervise, and is not counted.
     """
-    at = "unknown" if failed_t is None else time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(failed_t))
+    at = "unknown" if failed_t is None else zoned_text(failed_t)
     if last.ended_t is None:
         return at
     first = min((t for t, _ in last.deaths), default=None)
@@ -243,7 +243,7 @@ def _ending(incident: RecordedIncident, last: Round) -> list[Fact]:
         start = incident.start
         facts += [Fact("of which", wording.start_text(start))] if start is not None and start.attempt == incident.resumed.attempt else []
     elif incident.outcome == "open" and last.missing:
-        until = time.strftime("%H:%M:%S", time.localtime(last.missing_until_t))
+        until = clock_text(last.missing_until_t)
         facts.append(Fact("waits", f"for {last.missing} more node(s), until {until}, then the run stops with exit code 75", Tone.WARNING))
     elif last.began is not None:
         facts.append(Fact("began", f"{_clock(last.began_t)}attempt {last.began} was ordered"))
@@ -253,7 +253,7 @@ def _ending(incident: RecordedIncident, last: Round) -> list[Fact]:
 
 
 def _clock(t: float | None) -> str:
-    return "" if t is None else time.strftime("%H:%M:%S ", time.localtime(t))
+    return "" if t is None else f"{clock_text(t)} "
 
 
 def _look(address: str, incident: RecordedIncident, last: Round) -> str:

@@ -7,7 +7,6 @@ and the incident's files each have their own thread.
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING, Any, cast
 
 from supervisor.core import actions as act
@@ -17,6 +16,7 @@ from supervisor.core.model import Beginning, Cause, PlanKind
 from supervisor.core.training_events import LossChanged, PaceChanged
 from supervisor.core.values import asdict
 from supervisor.job import identity
+from supervisor.job.local_time import clock_text
 from supervisor.node.gpu_quarantine import QUARANTINE_DAYS
 from supervisor.observe.processes import core_dumps
 from supervisor.report import unit_status, wording
@@ -267,7 +267,7 @@ class Reporter:
         if plan.kind is PlanKind.RESTART:
             wait = f" in {plan.delay_s:.1f} s" if plan.delay_s else ""
             if plan.delay_s >= LONG_WAIT_S:
-                until = time.strftime("%H:%M:%S", time.localtime(self._clock.now() + plan.delay_s))
+                until = clock_text(self._clock.now() + plan.delay_s)
                 wait += f", at {until}, and no rank runs until then"
             summary = clean(verdict.summary)
             changed = f" with {wording.changes(plan)}" if plan.changes or plan.nproc is not None else ""

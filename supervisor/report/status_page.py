@@ -10,6 +10,7 @@ from supervisor.core.model import Finding, Gpu, Hang
 from supervisor.core.time_text import span_text
 from supervisor.core.values import Struct
 from supervisor.job import identity
+from supervisor.job.local_time import clock_text, zoned_text
 from supervisor.report import wording
 from supervisor.report.card import outcome_text
 from supervisor.report.layout import Fact, FactPage, Tone
@@ -169,7 +170,7 @@ def _alive(status: Status) -> str:
 def _since(status: Status) -> str:
     if status.since_t is None:
         return f"run {status.run}"
-    at = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(status.since_t))
+    at = zoned_text(status.since_t)
     lasted = span_text((status.ended_t or status.now) - status.since_t)
     return f"{at} ({lasted}{' until it ended' if status.ended_t else ''}), run {status.run}"
 
@@ -186,7 +187,7 @@ def _progress(status: Status) -> str:
         parts.append(f"about {span_text(status.eta_s)} left")
     if not status.attempt:
         return "no attempt yet"
-    began = f", since {time.strftime('%H:%M:%S', time.localtime(status.attempt_t))}" if status.attempt_t and status.runs else ""
+    began = f", since {clock_text(status.attempt_t)}" if status.attempt_t and status.runs else ""
     return f"attempt {status.attempt}{began}: {', '.join(parts)}"
 
 
@@ -260,7 +261,7 @@ def _node(status: Status) -> list[Fact]:
         facts.append(Fact("GPUs", "; ".join([used or "none in use", *out]), Tone.WARNING if out else Tone.PLAIN))
     if status.examined_t is not None:
         bad = [finding for finding in status.findings if finding.result != "ok"]
-        at = time.strftime("%H:%M:%S", time.localtime(status.examined_t))
+        at = clock_text(status.examined_t)
         text = "; ".join(map(_finding, bad)) or "nothing wrong was found"
         facts.append(Fact("health", f"{text} (examined at {at})", Tone.WARNING if bad else Tone.PLAIN))
     return facts
@@ -288,7 +289,7 @@ def incident_facts(status: Status) -> list[Fact]:
     last = status.last_incident
     if last is None:
         return [Fact("incidents", str(status.incidents) if status.incidents else "none")]
-    at = time.strftime("%H:%M:%S", time.localtime(last.opened_t))
+    at = clock_text(last.opened_t)
     facts = [Fact("incidents", f"{status.incidents}, the last is incident {last.number} at {at}: {outcome_text(last)}")]
     decided = next((one.decision for one in reversed(last.rounds) if one.decision is not None), None)
     over = last.outcome == "resolved"

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Literal
 from checkpointing.io import durable
 from supervisor.errors import SuperviseError
 from supervisor.job.identity import ProcessId, start_ticks, this_process
+from supervisor.job.local_time import second_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -292,7 +293,7 @@ def _state(record: LockRecord | None, me: ProcessId) -> Literal["held", "stale",
 def _name(record: LockRecord | None) -> str:
     if record is None:
         return "a supervisor whose record cannot be read"
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.since))
+    since = second_text(record.since)
     return f"pid {record.process.pid} on {record.process.hostname} since {since}" + (f" (run {record.run})" if record.run else "")
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import gc
 import os
 import secrets
-import time
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.job.job import Job
+from supervisor.job.local_time import minute_text
 from supervisor.knobs import job_knobs, programs, torchrun
 from supervisor.launch import early_agent, slurm
 from supervisor.launch.guardian_client import ignored_signals
@@ -114,7 +114,7 @@ def _require_allowed(settings: Settings, root: Path, node: str) -> None:
     except OSError:  # a ledger that cannot be read takes nothing out of use
         return
     if found is not None:
-        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.t))
+        since = minute_text(found.t)
         hint = f"`{settings.allow_node_command(node)}` allows it again; `sbatch --exclude={node.partition('.')[0]}` begins elsewhere."
         raise SuperviseError(f"this node is excluded since {since}: {node}: {found.reason}", hint=hint, exit_code=ExitCode.BAD_NODE)
 

@@ -216,13 +216,14 @@ def test_torch_is_imported_where_it_is_named_only() -> None:
 def test_what_must_stay_light_imports_the_standard_library_only() -> None:
     """The guardian runs under `python -I -S`; the shim rides in other people's processes."""
     light = ("supervisor.guardian", "supervisor.instrument")
+    rank_side = {"torch", "_supervise_shim", "_supervise_drill", "sitecustomize"}  # our own names in a rank, and what it imports itself
     wrong = [
         one
         for one in imports()
         if within(one.importer, light)
         and one.target.split(".")[0] not in sys.stdlib_module_names
         and not within(one.target, (*light, "guardian"))  # the guardian is run by its directory, as a package of that name
-        and not (within(one.importer, "supervisor.instrument") and one.target.split(".")[0] in {"torch", "_supervise_shim"})
+        and not (within(one.importer, "supervisor.instrument") and one.target.split(".")[0] in rank_side)
     ]
     assert not wrong, told(wrong)
 

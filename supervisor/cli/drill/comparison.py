@@ -68,7 +68,7 @@ def compare(loaded: str, before: Sequence[float], after: Sequence[float], saved_
 
 def _compare_losses(before: Sequence[float], after: Sequence[float], saved_at: int) -> tuple[LossResult, str]:
     if min(len(before), len(after)) < LEAST_LOSSES:
-        return LossResult.UNKNOWN, "not shown: both attempts have to print the loss of several steps"
+        return LossResult.UNKNOWN, "not shown: both attempts have to print or report the loss of several steps"
     runs = [start for start in range(len(before) - LEAST_LOSSES + 1) if _is_run(before[start:], after)]
     if 0 in runs:
         changed = not all(_is_same(loss, next_loss) for loss, next_loss in pairwise(before))

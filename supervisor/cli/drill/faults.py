@@ -211,10 +211,10 @@ class _Drill:
         """Put a copy with one bit flipped in the place of the newest checkpoint; False while there is none."""
         listing = find(self._settings.checkpoints.paths, str(identity.working_directory()))
         files = [(_identity(path), path) for candidate in listing.candidates if (path := Path(candidate.path)).is_file()]
-        there = [(found, path) for found, path in files if found and found[2]]  # some may have been pruned meanwhile
-        if not there:
+        whole = [(file, path) for file, path in files if file and file[2]]  # some may have been pruned meanwhile
+        if not whole:
             return False
-        path = max(there, key=lambda one: one[0][3])[1]
+        path = max(whole, key=lambda checkpoint: checkpoint[0][3])[1]
         aside, copy = path.with_name(f".drill-original-{path.name}"), path.with_name(f".drill-copy-{path.name}")
         try:
             shutil.copyfile(path, copy)  # inside the kernel: a checkpoint may be larger than our memory
@@ -265,11 +265,11 @@ class _Drill:
 
     def _account(self, struck: Struck) -> Account:
         """Read the journal, from the fault on."""
-        found = Account()
+        account = Account()
         with contextlib.suppress(OSError):
             for record in self._job.journal(struck.t):
-                _take(found, record.t, record.body)
-        return found
+                _take(account, record.t, record.body)
+        return account
 
     def _report(self, struck: Struck | None) -> int:
         order = self._order
@@ -280,75 +280,75 @@ class _Drill:
                 sys.stdout, f"drill {order.kind}: the job ended ({self._job.status}) before step {order.at_step}; nothing was rehearsed"
             )
             return 1
-        found = self._account(struck)
+        account = self._account(struck)
         lines = [f"drill {order.kind}: {struck.what} at step {struck.step}"]
-        lines += _lines(order, struck, found, ended_first=self._ended_first)
+        lines += _lines(order, struck, account, ended_first=self._ended_first)
         lines.append(f"  exit code  {self._job.status}{', as the drill ended the job' if self._ended_by_us else ''}")
         lines.append(f"  more       supervise why {self._settings.address(self._settings.job.name)}")
         stdio.write(sys.stdout, "\n".join(lines))
-        return 0 if found.resumed_t is not None else 1
+        return 0 if account.resumed_t is not None else 1
 
 
 def _identity(path: Path) -> tuple[int, ...]:
     """Return what tells a file from one that was written later in its place; empty where there is none."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return ()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _take(found: Account, t: float, body: Any) -> None:  # noqa: ANN401 (any record's body)
+def _take(account: Account, t: float, body: Any) -> None:  # noqa: ANN401 (any record's body)
     """Take what one record says into the account: of each kind the first."""
     if isinstance(body, records.Ended):
-        found.exit_code = body.exit_code
+        account.exit_code = body.exit_code
     if not isinstance(body, records.EventTaken):
         return
     if body.event == "Saved":
-        found.saved_t = found.saved_t or t
+        account.saved_t = account.saved_t or t
     opened, decided, resumed = body.first("OpenIncident"), body.first("ReportDecision"), body.first("ReportResume")
-    asked = body.event == "StopRequested" and body.data.get("signum") == signal.SIGUSR1
+    is_notice = body.event == "StopRequested" and body.data.get("signum") == signal.SIGUSR1
     alert = body.first("Alert")
-    if found.noticed_t is None and alert and alert["kind"] == "hang":
-        found.noticed_t, found.noticed = t, str(alert["text"])
-    if found.opened_t is None and (opened or asked):
-        found.opened_t = t
-        if found.noticed_t is None:
-            found.noticed_t, found.noticed = t, str(opened["summary"]) if opened else "asked to stop"
+    if account.noticed_t is None and alert and alert["kind"] == "hang":
+        account.noticed_t, account.noticed = t, str(alert["text"])
+    if account.opened_t is None and (opened or is_notice):
+        account.opened_t = t
+        if account.noticed_t is None:
+            account.noticed_t, account.noticed = t, str(opened["summary"]) if opened else "asked to stop"
     if decided:
         plan, verdict = decided["plan"], decided["verdict"]
-        found.decided = f"{verdict['cause']} ({verdict['confidence']:.2f}): {plan['kind']}: {plan['reason']}"
+        account.decided = f"{verdict['cause']} ({verdict['confidence']:.2f}): {plan['kind']}: {plan['reason']}"
         changes = tuple(f"{change['how'] or change['knob']} {change['old']}→{change['new']}" for change in plan.get("changes", ()))
-        found.changes = (*found.changes, *changes)
-    if resumed and found.opened_t is not None and found.resumed_t is None:  # the first attempt reports its own beginning
-        found.resumed_t, found.resumed_step, found.resumed_path = t, resumed["step"], resumed["path"]
+        account.changes = (*account.changes, *changes)
+    if resumed and account.opened_t is not None and account.resumed_t is None:  # the first attempt reports its own beginning
+        account.resumed_t, account.resumed_step, account.resumed_path = t, resumed["step"], resumed["path"]
 
 
-def _lines(order: DrillOrder, struck: Struck, found: Account, *, ended_first: bool) -> list[str]:
+def _lines(order: DrillOrder, struck: Struck, account: Account, *, ended_first: bool) -> list[str]:
     """Return the lines of the report: noticed, decided, recovered, lost."""
-    if found.noticed_t is None:
+    if account.noticed_t is None:
         lines = [f"  noticed    {'no: the job had ended by then' if ended_first else f'not within {order.patience_s:.0f} s'}"]
         if order.kind == "hang" and not ended_first:
             lines.append(UNDONE)
         if order.kind == "nan":
             lines.append("  advice     the script does not look: a check such as `if not loss.isfinite(): raise` makes it a failure")
         return lines
-    lines = [f"  noticed    after {max(0.0, found.noticed_t - struck.t):.1f} s: {found.noticed}"]
-    if found.opened_t is None and order.kind == "hang" and not ended_first:
+    lines = [f"  noticed    after {max(0.0, account.noticed_t - struck.t):.1f} s: {account.noticed}"]
+    if account.opened_t is None and order.kind == "hang" and not ended_first:
         return [*lines, UNDONE, "  recovered  no"]
-    if found.decided:
-        lines.append(f"  decided    {found.decided}")
-    lines += [f"  changed    {change}" for change in found.changes]
+    if account.decided:
+        lines.append(f"  decided    {account.decided}")
+    lines += [f"  changed    {change}" for change in account.changes]
     if order.kind == "preempt":
-        by_itself = found.resumed_path is not None and (found.resumed_step or 0) >= struck.step
+        by_itself = account.resumed_path is not None and (account.resumed_step or 0) >= struck.step
         saved = (
             "by the script itself, before it ended" if by_itself else "no: it does not ask worker.should_save(), or its save was not seen"
         )
-        lines.append(f"  saved      {saved if found.saved_t is None else f'after {found.saved_t - struck.t:.1f} s, on request'}")
-    if found.resumed_t is None:
+        lines.append(f"  saved      {saved if account.saved_t is None else f'after {account.saved_t - struck.t:.1f} s, on request'}")
+    if account.resumed_t is None:
         return [*lines, "  recovered  no"]
-    start = f"from {found.resumed_path}" if found.resumed_path else "from scratch"
-    step = found.resumed_step or 0
+    start = f"from {account.resumed_path}" if account.resumed_path else "from scratch"
+    step = account.resumed_step or 0
     lines.append(f"  recovered  at step {step} {start}; {max(0, struck.step - step)} step(s) are made again")
-    lines.append(f"  next step  {found.resumed_t - struck.t:.1f} s after the fault")
+    lines.append(f"  next step  {account.resumed_t - struck.t:.1f} s after the fault")
     return lines

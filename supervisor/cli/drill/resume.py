@@ -22,9 +22,9 @@ from supervisor.checkpoints.discovery import record as discovery_record
 from supervisor.checkpoints.records import DIRECTORY
 from supervisor.cli import stdio
 from supervisor.cli.drill import scratch_directory
+from supervisor.cli.drill.attempt_losses import AttemptLosses
 from supervisor.cli.drill.comparison import LEAST_LOSSES, ResumeComparison, compare
 from supervisor.cli.drill.drilled_job import DrilledJob, exit_on_signals, is_alive, require_steps, steps_made
-from supervisor.cli.drill.printed_losses import PrintedLosses
 from supervisor.config.alert_settings import Alerts
 from supervisor.core.values import Struct
 from supervisor.errors import ExitCode, SuperviseError
@@ -183,7 +183,7 @@ class _ResumeDrill:
         self._verified = not settings.checkpoints.paths  # whether a declared checkpoint was seen to be whole
         self._until = 0.0
         self._ranks: set[int] = set()
-        self._losses = {1: PrintedLosses(job.log_dir(1))}  # by attempt
+        self._losses: dict[int, AttemptLosses] = {}  # by attempt
         self._resumed = 0  # the last attempt that was seen after the kill
         self._loaded = ""  # which checkpoint of the first attempt it has loaded, in words
         self._saves: dict[int | None, int] = {}  # the step of each save, and how many losses were printed by then
@@ -198,7 +198,7 @@ class _ResumeDrill:
             self._end = self._job.wait(self._strike, self._order.deadline_s, every_s=_LOOK_S) or _WaitEnd()
             if self._end.kill is not None:
                 stdio.say(f"drill: rank {self._order.rank} was killed after step {self._end.kill.step}")
-                self._job.wait(self._has_gone_on, max(0.0, self._until - time.monotonic()))
+                self._job.wait(self._has_gone_on, max(0.0, self._until - time.monotonic()), every_s=_LOOK_S)
         finally:
             self._job.end()
         return self._compared() if self._end.kill is not None else compare("", (), (), 0)
@@ -210,8 +210,10 @@ class _ResumeDrill:
         after = self._losses_of(self._resumed).series.get(key, ()) if key and self._resumed else ()
         return compare(self._loaded, before.series[key] if key else (), after, max(self._saves.values(), default=0))
 
-    def _losses_of(self, attempt: int) -> PrintedLosses:
-        losses = self._losses.setdefault(attempt, PrintedLosses(self._job.log_dir(attempt)))
+    def _losses_of(self, attempt: int) -> AttemptLosses:
+        if attempt not in self._losses:
+            self._losses[attempt] = AttemptLosses(self._job.log_dir(attempt), self._job.attempt_dir(attempt) / "heartbeat")
+        losses = self._losses[attempt]
         losses.read()
         return losses
 
@@ -340,7 +342,7 @@ class _ResumeDrill:
             if self._is_saved() and self._is_verified():
                 awaited = f"{LEAST_LOSSES} losses were printed after a save"
                 if not self._printed():
-                    advice = "no loss was seen in the output: print it every few steps, as in `step 20 loss 0.51`"
+                    advice = "no loss was seen: print it every few steps, as in `step 20 loss 0.51`, or call worker.report(loss=...)"
             ended = f"the job ended ({status})" if time.monotonic() < self._until else f"{self._order.deadline_s:.0f} s were over"
             if self._end.failure:
                 ended = f"the job failed ({self._end.failure})"

@@ -11,9 +11,10 @@ from urllib.parse import quote
 
 from supervisor.core.time_text import span_text
 from supervisor.core.values import Struct, replace
+from supervisor.job.local_time import zoned_text
 from supervisor.report.layout import Tone
 from supervisor.report.ledger.html_page import report_sections
-from supervisor.report.ledger.html_parts import POLICY, document, escaped, fact_list, moment
+from supervisor.report.ledger.html_parts import POLICY, document, escaped, fact_list
 from supervisor.report.ledger.page import report_facts
 from supervisor.report.ledger.spans import TimeState
 
@@ -146,7 +147,7 @@ def _live(at: PageAddress, title: str, sections: Sequence[str], now: float, *, m
     version = hashlib.sha256((made_from or "\n".join(sections)).encode("utf-8", "replace")).hexdigest()[:16]
     nav = f'<nav><a href="{at.up}./">All jobs</a></nav>' if at.job else ""
     header = (
-        f'<header>{nav}<p class="faint">As of <span id="as-of">{escaped(moment(now))}</span>'
+        f'<header>{nav}<p class="faint">As of <span id="as-of">{escaped(zoned_text(now))}</span>'
         '<noscript>; reload for what is new</noscript></p><p id="connection" class="lost" role="status"></p></header>'
     )
     head = f'<link rel="icon" href="data:,"/><script src="{at.up}live.js" defer="defer"></script>'

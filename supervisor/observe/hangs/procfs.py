@@ -119,8 +119,8 @@ def io_bytes(of: int | str) -> tuple[int, int] | None:
 
 def moved_bytes(pid: int) -> int | None:
     """Return the sum of both."""
-    found = io_bytes(pid)
-    return None if found is None else sum(found)
+    read_and_written = io_bytes(pid)
+    return None if read_and_written is None else sum(read_and_written)
 
 
 def waits(pid: int) -> ThreadWait:
@@ -147,8 +147,8 @@ def descriptors(pid: int) -> list[int]:
 
 def place_in(pid: int, fd: int) -> int:
     """Return how far a process has read or written what a descriptor of its is of."""
-    found = re.search(r"^pos:\s+(\d+)", text(f"/proc/{pid}/fdinfo/{fd}"), re.MULTILINE)
-    return int(found[1]) if found else 0
+    position = re.search(r"^pos:\s+(\d+)", text(f"/proc/{pid}/fdinfo/{fd}"), re.MULTILINE)
+    return int(position[1]) if position else 0
 
 
 def command_name(pid: int) -> str:
@@ -171,8 +171,8 @@ def _file(pid: int, call: str, arguments: tuple[int, ...], wchan: str, stack: tu
         path = opened_path(pid, call, arguments)
     else:
         path = link(f"/proc/{pid}/fd/{arguments[0]}")
-        found = re.search(r"^mnt_id:\s+(\d+)", text(f"/proc/{pid}/fdinfo/{arguments[0]}"), re.MULTILINE)
-        mount_id = found[1] if found else ""
+        mount_number = re.search(r"^mnt_id:\s+(\d+)", text(f"/proc/{pid}/fdinfo/{arguments[0]}"), re.MULTILINE)
+        mount_id = mount_number[1] if mount_number else ""
     if not path.startswith("/") or path.startswith(("/dev/", "/proc/", "/memfd:", "/dmabuf:")):
         return None
     mount, fs_type = mount_of(text(f"/proc/{pid}/mountinfo"), path, mount_id)

@@ -62,11 +62,11 @@ class InterfaceWatch:
             threading.Thread(target=self._look, name="interfaces", daemon=True).start()
 
     def _look(self) -> None:
-        found = listed()
-        self._there = frozenset(one.name for one in found)
+        interfaces = listed()
+        self._there = frozenset(interface.name for interface in interfaces)
         self._addresses = tuple(address for peer in self._peers if (address := _resolved(peer)))
         local = next((ip for address in self._addresses if (ip := _local_address(address))), "")
-        self._route = next((one.name for one in found if one.ipv4 == local), self._route) if local else self._route
+        self._route = next((interface.name for interface in interfaces if interface.ipv4 == local), self._route) if local else self._route
 
     def evidence(self, environ: Mapping[str, str], logged: str = "", named_peers: Iterable[str] = ()) -> tuple[Evidence, ...]:
         """Return the interfaces that the ranks can use. environ: of the attempt; logged: the interface in NCCL's log, "" for none.
@@ -77,43 +77,43 @@ class InterfaceWatch:
         named = next((value for name in VARIABLES if (value := environ.get(name, ""))), "")
         if not self._addresses and not named and not logged:
             return ()
-        found = listed()
-        own = {one.ipv4 for one in found}
+        interfaces = listed()
+        own = {interface.ipv4 for interface in interfaces}
         more = ((ip, _ANY_PORT) for ip in named_peers if _is_ipv4(ip) and ip not in own)
         peers = tuple(dict.fromkeys((*self._addresses, *more)))[:MOST_PEERS]
-        used = _used(found, named) if named else logged or self._route
-        reached = _reached([one for one in found if one.is_up and one.ipv4][:MOST_INTERFACES], peers)
-        shown = [one for one in found if one.name == used or not one.name.startswith(_LAST_CHOICE)]
-        if used and not any(one.name == used for one in shown):
+        used = _used(interfaces, named) if named else logged or self._route
+        reached = _reached([interface for interface in interfaces if interface.is_up and interface.ipv4][:MOST_INTERFACES], peers)
+        shown = [interface for interface in interfaces if interface.name == used or not interface.name.startswith(_LAST_CHOICE)]
+        if used and not any(interface.name == used for interface in shown):
             shown.append(Interface(used, is_up=False, ipv4=""))  # it is gone
-        there = self._there | {one.name for one in found}
-        return tuple(_fact(one, used, reached.get(one.name, 0), len(peers), is_known=one.name in there) for one in shown)
+        there = self._there | {interface.name for interface in interfaces}
+        return tuple(_fact(nic, used, reached.get(nic.name, 0), len(peers), is_known=nic.name in there) for nic in shown)
 
 
 def listed() -> list[Interface]:
     """Return this node's interfaces, by name."""
-    found = []
+    interfaces = []
     for reading in ethernet.read(Ask(deadline_s=CONNECT_S)):
         if reading.name == "nic.state" and isinstance(reading.value, dict):
             row, name = reading.value, reading.subject.removeprefix("nic:")
             is_up = row.get("up") is True and (row.get("carrier") is not False or row.get("loopback") is True)
-            found.append(Interface(name, is_up, str(row.get("ipv4") or "")))
-    return found
+            interfaces.append(Interface(name, is_up, str(row.get("ipv4") or "")))
+    return interfaces
 
 
-def _fact(one: Interface, used: str, count: int, peers: int, *, is_known: bool) -> Evidence:
+def _fact(interface: Interface, used: str, count: int, peers: int, *, is_known: bool) -> Evidence:
     """Return the evidence on an interface. One that was never there is missing: to wait for it makes no sense."""
-    state = "up" if one.is_up else "down" if is_known else "missing"
+    state = "up" if interface.is_up else "down" if is_known else "missing"
     reaches = "" if not peers or state == "missing" else "all" if count == peers else "some" if count else "none"
-    text = f"interface {one.name} is {state}" + (f", {count} of {peers} other nodes answer" if reaches else "")
-    fields = {"name": one.name, "state": state, "reaches": reaches, "ipv4": one.ipv4}
-    return Evidence("network", "interface", text, fields=tuple((fields | ({"used": "yes"} if one.name == used else {})).items()))
+    text = f"interface {interface.name} is {state}" + (f", {count} of {peers} other nodes answer" if reaches else "")
+    fields = {"name": interface.name, "state": state, "reaches": reaches, "ipv4": interface.ipv4}
+    return Evidence("network", "interface", text, fields=tuple((fields | ({"used": "yes"} if interface.name == used else {})).items()))
 
 
-def _used(found: Sequence[Interface], named: str) -> str:
+def _used(interfaces: Sequence[Interface], named: str) -> str:
     """Return the first interface that a variable names; the name itself where there is no such interface."""
-    names = names_chosen(named, [one.name for one in found], exact=False)
-    up = [one.name for one in found if one.name in names and one.is_up]
+    names = names_chosen(named, [interface.name for interface in interfaces], exact=False)
+    up = [interface.name for interface in interfaces if interface.name in names and interface.is_up]
     return next(iter(up or names), named.lstrip("=").partition(",")[0] if not named.startswith("^") else "")
 
 
@@ -137,9 +137,9 @@ def _resolved(peer: str) -> _Address | None:
 def _local_address(address: _Address) -> str:
     """Return this node's address on the way to another, "" where there is no way. A datagram socket sends nothing on connect."""
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-            asked.connect((address[0], address[1] or _ANY_PORT))
-            return str(asked.getsockname()[0])
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagram:
+            datagram.connect((address[0], address[1] or _ANY_PORT))
+            return str(datagram.getsockname()[0])
     except OSError:
         return ""
 
@@ -149,43 +149,43 @@ def _reached(interfaces: Iterable[Interface], addresses: Sequence[_Address]) -> 
     counts: dict[str, int] = {}
     waiting: dict[socket.socket, str] = {}
     with selectors.DefaultSelector() as selector:
-        for one in interfaces:
+        for interface in interfaces:
             for address in addresses:
-                made, code = _connecting(one, address)
-                if made is not None and code == errno.EINPROGRESS:
-                    waiting[made] = one.name
-                    selector.register(made, selectors.EVENT_WRITE)
+                connection, code = _connecting(interface, address)
+                if connection is not None and code == errno.EINPROGRESS:
+                    waiting[connection] = interface.name
+                    selector.register(connection, selectors.EVENT_WRITE)
                     continue
-                counts[one.name] = counts.get(one.name, 0) + (code in {0, errno.ECONNREFUSED})
-                if made is not None:
-                    made.close()
+                counts[interface.name] = counts.get(interface.name, 0) + (code in {0, errno.ECONNREFUSED})
+                if connection is not None:
+                    connection.close()
         deadline = time.monotonic() + CONNECT_S
         while waiting and (left := deadline - time.monotonic()) > 0:
             for key, _ in selector.select(left):
-                done = key.fileobj
-                assert isinstance(done, socket.socket)  # noqa: S101 -- nothing else was registered
-                name = waiting.pop(done)
-                code = done.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                answered = key.fileobj
+                assert isinstance(answered, socket.socket)  # noqa: S101 -- nothing else was registered
+                name = waiting.pop(answered)
+                code = answered.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 counts[name] = counts.get(name, 0) + (code in {0, errno.ECONNREFUSED})
-                selector.unregister(done)
-                done.close()
+                selector.unregister(answered)
+                answered.close()
     for left_over in waiting:
         left_over.close()
     return counts
 
 
-def _connecting(one: Interface, address: _Address) -> tuple[socket.socket | None, int]:
+def _connecting(interface: Interface, address: _Address) -> tuple[socket.socket | None, int]:
     """Begin to connect from an interface. Since Linux 5.7 any user may bind to one; elsewhere its address has to do."""
     try:
-        made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     except OSError as error:
         return None, error.errno or errno.EIO
-    made.setblocking(False)  # noqa: FBT003 -- its only form
+    connection.setblocking(False)  # noqa: FBT003 -- its only form
     try:
         try:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, one.name.encode())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.name.encode())
         except PermissionError:
-            made.bind((one.ipv4, 0))
-        return made, made.connect_ex(address)
+            connection.bind((interface.ipv4, 0))
+        return connection, connection.connect_ex(address)
     except OSError as error:
-        return made, error.errno or errno.EIO
+        return connection, error.errno or errno.EIO

@@ -52,14 +52,14 @@ class SharedMemory:
 
 def evidence(places: Iterable[tuple[str, str]], least_shm: int | None, deaths: Sequence[RankExit]) -> tuple[Evidence, ...]:
     """Return the machine's state now; `places` are (what it is for, path)."""
-    found = [_memory(), *_disks(places)]
+    facts = [_memory(), *_disks(places)]
     if least_shm is not None:
         fields = (("least", str(least_shm)),)
-        found.append(Evidence("host", "shm_free", f"{SHM} had {_mib(least_shm)} free at its fullest", fields=fields))
+        facts.append(Evidence("host", "shm_free", f"{SHM} had {_mib(least_shm)} free at its fullest", fields=fields))
         bus = next((death for death in deaths if death.signal == signal.SIGBUS), None)
         if bus is not None and least_shm < FULL_BYTES:
-            found.append(Evidence("host", "shm_full", f"{SHM} was full when it died of SIGBUS", rank=bus.rank, fields=fields))
-    return tuple(found)
+            facts.append(Evidence("host", "shm_full", f"{SHM} was full when it died of SIGBUS", rank=bus.rank, fields=fields))
+    return tuple(facts)
 
 
 def _memory() -> Evidence:
@@ -75,7 +75,7 @@ def _memory() -> Evidence:
 
 def _disks(places: Iterable[tuple[str, str]]) -> list[Evidence]:
     """One fact for each file system among the places."""
-    found: list[Evidence] = []
+    facts: list[Evidence] = []
     seen: set[int] = set()
     for name, place in places:
         path = place
@@ -85,13 +85,13 @@ def _disks(places: Iterable[tuple[str, str]]) -> list[Evidence]:
             device = os.stat(path).st_dev  # noqa: PTH116 (a name)
             free = _free(path)
         except OSError as error:
-            found.append(Evidence("host", "not_observed", f"the disk of the {name}: {error.strerror}"))
+            facts.append(Evidence("host", "not_observed", f"the disk of the {name}: {error.strerror}"))
             continue
         if device not in seen:
             seen.add(device)
             text = f"the disk of the {name} has {_mib(free)} free"
-            found.append(Evidence("host", "disk_free", text, fields=(("free", str(free)), ("path", path))))
-    return found
+            facts.append(Evidence("host", "disk_free", text, fields=(("free", str(free)), ("path", path))))
+    return facts
 
 
 def _free(path: str) -> int:

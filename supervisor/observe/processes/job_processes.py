@@ -8,7 +8,6 @@ host's pids. Shared by threads: the knowledge of one attempt is replaced as a wh
 from __future__ import annotations
 
 import enum
-import os
 import re
 import threading
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.core.values import Struct
 from supervisor.guardian import process_tree
+from supervisor.observe.hangs import procfs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,7 +54,7 @@ class JobProcesses:
         self._attempt = _AttemptProcesses({}, {})
         self._lock = threading.Lock()  # of who replaces it; who reads takes it once
         # neither namespaces nor control groups are among what psutil reads
-        self._comparable = _text_of_link("/proc/self/ns/pid") == FIRST_NAMESPACE
+        self._comparable = procfs.link("/proc/self/ns/pid") == FIRST_NAMESPACE
         self._containers = frozenset(_CONTAINER.findall(_head("/proc/self/cgroup") + _head("/proc/self/mountinfo")))
 
     def set_ranks(self, ranks: Iterable[RankInfo]) -> None:
@@ -109,13 +109,6 @@ class JobProcesses:
         if not named or not self._containers:
             return ProcessOwner.UNKNOWN
         return ProcessOwner.JOB if self._containers.intersection(named) else ProcessOwner.OTHER
-
-
-def _text_of_link(path: str) -> str:
-    try:
-        return os.readlink(path)  # noqa: PTH115 (a name that is no path)
-    except OSError:
-        return ""
 
 
 def _head(path: str) -> str:

@@ -9,9 +9,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from supervisor.core.time_text import span_text
+from supervisor.job.local_time import zoned_text
 from supervisor.report.layout import Fact, FactPage
 from supervisor.report.ledger import page as terminal
-from supervisor.report.ledger.html_parts import COLUMNS, POLICY, document, drawing, escaped, fact_list, moment, stretch
+from supervisor.report.ledger.html_parts import COLUMNS, POLICY, document, drawing, escaped, fact_list, stretch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ def html_page(report: JobReport, cards: Mapping[int, FactPage], address: str, no
     title = terminal.report_title(report)
     head = [
         f"<h1>{escaped(title)}</h1>",
-        f'<p class="faint">Made {escaped(moment(now))}, from the journal of {escaped(report.node)}.</p>',
+        f'<p class="faint">Made {escaped(zoned_text(now))}, from the journal of {escaped(report.node)}.</p>',
         fact_list(terminal.report_facts(report, address)),
     ]
     return document(title, [*head, *report_sections(report, cards)], policy=POLICY)
@@ -94,7 +95,7 @@ def _timeline(report: JobReport) -> str:
     return (
         '<section aria-labelledby="timeline"><h2 id="timeline">The attempts</h2>'
         f'<p class="faint">A row for each attempt, on one axis of time; colours as in the table.{shared}{gaps}</p>{"".join(rows)}'
-        f'<div class="ends"><span>{escaped(moment(first.begin_t))}</span><span>{escaped(moment(last.end_t))}</span></div></section>'
+        f'<div class="ends"><span>{escaped(zoned_text(first.begin_t))}</span><span>{escaped(zoned_text(last.end_t))}</span></div></section>'
     )
 
 
@@ -170,7 +171,7 @@ def _curve(report: JobReport, name: str, key: str, samples: Sequence[tuple[PaceS
         f'<section class="curve" aria-labelledby="{key}"><h2 id="{key}">{escaped(name)}</h2>'
         f'<div class="ends"><span>{escaped(f"{high:.4g}{clipped}")}</span><span>{escaped(f"at last {last:.4g}")}</span></div>'
         f"{drawing([*lines, *marks], spoken, height=100)}"
-        f'<div class="ends"><span>{escaped(f"{low:.4g}, {moment(begin_t)}")}</span><span>{escaped(moment(end_t))}</span></div>'
+        f'<div class="ends"><span>{escaped(f"{low:.4g}, {zoned_text(begin_t)}")}</span><span>{escaped(zoned_text(end_t))}</span></div>'
         '<p class="faint">Marks at the bottom are incidents.</p></section>'
     )
 
@@ -195,7 +196,7 @@ def _incidents(report: JobReport, cards: Mapping[int, FactPage]) -> str:
 def _card(one: IncidentCost, cards: Mapping[int, FactPage]) -> str:
     page = cards.get(one.number)
     facts = page.facts if page is not None else (Fact("cause", one.summary), Fact("decision", one.action))
-    head = f"{moment(one.opened_t)}: {terminal.incident_text(one)}"
+    head = f"{zoned_text(one.opened_t)}: {terminal.incident_text(one)}"
     return (
         f'<details id="incident-{one.number}"><summary>{escaped(head)}</summary>{fact_list(fact for fact in facts if fact.text)}</details>'
     )

@@ -12,7 +12,6 @@ import base64
 import hashlib
 import html
 import re
-import time
 from typing import TYPE_CHECKING, Final
 
 from supervisor.report.layout import Fact, Tone
@@ -128,11 +127,6 @@ def document(  # noqa: PLR0913  the parts of a document
 def escaped(text: str) -> str:
     """Return foreign text as the content of an element or an attribute: cleaned, and nothing in it is markup."""
     return html.escape(_NO_CHARACTER.sub("?", clean(text)), quote=True)
-
-
-def moment(t: float) -> str:
-    """Return a time (Unix seconds) as people of this node read it."""
-    return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(t))
 
 
 def fact_list(facts: Iterable[Fact]) -> str:

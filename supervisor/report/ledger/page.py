@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final
 
 from supervisor.core.numeric import rank_list
 from supervisor.core.time_text import span_text
+from supervisor.job.local_time import zoned_text
 from supervisor.report import wording
 from supervisor.report.layout import Fact, FactPage, Tone
 from supervisor.report.ledger.reliability import CONFIDENCE, LEAST_FAILURES
@@ -84,7 +84,7 @@ def _end_text(run: RunLedger) -> str:
 
 def _run_facts(report: JobReport, address: str, *, all_runs: bool) -> list[Fact]:
     first, last, found = report.runs[0], report.runs[-1], report.figures
-    since = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(first.begin_t))
+    since = zoned_text(first.begin_t)
     attempts = f"{found.attempts} {'attempt' if found.attempts == 1 else 'attempts'}"
     name = f"{len(report.runs)} runs" if len(report.runs) > 1 else last.run_id
     step = "" if last.reached is None else f", {wording.step_text(last.reached)}"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import struct
 from typing import TYPE_CHECKING
 
 import pytest
 
+from supervisor.cli.drill.attempt_losses import AttemptLosses
 from supervisor.cli.drill.comparison import LossResult, compare
-from supervisor.cli.drill.printed_losses import PrintedLosses
+from supervisor.instrument._supervise_shim import layout
+from supervisor.observe.ranks import heartbeats
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,7 +81,7 @@ def test_what_was_not_printed_is_not_proven(before: list[float], after: list[flo
 
 
 def test_losses_are_read_as_the_output_grows_and_a_bar_that_repeats_one_counts_once(tmp_path: Path) -> None:
-    losses = PrintedLosses(tmp_path / "0001")
+    losses = AttemptLosses(tmp_path / "0001", tmp_path / "heartbeat")
     losses.read()
     assert losses.longest() is None
     (tmp_path / "0001").mkdir()
@@ -92,3 +95,24 @@ def test_losses_are_read_as_the_output_grows_and_a_bar_that_repeats_one_counts_o
     assert losses.series == {("rank-0.out", "loss"): [2.5, 2.1, 1.8], ("rank-1.err", "loss"): [2.5, 2.1]}
     assert losses.longest() == ("rank-0.out", "loss")
     assert [losses.count_by(("rank-0.out", "loss"), step) for step in (2, 9, None)] == [2, 3, 3]
+
+
+def report(heartbeat: Path, rank: int, number: int, loss: float) -> None:
+    """Write into a rank's slot what its `number`th call of worker.report leaves there."""
+    content = bytearray(heartbeat.read_bytes())
+    fields = ((layout.PID, 1), (layout.RANK, rank), (layout.LOSS, struct.unpack("<q", struct.pack("<d", loss))[0]), (layout.LOSSES, number))
+    for index, value in fields:
+        struct.pack_into("<q", content, (1 + rank) * layout.SLOT_BYTES + 8 * index, value)
+    heartbeat.write_bytes(content)
+
+
+def test_losses_that_a_rank_reports_are_read_and_a_rank_of_which_one_was_missed_has_no_series(tmp_path: Path) -> None:
+    heartbeat = tmp_path / "heartbeat"
+    heartbeats.create(heartbeat, 2)
+    losses = AttemptLosses(tmp_path, heartbeat)
+    for number, loss in enumerate((2.5, 2.1, 1.8), start=1):
+        report(heartbeat, 0, number, loss)
+        report(heartbeat, 1, 2 * number - 1, loss)
+        losses.read()
+    losses.read()
+    assert losses.series == {("worker.report", "0"): [2.5, 2.1, 1.8]}

@@ -33,10 +33,10 @@ def last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def drill(last: Path, tmp_path: Path) -> _Drill:
     settings = replace(Settings(), checkpoints=Checkpoints(paths=("ckpt/*.pt",)), cwd=str(tmp_path))
-    made = _Drill(settings, ["true"], DrillOrder("bitrot", 1, 0, 1.0, finish=False, yes=True), tmp_path, tmp_path)
-    assert made._damage()  # noqa: SLF001  what `_strike` does
+    bitrot_drill = _Drill(settings, ["true"], DrillOrder("bitrot", 1, 0, 1.0, finish=False, yes=True), tmp_path, tmp_path)
+    assert bitrot_drill._damage()  # noqa: SLF001  what `_strike` does
     assert last.read_bytes() != GOOD
-    return made
+    return bitrot_drill
 
 
 def test_one_bit_of_a_copy_of_the_newest_is_flipped_and_the_very_original_comes_back(
@@ -44,14 +44,14 @@ def test_one_bit_of_a_copy_of_the_newest_is_flipped_and_the_very_original_comes_
 ) -> None:
     before = last.stat()
     settings = replace(Settings(), checkpoints=Checkpoints(paths=("ckpt/*.pt",)), cwd=str(tmp_path))
-    made = _Drill(settings, ["true"], DrillOrder("bitrot", 1, 0, 1.0, finish=False, yes=True), tmp_path, tmp_path)
+    bitrot_drill = _Drill(settings, ["true"], DrillOrder("bitrot", 1, 0, 1.0, finish=False, yes=True), tmp_path, tmp_path)
     monkeypatch.setattr("pathlib.Path.read_bytes", None)  # a checkpoint is larger than our memory
-    assert made._damage()  # noqa: SLF001
+    assert bitrot_drill._damage()  # noqa: SLF001
     monkeypatch.undo()
     damaged = (tmp_path / "ckpt" / "last.pt").read_bytes()
     assert [(at, old ^ new) for at, (old, new) in enumerate(zip(GOOD, damaged, strict=True)) if old != new] == [(len(GOOD) // 2, BIT)]
     assert (tmp_path / "ckpt" / "last.pt").stat().st_mode == before.st_mode
-    made._put_back()  # noqa: SLF001
+    bitrot_drill._put_back()  # noqa: SLF001
     after = (tmp_path / "ckpt" / "last.pt").stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert sorted(path.name for path in (tmp_path / "ckpt").iterdir()) == ["last.pt", "old.pt"]

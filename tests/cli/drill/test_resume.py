@@ -68,7 +68,7 @@ def test_a_checkpoint_where_the_command_may_write_is_refused(
     assert "a checkpoint of this job lies where the drill cannot keep" in capsys.readouterr().err
 
 
-def made(tmp_path: Path, *patterns: str) -> _ResumeDrill:
+def resume_drill(tmp_path: Path, *patterns: str) -> _ResumeDrill:
     """Return a drill whose job was not started; the ranks' logs are below `tmp_path`."""
     scratch = ScratchDirectory(tmp_path)
     settings = Settings(checkpoints=Checkpoints(paths=patterns))
@@ -82,7 +82,7 @@ def logged(tmp_path: Path, *rows: tuple[str, int, int], path: str = "/ckpt.pt") 
     place.mkdir()
     lines = [json.dumps({"what": what, "path": path, "t": 1.0, "n": number, "steps": steps}) for what, number, steps in rows]
     (place / "saves-0.jsonl").write_text("\n".join(lines) + "\n")
-    return made(tmp_path)._last_save()  # noqa: SLF001
+    return resume_drill(tmp_path)._last_save()  # noqa: SLF001
 
 
 def test_a_save_before_the_first_step_is_none_of_the_training(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_save_that_is_under_way_is_waited_for(tmp_path: Path) -> None:
 def test_a_job_that_ended_with_its_only_save_is_not_reported_to_have_saved_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    drill = made(tmp_path)
+    drill = resume_drill(tmp_path)
     (tmp_path / "attempt-0001").mkdir()
     rows = [{"what": what, "path": "/ckpt.pt", "t": 1.0, "n": 1, "steps": 5} for what in ("began", "ended")]
     (tmp_path / "attempt-0001" / "saves-0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -107,11 +107,11 @@ def test_a_job_that_ended_with_its_only_save_is_not_reported_to_have_saved_nothi
     assert drill.report(compare("", (), (), 0)) == 1
     printed = capsys.readouterr().out
     assert "the job ended (0) before 2 losses were printed after a save; nothing is proven" in printed
-    assert "no loss was seen in the output: print it" in printed
+    assert "no loss was seen: print it" in printed
 
 
 def test_a_script_that_saves_more_often_than_it_prints_its_loss_is_killed_in_the_end(tmp_path: Path) -> None:
-    drill = made(tmp_path)
+    drill = resume_drill(tmp_path)
     for saved in (5, 10, 15, 20):
         drill._saves[saved] = 0  # noqa: SLF001
         assert not drill._is_enough(saved)  # noqa: SLF001
@@ -120,7 +120,7 @@ def test_a_script_that_saves_more_often_than_it_prints_its_loss_is_killed_in_the
 
 
 def test_two_losses_after_a_save_are_enough(tmp_path: Path) -> None:
-    drill = made(tmp_path)
+    drill = resume_drill(tmp_path)
     drill._saves[5] = 3  # noqa: SLF001
     output = tmp_path / "attempts" / "0001" / "rank-0.out"
     output.parent.mkdir(parents=True)
@@ -133,7 +133,7 @@ def test_two_losses_after_a_save_are_enough(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("through_link", [False, True], ids=["its name", "a link"])
 def test_a_load_counts_if_the_first_attempt_saved_that_checkpoint(tmp_path: Path, *, through_link: bool) -> None:
-    drill = made(tmp_path)
+    drill = resume_drill(tmp_path)
     (tmp_path / "work").mkdir()
     saved, pretrained = tmp_path / "work" / "step-5.pt", tmp_path / "base.pt"
     logged(tmp_path, ("began", 1, 5), ("ended", 1, 5), path=str(saved))
@@ -148,19 +148,19 @@ def test_a_load_counts_if_the_first_attempt_saved_that_checkpoint(tmp_path: Path
 
 
 def test_a_declared_checkpoint_counts_when_it_is_whole(tmp_path: Path) -> None:
-    drill = made(tmp_path, "ckpt/*.pt")
+    drill = resume_drill(tmp_path, "ckpt/*.pt")
     (tmp_path / "work" / "ckpt").mkdir(parents=True)
     (tmp_path / "work" / "ckpt" / "step-5.pt").write_bytes(b"PK\x03\x04 torn")
     assert drill._is_saved()  # noqa: SLF001
     assert not drill._is_verified()  # noqa: SLF001
-    assert made(tmp_path)._is_verified()  # noqa: SLF001  where none is declared
-    assert not made(tmp_path)._is_saved()  # noqa: SLF001
+    assert resume_drill(tmp_path)._is_verified()  # noqa: SLF001  where none is declared
+    assert not resume_drill(tmp_path)._is_saved()  # noqa: SLF001
 
 
 def test_a_failed_drill_removes_the_proof_of_the_same_command_only(tmp_path: Path) -> None:
-    one, other = ProvenCommand("a", "", ""), ProvenCommand("b", "", "")
-    _record(tmp_path, ResumeProof(1.0, one, ("weights",)), one)
+    command, other = ProvenCommand("a", "", ""), ProvenCommand("b", "", "")
+    _record(tmp_path, ResumeProof(1.0, command, ("checkpoint",)), command)
     _record(tmp_path, None, other)
     assert resume_proof.read(tmp_path) is not None
-    _record(tmp_path, None, one)
+    _record(tmp_path, None, command)
     assert resume_proof.read(tmp_path) is None

@@ -47,6 +47,7 @@ ELSEWHERE = {
     "supervise doctor": FIRST_SCREEN + "test_the_doctor_names_the_gpu_that_must_be_reset",
     "supervise drill oom": FIRST_SCREEN + "test_half_of_the_micro_batch_follows_where_memory_runs_out",
     "make lint types": "tests/docs/test_commands.py::test_make_does_what_the_tests_do",
+    "supervise help": "tests/cli/test_cli.py::test_help_and_version_are_commands_too",
     "supervise bundle": "tests/cli/jobs/test_bundle.py::test_it_holds_what_explains_the_incident_and_lists_what_it_does_not_hold",
     "supervise classify FILE": "tests/cli/test_classify.py::test_a_page_for_people_has_the_labels_of_the_card_and_all_that_matters",
     "supervise ui": f"tests/cli/ui/test_server.py::{SERVED}",

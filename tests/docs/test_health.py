@@ -13,9 +13,10 @@ import pytest
 from health import checks, registry
 from health.model import Repair, Result
 from supervisor.cli.main import root
+from tests.support.pages import page_text
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "guides" / "health.md").read_text("utf-8")
+PAGE = page_text("health.md")
 ROWS = re.findall(r"^\| `(\w+)` \|", PAGE.split("## Checks", 1)[1].split("###", 1)[0], re.MULTILINE)
 TESTS = "".join(path.read_text("utf-8") for path in sorted((ROOT / "tests" / "health").rglob("*.py")))
 

@@ -102,9 +102,9 @@ def test_what_we_started_ourselves_outlives_a_guardians_death(tmp_path: Path) ->
 
 def test_the_exit_status_of_a_prober_is_its_owners_whenever_zombies_are_collected() -> None:
     """Whoever else waits for a child leaves its owner with 0."""
-    runner = Runner({"foreign": "no_such_module"}, start=ownership.started)
+    runner = Runner(start=ownership.started)
     ended = ownership.started(lambda: subprocess.Popen([sys.executable, "-c", "raise SystemExit(78)"]))
     wait_for(lambda: Path(f"/proc/{ended.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z", "it is a zombie", 10)
     ownership.collect_zombies()
     assert ended.wait() == 78
-    assert runner.sweep(("foreign",), Ask(deadline_s=5.0)).of(OUTCOME)
+    assert runner.sweep(("clock",), Ask(deadline_s=5.0)).of(OUTCOME)

@@ -7,12 +7,11 @@ has no series if a report was missed.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import field
 from typing import TYPE_CHECKING
 
 from supervisor.classify.losses.lines import NumberReader, NumberReading, captures
 from supervisor.classify.losses.rules import LossRule, RuleKind
-from supervisor.core.values import Struct
+from supervisor.core.values import Struct, field
 from supervisor.observe.ranks import heartbeats
 
 if TYPE_CHECKING:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 REPORT_S = 60.0
 #: After the first step a report comes this soon: a job that was just started is watched.
 FIRST_REPORT_S = 10.0
-REPORT_S = 10.0
 #: Ranks without a heartbeat for so long after their start are reported once as uninstrumented: imports on a slow disk take minutes.
 START_CEILING_S = 600.0
 #: A phase that changes with every step (train, checkpoint, train) is posted this often at most.

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from supervisor.cli import main
+from tests.support import preloaded
 from tests.support.figures import costs_at_most, spent_s
 
 ROOT = Path(main.__file__).parents[2]
@@ -39,9 +40,11 @@ pytestmark = pytest.mark.process
 def classify(
     *arguments: str, cwd: Path, stdin: bytes | None = None, python: tuple[str, ...] = ("-P",), **env: str
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run the command for real."""
-    command = [sys.executable, *python, "-m", "supervisor", "classify", *arguments]
+    """Run the command: in a fork of a process that has imported it, or with other options of the interpreter in one of its own."""
     environment = {"PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(cwd), **env}
+    if python == ("-P",):
+        return preloaded.command("classify", *arguments, cwd=cwd, environ=environment, stdin=stdin or b"")
+    command = [sys.executable, *python, "-m", "supervisor", "classify", *arguments]
     return subprocess.run(command, cwd=cwd, env=environment, input=stdin, capture_output=True, timeout=60, check=False)  # noqa: S603  ours
 
 

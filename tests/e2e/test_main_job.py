@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support import preloaded
 from tests.support.figures import within
 
 if TYPE_CHECKING:
@@ -36,15 +37,15 @@ def test_kill_9_of_a_rank_recovers_and_the_model_is_bit_equal_to_an_uninterrupte
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
     job = [*DDP, "--steps=200", "--step-ms=20", "--save-every=5", "--digest=digest", "--progress=progress"]
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    subprocess.run([*job, "--step-ms=0"], cwd=whole, check=True, timeout=90, capture_output=True)  # noqa: S603  # plain torchrun
+    whole = tmp_path / "digest"
+    done = preloaded.run(str(JOBS / "ddp_small.py"), "--light", "--steps=200", f"--digest={whole}", ranks=2)
+    assert done.returncode == 0, done.stderr
 
     run = supervise(*job, options=RESUMING, place=tmp_path / "cut")
     run.wait_for_step(22)
     os.kill(run.rank_pids()[1], signal.SIGKILL)
     assert run.exit_code() == 0
-    assert (run.place / "digest").read_bytes() == (whole / "digest").read_bytes()
+    assert (run.place / "digest").read_bytes() == whole.read_bytes()
     resumed = run.wait_for_line(r"resumed at step (\d+) from \S*ckpt/step-(\d+)\.pt")
     assert int(resumed[1]) == int(resumed[2]) >= 20
     steps_of_rank_0 = [step for rank, step in run.progress() if rank == 0]

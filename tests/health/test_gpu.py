@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from health.model import Ask, Reading, Readings, Repair, Result, Severity
 from health.probes.gpu import nvml, nvml_calls
 from health.probing.runner import Runner
 from health.thresholds import Thresholds
+from tests.health.conftest import FakeNvml
 from tests.health.looking import are_apart
 
 if TYPE_CHECKING:
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from health.model import CheckResult
-    from tests.health.conftest import FakeNvml
 
 GPU = "gpu:GPU-00000000-0000-4000-8000-{:012d}"
 UUID = "GPU-00000000-0000-4000-8000-00000000000"
@@ -38,6 +39,19 @@ def runner(fake_nvml: FakeNvml) -> Iterator[Runner]:
     made = Runner(environ=fake_nvml.environ)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def one_prober(fake_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Runner]]:
+    """Give a runner whose prober answers for all rows, and the file from which it reads the state of the GPUs."""
+    state = tmp_path_factory.mktemp("rows") / "state"
+    made = Runner(environ=FakeNvml(fake_library, state).environ)
+    yield state, made
+    made.close()
+
+
+#: Checks of what a prober reads once, such as the driver and what a GPU has: their rows have a prober of their own.
+READ_ONCE = frozenset({"gpu_driver", "gpu_errors", "gpu_nvlink", "gpu_pairs", "gpu_temperature", "gpu_vbios"})
 
 
 @dataclass(frozen=True)
@@ -222,7 +236,17 @@ def found(results: tuple[CheckResult, ...], check: str, gpu: int | None) -> Chec
 
 @pytest.mark.process
 @pytest.mark.parametrize("row", ROWS, ids=[f"{number:02d}-{row.check}-{row.result}" for number, row in enumerate(ROWS)])
-def test_a_state_is_judged(row: Row, fake_nvml: FakeNvml, runner: Runner, tmp_path: Path) -> None:
+def test_a_state_is_judged(row: Row, fake_library: Path, one_prober: tuple[Path, Runner], tmp_path: Path) -> None:
+    state, runner = one_prober
+    with contextlib.ExitStack() as own:
+        if row.check in READ_ONCE:
+            state = tmp_path / "state"
+            runner = own.enter_context(contextlib.closing(Runner(environ=FakeNvml(fake_library, state).environ)))
+        is_judged(row, FakeNvml(fake_library, state), runner, tmp_path)
+
+
+def is_judged(row: Row, fake_nvml: FakeNvml, runner: Runner, tmp_path: Path) -> None:
+    """Fail where the check of a row says something else of its state."""
     (tmp_path / "sys/bus/pci/devices").mkdir(parents=True)  # the node's own bus is none of the fake's
     ask, probes, before = Ask(root=str(tmp_path)), ("nvml", "pci", "driver"), None
     fake_nvml.set(gpus=row.count)

@@ -1,4 +1,4 @@
-"""Runs programs in forks of one process that has imported torch: to import it costs 1.3 CPU seconds each time.
+"""Runs programs in forks of one process that has imported what they need: torch costs 1.3 CPU seconds each time, a command of ours 0.3.
 
 For tests in which neither the start nor the launcher is the subject. The process has one thread whenever it forks; a fork ends as any
 interpreter does.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import importlib
 import json
 import os
 import runpy
@@ -23,9 +24,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @functools.cache
-def _server() -> subprocess.Popen[str]:
+def _server(*modules: str) -> subprocess.Popen[str]:
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, __file__]
+    command = [sys.executable, __file__, *modules]
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)  # noqa: S603
     atexit.register(server.communicate)  # it ends with its input
     return server
@@ -36,17 +37,35 @@ def run(*words: str, ranks: int = 0, timeout_s: float = 60.0) -> subprocess.Comp
 
     The return code is that of the first rank that did not end with 0.
     """
-    server = _server()
+    done = _run(_server("torch.distributed"), words, Path.cwd(), {**os.environ, "OMP_NUM_THREADS": "1"}, b"", ranks, timeout_s)
+    return subprocess.CompletedProcess(words, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def command(*words: str, cwd: Path, environ: dict[str, str], stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Run what `python -P -m supervisor WORDS` would in `cwd`, with this environment alone."""
+    server = _server("supervisor.cli.main", "supervisor.cli.classify.command")
+    return _run(server, ("-m", "supervisor", *words), cwd, environ, stdin)
+
+
+def _run(  # noqa: PLR0913, PLR0917  all that makes a process
+    server: subprocess.Popen[str],
+    words: tuple[str, ...],
+    cwd: Path,
+    environ: dict[str, str],
+    stdin: bytes,
+    ranks: int = 0,
+    timeout_s: float = 60.0,
+) -> subprocess.CompletedProcess[bytes]:
     assert server.stdin is not None
     assert server.stdout is not None
     with tempfile.TemporaryDirectory() as place:
-        out, err = Path(place) / "out", Path(place) / "err"
-        files = {"out": str(out), "err": str(err), "cwd": str(Path.cwd())}
-        request = {"words": words, "ranks": ranks, "timeout_s": timeout_s, "environ": dict(os.environ), **files}
+        files = {name: str(Path(place) / name) for name in ("in", "out", "err")}
+        Path(files["in"]).write_bytes(stdin)
+        request = {"words": words, "ranks": ranks, "timeout_s": timeout_s, "environ": environ, "cwd": str(cwd), **files}
         server.stdin.write(json.dumps(request) + "\n")
         server.stdin.flush()
         code = int(server.stdout.readline())
-        return subprocess.CompletedProcess(words, code, out.read_text(), err.read_text())
+        return subprocess.CompletedProcess(words, code, Path(files["out"]).read_bytes(), Path(files["err"]).read_bytes())
 
 
 def _store() -> tuple[int, int]:
@@ -84,8 +103,8 @@ def _ended(pids: list[int], timeout_s: float) -> int:
 
 def _serve() -> tuple[dict[str, Any], dict[str, str]]:
     """Answer requests until there are no more; return in each fork, with its request and the variables that make it a rank."""
-    import torch.distributed  # noqa: F401, PLC0415  what all of this is for
-
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
     answers = os.dup(1)
     for line in sys.stdin:
         request = json.loads(line)
@@ -112,17 +131,21 @@ def _become(request: dict[str, Any], rank: dict[str, str]) -> None:
     """Be the program that was asked for."""
     os.setsid()
     os.chdir(request["cwd"])
-    for descriptor, name in ((0, os.devnull), (1, request["out"]), (2, request["err"])):
+    for descriptor, name in enumerate((request["in"], request["out"], request["err"])):
         file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(file, descriptor)
         os.close(file)
     os.environ.clear()
-    os.environ.update({**request["environ"], "OMP_NUM_THREADS": "1", **rank})
+    os.environ.update({**request["environ"], **rank})
     sys.argv = list(request["words"])
     if sys.argv[0] == "-c":
         program = sys.argv.pop(1)
         sys.path[0] = ""
         exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102  a test's own
+    elif sys.argv[0] == "-m":
+        module = sys.argv.pop(1)
+        del sys.path[0]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
     else:
         sys.path[0] = str(Path(sys.argv[0]).parent)
         runpy.run_path(sys.argv[0], run_name="__main__")

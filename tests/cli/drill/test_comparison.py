@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from supervisor.cli.drill.comparison import StateRow, compare, rows_of
-from supervisor.core.values import replace
+from supervisor.core.values import asdict, replace
 
 
 def row(after: int, *, steps: int | None = None, optimizer: int = 0, rank: int = 0, **changed: Any) -> StateRow:  # noqa: ANN401  any field

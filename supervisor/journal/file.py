@@ -143,9 +143,9 @@ def _after_last_line(fd: int, size: int) -> int:
     end = size
     while end > 0:
         start = max(0, end - _STEP_BYTES)
-        found = os.pread(fd, end - start, start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
+        line_feed = os.pread(fd, end - start, start).rfind(b"\n")
+        if line_feed >= 0:
+            return start + line_feed + 1
         end = start
     return 0
 
@@ -168,8 +168,8 @@ def earlier(path: Path) -> list[Path]:
 
 
 def _number(path: Path, other: Path) -> int:
-    found = re.fullmatch(rf"{re.escape(path.stem)}-(\d{{4,9}}){re.escape(path.suffix)}", other.name)
-    return int(found[1]) if found else 0
+    match = re.fullmatch(rf"{re.escape(path.stem)}-(\d{{4,9}}){re.escape(path.suffix)}", other.name)
+    return int(match[1]) if match else 0
 
 
 def next_name(path: Path) -> Path:

@@ -46,8 +46,8 @@ class JournalFollower:
             if mark is None:
                 return True
             self._mark = None  # until it is read without an error
-            for found in scan(self._path, self._position):
-                self._taker.take(found)
+            for record in scan(self._path, self._position):
+                self._taker.take(record)
             self._mark = mark
             if mark[:2] == (mark_of(self._path) or mark)[:2]:  # else it was replaced before it was opened
                 return True
@@ -57,7 +57,7 @@ class JournalFollower:
 def mark_of(path: Path) -> tuple[int, int, int, int] | None:
     """Return what changes when a journal grows or is replaced; None: there is none."""
     try:
-        found = os.stat(path)  # noqa: PTH116  over NFS as fresh as its attributes are
+        status = os.stat(path)  # noqa: PTH116  over NFS as fresh as its attributes are
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -80,7 +80,7 @@ class History:
     last_t: float = 0.0
     problems: list[str] = field(default_factory=list)
     incidents_before: int = 0
-    summary: str = ""  # the last line of the last run; "" while it goes on, and in the journal of an older version
+    summary: str = ""  # the last line of the last run; "" while it goes on
     restored: str = ""  # what a mirror gave before the first attempt of the last run, and what was passed over
     run_t: float = 0.0  # when the last run began, 0: not recorded
     end_t: float = 0.0

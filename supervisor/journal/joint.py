@@ -35,65 +35,66 @@ def host_of(member: str) -> str:
 
 def of_one_job(own: str, histories: Mapping[str, History]) -> list[str]:
     """Return the hosts of those histories that are of the same job as that of `own`: they met it, or others that did."""
-    partners = {host: {host_of(name) for members in _meetings(one) for name in members} | {host} for host, one in histories.items()}
-    found = {own}
+    partners = {host: {host_of(name) for members in _meetings(history) for name in members} | {host} for host, history in histories.items()}
+    hosts = {own}
     while more := {
-        host for host, met in partners.items() if host not in found and (met & found or any(host in partners[o] for o in found))
+        host for host, met in partners.items() if host not in hosts and (met & hosts or any(host in partners[other] for other in hosts))
     }:
-        found |= more
-    return [host for host in histories if host in found]
+        hosts |= more
+    return [host for host in histories if host in hosts]
 
 
 def _meetings(history: History) -> Iterator[tuple[str, ...]]:
     yield from history.meetings.values()
     for incident in history.incidents:
-        yield from (one.members for one in incident.rounds)
+        yield from (failure.members for failure in incident.rounds)
 
 
 def joint_incidents(own: str, incidents: Mapping[str, Sequence[RecordedIncident]]) -> list[JointIncident]:
     """Return each incident of a job once, the oldest first. incidents: by host. The record of `own` is shown, else the deciding node's."""
     if len(incidents) == 1:  # in the order of the journal: clocks are set
-        return [JointIncident(host, {host: one}) for host, found in incidents.items() for one in found]
+        return [JointIncident(host, {host: incident}) for host, recorded in incidents.items() for incident in recorded]
     groups: list[dict[str, RecordedIncident]] = []
     group_of: dict[Hashable, int] = {}
     for host in sorted(incidents, key=lambda name: name != own):
-        for one in incidents[host]:
-            keys = list(_keys(one))
+        for incident in incidents[host]:
+            keys = list(_keys(incident))
             at = next((group_of[key] for key in keys if key in group_of and host not in groups[group_of[key]]), None)
             if at is None:
                 at = len(groups)
                 groups.append({})
-            groups[at][host] = one
+            groups[at][host] = incident
             for key in keys:
                 group_of.setdefault(key, at)
     joint = [JointIncident(_shown(own, group), group) for group in groups]
-    return sorted(joint, key=lambda one: one.incident.opened_t)
+    return sorted(joint, key=lambda entry: entry.incident.opened_t)
 
 
 def _keys(incident: RecordedIncident) -> Iterator[Hashable]:
     """Yield what two records of one incident have in common."""
     yield incident.run_id, incident.number, incident.opened_t
-    yield from ((one.attempt, one.members) for one in incident.rounds if one.members)
+    yield from ((failure.attempt, failure.members) for failure in incident.rounds if failure.members)
 
 
 def _shown(own: str, group: Mapping[str, RecordedIncident]) -> str:
     if own in group:
         return own
     return next(
-        (host for host, one in group.items() if any(r.decision is not None and r.decision.alerts for r in one.rounds)), next(iter(group))
+        (host for host, incident in group.items() if any(f.decision is not None and f.decision.alerts for f in incident.rounds)),
+        next(iter(group)),
     )
 
 
 def attempts_of(histories: Mapping[str, History]) -> dict[str, list[int]]:
     """Return the attempts of the last run in which each node took part, by host; those of nodes without a journal here too."""
-    found: dict[str, set[int]] = {}
+    attempts_by_host: dict[str, set[int]] = {}
     for history in histories.values():
         for attempt, members in history.meetings.items():
             for member in members:
-                found.setdefault(host_of(member), set()).add(attempt)
-    return {host: sorted(attempts) for host, attempts in found.items()}
+                attempts_by_host.setdefault(host_of(member), set()).add(attempt)
+    return {host: sorted(attempts) for host, attempts in attempts_by_host.items()}
 
 
 def round_of(incident: RecordedIncident, last: Round) -> Round | None:
     """Return a node's part in a failure that the record of another node has as `last`; None where it took none."""
-    return next((one for one in incident.rounds if (one.attempt, one.members) == (last.attempt, last.members)), None)
+    return next((failure for failure in incident.rounds if (failure.attempt, failure.members) == (last.attempt, last.members)), None)

@@ -48,9 +48,9 @@ class Past(Struct, frozen=True):
         return replace(self, state=JobState(incidents=count), incidents_before=count, unrecorded_incidents=0)
 
 
-def merge(values: dict[str, Any], found: dict[str, Any]) -> None:
+def merge(values: dict[str, Any], changes: dict[str, Any]) -> None:
     """Apply a difference (writer.difference), as JSON, to the earlier state."""
-    for name, value in found.items():
+    for name, value in changes.items():
         into = values.get(name)
         if name in {"run", "attempt"} and isinstance(into, dict) and isinstance(value, dict):
             into.update(value)
@@ -127,13 +127,13 @@ def read_past(records: Iterable[Record | Damage]) -> Past:
     """Read the state and the counts from these records."""
     reading = _Reading()
     damaged_end = False
-    for found in records:
-        if isinstance(found, Record):
-            reading.take(found)
+    for record in records:
+        if isinstance(record, Record):
+            reading.take(record)
             damaged_end = False  # a gap in seq shows lost records; without a gap, a torn write was repeated and nothing is lost
         else:
-            reading.report(str(found))
-            damaged_end = not found.torn
+            reading.report(str(record))
+            damaged_end = not record.torn
     return Past(
         state=reading.state(),
         records=reading.records,

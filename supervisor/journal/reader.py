@@ -86,15 +86,15 @@ class HistoryReading:
     def so_far(self) -> History:
         """Return the history up to the last record that was taken; what is taken later, or completed in it, leaves the other as it is."""
         self.settle_pace()
-        found = self.history
-        incidents = [*found.incidents[:-1], *(replace(one, rounds=[*map(_copied, one.rounds)]) for one in found.incidents[-1:])]
+        history = self.history
+        incidents = [*history.incidents[:-1], *(replace(last, rounds=[*map(_copied, last.rounds)]) for last in history.incidents[-1:])]
         return replace(
-            found,
+            history,
             incidents=incidents,
-            first_deaths={**found.first_deaths},
-            findings={**found.findings},
-            meetings={**found.meetings},
-            problems=[*found.problems],
+            first_deaths={**history.first_deaths},
+            findings={**history.findings},
+            meetings={**history.meetings},
+            problems=[*history.problems],
         )
 
     def take(self, record: Record | Damage) -> None:
@@ -331,8 +331,8 @@ class HistoryReading:
         elif isinstance(action, act.CollectEvidence):
             self.round(action.attempt).failed_t = t
         elif isinstance(action, act.ReportDecision):
-            one = self.round(action.attempt)
-            one.decision, one.decided_t = action, t
+            failed = self.round(action.attempt)
+            failed.decision, failed.decided_t = action, t
             history.last_decision = action
         elif isinstance(action, act.ReportResume) and incident is not None:
             incident.resumed, incident.resumed_t = action, t
@@ -344,8 +344,8 @@ class HistoryReading:
             self.ended(action.exit_code)
 
 
-def _copied(one: Round) -> Round:
-    return replace(one, deaths=[*one.deaths])
+def _copied(attempt: Round) -> Round:
+    return replace(attempt, deaths=[*attempt.deaths])
 
 
 def _actions(taken: EventTaken) -> Iterable[act.Action]:

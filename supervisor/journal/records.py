@@ -2,7 +2,7 @@
 
 A line that does not check is `Damage`, a value. A journal of another format is an OtherFormatError.
 
-msgspec does the work. The core's dataclasses carry no tag, so the name of the class is written beside its fields. When read, it is looked
+msgspec does the work. The core's values carry no tag, so the name of the class is written beside its fields. When read, it is looked
 up in the two closed unions: nothing that a journal holds can name anything else.
 """
 
@@ -167,8 +167,8 @@ class Damage(Struct, frozen=True):
 
     def __str__(self) -> str:
         """Name the damage and its place."""
-        what = "unfinished record at the end" if self.torn else "damaged record"
-        return f"{what}: {self.length} bytes at offset {self.offset}"
+        kind = "unfinished record at the end" if self.torn else "damaged record"
+        return f"{kind}: {self.length} bytes at offset {self.offset}"
 
 
 class _Envelope(Struct, frozen=True):
@@ -223,13 +223,13 @@ def frame(rec: bytes) -> bytes:
 
 def unframe(line: bytes, start: int = 0) -> bytes | None:
     """Return the record in `line` from `start` on, or None where it does not check."""
-    found = _FRAME.match(line, start)
-    if found is None:
+    opening = _FRAME.match(line, start)
+    if opening is None:
         return None
-    size = int(found[2])
-    end = found.end() + size
-    rec = line[found.end() : end]
-    if len(rec) != size or line[end:] != b"}\n" or zlib.crc32(rec) != int(found[1], 16):
+    size = int(opening[2])
+    end = opening.end() + size
+    rec = line[opening.end() : end]
+    if len(rec) != size or line[end:] != b"}\n" or zlib.crc32(rec) != int(opening[1], 16):
         return None
     return rec
 
@@ -271,16 +271,16 @@ def scan(path: Path, position: JournalPosition | None = None) -> Iterator[Record
     """
     last = 0
     for rec in frames(path, position=position):
-        found = rec if isinstance(rec, Damage) else decode(rec)
-        if found is None:
-            found = Damage(-1, len(rec) if isinstance(rec, bytes) else 0)
-        if isinstance(found, Record):
-            if isinstance(found.body, Header):
-                check_version(path, found.body)
-            if found.seq <= last:
+        record = rec if isinstance(rec, Damage) else decode(rec)
+        if record is None:
+            record = Damage(-1, len(rec) if isinstance(rec, bytes) else 0)
+        if isinstance(record, Record):
+            if isinstance(record.body, Header):
+                check_version(path, record.body)
+            if record.seq <= last:
                 continue
-            last = found.seq
-        yield found
+            last = record.seq
+        yield record
 
 
 def frames(path: Path, *, position: JournalPosition | None = None) -> Iterator[bytes | Damage]:

@@ -143,7 +143,7 @@ EVENTS: Final = {
     ),
     AlertEvent.NODE_HEALTH: AlertEventRow(_WARNING, "health", _OPEN, "A health check found this node worse; the job goes on."),
     AlertEvent.HANG: AlertEventRow(_WARNING, "hang", _OPEN, "The ranks stand still: nobody made progress, and two looks showed the same."),
-    AlertEvent.STRANGE_LOSS: AlertEventRow(_WARNING, "loss", _OPEN, "The loss is strange: NaN, infinite, a jump, or no progress."),
+    AlertEvent.STRANGE_LOSS: AlertEventRow(_WARNING, "loss", _OPEN, "The loss is abnormal: NaN, infinite, spiked, or flat."),
     AlertEvent.SLOW_TRAINING: AlertEventRow(_WARNING, "pace", _OPEN, "The training is slow: one rank is behind, or steps take longer."),
     AlertEvent.RUN_STARTED: AlertEventRow(_INFO, "run", _ONCE, "The run started."),
     AlertEvent.RUN_FINISHED: AlertEventRow(_INFO, "run", _ONCE, "The run ended."),

@@ -34,7 +34,7 @@ EXTENT: Final = {"start": (30.0, 3), "doubt": (60.0, 21)}
 START_S: Final = 45.0
 _POLL_S: Final = 0.5
 _MOST_CHARACTERS: Final = 300
-_FAILED, _UNFIT = "failed", 69
+_FAILED: Final = "failed"
 #: Checks whose finding is about a rank of its own.
 _OF_RANKS: Final = frozenset({"node_presence", "node_failures", "node_compute", "node_links"})
 #: What a rank of another job would be taken for.

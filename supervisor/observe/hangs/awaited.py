@@ -32,8 +32,6 @@ _OF_FD = frozenset({"read", "readv", "write", "writev", "recvfrom", "recvmsg", "
 #: So many objects are named; so many descriptors are read; so deep it goes from a process to the one that it waits for.
 MOST, _MOST_FDS, _DEEPEST = 3, 64, 2
 _MOST_BYTES = 256
-#: The inode of an eventfd, an epoll, a signalfd: what wakes a loop, and no peer.
-_ANONYMOUS = "anon_inode:"
 
 
 class AwaitedKind(StrEnum):

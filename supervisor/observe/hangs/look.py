@@ -133,15 +133,15 @@ def take(
         below = process_tree.below(look.process.pid, processes)[:MOST_WORKERS]
         for child in below:
             answers.ask((look.rank, child.pid), partial(_worker, look, child, directory, until, around))
-    found = answers.wait(until)
-    return Look(began, tuple(_assembled(look, found) for _, look in sorted(looks.items())), time.monotonic() - began)
+    answers_by_process = answers.wait(until)
+    return Look(began, tuple(_assembled(look, answers_by_process) for _, look in sorted(looks.items())), time.monotonic() - began)
 
 
 def with_beats(ranks: Sequence[RankInfo], beats: Sequence[RankHeartbeat]) -> tuple[RankInfo, ...]:
     """Return the ranks, and those that only their heartbeats show: torch.multiprocessing starts them below a process that we started."""
     known = {info.rank for info in ranks}
-    found = [RankInfo(beat.rank, beat.local_rank, beat.pid, beat.start_ticks) for beat in beats if beat.rank not in known]
-    return (*ranks, *(info for info in found if start_ticks_of(info.pid) == info.start_ticks))
+    unknown = [RankInfo(beat.rank, beat.local_rank, beat.pid, beat.start_ticks) for beat in beats if beat.rank not in known]
+    return (*ranks, *(info for info in unknown if start_ticks_of(info.pid) == info.start_ticks))
 
 
 class _Answers:
@@ -176,11 +176,14 @@ class _Answers:
             return dict(self._found)
 
 
-def _assembled(look: RankLook, found: dict[tuple[int, int], RankLook | ProcessLook | None]) -> RankLook:
-    answer = found.get((look.rank, 0))
-    below = sorted((one for (rank, _), one in found.items() if rank == look.rank and isinstance(one, ProcessLook)), key=lambda one: one.pid)
-    workers = tuple(one for one in below if one.no_stacks != _ANOTHER_PROGRAM)
-    helpers = tuple(one for one in below if one.no_stacks == _ANOTHER_PROGRAM)
+def _assembled(look: RankLook, answers: dict[tuple[int, int], RankLook | ProcessLook | None]) -> RankLook:
+    answer = answers.get((look.rank, 0))
+    below = sorted(
+        (process for (rank, _), process in answers.items() if rank == look.rank and isinstance(process, ProcessLook)),
+        key=lambda process: process.pid,
+    )
+    workers = tuple(process for process in below if process.no_stacks != _ANOTHER_PROGRAM)
+    helpers = tuple(process for process in below if process.no_stacks == _ANOTHER_PROGRAM)
     return replace(answer if isinstance(answer, RankLook) else look, workers=workers, helpers=helpers)
 
 
@@ -195,11 +198,11 @@ def _rank_process(look: RankLook, directory: Path, until: float, around: Surroun
 
 def _worker(look: RankLook, child: process_tree.ProcessStat, directory: Path, until: float, around: Surroundings) -> ProcessLook:
     """Return a look at a process below a rank. Of one that runs another program (a compiler, a shell) the counters alone are read."""
-    found = ProcessLook(child.pid, child.start_ticks)
+    process = ProcessLook(child.pid, child.start_ticks)
     if procfs.executable(child.pid) == procfs.executable(look.process.pid):
-        return _process(found, directory, until, around, forked_by=look.process.pid)
+        return _process(process, directory, until, around, forked_by=look.process.pid)
     counters = procfs.counters(child.pid, time.monotonic())
-    return replace(found, waits=ThreadWait(child.state), no_stacks=_ANOTHER_PROGRAM, before=counters, after=counters)
+    return replace(process, waits=ThreadWait(child.state), no_stacks=_ANOTHER_PROGRAM, before=counters, after=counters)
 
 
 def _process(look: ProcessLook, directory: Path, until: float, around: Surroundings, *, forked_by: int = 0) -> ProcessLook:

@@ -121,7 +121,7 @@ def training_thread(stacks: tuple[ThreadStack, ...]) -> ThreadStack | None:
         return None
     main = stacks[0]
     if waits_for_thread(stacks):
-        return next((one for one in stacks[1:] if one.find("torch/") is not None and one.user_frame is not None), main)
+        return next((thread for thread in stacks[1:] if thread.find("torch/") is not None and thread.user_frame is not None), main)
     return main
 
 
@@ -192,12 +192,12 @@ def _at_exit(look: RankLook) -> RankActivity:
 
 def _stuck_worker(look: RankLook) -> ProcessLook | None:
     """Return the loader worker that a rank waits for: one that is blocked or stopped, else one that runs code of the user's."""
-    workers = [one for one in look.workers if not one.is_gone]
-    blocked = next((one for one in workers if _blocked(one) is not None or _stopped(one) is not None), None)
+    workers = [worker for worker in look.workers if not worker.is_gone]
+    blocked = next((worker for worker in workers if _blocked(worker) is not None or _stopped(worker) is not None), None)
     if blocked is not None:
         return blocked
     # an idle worker waits for its next order, in the loop of torch that the user's code would be called from
-    return next((one for one in workers if (thread := training_thread(one.stacks)) is not None and _runs_users_code(thread)), None)
+    return next((worker for worker in workers if (thread := training_thread(worker.stacks)) is not None and _runs_users_code(thread)), None)
 
 
 def _runs_users_code(thread: ThreadStack) -> bool:
@@ -235,16 +235,16 @@ def _waited(look: RankLook, thread: ThreadStack) -> tuple[ProcessGroup, Collecti
     if look.collectives.unreadable:
         return None if named is None else (ProcessGroup(""), _unnumbered(named))
     pending = [(group, group.pending) for group in groups]
-    found = [(group, one) for group, one in pending if one is not None]
-    if named in _UNRECORDED and not any(_plain(one.operation) == _plain(named) for _, one in found):
-        # the stack does not show the group: it is the only one, or unknown, and then the longest timeout of all is the one to wait for
+    running = [(group, collective) for group, collective in pending if collective is not None]
+    if named in _UNRECORDED and not any(_plain(collective.operation) == _plain(named) for _, collective in running):
+        # the stack does not show the group: it is the only one, or unknown, and then the longest timeout of all counts
         longest_s = max((group.timeout_s for group in groups if group.timeout_s is not None), default=None)
         return groups[0] if len(groups) == 1 else ProcessGroup("", timeout_s=longest_s), _unnumbered(named)
-    if not found or not _in_wait(look, thread):
+    if not running or not _in_wait(look, thread):
         return None
     # of two groups, the one whose operation is on the stack; a point-to-point operation only where nothing else is under way
-    found.sort(key=lambda pair: (named is None or _plain(pair[1].operation) != _plain(named), pair[1].is_p2p))
-    return found[0]
+    running.sort(key=lambda pair: (named is None or _plain(pair[1].operation) != _plain(named), pair[1].is_p2p))
+    return running[0]
 
 
 def _unnumbered(operation: str) -> Collective:

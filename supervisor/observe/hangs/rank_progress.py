@@ -148,10 +148,10 @@ def _signature(thread: ThreadStack, busy: bool) -> object:  # noqa: FBT001 - as 
     """
     frame = thread.user_frame
     if busy:
-        below = list(itertools.takewhile(lambda one: one.is_library, thread.frames))
-        computes = any(one.module.startswith("torch/nn/") for one in below)
-        return None if frame is None else (frame.file, frame.function, [(one.file, one.line) for one in below if computes])
-    return [(one.file, one.function, 0 if one.is_library else one.line) for one in thread.frames if not one.is_standard]
+        below = list(itertools.takewhile(lambda inner: inner.is_library, thread.frames))
+        computes = any(inner.module.startswith("torch/nn/") for inner in below)
+        return None if frame is None else (frame.file, frame.function, [(inner.file, inner.line) for inner in below if computes])
+    return [(frame.file, frame.function, 0 if frame.is_library else frame.line) for frame in thread.frames if not frame.is_standard]
 
 
 def _at(thread: ThreadStack) -> str:

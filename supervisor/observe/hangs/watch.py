@@ -90,8 +90,8 @@ class _Suspicion(Generic[L]):
 
     def is_news(self, hang: Hang) -> bool:
         """Whether a look shows more than those before it, whose ranks may not have answered: another kind, or the group's timeout."""
-        knows_more = hang.group_timeout_s is not None and all(one.group_timeout_s is None for one in self.confirmed)
-        return knows_more or all(one.kind is not hang.kind for one in self.confirmed)
+        knows_more = hang.group_timeout_s is not None and all(confirmed.group_timeout_s is None for confirmed in self.confirmed)
+        return knows_more or all(confirmed.kind is not hang.kind for confirmed in self.confirmed)
 
 
 class HangWatch(Generic[L]):
@@ -241,19 +241,19 @@ class HangWatch(Generic[L]):
             suspicion.due_t = min(t + suspicion.delay_s, max(self._since_t + patient_s, t + SAMPLE_S))
             return
         # the first sign of one that is not calibrated is a guess, whatever the second shows
-        stopped_moving = not hang.slow and any(one.slow for one in suspicion.confirmed)
+        stopped_moving = not hang.slow and any(earlier.slow for earlier in suspicion.confirmed)
         if is_first or stopped_moving or any(t >= due for due in suspicion.repeats_t) or (hang.calibrated and suspicion.is_news(hang)):
             suspicion.repeats_t = self._repeats_t(t, hang, is_first=is_first)
-            suspicion.confirmed = [*(one for one in suspicion.confirmed if one.kind is not hang.kind), hang]
+            suspicion.confirmed = [*(earlier for earlier in suspicion.confirmed if earlier.kind is not hang.kind), hang]
             self._post(HangConfirmed(t, self._attempt, hang))
         suspicion.delay_s = min(2 * max(suspicion.delay_s, limit_s / 2), RELOOK_S)
         suspicion.due_t = max(t + SAMPLE_S, min([t + suspicion.delay_s, *suspicion.repeats_t]))
 
     def _repeats_t(self, t: float, hang: Hang, *, is_first: bool) -> list[float]:
         """Return when a hang that stays is confirmed again, for the core to act: torch had its time, or the first sign was a guess."""
-        found = [t + hang.limit_s] if is_first and not hang.calibrated else []
-        found += [] if hang.group_timeout_s is None else [self._since_t + hang.group_timeout_s + TORCH_ACTS_S]
-        return [due for due in found if due > t]
+        due_times = [t + hang.limit_s] if is_first and not hang.calibrated else []
+        due_times += [] if hang.group_timeout_s is None else [self._since_t + hang.group_timeout_s + TORCH_ACTS_S]
+        return [due for due in due_times if due > t]
 
     def _begin_anew(self, t: float, text: str) -> None:
         """Clear the suspicion, and be more patient: whatever this is, it may go on for long."""

@@ -27,9 +27,9 @@ from supervisor.config.alert_settings import SINK_ROWS
 from supervisor.config.classify_settings import SIGNATURE_ROWS
 from supervisor.config.loss_settings import RULE_ROWS
 from supervisor.config.recover_settings import RECOVER_ROWS
-from supervisor.config.setting_columns import MOST, MOST_SECONDS
 from supervisor.config.settings import ROWS
 from supervisor.core.ending import KINDS
+from supervisor.core.setting_columns import MOST, MOST_SECONDS
 from supervisor.errors import ExitCode
 from supervisor.report.log_events import LogEvent
 from supervisor.report.metrics.table import Metric
@@ -38,8 +38,8 @@ from supervisor.strategies import GUARDS, LADDERS, RUNGS, network
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from supervisor.config.setting_columns import SettingRow
     from supervisor.core.model import Cause
+    from supervisor.core.setting_columns import SettingRow
 
 ROOT = Path(__file__).parents[1]
 #: The page, or its part, that says more of a command.

@@ -53,7 +53,7 @@ def _of_user(section: LossRuleSection, report: Callable[[str], None]) -> LossRul
         Bounded(section.names, slow) if section.names else None,
         section.threshold,
         section.times,
-        _AFTER if section.kind == RuleKind.JUMP else 0,
+        _AFTER if section.kind == "jump" else 0,
         section.from_step,
         origin="[[loss.rule]]",
     )

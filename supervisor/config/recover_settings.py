@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from supervisor.config.setting_columns import SettingRow
+from supervisor.core.setting_columns import SettingRow
 from supervisor.core.values import dataclass
 
 RECOVER_KEY = "recover"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from supervisor.config.setting_columns import setting
+from supervisor.core.setting_columns import setting
 from supervisor.core.values import dataclass
 
 

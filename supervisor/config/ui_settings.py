@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from supervisor.config.setting_columns import setting
+from supervisor.core.setting_columns import setting
 from supervisor.core.values import dataclass
 
 

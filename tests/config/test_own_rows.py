@@ -187,7 +187,7 @@ def test_a_wrong_row_is_refused_with_its_place_and_a_remedy(
 @pytest.mark.parametrize(
     ("text", "wrong", "remedy"),
     [
-        (ROW, "[recover.cuda_oom] sets batch_size in {file}:2: the command has no such knob", "--knob batch_size=--YOUR-FLAG"),
+        (ROW, "[recover.cuda_oom] has no effect: the command has no knob batch_size ({file}:2)", "--knob batch_size=--YOUR-FLAG"),
         (
             SIGNATURE.replace("solver diverged", "solver (a+)+$") + 'anchors = ["solver"]\n',
             "a pattern is too slow: classify.signature.pattern of our.solver in {file}:1",

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from supervisor.config.nodes_settings import NodesSection
 
 from supervisor.agent.messages import NodesMet
 from supervisor.cluster import messages as protocol
 from supervisor.cluster.model import SUCCESS, ClusterDecision
-from supervisor.config.nodes_settings import NodesSection
 from supervisor.config.settings import Settings
 from supervisor.core import actions as act
 from supervisor.core import events

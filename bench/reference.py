@@ -56,7 +56,6 @@ MORE = {
     "ls": "status-why-logs.md#supervise-ls---json",
     "logs": "status-why-logs.md#supervise-logs--f---rank-n--n-n---since-time---first-failure---attempt-n---run-run",
     "stop": "status-why-logs.md#supervise-stop---hurry---wait-s-s",
-    "stacks": "hangs.md#what-a-look-is",
     "bundle": "bundle.md",
     "gpus ls": "#gpus-out-of-use",
     "nodes ls": "nodes.md",

@@ -396,7 +396,7 @@ def test_arguments_that_could_never_be_used_are_a_usage_error(load: Callable[...
 
 def test_rungs_for_networks_are_named_with_or_without_commas_and_an_unknown_one_is_refused(load: Callable[..., Settings]) -> None:
     allowed = to_policy(load({"network.allow": ("interface, ib_disable", "interface")}), Launcher.ELASTIC, environ={"NCCL_IB_DISABLE": "0"})
-    assert (allowed.network_allow, allowed.variables) == (("interface", "ib_disable"), (("NCCL_IB_DISABLE", "0"),))
+    assert (allowed.network.allow, allowed.variables) == (("interface", "ib_disable"), (("NCCL_IB_DISABLE", "0"),))
     with pytest.raises(
         SuperviseError, match=r"network\.allow \(command line --set network\.allow\): there is no rung 'ib' to allow"
     ) as refused:

@@ -9,7 +9,7 @@ import pytest
 
 from supervisor.cli import main
 from supervisor.core.model import Cause, Knob, Policy
-from supervisor.core.policy_settings import Gpus, Restart
+from supervisor.core.policy_settings import Gpus, NetworkSection, Restart
 from supervisor.knobs.bindings import NAMES
 from supervisor.knobs.knob_set import BoundKnob, KnobSet
 from supervisor.report import start_plan
@@ -136,7 +136,8 @@ def test_with_batch_drift_a_batch_size_is_all_that_halving_needs() -> None:
 
 def test_the_line_at_start_names_the_rungs_for_networks_that_may_act() -> None:
     assert start_plan.network_line(Policy()) == ""
-    allowed = Policy(network_allow=("interface", "ib_disable"), variables=(("NCCL_IB_DISABLE", "0"), ("NCCL_SOCKET_IFNAME", "eth0")))
+    allow = NetworkSection(("interface", "ib_disable"))
+    allowed = Policy(network=allow, variables=(("NCCL_IB_DISABLE", "0"), ("NCCL_SOCKET_IFNAME", "eth0")))
     line = start_plan.network_line(allowed)
     assert line == "network (network.allow): interface may act; ib_disable may not: you set its variable"
     kept = (("env:NCCL_P2P_DISABLE", "1"), ("env:GLOO_SOCKET_IFNAME", "eth1"), ("env:NCCL_IB_DISABLE", "1"), ("batch_size", "8"))

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from supervisor.config.nodes_settings import NodesSection
 
 from supervisor.agent.messages import NodesMet
 from supervisor.cluster import messages as protocol
@@ -19,6 +18,7 @@ from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.decide import decide
 from supervisor.core.model import CheckpointRef, Evidence, Policy, RankExit, RankInfo
+from supervisor.core.policy_settings import NodesSection
 from supervisor.core.state import Attempt, JobState, Stage, changed
 from supervisor.job.clock import Clock
 from supervisor.run.job_nodes import STORE_WELL_LEASES, AttemptOrders, JobNodes

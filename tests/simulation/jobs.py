@@ -93,7 +93,7 @@ class Draft:
         """Let the run end at few equal failures, so that it is seen to."""
         self.policy["recurring_stop"] = self.rng.choice((3, 4, 6, 10))
         self.policy.pop("max_restarts", None)
-        self.policy.pop("max_attempts", None)
+        self.policy["restart"].pop("max_attempts", None)
         self.policy["restart"]["intensity"] = self.rng.choice((3, 12))
 
     def files(self, bad: int = 0, count: int = 0) -> None:

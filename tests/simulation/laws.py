@@ -148,7 +148,7 @@ def caps(record: Record, past: Past, books: Watch) -> str:
     charged = sum(r.plan.charged and r.plan.strategy != "stop" and r.verdict.cause not in FROM_OUTSIDE for r in past)
     if policy.max_restarts is not None and charged >= policy.max_restarts:
         return f"restart after {charged + 1} charged failures, and --max-restarts is {policy.max_restarts}"
-    if policy.restart.max_attempts is not None and charged >= policy.restart.max_attempts - 1:
+    if 0 < policy.restart.max_attempts <= charged + 1:
         return f"restart after {charged + 1} charged failures, and restart.max_attempts is {policy.restart.max_attempts}"
     return ""
 

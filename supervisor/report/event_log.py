@@ -1,7 +1,8 @@
 """The structured log of a supervisor: JSON lines in the state directory, from a closed list of events.
 
 Each line has the bound fields (job, run_id, attempt, incident, node, rank). They go to `<state>/supervise.log`, two files of at most
-LIMIT_BYTES each, and with --verbose to stderr too; as `ecs` in the names of the Elastic Common Schema. A thread of its own writes, so
+LIMIT_BYTES each, and and to stderr where terminal.verbosity asks for it; as `ecs` in the names of the Elastic Common Schema.
+A thread of its own writes, so
 that a full, slow or hung disk never reaches the caller; lost lines are counted, and the next line that can be written reports them as
 `log.lost`.
 
@@ -129,7 +130,7 @@ def open_log(
     log_format: LogFormat = "auto",
     limit_bytes: int = LIMIT_BYTES,
 ) -> EventLog:
-    """Open the log of the state directory. With `terminal` (--verbose) each line is shown there too, in `log_format`."""
+    """Open the log of the state directory. With `terminal` (verbose) each line is shown there too, in `log_format`."""
     as_words = log_format == "console" or (log_format == "auto" and terminal is not None and terminal.is_a_tty())
     as_json = _ecs if log_format == "ecs" else _json
 

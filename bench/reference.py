@@ -20,9 +20,9 @@ from supervisor.config import loss_rules as own_loss_rules
 from supervisor.config.alert_settings import SINK_ROWS
 from supervisor.config.loss_settings import RULE_ROWS
 from supervisor.config.recover_settings import RECOVER_ROWS
-from supervisor.config.setting_columns import MOST, MOST_SECONDS
 from supervisor.config.settings import ROWS
 from supervisor.core.ending import KINDS
+from supervisor.core.setting_columns import MOST, MOST_SECONDS
 from supervisor.report.log_events import LogEvent
 from supervisor.report.metrics.table import Metric
 from supervisor.strategies import RUNGS, network
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from supervisor.config.setting_columns import SettingRow
+    from supervisor.core.setting_columns import SettingRow
 
 #: The page, or its part, that says more of a command.
 MORE = {
@@ -47,7 +47,6 @@ MORE = {
     "ls": "status-why-logs.md#supervise-ls---json",
     "logs": "status-why-logs.md#supervise-logs--f---rank-n--n-n---since-time---first-failure---attempt-n---run-run",
     "stop": "status-why-logs.md#supervise-stop---hurry---wait-s-s",
-    "stacks": "hangs.md#what-a-look-is",
     "bundle": "bundle.md",
     "gpus ls": "#gpus-out-of-use",
     "nodes ls": "nodes.md",

@@ -41,7 +41,8 @@ _SPARE_BYTES: Final = 64 << 20
 #: In the place of a job's name: no other job.
 NO_JOB: Final = "none"
 OTHER_JOB_HINT: Final = (
-    f"resume from one of them with --restore-from JOB, begin anew with --restore-from {NO_JOB}, or give this job a --mirror of its own"
+    f"resume from one of them with --set checkpoints.restore_from=JOB, begin anew with --set checkpoints.restore_from={NO_JOB}, "
+    "or give this job a --mirror of its own"
 )
 
 
@@ -264,7 +265,9 @@ def newest_of(  # noqa: PLR0913 -- keywords, each with a default
     selection = newest(backends, instead, into=into, workers=workers, refusal=refusal, progress=progress)
     if selection is None:
         message = f"no checkpoint of job {instead!r} in the mirror, nor of any other"
-        raise OtherJob(message, hint=f"begin anew with --restore-from {NO_JOB}, or check that --mirror names the right place")
+        raise OtherJob(
+            message, hint=f"begin anew with --set checkpoints.restore_from={NO_JOB}, or check that --mirror names the right place"
+        )
     return selection
 
 

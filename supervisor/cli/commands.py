@@ -30,7 +30,6 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "report": ("jobs.report:command", "Show where the time of a job went, what its failures cost, and how often it should save."),
     "ui": ("ui.command:command", "Serve a page of the jobs of a state directory, live and read-only."),
     "logs": ("jobs.logs:command", "Print the output of the ranks."),
-    "stacks": ("jobs.stacks:command", "Show what each rank does now: its stacks, its process, the collective that it waits in."),
     "stop": ("jobs.stop:command", "Stop a job: let it save, wait for its end, and show what became of it."),
     "bundle": ("bundle.command:command", "Pack what explains an incident into one file without secrets, to be sent to whoever helps."),
     "plan": ("start.plan:command", "Show what a recovery may change in CMD, and the answer to each cause. CMD does not run."),

@@ -19,7 +19,7 @@ from supervisor.errors import ExitCode, SuperviseError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from supervisor.config.setting_columns import SettingRow
+    from supervisor.core.setting_columns import SettingRow
 
 #: The settings that say which job is meant.
 JOB = ("job.name", "job.state_dir")

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from supervisor.config.setting_columns import SettingRow, Value
+    from supervisor.core.setting_columns import SettingRow, Value
 
 SYSTEM_FILE = Path("/etc/supervise/config.toml")
 LOCAL_NAME = "supervise.toml"

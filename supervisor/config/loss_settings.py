@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from supervisor.config.setting_columns import SettingRow, rows_of, setting
+from supervisor.core.setting_columns import SettingRow, rows_of, setting
 
 #: The key that is a list of tables, and every setting of one of them.
 RULES_KEY = "loss.rule"

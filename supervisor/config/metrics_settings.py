@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from supervisor.config.setting_columns import setting
+from supervisor.core.setting_columns import setting
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from supervisor.config.health import thresholds
 from supervisor.config.intervals import BACKOFF_BASE_S, BACKOFF_CAP_S
 from supervisor.core.model import RESUME, Knob, Launcher, Policy
+from supervisor.core.policy_settings import NetworkSection
 from supervisor.core.values import replace
 from supervisor.errors import SuperviseError
 from supervisor.strategies.network import OPTIONAL
@@ -36,35 +37,29 @@ def to_policy(  # noqa: PLR0913  what is known of the command, each by name
     health: whether this node can be examined. environ: the user's own environment. nodes, least_nodes: as the command says, 0: it does not.
     Raises SuperviseError for an unknown check, or a row [recover.CAUSE] of a knob that the command does not have.
     """
-    restart = settings.restart
     require_knobs(settings, knobs)
     return Policy(
         launcher=launcher,
-        grace_s=settings.stop.grace_s,
-        stop_deadline_s=settings.stop.deadline_s,
-        scratch_limit_s=restart.scratch_limit_s,
+        restart=settings.restart,
+        stop=settings.stop,
+        gpus=settings.gpus,
+        node_rules=settings.nodes,
+        network=NetworkSection(network_allow(settings)),
         resumes_itself=settings.resumes_itself,
         checkpoints_declared=bool(settings.checkpoints.paths),
         checkpoints_learned=settings.instrument.enabled,
-        max_attempts=restart.max_attempts or None,
-        intensity=restart.intensity,
         backoff_base_s=BACKOFF_BASE_S,
         backoff_cap_s=BACKOFF_CAP_S,
         knobs=tuple(map(_without_secrets, knobs)),
         likely=likely,
         batch_change=settings.knobs.batch_change,
-        batch_drift=restart.batch_drift,
-        min_gpus=settings.gpus.minimum,
         recover=_recover(settings),
         clears=settings.clear_gpu_command(),
         allocator=allocator,
         variables=tuple((name, environ[name]) for name in VARIABLES if environ.get(name)),
-        network_allow=network_allow(settings),
         health=health,
         nodes=nodes or 1,
         least_nodes=least_nodes,
-        lease_s=settings.nodes.lease_s,
-        nodes_batch=settings.nodes.batch,
         check_nodes=settings.health.check_nodes,
         evict_on=evict_on(settings),
         on_hang="" if settings.origin("hang.action").kind == "default" else settings.hang.action,

@@ -46,14 +46,12 @@ def require_knobs(rows: Iterable[RecoverRow], knobs: Iterable[Knob]) -> None:
             if name.startswith(_ENV):
                 continue
             if name not in there:
-                what = f"a row of yours cannot act: [{RECOVER_KEY}.{row.cause}] sets {name} in {row.place}: the command has no such knob"
+                what = f"[{RECOVER_KEY}.{row.cause}] has no effect: the command has no knob {name} ({row.place})"
                 raise SuperviseError(
                     what, hint=f"Declare it with --knob {name}=--YOUR-FLAG (docs/guides/knobs.md), or leave {name} out of the row."
                 )
             if there[name].counts == "derived":
-                what = (
-                    f"a row of yours cannot act: [{RECOVER_KEY}.{row.cause}] sets {name} in {row.place}: the program derives it by itself"
-                )
+                what = f"[{RECOVER_KEY}.{row.cause}] has no effect: the program derives {name} by itself ({row.place})"
                 raise SuperviseError(what, hint=f"Leave {name} out of the row: batch_size alone is set, and the program fits {name} to it.")
 
 

@@ -17,22 +17,20 @@ from supervisor.config.alert_settings import Alerts
 from supervisor.config.classify_settings import Classify
 from supervisor.config.loss_settings import Loss
 from supervisor.config.metrics_settings import MetricsSection
-from supervisor.config.nodes_settings import NodesSection
 from supervisor.config.recover_settings import RecoverRow
-from supervisor.config.setting_columns import SettingRow, rows_of, setting
 from supervisor.config.standby_settings import StandbySection
 from supervisor.config.ui_settings import UiSection
-from supervisor.config.watch_settings import HangSection, NetworkSection
+from supervisor.config.watch_settings import HangSection
+from supervisor.core.policy_settings import Gpus, NetworkSection, NodesSection, Restart, Stop
+from supervisor.core.setting_columns import SettingRow, rows_of, setting
 from supervisor.errors import ExitCode
 
 if TYPE_CHECKING:
-    from supervisor.config.setting_columns import Value
     from supervisor.core.model import ResumeKind
+    from supervisor.core.setting_columns import Value
 
 #: Where a value may come from, from weakest to strongest.
 OriginKind = Literal["default", "file", "environment", "command line"]
-#: For a wait with poll(2), which counts milliseconds in 31 bits.
-_MOST_POLLED_S = 1e6
 JOB_NAME_FORM = "a name of up to 64 letters, digits, '.', '_' and '-' that begins with a letter or digit"
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -195,39 +193,6 @@ class Knobs:
 
 
 @dataclass(frozen=True, slots=True)
-class Restart:
-    """[restart]: when another attempt is worth it."""
-
-    max_attempts: int = setting(
-        0,
-        "Most attempts in one run, by its charged failures; 0: no limit.",
-        "Attempts after a requeue, a takeover or a failure that is not charged to a budget do not count. "
-        "A `--max-restarts` given to torchrun is a limit too, and counts the same.",
-        minimum=0,
-    )
-    intensity: int = setting(3, "The restart budget: most restarts per cause family within one hour without progress.", minimum=0)
-    scratch_limit_s: float = setting(
-        900.0,
-        "After an attempt longer than this, we restart without a checkpoint only if there is evidence that the script resumes by itself.",
-        "The same holds for an attempt that trained longer and did not take the checkpoint that it got.",
-        minimum=0,
-    )
-    batch_drift: bool = setting(
-        default=False,
-        text="Allow a smaller or the nearest global batch where the same one is impossible.",
-        more="The nearest with fewer GPUs; half of it where a GPU's memory does not suffice and only `batch_size` is declared.",
-        flag="--allow-batch-drift",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Gpus:
-    """[gpus]: whether a job runs with fewer GPUs."""
-
-    minimum: int = setting(0, "Go on with at least this many GPUs on a node; 0: never with fewer.", flag="--min-gpus", minimum=0)
-
-
-@dataclass(frozen=True, slots=True)
 class Health:
     """[health]: how this node is examined, and what a finding may decide."""
 
@@ -253,24 +218,6 @@ class Health:
         "Your own thresholds of checks, NAME=NUMBER, such as disk_used_share=0.8.",
         "The names are those of `health/thresholds.py`.",
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """[stop]: how long processes get to end by themselves."""
-
-    grace_s: float = setting(5.0, "Seconds from TERM to KILL for the peers of a dead rank.", minimum=0, maximum=_MOST_POLLED_S)
-    deadline_s: float = setting(
-        30.0,
-        "Seconds between the first INT or TERM and KILL.",
-        "A second signal shortens it, a third ends it.",
-        minimum=0,
-        maximum=_MOST_POLLED_S,
-    )
-    left_s: float = setting(
-        0.0, "Seconds from the environment's TERM or HUP to its KILL, if we cannot find the number out ourselves; 0: unknown.", minimum=0
-    )
-    notice_s: float = setting(0.0, "Seconds from a notice (USR1, USR2) to the KILL, if Slurm does not report it; 0: unknown.", minimum=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from supervisor.classify.losses.rules import problem_of
 from supervisor.config.alert_settings import SINK_ROWS, SINKS_KEY, AlertSinkSection
 from supervisor.config.loss_settings import RULE_ROWS, RULES_KEY, LossRuleSection
-from supervisor.config.setting_columns import SettingRow
+from supervisor.core.setting_columns import SettingRow
 from supervisor.errors import SuperviseError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from supervisor.config.setting_columns import Value
+    from supervisor.core.setting_columns import Value
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
-"""The settings of hangs and networks: what is watched, and what may be done. A part of the tree in settings.py."""
+"""The settings of hangs: what is watched, and what may be done. A part of the tree in settings.py."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from supervisor.config.setting_columns import setting
+from supervisor.core.setting_columns import setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +28,4 @@ class HangSection:
         "Seconds without progress before the ranks are examined while one imports, loads, evaluates or saves, and in its first 20 steps.",
         'A script that needs longer says so: `worker.phase("eval", at_most_s=3600)`.',
         minimum=1,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkSection:
-    """[network]: what may be changed about how the ranks reach each other."""
-
-    allow: tuple[str, ...] = setting(
-        (),
-        "Allow a rung for networks that fail: longer_timeout, interface, p2p_disable, ib_disable, shm_disable.",
-        "Several may be named with commas between them ([what each does](recovery.md#networks-and-collectives)).",
-        env="SUPERVISE_ALLOW_NETWORK",
     )

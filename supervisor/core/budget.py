@@ -105,7 +105,7 @@ def balance(failures: tuple[Failure, ...], cause: Cause, t: float, policy: Polic
         used, allowed = sum(not f.changed for f in earlier), policy.recurring_stop - 1
         reason = f"the infrastructure failed {used + 1} times within a day without progress"
     else:
-        used, allowed = sum(f.charged for f in earlier), policy.intensity
+        used, allowed = sum(f.charged for f in earlier), policy.restart.intensity
         reason = f"failed {used + 1} times within {policy.period_s:.0f} s without progress"
     return BudgetBalance(reason if used >= allowed else "", max(allowed - used - 1, 0), charged=not infrastructure)
 
@@ -124,7 +124,7 @@ def restarts_left(failures: tuple[Failure, ...], t: float, policy: Policy, charg
 def restarts_cap(policy: Policy) -> int | None:
     """Return after how many charged failures the user's own caps allow no further restart; None: there is no cap."""
     caps = [policy.max_restarts] if policy.max_restarts is not None else []
-    caps += [policy.max_attempts - 1] if policy.max_attempts is not None else []
+    caps += [policy.restart.max_attempts - 1] if policy.restart.max_attempts else []
     return min(caps, default=None)
 
 

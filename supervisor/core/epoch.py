@@ -79,7 +79,7 @@ def on_attempt_ended_by_peer(state: JobState, event: AttemptEndedByPeer) -> Step
         message = PrintMessage("info", f"{text}: attempt {attempt.number} is stopped, and the next one begins with a meeting of the nodes")
         return admit(ended, message)
     ended, actions = failure.tear_down(ended, event.t, None, f"node {node}: {event.text}")
-    stop = StopRanks(attempt.number, SIGTERM, state.run.policy.grace_s, "failure", event.text)
+    stop = StopRanks(attempt.number, SIGTERM, state.run.policy.stop.grace_s, "failure", event.text)
     return ended, (stop, *actions)
 
 
@@ -90,7 +90,7 @@ def _is_without_failure(attempt: Attempt, kind: str) -> bool:
 
 def admit(state: JobState, message: PrintMessage) -> Step:
     """Stop ranks that did not fail, so that the nodes meet again."""
-    stop = StopRanks(state.attempt.number, SIGTERM, state.run.policy.grace_s, "membership")
+    stop = StopRanks(state.attempt.number, SIGTERM, state.run.policy.stop.grace_s, "membership")
     state = replace(state, stage=Stage.ADMITTING, token=state.token + 1)
     return state, (message, stop, sharing.teardown_timer(state, state.token))
 
@@ -99,7 +99,7 @@ def on_store_silent(state: JobState, event: StoreFellSilent) -> Step:
     """End an attempt that the others may have ended without us."""
     if not state.attempt.is_shared:
         return state, ()
-    text = f"the control store of the nodes did not answer for {state.run.policy.lease_s:g} s"
+    text = f"the control store of the nodes did not answer for {state.run.policy.node_rules.lease_s:g} s"
     seen = Evidence("network", "store_silent", text, t=event.t, claim=Claim(Cause.RENDEZVOUS, 0.9, transient=True))
     return failure.stop_attempt(replace(state, attempt=replace(state.attempt, ended_for=(seen,))), event.t, text)
 
@@ -295,7 +295,7 @@ def _stopped_for(state: JobState, t: float, text: str) -> Step:
     """Stop ranks of an attempt about which is decided already."""
     token, number = state.token + 1, state.attempt.number
     state = replace(state, stage=Stage.FOLLOWING, token=token, attempt=replace(state.attempt, over_t=t))
-    return state, (StopRanks(number, SIGTERM, state.run.policy.grace_s, "failure", text), sharing.teardown_timer(state, token))
+    return state, (StopRanks(number, SIGTERM, state.run.policy.stop.grace_s, "failure", text), sharing.teardown_timer(state, token))
 
 
 def follow_if_ready(state: JobState, t: float) -> Step:

@@ -64,7 +64,7 @@ def stop_attempt(state: JobState, t: float, summary: str) -> Step:
 
 
 def _stop_ranks(state: JobState, summary: str) -> StopRanks:
-    return StopRanks(state.attempt.number, SIGTERM, state.run.policy.grace_s, "failure", summary)
+    return StopRanks(state.attempt.number, SIGTERM, state.run.policy.stop.grace_s, "failure", summary)
 
 
 def tear_down(state: JobState, t: float, death: RankExit | None, summary: str) -> Step:

@@ -37,7 +37,7 @@ def held(state: JobState, knobs: Iterable[Knob]) -> HeldBatch:
     """Return how the ranks that have met keep the global batch of the run. `knobs`: with the run's own values."""
     run, ranks = state.run, state.attempt.met_ranks
     base, known = run.batch_ranks or ranks, tuple(knobs)
-    if run.policy.nodes_batch == IGNORE or ranks == run.last_ranks == base:
+    if run.policy.node_rules.batch == IGNORE or ranks == run.last_ranks == base:
         return HeldBatch(base)
     size, accum = (enabled_knob(known, name, run.policy) for name in ("batch_size", "grad_accum"))
     asked = _asked(run.policy, size, accum, base)
@@ -87,7 +87,7 @@ def _again(base: int, asked: batch.Batch | str) -> str:
 def _other(state: JobState, base: int, why: str, values: tuple[tuple[str, str], ...] = ()) -> HeldBatch:
     """Return that the attempt would train with another global batch. It is reported once for a number of ranks."""
     run, ranks = state.run, state.attempt.met_ranks
-    is_refused = run.policy.nodes_batch == REQUIRE
+    is_refused = run.policy.node_rules.batch == REQUIRE
     text = f"the global batch is not held, {base} → {ranks} ranks: {why}" if is_refused or ranks != run.last_ranks else ""
     return HeldBatch(base, values, text, kept=False, refused=is_refused)
 
@@ -99,7 +99,7 @@ def with_changes(state: JobState, plan: Plan) -> Run:
     """
     run, attempt = state.run, state.attempt
     of_batch = [change for change in plan.changes if change.knob in BATCH_KNOBS]
-    if not of_batch or not attempt.members or not attempt.met_ranks or run.policy.nodes_batch == IGNORE:
+    if not of_batch or not attempt.members or not attempt.met_ranks or run.policy.node_rules.batch == IGNORE:
         return replace(run, overrides=overridden(run.overrides, plan.changes))
     if plan.nproc is not None:
         return replace(run, overrides=overridden(run.overrides, tuple(c for c in plan.changes if c not in of_batch)))

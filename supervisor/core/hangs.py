@@ -76,7 +76,7 @@ def _late(state: JobState, event: HangConfirmed, *, is_first: bool) -> Step:
         alert = Alert("hang", number, f"{text}; --on-hang restart ends it, and counts the run as done")
         return state, (look, alert) if is_first else ()
     state = replace(state, stage=Stage.TEARDOWN, token=state.token + 1, attempt=replace(state.attempt, late=True, over_t=event.t))
-    stop = StopRanks(number, SIGTERM, state.run.policy.grace_s, "failure", text)
+    stop = StopRanks(number, SIGTERM, state.run.policy.stop.grace_s, "failure", text)
     alert = Alert("hang", number, f"{text}; it is ended, and the run is done")
     return state, (look, alert, stop, sharing.teardown_timer(state, state.token))
 

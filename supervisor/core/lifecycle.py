@@ -120,7 +120,7 @@ def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
 def _terms(policy: Policy) -> tuple[object, ...]:
     """Return the conditions of a change of the job: the knobs, and the options that permit it. Another command is another run."""
     knobs = tuple((knob.name, knob.value, knob.how, knob.counts) for knob in policy.knobs if knob.name != RESUME)
-    return knobs, policy.batch_change, policy.batch_drift, policy.min_gpus, policy.allocator, policy.recover
+    return knobs, policy.batch_change, policy.restart.batch_drift, policy.gpus.minimum, policy.allocator, policy.recover
 
 
 def on_launcher_started(state: JobState, event: LauncherStarted) -> Step:
@@ -379,7 +379,7 @@ def _may_have_saved(state: JobState, stop: StopRequest, outcome: str) -> bool:
 
 def _find_save(state: JobState, stop: StopRequest) -> Step:
     over_t = stop.first_t if state.attempt.over_t is None else state.attempt.over_t
-    left_s = state.run.policy.stop_deadline_s if stop.left_s is None else stop.left_s
+    left_s = state.run.policy.stop.deadline_s if stop.left_s is None else stop.left_s
     left_s -= max(0.0, over_t - (stop.left_from_t or stop.first_t))
     deadline_s = max(LEAST_SEARCH_S, left_s - OUR_END_S)
     state = replace(state, token=state.token + 1, run=replace(state.run, stop=replace(stop, save_search=True)))

@@ -16,6 +16,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
+from supervisor.core.policy_settings import Gpus, NetworkSection, NodesSection, Restart, Stop
 from supervisor.core.values import Struct
 
 
@@ -462,27 +463,25 @@ class HeldBatch(Struct, frozen=True):
 
 
 class Policy(Struct, frozen=True):
-    """The settings that decisions depend on. Seconds, steps and counts; the defaults are those of docs/reference/settings.md."""
+    """What decisions depend on: sections of the settings, what is known of the command, and constants that a test may replace."""
 
     launcher: Launcher = Launcher.ELASTIC
-    grace_s: float = 5.0  # TERM to KILL for the peers of a dead rank
-    stop_deadline_s: float = 30.0  # first INT/TERM: what the ranks get to end by themselves
+    restart: Restart = Restart()
+    stop: Stop = Stop()
+    gpus: Gpus = Gpus()
+    node_rules: NodesSection = NodesSection()
+    network: NetworkSection = NetworkSection()
     evidence_deadline_s: float = 3.0
-    scratch_limit_s: float = 900.0
     resumes_itself: bool = False
     checkpoints_declared: bool = False
     checkpoints_learned: bool = False  # where none are declared, what the ranks save and load is managed all the same
-    max_attempts: int | None = None  # the user's cap: so many attempts, of which charged failures began all but the first
     max_restarts: int | None = None  # torchrun's --max-restarts, where the user gave one: so many charged failures are restarted
-    intensity: int = 3
     period_s: float = 3600.0
     same_place_steps: int = 10
     start_window_s: float = 120.0  # a rank without an optimizer, in which nothing else ran, is believed to be still importing for this long
     select_silence_s: float = 1200.0  # a selection that does not move for so long is given up; a disk without a byte far earlier
     peer_deadline_s: float = 120.0  # how long a node waits for the decision of the nodes
-    lease_s: float = 6.0  # a node from which nothing comes for so long is lost
     check_nodes: str = "never"  # --check-nodes: never, doubt or start
-    nodes_batch: str = "hold"  # nodes.batch: hold, require or let
     nodes: int = 1
     least_nodes: int = 0  # an attempt begins with so many; 0: with all of them
     backoff_base_s: float = 1.0
@@ -490,8 +489,6 @@ class Policy(Struct, frozen=True):
     knobs: tuple[Knob, ...] = ()  # that the user declared, or whose program was recognised
     likely: tuple[tuple[str, str], ...] = ()  # of other knobs: the option that would enable one, with a flag of the command or its script
     batch_change: bool = True  # --no-batch-change
-    batch_drift: bool = False  # --allow-batch-drift
-    min_gpus: int = 0  # --min-gpus; 0: never with fewer
     recover: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()  # the user's rows, by cause: what to set, by knob or env:NAME
     steps_back: int = 2  # to an older checkpoint, in one run
     recurring_alert: int = 3  # alert after this many equal failures in a run, with progress or without
@@ -499,7 +496,6 @@ class Policy(Struct, frozen=True):
     start_tries: int = 2  # for the infrastructure's failures before the first step
     allocator: str = ""  # torch's allocator settings in the user's own environment
     variables: tuple[tuple[str, str], ...] = ()  # of strategies.situation.VARIABLES, those in the user's own environment
-    network_allow: tuple[str, ...] = ()  # network.allow: rungs of strategies/network.py that may act
     clears: str = "supervise gpus clear"  # what a person types, before a GPU's name, to put it back into use
     health: bool = False  # this node is examined before each attempt
     health_deadline_s: float = 12.0  # beyond what the examination may take

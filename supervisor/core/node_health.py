@@ -143,7 +143,7 @@ def _ranks(state: JobState, t: float, left: int, there: int) -> tuple[JobState, 
     """
     policy = state.run.policy
     if policy.launcher is not Launcher.ELASTIC:
-        if left and policy.min_gpus and policy.batch_drift and left >= policy.min_gpus:
+        if left and policy.gpus.minimum and policy.restart.batch_drift and left >= policy.gpus.minimum:
             return state, (), ""
         helps = f"; --min-gpus {left} --allow-batch-drift lets it see the others" if left else ""
         return state, (), f"the command chooses its number of ranks by itself, and {left} GPUs are left{helps}"

@@ -28,7 +28,7 @@ def shown(node: str, members: tuple[str, ...]) -> str:
 
 def teardown_timer(state: JobState, token: int) -> SetTimer:
     """The timer after which ranks that were to be stopped are ended from outside."""
-    return SetTimer("teardown", token, state.run.policy.grace_s + TEARDOWN_MARGIN_S)
+    return SetTimer("teardown", token, state.run.policy.stop.grace_s + TEARDOWN_MARGIN_S)
 
 
 def end(state: JobState, kind: str, text: str) -> tuple[Action, ...]:
@@ -72,5 +72,5 @@ def want_stop(state: JobState, verdict: Verdict, plan: Plan) -> Step:
     ending = end(state, "failure", verdict.summary)
     attempt = replace(state.attempt, stop_wanted=wanted, evidence=(), awaits_agreement=False)
     state = replace(state, stage=Stage.TEARDOWN, token=token, attempt=attempt)
-    stop = StopRanks(number, SIGTERM, state.run.policy.grace_s, "failure", verdict.summary)
+    stop = StopRanks(number, SIGTERM, state.run.policy.stop.grace_s, "failure", verdict.summary)
     return state, (*ending, stop, teardown_timer(state, token))

@@ -123,7 +123,7 @@ def _first(state: JobState, event: StopRequested) -> Step:
     if trains:
         return _in_time(state, event, event.signum)
     grace_s = _grace(state, event.left_s)
-    return _stop(state, _sent(event.signum), grace_s if starts else min(state.run.policy.grace_s, grace_s))
+    return _stop(state, _sent(event.signum), grace_s if starts else min(state.run.policy.stop.grace_s, grace_s))
 
 
 def _in_time(state: JobState, event: StopRequested | TimeLeft, signum: int) -> Step:
@@ -151,7 +151,7 @@ def _until_it_is_known(state: JobState) -> Step:
     assert stop is not None  # noqa: S101 (as above)
     asks = state.attempt.save_on_request and not stop.save_requested
     state = _with_stop(state, replace(stop, save_requested=stop.save_requested or asks, spares_ranks=True))
-    request = (RequestSave(state.attempt.number, state.run.policy.stop_deadline_s),) if asks else ()
+    request = (RequestSave(state.attempt.number, state.run.policy.stop.deadline_s),) if asks else ()
     return state, (*request, SetTimer("left", state.token, ANSWER_S))
 
 
@@ -167,8 +167,8 @@ def _save(state: JobState, t: float) -> Step:
     """Ask the ranks to save, and let them run until they have saved or the time is over."""
     stop = state.run.stop
     assert stop is not None  # noqa: S101 (as above)
-    left_s = (state.run.policy.stop_deadline_s if stop.left_s is None else stop.left_s) - (t - stop.left_from_t)
-    for_it_s = left_s - _our_end(left_s) - min(state.run.policy.grace_s, RESERVED_SHARE * left_s)
+    left_s = (state.run.policy.stop.deadline_s if stop.left_s is None else stop.left_s) - (t - stop.left_from_t)
+    for_it_s = left_s - _our_end(left_s) - min(state.run.policy.stop.grace_s, RESERVED_SHARE * left_s)
     if for_it_s < LEAST_SAVE_S or state.attempt.saved:  # they saved for nodes that ask to join: they answer once
         return _stop(state, _sent(stop.signum), _grace(state, left_s))
     request = () if stop.save_requested else (RequestSave(state.attempt.number, for_it_s),)
@@ -202,7 +202,7 @@ def _our_end(left_s: float) -> float:
 
 def _grace(state: JobState, left_s: float | None) -> float:
     """Return what the ranks get to end by themselves: the stop deadline, or what is left for it."""
-    deadline_s = state.run.policy.stop_deadline_s
+    deadline_s = state.run.policy.stop.deadline_s
     return deadline_s if left_s is None else max(0.0, min(deadline_s, left_s - _our_end(left_s)))
 
 
@@ -229,7 +229,7 @@ def on_saved(state: JobState, event: Saved) -> Step:
         return state, ()
     left_s = stop.left_s if stop.left_s is None else stop.left_s - (event.t - stop.left_from_t)
     state = replace(state, token=state.token + 1)
-    state, actions = _stop(state, SIGTERM, min(state.run.policy.grace_s, _grace(state, left_s)))
+    state, actions = _stop(state, SIGTERM, min(state.run.policy.stop.grace_s, _grace(state, left_s)))
     return state, (PrintMessage("info", "the requested checkpoint is saved"), *actions)
 
 
@@ -262,8 +262,8 @@ def on_rank_exited(state: JobState, event: RankExited) -> Step:
         run=replace(state.run, stop=replace(stop, spares_ranks=False, rank_failed=True)),
         attempt=replace(state.attempt, deaths=(*state.attempt.deaths, death), evidence=None),
     )
-    left_s = max(0.0, (state.run.policy.stop_deadline_s if stop.left_s is None else stop.left_s) - (event.t - stop.left_from_t))
-    grace_s = min(state.run.policy.grace_s, left_s * RESERVED_SHARE)
+    left_s = max(0.0, (state.run.policy.stop.deadline_s if stop.left_s is None else stop.left_s) - (event.t - stop.left_from_t))
+    grace_s = min(state.run.policy.stop.grace_s, left_s * RESERVED_SHARE)
     deadline_s = min(state.run.policy.evidence_deadline_s, left_s)
     return state, (
         StopRanks(state.attempt.number, SIGTERM, grace_s, "stop"),
@@ -307,10 +307,10 @@ def _time_is_over(state: JobState, t: float) -> Step:
     if stop is None or state.attempt.ended:
         return state, ()
     state = replace(state, token=state.token + 1)
-    left_s = state.run.policy.stop_deadline_s if stop.left_s is None and stop.save_requested else stop.left_s
+    left_s = state.run.policy.stop.deadline_s if stop.left_s is None and stop.save_requested else stop.left_s
     left_s = left_s if left_s is None else max(0.0, left_s - (t - stop.left_from_t))
     grace_s = _grace(state, left_s)
-    state, actions = _stop(state, SIGTERM, min(state.run.policy.grace_s, grace_s) if stop.save_requested else grace_s)
+    state, actions = _stop(state, SIGTERM, min(state.run.policy.stop.grace_s, grace_s) if stop.save_requested else grace_s)
     who = f": {state.attempt.unsaved}" if state.attempt.unsaved else ""
     message = (PrintMessage("warning", f"no checkpoint was saved before the deadline{who}"),) if stop.save_requested else ()
     return state, (*message, *actions)

@@ -298,7 +298,7 @@ def _at_stake_s(state: JobState, t: float) -> float:
     """Return how long the last attempt trained, 0 where a restart from scratch loses little or the script resumes by itself."""
     over_t = t if state.attempt.over_t is None else state.attempt.over_t  # what was waited for since is no lost work
     lasted = over_t - state.attempt.began_t if state.attempt.number else 0.0
-    return 0.0 if lasted <= state.run.policy.scratch_limit_s or planning.resumes_itself(state) else lasted
+    return 0.0 if lasted <= state.run.policy.restart.scratch_limit_s or planning.resumes_itself(state) else lasted
 
 
 def _not_taken(state: JobState, lasted: float, given: CheckpointRef) -> Plan | None:

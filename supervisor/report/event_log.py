@@ -1,8 +1,8 @@
 """The structured log of a supervisor: lines in the state directory, from a closed list of events.
 
 Each line has the bound fields (job, run_id, attempt, incident, node, rank). They go to `<state>/supervise.log`, two files of at most
-LIMIT_BYTES each, and with --verbose to stderr too. Threads of their own render and write, so that a full, slow or hung disk never reaches
-the caller; lost lines are counted, and the next line that can be written reports them as `log.lost`.
+LIMIT_BYTES each, and to stderr where terminal.verbosity asks for it. Threads of their own render and write, so that a full, slow or hung
+disk never reaches the caller; lost lines are counted, and the next line that can be written reports them as `log.lost`.
 
 structlog renders the lines (log_lines.py). It is imported by these threads, and not before the ranks are started: its 200 modules take
 a tenth of a second of CPU time, for which a start would wait. Until then events wait in the queue.
@@ -170,7 +170,7 @@ def open_log(
     limit_bytes: int = LIMIT_BYTES,
     held_until: LogEvent | None = None,
 ) -> EventLog:
-    """Open the log of the state directory. With `terminal` (--verbose) each line is shown there too, in `log_format`.
+    """Open the log of the state directory. With `terminal` (verbose) each line is shown there too, in `log_format`.
 
     held_until: nothing is rendered before this event, for at most HELD_S, or before the log is closed.
     """

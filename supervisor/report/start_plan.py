@@ -168,12 +168,12 @@ def network_line(policy: Policy, overrides: tuple[tuple[str, str], ...] = ()) ->
 
     overrides: what a run that goes on has changed already.
     """
-    rungs = [name for name in policy.network_allow if not _users_own(name, policy)]
-    theirs = [name for name in policy.network_allow if name not in rungs]
+    rungs = [name for name in policy.network.allow if not _users_own(name, policy)]
+    theirs = [name for name in policy.network.allow if name not in rungs]
     parts = [", ".join(rungs) and f"{', '.join(rungs)} may act", ", ".join(theirs) and f"{', '.join(theirs)} may not: you set its variable"]
     now = network.in_words(network.still_permitted(overrides, policy))
     parts.append(now and f"goes on with {now}")
-    return f"network (network.allow): {'; '.join(filter(None, parts))}" if policy.network_allow else ""
+    return f"network (network.allow): {'; '.join(filter(None, parts))}" if policy.network.allow else ""
 
 
 def _users_own(name: str, policy: Policy) -> bool:
@@ -346,12 +346,12 @@ def _not_enabled(found: KnobSet, *, resumes: bool) -> list[dict[str, str]]:
 def _missing(name: str, policy: Policy) -> str:
     """Return the knobs or options that a rung needs and does not have, "" if it has all."""
     there = {knob.name for knob in policy.knobs}
-    wants = ("batch_size",) if name == "halve_batch" and policy.batch_drift else _WANTS.get(name, ())
+    wants = ("batch_size",) if name == "halve_batch" and policy.restart.batch_drift else _WANTS.get(name, ())
     if name == "halve_batch" and not policy.batch_change:
         return "--set knobs.batch_change=true"
     if name == "step_back" and not policy.checkpoints_declared:
         return "--checkpoints"
-    if name in network.OPTIONAL and name not in policy.network_allow:
+    if name in network.OPTIONAL and name not in policy.network.allow:
         return network.enabling(name)
     missing = [want for want in wants if want not in there]
     if name in _ANY and len(missing) < len(wants):

@@ -160,7 +160,7 @@ def _without_gpu(situation: Situation, strategy: str) -> Plan:
 def _for_own_launcher(situation: Situation, strategy: str, name: str, exclude: tuple[str, ...], left: int) -> Plan:
     """Return the plan for a command that chooses its ranks by itself."""
     policy = situation.policy
-    if not policy.min_gpus or not policy.batch_drift or left < max(policy.min_gpus, 1):
+    if not policy.gpus.minimum or not policy.restart.batch_drift or left < max(policy.gpus.minimum, 1):
         why = f"the command chooses its number of ranks by itself, and {left} GPUs are left"
         remedy = f"{TO_GO_ON}--min-gpus {left} --allow-batch-drift" if left else ""
         return _stop(situation, strategy, name, exclude, why + remedy)
@@ -179,10 +179,10 @@ def fewer_ranks(situation: Situation, left: int) -> FewerRanks | str:
     policy = situation.policy
     if left < 1:
         return "no other GPU is left on this node"
-    if not policy.min_gpus:
+    if not policy.gpus.minimum:
         return f"{left} GPUs are left for {situation.ranks} ranks{TO_GO_ON}the same command with --min-gpus {left}"
-    if left < policy.min_gpus:
-        return f"{left} GPUs are left, and --min-gpus {policy.min_gpus} allows no fewer"
+    if left < policy.gpus.minimum:
+        return f"{left} GPUs are left, and --min-gpus {policy.gpus.minimum} allows no fewer"
     size, accum = situation.enabled("batch_size"), situation.enabled("grad_accum")
     if size is None or accum is None:
         return _shrunk_batch(situation, left)
@@ -192,7 +192,7 @@ def fewer_ranks(situation: Situation, left: int) -> FewerRanks | str:
 def _shrunk_batch(situation: Situation, left: int) -> FewerRanks | str:
     """Return how to go on if no knob is enabled that would keep the global batch."""
     world = situation.world_size
-    if not situation.policy.batch_drift:
+    if not situation.policy.restart.batch_drift:
         return f"the global batch cannot be kept: {batch_options(situation.policy.likely)} enables that, --allow-batch-drift lets it go"
     ranks = f"{world} → {world - situation.ranks + left} ranks"
     return FewerRanks(left, (), (f"the global batch shrinks with the world, {ranks}: no knob is enabled that would keep it",))
@@ -205,12 +205,12 @@ def _replanned_batch(situation: Situation, left: int, size: Knob, accum: Knob) -
         return old
     others = situation.world_size - situation.ranks
     found: batch.Batch | str = ""
-    for nproc in range(left, situation.policy.min_gpus - 1, -1):
+    for nproc in range(left, situation.policy.gpus.minimum - 1, -1):
         found = batch.for_world(old, others + nproc)
         if isinstance(found, batch.Batch):
             break
     else:
-        nproc, found = left, batch.for_world(old, others + left, drift=situation.policy.batch_drift)
+        nproc, found = left, batch.for_world(old, others + left, drift=situation.policy.restart.batch_drift)
     if isinstance(found, str):
         return f"{found}, nor is there a plan with fewer GPUs; --allow-batch-drift takes the nearest"
     kept = old.total == found.total

@@ -54,13 +54,13 @@ def within_cap(situation: Situation) -> Plan | None:
             strategy="within_cap",
             exit_code=exit_code_of(situation.first),
         )
-    capped = policy.max_attempts is not None and situation.charged >= policy.max_attempts - 1
-    if capped or not policy.intensity:
+    capped = policy.restart.max_attempts > 0 and situation.charged >= policy.restart.max_attempts - 1
+    if capped or not policy.restart.intensity:
         code, why = exit_code_after(situation, situation.failures[-policy.recurring_alert :])
-        spent = f"restart.max_attempts = {policy.max_attempts} is used up"
+        spent = f"restart.max_attempts = {policy.restart.max_attempts} is used up"
         return Plan(
             kind=PlanKind.STOP,
-            reason=(spent if policy.intensity else "restart.intensity = 0 allows no restart") + (f": {why}" if why else ""),
+            reason=(spent if policy.restart.intensity else "restart.intensity = 0 allows no restart") + (f": {why}" if why else ""),
             next_rung=before_the_next_start(situation.verdict),
             strategy="within_cap",
             exit_code=code,

@@ -139,7 +139,7 @@ def halve_batch(situation: Situation) -> Plan | None:
 
 def _halve_alone(size: Knob, situation: Situation) -> Plan | None:
     """Halve the batch size, and the global batch with it, if the user consented and no rank disputes the accumulation."""
-    if not situation.policy.batch_drift or situation.disputes:
+    if not situation.policy.restart.batch_drift or situation.disputes:
         return None
     lack, now = shortage.of_message(situation), int(size.value) if size.value.isdigit() else 0
     new = batch.halved_alone(size, situation.world_size, lack.most(now) if lack else None)
@@ -195,7 +195,7 @@ def _other_knob_missing(size: Knob | None, situation: Situation) -> str:
     if size is None:
         return both
     alone = batch.halved_alone(size, situation.world_size)
-    if situation.policy.batch_drift:
+    if situation.policy.restart.batch_drift:
         return alone if isinstance(alone, str) else STEP_UNKNOWN if at_unknown_step(situation) else ""
     return f"{both}; --allow-batch-drift lets the global batch shrink"
 

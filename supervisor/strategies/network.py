@@ -63,7 +63,7 @@ def still_permitted(overrides: tuple[tuple[str, str], ...], policy: Policy) -> t
 
     What a row [recover.CAUSE] sets is permitted by it.
     """
-    refused = {knob for rung, knobs in _SETS.items() if rung not in policy.network_allow for knob in knobs}
+    refused = {knob for rung, knobs in _SETS.items() if rung not in policy.network.allow for knob in knobs}
     theirs = {f"env:{name}" for name, _ in policy.variables}
     of_rows = {knob for _, row in policy.recover for knob, _ in row}
     return tuple(row for row in overrides if row[0] not in (refused | theirs) - of_rows)
@@ -82,7 +82,7 @@ def enabling(name: str) -> str:
 
 def is_enabled(situation: Situation, name: str) -> bool:
     """Whether the user permits this rung."""
-    return name in situation.policy.network_allow
+    return name in situation.policy.network.allow
 
 
 def not_enabled(name: str, planned: Callable[[Situation], Plan | None]) -> Callable[[Situation], str]:

@@ -262,7 +262,8 @@ def _start_text(situation: Situation) -> str:
 
 
 def _budget_spent(situation: Situation, why: str) -> Plan:
-    code, kind = exit_code_after(situation, situation.failures[-max(situation.policy.intensity - 1, 1) :])  # this one is the last of them
+    earlier = max(situation.policy.restart.intensity - 1, 1)  # this one is the last of them
+    code, kind = exit_code_after(situation, situation.failures[-earlier:])
     return Plan(
         kind=PlanKind.STOP,
         reason=f"the budget is spent: {why}, {kind}",

@@ -12,6 +12,7 @@ from supervisor.config import loading, secret_files
 from supervisor.config.policy import to_policy
 from supervisor.config.settings import ROWS, Origin, Settings
 from supervisor.core.model import Knob, Launcher, Policy
+from supervisor.core.policy_settings import Gpus, Restart, Stop
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:
@@ -363,10 +364,14 @@ def test_the_policy_of_default_settings_is_the_policys_own_default(load: Callabl
     assert to_policy(load({"instrument.enabled": False}), Launcher.ELASTIC) == Policy()
     settings = load({"checkpoints.paths": ("*.pt",), "job.resumes_itself": True, "stop.grace_s": "7"})
     policy = to_policy(settings, Launcher.PLAIN)
-    assert policy == Policy(launcher=Launcher.PLAIN, checkpoints_declared=True, checkpoints_learned=True, resumes_itself=True, grace_s=7.0)
+    assert policy == Policy(
+        launcher=Launcher.PLAIN, checkpoints_declared=True, checkpoints_learned=True, resumes_itself=True, stop=Stop(grace_s=7.0)
+    )
     settings = load({"restart.max_attempts": "9", "restart.batch_drift": True, "knobs.batch_change": False, "gpus.minimum": "2"})
     knob = Knob("batch_size", "32", "--bs")
-    wanted = Policy(checkpoints_learned=True, max_attempts=9, batch_drift=True, batch_change=False, min_gpus=2, knobs=(knob,))
+    wanted = Policy(
+        checkpoints_learned=True, batch_change=False, knobs=(knob,), restart=Restart(max_attempts=9, batch_drift=True), gpus=Gpus(minimum=2)
+    )
     assert to_policy(settings, Launcher.ELASTIC, (knob,)) == wanted
 
 
@@ -382,7 +387,7 @@ def test_arguments_that_could_never_be_used_are_a_usage_error(load: Callable[...
 
 def test_rungs_for_networks_are_named_with_or_without_commas_and_an_unknown_one_is_refused(load: Callable[..., Settings]) -> None:
     allowed = to_policy(load({"network.allow": ("interface, ib_disable", "interface")}), Launcher.ELASTIC, environ={"NCCL_IB_DISABLE": "0"})
-    assert (allowed.network_allow, allowed.variables) == (("interface", "ib_disable"), (("NCCL_IB_DISABLE", "0"),))
+    assert (allowed.network.allow, allowed.variables) == (("interface", "ib_disable"), (("NCCL_IB_DISABLE", "0"),))
     with pytest.raises(
         SuperviseError, match=r"network\.allow \(command line --set network\.allow\): there is no rung 'ib' to allow"
     ) as refused:

@@ -9,6 +9,7 @@ from supervisor.core.budget import backoff_s, balance, equal, past_checkpoint, p
 from supervisor.core.decide import decide, initial
 from supervisor.core.model import Cause, CheckpointRef, Evidence, Failure, Policy
 from supervisor.core.planning import KEPT_FAILURES, KEPT_FINGERPRINTS, remembered
+from supervisor.core.policy_settings import Restart
 from supervisor.core.state import Attempt, NodeReport, SavedSteps
 from supervisor.core.values import replace
 
@@ -20,7 +21,7 @@ def failure(cause: Cause = Cause.KILLED_UNKNOWN, **changes: object) -> Failure:
 
 
 def test_a_failure_that_was_not_charged_does_not_count() -> None:
-    assert balance((failure(), failure(charged=False)), Cause.KILLED_UNKNOWN, T, Policy(intensity=3)).left == 1
+    assert balance((failure(), failure(charged=False)), Cause.KILLED_UNKNOWN, T, Policy(restart=Restart(intensity=3))).left == 1
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def test_a_failure_that_was_not_charged_does_not_count() -> None:
     ],
 )
 def test_the_budget_is_spent_at_its_limit_for_each_family(cause: Cause, before: tuple[Failure, ...], left: int | None) -> None:
-    found = balance(before, cause, T, Policy(intensity=3, period_s=3600, recurring_stop=5))
+    found = balance(before, cause, T, Policy(period_s=3600, recurring_stop=5, restart=Restart(intensity=3)))
     assert bool(found.refusal) == (left is None)
     assert found.left == (left or 0) or found.refusal
     assert found.charged == (cause is not Cause.RENDEZVOUS)
@@ -49,7 +50,10 @@ def test_the_budget_is_spent_at_its_limit_for_each_family(cause: Cause, before: 
 
 @pytest.mark.parametrize(("cause", "charged", "restarts"), [(Cause.KILLED_UNKNOWN, True, 3), (Cause.RENDEZVOUS, False, 4)])
 def test_what_is_left_is_the_number_of_restarts_that_follow(cause: Cause, charged: bool, restarts: int) -> None:  # noqa: FBT001 -- a row
-    found = [balance((failure(cause, charged=charged),) * n, cause, T, Policy(intensity=3, recurring_stop=5)) for n in range(restarts + 1)]
+    found = [
+        balance((failure(cause, charged=charged),) * n, cause, T, Policy(recurring_stop=5, restart=Restart(intensity=3)))
+        for n in range(restarts + 1)
+    ]
     assert [one.left for one in found[:-1]] == list(reversed(range(restarts)))
     assert [bool(one.refusal) for one in found] == [False] * restarts + [True]
 
@@ -62,9 +66,9 @@ def test_the_first_restart_is_immediate_and_later_ones_spread_under_a_doubling_c
 
 def test_the_users_caps_count_charged_failures_and_nothing_else() -> None:
     assert restarts_left((), T, Policy(), charged=10_000) == 3
-    assert restarts_left((), T, Policy(max_attempts=4), charged=2) == 1
-    assert restarts_left((), T, Policy(max_restarts=2, max_attempts=50), charged=2) == 0
-    assert restarts_left((failure(),), T, Policy(max_attempts=50), charged=1) == 2
+    assert restarts_left((), T, Policy(restart=Restart(max_attempts=4)), charged=2) == 1
+    assert restarts_left((), T, Policy(max_restarts=2, restart=Restart(max_attempts=50)), charged=2) == 0
+    assert restarts_left((failure(),), T, Policy(restart=Restart(max_attempts=50)), charged=1) == 2
 
 
 def test_steps_are_progress_only_where_no_checkpoint_is_and_are_past_a_place_in_any_case() -> None:

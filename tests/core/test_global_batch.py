@@ -10,6 +10,7 @@ from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.decide import decide, initial
 from supervisor.core.model import Cause, Change, JobDecision, Knob, Plan, PlanKind, Policy, RankInfo, Verdict
+from supervisor.core.policy_settings import NodesSection
 from supervisor.core.values import replace
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ def test_what_cannot_be_held_is_reported_once_and_the_job_goes_on(policy: Policy
 @pytest.mark.parametrize(
     "policy",
     [
-        replace(HOLD, nodes_batch="ignore"),
+        replace(HOLD, node_rules=NodesSection(batch="ignore")),
         replace(HOLD, knobs=(replace(MICRO, counts="global"),)),
         replace(HOLD, knobs=(MICRO, Knob("grad_accum", "", "--global", counts="derived"))),
         replace(HOLD, knobs=(MICRO, Knob("grad_accum", "48", "--global", counts="derived"))),
@@ -197,7 +198,7 @@ def test_a_batch_that_the_program_divides_or_that_is_let_go_is_not_touched(polic
 
 
 def test_where_the_global_batch_is_required_no_rank_starts_without_it_and_all_nodes_stop_with_75() -> None:
-    node = Node(replace(HOLD, nodes_batch="require"))
+    node = Node(replace(HOLD, node_rules=NodesSection(batch="require")))
     node.begins(3)
     node.fails()
     assert node.begins(2) == {"batch_size": "6", "grad_accum": "2"}, "it is held"

@@ -30,6 +30,7 @@ from supervisor.core.model import (
     RankInfo,
     Verdict,
 )
+from supervisor.core.policy_settings import Restart
 from supervisor.core.state import Attempt, JobState, NodeReport, Stage
 from supervisor.core.training_events import LossChanged, PaceChanged
 from tests.support.transitions import is_declared
@@ -243,8 +244,9 @@ def test_whatever_happens(
     knobs = (Knob("batch_size", "8", "--bs"), Knob("grad_accum", "3", "--accum"), Knob("num_workers", "5", "--workers"))
     evict_on = ("gpu_ecc",) if most == 50 else ()
     on_hang = {1: "warn", 2: "restart", 50: ""}[most]
+    caps = Restart(max_attempts=most)
     policy = Policy(
-        checkpoints_declared=declared, knobs=knobs, max_attempts=most, health=most > 1, evict_on=evict_on, on_hang=on_hang, nodes=nodes
+        checkpoints_declared=declared, knobs=knobs, health=most > 1, evict_on=evict_on, on_hang=on_hang, nodes=nodes, restart=caps
     )
     started = core_events.SupervisorStarted(1.0, "run", policy)
     state, actions = decide(initial(), started)

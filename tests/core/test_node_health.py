@@ -8,6 +8,7 @@ from supervisor.core import events, node_health
 from supervisor.core.actions import BeginAttempt, CheckHealth, PrintMessage, Quarantine, SetTimer
 from supervisor.core.decide import decide, initial
 from supervisor.core.model import Cause, Claim, Evidence, Finding, Gpu, Launcher, Phase, Policy, RankExit, RankInfo
+from supervisor.core.policy_settings import Gpus, Restart
 from supervisor.core.state import Attempt, JobState, Run, Stage
 
 THREE = tuple(Gpu(index, f"GPU-{index}", f"0000:1{index}:00.0") for index in range(3))
@@ -21,7 +22,7 @@ ON_THE_BUS = Finding("gpu_count", "pci:0000:14:00.0", "failed", "on the bus, and
     ("found", "there"), [((LOST,), 4), ((LOST, RESET), 4), ((LOST, ON_THE_BUS), 5)], ids=["one", "one for two reasons", "two"]
 )
 def test_a_gpu_that_is_ill_for_two_reasons_is_one_gpu(found: tuple[Finding, ...], there: int) -> None:
-    policy = Policy(launcher=Launcher.ELASTIC, min_gpus=1, batch_drift=True, health=True)
+    policy = Policy(launcher=Launcher.ELASTIC, health=True, gpus=Gpus(minimum=1), restart=Restart(batch_drift=True))
     judged = node_health.judged(JobState(gpus=THREE, run=Run(policy=policy, findings=found)), 0.0)
     assert judged.stop is None
     assert any(f"3 of {there} ranks" in one.text for one in judged.actions if isinstance(one, PrintMessage))
@@ -69,7 +70,7 @@ def test_what_a_person_must_repair_is_not_waited_for_behind_a_full_disk() -> Non
 
 def failed(cause: Cause, *between: events.Event) -> tuple[JobState, tuple[object, ...]]:
     """Return what follows the first failure of a job of two GPUs: of this cause, after what happened while it ran."""
-    policy = Policy(launcher=Launcher.ELASTIC, health=True, min_gpus=1, batch_drift=True, backoff_base_s=0.0)
+    policy = Policy(launcher=Launcher.ELASTIC, health=True, backoff_base_s=0.0, gpus=Gpus(minimum=1), restart=Restart(batch_drift=True))
     claim = Evidence("exit", "signal", "9", 0, claim=Claim(cause, 0.9, transient=True))
     state, actions = initial(), tuple[object, ...]()
     for event in (

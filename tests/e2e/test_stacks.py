@@ -1,4 +1,4 @@
-"""`supervise stacks` at a job that runs: from another process, again and again, and the job goes on."""
+"""`supervise status --stacks` at a job that runs: from another process, again and again, and the job goes on."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def test_what_each_rank_does_is_shown_while_the_job_goes_on(supervise: Callable[
     run.wait_for_step(2)
     (pid,) = run.rank_pids().values()
     for _ in range(2):
-        shown = run.ask("stacks", "--rank", "0")
+        shown = run.ask("status", "--stacks", "--rank", "0")
         assert (shown.returncode, shown.stderr) == (0, "")
         assert shown.stdout.startswith("-- rank of this node, a look of ")
         assert f"process {pid} " in shown.stdout
         assert "no_torch.py:" in shown.stdout.partition("-- stack of rank 0, the innermost call first")[2]
     made = max(step for _, step in run.progress())
     run.wait_for_step(made + 2)
-    other = run.ask("stacks", "--rank", "7")
+    other = run.ask("status", "--stacks", "--rank", "7")
     assert (other.returncode, "Name one of 0 with --rank" in other.stderr) == (64, True)
     run.signal(2)
     run.exit_code()
-    ended = run.ask("stacks")
+    ended = run.ask("status", "--stacks")
     assert (ended.returncode, "no rank runs" in ended.stderr) == (64, True)

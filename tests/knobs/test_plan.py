@@ -9,6 +9,7 @@ import pytest
 
 from supervisor.cli import main
 from supervisor.core.model import Cause, Knob, Policy
+from supervisor.core.policy_settings import Gpus, NetworkSection, Restart
 from supervisor.knobs.bindings import NAMES
 from supervisor.knobs.knob_set import BoundKnob, KnobSet
 from supervisor.report import start_plan
@@ -116,7 +117,7 @@ def steps(cause: Cause, policy: Policy, ranks: int = 4) -> list[tuple[str, str, 
 
 
 def test_the_node_that_the_command_implies_is_supposed() -> None:
-    allowed = Policy(min_gpus=3, batch_drift=True)
+    allowed = Policy(gpus=Gpus(minimum=3), restart=Restart(batch_drift=True))
     assert steps(Cause.GPU_LOST, allowed) == [("exclude_gpu", "restart", 0), ("exclude_gpu", "stop", 69)]
     assert steps(Cause.GPU_LOST, Policy()) == [("exclude_gpu", "stop", 69)]
     back = steps(Cause.NAN_LOSS, Policy(checkpoints_declared=True))
@@ -127,7 +128,7 @@ def test_the_node_that_the_command_implies_is_supposed() -> None:
 
 def test_with_batch_drift_a_batch_size_is_all_that_halving_needs() -> None:
     size = Knob("batch_size", "8", "--bs")
-    drifting = Policy(knobs=(size,), batch_drift=True)
+    drifting = Policy(knobs=(size,), restart=Restart(batch_drift=True))
     assert start_plan.sequence(Cause.CUDA_OOM, drifting, 2)[0].notes[0].startswith("the global batch shrinks from 16 to 8")
     assert start_plan._missing("halve_batch", drifting) == ""  # noqa: SLF001 -- what a line of the page is made of
     assert start_plan._missing("halve_batch", Policy(knobs=(size,))) == "grad_accum"  # noqa: SLF001 -- as above
@@ -135,7 +136,8 @@ def test_with_batch_drift_a_batch_size_is_all_that_halving_needs() -> None:
 
 def test_the_line_at_start_names_the_rungs_for_networks_that_may_act() -> None:
     assert start_plan.network_line(Policy()) == ""
-    allowed = Policy(network_allow=("interface", "ib_disable"), variables=(("NCCL_IB_DISABLE", "0"), ("NCCL_SOCKET_IFNAME", "eth0")))
+    allow = NetworkSection(("interface", "ib_disable"))
+    allowed = Policy(network=allow, variables=(("NCCL_IB_DISABLE", "0"), ("NCCL_SOCKET_IFNAME", "eth0")))
     line = start_plan.network_line(allowed)
     assert line == "network (network.allow): interface may act; ib_disable may not: you set its variable"
     kept = (("env:NCCL_P2P_DISABLE", "1"), ("env:GLOO_SOCKET_IFNAME", "eth1"), ("env:NCCL_IB_DISABLE", "1"), ("batch_size", "8"))

@@ -13,12 +13,12 @@ import pytest
 from supervisor.agent.messages import NodesMet
 from supervisor.cluster import messages as protocol
 from supervisor.cluster.model import SUCCESS, ClusterDecision
-from supervisor.config.nodes_settings import NodesSection
 from supervisor.config.settings import Settings
 from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.decide import decide
 from supervisor.core.model import CheckpointRef, Evidence, Policy, RankExit, RankInfo
+from supervisor.core.policy_settings import NodesSection
 from supervisor.core.state import Attempt, JobState, Stage
 from supervisor.core.values import replace
 from supervisor.job.clock import Clock

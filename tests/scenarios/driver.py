@@ -21,6 +21,7 @@ from supervisor.core.causes import CAUSE_TABLE
 from supervisor.core.decide import decide, initial
 from supervisor.core.model import Cause, CheckpointRef, Claim, Evidence, Gpu, Knob, Launcher, Phase, Policy, RankExit, RankInfo
 from supervisor.core.state import JobState, Stage
+from tests.support import policies
 
 STORIES: dict[str, dict[str, Any]] = {
     f"{path.stem}:{story['name']}": story
@@ -54,10 +55,9 @@ def policy_of(row: dict[str, Any]) -> Policy:
     given = dict(row)
     given["knobs"] = tuple(Knob(**{"how": f"--{k['name']}", **k}) for k in row.get("knobs", ()))
     given["recover"] = tuple((cause, tuple(sets.items())) for cause, sets in row.get("recover", {}).items())
-    given["network_allow"] = tuple(row.get("network_allow", ()))
     given["variables"] = tuple((name, value) for name, value in row.get("variables", ()))
     given["launcher"] = Launcher(row.get("launcher", "elastic"))
-    return Policy(**{"checkpoints_declared": True, "start_window_s": 0.0, **given})
+    return policies.policy_from({"checkpoints_declared": True, "start_window_s": 0.0, **given})
 
 
 @dataclass
@@ -97,7 +97,7 @@ class World:
         """A supervisor starts."""
         if not continues:
             self.files = {f"{step}.pt": step for step in self.story.get("checkpoints", ())}
-        policy = policy_of(self.story.get("policy", {}) | (changed or {}))
+        policy = policy_of(policies.changed(self.story.get("policy", {}), changed or {}))
         self.tell(events.SupervisorStarted(self.t, "run", policy, continues=continues, command_digest="command", last_alive_t=self.t))
 
     def ranks(self) -> tuple[RankInfo, ...]:

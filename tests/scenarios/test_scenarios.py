@@ -42,6 +42,7 @@ from supervisor.core.model import (
 )
 from supervisor.core.state import Attempt, NodeReport
 from supervisor.core.values import replace
+from tests.support.policies import policy_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,8 +58,8 @@ SCENARIOS = {
 
 #: How a field is made of what stands in the file, by its name.
 MADE: dict[str, Callable[[Any], Any]] = {
-    "policy": lambda given: Policy(
-        **{
+    "policy": lambda given: policy_from(
+        {
             **given,
             "knobs": tuple(Knob(**knob) for knob in given.get("knobs", ())),
             "evict_on": tuple(given.get("evict_on", ())),

@@ -188,7 +188,7 @@ class Play:
         elif isinstance(what, events.AttemptEnded) and what.attempt == self.watch.attempt:
             self.watch.alive = False
         elif isinstance(what, events.RankExited) and what.attempt == self.watch.attempt and not (self.ended or self.stuck):
-            self._stop_ranks("failed", self.job.policy.grace_s)  # the agent does, before it reports the exit
+            self._stop_ranks("failed", self.job.policy.stop.grace_s)  # the agent does, before it reports the exit
         elif isinstance(what, events.EvidenceCollected):
             waited = self.state.stage is Stage.TEARDOWN and self.state.attempt.evidence is None and what.attempt == self.watch.attempt
             if waited:

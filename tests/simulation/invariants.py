@@ -186,7 +186,7 @@ class Watch:
         total = trial.world * trial.micro * trial.accum
         derived = any(k.name == "grad_accum" and k.counts == "derived" for k in self.job.policy.knobs)
         if total != self.job.batch and not derived:
-            allowed = self.drift_reported and self.job.policy.batch_drift
+            allowed = self.drift_reported and self.job.policy.restart.batch_drift
             demand(allowed, f"global batch {total} instead of {self.job.batch}, and nothing reported it")
 
     def on_program(self, event: events.ProgramSeen, before: JobState) -> None:
@@ -237,8 +237,8 @@ class Watch:
         self.blocked = frozenset()
         demand(action.gpus or not world.quarantined, "nothing keeps the GPUs in the ledger from being used")
         if action.nproc is not None:
-            demand(policy.min_gpus, "fewer ranks, and --min-gpus was not given")
-            demand(action.nproc >= policy.min_gpus, f"{action.nproc} ranks are fewer than --min-gpus {policy.min_gpus}")
+            demand(policy.gpus.minimum, "fewer ranks, and --min-gpus was not given")
+            demand(action.nproc >= policy.gpus.minimum, f"{action.nproc} ranks are fewer than --min-gpus {policy.gpus.minimum}")
         self._resumes(action)
         self.attempt, self.alive, self.full, self.strike = action.attempt, True, False, None
 
@@ -306,7 +306,7 @@ class Watch:
         plain = [r for r in restarts if family(r.verdict.cause) == mine and not (r.progressed or r.changed)]
         most = policy.recurring_stop - 1
         if mine != "infrastructure":
-            plain, most = [r for r in plain if r.plan.charged and last.t - r.t <= policy.period_s], policy.intensity
+            plain, most = [r for r in plain if r.plan.charged and last.t - r.t <= policy.period_s], policy.restart.intensity
         demand(len(plain) <= most, f"plain restart number {len(plain)} of the family {mine} without progress, {most} are allowed")
 
     def quarantines(self, action: act.Quarantine) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from supervisor.core.model import FROM_OUTSIDE, Cause, Gpu, HangKind, Knob, Phase, Policy
+from supervisor.core.model import FROM_OUTSIDE, Cause, Gpu, HangKind, Knob, Phase
 from supervisor.strategies.network import OPTIONAL
 from tests.simulation import world as w
 from tests.simulation.ailments import ALWAYS, BadFile, BadGpu, Early, Hunger, Outage, Place, Race, Spoiled, Stranger, Wear, Workers
 from tests.simulation.networks import EARLY, SHOWN, TRANSPORTS, BadInterface, BadTransport, HangingGpu, Late, Unsynced
 from tests.simulation.world import File, Happening, Job
+from tests.support.policies import policy_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,8 +69,8 @@ class Draft:
             "checkpoints_declared": self.declared,
             "nodes": 2 if self.elsewhere else 1,
             "batch_change": not self.odds(0.05),
-            "batch_drift": self.odds(0.3),
-            "min_gpus": rng.choice((0, 1, max(self.ranks - 1, 1))),
+            "restart": {"batch_drift": self.odds(0.3)},
+            "gpus": {"minimum": rng.choice((0, 1, max(self.ranks - 1, 1)))},
             "resumes_itself": not self.declared and self.odds(0.7),
             "health": self.odds(0.6),
             "evict_on": ("gpu_ecc",) if self.odds(0.3) else (),
@@ -78,7 +79,7 @@ class Draft:
         if self.odds(0.22):
             self.policy["max_restarts"] = rng.choice((0, 0, 1, 1, 2))
         elif self.odds(0.1):
-            self.policy["max_attempts"] = rng.choice((1, 2, 3, 5))
+            self.policy["restart"]["max_attempts"] = rng.choice((1, 2, 3, 5))
 
     def odds(self, share: float) -> bool:
         """Draw whether something is so."""
@@ -92,8 +93,8 @@ class Draft:
         """Let the run end at few equal failures, so that it is seen to."""
         self.policy["recurring_stop"] = self.rng.choice((3, 4, 6, 10))
         self.policy.pop("max_restarts", None)
-        self.policy.pop("max_attempts", None)
-        self.policy["intensity"] = self.rng.choice((3, 12))
+        self.policy["restart"].pop("max_attempts", None)
+        self.policy["restart"]["intensity"] = self.rng.choice((3, 12))
 
     def files(self, bad: int = 0, count: int = 0) -> None:
         """Put checkpoints of an earlier run there; the newest `bad` of them break whoever reads them."""
@@ -139,7 +140,7 @@ class Draft:
 
     def permits(self, *wanted: str, theirs: tuple[str, ...] = ()) -> None:
         """Draw network.allow, most often with what would help, and now and then a variable that the user set, of `theirs`."""
-        self.policy["network_allow"] = tuple(name for name in OPTIONAL if self.odds(0.8 if name in wanted else 0.25))
+        self.policy["network"] = {"allow": tuple(name for name in OPTIONAL if self.odds(0.8 if name in wanted else 0.25))}
         if theirs and self.odds(0.12):
             self.policy["variables"] = ((self.rng.choice(theirs), "theirs"),)
 
@@ -173,7 +174,7 @@ class Draft:
         happenings = self.happenings()
         if self.job["total"] % 14 == 0 and self.cause not in FROM_OUTSIDE | {Cause.NONE}:  # no draw: the other jobs stay as they are
             self.policy["recover"] = ((self.cause.value, ((OF_ROWS, "careful"),)),)
-        policy = Policy(**self.policy)
+        policy = policy_from(self.policy)
         return Job(theme, policy, self.ranks, self.elsewhere, self.gpus, ailments=ailments, happenings=happenings, **self.job)
 
 
@@ -187,7 +188,8 @@ def _recurs(d: Draft) -> tuple[Ailment, ...]:
     if d.odds(0.9):  # no checkpoint is made any more: steps alone are no progress
         d.files()
         d.job["save_every"] = 10**6
-        d.policy |= {"recurring_stop": d.rng.choice((3, 4)), "intensity": 12}
+        d.policy["recurring_stop"] = d.rng.choice((3, 4))
+        d.policy["restart"]["intensity"] = 12
     return (Wear(d.cause, d.rng.randrange(12, 60), sure=d.sure(0.3), moves=d.odds(0.3)),)
 
 

@@ -148,8 +148,8 @@ def caps(record: Record, past: Past, books: Watch) -> str:
     charged = sum(r.plan.charged and r.plan.strategy != "stop" and r.verdict.cause not in FROM_OUTSIDE for r in past)
     if policy.max_restarts is not None and charged >= policy.max_restarts:
         return f"restart after {charged + 1} charged failures, and --max-restarts is {policy.max_restarts}"
-    if policy.max_attempts is not None and charged >= policy.max_attempts - 1:
-        return f"restart after {charged + 1} charged failures, and restart.max_attempts is {policy.max_attempts}"
+    if 0 < policy.restart.max_attempts <= charged + 1:
+        return f"restart after {charged + 1} charged failures, and restart.max_attempts is {policy.restart.max_attempts}"
     return ""
 
 
@@ -183,7 +183,7 @@ def permitted(record: Record, _past: Past, books: Watch) -> str:
     """Of the network, only what network.allow names, and no variable of the user's own."""
     policy = books.job.policy
     theirs = {f"env:{name}" for name, _ in policy.variables}
-    loose = [c.knob for c in record.plan.changes if HARMLESS.get(c.knob) and HARMLESS[c.knob] not in policy.network_allow]
+    loose = [c.knob for c in record.plan.changes if HARMLESS.get(c.knob) and HARMLESS[c.knob] not in policy.network.allow]
     loose += [c.knob for c in record.plan.changes if c.knob in theirs]
     return f"{loose} set, and the user did not permit that" if loose else ""
 
@@ -485,7 +485,7 @@ def interface_left(record: Record, past: Past, books: Watch) -> str:
     others = [r["name"] for r in record.rows("network", "interface") if (r["state"], r["reaches"]) == ("up", "all")]
     fits = [name for name in others if name not in taken]
     free = {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"} - {name for name, _ in policy.variables}
-    if not record.interface or not fits or not free or "interface" not in policy.network_allow or _tried(record, past, "interface"):
+    if not record.interface or not fits or not free or "interface" not in policy.network.allow or _tried(record, past, "interface"):
         return ""
     return "" if record.changed else f"interface {record.interface} fails, and {fits[0]} is not used"
 
@@ -503,7 +503,7 @@ def transport_left(record: Record, past: Past, books: Watch) -> str:
     left = [
         rung
         for rung, transport in OF_TRANSPORTS.items()
-        if rung in policy.network_allow
+        if rung in policy.network.allow
         and f"NCCL_{rung.partition('_')[0].upper()}_DISABLE" not in kept
         and not _tried(record, past, rung)
         and (rung == named if named else books.traced and (not shown or transport in shown))
@@ -514,7 +514,7 @@ def transport_left(record: Record, past: Past, books: Watch) -> str:
 def time_given(record: Record, past: Past, books: Watch) -> str:
     """A rank that is merely late is given more time, unless the script's own timeout passed, which no variable changes."""
     strike, timeout_s = record.strike, record.amount("timeout")
-    if strike is None or strike.remedy != "longer_timeout" or "longer_timeout" not in books.job.policy.network_allow:
+    if strike is None or strike.remedy != "longer_timeout" or "longer_timeout" not in books.job.policy.network.allow:
         return ""
     given = int(books.overrides.get("group_timeout") or books.overrides.get(GROUP_TIMEOUT) or 0)
     if timeout_s >= LONGEST_S or timeout_s < given or _tried(record, past, "longer_timeout") >= TIMES:

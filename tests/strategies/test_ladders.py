@@ -7,6 +7,7 @@ import pytest
 from supervisor.core.budget import family
 from supervisor.core.ending import Ending
 from supervisor.core.model import Cause, CheckpointRef, Claim, Evidence, Failure, Knob, Plan, PlanKind, Policy, RankExit, Verdict
+from supervisor.core.policy_settings import Restart
 from supervisor.core.values import replace
 from supervisor.strategies import LADDERS, propose
 from supervisor.strategies.guards import reads_what_is_missing, start_again
@@ -71,9 +72,9 @@ RESTART = (PlanKind.RESTART, 0)
         (situation(failures=(failure(progressed_since=True),) * 9), RESTART),
         (situation(failures=(failure(Cause.USER_CODE),) * 3), RESTART),
         (situation(attempts=5000, charged=4000), RESTART),
-        (situation(attempts=900, charged=58, policy=Policy(max_attempts=60)), RESTART),
-        (situation(attempts=60, charged=59, policy=Policy(max_attempts=60)), stop(1)),
-        (situation(Cause.RENDEZVOUS, policy=Policy(max_attempts=1)), stop(75)),
+        (situation(attempts=900, charged=58, policy=Policy(restart=Restart(max_attempts=60))), RESTART),
+        (situation(attempts=60, charged=59, policy=Policy(restart=Restart(max_attempts=60))), stop(1)),
+        (situation(Cause.RENDEZVOUS, policy=Policy(restart=Restart(max_attempts=1))), stop(75)),
         (situation(policy=Policy(max_restarts=1), charged=1), stop(42)),
         (situation(policy=Policy(max_restarts=55), attempts=900, charged=54), RESTART),
         (situation(policy=Policy(max_restarts=55), charged=55), stop(42)),

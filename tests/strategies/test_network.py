@@ -7,6 +7,7 @@ from itertools import chain, combinations
 import pytest
 
 from supervisor.core.model import Cause, Evidence, PlanKind, Policy
+from supervisor.core.policy_settings import NetworkSection
 from supervisor.core.values import replace
 from supervisor.strategies import propose
 from supervisor.strategies.network import OPTIONAL, SOCKETS, TRANSPORTS
@@ -28,7 +29,7 @@ def subsets(names: tuple[str, ...]) -> list[tuple[str, ...]]:
 @pytest.mark.parametrize("theirs", [(), ("NCCL_IB_DISABLE",), SOCKETS, ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_SOCKET_IFNAME")])
 def test_only_what_is_named_acts_and_never_on_a_variable_of_the_users(cause: Cause, is_down: bool, theirs: tuple[str, ...]) -> None:  # noqa: FBT001
     for allowed in subsets(tuple(OPTIONAL)):
-        policy = Policy(network_allow=allowed, variables=tuple((name, "0") for name in theirs))
+        policy = Policy(network=NetworkSection(allowed), variables=tuple((name, "0") for name in theirs))
         now = situation(cause, policy=policy, step=None, evidence=(DOWN, OTHER) if is_down else ())
         for _ in range(9):
             plan = propose(now)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from supervisor.cli.invocation import Invocation
-    from supervisor.config.setting_columns import SettingRow
+    from supervisor.core.setting_columns import SettingRow
 
 
 def option_words(invocation: Invocation, *, without: Sequence[str] = ()) -> tuple[str, ...]:

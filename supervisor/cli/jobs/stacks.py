@@ -1,14 +1,11 @@
-"""`supervise stacks`: the look at the ranks that the detection of hangs takes, at any job that runs on this node."""
+"""`supervise status --stacks`: the look at the ranks that the detection of hangs takes, at any job that runs on this node."""
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING
 
-import click
-
 from supervisor.cli import stdio
-from supervisor.cli.invocation import JOB, Invocation, setting_options
 from supervisor.cli.jobs.job_files import JobFiles, find_job, history_of, live_beats, state_root
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
@@ -17,19 +14,6 @@ if TYPE_CHECKING:
     from supervisor.config.settings import Settings
     from supervisor.core.model import RankInfo
     from supervisor.journal.history import History
-
-
-@click.command()
-@setting_options(*JOB)
-@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Show one rank only.")
-def command(invocation: Invocation, *, rank: int | None) -> int:
-    """Without --job it shows the most recent job here.
-
-    It shows the ranks of this node and their DataLoader workers: Python stacks, the state of the process, the file that one waits for, and
-    the collective that a rank is in. The job goes on. It takes 10 s at most.
-    """
-    settings = invocation.settings_to_read_with()
-    return stacks(settings, invocation.job(settings), rank)
 
 
 def stacks(settings: Settings, job: str | None, rank: int | None) -> int:

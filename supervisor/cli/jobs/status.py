@@ -19,6 +19,7 @@ from supervisor.cli.jobs.all_nodes import all_nodes as all_nodes_of
 from supervisor.cli.jobs.all_nodes import as_dict as all_nodes_as_dict
 from supervisor.cli.jobs.job_files import find_job, state_root, with_a_run
 from supervisor.cli.jobs.job_status import as_dict, status_of
+from supervisor.errors import ExitCode, SuperviseError
 from supervisor.report.layout import render, surface_of
 from supervisor.report.nodes_page import nodes_page
 from supervisor.report.status_page import Status, incident_facts, status_page
@@ -46,14 +47,27 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
     help="Print one line; exit code 1 if supervise is not alive, or not ready.",
 )
 @click.option("--all-nodes", is_flag=True, help="Show where each node of the job stands, and how old that is.")
+@click.option("--stacks", is_flag=True, help="Show what each rank of this node does now: stacks, process, the collective that it waits in.")
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="With --stacks: show one rank only.")
 @json_option
-def command(invocation: Invocation, *, watch: bool, probe: str | None, all_nodes: bool, as_json: bool) -> int:
-    """Without --job it shows the most recent job here. The exit code is 0, whatever the job does, but for --probe."""
+def command(  # noqa: PLR0913  one for each option
+    invocation: Invocation, *, watch: bool, probe: str | None, all_nodes: bool, stacks: bool, rank: int | None, as_json: bool
+) -> int:
+    """Without --job it shows the most recent job here. The exit code is 0, whatever the job does, but for --probe.
+
+    --stacks looks at the ranks of this node and their DataLoader workers. The job is not affected. It takes 10 s at most.
+    """
     if probe is not None:
         from supervisor.cli.jobs.probe import answer  # noqa: PLC0415  for the probe of a pod only
 
         return answer(invocation, probe)
     settings = invocation.settings_to_read_with()
+    if stacks:
+        from supervisor.cli.jobs.stacks import stacks as show_stacks  # noqa: PLC0415  not for --help
+
+        return show_stacks(settings, invocation.job(settings), rank)
+    if rank is not None:
+        raise SuperviseError("--rank requires --stacks", hint="Write `supervise status --stacks --rank N`.", exit_code=ExitCode.USAGE)
     return status(settings, invocation.job(settings), as_json, watch=watch, all_nodes=all_nodes)
 
 

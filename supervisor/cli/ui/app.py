@@ -84,7 +84,7 @@ class Gate:
         headers, path, query = Headers(scope=scope), str(scope["path"]), scope["query_string"].decode("latin-1")
         host = headers.get("host", "")
         if not self._access.is_host(host):
-            return PlainTextResponse(f"no page for this host name: {host[:200]!r}\n", 421)
+            return PlainTextResponse(f"no page for this host name: {host[:200]!r}; ask for this machine by its name or its address\n", 421)
         name, _ = self._access.cookie
         is_browser = "text/html" in headers.get("accept", "")
         asked = parse_qs(query)

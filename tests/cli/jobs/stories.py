@@ -10,6 +10,7 @@ from supervisor.config import signatures
 from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.model import CheckpointRef, Evidence, Gpu, Phase, Policy, RankExit
+from supervisor.core.policy_settings import Restart
 from supervisor.journal.records import MIRRORED, START_TIMES, Ended, Note, RunBegan
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def _claims(trace: str, t: float) -> list[Evidence]:
 
 def killed(story: Callable[..., Story]) -> act.ReportDecision:
     """Rank 1 is killed three times, and nobody saw by whom."""
-    one = story(policy=Policy(checkpoints_declared=True, intensity=2))
+    one = story(policy=Policy(checkpoints_declared=True, restart=Restart(intensity=2)))
     one.train(1, 30, 60, verified=20)
     one.fail(60, None)
     for last in (45, 30):

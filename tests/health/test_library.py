@@ -54,7 +54,6 @@ def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
     assert not done.stderr
 
 
-@pytest.mark.slow  # test_plugins.py shows it of a package
 @pytest.mark.process
 def test_a_probe_and_a_check_of_one_s_own_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "rackprobe.py").write_text(PROBE)

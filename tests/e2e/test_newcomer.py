@@ -54,6 +54,16 @@ def test_a_configuration_that_is_no_file_is_78_and_named(supervise: Callable[...
     assert f"{path}: it is {what}" in words(run)
 
 
+def test_where_there_is_no_torchrun_it_is_said_where_torch_comes_from(
+    supervise: Callable[..., Supervised], surroundings: type[Surroundings]
+) -> None:
+    without = 'found="$(command -v "$1")"; shift; PATH=/usr/bin:/bin exec "$found" "$@"'
+    run = supervise("torchrun", "train.py", around=surroundings(prefix=("sh", "-c", without, "sh")))
+    assert run.exit_code() == 64
+    assert "no such command: torchrun" in run.stderr
+    assert "https://pytorch.org/get-started/locally" in run.stderr
+
+
 def test_arguments_that_torchrun_does_not_take_are_reported_in_its_name(supervise: Callable[..., Supervised]) -> None:
     run = supervise("torchrun", "--bogus", "train.py")
     assert run.exit_code() == 2

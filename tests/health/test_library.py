@@ -43,7 +43,6 @@ def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
     assert not done.stderr
 
 
-@pytest.mark.slow  # test_plugins.py shows it of a package
 @pytest.mark.process
 def test_a_doctor_that_lasts_judges_the_path_of_the_job_each_time(tmp_path: Path) -> None:
     assert any(result.subject == f"path:{tmp_path}" for result in examine(Ask(paths=(str(tmp_path),))).results)

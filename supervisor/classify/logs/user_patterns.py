@@ -30,6 +30,9 @@ _ONE_CHARACTER: Final = frozenset({"LITERAL", "NOT_LITERAL", "IN", "ANY"})
 #: Beside the characters that the pattern names: Latin, and a few of other scripts.
 _SAMPLE: Final = frozenset({*map(chr, range(256)), "\u0660", "\u017f", "\u212a", "\u4e2d", "\u2028"})
 
+#: Among the characters that may follow: a condition on the place, such as `$`, which may refuse each length of what stands before it.
+_A_PLACE: Final = ""
+
 Node = tuple[Any, Any]
 
 
@@ -142,6 +145,7 @@ class _StepCount:
             if name in _ONE_CHARACTER:
                 return found | self._set(node), False
             if name in {"AT", "ASSERT", "ASSERT_NOT"}:
+                found |= {_A_PLACE}
                 continue
             if name in _REPEATS:
                 first, nullable = self._first(list(node[1][2]))

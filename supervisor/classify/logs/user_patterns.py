@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Characters that are searched at once. A longer text is searched in parts that overlap by half.
 LONGEST: Final = 1000
-#: So many steps take about two seconds in the worst text; more may take much longer.
+#: So many steps take a few seconds in the worst text (five were measured); more may take much longer.
 MOST_STEPS: Final = 1.5e9
 HINT: Final = "limit its repeats ({0,80} in place of *), repeat no group that repeats something itself, or begin with what is always there"
 _REPEATS: Final = frozenset({"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"})

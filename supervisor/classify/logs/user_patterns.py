@@ -22,13 +22,16 @@ if TYPE_CHECKING:
 
 #: Characters that are searched at once. A longer text is searched in parts that overlap by half.
 LONGEST: Final = 1000
-#: So many steps take about two seconds in the worst text; more may take much longer.
+#: So many steps take a few seconds in the worst text (five were measured); more may take much longer.
 MOST_STEPS: Final = 1.5e9
 HINT: Final = "limit its repeats ({0,80} in place of *), repeat no group that repeats something itself, or begin with what is always there"
 _REPEATS: Final = frozenset({"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"})
 _ONE_CHARACTER: Final = frozenset({"LITERAL", "NOT_LITERAL", "IN", "ANY"})
 #: Beside the characters that the pattern names: Latin, and a few of other scripts.
 _SAMPLE: Final = frozenset({*map(chr, range(256)), "\u0660", "\u017f", "\u212a", "\u4e2d", "\u2028"})
+
+#: Among the characters that may follow: a condition on the place, such as `$`, which may refuse each length of what stands before it.
+_A_PLACE: Final = ""
 
 Node = tuple[Any, Any]
 
@@ -142,6 +145,7 @@ class _StepCount:
             if name in _ONE_CHARACTER:
                 return found | self._set(node), False
             if name in {"AT", "ASSERT", "ASSERT_NOT"}:
+                found |= {_A_PLACE}
                 continue
             if name in _REPEATS:
                 first, nullable = self._first(list(node[1][2]))

@@ -142,7 +142,7 @@ def beat(rank: int, *, told: bool = True, went_on: bool = False, saved: bool = F
     """A rank that asks; one that is not alive has a pid that nobody has."""
     pid = os.getpid() if alive else 2**22 + 1
     ticks = int(Path(f"/proc/{os.getpid()}/stat").read_text().rpartition(")")[2].split()[19])
-    return RankHeartbeat(rank, rank, pid, ticks, 0, None, 0, 1, None, None, None, True, True, True, told, True, went_on, saved)  # type: ignore[arg-type]  # noqa: FBT003
+    return RankHeartbeat(rank, rank, pid, ticks, 0, None, 0, 1, None, None, None, True, True, told, True, went_on, saved)  # type: ignore[arg-type]  # noqa: FBT003
 
 
 @pytest.mark.parametrize(

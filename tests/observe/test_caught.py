@@ -31,7 +31,7 @@ def judged(log: str, *wrote: Evidence, code: int = 3, hooked: bool = True, stepp
     facts = collect.logs([StreamRead(0, "err", reader.finish(1003.0), b"", 0, "")], launches=False)
     deaths = [RankExit(0, 100, 5_000_000_000, code, None)]
     stepped = None if stepped_s is None else int(stepped_s * 1e9)
-    beats = [RankHeartbeat(0, 0, 100, 1, 0, Phase.TRAIN, 0, 30, stepped, 0, "", True, True, True, False)] if hooked else []  # noqa: FBT003  its form
+    beats = [RankHeartbeat(0, 0, 100, 1, 0, Phase.TRAIN, 0, 30, stepped, 0, "", True, True, False)] if hooked else []  # noqa: FBT003  its form
     return classify(reconciled((*collect.exits(deaths, CLOCK, 5.0), *wrote, *facts), deaths, beats, CLOCK))
 
 

@@ -42,7 +42,7 @@ def death(rank: int, at_s: float, *, code: int | None = None, signum: int | None
 
 def beat(rank: int, last_step_s: float | None) -> RankHeartbeat:
     last = None if last_step_s is None else int(last_step_s * 1e9)
-    return RankHeartbeat(rank, rank, 100 + rank, 1, 0, Phase.TRAIN, 0, 5, last, 5, "optimizer", True, True, True, False)  # noqa: FBT003  its form
+    return RankHeartbeat(rank, rank, 100 + rank, 1, 0, Phase.TRAIN, 0, 5, last, 5, "optimizer", True, True, False)  # noqa: FBT003  its form
 
 
 def log(name: str, *, rank: int | None = 0, t: float = 1005.0, claim: Claim | None = None, final: bool = False) -> Evidence:

@@ -35,7 +35,7 @@ def death(rank: int, at_s: float, *, code: int | None = None, signum: int | None
 
 
 def beat(rank: int) -> RankHeartbeat:
-    return RankHeartbeat(rank, rank, 100 + rank, 1, 0, Phase.TRAIN, 0, 0, None, 0, "", True, True, True, False)  # noqa: FBT003  its form
+    return RankHeartbeat(rank, rank, 100 + rank, 1, 0, Phase.TRAIN, 0, 0, None, 0, "", True, True, False)  # noqa: FBT003  its form
 
 
 def cause_of(facts: tuple[Evidence, ...], deaths: list[RankExit], beats: list[RankHeartbeat]) -> tuple[Cause, int | None]:

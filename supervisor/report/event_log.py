@@ -1,7 +1,7 @@
 """The structured log of a supervisor: JSON lines in the state directory, from a closed list of events.
 
 Each line has the bound fields (job, run_id, attempt, incident, node, rank). They go to `<state>/supervise.log`, two files of at most
-LIMIT_BYTES each, and and to stderr where terminal.verbosity asks for it; as `ecs` in the names of the Elastic Common Schema.
+LIMIT_BYTES each, and to stderr where terminal.verbosity asks for it; as `ecs` in the names of the Elastic Common Schema.
 A thread of its own writes, so
 that a full, slow or hung disk never reaches the caller; lost lines are counted, and the next line that can be written reports them as
 `log.lost`.

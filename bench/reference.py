@@ -141,7 +141,7 @@ def _words(command: click.Command) -> Iterator[str]:
 def rungs() -> str:
     """Return what each rung does."""
     rows = [(f"`{rung.name}`", rung.summary, "yes" if rung.changes_job else "") for rung in RUNGS.values()]
-    return _table(("rung", "what it does", "changes the job"), rows)
+    return _table(("step of the ladder", "what it does", "changes the job"), rows)
 
 
 def networks() -> str:

@@ -134,8 +134,8 @@ def candidates(held: Sequence[Sequence[NodeCheckpoint]], orderer: int = 0) -> li
     orderer: the node whose order counts. It must have been in the newest attempt: who missed one cannot tell which files it saved.
     """
     found = []
-    for one in held[orderer] if held else ():
-        rows = [one if node == orderer else _fitting(one, others) for node, others in enumerate(held)]
+    for node_checkpoint in held[orderer] if held else ():
+        rows = [node_checkpoint if node == orderer else _fitting(node_checkpoint, others) for node, others in enumerate(held)]
         if None not in rows:
             found.append(tuple(row for row in rows if row is not None))
     return found

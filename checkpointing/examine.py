@@ -125,18 +125,22 @@ def _root(
     path: str, pointer: pointer_files.Pointer, found: list[str], reading: ReadOptions, started: Callable[[str], None]
 ) -> Verification:
     """Return the verdict on a root: that on its one step, joined with the pointer's problem."""
-    one = Verification(path, identity_of(path) or _NOWHERE, Verdict.VERIFIED, format=pointer.format)
+    verification = Verification(path, identity_of(path) or _NOWHERE, Verdict.VERIFIED, format=pointer.format)
     if len(found) == 1 and found[0] != path:
         started(found[0])
-        one = replace(judged(found[0], reading), path=path)
+        verification = replace(judged(found[0], reading), path=path)
     if not pointer.problem:
-        return one
+        return verification
     verdict = (
-        one.verdict
-        if one.verdict not in (Verdict.VERIFIED, Verdict.UNVERIFIABLE)
+        verification.verdict
+        if verification.verdict not in (Verdict.VERIFIED, Verdict.UNVERIFIABLE)
         else Verdict.INCOMPLETE
         if pointer.target
         else Verdict.BAD
     )
-    reasons = tuple(dict.fromkeys((*one.reasons, pointer.problem))) if one.verdict is verdict else (pointer.problem, *one.reasons)
-    return replace(one, verdict=verdict, reason=reasons[0], reasons=reasons, level="", format=pointer.format)
+    reasons = (
+        tuple(dict.fromkeys((*verification.reasons, pointer.problem)))
+        if verification.verdict is verdict
+        else (pointer.problem, *verification.reasons)
+    )
+    return replace(verification, verdict=verdict, reason=reasons[0], reasons=reasons, level="", format=pointer.format)

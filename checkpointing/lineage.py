@@ -85,13 +85,13 @@ class Lineages:
         `other_directories`: this directory of the job's other hosts that this disk has. Runs and roll-backs recorded there count too.
         """
         run = self._run
-        if any(one.run == run for one in self._record.runs):
+        if any(lineage_run.run == run for lineage_run in self._record.runs):
             self._complete(manifests())
             return False
         manifests_known = tuple(manifests())
         other_records = [_read(directory / FILE_NAME)[0] for directory in other_directories]
         with self._lock:
-            runs = {one.run: one for record in (*other_records, self._record) for one in record.runs}
+            runs = {lineage_run.run: lineage_run for record in (*other_records, self._record) for lineage_run in record.runs}
             roll_backs = dict.fromkeys((*(row for record in other_records for row in record.roll_backs), *self._record.roll_backs))
             latest_known_s = max((run.began for run in runs.values()), default=0)
             for manifest in manifests_known:
@@ -160,12 +160,12 @@ class Lineages:
 
     def attempt_at(self, t_ns: int) -> Lineage:
         """Return the latest attempt that had begun by `t_ns`, or UNKNOWN_LINEAGE."""
-        found = UNKNOWN_LINEAGE
+        lineage = UNKNOWN_LINEAGE
         for run in self._record.runs:
             for number, began_ns in run.attempts:
                 if began_ns <= t_ns + _GRAIN_NS:
-                    found = max(found, Lineage(run.began, run.run, number))
-        return found
+                    lineage = max(lineage, Lineage(run.began, run.run, number))
+        return lineage
 
     def try_roll_back(self, row: RollBack) -> None:
         """Have the training step back from a checkpoint in this run."""
@@ -249,11 +249,11 @@ class Lineages:
         abandoned: tuple[tuple[str, Lineage], ...] | None = None,
     ) -> None:
         """Set a new record instead of mutating the old one, because readers take no lock. The caller must hold `_lock`."""
-        was = self._record
+        lineage_record = self._record
         self._record = _LineageRecord(
-            was.runs if runs is None else runs,
-            was.roll_backs if roll_backs is None else roll_backs,
-            was.abandoned if abandoned is None else abandoned,
+            lineage_record.runs if runs is None else runs,
+            lineage_record.roll_backs if roll_backs is None else roll_backs,
+            lineage_record.abandoned if abandoned is None else abandoned,
         )
 
 

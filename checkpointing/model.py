@@ -155,7 +155,7 @@ def listed(found: Iterable[NonFinite]) -> tuple[NonFinite, ...]:
 
 def nan_weights(found: Iterable[NonFinite]) -> frozenset[str]:
     """Return the names of the weights that hold NaN."""
-    return frozenset(one.tensor for one in found if one.is_weight and one.what == "NaN")
+    return frozenset(non_finite.tensor for non_finite in found if non_finite.is_weight and non_finite.what == "NaN")
 
 
 def note_of(found: Iterable[NonFinite]) -> str:

@@ -289,18 +289,18 @@ def _take(queue: list[_Row], reader: _CandidateReader, tally: _Tally) -> _Taken:
     while queue:
         key, candidate, verified = heapq.heappop(queue)
         if isinstance(candidate, Spare):
-            found = reader.read_spare(candidate)
-            if found.verdict is Verdict.VERIFIED:
-                return key, found, candidate
+            verification = reader.read_spare(candidate)
+            if verification.verdict is Verdict.VERIFIED:
+                return key, verification, candidate
         else:
-            found = verified or reader.read(candidate)
-            true_key = reader.order.of_candidate(candidate, found)
-            if found.verdict is Verdict.VERIFIED and true_key > key:  # older than by its name: newer ones go first
-                heapq.heappush(queue, (true_key, candidate, found))
+            verification = verified or reader.read(candidate)
+            true_key = reader.order.of_candidate(candidate, verification)
+            if verification.verdict is Verdict.VERIFIED and true_key > key:  # older than by its name: newer ones go first
+                heapq.heappush(queue, (true_key, candidate, verification))
                 continue
-            if found.verdict is Verdict.VERIFIED:
-                return true_key, found, None
-        tally.refuse(found, is_declared=isinstance(candidate, Candidate) and candidate.is_declared)
+            if verification.verdict is Verdict.VERIFIED:
+                return true_key, verification, None
+        tally.refuse(verification, is_declared=isinstance(candidate, Candidate) and candidate.is_declared)
     return None, None, None
 
 
@@ -425,17 +425,17 @@ class _CandidateReader:
             why = _SUSPECT if self.suspect else "it moved since it was verified"
             return self._kept(self._check(candidate.path, manifest, candidate.identity, why))
         if known is not None and known.verdict in (Verdict.UNVERIFIABLE, Verdict.FOREIGN, Verdict.INCOMPLETE, Verdict.DANGEROUS):
-            found = known
+            verification = known
         elif known is not None and known.level in _FULL and not self.suspect:
-            found = self._believed(known)
+            verification = self._believed(known)
         else:
             why = "never verified" if known is None or known.level not in _FULL else _SUSPECT
-            found = self._verify(candidate.path, candidate.identity, why)
-        if manifest is not None and manifest.identity.size == candidate.identity.size and _has_no_checksums(found):
+            verification = self._verify(candidate.path, candidate.identity, why)
+        if manifest is not None and manifest.identity.size == candidate.identity.size and _has_no_checksums(verification):
             # rewritten, or a directory that moved: equal bytes prove it, others prove nothing
             proven = self._check(candidate.path, manifest, candidate.identity, "its format has no checksums")
-            found = proven if proven.verdict is Verdict.VERIFIED else found
-        return found if found.level == "identity" else self._kept(found)
+            verification = proven if proven.verdict is Verdict.VERIFIED else verification
+        return verification if verification.level == "identity" else self._kept(verification)
 
     def read_spare(self, spare: Spare) -> Verification:
         manifest = spare.manifest

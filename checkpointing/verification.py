@@ -73,15 +73,15 @@ def _verify(path: str, reading: ReadOptions, *, bulk: bool, own: bool) -> Verifi
     with source:
         identity = Identity.of(source.stat_opened)
         try:
-            found = examine_file(source, path, bulk=bulk)
+            examination = examine_file(source, path, bulk=bulk)
             now = Identity.of(source.stat_now())
         except Interrupted:
             return _without_content(path, identity, Verdict.UNKNOWN, NOT_TO_THE_END)
         except OSError as error:
             return _without_content(path, identity, Verdict.UNKNOWN, _why(error))
     if now != identity or identity_of(path) != identity:
-        return _without_content(path, identity, Verdict.WRITING, _CHANGED, found.format)
-    return _conclude(path, identity, found, own=own)
+        return _without_content(path, identity, Verdict.WRITING, _CHANGED, examination.format)
+    return _conclude(path, identity, examination, own=own)
 
 
 def _verify_tree(path: str, reading: ReadOptions, *, bulk: bool, own: bool) -> Verification:  # noqa: PLR0911 -- each is another answer
@@ -135,8 +135,8 @@ def verify_part(path: str, reading: ReadOptions, *, own: bool = False) -> Verifi
             return None
     except (OSError, Short):
         return None
-    found = _conclude(path, tree.identity, replace(part.found, files=part.found.files or tree.files), own=own)
-    return VerifiedPart(found, part.absent, part.leads) if found.verdict is Verdict.VERIFIED else None
+    verification = _conclude(path, tree.identity, replace(part.found, files=part.found.files or tree.files), own=own)
+    return VerifiedPart(verification, part.absent, part.leads) if verification.verdict is Verdict.VERIFIED else None
 
 
 def identity_of(path: str) -> Identity | None:

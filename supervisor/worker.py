@@ -112,5 +112,5 @@ def resume_step() -> int | None:
 
 
 def _instrument() -> Instrumentation | None:
-    found: Instrumentation | None = getattr(sys.modules.get("_supervise_shim"), "instrument", None)
-    return found
+    instrumentation: Instrumentation | None = getattr(sys.modules.get("_supervise_shim"), "instrument", None)
+    return instrumentation

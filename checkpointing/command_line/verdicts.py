@@ -35,11 +35,11 @@ def verify(paths: Sequence[str], out: Output) -> int:
     good = True
     rows: list[Verification] = []
     for path in paths:
-        for found in _verdicts_at(path, out):
-            good = good and found.verdict is Verdict.VERIFIED
+        for verification in _verdicts_at(path, out):
+            good = good and verification.verdict is Verdict.VERIFIED
             if out.as_json:
-                out.write(json.dumps(as_dict(found)))
-            rows.append(found)
+                out.write(json.dumps(as_dict(verification)))
+            rows.append(verification)
     if not out.as_json:
         out.write("\n".join(table(rows, out.clean)))
     return 0 if good else 1
@@ -53,9 +53,9 @@ def _verdicts_at(path: str, out: Output) -> Iterator[Verification]:
         bar.begin(_reading(one, out), None if identity is None else identity.size)
 
     with ProgressBar(_reading(path, out), wanted=out.bars) as bar:
-        for found in examine.look(path, reading=ReadOptions(Throttle(UNLIMITED, taken=bar.advance)), started=started):
+        for verification in examine.look(path, reading=ReadOptions(Throttle(UNLIMITED, taken=bar.advance)), started=started):
             bar.clear()
-            yield found
+            yield verification
 
 
 def choose(listing: Listing, cache: Cache, throttle: Throttle) -> tuple[Selection, Sequence[tuple[str, str]]]:
@@ -101,11 +101,11 @@ def _passed_over(
 
 def _known(cache: Cache, path: str, identity: Identity | None, why: str, reading: ReadOptions) -> Verification:
     """Return the verdict of `verify` on a checkpoint that was passed over, with the reason first; read now, if it was not."""
-    found = None if identity is None else cache.get(path, identity)
-    if found is None and identity is None:  # a copy, or what is gone: the recorded reason is all that is known
+    verification = None if identity is None else cache.get(path, identity)
+    if verification is None and identity is None:  # a copy, or what is gone: the recorded reason is all that is known
         return Verification(path, Identity(0, 0, 0, 0), Verdict.BAD, why, reasons=(why,))
-    found = examine.judged(path, reading) if found is None else examine.concluded(found)
-    return found if found.verdict is not Verdict.VERIFIED else replace(found, reasons=(why,))
+    verification = examine.judged(path, reading) if verification is None else examine.concluded(verification)
+    return verification if verification.verdict is not Verdict.VERIFIED else replace(verification, reasons=(why,))
 
 
 def as_dict(verification: Verification | None) -> dict[str, Any]:

@@ -137,8 +137,12 @@ def examine_part(tree: Tree) -> PartExamination | None:
     claimant = tree_format_of(tree)
     if claimant is None or claimant[0] not in PART_FORMATS:
         return None
-    found = cast("PartFormat", claimant[1]).examine_part(tree)
-    return None if found is None else replace(found, found=replace(found.found, format=found.found.format or claimant[0]))
+    part_examination = cast("PartFormat", claimant[1]).examine_part(tree)
+    return (
+        None
+        if part_examination is None
+        else replace(part_examination, found=replace(part_examination.found, format=part_examination.found.format or claimant[0]))
+    )
 
 
 def format_of(head: bytes, tail: bytes, suffix: str) -> tuple[str, Format] | None:
@@ -182,12 +186,15 @@ def examine_member(tree: Tree, name: str, *, bulk: bool) -> Examination:
         return Examination(Verdict.UNVERIFIABLE, f"{name} is {entry.what}: it was not read")
     try:
         with tree.open(name) as source:
-            found = examine_file(source, name, bulk=bulk)
+            examination = examine_file(source, name, bulk=bulk)
     except (NotRegular, FileNotFoundError):  # it was replaced or removed meanwhile, which a second listing will show
         return Examination(Verdict.INCOMPLETE, f"{name} went away while it was read")
-    also = tuple(f"{name}: {reason}" for reason in found.also)
+    also = tuple(f"{name}: {reason}" for reason in examination.also)
     return replace(
-        found, reason=f"{name}: {found.reason}" if found.reason else "", also=also, non_finite=prefixed(f"{name}: ", found.non_finite)
+        examination,
+        reason=f"{name}: {examination.reason}" if examination.reason else "",
+        also=also,
+        non_finite=prefixed(f"{name}: ", examination.non_finite),
     )
 
 
@@ -199,7 +206,7 @@ def nested(name: str, part: Examination) -> Examination:
 
 def prefixed(prefix: str, found: Iterable[NonFinite]) -> tuple[NonFinite, ...]:
     """Return the same with names that tell which part of a checkpoint they are in."""
-    return tuple(replace(one, tensor=f"{prefix}{one.tensor}") for one in found)
+    return tuple(replace(non_finite, tensor=f"{prefix}{non_finite.tensor}") for non_finite in found)
 
 
 # What one part of a checkpoint is, the whole is: in this order, the first that occurs.
@@ -231,5 +238,5 @@ def combine(parts: Iterable[Examination], place: StepPosition = NOWHERE, *, form
     levels = [part.level for part in examined if part.level]
     level = min(levels, key=_LEVELS.index, default="layout") if verdict is Verdict.VERIFIED else ""
     unlisted = tuple(dict.fromkeys(one for part in examined for one in part.unlisted))[:_MOST_REASONS]
-    non_finite = listed(one for part in examined for one in part.non_finite)
+    non_finite = listed(non_finite for part in examined for non_finite in part.non_finite)
     return Examination(verdict, next(iter(reasons), ""), place, level, tuple(reasons[1:]), format, files, non_finite, unlisted)

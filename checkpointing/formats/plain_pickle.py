@@ -48,8 +48,8 @@ def examine(source: FileReader, suffix: str, *, bulk: bool) -> Examination:
         read_all = len(data) == source.size  # else our limit cut it, not the writer
         return Examination(Verdict.BAD, f"torn: a plain pickle that is not whole: {error}") if read_all else _nothing_proves()
     following = list(scanner.inner(data[scan.end :], 1))  # the pickles after the first
-    refused = torch_pickle.refusal(what for found in following for what in found.dangers)
-    unlisted = tuple(what for found in (scan, *following) for what in found.unlisted)
+    refused = torch_pickle.refusal(danger for pickle_scan in following for danger in pickle_scan.dangers)
+    unlisted = tuple(what for pickle_scan in (scan, *following) for what in pickle_scan.unlisted)
     return (
         torch_pickle.refusal(scan.dangers)
         or refused

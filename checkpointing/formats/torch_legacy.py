@@ -54,13 +54,13 @@ def examine(source: FileReader, suffix: str, *, bulk: bool) -> Examination:  # n
     at, scans = 0, []
     try:
         for _ in range(4):
-            found = _scan_at(source, at)
-            scans.append(found)
-            at += found.end
+            pickle_scan = _scan_at(source, at)
+            scans.append(pickle_scan)
+            at += pickle_scan.end
         keys, at = _keys_at(source, at)
         storages = _lay_out(source, keys, scans[3], at)
     except scanner.NotAPickle as error:
-        dangers = (*(what for one in scans for what in one.dangers), *error.dangers)
+        dangers = (*(danger for pickle_scan in scans for danger in pickle_scan.dangers), *error.dangers)
         return torch_pickle.refusal(dangers) or Examination(Verdict.BAD, f"torn: one of its pickles is not whole: {error}")
     except _Torn as error:
         return torch_pickle.refusal(scans[3].dangers) or Examination(Verdict.BAD, str(error), torch_pickle.place(scans[3]))
@@ -68,13 +68,13 @@ def examine(source: FileReader, suffix: str, *, bulk: bool) -> Examination:  # n
         return Examination(Verdict.UNVERIFIABLE, "its pickle is too long to be read")
     except Short:
         return Examination(Verdict.BAD, "the file became shorter while it was read")
-    if refused := torch_pickle.refusal(what for one in scans for what in one.dangers):
+    if refused := torch_pickle.refusal(danger for pickle_scan in scans for danger in pickle_scan.dangers):
         return refused
     place = torch_pickle.place(scans[3])
     unwritten, non_finite = _numbers(source, scans[3], storages) if bulk else ("", ())
     if unwritten:
         return Examination(Verdict.BAD, unwritten, place)
-    unlisted = tuple(what for one in scans for what in one.unlisted)
+    unlisted = tuple(what for pickle_scan in scans for what in pickle_scan.unlisted)
     level = LEVEL if bulk else "directory"
     return Examination(Verdict.VERIFIED, torch_pickle.note(scans[3]), place, level, non_finite=non_finite, unlisted=unlisted)
 

@@ -136,7 +136,7 @@ def _members(source: FileReader, records: dict[bytes, ZipRecord]) -> dict[bytes,
     named = (
         one for name, one in records.items() if b"/" not in name and name.endswith(_MEMBER_SUFFIXES) and one.method == zip_layout.STORED
     )
-    parts = {one.name: source.window(one.data, one.packed_bytes) for one in named}
+    parts = {zip_record.name: source.window(zip_record.data, zip_record.packed_bytes) for zip_record in named}
     return {name: part for name, part in parts.items() if _begins_as_torch(part)}
 
 
@@ -153,8 +153,8 @@ def _examine_members(source: FileReader, records: dict[bytes, ZipRecord], member
         for name, one in found.items():
             if one.verdict is verdict:
                 return replace(one, reason=f"{zip_layout.show(name)}: {one.reason}", place=NOWHERE)
-    non_finite = tuple(tensor for one in found.values() for tensor in one.non_finite)
-    unlisted = tuple(dict.fromkeys(name for one in found.values() for name in one.unlisted))
+    non_finite = tuple(tensor for examination in found.values() for tensor in examination.non_finite)
+    unlisted = tuple(dict.fromkeys(name for examination in found.values() for name in examination.unlisted))
     return Examination(Verdict.VERIFIED, level=LEVEL if bulk else "directory", non_finite=non_finite, unlisted=unlisted)
 
 

@@ -121,6 +121,6 @@ def _first_not_zero(data: bytes, at: int) -> int | None:
     """Return where the zeros that begin at `at` end; None where they do not."""
     for begin in range(at, len(data), _STRIDE):
         if any(data[begin : begin + 8]) or data.count(0, begin, begin + _STRIDE) < min(_STRIDE, len(data) - begin):
-            found = _NOT_ZERO.search(data, begin)
-            return found.start() if found else None
+            match = _NOT_ZERO.search(data, begin)
+            return match.start() if match else None
     return None

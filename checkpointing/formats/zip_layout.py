@@ -172,10 +172,10 @@ def _resolve_end(source: FileReader, at: int, fields: tuple[int, ...]) -> _End:
     if count_here != count:
         damaged("the end record contradicts itself about the number of records")
     # if the directory ends exactly at the end record, there is no zip64 end record
-    found = _End(count, offset, size) if offset + size == at else _resolve_end64(source, at, (count, size, offset))
-    if found.size > _MAX_DIRECTORY_BYTES:
-        unsupported(f"its zip directory has {found.size} bytes")
-    return found
+    end = _End(count, offset, size) if offset + size == at else _resolve_end64(source, at, (count, size, offset))
+    if end.size > _MAX_DIRECTORY_BYTES:
+        unsupported(f"its zip directory has {end.size} bytes")
+    return end
 
 
 def _resolve_end64(source: FileReader, at: int, small: tuple[int, int, int]) -> _End:

@@ -63,17 +63,17 @@ class Tree:
     @classmethod
     def names_of(cls, path: str) -> Tree:
         """List the names directly in `path` and no more: enough for a format's `claims`, and no stat of each file. Raises OSError."""
-        found = cls(path, levels=0)
+        tree = cls(path, levels=0)
         with os.scandir(path) as listed:
             for entry in listed:
-                if len(found.entries) + len(found.directories) >= MOST_ENTRIES:
-                    found.truncated = True
+                if len(tree.entries) + len(tree.directories) >= MOST_ENTRIES:
+                    tree.truncated = True
                     break
                 if entry.is_dir(follow_symlinks=False):
-                    found.directories[entry.name] = found.stat
+                    tree.directories[entry.name] = tree.stat
                 else:
-                    found.entries[entry.name] = TreeEntry(entry.name, found.stat, "not read")
-        return found
+                    tree.entries[entry.name] = TreeEntry(entry.name, tree.stat, "not read")
+        return tree
 
     @property
     def identity(self) -> Identity:

@@ -158,7 +158,7 @@ def _answer(path: str, identity: Identity, manifest: Manifest, faults: list[_Fau
     reasons = tuple(fault.reason for fault in faults[:_MOST_REASONS])
     present = {fault.verdict for fault in faults}
     order = (Verdict.UNKNOWN, Verdict.WRITING, Verdict.BAD, Verdict.INCOMPLETE)
-    verdict = next((one for one in order if one in present), Verdict.VERIFIED)
+    verdict = next((verdict for verdict in order if verdict in present), Verdict.VERIFIED)
     first = next((fault.reason for fault in faults if fault.verdict is verdict), "") or note_of(manifest.non_finite)
     return Verification(
         path,

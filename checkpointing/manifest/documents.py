@@ -363,13 +363,13 @@ class Manifests:
     def get(self, path: str) -> Manifest | None:
         """Return the last manifest of a path; the file there may have changed since."""
         try:
-            found = read(self.file_of(path))
+            manifest = read(self.file_of(path))
         except FileNotFoundError:
             return None
         except (OSError, ManifestDamaged) as error:
             self.problem = f"a manifest could not be read: {self.file_of(path)}: {error}"
             return None
-        return found if found.path == path else None
+        return manifest if manifest.path == path else None
 
     def put(self, manifest: Manifest) -> bool:
         """Replace the manifest of its path, durably. On failure return False and set `problem`."""

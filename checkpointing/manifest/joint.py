@@ -35,20 +35,20 @@ def join(parts: Iterable[Manifest]) -> tuple[Manifest | None, str]:
     leader = leaders[0]
     _compare(leader, ordered)
     files = _files(leader, ordered)
-    for one in ordered:
-        for path, n_bytes in () if one.part is None else one.part.absent:
-            found = files.get(path)
-            if found is None:
+    for manifest in ordered:
+        for path, n_bytes in () if manifest.part is None else manifest.part.absent:
+            file = files.get(path)
+            if file is None:
                 return None, f"{path} is in no part"
-            if n_bytes is not None and found.n_bytes != n_bytes:
-                raise PartsDiffer(f"{path} has {found.n_bytes} bytes, and {n_bytes} were expected")
+            if n_bytes is not None and file.n_bytes != n_bytes:
+                raise PartsDiffer(f"{path} has {file.n_bytes} bytes, and {n_bytes} were expected")
     joint = replace(
         leader,
         files=tuple(files[path] for path in sorted(files)),
         step=next((part.step for part in ordered if part.step is not None), None),
         saved_unix_ns=max(part.saved_unix_ns for part in ordered),
         made_unix_s=max(part.made_unix_s for part in ordered),
-        non_finite=tuple(dict.fromkeys(row for one in ordered for row in one.non_finite)),
+        non_finite=tuple(dict.fromkeys(row for manifest in ordered for row in manifest.non_finite)),
         part=None,
         places=tuple(dict.fromkeys((part.host, part.path) for part in ordered)),
     )

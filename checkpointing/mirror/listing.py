@@ -84,10 +84,10 @@ def unjoined(backend: Backend, job: str) -> list[MirrorLocation]:
 
 def read_manifest(backend: Backend, location: MirrorLocation) -> Manifest:
     """Read a manifest. Raises ManifestDamaged, BackendError."""
-    found = manifests.decode(b"".join(backend.read(location.key + MANIFEST, 0, location.n_bytes)))
-    if key_of(found) != location.key:
+    manifest = manifests.decode(b"".join(backend.read(location.key + MANIFEST, 0, location.n_bytes)))
+    if key_of(manifest) != location.key:
         raise manifests.ManifestDamaged("it is another checkpoint's")
-    return found
+    return manifest
 
 
 def newest_first(
@@ -128,7 +128,7 @@ def newest_first(
     passed = [row for row in rows if not isinstance(row, MirroredCheckpoint)]
     if known is not None:
         known.clear()
-        known.update((one.location.key, one) for one in readable)
+        known.update((mirrored_checkpoint.location.key, mirrored_checkpoint) for mirrored_checkpoint in readable)
     if denied and not readable:
         raise denied[0]
     return ordered(readable), passed

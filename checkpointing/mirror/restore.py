@@ -227,11 +227,11 @@ def of_save(  # noqa: PLR0913 -- keywords, each with a default
     except OtherJob as error:
         raise PartsMissing("no part of it is in the mirror", hint=error.hint) from error
     found = [checkpoint for checkpoint in kept if checkpoint.manifest.save == save]
-    for one in found:
+    for mirrored_checkpoint in found:
         try:
-            return fetch(_at_home(one, refusal), workers=workers, passed_over=tuple(passed), progress=progress)
+            return fetch(_at_home(mirrored_checkpoint, refusal), workers=workers, passed_over=tuple(passed), progress=progress)
         except BackendError as error:
-            passed.append((f"{one.backend.url}/{one.location.key}", error.message))
+            passed.append((f"{mirrored_checkpoint.backend.url}/{mirrored_checkpoint.location.key}", error.message))
     reasons = [why for key, why in passed if key.endswith(f"-{save}/")]
     hint = "list them: supervise checkpoints ls --mirror URL"
     if found:

@@ -116,7 +116,7 @@ class Correlator:
     def _forget(self) -> None:
         """Make room: drop the oldest tenth, and count it by severity."""
         old = self._builders[: MOST_FINDINGS // 10]
-        self.forgotten.update(one.severity for one in self._judged(old))
+        self.forgotten.update(log_finding.severity for log_finding in self._judged(old))
         self._builders = self._builders[len(old) :]
         gone = {id(builder) for builder in old}
         self._open = {key: builder for key, builder in self._open.items() if id(builder) not in gone}
@@ -292,7 +292,7 @@ class Correlator:
         return entry.uptime_s is None and first is not None and first is not entry and _within(first.t, entry.t, BOOTING_S)
 
     def _last(self, wanted: Callable[[EventBuilder], bool]) -> EventBuilder | None:
-        return next((one for one in reversed(self._builders[-256:]) if not one.dropped and wanted(one)), None)
+        return next((builder for builder in reversed(self._builders[-256:]) if not builder.dropped and wanted(builder)), None)
 
     def _finding(
         self, builder: EventBuilder, known: EventIndex, announced: Mapping[str, Sequence[tuple[float | None, Repair]]]
@@ -397,7 +397,7 @@ def _within(one: float | None, other: float | None, within_s: float) -> bool:
 
 def _most_within(losses: list[Entry], within_s: float) -> int:
     """Return the most losses that lie within so many seconds; without times, all of them."""
-    times = [one.t for one in losses]
+    times = [entry.t for entry in losses]
     known = sorted(t for t in times if t is not None)
     if len(known) < len(times):
         return len(times)

@@ -322,9 +322,9 @@ def _json_entry(value: Any, raw: str, number: int) -> Iterator[Entry]:  # noqa: 
             yield from _json_entry(row, json.dumps(row), number)
     elif isinstance(rows, dict):
         line = raw if "\n" not in raw else json.dumps(rows)
-        found = _of_dmesg(rows, line, number) if "msg" in rows else _of_journal(rows, line, number)
-        if found is not None:
-            yield found
+        entry = _of_dmesg(rows, line, number) if "msg" in rows else _of_journal(rows, line, number)
+        if entry is not None:
+            yield entry
 
 
 def _of_dmesg(row: dict[str, Any], line: str, number: int) -> Entry | None:

@@ -203,16 +203,16 @@ def _start_ranks(given: argparse.Namespace) -> int:
             environ = {**os.environ, **{name: str(value) for name, value in numbers.items()}, "MASTER_ADDR": host}
             ranks.append(subprocess.Popen(argv, env=environ))  # noqa: S603  this very program
         until = time.monotonic() + given.deadline + _START_S
-        codes = {_ended(one, until) for one in ranks}
+        codes = {_ended(process, until) for process in ranks}
         return report.UNFIT if report.UNFIT in codes else NO_REPORT if any(codes) else 0
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     finally:
-        for one in ranks:
-            one.terminate()
-        for one in ranks:
+        for process in ranks:
+            process.terminate()
+        for process in ranks:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                one.wait(1)
+                process.wait(1)
 
 
 def _ended(rank: subprocess.Popen[bytes], until: float) -> int:

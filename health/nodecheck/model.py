@@ -172,12 +172,12 @@ class Fault:
         try:
             name, where, amount = text.split(":")
             first, _, second = where.partition("-")
-            made = cls(FaultKind(name), int(first), int(second) if second else NOBODY, float(amount))
+            fault = cls(FaultKind(name), int(first), int(second) if second else NOBODY, float(amount))
         except ValueError as error:
             raise ValueError(f"no fault: {text!r}: KIND:RANK:AMOUNT is wanted, and one of {kinds}") from error
-        if (made.kind is FaultKind.SLOW_LINK) != bool(second):
+        if (fault.kind is FaultKind.SLOW_LINK) != bool(second):
             raise ValueError(f"no fault: {text!r}: a link has two ranks, A-B, and nothing else has")
-        return made
+        return fault
 
     def of_link(self, pair: Pair) -> bool:
         """Return whether it slows this pair."""

@@ -178,7 +178,9 @@ class WorkerMonitor:
         if not self._store.has(SECOND):
             if through >= 0 or self._elapsed() > 0.8 * self._options.deadline_s:
                 rounds = schedule.second_looks(*second_look(self._peers.evidence(ranks)))
-                self._store.put_first(SECOND, json.dumps([[[*asdict(one).values()] for one in pair_trials] for pair_trials in rounds]))
+                self._store.put_first(
+                    SECOND, json.dumps([[[*asdict(pair_trial).values()] for pair_trial in pair_trials] for pair_trials in rounds])
+                )
         elif late or (through >= 1 and all(heartbeat is not None and heartbeat.read for heartbeat in heartbeats)):
             known = self._peers.evidence(ranks)
             rows = report.results(known)

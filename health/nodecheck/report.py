@@ -31,29 +31,29 @@ _NODES: Final = "env_nodes"
 
 def results(known: TrialEvidence, limits: Limits = DEFAULT) -> tuple[CheckResult, ...]:
     """Return the faults, worst first, and last the extent of the check; never empty."""
-    found = judge(known, limits)
+    verdicts = judge(known, limits)
     rows = [
         *(_presence(known, rank, why) for rank, why in known.gone.items()),
         *(_unfinished(known, rank, step) for rank, step in known.unfinished.items()),
-        *(_failing(known, rank, why) for rank, why in found.failing.items()),
-        *(_failing_link(known, pair, why) for pair, why in found.failing_links.items()),
-        *(_doubt(known, pair, why) for pair, why in found.doubts.items()),
+        *(_failing(known, rank, why) for rank, why in verdicts.failing.items()),
+        *(_failing_link(known, pair, why) for pair, why in verdicts.failing_links.items()),
+        *(_doubt(known, pair, why) for pair, why in verdicts.doubts.items()),
         *(
             _slow(COMPUTE, f"rank:{rank}", f"{_name(known, rank)} computes slowly", [one], limits)
-            for rank, one in found.slow_compute.items()
+            for rank, one in verdicts.slow_compute.items()
         ),
-        *(_slow_rank(known, rank, slow, limits) for rank, slow in found.slow_ranks.items()),
-        *(_slow_link(known, pair, slow, limits) for pair, slow in found.slow_links.items()),
+        *(_slow_rank(known, rank, slow, limits) for rank, slow in verdicts.slow_ranks.items()),
+        *(_slow_link(known, pair, slow, limits) for pair, slow in verdicts.slow_links.items()),
         *_environments(known),
     ]
     if known.rehearsed:  # so that no reader takes it for a real fault
-        rows = [replace(one, reason="rehearsal: " + one.reason) for one in rows]
+        rows = [replace(check_result, reason="rehearsal: " + check_result.reason) for check_result in rows]
     return (*worst(rows), _extent(known))
 
 
 def exit_code(rows: Iterable[CheckResult]) -> int:
     """Return 0, or UNFIT where anything is FAILED."""
-    return UNFIT if any(one.result is Result.FAILED for one in rows) else 0
+    return UNFIT if any(check_result.result is Result.FAILED for check_result in rows) else 0
 
 
 def to_json(known: TrialEvidence, rows: Sequence[CheckResult], seconds: float, t: float) -> dict[str, Json]:
@@ -67,17 +67,17 @@ def to_json(known: TrialEvidence, rows: Sequence[CheckResult], seconds: float, t
         "world": known.world,
         "meetings": len(pair_trials(known)),
         "members": [known.members[rank].to_json() for rank in sorted(known.members)],
-        "results": [one.to_json() for one in rows],
+        "results": [check_result.to_json() for check_result in rows],
     }
 
 
 def lines(outcome: dict[str, Json]) -> Iterable[str]:
     """Yield the lines for people of what `to_json` returned."""
     rows = outcome["results"]
-    for one in rows if isinstance(rows, list) else []:
-        if isinstance(one, dict):
-            yield f"{str(one['result']).upper():<9} {one['check']:<14} {one['reason']}"
-            evidence = one["evidence"]
+    for row in rows if isinstance(rows, list) else []:
+        if isinstance(row, dict):
+            yield f"{str(row['result']).upper():<9} {row['check']:<14} {row['reason']}"
+            evidence = row["evidence"]
             yield from (f"{'':<25}  {line}" for line in (evidence if isinstance(evidence, list) else []))
     fit = "all ranks are fit for a job" if outcome["fit"] else "not fit for a job until what is FAILED is repaired or left out"
     yield f"node check of {outcome['world']} ranks in {outcome['seconds']:.1f} s: {fit}"
@@ -167,9 +167,9 @@ def _environments(known: TrialEvidence) -> Iterator[CheckResult]:
             outcome = readings.table(OUTCOME, "probe:environment")
             why = f"{outcome.get('state', 'no answer')} {outcome.get('why', '')}".strip()
             yield CheckResult(_NODES, HOST, Result.UNKNOWN, f"{name}: its environment could not be read: {why}")
-    asked = Readings(one for readings in nodes.values() for one in readings.of(OUTCOME))
+    asked = Readings(reading for readings in nodes.values() for reading in readings.of(OUTCOME))
     rows = health_judge.judge(asked + node_environments.merge_nodes(nodes), checks={_NODES: node_environments.env_nodes})
-    yield from (one for one in rows if one.result is not Result.SKIPPED)
+    yield from (check_result for check_result in rows if check_result.result is not Result.SKIPPED)
 
 
 def _extent(known: TrialEvidence) -> CheckResult:

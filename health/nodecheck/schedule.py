@@ -67,4 +67,4 @@ def second_looks(
 
 def trial_of(rank: int, pair_trials: Iterable[PairTrial]) -> PairTrial | None:
     """Return the trial of a round in which the rank takes part; None where it rests."""
-    return next((one for one in pair_trials if rank in (one.a, one.b)), None)
+    return next((pair_trial for pair_trial in pair_trials if rank in (pair_trial.a, pair_trial.b)), None)

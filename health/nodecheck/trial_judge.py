@@ -96,7 +96,7 @@ def judge(known: TrialEvidence, limits: Limits = DEFAULT) -> Verdicts:
     slow_ranks, slow_links, seldom = _slow_together(known, {*ranks, *slow}, links, limits)
     return Verdicts(
         failing={
-            rank: tuple([one.failure for one in known.samples if one.rank == rank and one.own])
+            rank: tuple([sample.failure for sample in known.samples if sample.rank == rank and sample.own])
             + tuple(f"with rank {sum(pair) - rank}: {word}" for pair, why in failed.items() if rank in pair for word in why)
             for rank in ranks
         },
@@ -114,12 +114,12 @@ def second_look(known: TrialEvidence, limits: Limits = DEFAULT) -> tuple[list[in
     A rank is a suspect if a failure or a slow link touches it: further partners show whether rank or link is bad. At most half of the
     ranks are suspects.
     """
-    found = judge(known, limits)
+    verdicts = judge(known, limits)
     here = [rank for rank in sorted(known.members) if rank not in known.gone]
     weight = Counter(rank for pair, why in failed_pairs(known).items() for rank in pair for _ in why)
-    chosen = sorted((rank for rank in found.touched if rank in here), key=lambda rank: (-weight[rank], rank))
-    again = [pair for pair in (*found.doubts, *found.failing_links) if set(pair) <= set(here)]
-    return sorted(chosen[: max(2, len(here) // 2)]), [rank for rank in here if rank not in found.touched], again
+    chosen = sorted((rank for rank in verdicts.touched if rank in here), key=lambda rank: (-weight[rank], rank))
+    again = [pair for pair in (*verdicts.doubts, *verdicts.failing_links) if set(pair) <= set(here)]
+    return sorted(chosen[: max(2, len(here) // 2)]), [rank for rank in here if rank not in verdicts.touched], again
 
 
 # --- failures -------------------------------------------------------------------------------------------------------------------------
@@ -128,9 +128,9 @@ def second_look(known: TrialEvidence, limits: Limits = DEFAULT) -> tuple[list[in
 def pair_trials(known: TrialEvidence) -> dict[tuple[int, int, Pair], list[Sample]]:
     """Return the one or two samples of each meeting at which both ranks were present."""
     found: dict[tuple[int, int, Pair], list[Sample]] = {}
-    for one in known.samples:
-        if one.partner != NOBODY and not one.absent and not known.gone.keys() & set(one.pair):
-            found.setdefault((one.phase, one.number, one.pair), []).append(one)
+    for sample in known.samples:
+        if sample.partner != NOBODY and not sample.absent and not known.gone.keys() & set(sample.pair):
+            found.setdefault((sample.phase, sample.number, sample.pair), []).append(sample)
     return found
 
 
@@ -138,15 +138,15 @@ def failed_pairs(known: TrialEvidence) -> dict[Pair, list[str]]:
     """Return the first failure of each failed meeting, by pair. A failure of one rank alone is not the pair's."""
     found: dict[Pair, list[str]] = {}
     for (_, _, pair), both in pair_trials(known).items():
-        bad = [one for one in both if one.failure]
-        if bad and not any(one.own for one in bad):
+        bad = [sample for sample in both if sample.failure]
+        if bad and not any(sample.own for sample in bad):
             found.setdefault(pair, []).append(bad[0].failure)
     return found
 
 
 def _failing(known: TrialEvidence, failed: Mapping[Pair, list[str]], limits: Limits) -> tuple[set[int], set[Pair], set[Pair]]:
     """Return the ranks that fail, the links, and the pairs that failed once and nobody knows why."""
-    ranks = {one.rank for one in known.samples if one.own and one.rank not in known.gone}
+    ranks = {sample.rank for sample in known.samples if sample.own and sample.rank not in known.gone}
     met = Counter(pair for _, _, pair in pair_trials(known))
     links: set[Pair] = set()
     while True:
@@ -170,9 +170,9 @@ def _failing(known: TrialEvidence, failed: Mapping[Pair, list[str]], limits: Lim
 def _slow_compute(known: TrialEvidence, limits: Limits) -> dict[int, Slow]:
     """Return the ranks whose matrix products take too long, among ranks of the same model."""
     pair_trials: dict[int, list[float]] = {}
-    for one in known.samples:
-        if trials := one.seconds.get(Kind.COMPUTE):
-            pair_trials.setdefault(one.rank, []).append(min(trials))
+    for sample in known.samples:
+        if trials := sample.seconds.get(Kind.COMPUTE):
+            pair_trials.setdefault(sample.rank, []).append(min(trials))
     typical = {rank: median_low(times) for rank, times in pair_trials.items() if rank in known.members}
     slow: dict[int, Slow] = {}
     while True:
@@ -192,7 +192,7 @@ def _slow_compute(known: TrialEvidence, limits: Limits) -> dict[int, Slow]:
 
 def crowded(known: TrialEvidence, *ranks: int) -> bool:
     """Return whether any of these ranks shares the cores of a machine with more ranks than it has, and has nothing else to compute with."""
-    machines = Counter(one.machine for one in known.members.values() if one.device == "cpu")
+    machines = Counter(member.machine for member in known.members.values() if member.device == "cpu")
     return any(machines[known.members[rank].machine] > known.members[rank].cores for rank in ranks if known.members[rank].device == "cpu")
 
 
@@ -240,7 +240,7 @@ def _classes(known: TrialEvidence, kind: Kind, accused: set[int], links: set[Pai
     """Yield the meetings' best times of the pairs that may be compared: within machines, then between them, of the same models."""
     classes: dict[tuple[bool, frozenset[str]], dict[Pair, list[float]]] = {}
     for (_, _, pair), both in pair_trials(known).items():
-        best = [min(one.seconds[kind]) for one in both if one.seconds.get(kind) and not one.failure]
+        best = [min(sample.seconds[kind]) for sample in both if sample.seconds.get(kind) and not sample.failure]
         if best and pair not in links and not accused & set(pair) and known.members.keys() >= set(pair):
             a, b = (known.members[rank] for rank in pair)
             classes.setdefault((a.machine == b.machine, frozenset((a.model, b.model))), {}).setdefault(pair, []).append(min(best))

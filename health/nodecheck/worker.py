@@ -62,7 +62,7 @@ def wait_members(store: SharedStore, peers: Peers, world: int, reporter: Progres
 
 def is_shared(me: Member, members: Sequence[Member]) -> bool:
     """Return whether this machine's CPU has more ranks to serve than cores."""
-    machines = Counter(one.machine for one in members if one.device == "cpu")
+    machines = Counter(member.machine for member in members if member.device == "cpu")
     return me.device == "cpu" and machines[me.machine] > me.cores
 
 

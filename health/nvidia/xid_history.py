@@ -91,12 +91,12 @@ class EventIndex:
     def __init__(self, events: Iterable[Event]) -> None:
         """Sort them. Later changes of an event have no effect."""
         self._events = tuple(events)
-        known = [one.t for one in self._events if one.t is not None]
+        known = [event.t for event in self._events if event.t is not None]
         # the times if they are in order; else `before` compares every event
         self._times = known if len(known) == len(self._events) and known == sorted(known) else None
         self._by_code: dict[int, dict[str, dict[frozenset[str], _Times]]] = {}
-        for one in self._events:
-            self._by_code.setdefault(one.code, {}).setdefault(one.gpu, {}).setdefault(one.place, _Times()).add(one.t)
+        for event in self._events:
+            self._by_code.setdefault(event.code, {}).setdefault(event.gpu, {}).setdefault(event.place, _Times()).add(event.t)
         for gpus in self._by_code.values():
             for places in gpus.values():
                 for times in places.values():

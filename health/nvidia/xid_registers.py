@@ -185,13 +185,13 @@ def _link5(code: int, rest: str) -> Decoded | None:
         words = "the engine that manages the links failed" if code == 150 else "an interrupt of the link layer"  # noqa: PLR2004
         return Decoded(RegisterVerdict.RESET, words, link=link, unit=unit)
     if unit in _VALUES:
-        found = _VALUES[unit].get(status)
-        return _by_status(found, unit, link, status, fatal=match["how"] == "Fatal")
+        register_verdict = _VALUES[unit].get(status)
+        return _by_status(register_verdict, unit, link, status, fatal=match["how"] == "Fatal")
     if unit == "RLW_RXPIPE" and status & 0x7 and _is_promoted(intrinfo):
         return Decoded(RegisterVerdict.RESET, f"{unit}: an error that was promoted to a fatal one", link=link, unit=unit)
     bits = _STATUS.get(unit, {})
     listed = [bits.get(1 << n) for n in range(32) if status >> n & 1]
-    worst = max((one for one in listed if one is not None), key=_WORST.index, default=None)
+    worst = max((register_verdict for register_verdict in listed if register_verdict is not None), key=_WORST.index, default=None)
     return _by_status(worst, unit, link, status, fatal=match["how"] != "Nonfatal" and None in listed)
 
 

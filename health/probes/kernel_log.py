@@ -109,10 +109,10 @@ class KernelLogSession:
             if not data:
                 raise OSError(0, "end of file, which the kernel's log never has")
             parsed = kmsg_reader.parse(data)
-            for one in self._joiner.take(parsed) if parsed is not None else ():
-                if not _is_own(one.text):
-                    stamp = f"[{one.uptime_s:12.6f}] {one.text}"
-                    self._judge.take(Entry(one.text, stamp, one.number, one.uptime_s, one.uptime_s))
+            for kmsg_record in self._joiner.take(parsed) if parsed is not None else ():
+                if not _is_own(kmsg_record.text):
+                    stamp = f"[{kmsg_record.uptime_s:12.6f}] {kmsg_record.text}"
+                    self._judge.take(Entry(kmsg_record.text, stamp, kmsg_record.number, kmsg_record.uptime_s, kmsg_record.uptime_s))
 
 
 def _is_own(text: str) -> bool:
@@ -204,8 +204,8 @@ class _Placing:
 
 def _rows(found: tuple[LogFinding, ...], now: float | None) -> Json:
     rows: list[Json] = []
-    for one in found:
-        last = one.last_t if one.last_t is not None else one.t
+    for log_finding in found:
+        last = log_finding.last_t if log_finding.last_t is not None else log_finding.t
         age = round(max(0.0, now - last), 1) if now is not None and last is not None else None
-        rows.append({**one.to_json(), "last_time": last, "age_s": age})
+        rows.append({**log_finding.to_json(), "last_time": last, "age_s": age})
     return rows

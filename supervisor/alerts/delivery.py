@@ -100,7 +100,11 @@ class _AlertDelivery:
         """Take in what an earlier process left, which may come late when the disk is slow."""
         with self.changed:
             self.loaded = True
-            older = {one.event_id: one for one in entries if one.event_id not in self.known or one.event_id in self.waiting}
+            older = {
+                queued_alert.event_id: queued_alert
+                for queued_alert in entries
+                if queued_alert.event_id not in self.known or queued_alert.event_id in self.waiting
+            }
             self.waiting = older | {event_id: one for event_id, one in self.waiting.items() if event_id not in older}
             self.known = dict.fromkeys((*older, *self.known))
             self.trim()

@@ -55,7 +55,7 @@ class AlertThread(Struct, frozen=True):
     @property
     def fires(self) -> bool:
         """Whether it fires or will: an event that only joins does not make it fire."""
-        return self.sent is not None or any(one.event.row.effect is ThreadEffect.OPEN for one in self.waiting)
+        return self.sent is not None or any(outgoing_alert.event.row.effect is ThreadEffect.OPEN for outgoing_alert in self.waiting)
 
 
 class Notification(Struct, frozen=True):
@@ -78,7 +78,9 @@ class Notification(Struct, frozen=True):
     def event_id(self) -> str:
         """32 hex digits, equal for the same news: a supervisor that was killed after it sent this sends it under the same id."""
         episode = f"{self.since_t:.3f}", str(self.failures)
-        names = "\0".join((self.thread, self.state, *episode, self.alert.event_id, *(one.event_id for one in self.also)))
+        names = "\0".join(
+            (self.thread, self.state, *episode, self.alert.event_id, *(outgoing_alert.event_id for outgoing_alert in self.also))
+        )
         return hashlib.sha256(names.encode()).hexdigest()[:32]
 
 
@@ -155,7 +157,7 @@ def _sent(before: AlertThread) -> tuple[AlertThread, list[Notification]]:
     if not before.fires:
         return thread, [single(alert) for alert in waiting]
     lead = max(waiting, key=lambda one: (one.severity.rank, one.event.row.effect is ThreadEffect.OPEN, one.ts))
-    also = tuple(one for one in waiting if one is not lead)
+    also = tuple(outgoing_alert for outgoing_alert in waiting if outgoing_alert is not lead)
     severity = max(before.severity, lead.severity, key=lambda one: one.rank)
     raised = severity is AlertSeverity.CRITICAL and before.severity is not severity and before.sent is not None
     thread = replace(thread, severity=severity)
@@ -167,7 +169,11 @@ def _sent(before: AlertThread) -> tuple[AlertThread, list[Notification]]:
 
 
 def _is_news(sent: OutgoingAlert, waiting: tuple[OutgoingAlert, ...]) -> bool:
-    return any(one.event.row.effect is ThreadEffect.JOIN or (one.own_cause, one.action) != (sent.own_cause, sent.action) for one in waiting)
+    return any(
+        outgoing_alert.event.row.effect is ThreadEffect.JOIN
+        or (outgoing_alert.own_cause, outgoing_alert.action) != (sent.own_cause, sent.action)
+        for outgoing_alert in waiting
+    )
 
 
 def _is_power_of_two(number: int) -> bool:

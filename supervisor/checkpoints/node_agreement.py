@@ -229,10 +229,10 @@ def agree(  # noqa: PLR0913  the request, and this node's part
     meeting = hashlib.sha256("/".join([str(action.attempt), *(state.nonce for state in states)]).encode()).hexdigest()[:16]
     node_offer.note_meeting(action.attempt, meeting, action.node, rows.groups)
     notes = node_offer.note_groups(rows.groups, [state.host for state in states], [state.markers for state in states])
-    found = _chosen(action, node_offer, all_gather, rows, ways, t)
+    checkpoint_selected = _chosen(action, node_offer, all_gather, rows, ways, t)
     loaded, saved = any(state.ever_loaded for state in states), any(state.has_saved for state in states)
-    notes = (*node_offer.take_notes("" if found.chosen is None else found.chosen.path), *notes)
-    return replace(found, notes=notes, batch=rows.newest.batch, ever_loaded=loaded, has_saved=saved)
+    notes = (*node_offer.take_notes("" if checkpoint_selected.chosen is None else checkpoint_selected.chosen.path), *notes)
+    return replace(checkpoint_selected, notes=notes, batch=rows.newest.batch, ever_loaded=loaded, has_saved=saved)
 
 
 def _leavers(action: SelectCheckpoint, agreed: Sequence[int], fit: Callable[[Sequence[int]], bool]) -> tuple[int, ...]:
@@ -393,7 +393,7 @@ def _own_path(candidate: common.Candidates | str, rows: _NodeRows, node: int) ->
     if not isinstance(candidate, str):
         return candidate[node].path
     offers = (rows.offers[node], *rows.offers)
-    return next(one.path for here in offers for one in here.saves if one.save == candidate)
+    return next(save.path for here in offers for save in here.saves if save.save == candidate)
 
 
 def _save_proofs(save: str, node_offer: NodeOffer, all_gather: AllGather, numbers: Iterator[int], *, suspect: bool) -> list[Proof]:
@@ -480,15 +480,15 @@ def _remedy(rows: _NodeRows) -> str:
         newest = rows.offers[source].held[0]
         lacking = [node for node, here in enumerate(rows.offers) if not any(common.may_be_one(newest, row) for row in here.held)]
         commands = [f"on {rows.states[node].host}: {_copy(rows, source, newest.path, node)}" for node in lacking]
-        what = "copy the newest"
+        literal = "copy the newest"
     else:
         parts = {node: here.saves[0].path for node, here in enumerate(rows.offers) if here.saves}
         pairs = [(node, source) for node in range(len(rows.offers)) for source in parts if source != node]
         commands = [f"on {rows.states[node].host}: {_copy(rows, source, parts[source], node)}" for node, source in pairs]
-        what = "give every node the same --mirror before it saves, or bring every node's part to every node"
+        literal = "give every node the same --mirror before it saves, or bring every node's part to every node"
     more = f"; and {len(commands) - 2} more like it" if len(commands) > 2 else ""  # noqa: PLR2004 (two fit)
     why = "the nodes have directories of their own: " if len(rows.groups) > 1 else ""
-    text = f"{why}put the checkpoints on storage that all nodes share, or {what}: {'; '.join(commands[:2])}{more}; then start again"
+    text = f"{why}put the checkpoints on storage that all nodes share, or {literal}: {'; '.join(commands[:2])}{more}; then start again"
     return text if commands else ""
 
 

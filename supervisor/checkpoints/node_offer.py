@@ -129,13 +129,13 @@ class NodeOffer:
         """Return the saves of several nodes of which this node has a part, or all. Raises CheckpointingError."""
         records = self._records
         rows = []
-        for made in (*self._parts.present(), *self._whole_saves()):
-            lineage, rejection = made.about.lineage, records.rejections.get(made.path, made.identity)
-            is_own = made.path == records.restored or made.about.run == records.job.run_id
-            if made.path in avoid or (records.own_only and not is_own) or (rejection is not None and rejection.kind != _INCOMPLETE):
+        for manifest in (*self._parts.present(), *self._whole_saves()):
+            lineage, rejection = manifest.about.lineage, records.rejections.get(manifest.path, manifest.identity)
+            is_own = manifest.path == records.restored or manifest.about.run == records.job.run_id
+            if manifest.path in avoid or (records.own_only and not is_own) or (rejection is not None and rejection.kind != _INCOMPLETE):
                 continue
             attempt = 0 if lineage is None or lineage.run != records.job.run_id else lineage.attempt
-            rows.append(NodeSave(made.save, made.path, made.step, attempt))
+            rows.append(NodeSave(manifest.save, manifest.path, manifest.step, attempt))
         return tuple(rows[:MOST_OFFERED])
 
     def _whole_saves(self) -> Iterator[Manifest]:
@@ -144,11 +144,13 @@ class NodeOffer:
     def prove_save(self, save: str, *, suspect: bool) -> Proof:
         """Bring all of a save of several nodes here, and prove that this node can load it."""
         try:
-            path = next((made.path for made in self._whole_saves() if made.save == save), "")
+            path = next((manifest.path for manifest in self._whole_saves() if manifest.save == save), "")
             if not path and self.restore_save is None:
                 return Proof("each node has a part of it, and no --mirror holds them all")
             if not path and self.restore_save is not None:
-                sends = any(self.feed is not None and self.feed.is_sending(made) for made in self._parts.present() if made.save == save)
+                sends = any(
+                    self.feed is not None and self.feed.is_sending(manifest) for manifest in self._parts.present() if manifest.save == save
+                )
                 brought = self.restore_save(save)
                 if not brought.path:
                     return Proof(brought.reason, missing=brought.is_missing, coming=sends)

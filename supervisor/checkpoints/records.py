@@ -112,16 +112,16 @@ class CheckpointRecords:
         By its time alone, a file that another job saved to the same directory counts as this run's. What ranks of this run were seen to
         save goes before it.
         """
-        found = self.locations.listing()
+        listing = self.locations.listing()
         if not self.own_only:
-            return found
-        own = [candidate for candidate in found.candidates if candidate.path == self.restored or self._is_of_run(candidate)]
+            return listing
+        own = [candidate for candidate in listing.candidates if candidate.path == self.restored or self._is_of_run(candidate)]
         logged = (
             []
             if self.discovery is None or self.several_nodes
             else [candidate for candidate in own if self.discovery.writes(candidate.path)]
         )
-        return replace(found, candidates=tuple(logged or own))
+        return replace(listing, candidates=tuple(logged or own))
 
     def _is_of_run(self, one: Candidate) -> bool:
         origin = self.provenance.of(one.path, one.identity, one.written_ns)

@@ -92,7 +92,7 @@ class CheckpointRepair:
 
     def bring_back(self, change: int, permission: RepairPermission) -> tuple[tuple[str, str], ...]:
         """Move back what was set aside, by the number of that change: the script misses it. Return the path with what was done."""
-        moved = next((one for one in self._records.moves.standing() if one.id == change), None)
+        moved = next((aside_change for aside_change in self._records.moves.standing() if aside_change.id == change), None)
         return () if moved is None else tuple(_guarded(moved.path, self._bring_back(moved, permission)))
 
     def judged(self, path: str, interrupted: Callable[[], bool] = lambda: False) -> Verification | None:
@@ -248,7 +248,9 @@ class CheckpointRepair:
             for path in sorted(self._died_in_first)
             if self.is_first_save(path) and not self._locations.is_checkpoint(path)
         )
-        return tuple(found.path for found in judged if found is not None and found.verdict in ownership.OURS_TO_MOVE)
+        return tuple(
+            verification.path for verification in judged if verification is not None and verification.verdict in ownership.OURS_TO_MOVE
+        )
 
     def _unfinished_directories(self) -> tuple[str, ...]:
         """Return the directories that this run made for a checkpoint and that hold too little for any format to recognise them.
@@ -257,7 +259,7 @@ class CheckpointRepair:
         returned only where no save in it ended; where one was cut off, at a location of checkpoints; or where a whole one lies beside it.
         """
         listed = self._locations.listing(candidates=True).candidates
-        unfinished = [row for row in self._discovery.unfinished() if all(row[0] != one.path for one in listed)]
+        unfinished = [row for row in self._discovery.unfinished() if all(row[0] != candidate.path for candidate in listed)]
         whole = self._whole_patterns({pattern_of(path) for path, *_ in unfinished}, listed) if unfinished else set()
         found = [
             path for path, some, all_ in unfinished if all_ or (some and self._locations.is_checkpoint(path)) or pattern_of(path) in whole
@@ -308,11 +310,11 @@ class CheckpointRepair:
             return verify(path, throttle=how.throttle, interrupted=how.interrupted, own=own)
 
         try:
-            found = self._records.reads.read(path, read, device=device, n_bytes=n_bytes, why="a torn one lies beside it")
+            verification = self._records.reads.read(path, read, device=device, n_bytes=n_bytes, why="a torn one lies beside it")
         except (DiskSilent, Interrupted):
             return None
-        self._records.cache.put(found)
-        return found
+        self._records.cache.put(verification)
+        return verification
 
 
 def _guarded(path: str, change: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:

@@ -117,9 +117,11 @@ class UnusedCopies:
             verification = records.cache.get(candidate.path, candidate.identity) or verify(
                 candidate.path, drop_cache=True, own=records.provenance.trusts(candidate.path)
             )
-            made = self._recorder.record(verification, ReadOptions(drop_cache=True)) if verification.verdict is Verdict.VERIFIED else None
-            if made is not None and not made.has_lost_weights:
-                return made
+            manifest = (
+                self._recorder.record(verification, ReadOptions(drop_cache=True)) if verification.verdict is Verdict.VERIFIED else None
+            )
+            if manifest is not None and not manifest.has_lost_weights:
+                return manifest
         return None
 
     def _is_of(self, candidate: Candidate, attempt: int) -> bool:

@@ -130,18 +130,18 @@ class CheckpointWatch:
         self._report(SavesMissed(saved[0], records.job.settings.checkpoints.paths, records.locations.instead_of(saved[0])))
 
     def _verified(self, verification: Verification, reading: ReadOptions, is_new: bool) -> None:  # noqa: FBT001 (the watcher's)
-        made = self._recorder.record(verification, reading, by_another_node=self._has_rank_0() is False)
-        if made is not None:
-            self._recorder.note_newest(made)
-            self._retention.keep_copy(made, reading, self._recorder)
+        manifest = self._recorder.record(verification, reading, by_another_node=self._has_rank_0() is False)
+        if manifest is not None:
+            self._recorder.note_newest(manifest)
+            self._retention.keep_copy(manifest, reading, self._recorder)
             if self._feed is not None:
-                self._feed.send(made)
-            self._retention.check_space(made)
-            self._retention.prune(made, self._recorder, self._feed, self._parts)
+                self._feed.send(manifest)
+            self._retention.check_space(manifest)
+            self._retention.prune(manifest, self._recorder, self._feed, self._parts)
         if self._records.locations.is_likely(verification.path):
             self._recorder.note_checkpoint(verification.path)
         if is_new and self._records.locations.is_checkpoint(verification.path) and not self._owners.is_foreign(verification.path):
-            ref = to_ref(verification if made is None else replace(verification, level=check.LEVEL))
+            ref = to_ref(verification if manifest is None else replace(verification, level=check.LEVEL))
             self._report(CheckpointFound(ref, self._attempt_of(verification)))
 
     def _incomplete(self, candidate: Candidate, reading: ReadOptions) -> bool:
@@ -150,9 +150,9 @@ class CheckpointWatch:
             return True
         if self._parts.is_under_way(candidate.path):
             return self.watcher.is_finishing
-        made = self._feed.send_part(self._parts, candidate, reading)
-        if made is not None:
-            self._retention.check_space(made)
+        manifest = self._feed.send_part(self._parts, candidate, reading)
+        if manifest is not None:
+            self._retention.check_space(manifest)
         return True
 
     def _attempt_of(self, verification: Verification) -> int:

@@ -120,11 +120,11 @@ def document(value: Any, known: KnownSecrets = _NONE_KNOWN) -> Any:  # noqa: ANN
 def secrets_in(line: str) -> Iterator[str]:
     """Yield the secrets that `text` would hide, as they are: for a `KnownSecrets`."""
     for pattern in secret_forms.PLACED:
-        yield from (found[_group_of(found)] for found in pattern.finditer(line))
+        yield from (match[_group_of(match)] for match in pattern.finditer(line))
     for begin, end in secret_forms.named_parts(line):
         for pattern in secret_forms.named():
-            yield from (found[_group_of(found)] for found in pattern.finditer(line[begin:end]))
-    yield from (found[0] for found in secret_forms.ISSUED.finditer(line))
+            yield from (match[_group_of(match)] for match in pattern.finditer(line[begin:end]))
+    yield from (match[0] for match in secret_forms.ISSUED.finditer(line))
 
 
 def _plain(line: str) -> str:

@@ -176,15 +176,15 @@ _SHORTEST_WORD: Final = 5
 def named_parts(text: str) -> Iterator[tuple[int, int]]:
     """Yield where the parts of a text begin and end in which `named` can find something."""
     begin = end = -1
-    for found in _IN_NAMES.finditer(text):
-        if found.start() < end:
+    for match in _IN_NAMES.finditer(text):
+        if match.start() < end:
             continue
-        line = text.rfind("\n", max(0, end), found.start()) + 1 or max(0, end)
+        line = text.rfind("\n", max(0, end), match.start()) + 1 or max(0, end)
         if begin >= 0 and line > end:
             yield begin, end
             begin = line
         begin = line if begin < 0 else begin
-        lines = _LINES.match(text, found.start())
+        lines = _LINES.match(text, match.start())
         end = lines.end() if lines else len(text)
     if begin >= 0:
         yield begin, end

@@ -25,10 +25,10 @@ def help_command(words: tuple[str, ...]) -> int:
     context = click.get_current_context().find_root()
     named = context.command
     for word in words:
-        found = named.get_command(context, word) if isinstance(named, click.Group) else None
-        if found is None:
+        command = named.get_command(context, word) if isinstance(named, click.Group) else None
+        if command is None:
             raise click.UsageError(f"No such command '{word}'.", context)
-        context, named = click.Context(found, info_name=word, parent=context), found
+        context, named = click.Context(command, info_name=word, parent=context), command
     stdio.write(sys.stdout, named.get_help(context))
     return 0
 

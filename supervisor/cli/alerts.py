@@ -78,7 +78,7 @@ def send_unit_failed(settings: Settings, job: str, unit: str, what: str) -> int:
     found = alerting.configured(settings, os.environ)
     if not found:
         stdio.say(f"warning: {what}, and no alert sink is configured")
-    return _send(alert, [one for one in found if one.wanted.wants(alert)])
+    return _send(alert, [configured_sink for configured_sink in found if configured_sink.wanted.wants(alert)])
 
 
 def _alert(settings: Settings, job: str, event: AlertEvent) -> OutgoingAlert:
@@ -91,13 +91,13 @@ def _alert(settings: Settings, job: str, event: AlertEvent) -> OutgoingAlert:
 def _send(alert: OutgoingAlert, sinks: Sequence[ConfiguredSink]) -> int:
     """Send one alert at once, and print what each service answered. Returns 0 if all took it, else 1."""
     code = 0
-    for one in sinks:
+    for sink in sinks:
         outcome: Outcome | None = None
-        for request in one.sink.requests(alert):
-            outcome = one.deliver(request.event_id, request.body)
+        for request in sink.sink.requests(alert):
+            outcome = sink.deliver(request.event_id, request.body)
             if not _is_delivered(outcome):
                 break
-        code |= _print_outcome(one, outcome)
+        code |= _print_outcome(sink, outcome)
     return code
 
 
@@ -127,12 +127,12 @@ def replay(settings: Settings, job: str | None, name: str | None) -> int:
     """Send a job's refused alerts again. Returns 0 if all were taken, else 1."""
     place = find_job(state_root(settings), job)
     code = count = 0
-    for one in _sinks(settings, name):
-        directory = place.directory / one.outbox
+    for sink in _sinks(settings, name):
+        directory = place.directory / sink.outbox
         for kept in outbox.read_alerts(directory, "dead"):
             count += 1
-            outcome = one.deliver(kept.event_id, kept.body)
-            code |= _print_outcome(one, outcome, clean(kept.title))
+            outcome = sink.deliver(kept.event_id, kept.body)
+            code |= _print_outcome(sink, outcome, clean(kept.title))
             if _is_delivered(outcome):
                 _move(directory, kept.event_id)
     if not count:
@@ -161,12 +161,12 @@ def _sinks(settings: Settings, name: str | None) -> Sequence[ConfiguredSink]:
     from supervisor.run import alerting  # noqa: PLC0415  loads ssl: not for --help
 
     found = alerting.configured(settings, os.environ)
-    chosen = [one for one in found if name in {None, one.name}]
+    chosen = [configured_sink for configured_sink in found if name in {None, configured_sink.name}]
     if not found:
         hint = "Write [[alerts.sink]] with kind = and url = into supervise.toml; docs/guides/alerts.md has an example of each kind."
         raise SuperviseError("no alert sink is configured", hint=hint, exit_code=ExitCode.USAGE)
     if not chosen:
-        names = ", ".join(one.name for one in found)
+        names = ", ".join(configured_sink.name for configured_sink in found)
         raise SuperviseError(f"no such alert sink: {name}", hint=f"Name one of these: {names}.", exit_code=ExitCode.USAGE)
     return chosen
 

@@ -155,7 +155,7 @@ def _rows(held: tuple[QuarantinedGpu, ...], now: Readings) -> list[dict[str, Any
     """One row for each GPU: those that NVML names in its order, then those of the ledger that it does not."""
     entries = {entry.name: entry for entry in held}
     cuda = {gpu.uuid: number for number, gpu in enumerate(visible_gpus.from_nvml(now, os.environ))}
-    found = [one for one in judge(now) if one.result in (Result.FAILED, Result.DEGRADED)]
+    found = [check_result for check_result in judge(now) if check_result.result in (Result.FAILED, Result.DEGRADED)]
     rows: list[dict[str, Any]] = []
     for reading in now.of("gpu.identity"):
         subject, row = reading.subject, now.table("gpu.identity", reading.subject)
@@ -182,8 +182,11 @@ def _rows(held: tuple[QuarantinedGpu, ...], now: Readings) -> list[dict[str, Any
 
 def _findings(found: list[CheckResult], subject: str, name: str) -> list[dict[str, str]]:
     """Return what is wrong with one GPU. Its name, with which each reason begins, is left out."""
-    of_gpu = [one for one in found if one.subject == subject]
-    return [{"check": one.check, "result": one.result.value, "reason": one.reason.removeprefix(f"{name}: ")} for one in of_gpu]
+    of_gpu = [check_result for check_result in found if check_result.subject == subject]
+    return [
+        {"check": check_result.check, "result": check_result.result.value, "reason": check_result.reason.removeprefix(f"{name}: ")}
+        for check_result in of_gpu
+    ]
 
 
 def _state(entry: QuarantinedGpu | None) -> dict[str, Any]:

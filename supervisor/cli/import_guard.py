@@ -24,8 +24,8 @@ def pin_our_packages(root: Path = _ROOT) -> None:
         own_spec = PathFinder.find_spec(name, [str(root)])
         if own_spec is None or own_spec.origin is None or own_spec.loader is None:
             continue  # not part of this installation
-        found = PathFinder.find_spec(name)
-        origin = Path(found.origin).resolve() if found is not None and found.origin is not None else Path(own_spec.origin).resolve()
+        spec = PathFinder.find_spec(name)
+        origin = Path(spec.origin).resolve() if spec is not None and spec.origin is not None else Path(own_spec.origin).resolve()
         if origin == Path(own_spec.origin).resolve():
             continue
         if _INSTALLED.intersection(origin.parts):

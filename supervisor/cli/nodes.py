@@ -79,7 +79,7 @@ def ls(settings: Settings, job: str | None, *, as_json: bool) -> int:
     """Print the nodes of a job, by default the most recent, and those that have a ledger. Returns 0, also where there is none."""
     root = state_root(settings)
     place = find_job(root, job) if job is not None or places_in(root) else None
-    known = {} if place is None else {one.node: one for one in all_nodes(root, place).nodes}
+    known = {} if place is None else {node.node: node for node in all_nodes(root, place).nodes}
     kept = {ledger.node: ledger for ledger in ledgers(root)}
     rows = [_row(name, known.get(name), kept.get(name)) for name in dict.fromkeys((*known, *kept))]
     if as_json:
@@ -112,12 +112,12 @@ def allow(settings: Settings, node: str) -> int:
     root = state_root(settings)
     ledger = GpuQuarantine(root, _known_as(root, node))
     with _usable(ledger):
-        found = ledger.allow(time.time())
-    if found is None:
-        names = ", ".join(one.node for one in excluded(root)) or "none"
+        node_exclusion = ledger.allow(time.time())
+    if node_exclusion is None:
+        names = ", ".join(node_exclusion.node for node_exclusion in excluded(root)) or "none"
         hint = "Write a node as `supervise nodes` shows it; the ledgers belong to a state directory (--state-dir)."
         raise SuperviseError(f"no such node is excluded: {node}: {names} is, by {ledger.path.parent}", hint=hint, exit_code=ExitCode.USAGE)
-    stdio.write(sys.stdout, f"jobs may begin again on {found.node} (was: {clean(found.reason)})")
+    stdio.write(sys.stdout, f"jobs may begin again on {node_exclusion.node} (was: {clean(node_exclusion.reason)})")
     return 0
 
 
@@ -127,13 +127,13 @@ def excluded(root: Path, unreadable: Callable[[SuperviseError], None] | None = N
     for ledger in ledgers(root):
         try:
             with _usable(ledger):
-                one = ledger.exclusion()
+                node_exclusion = ledger.exclusion()
         except SuperviseError as error:
             if unreadable is None:
                 raise
             unreadable(error)
             continue
-        found += [one] if one is not None else []
+        found += [node_exclusion] if node_exclusion is not None else []
     return found
 
 
@@ -152,7 +152,9 @@ def _known_as(root: Path, node: str) -> str:
     """Return the name of a node in this state directory, by its whole or its short name. Raises SuperviseError (64) for what is no name."""
     if not _NAME.fullmatch(node):
         raise SuperviseError(f"not the name of a node: {node!r}", hint="Write it as `supervise nodes` shows it.", exit_code=ExitCode.USAGE)
-    names = dict.fromkeys((*(place.node for place in places_in(root)), *(one.node for one in ledgers(root)), identity.node_name()))
+    names = dict.fromkeys(
+        (*(place.node for place in places_in(root)), *(gpu_quarantine.node for gpu_quarantine in ledgers(root)), identity.node_name())
+    )
     return next((name for name in names if name == node), next((name for name in names if name.partition(".")[0] == node), node))
 
 
@@ -166,7 +168,16 @@ def _row(name: str, known: NodeStatus | None, ledger: GpuQuarantine | None) -> d
 def _out_of_use(ledger: GpuQuarantine) -> dict[str, Any]:
     with _usable(ledger):
         excluded, held = ledger.exclusion(), ledger.held(time.time())
-    gpus = [{"uuid": one.uuid, "pci": one.pci, "reason": one.reason, "since": one.t, "until": one.t + QUARANTINE_S} for one in held]
+    gpus = [
+        {
+            "uuid": quarantined_gpu.uuid,
+            "pci": quarantined_gpu.pci,
+            "reason": quarantined_gpu.reason,
+            "since": quarantined_gpu.t,
+            "until": quarantined_gpu.t + QUARANTINE_S,
+        }
+        for quarantined_gpu in held
+    ]
     return {"excluded": None if excluded is None else {"reason": excluded.reason, "since": excluded.t, "by": excluded.by}, "gpus": gpus}
 
 

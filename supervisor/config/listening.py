@@ -39,20 +39,20 @@ class ListenAddress:
 
 def listen_address(text: str, key: str, exit_code: int = ExitCode.CONFIG) -> ListenAddress:
     """Return what PORT, ADDRESS:PORT, NAME:PORT or [ADDRESS]:PORT means. key: the setting. Raises SuperviseError with `exit_code`."""
-    found = _FORM.fullmatch(text.strip())
-    if found is None or int(found["port"]) > 65535:  # noqa: PLR2004  the highest port
+    match = _FORM.fullmatch(text.strip())
+    if match is None or int(match["port"]) > 65535:  # noqa: PLR2004  the highest port
         raise SuperviseError(
             f"no address to listen at: {key} = {text!r}",
             hint="Write a port such as {0} (loopback), or ADDRESS:PORT such as 0.0.0.0:{0} or [::1]:{0}.".format(_PORTS.get(key, 9410)),
             exit_code=exit_code,
         )
-    host = found["six"] or found["host"] or LOOPBACK
+    host = match["six"] or match["host"] or LOOPBACK
     try:
-        rows = socket.getaddrinfo(host, int(found["port"]), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        rows = socket.getaddrinfo(host, int(match["port"]), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         what = f"no address to listen at: {key} = {text!r}: {error.strerror}"
         raise SuperviseError(what, hint=_HINT, exit_code=exit_code) from error
-    return ListenAddress(str(rows[0][4][0]), int(found["port"]))
+    return ListenAddress(str(rows[0][4][0]), int(match["port"]))
 
 
 def listen_at(at: ListenAddress) -> socket.socket:

@@ -99,7 +99,7 @@ def network_allow(settings: Settings) -> tuple[str, ...]:
     unknown = [name for name in names if name not in OPTIONAL]
     if unknown:
         raise SuperviseError(
-            f"network.allow ({settings.origin('network.allow')}): there is no rung {unknown[0]!r} to allow",
+            f"network.allow ({settings.origin('network.allow')}): there is no step {unknown[0]!r} of the ladder to allow",
             hint=f"Name one of docs/explanation/recovery.md: {', '.join(OPTIONAL)}.",
             exit_code=settings.origin("network.allow").exit_code,
         )

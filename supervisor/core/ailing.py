@@ -23,24 +23,28 @@ if TYPE_CHECKING:
 
 def on_health_changed(state: JobState, event: HealthChanged) -> Step:
     """Report what is worse and what is well again; go on, unless health.evict_on names the check."""
-    before = {one.about: one for one in state.run.reported_findings}
+    before = {reported_finding.about: reported_finding for reported_finding in state.run.reported_findings}
     after = dict(before)
-    for one in event.findings:
-        if WORSE.get(one.result, 0):
-            after[one.about] = one
+    for finding in event.findings:
+        if WORSE.get(finding.result, 0):
+            after[finding.about] = finding
         else:
-            after.pop(one.about, None)
-    worse = [one for one in event.findings if WORSE.get(one.result, 0) > (WORSE[before[one.about].result] if one.about in before else 0)]
-    well = [before[one.about] for one in event.findings if one.about in before and one.about not in after]
+            after.pop(finding.about, None)
+    worse = [
+        finding
+        for finding in event.findings
+        if WORSE.get(finding.result, 0) > (WORSE[before[finding.about].result] if finding.about in before else 0)
+    ]
+    well = [before[finding.about] for finding in event.findings if finding.about in before and finding.about not in after]
     state = replace(state, run=replace(state.run, reported_findings=tuple(after.values())))
     actions: list[Action] = []
     if well:
         actions.append(PrintMessage("info", f"health: over: {node_health.summary(well)}"))
-    reasons = tuple(one for one in worse if one.check in state.run.policy.evict_on)
+    reasons = tuple(finding for finding in worse if finding.check in state.run.policy.evict_on)
     evicts = bool(reasons) and state.stage is Stage.RUNNING
     waits = bool(reasons) and state.stage is Stage.STARTING
     if state.stage is Stage.STARTING:
-        eviction = {one.about: one for one in (*state.attempt.eviction, *reasons) if one.about in after}
+        eviction = {finding.about: finding for finding in (*state.attempt.eviction, *reasons) if finding.about in after}
         state = replace(state, attempt=replace(state.attempt, eviction=tuple(eviction.values())))
     if worse:
         then = "the job goes on; it is acted on at the next restart"

@@ -115,8 +115,8 @@ def restarts_left(failures: tuple[Failure, ...], t: float, policy: Policy, charg
 
     charged: how many failures of the run were charged, with progress since or without: the user's caps count them.
     """
-    found = balance(failures, failures[-1].cause if failures else Cause.UNKNOWN, t, policy)
-    allowed = 0 if found.refusal else found.left + 1
+    budget_balance = balance(failures, failures[-1].cause if failures else Cause.UNKNOWN, t, policy)
+    allowed = 0 if budget_balance.refusal else budget_balance.left + 1
     cap = restarts_cap(policy)
     return allowed if cap is None else max(0, min(allowed, cap - charged))
 

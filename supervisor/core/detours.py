@@ -50,5 +50,5 @@ def reviewed(state: JobState, findings: tuple[Finding, ...]) -> tuple[JobState, 
 
 def _subjects(knob: str, findings: Iterable[Finding]) -> list[str]:
     prefix, checks = _CAUSES[knob]
-    found = (one.subject for one in findings if one.subject.startswith(prefix) and (not checks or one.check in checks))
+    found = (finding.subject for finding in findings if finding.subject.startswith(prefix) and (not checks or finding.check in checks))
     return list(dict.fromkeys(found))

@@ -260,9 +260,9 @@ def _culprit(event: ReportsGathered, verdict: Verdict, members: tuple[str, ...])
         lambda r: bool(verdict.node) and sharing.shown(r.node, members) == verdict.node,
         lambda r: r.node == event.node,
     ):
-        for found in event.reports:
-            if fits(found):
-                return found
+        for report in event.reports:
+            if fits(report):
+                return report
     return event.reports[0] if event.reports else None
 
 

@@ -312,7 +312,7 @@ def before_first_step(state: JobState, t: float, verdict: Verdict, facts: dict[s
         return False
     if "optimizer" in facts or dict(verdict.facts).get("exception") in _OF_IMPORTS:
         return True
-    if any(found.name in _OF_COMMANDS for found in verdict.because):
+    if any(evidence.name in _OF_COMMANDS for evidence in verdict.because):
         return True
     first_meeting = verdict.cause is Cause.RENDEZVOUS and Phase(facts["phase"]) is Phase.INIT
     return "ran" not in facts and (

@@ -74,12 +74,18 @@ def judged(state: JobState, t: float) -> NodeDecision:
     findings = state.run.findings or ()
     usable = {gpu.uuid for gpu in state.gpus if not gpu.quarantined}
     known = {gpu.uuid for gpu in state.gpus}
-    blocking = [one for one in findings if one.blocks and not (one.gpu in known and one.gpu not in usable)]  # out of use already
-    failed = {one.gpu: one for one in reversed(blocking) if one.gpu in usable}  # each GPU's first finding, which is its worst
-    others = [one for one in blocking if one.gpu not in usable]
-    notes = [one for one in findings if one not in blocking]
+    blocking = [
+        finding for finding in findings if finding.blocks and not (finding.gpu in known and finding.gpu not in usable)
+    ]  # out of use already
+    failed = {
+        finding.gpu: finding for finding in reversed(blocking) if finding.gpu in usable
+    }  # each GPU's first finding, which is its worst
+    others = [finding for finding in blocking if finding.gpu not in usable]
+    notes = [finding for finding in findings if finding not in blocking]
     # a full disk may pass by itself: any other finding that is not a GPU's comes first
-    hopeless = min((one for one in others if not _of_a_gpu(one)), key=lambda one: CAUSES.get(one.check) is Cause.DISK_FULL, default=None)
+    hopeless = min(
+        (finding for finding in others if not _of_a_gpu(finding)), key=lambda one: CAUSES.get(one.check) is Cause.DISK_FULL, default=None
+    )
     if hopeless is not None:
         state, actions = _reported(state, notes)
         return NodeDecision(state, actions, _stop(hopeless, "no attempt can run here until that is repaired"))
@@ -87,7 +93,7 @@ def judged(state: JobState, t: float) -> NodeDecision:
         return NodeDecision(*_reported(state, notes), None)
     state, quarantined = _left_out(state, failed)
     first = next(iter([*failed.values(), *others]))
-    state, fewer, why = _ranks(state, t, len(usable) - len(failed), len(usable) + len({one.subject for one in others}))
+    state, fewer, why = _ranks(state, t, len(usable) - len(failed), len(usable) + len({finding.subject for finding in others}))
     stop = _stop(first, why, state.run.policy.clears if failed else "") if why else None
     state, actions = _reported(state, [*others, *notes] if stop is None else notes)
     return NodeDecision(state, (*actions, *quarantined, *fewer), stop)
@@ -100,8 +106,8 @@ def _of_a_gpu(finding: Finding) -> bool:
 
 def _reported(state: JobState, findings: list[Finding]) -> tuple[JobState, tuple[Action, ...]]:
     """Report in one line what was not reported before. What the last examination no longer found may be reported again."""
-    before = {one.about: WORSE.get(one.result, 0) for one in state.run.reported_findings}
-    new = [one for one in findings if WORSE.get(one.result, 0) > before.get(one.about, 0)]
+    before = {reported_finding.about: WORSE.get(reported_finding.result, 0) for reported_finding in state.run.reported_findings}
+    new = [finding for finding in findings if WORSE.get(finding.result, 0) > before.get(finding.about, 0)]
     state = replace(state, run=replace(state.run, reported_findings=tuple(findings)))
     then = "it does not hold the next attempt back" if state.attempt.number else "the job goes on"
     return state, (PrintMessage("warning", f"health: {summary(new)}; {then}"),) if new else ()
@@ -111,7 +117,7 @@ def summary(findings: Iterable[Finding]) -> str:
     """Return findings as a person reads them in one line."""
     listed = list(findings)
     more = f"; {len(listed) - MOST_LISTED} more (supervise doctor)" if len(listed) > MOST_LISTED else ""
-    return "; ".join(one.reason for one in listed[:MOST_LISTED]) + more
+    return "; ".join(finding.reason for finding in listed[:MOST_LISTED]) + more
 
 
 def _left_out(state: JobState, failed: dict[str, Finding]) -> tuple[JobState, tuple[Action, ...]]:
@@ -168,7 +174,7 @@ def _stop(finding: Finding, why: str, clears: str = "") -> tuple[Verdict, Plan]:
 
 def evidence(findings: Iterable[Finding], t: float) -> tuple[Evidence, ...]:
     """Return findings as evidence. An Xid's cause is the catalogue's, whichever check reports it."""
-    return tuple(_evidence(one, t) for one in findings)
+    return tuple(_evidence(finding, t) for finding in findings)
 
 
 def _evidence(one: Finding, t: float) -> Evidence:

@@ -240,18 +240,18 @@ def culprit_gpu(state: JobState, verdict: Verdict) -> str:
     visible, one_by_one = _visible(state), state.run.policy.launcher is Launcher.ELASTIC
     place = _place(state, verdict.rank)
     named = verdict.gpu
-    found: Gpu | None = None
+    gpu: Gpu | None = None
     if named.isdigit():
         # several ranks that each see one GPU all call it 0
         index = int(named)
         alone = len(state.attempt.ranks) == 1 if one_by_one else bool(state.attempt.ranks) and (index > 0 or len(visible) == 1)
         alone = alone or index == place
-        found = visible[index] if alone and index < len(visible) else None
+        gpu = visible[index] if alone and index < len(visible) else None
     elif named:
-        found = _known_as(state, named)
+        gpu = _known_as(state, named)
     else:
         return gpu_of_rank(state, verdict.rank)
-    return found.uuid if found else ""
+    return gpu.uuid if gpu else ""
 
 
 def gpu_of_rank(state: JobState, rank: int | None) -> str:

@@ -158,7 +158,11 @@ def reported(state: JobState, *, over: bool = False) -> Step:
         return state, closing if report.began is Beginning.UNCONFIRMED else (report, *kept, *closing)
     actions: tuple[Action, ...] = (report, *_accused(state, known))
     newest = state.run.newest
-    lost = report.resume_from or (newest.path if newest is not None else "") or next((one.newest for one in state.run.unused), "")
+    lost = (
+        report.resume_from
+        or (newest.path if newest is not None else "")
+        or next((unused_checkpoints.newest for unused_checkpoints in state.run.unused), "")
+    )
     # not confirmed, where a hook saw steps and no load: it may turn out only when the attempt has saved over what it was given
     unsure = report.began is Beginning.UNCONFIRMED and state.attempt.steps_seen > 0
     if report.began is Beginning.FROM_SCRATCH or unsure or report.given_step is not None:
@@ -191,6 +195,9 @@ def with_save(state: JobState, found: CheckpointRef) -> JobState:
 def loaded_checkpoint(state: JobState) -> CheckpointRef | None:
     """Return the checkpoint that the ranks were seen to load, None where it is not known."""
     # what a script loads by itself for the first time was unused when the attempt began
-    unused = (CheckpointRef(one.newest, one.step, "", one.epoch) for one in state.run.unused)
+    unused = (
+        CheckpointRef(unused_checkpoints.newest, unused_checkpoints.step, "", unused_checkpoints.epoch)
+        for unused_checkpoints in state.run.unused
+    )
     known = (*((state.attempt.resume,) if state.attempt.resume is not None else ()), *state.run.verified, *unused)
     return next((found for found in known if found.path == state.attempt.loaded), None)

@@ -172,7 +172,7 @@ def _torn_in_use(state: JobState, event: CheckpointSelected) -> tuple[Verdict, P
     verdict = state.run.incident.verdict if state.run.incident is not None else None
     if verdict is None or verdict.cause is not Cause.CHECKPOINT_CORRUPT or not event.torn_in_use or state.run.policy.checkpoints_declared:
         return None
-    whole = event.chosen.path if event.chosen is not None else next((one.newest for one in event.unused), "")
+    whole = event.chosen.path if event.chosen is not None else next((unused_checkpoints.newest for unused_checkpoints in event.unused), "")
     path, torn = event.torn_in_use, _name(event.torn_in_use)
     why = f"{path} is torn, and the script loads it: another attempt would meet the same error"
     notes = _put_back(event, path)
@@ -443,8 +443,8 @@ def with_incident(state: JobState, t: float, summary: str, rank: int | None = No
         opening = (OpenIncident(incident.number, state.attempt.number, rank, summary),)
         state = replace(state, run=replace(state.run, losses=losses.with_incident(state.run.losses, t)))
     verdict, plan = decision or (None, None)
-    made = None if verdict is None else _made_by_nodes(state, verdict)
-    alerts = made is None or planning.alerts_here(state, made)
+    job_decision = None if verdict is None else _made_by_nodes(state, verdict)
+    alerts = job_decision is None or planning.alerts_here(state, job_decision)
     incident = replace(incident, attempt=state.attempt.number, verdict=verdict, plan=plan, alerts=alerts)
     return replace(state, incidents=incident.number, run=replace(state.run, incident=incident)), opening
 
@@ -478,8 +478,8 @@ def leave(state: JobState, verdict: Verdict, plan: Plan) -> Step:
 
 def _made_by_nodes(state: JobState, verdict: Verdict) -> JobDecision | None:
     """Return the decision of the nodes about the last attempt, if the verdict is theirs: this node may stop by itself after it."""
-    made = state.attempt.decision
-    return made if made is not None and made.verdict == verdict else None
+    job_decision = state.attempt.decision
+    return job_decision if job_decision is not None and job_decision.verdict == verdict else None
 
 
 def _decision_report(state: JobState, incident: Incident, verdict: Verdict, plan: Plan) -> ReportDecision:

@@ -64,7 +64,11 @@ def _gpu_text(state: JobState, rank: int | None) -> str:
     uuid = planning.gpu_of_rank(state, rank) if rank is not None else ""
     index = next((gpu.index for gpu in state.gpus if gpu.uuid == uuid), None)
     named = f" (GPU {index})" if index is not None else ""
-    found = [one.reason for one in state.run.reported_findings if rank is None or one.gpu == uuid or not one.gpu]
+    found = [
+        reported_finding.reason
+        for reported_finding in state.run.reported_findings
+        if rank is None or reported_finding.gpu == uuid or not reported_finding.gpu
+    ]
     return f"{named}; health: {'; '.join(found[:MOST_FINDINGS])}" if found else named
 
 

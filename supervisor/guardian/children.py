@@ -119,8 +119,12 @@ class Children:
             detached = self.detach_requests.detached(process_tree.below(os.getpid(), processes))
             targets = process_tree.below(os.getpid(), processes, detached)
         else:
-            commands = [one for one in self._commands.values() if one.pid in processes]
-            targets = [processes[one.pid] for one in commands if one.forked_at > group_received_at or os.getpgid(one.pid) != os.getpgrp()]
+            commands = [command for command in self._commands.values() if command.pid in processes]
+            targets = [
+                processes[command.pid]
+                for command in commands
+                if command.forked_at > group_received_at or os.getpgid(command.pid) != os.getpgrp()
+            ]
         for process in targets:
             ownership.send(process, signum)
 

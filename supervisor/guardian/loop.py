@@ -197,7 +197,12 @@ class GuardianLoop:
 
     def _send_survivors(self) -> None:
         found = process_tree.below(os.getpid(), process_tree.snapshot())[:_MAX_SURVIVORS]
-        self._send_last({"ev": "survivors", "pids": [{"pid": one.pid, "cmd": process_tree.command_line(one.pid)} for one in found]})
+        self._send_last(
+            {
+                "ev": "survivors",
+                "pids": [{"pid": process_stat.pid, "cmd": process_tree.command_line(process_stat.pid)} for process_stat in found],
+            }
+        )
         # A survivor's output is read until the survivor ends, and a slow reader still gets everything: both as without us.
         self._outputs.drain.sync(DrainRequest(_leave, pass_s=float("inf"), log_s=LOG_FLUSH_S, to_the_end=True))
 

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 def require_apart(bound: Sequence[BoundKnob], argv: Sequence[str], cwd: Path, exit_code: ExitCode) -> None:
     """Refuse two knobs at one place: halving the one would double the other."""
     taken: dict[tuple[str, ...], BoundKnob] = {}
-    for one in bound:
-        for spelling in (spelling for place in one.places for spelling in _spellings(place, argv, cwd)):
-            other = taken.setdefault(spelling, one)
-            if other.knob.name != one.knob.name:
+    for bound_knob in bound:
+        for spelling in (spelling for place in bound_knob.places for spelling in _spellings(place, argv, cwd)):
+            other = taken.setdefault(spelling, bound_knob)
+            if other.knob.name != bound_knob.knob.name:
                 raise SuperviseError(
-                    f"two knobs at one place: {other.knob.name} and {one.knob.name} are both {spelling[-1]}",
-                    hint=f"Declare each by its own: --knob {other.knob.name}=--flag --knob {one.knob.name}=--another.",
+                    f"two knobs at one place: {other.knob.name} and {bound_knob.knob.name} are both {spelling[-1]}",
+                    hint=f"Declare each by its own: --knob {other.knob.name}=--flag --knob {bound_knob.knob.name}=--another.",
                     exit_code=exit_code,
                 )
 
@@ -48,7 +48,7 @@ def _spellings(place: Binding, argv: Sequence[str], cwd: Path) -> list[tuple[str
 
 def require_whole_deepspeed(bound: Sequence[BoundKnob], argv: Sequence[str], cwd: Path, exit_code: ExitCode) -> None:
     """Refuse the batch in DeepSpeed's file and the accumulation elsewhere, or the other way, where the file holds both."""
-    by_name = {one.knob.name: one for one in bound}
+    by_name = {bound_knob.knob.name: bound_knob for bound_knob in bound}
     for name, other in (tuple(bindings.DEEPSPEED_KEYS), tuple(bindings.DEEPSPEED_KEYS)[::-1]):
         here, there = by_name.get(name), by_name.get(other)
         if here is None or there is None or there.knob.counts == "derived" or {here.knob.by, there.knob.by}.isdisjoint({"declared"}):

@@ -46,17 +46,21 @@ def find(recognised: Sequence[RecognisedProgram], lookup: Lookup, taken: frozens
     """Return the programs' knobs, beside those in `taken`, which the user declared."""
     bound: dict[str, BoundKnob] = {}
     unavailable: dict[str, UnavailableKnob] = {}
-    for one in recognised:
-        for name, row in _rows(one.program).items():
+    for recognised_program in recognised:
+        for name, row in _rows(recognised_program.program).items():
             if name in taken or name in bound or name in unavailable:
                 continue
             try:
-                bound[name] = _seen(_bind(lookup, one.program, name, row), seen=one.seen)
+                bound[name] = _seen(_bind(lookup, recognised_program.program, name, row), seen=recognised_program.seen)
             except (NotEnabledError, config_files.EditError, OSError) as error:
                 remedy = error.remedy if isinstance(error, NotEnabledError) else ""
-                unavailable[name] = UnavailableKnob(name, one.program.name, str(error), remedy or f"--knob {name}:VALUE=--FLAG")
+                unavailable[name] = UnavailableKnob(
+                    name, recognised_program.program.name, str(error), remedy or f"--knob {name}:VALUE=--FLAG"
+                )
     _keep_together(bound, unavailable, taken)
-    return ProgramKnobs(tuple(bound.values()), tuple(unavailable.values()), tuple(one.program.name for one in recognised))
+    return ProgramKnobs(
+        tuple(bound.values()), tuple(unavailable.values()), tuple(recognised_program.program.name for recognised_program in recognised)
+    )
 
 
 def _seen(bound: BoundKnob, *, seen: bool) -> BoundKnob:

@@ -142,9 +142,9 @@ def locate(command: Sequence[str], path: str | None = None) -> Script:
     """Return the script of a command. Words before torchrun, a launcher or an interpreter (srun, env, nsys) are skipped."""
     for start in range(len(command)):
         words = command[start:]
-        found = _torchrun(words, path) or _python(words) or _launched(words)
-        if found is not None:
-            return Script(found.kind, found.target, start + found.at)
+        script = _torchrun(words, path) or _python(words) or _launched(words)
+        if script is not None:
+            return Script(script.kind, script.target, start + script.at)
     if command and command[0].endswith(".py"):
         return Script("file", command[0], 1)
     return Script("none", "", min(1, len(command)))

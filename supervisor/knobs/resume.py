@@ -48,15 +48,15 @@ def find(settings: Settings, recognised: Sequence[RecognisedProgram], lookup: Lo
         return ResumeWays((ResumeWay(Knob(RESUME, "", "{resume}", counts=ResumeKind.PATH)),))
     bound: list[ResumeWay] = []
     unavailable: list[UnavailableKnob] = []
-    for one in recognised:
-        if one.program.resume is None:
+    for recognised_program in recognised:
+        if recognised_program.program.resume is None:
             continue
         try:
-            way = _bind(one.program, one.program.resume, lookup)
-            bound.append(replace(way, knob=replace(way.knob, seen=one.seen)))
+            way = _bind(recognised_program.program, recognised_program.program.resume, lookup)
+            bound.append(replace(way, knob=replace(way.knob, seen=recognised_program.seen)))
         except (NotEnabledError, config_files.EditError, OSError) as error:
             remedy = error.remedy if isinstance(error, NotEnabledError) else ""
-            unavailable.append(UnavailableKnob(RESUME, one.program.name, str(error), remedy or _REMEDY))
+            unavailable.append(UnavailableKnob(RESUME, recognised_program.program.name, str(error), remedy or _REMEDY))
     return ResumeWays(tuple(bound), () if bound else tuple(unavailable))
 
 

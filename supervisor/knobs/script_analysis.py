@@ -148,12 +148,12 @@ def _flags(call: ast.Call) -> tuple[list[str], bool]:
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in {"add_argument", "option"}:
         return [], False
     given = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-    action = next((one.value for one in call.keywords if one.arg in {"action", "is_flag"}), None)
+    action = next((keyword.value for keyword in call.keywords if keyword.arg in {"action", "is_flag"}), None)
     return sorted((text for text in given if text.startswith("-")), key=len, reverse=True), action is None
 
 
 def _default(call: ast.Call) -> int | None:
-    return next((_number(one.value) for one in call.keywords if one.arg == "default"), None)
+    return next((_number(keyword.value) for keyword in call.keywords if keyword.arg == "default"), None)
 
 
 def _set_by(node: ast.AST) -> list[tuple[str, int]]:

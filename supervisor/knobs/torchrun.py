@@ -107,8 +107,8 @@ def option_value(command: Torchrun, environ: Mapping[str, str], option: str, def
 
 def ignored_conf(command: Sequence[str], environ: Mapping[str, str]) -> str:
     """Return the warning for a torchrun command with several --rdzv-conf, of which the last alone counts; "" for another."""
-    found = recognise(command, path=environ.get("PATH"))
-    words = own_arguments(found) if found is not None else ()
+    torchrun = recognise(command, path=environ.get("PATH"))
+    words = own_arguments(torchrun) if torchrun is not None else ()
     at = [i for i, word in enumerate(words) if _is_option(word, "rdzv-conf")]
     values = [words[i].partition("=")[2] or "".join(words[i + 1 : i + 2]) for i in at]
     if len(values) < 2:  # noqa: PLR2004 - one is as torchrun has it

@@ -122,13 +122,18 @@ def xid_facts(
     Of a GPU that is the only one in use none is suspected for what it repeats: a fault of the program would look the same.
     """
     in_use = set(ranks) or {_uuid(reading.subject) for reading in names.of("gpu.identity")}
-    for one in reported:
-        entry = xids.lookup(one.code)
+    for driver_xid in reported:
+        entry = xids.lookup(driver_xid.code)
         name = f": {entry.name}" if entry is not None else ""
-        text = f"{_called(names, one.subject)}: Xid {one.code}{name}"
+        text = f"{_called(names, driver_xid.subject)}: Xid {driver_xid.code}{name}"
         # the kernel's own form, because its rows know every code
-        record = Evidence("kernel", "record", f"NVRM: Xid (PCI:{one.pci.rpartition('.')[0] or one.pci}): {one.code}, by NVML", t=one.t)
-        repeated = _repeated(one, memory) if in_use - {_uuid(one.subject)} else ""
+        record = Evidence(
+            "kernel",
+            "record",
+            f"NVRM: Xid (PCI:{driver_xid.pci.rpartition('.')[0] or driver_xid.pci}): {driver_xid.code}, by NVML",
+            t=driver_xid.t,
+        )
+        repeated = _repeated(driver_xid, memory) if in_use - {_uuid(driver_xid.subject)} else ""
         for fact in claims(record, catalogue):
             hardware = "suspected" if repeated else entry.hardware if entry is not None else "unknown"
             fields = {"hardware": hardware, **({"xid_repeated": repeated} if repeated else {})}
@@ -139,16 +144,16 @@ def xid_facts(
                 fact,
                 source=SOURCE,
                 text=f"{text}; {repeated}" if repeated else text,
-                rank=ranks.get(_uuid(one.subject)),
-                fields=(("gpu_uuid", _uuid(one.subject)), *fact.fields, *fields.items()),
+                rank=ranks.get(_uuid(driver_xid.subject)),
+                fields=(("gpu_uuid", _uuid(driver_xid.subject)), *fact.fields, *fields.items()),
                 claim=claim,
             )
 
 
 def remember(reported: Iterable[DriverXid], memory: Memory) -> None:
     """Put Xids into the memory of the node, each burst as one."""
-    for one in reported:
-        memory.add_once(Event(one.code, _uuid(one.subject), one.t))
+    for driver_xid in reported:
+        memory.add_once(Event(driver_xid.code, _uuid(driver_xid.subject), driver_xid.t))
 
 
 def _repeated(one: DriverXid, memory: Memory) -> str:

@@ -123,10 +123,10 @@ class GpuQuarantine:
 
     def allow(self, now: float, by: str = "person") -> NodeExclusion | None:
         """Allow the node again; return its exclusion, None where there was none. Raises OSError."""
-        found = self.exclusion()
-        if found is not None:
+        node_exclusion = self.exclusion()
+        if node_exclusion is not None:
             self._append({"v": _VERSION, "allowed": True, "t": now, "by": by})
-        return found
+        return node_exclusion
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         with contextlib.suppress(FileNotFoundError), os.fdopen(durable.open_regular(str(self.path)), "rb") as file:

@@ -114,15 +114,17 @@ class HealthWatch:
             self._begin_from(now)
             self._last = now if now.of("gpu.identity") else None
             self._before = self._last if _in_full(now) else None
-            ill = [one for one in results if one.result in {Result.DEGRADED, Result.FAILED}]
+            ill = [check_result for check_result in results if check_result.result in {Result.DEGRADED, Result.FAILED}]
             findings = tuple(self._named(finding_of(result)) for result in ill[:MOST])
-            self._reported = {one.about: _SEVERITY[Result(one.result)] for one in findings}
+            self._reported = {finding.about: _SEVERITY[Result(finding.result)] for finding in findings}
         problems = [f"not read, because it hung before: {skipped}"] if skipped else []
         return NodeHealth(now, findings, "; ".join([*problems, *self._failed(results)]))
 
     def _failed(self, results: Iterable[CheckResult]) -> list[str]:
         """Return which checks failed themselves: each once."""
-        failed = {f"check {one.check}": one.reason for one in results if one.reason.startswith(FAILED_ITSELF)}
+        failed = {
+            f"check {check_result.check}": check_result.reason for check_result in results if check_result.reason.startswith(FAILED_ITSELF)
+        }
         new = {name: why for name, why in failed.items() if name not in self._failures}
         self._failures |= new.keys()
         return [f"{name}: {why}" for name, why in new.items()]
@@ -138,8 +140,8 @@ class HealthWatch:
         self._based |= new
 
     def _note_hung(self, now: Readings) -> None:
-        for one in now.of(OUTCOME):
-            name, state = one.subject.removeprefix("probe:"), now.table(OUTCOME, one.subject).get("state")
+        for reading in now.of(OUTCOME):
+            name, state = reading.subject.removeprefix("probe:"), now.table(OUTCOME, reading.subject).get("state")
             if state == "hung":
                 self._hung.add(name)
             elif state == "answered":
@@ -151,7 +153,9 @@ class HealthWatch:
             return one
         at = one.subject.removeprefix("gpu:#")
         found = (
-            was.subject for was in self._baseline.of("gpu.identity") if isinstance(was.value, dict) and str(was.value.get("index")) == at
+            reading.subject
+            for reading in self._baseline.of("gpu.identity")
+            if isinstance(reading.value, dict) and str(reading.value.get("index")) == at
         )
         return replace(one, subject=next(found, one.subject))
 
@@ -159,7 +163,7 @@ class HealthWatch:
         """Return what is wrong with /dev/shm, None for nothing. It is memory: this never hangs, and needs no process of its own."""
         reading = system_files.room("host", HOST, "host.shm", system_files.SHM)
         results = registry.checks()["host_shm"](Readings((reading,)), None, self._limits)
-        return next((one for one in results if one.result in {Result.DEGRADED, Result.FAILED}), None)
+        return next((check_result for check_result in results if check_result.result in {Result.DEGRADED, Result.FAILED}), None)
 
     def begin(self) -> None:
         """An attempt begins: sample from now on."""
@@ -202,8 +206,8 @@ class HealthWatch:
     def _note_results(self, results: Iterable[CheckResult]) -> None:
         """Keep the worst result of each check; the worst comes first."""
         found: dict[str, Result] = {}
-        for one in results:
-            found.setdefault(one.check, one.result)
+        for check_result in results:
+            found.setdefault(check_result.check, check_result.result)
         self._results = {**self._results, **found}
 
     def last_results(self) -> Mapping[str, Result]:
@@ -263,7 +267,7 @@ class HealthWatch:
                 finding = self._named(finding_of(one))
                 now.setdefault(finding.about, finding)
         new = [one for about, one in now.items() if _SEVERITY[Result(one.result)] != self._reported.get(about, 0)]
-        self._reported |= {one.about: _SEVERITY[Result(one.result)] for one in new[:MOST]}
+        self._reported |= {finding.about: _SEVERITY[Result(finding.result)] for finding in new[:MOST]}
         return tuple(new[:MOST])  # the others next time
 
     def _ask(self, deadline_s: float, paths: Sequence[str] = (), need_bytes: int = 0) -> Ask:
@@ -323,4 +327,4 @@ def shown(findings: Sequence[Finding], environ: Mapping[str, str], visible: Sequ
             return False
         return chosen is None or one.check == "gpu_driver" or one.gpu in visible
 
-    return tuple(one if ours(one) else replace(one, blocks=False) for one in findings)
+    return tuple(finding if ours(finding) else replace(finding, blocks=False) for finding in findings)

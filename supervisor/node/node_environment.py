@@ -96,7 +96,7 @@ class NodeEnvironment:
         if script := found.get("env.script"):  # a node may have it elsewhere
             script["path"] = str(script["path"]).rpartition("/")[2]
         found.get("env.code", {}).pop("root", None)
-        found["nic.state"] = {one.subject: readings.table("nic.state", one.subject) for one in readings.of("nic.state")}
+        found["nic.state"] = {reading.subject: readings.table("nic.state", reading.subject) for reading in readings.of("nic.state")}
         found["env.variables"] = {key: redact.text(str(value)) for key, value in found.get("env.variables", {}).items()}
         text = json.dumps(found, sort_keys=True)
         return text if len(text) <= _MOST_CHARACTERS else ""
@@ -136,9 +136,9 @@ class EnvironmentComparison:
             self._peers = [(peer.host, _readings(texts[peer.digest])) for peer in peers]
             found += _differences(self._peers)
         found += node_environments.clocks(_offsets(peers, [float(row["sent_t"]) for row in rows]))
-        for one in found:
-            if one.weight is Weight.MATTERS:
-                self._warn(f"the nodes are not alike: {one}")
+        for node_difference in found:
+            if node_difference.weight is Weight.MATTERS:
+                self._warn(f"the nodes are not alike: {node_difference}")
         return _cannot_work(found)
 
     def fits(self, nodes: Iterable[int]) -> bool:
@@ -151,7 +151,7 @@ def _differences(peers: Iterable[tuple[str, Readings]]) -> tuple[NodeDifference,
 
 
 def _cannot_work(found: Iterable[NodeDifference]) -> tuple[str, ...]:
-    return tuple(str(one) for one in found if one.weight is Weight.CANNOT_WORK)
+    return tuple(str(node_difference) for node_difference in found if node_difference.weight is Weight.CANNOT_WORK)
 
 
 def _readings(text: str) -> Readings:

@@ -110,16 +110,25 @@ class LossWatch:
             self._post(LossChanged(t, self._attempt, rule.id, rule.kind.value, name, text, is_over=True))
 
     def _report(self, source: object, rank: int | None, found: Iterable[NumberChange], t: float) -> None:
-        for one in found:
-            key = (one.rule.id, one.name)
+        for number_change in found:
+            key = (number_change.rule.id, number_change.name)
             sources = self._open.setdefault(key, set())
             was = bool(sources)
-            if one.is_over:
+            if number_change.is_over:
                 sources.discard(source)
             else:
                 sources.add(source)
             if not sources:
                 del self._open[key]
             if was != bool(sources):
-                event = LossChanged(t, self._attempt, one.rule.id, one.rule.kind.value, one.name, one.text, rank, one.step)
-                self._post(replace(event, is_over=one.is_over))
+                event = LossChanged(
+                    t,
+                    self._attempt,
+                    number_change.rule.id,
+                    number_change.rule.kind.value,
+                    number_change.name,
+                    number_change.text,
+                    rank,
+                    number_change.step,
+                )
+                self._post(replace(event, is_over=number_change.is_over))

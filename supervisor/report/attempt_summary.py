@@ -40,9 +40,9 @@ class AttemptSummary:
         elif isinstance(event, events.ProgressObserved):
             self.step, self.steps_seen, self.phase = event.step, event.steps_seen, event.phase.value
         elif isinstance(event, events.RankExited):
-            found = event.exit
-            if found.failed and self.first_dead is None:
-                self.first_dead, self.code, self.signal = found.rank, found.code, found.signal
+            rank_exit = event.exit
+            if rank_exit.failed and self.first_dead is None:
+                self.first_dead, self.code, self.signal = rank_exit.rank, rank_exit.code, rank_exit.signal
 
     def fields(self, outcome: str, t: float) -> dict[str, object]:
         """Return the fields of the line; an attempt whose ranks never were there ran for 0 s."""

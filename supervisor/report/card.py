@@ -221,7 +221,11 @@ def _checkpoint(last: Round) -> list[Fact]:
         position = wording.position_text(chosen.shown_step, chosen.epoch) or step_text(None)
         text = f"{position} from {chosen.path} (verified: {chosen.level}; {selected.found} found)"
     elif not selected.found:
-        text = "none that the script is known to load" + "".join(f"; {one}" for one in selected.unused) if selected.unused else "none found"
+        text = (
+            "none that the script is known to load" + "".join(f"; {unused_checkpoints}" for unused_checkpoints in selected.unused)
+            if selected.unused
+            else "none found"
+        )
     facts = [Fact("checkpoint", f"{_clock(selected.t)}{text}")]
     done = {path for path, _ in selected.repaired}  # and with it why
     for label, rows in (

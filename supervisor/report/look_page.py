@@ -33,8 +33,8 @@ def text_of(look: Look, hang: Hang | None = None) -> str:
         lines += _wrapped(f"No progress for {hang.still_s:.0f} s; the limit was {hang.limit_s:.0f} s.")
         lines.append("")
     lines.append(f"-- {'rank' if len(look.ranks) == 1 else 'ranks'} of this node, a look of {look.took_s:.1f} s")
-    for one in look.ranks:
-        lines += _rank(one)
+    for rank in look.ranks:
+        lines += _rank(rank)
     for label, frames in _stacks(look):
         lines += ["", f"-- stack of {label}, the innermost call first", *(_frame(frame) for frame in frames)]
     return "\n".join(lines) + "\n"
@@ -81,7 +81,7 @@ def _group(group: ProcessGroup) -> str:
     known += [rank_list(group.ranks)] if group.ranks else []
     known += [f"timeout {group.timeout_s:.0f} s"] if group.timeout_s is not None else []
     pending = group.pending
-    done = next((one for one in reversed(group.last) if one.done), None)
+    done = next((collective for collective in reversed(group.last) if collective.done), None)
     parts = [f"in {pending.text}{_sizes(pending.sizes)}"] if pending is not None else []
     parts += [f"last over: {done.text}"] if done is not None else []
     return f"group {group.name} ({', '.join(known)}): {', '.join(parts) or 'no collective recorded'}"
@@ -97,15 +97,15 @@ def _stacks(look: Look) -> Iterator[tuple[str, tuple[StackFrame, ...]]]:
     """Yield each stack once: of the main threads, of the workers, of other threads."""
     mains: dict[tuple[StackFrame, ...], list[int]] = {}
     others: dict[tuple[StackFrame, ...], list[int]] = {}
-    for one in look.ranks:
-        for index, thread in enumerate(one.process.stacks):
-            (others if index else mains).setdefault(thread.frames, []).append(one.rank)
+    for rank in look.ranks:
+        for index, thread in enumerate(rank.process.stacks):
+            (others if index else mains).setdefault(thread.frames, []).append(rank.rank)
     for frames, ranks in mains.items():
         yield rank_list(ranks), frames
-    for one in look.ranks:
-        for worker in one.workers:
+    for rank in look.ranks:
+        for worker in rank.workers:
             for thread in worker.stacks[:1]:
-                yield f"worker {worker.pid} of rank {one.rank}", _own(thread)
+                yield f"worker {worker.pid} of rank {rank.rank}", _own(thread)
     for frames, ranks in others.items():
         if frames:
             yield f"another thread of {rank_list(set(ranks))}", frames

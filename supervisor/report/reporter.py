@@ -161,8 +161,8 @@ class Reporter:
         attempt.took(event)
         self.starts.took(event)
         if isinstance(event, events.RankExited):
-            found = event.exit
-            self._log.write(LogEvent.RANK_EXITED, None if found.failed else "info", attempt=event.attempt, **asdict(found))
+            rank_exit = event.exit
+            self._log.write(LogEvent.RANK_EXITED, None if rank_exit.failed else "info", attempt=event.attempt, **asdict(rank_exit))
         elif isinstance(event, events.AttemptEnded):
             level: LogLevel | None = None if event.outcome == "failed" else "info"
             self._log.write(LogEvent.ATTEMPT_ENDED, level, **attempt.fields(event.outcome, event.t) | {"attempt": event.attempt})

@@ -156,7 +156,11 @@ def resume_line(settings: Settings, found: KnobSet, programs_seen: Sequence[str]
         return f"resumes with {way.how}{seen}"
     if fixed := _fixed_checkpoint(settings, found, command):
         return f"the command names the checkpoint with which each attempt begins: {fixed[0]}"
-    without = [f"; {programs.title(one.by)}: {one.why}" for one in found.unavailable if one.knob == RESUME]
+    without = [
+        f"; {programs.title(unavailable_knob.by)}: {unavailable_knob.why}"
+        for unavailable_knob in found.unavailable
+        if unavailable_knob.knob == RESUME
+    ]
     return (
         "no checkpoint is declared (--checkpoints): the script resumes as it does by itself; if it is not seen"
         f" to load one, an attempt that ran longer than {settings.restart.scratch_limit_s:.0f} s is not restarted{''.join(without)}"
@@ -231,10 +235,12 @@ def _pattern(settings: Settings, path: str) -> str:
 def document(settings: Settings, command: Sequence[str], cause: str | None) -> dict[str, Any]:
     """Return the plan of `command` as data; with `cause` also the answers to that cause. Raises SuperviseError."""
     programs.require_command(command, os.environ)
-    found = job_knobs.find(settings, command, os.environ, Path(settings.cwd))
+    knob_set = job_knobs.find(settings, command, os.environ, Path(settings.cwd))
     launcher = torchrun.launcher(_torchrun(command, os.environ))
-    policy = to_policy(settings, launcher, tuple(replace(knob, seen=True) for knob in found.knobs), likely=found.likely, environ=os.environ)
-    return _data(settings, command, found, policy, _cause(cause) if cause else None)
+    policy = to_policy(
+        settings, launcher, tuple(replace(knob, seen=True) for knob in knob_set.knobs), likely=knob_set.likely, environ=os.environ
+    )
+    return _data(settings, command, knob_set, policy, _cause(cause) if cause else None)
 
 
 def _cause(name: str) -> Cause:
@@ -320,7 +326,7 @@ def _users_signatures(settings: Settings) -> list[dict[str, Any]]:
         for row in catalogue.rows
         if not row.origin.startswith(ours)
     ]
-    return rows + [{"id": one.id, "cause": "", "where": [], "origin": one.origin, "problem": one.text} for one in problems]
+    return rows + [{"id": problem.id, "cause": "", "where": [], "origin": problem.origin, "problem": problem.text} for problem in problems]
 
 
 def _unknown_batch(found: KnobSet) -> str:
@@ -337,8 +343,15 @@ def _enabled(knob: Knob) -> dict[str, Any]:
 def _not_enabled(found: KnobSet, *, resumes: bool) -> list[dict[str, str]]:
     """Return every knob that is missing, with the option that would enable it. resumes: the script resumes without one."""
     there = {knob.name for knob in found.knobs}
-    rows = [{"knob": one.knob, "why": f"{programs.title(one.by)}: {one.why}", "remedy": one.remedy} for one in found.unavailable]
-    there |= {one.knob for one in found.unavailable} | ({RESUME} if resumes else set())
+    rows = [
+        {
+            "knob": unavailable_knob.knob,
+            "why": f"{programs.title(unavailable_knob.by)}: {unavailable_knob.why}",
+            "remedy": unavailable_knob.remedy,
+        }
+        for unavailable_knob in found.unavailable
+    ]
+    there |= {unavailable_knob.knob for unavailable_knob in found.unavailable} | ({RESUME} if resumes else set())
     missing = [name for name in bindings.NAMES if name not in there]
     return rows + [{"knob": name, "why": "not declared", "remedy": _REMEDIES.get(name, option(name, found.likely))} for name in missing]
 

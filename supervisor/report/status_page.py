@@ -234,10 +234,10 @@ def _ranks(status: Status) -> list[Fact]:
     here = len(status.ranks)
     count = f"{here} of {status.world_size} on this node" if status.world_size > here else f"{here}"
     if here <= _MOST_LISTED:
-        return [Fact("ranks", f"{count}: {'; '.join(_rank(one) for one in status.ranks)}")]
-    behind = sorted((one for one in status.ranks if one.lag), key=lambda one: -(one.lag or 0))[:3]
-    memory = [one.memory_bytes for one in status.ranks if one.memory_bytes is not None]
-    texts = [count, *(_rank(one) for one in behind)]
+        return [Fact("ranks", f"{count}: {'; '.join(_rank(rank) for rank in status.ranks)}")]
+    behind = sorted((rank for rank in status.ranks if rank.lag), key=lambda one: -(one.lag or 0))[:3]
+    memory = [rank.memory_bytes for rank in status.ranks if rank.memory_bytes is not None]
+    texts = [count, *(_rank(rank_status) for rank_status in behind)]
     if memory:
         texts.append(f"memory {memory_text(min(memory))} to {memory_text(max(memory))} each, {memory_text(sum(memory))} together")
     return [Fact("ranks", "; ".join(texts))]

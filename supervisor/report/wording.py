@@ -200,8 +200,8 @@ def note_facts(notes: Sequence[str]) -> list[Fact]:
     """Return the notes of a plan. A command at the end of one has a line of its own, because it is there to be copied."""
     facts: list[Fact] = []
     for note in notes:
-        found = _COMMAND.fullmatch(note)
-        text, command = found.groups() if found else (note, "")
+        match = _COMMAND.fullmatch(note)
+        text, command = match.groups() if match else (note, "")
         facts += [Fact("" if facts else "note", text), *([Fact("", command, copied=True)] if command else [])]
     return facts
 

@@ -90,11 +90,17 @@ def start(settings: Settings, environ: Mapping[str, str], state: Path, log: Log)
     state: the directory of the job's files on this node. log: takes the name and the fields of a log event, from any thread.
     """
     router = AlertRouter(RESOLVE_AFTER_S)
-    for one in configured(settings, environ):
+    for configured_sink in configured(settings, environ):
         router.add(
-            one.name, one.sink, state / one.outbox, wanted=one.wanted, grouped=one.grouped,
-            deadline_s=DELIVERY_S, log=log, pace=RetryPace(),
-        )  # fmt: skip
+            configured_sink.name,
+            configured_sink.sink,
+            state / configured_sink.outbox,
+            wanted=configured_sink.wanted,
+            grouped=configured_sink.grouped,
+            deadline_s=DELIVERY_S,
+            log=log,
+            pace=RetryPace(),
+        )
     return router
 
 

@@ -161,12 +161,12 @@ class Executor:
 
     def _post_found_ranks(self, state: JobState) -> None:
         """Post the ranks that a plain command started by itself, where the state does not have them yet."""
-        found = self.watch.rank_ends
-        if found is None or state.stage is not Stage.RUNNING:
+        launched_ranks = self.watch.rank_ends
+        if launched_ranks is None or state.stage is not Stage.RUNNING:
             return
-        ranks = with_found(state.attempt.live_ranks, found.ranks)
+        ranks = with_found(state.attempt.live_ranks, launched_ranks.ranks)
         if ranks != state.attempt.live_ranks:
-            self._loop.post(RanksFound(self._loop.clock.now(), state.attempt.number, ranks, max(found.world_size, len(ranks))))
+            self._loop.post(RanksFound(self._loop.clock.now(), state.attempt.number, ranks, max(launched_ranks.world_size, len(ranks))))
 
     @property
     def guardian_pid(self) -> int | None:

@@ -212,7 +212,7 @@ class JobFactory:
         """Return the directories to which checkpoints are written, and how large the largest is that is there. Reads directories."""
         paths = directories(self._job.settings.checkpoints.paths, str(self._job.cwd))
         with contextlib.suppress(CheckpointingError, OSError):
-            return paths, max((found.identity.size for found in self.checkpoints.listing().candidates), default=0)
+            return paths, max((candidate.identity.size for candidate in self.checkpoints.listing().candidates), default=0)
         return paths, 0
 
     @property

@@ -391,10 +391,10 @@ class JobNodes:
     def _read_report(self, text: str) -> NodeReport:
         """Return a report with its times by this node's clock."""
         row = json.loads(text)
-        found = msgspec.convert(row["report"], NodeReport)
+        node_report = msgspec.convert(row["report"], NodeReport)
         own_s, theirs_s = None if self._client is None else self._client.offset_s, row["offset_s"]
         known = own_s is not None and theirs_s is not None  # else their clocks are taken for equal
-        return replace(found, attempt=_shifted(found.attempt, theirs_s - own_s)) if known else found
+        return replace(node_report, attempt=_shifted(node_report.attempt, theirs_s - own_s)) if known else node_report
 
 
 def _decision(decision: ClusterDecision) -> JobDecision | None:

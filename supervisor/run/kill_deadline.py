@@ -106,9 +106,9 @@ def _end_of_job(environ: Mapping[str, str]) -> float:
 
 def _end_by_scontrol(environ: Mapping[str, str]) -> float | None:
     answer = _answer(["scontrol", "show", "job", "--oneliner", slurm.job_id(environ)])
-    found = re.search(r"\bEndTime=(\S+)", answer)
+    match = re.search(r"\bEndTime=(\S+)", answer)
     try:
-        return datetime.fromisoformat(found[1]).timestamp() if found else None  # local time, as the tool prints it
+        return datetime.fromisoformat(match[1]).timestamp() if match else None  # local time, as the tool prints it
     except ValueError:  # Unknown
         return None
 

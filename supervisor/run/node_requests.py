@@ -118,8 +118,8 @@ class NodeRequests:
         """Print what is wrong with /dev/shm. With GPUs the check before each attempt reports it."""
         if self.health.has_gpus or not self._job.settings.health.enabled:
             return
-        if found := self.health.shared_memory():
-            self._warn(f"health: {found.reason}; the job goes on ({found.command})")
+        if check_result := self.health.shared_memory():
+            self._warn(f"health: {check_result.reason}; the job goes on ({check_result.command})")
 
     def _warn(self, text: str) -> None:
         self._reporter.print_message(act.PrintMessage("warning", text))

@@ -120,7 +120,7 @@ class RankRequests:
         since_t = wall_t(self._loop.clock, action.since_t)
 
         def work() -> None:
-            found = self._saved_since(since_t, action.deadline_s)
-            self._loop.post(SaveSearched(self._loop.clock.now(), action.attempt, found))
+            checkpoint = self._saved_since(since_t, action.deadline_s)
+            self._loop.post(SaveSearched(self._loop.clock.now(), action.attempt, checkpoint))
 
         self._threads.start("find-save", work, awaited=False)  # the core has a timer for it

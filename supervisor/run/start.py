@@ -110,13 +110,15 @@ def _require_allowed(settings: Settings, root: Path, node: str) -> None:
     from supervisor.node.gpu_quarantine import GpuQuarantine  # noqa: PLC0415  the agent waits for each import here
 
     try:
-        found = GpuQuarantine(root, node).exclusion()
+        node_exclusion = GpuQuarantine(root, node).exclusion()
     except OSError:  # a ledger that cannot be read takes nothing out of use
         return
-    if found is not None:
-        since = minute_text(found.t)
+    if node_exclusion is not None:
+        since = minute_text(node_exclusion.t)
         hint = f"`{settings.allow_node_command(node)}` allows it again; `sbatch --exclude={node.partition('.')[0]}` begins elsewhere."
-        raise SuperviseError(f"this node is excluded since {since}: {node}: {found.reason}", hint=hint, exit_code=ExitCode.BAD_NODE)
+        raise SuperviseError(
+            f"this node is excluded since {since}: {node}: {node_exclusion.reason}", hint=hint, exit_code=ExitCode.BAD_NODE
+        )
 
 
 def _the_rest() -> type[JobRun]:

@@ -389,7 +389,7 @@ def test_rungs_for_networks_are_named_with_or_without_commas_and_an_unknown_one_
     allowed = to_policy(load({"network.allow": ("interface, ib_disable", "interface")}), Launcher.ELASTIC, environ={"NCCL_IB_DISABLE": "0"})
     assert (allowed.network.allow, allowed.variables) == (("interface", "ib_disable"), (("NCCL_IB_DISABLE", "0"),))
     with pytest.raises(
-        SuperviseError, match=r"network\.allow \(command line --set network\.allow\): there is no rung 'ib' to allow"
+        SuperviseError, match=r"network\.allow \(command line --set network\.allow\): there is no step 'ib' of the ladder to allow"
     ) as refused:
         to_policy(load(assignments=["network.allow=ib"]), Launcher.ELASTIC)
     assert refused.value.exit_code == ExitCode.USAGE

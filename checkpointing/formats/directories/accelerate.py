@@ -46,9 +46,9 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:
         part = dcp.examine(tree.sub(name), bulk=bulk)
         parts.append(nested(name, part))
     for name in sorted(name for name in tree.entries if _FILES.fullmatch(name)):
-        found = examine_member(tree, name, bulk=bulk)
-        foreign = found.verdict is Verdict.FOREIGN
-        parts.append(replace(found, verdict=Verdict.BAD if foreign else found.verdict, place=NOWHERE, format=""))
+        examination = examine_member(tree, name, bulk=bulk)
+        foreign = examination.verdict is Verdict.FOREIGN
+        parts.append(replace(examination, verdict=Verdict.BAD if foreign else examination.verdict, place=NOWHERE, format=""))
     parts += [Examination(Verdict.INCOMPLETE, f"{name} is a directory") for name in sorted(tree.directories) if _FILES.fullmatch(name)]
     if "scheduler.bin" in tree.top() and not any(name.startswith("optimizer") for name in tree.top()):
         parts.append(Examination(Verdict.INCOMPLETE, "optimizer.bin is missing"))

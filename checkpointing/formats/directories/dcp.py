@@ -123,11 +123,11 @@ def _examine_unlisted(tree: Tree, name: str) -> Iterator[Examination]:
                 yield Examination(Verdict.BAD, f"{name}: torn: no item ends after byte {at} of {source.size}")
                 return
             try:
-                found = torch_zip.examine(source.window(at, length), ".pt", bulk=True)
+                examination = torch_zip.examine(source.window(at, length), ".pt", bulk=True)
             except Short:
-                found = Examination(Verdict.BAD, "the shard became shorter while it was read")
-            if found.verdict is not Verdict.VERIFIED:
-                yield replace(found, reason=f"{name}: the item at byte {at}: {found.reason}", place=NOWHERE)
+                examination = Examination(Verdict.BAD, "the shard became shorter while it was read")
+            if examination.verdict is not Verdict.VERIFIED:
+                yield replace(examination, reason=f"{name}: the item at byte {at}: {examination.reason}", place=NOWHERE)
                 return
             at += length
     yield Examination(Verdict.VERIFIED, "", NOWHERE, torch_zip.LEVEL)
@@ -184,12 +184,17 @@ def _examine_items(tree: Tree, shards: dict[str, list[Item]], *, bulk: bool) -> 
     for name, items in shards.items():
         with tree.open(name) as source:
             for item in items:
-                found = _examine_item(source, item)
-                n_bad += found.verdict is not Verdict.VERIFIED
-                if found.verdict is not Verdict.VERIFIED or found.reason or found.non_finite or found.unlisted:
-                    why = f"{name}: {item.name}: {found.reason}" if found.reason else ""
+                examination = _examine_item(source, item)
+                n_bad += examination.verdict is not Verdict.VERIFIED
+                if examination.verdict is not Verdict.VERIFIED or examination.reason or examination.non_finite or examination.unlisted:
+                    why = f"{name}: {item.name}: {examination.reason}" if examination.reason else ""
                     yield Examination(
-                        found.verdict, why, NOWHERE, found.level, non_finite=tuple(_named(item, found.non_finite)), unlisted=found.unlisted
+                        examination.verdict,
+                        why,
+                        NOWHERE,
+                        examination.level,
+                        non_finite=tuple(_named(item, examination.non_finite)),
+                        unlisted=examination.unlisted,
                     )
                 if n_bad > _MOST_REPORTED:
                     return
@@ -198,8 +203,10 @@ def _examine_items(tree: Tree, shards: dict[str, list[Item]], *, bulk: bool) -> 
 
 def _named(item: Item, found: Iterable[NonFinite]) -> Iterator[NonFinite]:
     """Call each tensor what the metadata calls its item; the pickle of a tensor by itself has no name for it."""
-    for one in found:
-        yield replace(one, tensor=(item.name if one.tensor.startswith("data/") else f"{item.name}.{one.tensor}")[:MOST_NAME])
+    for non_finite in found:
+        yield replace(
+            non_finite, tensor=(item.name if non_finite.tensor.startswith("data/") else f"{item.name}.{non_finite.tensor}")[:MOST_NAME]
+        )
 
 
 def _examine_item(source: FileReader, item: Item) -> Examination:

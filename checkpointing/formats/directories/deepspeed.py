@@ -56,9 +56,9 @@ def examine_part(tree: Tree) -> PartExamination | None:
     absent = tuple((name, None) for name in wanted if name not in own_files)
     if not own_files or beyond or not absent:
         return None
-    found = _combined(tree, scans, [], bulk=True)
-    leads = found.verdict is Verdict.VERIFIED and any(rank_shards.integer_outermost(scan, "dp_world_size") for scan in scans.values())
-    return PartExamination(found, absent, leads)
+    examination = _combined(tree, scans, [], bulk=True)
+    leads = examination.verdict is Verdict.VERIFIED and any(rank_shards.integer_outermost(scan, "dp_world_size") for scan in scans.values())
+    return PartExamination(examination, absent, leads)
 
 
 def _own_files(tree: Tree) -> list[str]:

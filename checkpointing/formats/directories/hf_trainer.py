@@ -65,9 +65,9 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:
 def _read_state(tree: Tree) -> tuple[int | None, int | None, list[Examination]]:
     """Return step and epoch of the trainer's state, and what is wrong with it."""
     if tree.file(_STATE) is None:
-        found = examine_member(tree, _STATE, bulk=False)
-        why = f"{_STATE} is missing: the save did not end" if found.verdict is Verdict.INCOMPLETE else found.reason
-        return None, None, [Examination(found.verdict, why)]
+        examination = examine_member(tree, _STATE, bulk=False)
+        why = f"{_STATE} is missing: the save did not end" if examination.verdict is Verdict.INCOMPLETE else examination.reason
+        return None, None, [Examination(examination.verdict, why)]
     state, problem = _json(tree, _STATE)
     if problem is not None:
         return None, None, [problem]
@@ -129,9 +129,9 @@ def _files(tree: Tree, *, bulk: bool) -> Iterator[Examination]:
         yield Examination(Verdict.INCOMPLETE, f"{name} is a directory")
     for name in sorted(name for name in tree.entries if "/" not in name):
         if _PICKLES.fullmatch(name):
-            found = examine_member(tree, name, bulk=bulk)
-            foreign = found.verdict is Verdict.FOREIGN
-            yield replace(found, verdict=Verdict.BAD if foreign else found.verdict, place=NOWHERE, format="")
+            examination = examine_member(tree, name, bulk=bulk)
+            foreign = examination.verdict is Verdict.FOREIGN
+            yield replace(examination, verdict=Verdict.BAD if foreign else examination.verdict, place=NOWHERE, format="")
         elif bulk and name.endswith(".json") and name != _STATE and not name.endswith(weights.INDEX) and tree.file(name) is not None:
             _, problem = _json(tree, name)
             if problem is not None:

@@ -249,10 +249,10 @@ class PickleMachine:
                     return
                 self.searched[id(given)] = given
                 data = given if isinstance(given, bytes) else given.text.encode("latin1", "replace")
-                for found in self.scan_inner(data, self.depth + 1):
-                    for what in found.dangers:
-                        self.danger(what)
-                    self.unlisted.update(dict.fromkeys(found.unlisted))
+                for pickle_scan in self.scan_inner(data, self.depth + 1):
+                    for danger in pickle_scan.dangers:
+                        self.danger(danger)
+                    self.unlisted.update(dict.fromkeys(pickle_scan.unlisted))
             case _:
                 self.danger("torch.storage._load_from_bytes of what cannot be read")
 

@@ -97,13 +97,13 @@ def inner(data: bytes, depth: int) -> Iterator[PickleScan]:
     """Yield what each of the pickles says that follow one another in `data`, as far as they are readable."""
     while data:
         try:
-            found = scan(data, depth=depth)
+            pickle_scan = scan(data, depth=depth)
         except NotAPickle as error:
-            found = PickleScan((), None, (), dangers=error.dangers)
+            pickle_scan = PickleScan((), None, (), dangers=error.dangers)
         except TooLong as error:
-            found = PickleScan((), None, (), dangers=(*error.dangers, "a pickle that is too long to be read"))
-        yield found
-        data = data[found.end :] if found.end else b""
+            pickle_scan = PickleScan((), None, (), dangers=(*error.dangers, "a pickle that is too long to be read"))
+        yield pickle_scan
+        data = data[pickle_scan.end :] if pickle_scan.end else b""
 
 
 def _named(top: object, storages: dict[str, Storage]) -> tuple[Storage, ...]:

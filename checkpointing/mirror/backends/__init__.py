@@ -120,7 +120,7 @@ def is_made_of(token: str, parts: Sequence[StoredPart]) -> bool | None:
     if not dash or not parts or any(len(one) != _MD5_HEX for one in (whole, *tokens)):
         return None
     try:
-        joined = b"".join(bytes.fromhex(one) for one in tokens)
+        joined = b"".join(bytes.fromhex(token) for token in tokens)
     except ValueError:
         return None
     return token == f"{hashlib.md5(joined, usedforsecurity=False).hexdigest()}-{len(tokens)}"

@@ -108,7 +108,7 @@ def gpu_remap(now: Readings, _before: Readings | None, limits: Thresholds) -> It
 def _remap(now: Readings, limits: Thresholds, subject: str) -> CheckResult:
     rows = now.value("gpu.remapped_rows", subject)
     corrected, uncorrected, pending, failure = (
-        int(one) if isinstance(one, int) else 0 for one in (rows if isinstance(rows, list) else [0] * 4)
+        int(row) if isinstance(row, int) else 0 for row in (rows if isinstance(rows, list) else [0] * 4)
     )
     who = gpus.label(now, subject)
     evidence = (f"remapped for corrected errors: {corrected}, for uncorrectable: {uncorrected}",)

@@ -30,11 +30,11 @@ def read(ask: Ask) -> Iterator[Reading]:
     switches, running = 0, False
     with contextlib.suppress(OSError):
         devices = list(Path(ask.at("/sys/bus/pci/devices")).iterdir())
-        switches = sum(1 for one in devices if _text(one / "vendor") == _NVIDIA and _text(one / "class").startswith(_BRIDGE))
+        switches = sum(1 for path in devices if _text(path / "vendor") == _NVIDIA and _text(path / "class").startswith(_BRIDGE))
     if switches:  # only then are all processes read
         with contextlib.suppress(OSError):
             # psutil reads command lines for such long names, which the kernel may not answer for a process in state D
-            running = any(_text(one / "comm").startswith(_MANAGER) for one in Path(ask.at("/proc")).iterdir() if one.name.isdecimal())
+            running = any(_text(path / "comm").startswith(_MANAGER) for path in Path(ask.at("/proc")).iterdir() if path.name.isdecimal())
     yield Reading(NAME, HOST, "fabric.manager", {"switches": switches, "running": running})
 
 

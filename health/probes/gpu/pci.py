@@ -47,7 +47,7 @@ def read(ask: Ask) -> Iterator[Reading]:
         yield Reading(NAME, HOST, "pci.gpus", found)
     numbers: list[Json] = []
     with contextlib.suppress(OSError):
-        files = [(match, one) for one in Path(ask.at("/dev")).iterdir() if (match := re.fullmatch(r"nvidia(\d+)", one.name))]
+        files = [(match, path) for path in Path(ask.at("/dev")).iterdir() if (match := re.fullmatch(r"nvidia(\d+)", path.name))]
         # without opening it, which wakes the GPU: the kernel asks the device cgroup here too (inode_permission)
         numbers += sorted(int(match[1]) for match, one in files if os.access(one, os.R_OK | os.W_OK))
     yield Reading(NAME, HOST, "dev.gpus", numbers)
@@ -55,7 +55,7 @@ def read(ask: Ask) -> Iterator[Reading]:
 
 def gpus(devices: Path) -> Iterator[Path]:
     """Yield the directories of NVIDIA's GPUs among those of all devices. Raises OSError."""
-    return (one for one in devices.iterdir() if _text(one / "vendor") == _NVIDIA and _text(one / "class").startswith(_DISPLAY))
+    return (path for path in devices.iterdir() if _text(path / "vendor") == _NVIDIA and _text(path / "class").startswith(_DISPLAY))
 
 
 def _text(path: Path) -> str:

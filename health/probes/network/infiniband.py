@@ -79,7 +79,7 @@ class Ports:
             self._log_read = True
             self._skipped |= _complained(ask.at(kmsg.KMSG))
         verbs = Path(ask.at("/sys/class/infiniband_verbs"))
-        served = sorted(filter(None, (system_files.text(one / "ibdev") for one in _entries(verbs))))
+        served = sorted(filter(None, (system_files.text(path / "ibdev") for path in _entries(verbs))))
         yield Reading(NAME, HOST, "port.verbs", [*served])
         options = ask.options.get(NAME)
         excluded = options.get("exclude") if isinstance(options, dict) else None
@@ -127,7 +127,7 @@ class Ports:
 
 
 def _state(device: Path, port: Path) -> dict[str, Json]:
-    netdev = system_files.text(port / "gid_attrs/ndevs/0") or next((one.name for one in _entries(device / "device/net")), "")
+    netdev = system_files.text(port / "gid_attrs/ndevs/0") or next((path.name for path in _entries(device / "device/net")), "")
     net = device / "device/net" / netdev
     carrier = system_files.whole(net / "carrier") if netdev else None
     rate = re.match(r"[\d.]+", system_files.text(port / "rate"))

@@ -29,7 +29,7 @@ _MOST: Final = 64
 def read(ask: Ask) -> Iterator[Reading]:
     """Yield what each name is resolved to."""
     own = socket.gethostname()
-    hosts = tuple(dict.fromkeys((own, *(split(one)[0] for one in ask.hosts))))[:_MOST]
+    hosts = tuple(dict.fromkeys((own, *(split(host)[0] for host in ask.hosts))))[:_MOST]
     answers: SimpleQueue[Reading] = SimpleQueue()
     for host in hosts:
         threading.Thread(target=_resolve, args=(host, own == host, answers), daemon=True).start()

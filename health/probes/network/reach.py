@@ -62,19 +62,19 @@ def _once(peers: dict[str, tuple[str, int]], deadline: float) -> dict[str, Readi
             try:
                 # the probe `names` reports what is wrong with a name; here the resolver's own limit holds
                 family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-                made = socket.socket(family, kind, protocol)
+                connection = socket.socket(family, kind, protocol)
             except (OSError, UnicodeError) as error:
                 found[name] = _failed(name, getattr(error, "strerror", None) or str(error))
                 continue
-            made.setblocking(False)  # noqa: FBT003 -- its only form
+            connection.setblocking(False)  # noqa: FBT003 -- its only form
             started = time.monotonic()
-            code = made.connect_ex(address)
+            code = connection.connect_ex(address)
             if code in (0, errno.EINPROGRESS):
-                waiting[made] = (name, started)
-                selector.register(made, selectors.EVENT_WRITE)
+                waiting[connection] = (name, started)
+                selector.register(connection, selectors.EVENT_WRITE)
             else:
                 found[name] = _judged(name, code, time.monotonic() - started)
-                made.close()
+                connection.close()
         while waiting and (left := deadline - time.monotonic()) > 0:
             for key, _ in selector.select(left):
                 one = key.fileobj

@@ -89,7 +89,7 @@ class Paths:
     def read(self, ask: Ask) -> Iterator[Reading]:
         """Yield the readings of each path, those that answer first."""
         mounts = _mounts(ask)
-        self._hanging = [one for one in self._hanging if one.poll() is None]
+        self._hanging = [process for process in self._hanging if process.poll() is None]
         deadline = time.monotonic() + max(_LEAST_S, ask.deadline_s - _RESERVE_S)
         trials: list[_PathTrial] = []
         for path in dict.fromkeys(ask.paths):

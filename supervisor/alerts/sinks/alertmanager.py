@@ -38,7 +38,7 @@ def webhook(sent: Notification, detail: AlertDetail) -> list[dict[str, Any]]:
         for one, ends in _alerts(sent, detail, _NO_END)
     ]
     first = alerts[0]
-    labels = {name: value for name, value in first["labels"].items() if all(one["labels"][name] == value for one in alerts)}
+    labels = {name: value for name, value in first["labels"].items() if all(alert["labels"][name] == value for alert in alerts)}
     return [
         {
             "version": "4",

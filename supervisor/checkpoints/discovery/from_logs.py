@@ -443,10 +443,10 @@ def _likely_patterns(locations: tuple[Location, ...], way: ResumeWay) -> tuple[s
     """Return the patterns of the most likely checkpoints: by the program's own names, else if no location was also loaded."""
     saved = [location for location in locations if location.saved and not location.data]
     if way.files:
-        return tuple(one.pattern for one in saved if fnmatchcase(one.pattern.rpartition("/")[2], way.files))
+        return tuple(location.pattern for location in saved if fnmatchcase(location.pattern.rpartition("/")[2], way.files))
     if any(location.kind == "checkpoint" for location in locations):
         return ()
-    likely = tuple(one.pattern for one in saved if one.saved >= REPEATED or names_checkpoint(one.pattern))
+    likely = tuple(location.pattern for location in saved if location.saved >= REPEATED or names_checkpoint(location.pattern))
     return likely if way.knob.counts == ResumeKind.SWITCH or len(likely) == 1 else ()
 
 

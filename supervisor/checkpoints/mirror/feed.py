@@ -81,9 +81,9 @@ class MirrorFeed:
     def send_known(self, listing: Listing) -> None:
         """Send the files that were recorded before they were likely to be checkpoints."""
         for candidate in listing.candidates:
-            made = self._recorder.newest.get(candidate.path)
-            if made is not None and made.identity == candidate.identity:
-                self.send(made)
+            manifest = self._recorder.newest.get(candidate.path)
+            if manifest is not None and manifest.identity == candidate.identity:
+                self.send(manifest)
 
     def send(self, manifest: Manifest) -> None:
         """Send a checkpoint, once, if this node is the one to send it."""
@@ -94,12 +94,12 @@ class MirrorFeed:
 
     def send_part(self, parts: PartRecorder, candidate: Candidate, reading: ReadOptions) -> Manifest | None:
         """Record this node's part of a checkpoint of several nodes, if it is one, and send it once. Return it if it is sent now."""
-        made = parts.record(candidate.path, candidate.identity, reading)
-        if made is None or (name := (made.path, keys.spool_name(made))) in self._sent:
+        manifest = parts.record(candidate.path, candidate.identity, reading)
+        if manifest is None or (name := (manifest.path, keys.spool_name(manifest))) in self._sent:
             return None
         self._sent.add(name)
-        self._uploads.send(made.path, made.step, parts.manifests.file_of(made.path))
-        return made
+        self._uploads.send(manifest.path, manifest.step, parts.manifests.file_of(manifest.path))
+        return manifest
 
     def whole(self, parts: PartRecorder) -> list[Manifest]:
         """Return the parts here, as they were recorded, of saves that a mirror has whole: with the joint manifest."""
@@ -162,4 +162,4 @@ class MirrorFeed:
 
 
 def _of(saves: frozenset[str], parts: PartRecorder) -> list[Manifest]:
-    return [made for made in parts.present() if keys.key_of(made) in saves] if saves else []
+    return [manifest for manifest in parts.present() if keys.key_of(manifest) in saves] if saves else []

@@ -61,21 +61,21 @@ class PartRecorder:
             part = verify_part(path, reading, own=records.provenance.trusts(path))
             if part is None or meeting is None or part.found.identity != identity:
                 return None
-            made = check.build(part.found, About(records.job.name), reading=reading)
+            manifest = check.build(part.found, About(records.job.name), reading=reading)
         except (check.CheckpointChanged, Interrupted, OSError):
             return None
         # a save is logged before it writes: if none was logged by now, what was read is of the one that ended before
         records.absorb_logs()
         if self._save_of(path) != save:
             return None
-        lineage = records.provenance.of(path, identity, made.saved_ns).lineage
-        if made.non_finite:
-            last = numerics.last_before(made, self.manifests.all(), records.job.run_id)
-            made = replace(made, non_finite=numerics.compared(made.non_finite, last))
-        about = replace(made.about, run=lineage.run, began=lineage.began, attempt=lineage.attempt)
-        made = replace(made, about=about, save=save, part=NodePart(meeting.node, part.absent, part.leads))
+        lineage = records.provenance.of(path, identity, manifest.saved_ns).lineage
+        if manifest.non_finite:
+            last = numerics.last_before(manifest, self.manifests.all(), records.job.run_id)
+            manifest = replace(manifest, non_finite=numerics.compared(manifest.non_finite, last))
+        about = replace(manifest.about, run=lineage.run, began=lineage.began, attempt=lineage.attempt)
+        manifest = replace(manifest, about=about, save=save, part=NodePart(meeting.node, part.absent, part.leads))
         records.order.write()
-        return made if self.manifests.put(made) else None
+        return manifest if self.manifests.put(manifest) else None
 
     def _may_be_part(self, path: str) -> bool:
         """Return whether this node's ranks saved to a directory in this attempt, and this node is the one to record its part."""

@@ -59,8 +59,8 @@ class CheckpointRecorder:
 
     def adopt(self, path: str, identity: Identity) -> Manifest | None:
         """Take over what another node recorded of a checkpoint, as of this node's run: each node counts runs and attempts for itself."""
-        found = self._shared.recorded(path, identity) if self._records.several_nodes else None
-        own = None if found is None else self._with_lineage(found)
+        manifest = self._shared.recorded(path, identity) if self._records.several_nodes else None
+        own = None if manifest is None else self._with_lineage(manifest)
         return own if own is not None and self._put(own) else None
 
     def note_newest(self, manifest: Manifest) -> None:
@@ -89,7 +89,7 @@ class CheckpointRecorder:
         """
         order = self._records.order.order()
         own = [made for path, made in list(self.newest.items()) if made.about.run == self._records.job.run_id and path in self._checkpoints]
-        logged = [] if self._records.several_nodes else [made for made in own if self._is_logged(made)]
+        logged = [] if self._records.several_nodes else [manifest for manifest in own if self._is_logged(manifest)]
         return next(iter(order.newest_manifests(logged or own)), None)
 
     def _is_logged(self, manifest: Manifest) -> bool:
@@ -119,7 +119,7 @@ class CheckpointRecorder:
         """
         run = self._records.job.run_id
         elsewhere = numerics.last_before(manifest, self._records.manifests.all(), run)
-        last = numerics.last_of_run([one for one in (elsewhere, before) if one is not None], run, pattern_of(manifest.path))
+        last = numerics.last_of_run([manifest for manifest in (elsewhere, before) if manifest is not None], run, pattern_of(manifest.path))
         manifest = replace(manifest, non_finite=numerics.compared(manifest.non_finite, last))
         if numerics.turned(manifest) and not (last is not None and numerics.turned(last)):
             self._report(CheckpointAlert(CheckpointTrouble.NOT_FINITE, numerics.report(manifest)))

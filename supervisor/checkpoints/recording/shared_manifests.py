@@ -44,10 +44,10 @@ class SharedManifests:
     def recorded(self, path: str, identity: Identity) -> Manifest | None:
         """Return what another node recorded of this content, with the identity that it has here."""
         for node in self._others():
-            found = Manifests(f"{self._nodes}/{node}/{self._directory}").get(path)
-            if found is not None and (found.identity.size, found.identity.mtime_ns) == (identity.size, identity.mtime_ns):
+            manifest = Manifests(f"{self._nodes}/{node}/{self._directory}").get(path)
+            if manifest is not None and (manifest.identity.size, manifest.identity.mtime_ns) == (identity.size, identity.mtime_ns):
                 self._asked.pop((path, identity), None)
-                return replace(found, identity=identity)
+                return replace(manifest, identity=identity)
         return None
 
     def is_worth_waiting(self, path: str, identity: Identity) -> bool:

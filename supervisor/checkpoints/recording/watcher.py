@@ -227,25 +227,25 @@ class CheckpointWatcher:
         at_start = (self._at_start or {}).get(candidate.path) == candidate.identity
         known = self._cache.get(candidate.path, candidate.identity)
         if known is not None and known.level != "directory":
-            found = known
+            verification = known
         elif at_start and self._whole_at_start and not self._is_wanted(candidate):
             self._settled[candidate.path] = candidate.identity
             return
         else:
             own = self._own(candidate.path)
-            found = self._elsewhere(candidate) or verify(
+            verification = self._elsewhere(candidate) or verify(
                 candidate.path, throttle=self._throttle, drop_cache=True, interrupted=self._stopped.is_set, own=own
             )
-        if found.identity != candidate.identity or found.verdict in (Verdict.UNKNOWN, Verdict.WRITING):
+        if verification.identity != candidate.identity or verification.verdict in (Verdict.UNKNOWN, Verdict.WRITING):
             # it must stand still anew, and what could not be read is not tried again at once
-            delay_s = _RETRY_S if found.verdict is Verdict.UNKNOWN else 0.0
-            self._seen[candidate.path] = (found.identity, time.monotonic() + delay_s)
+            delay_s = _RETRY_S if verification.verdict is Verdict.UNKNOWN else 0.0
+            self._seen[candidate.path] = (verification.identity, time.monotonic() + delay_s)
             return
         reading = ReadOptions(self._throttle, drop_cache=True, interrupted=self._stopped.is_set)
-        if found.verdict is Verdict.INCOMPLETE and not self._on_incomplete(candidate, reading):
+        if verification.verdict is Verdict.INCOMPLETE and not self._on_incomplete(candidate, reading):
             return
         self._settled[candidate.path] = candidate.identity
-        self._cache.put(found)
-        if found.verdict is Verdict.VERIFIED:
+        self._cache.put(verification)
+        if verification.verdict is Verdict.VERIFIED:
             self._whole_at_start = self._whole_at_start or at_start
-            self._on_verified(found, reading, found is not known)
+            self._on_verified(verification, reading, verification is not known)

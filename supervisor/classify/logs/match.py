@@ -462,9 +462,9 @@ def claims(fact: Evidence, catalogue: Catalogue, trace: str = "") -> tuple[Evide
     kernel = fact.source == "kernel"
     found = matches(catalogue, unit, "kernel") if kernel else of_exception(catalogue, unit, came_through=calls(frames_in(trace)))
     made = (
-        _evidence(one, fact.source, fact.text, fact.rank, fact.node, fact.line, fact.t, free_text=fact.free_text)
-        for one in found
-        if not one.row.benign
+        _evidence(match, fact.source, fact.text, fact.rank, fact.node, fact.line, fact.t, free_text=fact.free_text)
+        for match in found
+        if not match.row.benign
     )
     return tuple(made)
 

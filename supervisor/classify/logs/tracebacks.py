@@ -123,7 +123,7 @@ def direct_causes(trace: str) -> list[tuple[str, str]]:
         finder = Finder()
         for number, line in enumerate(part.splitlines(), start=1):
             finder.feed(Line(line), number)
-        raised = [one for traceback in finder.finish() for one in traceback.raised]
+        raised = [printed_exception for traceback in finder.finish() for printed_exception in traceback.raised]
         found += [(raised[-1].text, part)] if raised else []
     return found
 

@@ -163,9 +163,9 @@ class NumberReader:
 def _placed(number: int, name: str, shown: str, value: float, step: int | None, line: text.Line) -> NumberReading:  # noqa: PLR0913, PLR0917 (a number and its line)
     is_bar = _BAR.search(line.text) is not None
     place: tuple[str, ...] = ()
-    found = _COUNT.search(line.text) if is_bar else None
-    if found is not None:
-        place = (found[1] or found[2],)
+    match = _COUNT.search(line.text) if is_bar else None
+    if match is not None:
+        place = (match[1] or match[2],)
     elif steps := _STEP.findall(line.text):
         place = (*_EPOCH.findall(line.text)[:1], *steps[:3])
         step = int(steps[0]) if step is None else step

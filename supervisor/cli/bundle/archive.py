@@ -106,24 +106,24 @@ class BundleContents:
     def manifest(self, about: dict[str, Any]) -> bytes:
         """Return the list of what is in the bundle and what is not."""
         rows = [
-            {"name": one.name, "bytes": len(one.content), "digests": one.hidden, "cut": one.is_cut, "source": one.source}
-            for one in self.members
+            {"name": member.name, "bytes": len(member.content), "digests": member.hidden, "cut": member.is_cut, "source": member.source}
+            for member in self.members
         ]
         left = [{"name": name, "why": why} for name, why in self.left_out]
         return document({"v": VERSION, **about, "most_bytes": self.most_bytes, "members": rows, "left_out": left}, self._known)
 
     def write(self, path: Path, folder: str, about: dict[str, Any]) -> int:
         """Write the bundle, whole or not at all, readable by its owner only. Returns its size. Raises SuperviseError."""
-        made = io.BytesIO()
-        with tarfile.open(fileobj=made, mode="w:gz") as tar:
-            for name, content in ((MANIFEST, self.manifest(about)), *((one.name, one.content) for one in self.members)):
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+            for name, content in ((MANIFEST, self.manifest(about)), *((member.name, member.content) for member in self.members)):
                 header = tarfile.TarInfo(f"{folder}/{name}")
                 header.size, header.mode, header.mtime = len(content), 0o600, int(time.time())
                 tar.addfile(header, io.BytesIO(content))
         try:
             with staging.new_file(str(path), 0o600) as staged:
                 with open(staged.fd, "wb", closefd=False) as file:
-                    file.write(made.getbuffer())
+                    file.write(buffer.getbuffer())
                 staging.put(staged, is_replacing=False)
         except FileExistsError as error:
             hint = "Remove it, or name another file with --output."
@@ -131,7 +131,7 @@ class BundleContents:
         except OSError as error:
             hint = "Name a file in another directory with --output."
             raise SuperviseError(f"cannot write the bundle: {path}: {error.strerror or error}", hint=hint) from error
-        return len(made.getbuffer())
+        return len(buffer.getbuffer())
 
 
 def _end_of(content: bytes, room: int) -> bytes:

@@ -103,9 +103,9 @@ def _diagnosis(settings: Settings) -> Diagnosis:
 
 
 def _listed(contents: BundleContents) -> list[str]:
-    lines = [f"{_size(len(one.content)):>10}  {one.name}{_notes(one.hidden, is_cut=one.is_cut)}" for one in contents.members]
+    lines = [f"{_size(len(member.content)):>10}  {member.name}{_notes(member.hidden, is_cut=member.is_cut)}" for member in contents.members]
     lines += [f"{'left out':>10}  {name}: {why}" for name, why in contents.left_out]
-    total, hidden = sum(len(one.content) for one in contents.members), sum(one.hidden for one in contents.members)
+    total, hidden = sum(len(member.content) for member in contents.members), sum(member.hidden for member in contents.members)
     return [*lines, f"{_size(total):>10}  in all, at most {contents.most_bytes // _MIB} MiB; {hidden} secrets are digests"]
 
 

@@ -108,9 +108,9 @@ def fill(
     )
     contents.add("settings.txt", "supervise config show", lambda: show(settings, as_json=False))
     contents.add("versions.json", "this Python", _versions, archive.document)
-    found = diagnose()
-    contents.add("doctor.json", "supervise doctor --json", found.to_json, archive.document)
-    contents.add("kernel-findings.json", "the kernel's log", partial(_kernel_findings, found), archive.document)
+    diagnosis = diagnose()
+    contents.add("doctor.json", "supervise doctor --json", diagnosis.to_json, archive.document)
+    contents.add("kernel-findings.json", "the kernel's log", partial(_kernel_findings, diagnosis), archive.document)
     contents.add("nvidia-smi.txt", "nvidia-smi -q", _nvidia_smi)
     contents.add("journal.jsonl", str(subject.journal), partial(_journal, subject), archive.records)
     contents.add(
@@ -196,8 +196,8 @@ def _journal(subject: BundleSubject) -> deque[Any]:
         if any(kind in rec[:_HEAD] for kind in _ALWAYS):
             heads.append(json.loads(rec))
             continue
-        found = _TIME.match(rec)
-        if found is None or not begin <= float(found["t"]) <= end:
+        match = _TIME.match(rec)
+        if match is None or not begin <= float(match["t"]) <= end:
             continue
         kept.append((len(rec), json.loads(rec)))
         size += len(rec)
@@ -223,7 +223,7 @@ def _nvidia_smi() -> str:
 
 
 def _versions() -> dict[str, Any]:
-    packages = {str(one.metadata["Name"]): one.version for one in metadata.distributions()}
+    packages = {str(distribution.metadata["Name"]): distribution.version for distribution in metadata.distributions()}
     system = {}
     with contextlib.suppress(OSError):
         system = platform.freedesktop_os_release()

@@ -97,12 +97,12 @@ def _own(settings: Settings, directory: Path, policy: rules.RetentionPolicy) -> 
     rows: dict[str, list[pruning.PruneRow]] = {}
     manifests = Manifests(str(directory))
     order = CheckpointOrder(directory, manifests).order()
-    for made in manifests.all():
-        seen = discovered.written_files(made.path, (made.made_unix_s + 1) * 10**9, made.identity)
-        is_rejected = rejections.get(made.path, made.identity) is not None
-        if made.path in declared or discovered.is_checkpoint(made.path):
-            rows.setdefault(pattern_of(made.path), []).append(
-                pruning.PruneRow(made, seen, is_rejected=is_rejected, leads=leads_to(made.path))
+    for manifest in manifests.all():
+        seen = discovered.written_files(manifest.path, (manifest.made_unix_s + 1) * 10**9, manifest.identity)
+        is_rejected = rejections.get(manifest.path, manifest.identity) is not None
+        if manifest.path in declared or discovered.is_checkpoint(manifest.path):
+            rows.setdefault(pattern_of(manifest.path), []).append(
+                pruning.PruneRow(manifest, seen, is_rejected=is_rejected, leads=leads_to(manifest.path))
             )
     for pattern in sorted(rows):
         newest = order.newest_manifests(row.manifest for row in rows[pattern])[0]

@@ -33,7 +33,7 @@ def records_of(settings: Settings, job: str | None, directory: str) -> Path | No
     above = os.path.abspath(directory)  # noqa: PTH100  a link stays as it is named
     for place in places_in(root):
         records = place.directory / DIRECTORY
-        if any(path_patterns.is_within(above, one.path) for one in Manifests(str(records)).all()):
+        if any(path_patterns.is_within(above, manifest.path) for manifest in Manifests(str(records)).all()):
             return records
     return None
 

@@ -51,8 +51,8 @@ class LogNumbers:
         self._reader.most_lines = READ_ALL if self._read < READ_ALL else MOST_OF_A_BLOCK
         for reading in readings:
             rank = reading.rank if reading.rank is not None else self._rank
-            for found in self._judges.setdefault(rank, NumberJudge(self._rules)).take(reading):
-                self._take(found, rank)
+            for number_change in self._judges.setdefault(rank, NumberJudge(self._rules)).take(reading):
+                self._take(number_change, rank)
 
     def _take(self, found: NumberChange, rank: int | None) -> None:
         key = (found.rule.id, found.name)

@@ -158,7 +158,7 @@ def requeue(root: Path, environ: Mapping[str, str]) -> int:
         hint = "It is for a batch script: `supervise slurm print` prints one."
         raise SuperviseError("not in a job of Slurm: SLURM_JOB_ID is not set", hint=hint, exit_code=ExitCode.USAGE)
     problems: list[str] = []
-    names = [one.node.partition(".")[0] for one in excluded(root, lambda error: problems.append(error.message))]
+    names = [node_exclusion.node.partition(".")[0] for node_exclusion in excluded(root, lambda error: problems.append(error.message))]
     before = _excluded_before(job) if names else ()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what takes the job back ends its batch script, and its nodes can be changed only then
     if not _scontrol("requeue", job):
@@ -175,14 +175,14 @@ def requeue(root: Path, environ: Mapping[str, str]) -> int:
 
 
 def _scontrol(*words: str) -> bool:
-    found = run_system_command(("scontrol", *words), _SCONTROL_S)
-    return found is not None and found.code == 0
+    system_command_result = run_system_command(("scontrol", *words), _SCONTROL_S)
+    return system_command_result is not None and system_command_result.code == 0
 
 
 def _excluded_before(job: str) -> tuple[str, ...]:
     """Return the nodes that the job excludes, by its own options."""
-    found = run_system_command(("scontrol", "-o", "show", "job", job), _SCONTROL_S)
-    match = re.search(r" ExcNodeList=(\S+)", found.text) if found is not None else None
+    system_command_result = run_system_command(("scontrol", "-o", "show", "job", job), _SCONTROL_S)
+    match = re.search(r" ExcNodeList=(\S+)", system_command_result.text) if system_command_result is not None else None
     return () if match is None or match[1] == "(null)" else (match[1],)
 
 

@@ -107,7 +107,7 @@ def _largest(patterns: Sequence[str], cwd: str) -> int:
 
     def look() -> None:
         with contextlib.suppress(CheckpointingError, OSError):
-            sizes.extend(found.identity.size for found in find(patterns, cwd).candidates)
+            sizes.extend(candidate.identity.size for candidate in find(patterns, cwd).candidates)
 
     if patterns:  # in a thread: a server that is gone never answers, and doctor is to report exactly that
         looking = threading.Thread(target=look, name="checkpoints", daemon=True)

@@ -81,7 +81,7 @@ def drill(settings: Settings, command: Sequence[str], order: ResumeOrder) -> int
     name, node = identity.job_name(settings.job.name, environ, cwd, command).name, identity.node_name()
     state = identity.make_node_state(settings.job.state_dir, cwd, name, node)
     root = identity.state_root(state)
-    discovered = (one.pattern for one in discovery_record.read_locations(state / DIRECTORY) if one.kind != "seen")
+    discovered = (location.pattern for location in discovery_record.read_locations(state / DIRECTORY) if location.kind != "seen")
     checkpoints = find((*settings.checkpoints.paths, *discovered), str(cwd)).candidates
     for checkpoint in checkpoints:
         _require_out_of_reach(checkpoint.path, "a checkpoint of this job lies")

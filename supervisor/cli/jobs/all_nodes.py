@@ -48,14 +48,14 @@ def all_nodes(root: Path, place: JobFiles) -> JobNodesStatus:
     newest = max(journals, key=lambda one: (bool(one.history.members), not _is_behind(one, journals), one.history.last_t))
     known, problem = (None, "the job has ended: no control store is asked") if newest.history.end is not None else _asked(journals)
     if known is not None and known.number:
-        rows = [_by_store(one, journals) for one in known.nodes]
+        rows = [_by_store(node, journals) for node in known.nodes]
         attempt, store = known.number, known.host.partition("/")[0]
     else:
         members = newest.history.members
         rows = [_by_journal(member, index, journals) for index, member in enumerate(members)]
         attempt, store = newest.history.attempt, ""
-    shown = {one.node for one in rows}
-    rows += [_of_journal(one, None) for one in journals if one.place.node not in shown] if rows else []
+    shown = {node_status.node for node_status in rows}
+    rows += [_of_journal(journal, None) for journal in journals if journal.place.node not in shown] if rows else []
     if not rows:  # its nodes have never met: a job of one node, or one that only begins
         rows = [_of_journal(one, index if len(journals) == 1 else None) for index, one in enumerate(journals)]
     return JobNodesStatus(place.job, attempt, tuple(rows), store, "" if store else problem)
@@ -72,21 +72,21 @@ def journals_of(root: Path, place: JobFiles) -> list[NodeJournal]:
     from supervisor.cluster.kept import KeptFile, KeptNode  # noqa: PLC0415  not for --help
 
     found = []
-    for one in [place, *other_nodes(root, place)]:
+    for job_files in [place, *other_nodes(root, place)]:
         try:
-            history, alive = history_of(one)
+            history, alive = history_of(job_files)
         except SuperviseError as error:
-            if one is place:
+            if job_files is place:
                 raise
-            stdio.say(f"{one.node}: {error.message}")
+            stdio.say(f"{job_files.node}: {error.message}")
             continue
-        kept = KeptFile(one.directory / "cluster" / "node.json", stdio.say).read(KeptNode)
+        kept = KeptFile(job_files.directory / "cluster" / "node.json", stdio.say).read(KeptNode)
         if kept is not None and (history.run is None or kept.owner.run != history.run.run_id):
             kept = None
         address = None if kept is None else kept.address
-        if address is not None and address.host == _LOOPBACK and one.node != identity.node_name():
-            address = replace(address, host=one.node)  # it serves the store itself
-        found.append(NodeJournal(one, history, alive, history.me if kept is None else kept.memory.node, address))
+        if address is not None and address.host == _LOOPBACK and job_files.node != identity.node_name():
+            address = replace(address, host=job_files.node)  # it serves the store itself
+        found.append(NodeJournal(job_files, history, alive, history.me if kept is None else kept.memory.node, address))
     return found
 
 
@@ -94,7 +94,7 @@ def _asked(journals: Sequence[NodeJournal]) -> tuple[KnownNodes | None, str]:
     """Return what the control store knows, and why there is no answer."""
     from supervisor.cluster.reader import known_nodes  # noqa: PLC0415  not for --help
 
-    addresses = list(dict.fromkeys(one.address for one in journals if one.address is not None and one.history.end is None))
+    addresses = list(dict.fromkeys(journal.address for journal in journals if journal.address is not None and journal.history.end is None))
     problem = "the nodes have not met, or it is a job of one node: there is no control store"
     for address in addresses[:_MOST_TRIES]:
         try:
@@ -109,7 +109,7 @@ def _by_store(known: KnownNode, journals: Sequence[NodeJournal]) -> NodeStatus:
     from supervisor.cluster.reader import NodeStanding  # noqa: PLC0415  not for --help
 
     number = known.index if known.index >= 0 else None
-    own = next((one for one in journals if one.name == known.node), None)
+    own = next((journal for journal in journals if journal.name == known.node), None)
     why, _, text = known.out.partition(": ")
     if own is not None and own.alive and not why:
         return _of_journal(own, number)
@@ -126,20 +126,20 @@ def _by_store(known: KnownNode, journals: Sequence[NodeJournal]) -> NodeStatus:
 
 
 def _by_journal(member: str, number: int, journals: Sequence[NodeJournal]) -> NodeStatus:
-    own = next((one for one in journals if one.name == member), None)
+    own = next((journal for journal in journals if journal.name == member), None)
     return NodeStatus(member.partition("/")[0], number) if own is None else _of_journal(own, number)
 
 
 def _of_journal(one: NodeJournal, number: int | None) -> NodeStatus:
     """Return where a node stands by its own files."""
-    found = status_from(one.place, one.history, one.alive)
-    state = f"ended with {found.exit_code}" if found.ended else "supervise died" if found.died else found.stage
-    age_s = 0.0 if found.supervisor_alive else max(0.0, time.time() - one.history.last_t)
-    ranks = rank_list(rank.rank for rank in found.ranks) if found.ranks else ""
-    out = sum(bool(gpu.quarantined) for gpu in found.gpus)
-    source = "here" if found.supervisor_alive else "journal"
+    status = status_from(one.place, one.history, one.alive)
+    state = f"ended with {status.exit_code}" if status.ended else "supervise died" if status.died else status.stage
+    age_s = 0.0 if status.supervisor_alive else max(0.0, time.time() - one.history.last_t)
+    ranks = rank_list(rank.rank for rank in status.ranks) if status.ranks else ""
+    out = sum(bool(gpu.quarantined) for gpu in status.gpus)
+    source = "here" if status.supervisor_alive else "journal"
     return NodeStatus(
-        one.place.node, number, state, found.attempt, found.step, found.step_relative, found.phase, ranks, out, age_s, source
+        one.place.node, number, state, status.attempt, status.step, status.step_relative, status.phase, ranks, out, age_s, source
     )  # fmt: skip
 
 
@@ -147,19 +147,19 @@ def as_dict(found: JobNodesStatus) -> dict[str, Any]:
     """Return the JSON of `status --all-nodes --json` (docs/guides/status-why-logs.md)."""
     nodes = [
         {
-            "node": one.node,
-            "number": one.number,
-            "state": one.state,
-            "why": one.why or None,
-            "attempt": one.attempt,
-            "step": one.step,
-            "step_relative": one.relative,
-            "phase": one.phase or "unknown",
-            "ranks": one.ranks or None,
-            "gpus_out_of_use": one.gpus_out,
-            "age_s": None if one.age_s is None else round(one.age_s, 3),
-            "source": one.source or None,
+            "node": node.node,
+            "number": node.number,
+            "state": node.state,
+            "why": node.why or None,
+            "attempt": node.attempt,
+            "step": node.step,
+            "step_relative": node.relative,
+            "phase": node.phase or "unknown",
+            "ranks": node.ranks or None,
+            "gpus_out_of_use": node.gpus_out,
+            "age_s": None if node.age_s is None else round(node.age_s, 3),
+            "source": node.source or None,
         }
-        for one in found.nodes
+        for node in found.nodes
     ]
     return {"job": found.job, "attempt": found.attempt, "store": found.store or None, "no_store": found.no_store or None, "nodes": nodes}

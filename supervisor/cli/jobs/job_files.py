@@ -99,7 +99,7 @@ def places_in(root: Path) -> list[JobFiles]:
 
 def other_nodes(root: Path, place: JobFiles) -> list[JobFiles]:
     """Return the job's files on the other nodes that share the directory, in the order of `places_in`."""
-    return [one for one in places_in(root) if one.job == place.job and one.node != place.node]
+    return [job_files for job_files in places_in(root) if job_files.job == place.job and job_files.node != place.node]
 
 
 def with_a_run(root: Path, place: JobFiles) -> JobFiles:

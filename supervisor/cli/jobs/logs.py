@@ -128,12 +128,12 @@ def _earlier_run(place: JobFiles, run: str) -> History:
     """Return what is known of an earlier run: an empty history where only its output is kept. Raises SuperviseError (64)."""
     from supervisor.journal.history import History  # noqa: PLC0415  not for --help
 
-    found = next((h for h in earlier_histories(place) if h.run is not None and h.run.run_id == run), None)
+    history = next((h for h in earlier_histories(place) if h.run is not None and h.run.run_id == run), None)
     kept = earlier_runs(place.directory)
-    if found is None and run not in kept:
+    if history is None and run not in kept:
         hint = f"Name one of these with --run: {', '.join(kept)}." if kept else "Leave --run out: no output of an earlier run is kept."
         raise SuperviseError(f"no such run: job {place.job}: {run}", hint=hint, exit_code=ExitCode.USAGE)
-    return found or History()
+    return history or History()
 
 
 def _where_one_failed(place: JobFiles, address: str, attempt: int, run: str | None) -> str:

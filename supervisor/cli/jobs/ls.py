@@ -54,7 +54,7 @@ def ls(settings: Settings, *, as_json: bool) -> int:
         except SuperviseError as error:
             stdio.say(f"{place.job}: {error.message}")
     if as_json:
-        stdio.write(sys.stdout, json.dumps([job_status.as_dict(one.status) for one in listed], indent=1))
+        stdio.write(sys.stdout, json.dumps([job_status.as_dict(listed_job.status) for listed_job in listed], indent=1))
     elif listed:
         _print_table(listed, time.time())
     else:
@@ -74,15 +74,15 @@ def state_word(found: Status) -> str:
 
 
 def _cells(one: ListedJob, now: float) -> dict[str, str]:
-    found = one.status
+    status = one.status
     return {
-        "job": found.job,
-        "state": state_word(found),
-        "step": "-" if found.step is None else step_text(found.step, relative=found.step_relative).removeprefix("step "),
-        "attempt": str(found.attempt),
-        "incidents": str(found.incidents),
+        "job": status.job,
+        "state": state_word(status),
+        "step": "-" if status.step is None else step_text(status.step, relative=status.step_relative).removeprefix("step "),
+        "attempt": str(status.attempt),
+        "incidents": str(status.incidents),
         "changed": f"{span_text(now - one.changed)} ago",
-        "node": found.node,
+        "node": status.node,
     }
 
 
@@ -94,10 +94,10 @@ def _print_table(listed: Sequence[ListedJob], now: float) -> None:
     # a pipe has no width: nothing is folded there
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 10_000, highlight=False, emoji=False)
     without = {"attempt", "incidents"} if console.width < _NARROW else set[str]()
-    if len({one.place.node for one in listed}) == 1:
+    if len({listed_job.place.node for listed_job in listed}) == 1:
         without.add("node")
     table = Table(box=None, pad_edge=False)
-    rows = [_cells(one, now) for one in listed]
+    rows = [_cells(listed_job, now) for listed_job in listed]
     for name in rows[0]:
         if name not in without:
             table.add_column(name, overflow="fold", no_wrap=name not in {"job", "state", "node"})

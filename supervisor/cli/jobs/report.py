@@ -48,7 +48,7 @@ def report(settings: Settings, job: str | None, *, all_runs: bool = False, html_
     found, address = job_report(place, read, all_runs=all_runs), settings.address(place.job)
     _add_nodes(found, root, place, read[-1][0])
     if html_file is not None:
-        _write(Path(html_file), found, [one for history, _ in read for one in history.incidents], address)
+        _write(Path(html_file), found, [incident for history, _ in read for incident in history.incidents], address)
     if as_json:
         from supervisor.report.ledger.document import document  # noqa: PLC0415  not for --help
 
@@ -127,9 +127,12 @@ def cards_of(found: JobReport, incidents: Iterable[RecordedIncident], address: s
     from supervisor.report.card import why_page  # noqa: PLC0415  not for --help
     from supervisor.report.ledger.html_page import shown_incidents  # noqa: PLC0415
 
-    recorded = {one.number: one for one in incidents}
-    shown = [recorded[one.number] for one in shown_incidents(found) if one.number in recorded]
-    return {one.number: why_page(found.job, found.node, one, address, last_run=found.runs[-1].run_id) for one in shown}
+    recorded = {incident.number: incident for incident in incidents}
+    shown = [recorded[incident_cost.number] for incident_cost in shown_incidents(found) if incident_cost.number in recorded]
+    return {
+        recorded_incident.number: why_page(found.job, found.node, recorded_incident, address, last_run=found.runs[-1].run_id)
+        for recorded_incident in shown
+    }
 
 
 def _write(file: Path, found: JobReport, incidents: Iterable[RecordedIncident], address: str) -> None:

@@ -131,10 +131,10 @@ def _rows(line: str, columns: int) -> int:
 
 
 def _nodes_text(root: Path, place: JobFiles, seen: Status, address: str, indent: int | None, *, as_json: bool) -> str:  # noqa: PLR0913
-    found = all_nodes_of(root, place)
+    job_nodes_status = all_nodes_of(root, place)
     if as_json:
-        return json.dumps(all_nodes_as_dict(found), indent=indent)
-    return render(nodes_page(found, address, incident_facts(seen)), surface_of(sys.stdout))
+        return json.dumps(all_nodes_as_dict(job_nodes_status), indent=indent)
+    return render(nodes_page(job_nodes_status, address, incident_facts(seen)), surface_of(sys.stdout))
 
 
 def _page(seen: Status, address: str) -> str:

@@ -57,7 +57,10 @@ def why(settings: Settings, job: str | None, incident: int | None, *, show_all: 
     show_problems(history)
     chosen = _chosen(root, place, history, incident, show_all=show_all)
     if as_json:
-        rows = [incident_json(one.incident) | {"node": one.node, "nodes": _numbers(one)} for one in chosen]
+        rows = [
+            incident_json(joint_incident.incident) | {"node": joint_incident.node, "nodes": _numbers(joint_incident)}
+            for joint_incident in chosen
+        ]
         document = {"job": place.job, "node": place.node, "incidents": rows, "restored": history.restored or None}
         stdio.write(sys.stdout, json.dumps(document, indent=1))
         return 0
@@ -65,7 +68,7 @@ def why(settings: Settings, job: str | None, incident: int | None, *, show_all: 
     surface, last_run = surface_of(sys.stdout), history.run.run_id if history.run else ""
     if not chosen:
         stdio.write(sys.stdout, f"job {place.job}: no incident so far; supervise status {address} shows where it stands")
-    pages = [_page(place, one, address, last_run) for one in chosen]
+    pages = [_page(place, joint_incident, address, last_run) for joint_incident in chosen]
     if pages := [*pages, *_standing_still(place, history)]:
         stdio.write(sys.stdout, "\n\n".join(render(page, surface) for page in pages))
     if history.restored:
@@ -77,13 +80,13 @@ def _chosen(root: Path, place: JobFiles, history: History, number: int | None, *
     """Return the last incident, that of this number on this node, or all. Raises SuperviseError (64) where there is none of the number."""
     found: list[JointIncident] = []
     numbers: list[int] = []
-    for one in _incidents(root, place, history):
-        if show_all or number is None or (one.node, one.incident.number) == (place.node, number):
-            found.insert(0, one)
+    for incident in _incidents(root, place, history):
+        if show_all or number is None or (incident.node, incident.incident.number) == (place.node, number):
+            found.insert(0, incident)
             if not show_all:
                 break
-        if one.node == place.node:
-            numbers.append(one.incident.number)
+        if incident.node == place.node:
+            numbers.append(incident.incident.number)
     if not found and number is not None:
         raise _no_incident(place, number, numbers)
     return found
@@ -127,7 +130,7 @@ def _incidents(root: Path, place: JobFiles, history: History) -> Iterator[JointI
     histories = histories_of(root, place, history)
     yield from reversed(joint_incidents(place.node, {host: one.incidents for host, one in histories.items()}))
     for before in earlier_histories(place):
-        yield from (JointIncident(place.node, {place.node: one}) for one in reversed(before.incidents))
+        yield from (JointIncident(place.node, {place.node: incident}) for incident in reversed(before.incidents))
 
 
 def _numbers(found: JointIncident) -> dict[str, int]:

@@ -38,10 +38,10 @@ class PageAccess(Struct, frozen=True):
 
     def is_host(self, header: str) -> bool:
         """Whether a request for this host (the Host header) may be answered."""
-        found = _HOST.fullmatch(header.strip().lower())
-        if found is None:
+        match = _HOST.fullmatch(header.strip().lower())
+        if match is None:
             return False
-        name = found[1].removesuffix(".")
+        name = match[1].removesuffix(".")
         if name in self.names or name == "localhost":
             return True
         try:

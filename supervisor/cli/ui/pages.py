@@ -129,7 +129,7 @@ def job_page(at: PageAddress, view: JobView, now: float) -> LivePage:
         facts = report_facts(report, view.address, all_runs=at.all_runs)
         sections += ['<h2 id="went">Where the time went</h2>', _runs_choice(at, report.kept_runs), fact_list(facts)]
         sections += report_sections(report, view.cards)
-    return _live(at, view.status.title, [one for one in sections if one], now)
+    return _live(at, view.status.title, [section for section in sections if section], now)
 
 
 def _runs_choice(at: PageAddress, kept: int) -> str:

@@ -109,11 +109,11 @@ class WatchedJob:
         status, newest = self._newest()
         journals = [*self._read_earlier(), newest]
         page = status_page(status, address)
-        problems = tuple(clean(one) for one in newest[0].problems)
+        problems = tuple(clean(problem) for problem in newest[0].problems)
         if not any(ledgers for _, ledgers in journals):
             return JobView(page, status.runs, address, None, {}, problems)
         found = job_report(self.place, journals, all_runs=all_runs)
-        incidents = [one for history, _ in journals for one in history.incidents]
+        incidents = [incident for history, _ in journals for incident in history.incidents]
         return JobView(page, status.runs, address, found, cards_of(found, incidents, address), problems)
 
     def _read_earlier(self) -> list[tuple[History, list[RunLedger]]]:
@@ -180,13 +180,13 @@ class WatchedJobs:
     def view(self, job: str, node: str, *, all_runs: bool) -> JobView | None:
         """Return what the page of a job shows; None: there is no such job. Raises as WatchedJob.view."""
         # what a request names is only compared with what is there, and never made a path
-        place = next((one for one in places_in(self.root) if (one.job, one.node) == (job, node)), None)
+        place = next((job_files for job_files in places_in(self.root) if (job_files.job, job_files.node) == (job, node)), None)
         if place is None:
             return None
-        found = self._running.get(place.journal) or WatchedJob(place)
-        view = found.view(self._address_of(job), all_runs=all_runs)
+        watched_job = self._running.get(place.journal) or WatchedJob(place)
+        view = watched_job.view(self._address_of(job), all_runs=all_runs)
         if view.runs:
-            self._running[place.journal] = found
+            self._running[place.journal] = watched_job
         return view
 
 

@@ -132,8 +132,11 @@ class Instrumentation:
         self._imports.importing(name)
 
     def _start_file(self) -> str | None:
-        who = self._identity
-        return os.path.join(who.directory, f"start-{who.local_rank}.json") if who.claimed and who.enabled else None  # noqa: PTH118 - pathlib costs 5 ms of start-up
+        process_identity = self._identity
+        if not (process_identity.claimed and process_identity.enabled):
+            return None
+        name = f"start-{process_identity.local_rank}.json"
+        return os.path.join(process_identity.directory, name)  # noqa: PTH118 - pathlib costs 5 ms of start-up
 
     @quiet
     def _trains(self) -> None:
@@ -204,11 +207,11 @@ def _stand_by(folder: str, mode: str) -> Instrumentation:
     from . import standby  # noqa: PLC0415 - a standby alone needs it
 
     def prepared(record: bytes) -> Instrumentation:
-        made = Instrumentation(ProcessIdentity(folder, "", mode))
-        made.repeat_imports(record)
-        made.watch()
-        made.catch_exceptions()  # before the imports, as in a rank: some take the hook, or register for the exit
-        return made
+        instrumentation = Instrumentation(ProcessIdentity(folder, "", mode))
+        instrumentation.repeat_imports(record)
+        instrumentation.watch()
+        instrumentation.catch_exceptions()  # before the imports, as in a rank: some take the hook, or register for the exit
+        return instrumentation
 
     waited: Instrumentation = standby.wait(folder, prepared)
     for name in ("standby", "preload", "process_traits"):

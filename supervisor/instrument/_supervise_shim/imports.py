@@ -144,10 +144,10 @@ class ImportRecord:
     @quiet
     def write(self, *, final: bool) -> None:
         """Write the file; `final`: the rank made its first step, and no import is followed from here on."""
-        who = self._identity
-        if not (who.claimed and who.enabled) or (self._base is None and not self._source):
+        process_identity = self._identity
+        if not (process_identity.claimed and process_identity.enabled) or (self._base is None and not self._source):
             return
-        path = os.path.join(who.directory, f"imports-{who.local_rank}.json")  # noqa: PTH118 - pathlib costs 5 ms of start-up
+        path = os.path.join(process_identity.directory, f"imports-{process_identity.local_rank}.json")  # noqa: PTH118 - pathlib costs 5 ms of start-up
         if self._source:
             text = self._source
         else:
@@ -195,13 +195,15 @@ class Libraries:
 
     def __init__(self) -> None:
         self.directories = library_directories()
-        self._below = tuple(os.path.join(one, "") for one in self.directories)  # noqa: PTH118 - as above
+        self._below = tuple(os.path.join(directory, "") for directory in self.directories)  # noqa: PTH118 - as above
         self._not_below: tuple[str, ...] = ()
 
     def leave_out(self, folders: Iterable[str | None]) -> None:
         """Take no module for a library's that lies in one of the script's folders, where that is itself in an installation."""
-        script_folders = [os.path.join(os.path.realpath(one), "") for one in folders if one]  # noqa: PTH118 - as above
-        self._not_below = tuple(one for one in script_folders if one.startswith(self._below) and one not in self._below)
+        script_folders = [os.path.join(os.path.realpath(folder), "") for folder in folders if folder]  # noqa: PTH118 - as above
+        self._not_below = tuple(
+            script_folder for script_folder in script_folders if script_folder.startswith(self._below) and script_folder not in self._below
+        )
 
     def __call__(self, module: Any) -> bool:  # noqa: ANN401 - what stands in sys.modules may be anything
         """Whether it is a library's module."""

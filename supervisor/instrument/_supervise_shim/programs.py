@@ -175,23 +175,23 @@ class ProgramRecognition:
         return seen
 
     def _file(self, seen: ProgramFindings) -> dict[str, Any]:
-        norms = [norm for norm in (made() for made in self._norms) if norm is not None]
+        norms = [norm for norm in (norm() for norm in self._norms) if norm is not None]
         # In eval mode a norm uses its running statistics, unless it keeps no running statistics at all.
         depends = any(norm.training or norm.running_mean is None for norm in norms)
         return {"programs": seen.programs, "values": seen.values, "batchnorm": bool(depends)}
 
     def _write(self, found: dict[str, Any]) -> None:
-        who = self._identity
-        if not who.enabled:
+        process_identity = self._identity
+        if not process_identity.enabled:
             return
         self._recognised = bool(found["programs"])
         import json  # noqa: PLC0415 - 3 ms at every start; torch has it by now
 
-        owner = who.local_rank if who.claimed else f"{layout.UNCLAIMED}-{who.pid}"
-        path = os.path.join(who.directory, f"program-{owner}.json")  # noqa: PTH118 - pathlib costs 5 ms of start-up
+        owner = process_identity.local_rank if process_identity.claimed else f"{layout.UNCLAIMED}-{process_identity.pid}"
+        path = os.path.join(process_identity.directory, f"program-{owner}.json")  # noqa: PTH118 - pathlib costs 5 ms of start-up
         fd = os.open(path + ".half", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(fd, "w", encoding="ascii") as file:  # noqa: PTH123 - see above
-            json.dump({"v": 1, "pid": who.pid, **found}, file)
+            json.dump({"v": 1, "pid": process_identity.pid, **found}, file)
         os.rename(path + ".half", path)  # noqa: PTH104 - see above
 
 

@@ -125,15 +125,15 @@ class ExceptionReporter:
     @quiet
     def _report(self, value: BaseException, trace: TracebackType | None) -> None:
         """Write the error file. A KeyboardInterrupt writes none: someone stopped the process."""
-        who = self._identity
-        if self._reported or not who.enabled or os.getpid() != who.pid or get_ident() != self._main_thread:
+        process_identity = self._identity
+        if self._reported or not process_identity.enabled or os.getpid() != process_identity.pid or get_ident() != self._main_thread:
             return
         if isinstance(value, KeyboardInterrupt):
             return
         self._reported = True
-        if who.hands_on and type(value).__name__ in OF_LAUNCHERS:
+        if process_identity.hands_on and type(value).__name__ in OF_LAUNCHERS:
             self._step_aside()
-        keeps(who, self._beat)
+        keeps(process_identity, self._beat)
         self._beat.ended(monotonic_ns())  # before an import of our own
         import json  # noqa: PLC0415 - 3 ms at every start, for what most processes never need
 
@@ -145,10 +145,10 @@ class ExceptionReporter:
         kind = type(value)
         record = {
             "v": 1,
-            "pid": who.pid,
-            "start_ticks": who.start_ticks,
-            "rank": who.rank if who.claimed else None,
-            "local_rank": who.local_rank if who.claimed else None,
+            "pid": process_identity.pid,
+            "start_ticks": process_identity.start_ticks,
+            "rank": process_identity.rank if process_identity.claimed else None,
+            "local_rank": process_identity.local_rank if process_identity.claimed else None,
             "exc_type": f"{kind.__module__}.{kind.__qualname__}",
             "message": _message(value),
             "traceback": _traceback(value, trace) or "",
@@ -161,7 +161,7 @@ class ExceptionReporter:
             "t_ns": monotonic_ns(),
             "wall": time(),
         }
-        path = who.path("error")
+        path = process_identity.path("error")
         half = path + ".half"
         fd = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(fd, "w", encoding="ascii") as file:  # noqa: PTH123 - see above

@@ -91,11 +91,11 @@ class SpawnedRanks:
     @quiet
     def _begins(self, index: int) -> None:
         """Take the index as this process's number, unless a launcher numbered it."""
-        who = self._identity
-        if not (who.known_rank or who.claimed or "LOCAL_RANK" in os.environ):
-            who.rank = who.local_rank = int(index)
-            who.has_index = True
-            self._beat.set_rank(who.rank)
+        process_identity = self._identity
+        if not (process_identity.known_rank or process_identity.claimed or "LOCAL_RANK" in os.environ):
+            process_identity.rank = process_identity.local_rank = int(index)
+            process_identity.has_index = True
+            self._beat.set_rank(process_identity.rank)
 
     def _reported(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Report what `fn` raises: torch sends its text to the parent, and no exception hook sees it."""

@@ -98,12 +98,12 @@ def _went_on(before: RecordedCollectives, after: RecordedCollectives) -> str:
         return ""
     old = {(group.name, group.backend): group for group in before.groups}
     for group in after.groups:
-        was = old.get((group.name, group.backend))
+        process_group = old.get((group.name, group.backend))
         newest = group.last[-1] if group.last else None
-        if newest is not None and (was is None or not was.last or was.last[-1] != newest):
+        if newest is not None and (process_group is None or not process_group.last or process_group.last[-1] != newest):
             return (
                 f"came to {newest.text}"
-                if was is None or not was.last or was.last[-1].sequence != newest.sequence
+                if process_group is None or not process_group.last or process_group.last[-1].sequence != newest.sequence
                 else "ended a collective"
             )
     return ""

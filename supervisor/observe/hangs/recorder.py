@@ -65,8 +65,8 @@ class ProcessGroup(Struct, frozen=True):
         """
         over = [at for at, one in enumerate(self.last) if one.done]
         last = self.last[over[-1] + 1 :] if over and self.backend == "nccl" else self.last
-        begun = next((one for one in last if not one.done and not one.is_p2p), None)
-        return begun or next((one for one in last if not one.done), None)
+        begun = next((collective for collective in last if not collective.done and not collective.is_p2p), None)
+        return begun or next((collective for collective in last if not collective.done), None)
 
 
 class RecordedCollectives(Struct, frozen=True):
@@ -130,7 +130,7 @@ def _recorded(known: dict[str, dict[str, Any]], recorded: dict[str, Any]) -> lis
 def _group(name: str, known: dict[str, dict[str, Any]], backend: str, collectives: Sequence[Collective]) -> ProcessGroup:
     of_python = known.get(name) or {}
     last = tuple(collectives[-MOST_KEPT:])
-    timeouts = [of_python.get("timeout_s"), *(one.timeout_s for one in reversed(last))]
+    timeouts = [of_python.get("timeout_s"), *(collective.timeout_s for collective in reversed(last))]
     return ProcessGroup(
         name,
         tuple(int(rank) for rank in of_python.get("ranks") or ()),

@@ -266,14 +266,14 @@ def _sign(before: Sequence[RankHeartbeat], beats: Sequence[RankHeartbeat]) -> st
     """Return what changed in the heartbeats."""
     known = {beat.local_rank: beat for beat in before}
     for beat in beats:
-        was = known.get(beat.local_rank)
-        if was == beat:
+        rank_heartbeat = known.get(beat.local_rank)
+        if rank_heartbeat == beat:
             continue
-        if was is None or was.pid != beat.pid:
+        if rank_heartbeat is None or rank_heartbeat.pid != beat.pid:
             return f"rank {beat.rank} began"
-        if was.last_step_ns != beat.last_step_ns:
+        if rank_heartbeat.last_step_ns != beat.last_step_ns:
             return f"rank {beat.rank} made a step"
-        if (was.phase, was.phase_since_ns) != (beat.phase, beat.phase_since_ns):
+        if (rank_heartbeat.phase, rank_heartbeat.phase_since_ns) != (beat.phase, beat.phase_since_ns):
             return f"rank {beat.rank} is in phase {beat.phase}"
         return f"rank {beat.rank} reports"
     return "a rank's heartbeat is gone"

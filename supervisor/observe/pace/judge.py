@@ -134,12 +134,12 @@ class PaceJudge:
         if len(found) < LEAST_INTERVALS or found[-1].t - found[0].t < 0.9 * self._window_s:
             return []
         news: list[PaceNews] = []
-        ranks = set.intersection(*(set(one.shares) for one in found))
+        ranks = set.intersection(*(set(interval.shares) for interval in found))
         for rank in sorted(ranks):
-            share = sum(self._is_slow(one, rank) for one in found) / len(found)
+            share = sum(self._is_slow(interval, rank) for interval in found) / len(found)
             if share >= MOSTLY and rank not in self._slow:
-                ratio = median(one.shares[rank].busy / max(_others(one, rank), 0.01) for one in found)
-                text = f"rank {rank} {_times(ratio)}, and the others wait for it{_cause([one.shares[rank] for one in found])}"
+                ratio = median(interval.shares[rank].busy / max(_others(interval, rank), 0.01) for interval in found)
+                text = f"rank {rank} {_times(ratio)}, and the others wait for it{_cause([interval.shares[rank] for interval in found])}"
                 self._slow[rank] = text
                 news.append(PaceNews(PaceKind.STRAGGLER, text, rank))
             elif share < SELDOM and self._slow.pop(rank, None) is not None:
@@ -203,7 +203,7 @@ def _times(ratio: float) -> str:
 
 def _cause(shares: list[_RankShare]) -> str:
     """Return what the kernel shows of why it is slow, "" for nothing."""
-    waited, blocked = median(one.waited for one in shares), sum(one.blocked for one in shares) / len(shares)
+    waited, blocked = median(share.waited for share in shares), sum(share.blocked for share in shares) / len(shares)
     if blocked >= NAMED and blocked >= waited:
         return f": it waits for a disk or a network file system {100 * blocked:.0f} % of the time"
     if waited >= NAMED:

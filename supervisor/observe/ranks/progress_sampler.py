@@ -96,10 +96,10 @@ class ProgressSampler:
         if self._program_posted or (self._program_sought and not last):
             return
         self._program_sought = True
-        found = error_files.programs(self._directory)
-        if found is not None:
+        reported_program = error_files.programs(self._directory)
+        if reported_program is not None:
             self._program_posted = True
-            self._post(ProgramSeen(t, self._attempt, found.programs, found.values, found.batchnorm))
+            self._post(ProgramSeen(t, self._attempt, reported_program.programs, reported_program.values, reported_program.batchnorm))
 
     def _post_saves(self, t: float, beats: Sequence[RankHeartbeat]) -> None:
         """Post that the script saves on request, and that it has saved."""

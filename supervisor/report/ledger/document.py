@@ -22,9 +22,9 @@ def document(report: JobReport) -> dict[str, Any]:
         "kept_runs": report.kept_runs,
         **asdict(report.figures),
         "runs": [_run(run) for run in report.runs],
-        "incidents": [asdict(one) for one in report.incidents],
+        "incidents": [asdict(incident) for incident in report.incidents],
         "problems": report.problems,
-        "nodes": [asdict(one) for one in report.nodes],
+        "nodes": [asdict(node) for node in report.nodes],
     }
 
 
@@ -46,5 +46,5 @@ def _run(run: RunLedger) -> dict[str, Any]:
         "spans": [
             [span.begin_t, span.end_t, span.state.value, span.attempt, span.incident, span.first_step, span.last_step] for span in run.spans
         ],
-        "samples": [[one.t, one.attempt, one.step, one.step_s, one.loss] for one in run.samples],
+        "samples": [[sample.t, sample.attempt, sample.step, sample.step_s, sample.loss] for sample in run.samples],
     }

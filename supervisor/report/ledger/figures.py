@@ -125,7 +125,7 @@ class JobReport:
 def node_shares(own: str, histories: Mapping[str, History]) -> list[NodeShare]:
     """Return what each node took part in. histories: of the nodes that share the state directory, by host; own: the report's."""
     joint = joint_incidents(own, {host: one.incidents for host, one in histories.items()})
-    alone = {host: [one.incident.number for one in joint if one.node == host != own] for host in histories}
+    alone = {host: [joint_incident.incident.number for joint_incident in joint if joint_incident.node == host != own] for host in histories}
     return [NodeShare(host, attempts, alone.get(host)) for host, attempts in attempts_of(histories).items()]
 
 
@@ -139,7 +139,7 @@ def report_of(job: str, node: str, read: Sequence[tuple[History, Sequence[RunLed
         raise ValueError(f"no run is recorded: {job}")
     chosen = runs if all_runs else runs[-1:]
     spent = {id(run): _spans_of_incidents(run) for run in chosen}
-    with_runs = [(one, _run_of(one, ledgers)) for history, ledgers in read if ledgers for one in history.incidents]
+    with_runs = [(incident, _run_of(incident, ledgers)) for history, ledgers in read if ledgers for incident in history.incidents]
     incidents = [incident_cost(one, run, spent[id(run)].get(one.number, ())) for one, run in with_runs if id(run) in spent]
     return JobReport(job, node, list(chosen), incidents, figures_of(chosen, incidents), len(runs), list(read[-1][0].problems))
 
@@ -203,7 +203,7 @@ def figures_of(runs: Sequence[RunLedger], incidents: Sequence[IncidentCost]) -> 
     unkept = [run.unkept_s() for run in runs]
     new_s, ran_s = math.fsum(seconds[state] for state in NEW_STEPS), math.fsum(seconds[state] for state in RANKS_RAN)
     kept_s = None if None in unkept else seconds[TimeState.PRODUCTIVE] - math.fsum(one for one in unkept if one is not None)
-    failures = [one for one in incidents if not one.planned]
+    failures = [incident for incident in incidents if not incident.planned]
     mtbf_s = ran_s / len(failures) if len(failures) >= LEAST_FAILURES else None
     repairs = sorted(one.mttr_s for one in failures if one.mttr_s is not None)
     return Figures(
@@ -220,9 +220,9 @@ def figures_of(runs: Sequence[RunLedger], incidents: Sequence[IncidentCost]) -> 
         mttd_s=_median(one.mttd_s for one in failures),
         mttr_s=_median(repairs),
         mttr_p95_s=repairs[math.ceil(0.95 * len(repairs)) - 1] if repairs else None,
-        lost_s=math.fsum(one.lost_s for one in incidents),
-        lost_steps=sum(one.lost_steps or 0 for one in incidents),
-        rank_hours=math.fsum(one.rank_hours for one in incidents),
+        lost_s=math.fsum(incident.lost_s for incident in incidents),
+        lost_steps=sum(incident.lost_steps or 0 for incident in incidents),
+        rank_hours=math.fsum(incident.rank_hours for incident in incidents),
         step_s=_median(sample.step_s for run in runs for sample in run.samples),
         advice=None if mtbf_s is None else _advice(runs, mtbf_s),
     )

@@ -37,12 +37,12 @@ def html_page(report: JobReport, cards: Mapping[int, FactPage], address: str, no
 
 def report_sections(report: JobReport, cards: Mapping[int, FactPage]) -> list[str]:
     """Return what the page has below the figures: the wall clock, the attempts, the curves, the incidents, and how the figures are made."""
-    samples = [one for run in report.runs for one in run.samples]
+    samples = [sample for run in report.runs for sample in run.samples]
     found = [
         _shares(report),
         _timeline(report),
-        _curve(report, "Seconds for a step", "step-time", [(one, one.step_s) for one in samples]),
-        _curve(report, "Loss", "loss", [(one, one.loss) for one in samples]),
+        _curve(report, "Seconds for a step", "step-time", [(sample, sample.step_s) for sample in samples]),
+        _curve(report, "Loss", "loss", [(sample, sample.loss) for sample in samples]),
         _incidents(report, cards),
         f'<section aria-labelledby="made"><h2 id="made">How the figures are made</h2>{fact_list(terminal.FORMULAS)}</section>',
     ]
@@ -51,13 +51,13 @@ def report_sections(report: JobReport, cards: Mapping[int, FactPage]) -> list[st
 
 def _shares(report: JobReport) -> str:
     """Return the states as one bar and as a table."""
-    found = report.figures
-    rows = [(state, took_s) for state, took_s in found.seconds.items() if took_s > 0]
-    if not rows or found.wall_s <= 0:
+    figures = report.figures
+    rows = [(state, took_s) for state, took_s in figures.seconds.items() if took_s > 0]
+    if not rows or figures.wall_s <= 0:
         return ""
     at, shapes, lines = 0.0, [], []
     for state, took_s in rows:
-        name, share = terminal.STATE_TEXTS[state][0], took_s / found.wall_s
+        name, share = terminal.STATE_TEXTS[state][0], took_s / figures.wall_s
         shapes.append(stretch(at, share * COLUMNS, state))
         at += share * COLUMNS
         swatch = f'<span class="swatch {state.value}" aria-hidden="true"></span>'
@@ -65,7 +65,7 @@ def _shares(report: JobReport) -> str:
             f'<tr><th scope="row">{swatch}{escaped(name)}</th><td class="number">{100 * share:.1f} %</td>'
             f'<td class="number">{escaped(span_text(took_s))}</td></tr>'
         )
-    spoken = ", ".join(f"{terminal.STATE_TEXTS[state][0]} {100 * took_s / found.wall_s:.1f} %" for state, took_s in rows)
+    spoken = ", ".join(f"{terminal.STATE_TEXTS[state][0]} {100 * took_s / figures.wall_s:.1f} %" for state, took_s in rows)
     return (
         '<section aria-labelledby="shares"><h2 id="shares">The wall clock</h2>'
         f'<div class="bar">{drawing(shapes, spoken)}</div>'
@@ -161,7 +161,7 @@ def _curve(report: JobReport, name: str, key: str, samples: Sequence[tuple[PaceS
     ]
     marks = [
         f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="94" y2="100"/>'
-        for x in sorted({round(COLUMNS * (one.opened_t - begin_t) / wide, 1) for one in report.incidents[:MOST_POINTS]})
+        for x in sorted({round(COLUMNS * (incident.opened_t - begin_t) / wide, 1) for incident in report.incidents[:MOST_POINTS]})
         if 0 <= x <= COLUMNS
     ]
     first, last = known[0][1], known[-1][1]
@@ -189,7 +189,7 @@ def _incidents(report: JobReport, cards: Mapping[int, FactPage]) -> str:
     shown = shown_incidents(report)
     more = len(report.incidents) - len(shown)
     rest = f'<p class="faint">{more} more, which cost less, are left out.</p>' if more else ""
-    rows = "".join(_card(one, cards) for one in shown)
+    rows = "".join(_card(incident_cost, cards) for incident_cost in shown)
     return f'<section aria-labelledby="incidents"><h2 id="incidents">Incidents</h2>{rows}{rest}</section>'
 
 

@@ -63,15 +63,15 @@ def report_title(report: JobReport) -> str:
 
 def report_facts(report: JobReport, address: str, *, all_runs: bool = False, has_states: bool = False) -> list[Fact]:
     """Return the facts of the page. has_states: with a line for each state that took time."""
-    found = report.figures
+    figures = report.figures
     return [
         *_run_facts(report, address, all_runs=all_runs),
         *_node_facts(report),
         *_share_facts(report),
-        *(_state_facts(found) if has_states else []),
-        *_failure_facts(found),
+        *(_state_facts(figures) if has_states else []),
+        *_failure_facts(figures),
         *_cost_facts(report),
-        *_advice_facts(found),
+        *_advice_facts(figures),
         *([Fact("look", f"supervise why --all {address}".rstrip(), copied=True)] if report.incidents else []),
     ]
 
@@ -99,9 +99,9 @@ def _run_facts(report: JobReport, address: str, *, all_runs: bool) -> list[Fact]
 
 def _node_facts(report: JobReport) -> list[Fact]:
     """Return the attempts of each node; of many nodes, of those that took no part in all."""
-    every = max((len(one.attempts) for one in report.nodes), default=0)
-    listed = [one for one in report.nodes if len(report.nodes) <= MOST_NODES or len(one.attempts) < every or one.alone]
-    texts = [_node_text(one) for one in listed[:MOST_NODES]]
+    every = max((len(node.attempts) for node in report.nodes), default=0)
+    listed = [node for node in report.nodes if len(report.nodes) <= MOST_NODES or len(node.attempts) < every or node.alone]
+    texts = [_node_text(node_share) for node_share in listed[:MOST_NODES]]
     texts += [f"and {len(report.nodes) - len(texts)} more: --json has all of them"] if len(texts) < len(report.nodes) else []
     return [Fact("" if at else "nodes", text) for at, text in enumerate(texts)]
 
@@ -113,14 +113,14 @@ def _node_text(one: NodeShare) -> str:
 
 
 def _share_facts(report: JobReport) -> list[Fact]:
-    found = report.figures
-    new_s, unmeasured_s = sum(found.seconds[state] for state in NEW_STEPS), found.seconds[TimeState.UNMEASURED]
-    ettr = _percent(found.ettr)
-    ettr += f": {span_text(new_s)} of steps made for the first time, of {span_text(found.wall_s)}" if found.ettr is not None else ""
-    if unmeasured_s > _NOTABLE * found.wall_s:
+    figures = report.figures
+    new_s, unmeasured_s = sum(figures.seconds[state] for state in NEW_STEPS), figures.seconds[TimeState.UNMEASURED]
+    ettr = _percent(figures.ettr)
+    ettr += f": {span_text(new_s)} of steps made for the first time, of {span_text(figures.wall_s)}" if figures.ettr is not None else ""
+    if unmeasured_s > _NOTABLE * figures.wall_s:
         ettr += "; at least that: of some of the time no step was seen"
-    goodput = _percent(found.goodput)
-    goodput += ": without slow steps, and without those that no checkpoint kept" if found.goodput is not None else ""
+    goodput = _percent(figures.goodput)
+    goodput += ": without slow steps, and without those that no checkpoint kept" if figures.goodput is not None else ""
     facts = [Fact("ETTR", ettr, Tone.STRONG), Fact("goodput", goodput, Tone.STRONG)]
     if not all(run.counts_rework for run in report.runs):
         text = "steps made again may be among the new ones: from which step an attempt went on is not recorded"
@@ -167,7 +167,7 @@ def _cost_facts(report: JobReport) -> list[Fact]:
     steps = f", {found.lost_steps} steps" if found.lost_steps else ""
     facts = [Fact("cost", f"{span_text(found.lost_s)}{steps}, {found.rank_hours:.2f} {hours}")]
     if len(report.incidents) > 1:
-        facts += [Fact("", incident_text(one)) for one in costly]
+        facts += [Fact("", incident_text(incident_cost)) for incident_cost in costly]
         more = len(report.incidents) - len(costly)
         facts += [Fact("", f"and {more} that cost less: --json has all of them", Tone.FAINT)] if more else []
     else:

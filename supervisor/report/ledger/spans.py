@@ -204,11 +204,11 @@ def with_state(spans: list[TimeSpan], between: tuple[float, float], state: TimeS
         if span.state not in of or first >= last:
             spans.append(span)
             continue
-        made = replace(span, last_step=span.first_step)  # what stands still makes no step
+        time_span = replace(span, last_step=span.first_step)  # what stands still makes no step
         parts = (
             replace(span, end_t=first),
-            replace(made, begin_t=first, end_t=last, state=state, incident=incident, first_step=None, last_step=None),
-            replace(made, begin_t=last),
+            replace(time_span, begin_t=first, end_t=last, state=state, incident=incident, first_step=None, last_step=None),
+            replace(time_span, begin_t=last),
         )
         spans += [part for part in parts if part.took_s > 0]
 

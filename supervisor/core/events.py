@@ -96,7 +96,6 @@ class AttemptStarted(Struct, frozen=True):
     attempt: int
     ranks: tuple[RankInfo, ...]
     world_size: int
-    launcher_pid: int = 0
 
 
 class ProgramIdentified(Struct, frozen=True):

@@ -38,17 +38,6 @@ class Restart:
         more="The nearest with fewer GPUs; half of it where a GPU's memory does not suffice and only `batch_size` is declared.",
         flag="--allow-batch-drift",
     )
-    ladders: tuple[str, ...] = setting(
-        (),
-        "CAUSE=STRATEGY,STRATEGY,...: your own ladder for a cause.",
-        "It replaces ours ([recovery](recovery.md)). An unknown cause or strategy is an error.",
-    )
-    plugins: tuple[str, ...] = setting(
-        (),
-        "Strategies of installed packages that a ladder may name.",
-        "They are entry points of the group `supervise.strategies`; nothing else is imported. "
-        "Refused in a file that was found in the working directory.",
-    )
 
 
 @dataclass(frozen=True, slots=True)

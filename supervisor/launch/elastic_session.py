@@ -294,7 +294,7 @@ class ElasticSession:
         match message:
             case RanksStarted():
                 ranks = tuple(RankInfo(r.rank, r.local_rank, r.pid, r.start_ticks) for r in message.ranks)
-                return AttemptStarted(now, attempt, ranks, message.world_size, self._pid or 0)
+                return AttemptStarted(now, attempt, ranks, message.world_size)
             case RankReaped(_, rank, pid, at_ns, code, signum, core_dumped):
                 death = RankExit(rank, pid, at_ns, code, signum, core_dumped)
                 self._deaths[rank] = death

@@ -160,7 +160,7 @@ class PlainSession:
         elif message["ev"] == "spawned":
             self._pid = message["pid"]
             rank = RankInfo(0, 0, self._pid, message["start_ticks"])
-            self._context.loop.post(AttemptStarted(self._context.loop.clock.now(), attempt, (rank,), 1, self._pid))
+            self._context.loop.post(AttemptStarted(self._context.loop.clock.now(), attempt, (rank,), 1))
         elif message["ev"] == "spawn_failed":
             self._not_spawned(message["text"])
         elif message["ev"] == "exited" and message["pid"] == self._pid:  # not the agent's that was tried before us, in the same attempt

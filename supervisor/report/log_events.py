@@ -79,7 +79,7 @@ class LogEvent(StrEnum):
     ATTEMPT_STARTED = (
         "attempt.started",
         "info",
-        "attempt ranks world_size launcher_pid",
+        "attempt ranks world_size",
         "every rank of the attempt exists on this node; for a plain command this is the command itself, until `ranks.discovered`",
     )
     ATTEMPT_TIMED = (

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import json
 import re
@@ -46,9 +47,12 @@ def sample(kind: Any, number: int = 1) -> Any:
         return sample(args[0], number)
     if origin is tuple:
         return tuple(sample(a, number + i) for i, a in enumerate((args[0], args[0]) if Ellipsis in args else args))
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+    if origin is typing.Literal:
+        return args[-1]
+    if isinstance(kind, type) and (dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct)):
         hints = typing.get_type_hints(kind)
-        return kind(**{name: sample(hints[name], number + i) for i, name in enumerate(kind.__struct_fields__)})
+        names = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else kind.__struct_fields__
+        return kind(**{name: sample(hints[name], number + i) for i, name in enumerate(names)})
     if isinstance(kind, enum.EnumMeta):
         return list(kind)[-1]
     return {int: number, float: number + 0.1, str: f"text {number} é \udcff", bool: True}[kind]

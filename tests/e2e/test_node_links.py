@@ -76,7 +76,7 @@ def test_all_nodes_stop_with_75_where_the_host_of_the_store_is_gone_for_good_and
     nodes.reached(2 * EVERY + 5)
     nodes.lose(0)
     others, lost_t = nodes.runs[1:], time.time()
-    assert [run.exit_code(240) for run in others] == [75, 75]  # they wait for 120 s
+    assert [run.exit_code(240) for run in others] == [75, 75]  # nodes wait two minutes for a decision
     print(f"all stopped {time.time() - lost_t:.1f} s after the loss")  # noqa: T201  the figure is for people
     for run in others:
         run.wait_for_nothing_left()

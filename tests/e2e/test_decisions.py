@@ -549,4 +549,4 @@ def test_a_dead_endpoint_does_not_hold_the_job_up(supervise: Callable[..., Super
     last_step_ns = int((run.place / "progress").read_text().split()[-1])
     assert ended - last_step_ns / 1e9 < 3
     assert starts(run) == 2
-    assert list(run.state.glob("*/nodes/*/outbox/*"))  # kept for the next start
+    assert list(run.state.glob("*/nodes/*/alerts/webhook/*-*.json"))  # kept for the next start

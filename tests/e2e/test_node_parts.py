@@ -55,7 +55,7 @@ def bucket(tmp_path: Path) -> Iterator[Bucket]:
     with servers.swift(tmp_path / "swift") as server:
         name = f"b{uuid.uuid4().hex[:16]}"
         server.client().create_bucket(Bucket=name)
-        reach = {"AWS_ACCESS_KEY_ID": servers.KEY, "AWS_SECRET_ACCESS_KEY": servers.SECRET, "AWS_REGION": "us-east-1"}
+        reach = {"AWS_ACCESS_KEY_ID": servers.KEY, "AWS_SECRET_ACCESS_KEY": servers.SECRET, "AWS_DEFAULT_REGION": "us-east-1"}
         reach |= {"AWS_ENDPOINT_URL_S3": server.endpoint}
         yield Bucket(name, reach, server.client())
 

@@ -261,7 +261,7 @@ def checkpoint(place: Path, step: int, poison: str | None = None) -> Path:
 def begin_with_20_known(supervise: Callable[..., Supervised], place: Path, *words: str, options: tuple[str, ...] = RESUMING) -> Supervised:
     """Start a job that goes beyond step 20 once the supervisor knows its checkpoint of that step: it looks every few seconds only."""
     (place / "hold").write_text("1")
-    run = supervise(*SUSPECTS, *words, "--hold=hold", "--hold-at=21", options=options, _SUPERVISE_TEST_INTERVALS="0.04", **FAST)
+    run = supervise(*SUSPECTS, *words, "--hold=hold", "--hold-at=21", options=options, **FAST)
 
     def known() -> bool:
         return any('"event":"CheckpointVerified"' in line and "step-000020.pt" in line for line in run.journal().splitlines())

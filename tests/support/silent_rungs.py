@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from supervisor.core.values import replace
 from supervisor.strategies import RUNGS
 from supervisor.strategies.rung import nothing_missing
 

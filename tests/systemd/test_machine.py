@@ -110,13 +110,11 @@ def test_a_mirror_that_is_waited_for_does_not_fail_the_start(machine: Machine, w
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen(100)
-        more = (
-            f'[checkpoints]\npaths = ["ckpt/*.pt"]\nmirror = ["s3://bucket/jobs"]\n[checkpoints.s3]\nregion = "x"\npath_style = "always"\n\
-endpoint = "http://127.0.0.1:{silent.getsockname()[1]}"\n'
-        )
+        more = '[checkpoints]\npaths = ["ckpt/*.pt"]\nmirror = ["s3://bucket/jobs"]\n'
         unit = machine.unit("mirrored", ["true"], OURS, drop_in="User=trainer\nTimeoutStartSec=15\nWatchdogSec=8\nRestart=no")
         machine.write("/etc/supervise/mirrored.toml", machine.run("cat", "/etc/supervise/mirrored.toml").stdout + more)
         keys = "AWS_ACCESS_KEY_ID=a\nAWS_SECRET_ACCESS_KEY=b\nAWS_EC2_METADATA_DISABLED=true\n"
+        keys += f"AWS_DEFAULT_REGION=x\nAWS_ENDPOINT_URL=http://127.0.0.1:{silent.getsockname()[1]}\n"
         machine.write("/etc/supervise/mirrored.env", f"PATH={OURS}:/usr/bin:/bin\n{keys}")
         machine.run("systemctl", "start", "--no-block", unit)
         awaited = "looks for the newest checkpoint in the mirror"

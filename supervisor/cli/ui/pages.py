@@ -170,7 +170,7 @@ def token_page(*, up: str, then: str, was_wrong: bool) -> LivePage:
         '<input id="token" name="token" type="password" required="required" autocomplete="current-password"/>'
         "<button>Show the jobs</button></form>"
     )
-    places = "in the address that it printed, in SUPERVISE_UI_TOKEN, or in the file that ui.token_file names"
+    places = "in the address that it printed, or in the file that ui.token_file names"
     text = f"<p>Whoever started <code>supervise ui</code> has it: {places}.</p>"
     page = document("Token", ["<h1>This page needs a token</h1>", form, text], head='<link rel="icon" href="data:,"/>')
     return LivePage(page, "", status=401)

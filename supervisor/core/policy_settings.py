@@ -38,17 +38,6 @@ class Restart:
         more="The nearest with fewer GPUs; half of it where a GPU's memory does not suffice and only `batch_size` is declared.",
         flag="--allow-batch-drift",
     )
-    ladders: tuple[str, ...] = setting(
-        (),
-        "CAUSE=STRATEGY,STRATEGY,...: your own ladder for a cause.",
-        "It replaces ours ([recovery](recovery.md)). An unknown cause or strategy is an error.",
-    )
-    plugins: tuple[str, ...] = setting(
-        (),
-        "Strategies of installed packages that a ladder may name.",
-        "They are entry points of the group `supervise.strategies`; nothing else is imported. "
-        "Refused in a file that was found in the working directory.",
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +88,7 @@ class NetworkSection:
 
     allow: tuple[str, ...] = setting(
         (),
-        "Allow a step of the ladder for networks that fail: longer_timeout, interface, p2p_disable, ib_disable, shm_disable.",
+        "Allow a recovery step for networks that fail: longer_timeout, interface, p2p_disable, ib_disable, shm_disable.",
         "Several may be named with commas between them ([what each does](recovery.md#networks-and-collectives)).",
         env="SUPERVISE_ALLOW_NETWORK",
     )

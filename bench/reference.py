@@ -141,13 +141,13 @@ def _words(command: click.Command) -> Iterator[str]:
 def rungs() -> str:
     """Return what each rung does."""
     rows = [(f"`{rung.name}`", rung.summary, "yes" if rung.changes_job else "") for rung in RUNGS.values()]
-    return _table(("step of the ladder", "what it does", "changes the job"), rows)
+    return _table(("step", "what it does", "changes the job"), rows)
 
 
 def networks() -> str:
     """Return the rungs that act only if the user names them."""
     rows = [(f"`{name}`", when, what, f"`{network.enabling(name)}`") for name, (when, what) in network.OPTIONAL.items()]
-    return _table(("rung", "when it acts", "what it sets", "permitted by"), rows)
+    return _table(("step", "when it acts", "what it sets", "permitted by"), rows)
 
 
 def endings() -> str:

@@ -109,7 +109,7 @@ def check(
 def _faults(path: str, tree: Tree | None, manifest: Manifest, only: Collection[str] | None, reading: ReadOptions) -> Iterator[_Fault]:
     """Compare sizes first: they cost nothing, and show most torn files."""
     if manifest.is_tree != (tree is not None):
-        yield _Fault(Verdict.BAD, f"it is {'no' if manifest.is_tree else 'a'} directory, and was {'one' if manifest.is_tree else 'a file'}")
+        yield _Fault(Verdict.BAD, "expected a directory, found a file" if manifest.is_tree else "expected a file, found a directory")
         return
     sound: list[File] = []
     for file in manifest.files:

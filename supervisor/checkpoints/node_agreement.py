@@ -76,10 +76,10 @@ class NodeState:
     """The state that a node continues from. Host, agreement number, knobs and rejected paths: as in SelectCheckpoint.
 
     suspect: a checkpoint may have caused the last failure. knows: the node had a good checkpoint before. finite: if weights of the newest
-    checkpoint turned to NaN, the node prefers an older one. mixed_from_t: wall time from which the nodes trained from different states, so
-    that checkpoints written since are rejected; None if they did not. programs, resume_knobs: as in SelectCheckpoint. environment, sent_t:
-    as in PeerEnvironment. markers: those in the directories of its checkpoints. nonce: of this meeting alone. check, batch, ever_loaded:
-    as in SelectCheckpoint. has_saved: as in CheckpointSelected.
+    checkpoint turned to NaN, the node prefers an older one. diverged_since_t: wall time from which the nodes trained from different states,
+    so that checkpoints written since are rejected; None if they did not. programs, resume_knobs: as in SelectCheckpoint. environment,
+    sent_t: as in PeerEnvironment. markers: those in the directories of its checkpoints. nonce: of this meeting alone. check, batch,
+    ever_loaded: as in SelectCheckpoint. has_saved: as in CheckpointSelected.
     """
 
     host: str
@@ -89,7 +89,7 @@ class NodeState:
     suspect: bool
     knows: bool
     finite: bool
-    mixed_from_t: float | None
+    diverged_since_t: float | None
     programs: tuple[str, ...] = ()
     resume_knobs: tuple[str, ...] = ()
     environment: str = ""
@@ -201,7 +201,7 @@ def agree(  # noqa: PLR0913  the request, and this node's part
             suspect,
             action.had_checkpoint,
             node_offer.prefers_finite,
-            action.mixed_from_t,
+            action.diverged_since_t,
             action.programs,
             action.resume_knobs,
             comparison.digest,
@@ -282,7 +282,7 @@ def _listed(
 ) -> _NodeRows:
     """Return what each node has, and which of the others' markers it sees."""
     rows = _NodeRows(tuple(states), (), Selection(None, 0))
-    since = min((state.mixed_from_t for state in states if state.mixed_from_t is not None), default=None)
+    since = min((state.diverged_since_t for state in states if state.diverged_since_t is not None), default=None)
     here, selection = _checkpoints_here(action, node_offer, rows.rejected, problem, since)
     sees = node_offer.sees([state.markers for state in states], action.node, [state.host for state in states])
     return dataclasses.replace(rows, offers=tuple(_gathered(all_gather, 2, dataclasses.replace(here, sees=sees))), selection=selection)
@@ -518,11 +518,11 @@ def _checkpoints_here(
     node_offer: NodeOffer,
     rejected: tuple[str, ...],
     problem: tuple[str, str] | None,
-    mixed_from_t: float | None,
+    diverged_since_t: float | None,
 ) -> tuple[CheckpointsHere, Selection]:
     try:
-        if mixed_from_t is not None:
-            node_offer.reject_mixed(mixed_from_t)
+        if diverged_since_t is not None:
+            node_offer.reject_mixed(diverged_since_t)
         avoid = (*rejected, *action.rejected)
         held, selection = node_offer.list_checkpoints(avoid, action.agreed_attempts)
         saves = node_offer.saves(avoid)

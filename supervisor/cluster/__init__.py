@@ -1,1 +1,1 @@
-"""How the supervisors of a job's nodes come to one decision (docs/many-nodes.md)."""
+"""How the supervisors of a job's nodes come to one decision (docs/explanation/many-nodes.md)."""

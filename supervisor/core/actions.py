@@ -100,7 +100,7 @@ class SelectCheckpoint(Struct, frozen=True):
     most_nodes: int = 0  # likewise
     agreed_attempts: tuple[int, ...] = ()  # attempts of earlier agreements
     # what was written since is never used, because the nodes trained from different states; None: no such time
-    mixed_from_t: float | None = None
+    diverged_since_t: float | None = None
     resume_by: str = ""  # as in BeginAttempt
     own_only: bool = False  # what earlier runs saved does not count
     programs: tuple[str, ...] = ()  # those that a rank was seen to run, or that the user names

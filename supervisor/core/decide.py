@@ -23,7 +23,7 @@ The rules:
 `EVENTS` below has a row for each event: the stages in which it means something, the function that answers it, and the stages that may
 follow. docs/reference/stages.md is drawn from these rows. The functions stand in a file for each subject: start.py (checkpoint, attempt),
 gathering.py and epoch.py (several nodes),
-lifecycle.py (start, run, end), failure.py (stop the ranks, judge, plan), node_health.py and ailing.py
+lifecycle.py (start, run, end), failure.py (stop the ranks, judge, plan), node_health.py and health_changes.py
 (this node's health), hangs.py (ranks that stand still), training.py (loss and pace), saved_by.py (whose checkpoint was loaded),
 shutdown.py (a request to stop).
 
@@ -36,7 +36,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from supervisor.core import ailing, epoch, failure, gathering, hangs, lifecycle, saved_by, shutdown, start, training
+from supervisor.core import epoch, failure, gathering, hangs, health_changes, lifecycle, saved_by, shutdown, start, training
 from supervisor.core.events import (
     AttemptEnded,
     AttemptEndedByPeer,
@@ -141,7 +141,7 @@ EVENTS: dict[type, EventRow] = {
     ProgramIdentified: EventRow(frozenset({Stage.STARTING}), lifecycle.on_program_identified),
     SelectionMoved: EventRow(frozenset({Stage.SELECTING, Stage.STARTING}), start.on_selection_moved),
     AttemptStarted: EventRow(
-        frozenset({Stage.STARTING}), ailing.on_attempt_started, _leads([Stage.STARTING], Stage.RUNNING, Stage.TEARDOWN)
+        frozenset({Stage.STARTING}), health_changes.on_attempt_started, _leads([Stage.STARTING], Stage.RUNNING, Stage.TEARDOWN)
     ),
     RanksFound: EventRow(frozenset({Stage.RUNNING}), lifecycle.on_ranks_found),
     ProgressObserved: EventRow(
@@ -154,7 +154,7 @@ EVENTS: dict[type, EventRow] = {
     ProgramSeen: EventRow(BEFORE_THE_END, lifecycle.on_program_seen),
     GpusListed: EventRow(ANY, lifecycle.on_gpus_listed),
     HealthChecked: EventRow(frozenset({Stage.SELECTING, Stage.CHECKING}), start.on_health_checked, _leads([Stage.CHECKING], *CHOSEN)),
-    HealthChanged: EventRow(BEFORE_THE_END, ailing.on_health_changed, _leads([Stage.RUNNING], Stage.TEARDOWN)),
+    HealthChanged: EventRow(BEFORE_THE_END, health_changes.on_health_changed, _leads([Stage.RUNNING], Stage.TEARDOWN)),
     NodesMissing: EventRow(frozenset({Stage.STARTING}), gathering.on_nodes_missing),
     NodesWaiting: EventRow(frozenset({Stage.RUNNING}), epoch.on_nodes_waiting),
     AttemptEnded: EventRow(

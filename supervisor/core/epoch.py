@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 #: Kinds of an end (supervisor/cluster/model.py has all), of a decision, and what stands in for one.
 MEMBERSHIP, VOID, LEFT = "membership", "void", "left"
-RESTART, STOP, SUCCESS, ASIDE = "restart", "stop", "success", "aside"
+RESTART, STOP, SUCCESS, LEFT_BEHIND = "restart", "stop", "success", "left_behind"
 #: Ends of an attempt in which nothing failed.
 _WITHOUT_FAILURE = frozenset({MEMBERSHIP, VOID})
 #: What the ranks of the others show when a node goes: they lose their connections, or wait for it.
@@ -85,7 +85,7 @@ def on_attempt_ended_by_peer(state: JobState, event: AttemptEndedByPeer) -> Step
 
 def _is_without_failure(attempt: Attempt, kind: str) -> bool:
     """Whether nothing failed in an attempt that ended so: a node that leaves for the node check uses up no restart of the others."""
-    return kind in _WITHOUT_FAILURE or (kind == LEFT and attempt.peers_unfit)
+    return kind in _WITHOUT_FAILURE or (kind == LEFT and attempt.peers_failed_node_check)
 
 
 def admit(state: JobState, message: PrintMessage) -> Step:
@@ -285,7 +285,7 @@ def on_left_behind(state: JobState, event: LeftBehind) -> Step:
     if not state.attempt.is_shared or state.stage is Stage.STOPPING:
         return state, ()
     runs = state.stage in {Stage.STARTING, Stage.RUNNING}
-    state = replace(state, attempt=replace(state.attempt, decided=ASIDE, awaits_agreement=False))
+    state = replace(state, attempt=replace(state.attempt, decided=LEFT_BEHIND, awaits_agreement=False))
     text = "this node was cut off while the others continued; it rejoins at the next restart"
     state, actions = _stopped_for(state, event.t, text) if runs else follow_if_ready(state, event.t)
     return state, (PrintMessage("warning", text), *actions)

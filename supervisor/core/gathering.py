@@ -111,7 +111,7 @@ def on_nodes_gathered(state: JobState, event: NodesGathered) -> Step:
         least_nodes=sharing.least_nodes(state.run),
         most_nodes=state.run.policy.nodes,
         agreed_attempts=state.run.agreed_attempts,
-        mixed_from_t=state.run.mixed_from_t,
+        diverged_since_t=state.run.diverged_since_t,
         resume_by=planning.resume_by(state),
         own_only=planning.takes_own_only(state),
         programs=planning.known_programs(state),
@@ -198,7 +198,7 @@ def _others_leave(state: JobState, event: CheckpointSelected) -> Step:
     what = "work with this one" if event.cannot_work else "pass the node check" if event.unfit else "resume as this one does"
     if event.unfit:
         run = replace(state.run, batch_ranks=event.batch.ranks)
-        state = replace(state, run=run, attempt=replace(state.attempt, peers_unfit=True))
+        state = replace(state, run=run, attempt=replace(state.attempt, peers_failed_node_check=True))
     return state, (PrintMessage("warning", f"another node cannot {what}, and leaves the job: {why}"[:600]),)
 
 
@@ -311,7 +311,7 @@ def _compared(state: JobState, t: float) -> Step:
     for text, first_step, loaded_step in state.attempt.peer_starts:
         if _apart(mine[0], first_step, STEPS_APART) or _apart(mine[1], loaded_step, 0):
             differs = f"this node's ranks {began_text(*mine)}, those of {text}"
-            run = replace(state.run, mixed_from_t=state.attempt.began_t)
+            run = replace(state.run, diverged_since_t=state.attempt.began_t)
             state = replace(state, run=run, attempt=replace(state.attempt, start_mismatch=differs))
             return failure.stop_attempt(state, t, differs)
     return state, ()

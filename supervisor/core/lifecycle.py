@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from supervisor.core.state import Incident, Step, StopRequest
 
 #: Printed if several nodes run without supervise's agents.
-ALONE = (
+NO_AGREEMENT_WARNING = (
     "several nodes without supervise's agents cannot agree on a checkpoint: each node chooses for itself, and nothing compares what they"
     " resume from"
 )
@@ -157,7 +157,7 @@ def on_launcher_fell_back(state: JobState, event: LauncherFellBack) -> Step:
         run=replace(state.run, policy=replace(state.run.policy, launcher=event.launcher)),
         attempt=replace(state.attempt, awaits_agreement=False, members=()),
     )
-    alone = (PrintMessage("warning", ALONE),) if several else ()
+    alone = (PrintMessage("warning", NO_AGREEMENT_WARNING),) if several else ()
     state, actions = start.select(state, event.t) if gathers else (state, ())
     return state, (message, *alone, *actions)
 
@@ -337,7 +337,7 @@ def finish_stopped(state: JobState, outcome: str = "") -> Step:
     person ended it by INT, before or after that. A job that came to its own end before any request is done.
     """
     stop = state.run.stop
-    if stop is not None and stop.spares_ranks and not stop.save_requested and outcome == "succeeded":
+    if stop is not None and stop.ranks_not_yet_signalled and not stop.save_requested and outcome == "succeeded":
         return done(state)
     if stop is not None and stop.count == 1 and _may_have_saved(state, stop, outcome):
         return _find_save(state, stop)

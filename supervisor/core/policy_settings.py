@@ -88,7 +88,7 @@ class NetworkSection:
 
     allow: tuple[str, ...] = setting(
         (),
-        "Allow a step of the ladder for networks that fail: longer_timeout, interface, p2p_disable, ib_disable, shm_disable.",
+        "Allow a recovery step for networks that fail: longer_timeout, interface, p2p_disable, ib_disable, shm_disable.",
         "Several may be named with commas between them ([what each does](recovery.md#networks-and-collectives)).",
         env="SUPERVISE_ALLOW_NETWORK",
     )

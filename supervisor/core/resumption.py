@@ -33,7 +33,7 @@ SCRATCH_STEP = 1
 STEPS_APART = 1
 _NOTHING_SEEN = "no rank was seen to load a checkpoint or to make a step"
 #: What the report names if no load was seen.
-OWN = "a checkpoint of its own"
+UNKNOWN_CHECKPOINT = "a checkpoint of its own"
 
 
 def judged(state: JobState) -> ReportResume:
@@ -53,7 +53,7 @@ def judged(state: JobState) -> ReportResume:
         counted = attempt.first_step if _differ(step, attempt.first_step) else None
     elif (first_step := _first_step(attempt)) is not None and first_step > SCRATCH_STEP:
         reached = resume is not None and (resume.step is None or first_step >= resume.step - 1)
-        step, path, confirmed = first_step, resume.path if resume is not None and reached else OWN, True
+        step, path, confirmed = first_step, resume.path if resume is not None and reached else UNKNOWN_CHECKPOINT, True
     else:
         reason = _from_scratch(state)
         confirmed = reason not in {"", _NOTHING_SEEN}

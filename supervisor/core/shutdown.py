@@ -90,10 +90,15 @@ def on_stop_requested(state: JobState, event: StopRequested) -> Step:
         stop = replace(stop, save_search=True, save_search_done=True)
         state = replace(state, attempt=replace(state.attempt, evidence=state.attempt.evidence or ()))
         return lifecycle.finish_stopped(_with_stop(state, stop))
-    if before.count == 1 and _meaning(before.signum) == NOTICE and not before.end_announced and (meaning == END or stop.spares_ranks):
+    if (
+        before.count == 1
+        and _meaning(before.signum) == NOTICE
+        and not before.end_announced
+        and (meaning == END or stop.ranks_not_yet_signalled)
+    ):
         state = _with_stop(state, replace(stop, end_announced=True))
-        return _in_time(replace(state, token=state.token + 1), event, event.signum) if stop.spares_ranks else (state, ())
-    return _hurried(state, event, replace(stop, count=stop.count + 1, spares_ranks=False))
+        return _in_time(replace(state, token=state.token + 1), event, event.signum) if stop.ranks_not_yet_signalled else (state, ())
+    return _hurried(state, event, replace(stop, count=stop.count + 1, ranks_not_yet_signalled=False))
 
 
 def _hurried(state: JobState, event: StopRequested, stop: StopRequest) -> Step:
@@ -130,7 +135,7 @@ def _in_time(state: JobState, event: StopRequested | TimeLeft, signum: int) -> S
     """Use the time that is left: for a save where the script asks, after a notice for training on; then stop the ranks."""
     stop, t, left_s = state.run.stop, event.t, event.left_s
     assert stop is not None  # noqa: S101 (callers set it; this is for the type checker)
-    stop = replace(stop, left_s=left_s, left_from_t=t, spares_ranks=False)
+    stop = replace(stop, left_s=left_s, left_from_t=t, ranks_not_yet_signalled=False)
     state = replace(state, run=replace(state.run, stop=stop))
     if isinstance(event, StopRequested) and event.time_left_follows:
         return _until_it_is_known(state)
@@ -139,7 +144,7 @@ def _in_time(state: JobState, event: StopRequested | TimeLeft, signum: int) -> S
     if signum in NOTICES and left_s is not None:
         wait_s = left_s - _our_end(left_s) - _grace(state, left_s)
         if wait_s >= LEAST_SAVE_S:
-            state = _with_stop(state, replace(stop, spares_ranks=True))
+            state = _with_stop(state, replace(stop, ranks_not_yet_signalled=True))
             text = f"{signal_name(signum)}: {left_s:.0f} s are left; the ranks train on for {wait_s:.0f} s and are asked to end then"
             return state, (PrintMessage("info", text), SetTimer("wait", state.token, wait_s))
     return _stop(state, _sent(signum), _grace(state, left_s))
@@ -150,7 +155,7 @@ def _until_it_is_known(state: JobState) -> Step:
     stop = state.run.stop
     assert stop is not None  # noqa: S101 (as above)
     asks = state.attempt.save_on_request and not stop.save_requested
-    state = _with_stop(state, replace(stop, save_requested=stop.save_requested or asks, spares_ranks=True))
+    state = _with_stop(state, replace(stop, save_requested=stop.save_requested or asks, ranks_not_yet_signalled=True))
     request = (RequestSave(state.attempt.number, state.run.policy.stop.deadline_s),) if asks else ()
     return state, (*request, SetTimer("left", state.token, ANSWER_S))
 
@@ -158,7 +163,7 @@ def _until_it_is_known(state: JobState) -> Step:
 def on_time_left(state: JobState, event: TimeLeft) -> Step:
     """Count from now, whether the time that is left is known or not. If the ranks were asked to end already, it is too late for that."""
     stop = state.run.stop
-    if stop is None or not stop.spares_ranks or state.attempt.ended:
+    if stop is None or not stop.ranks_not_yet_signalled or state.attempt.ended:
         return state, ()
     return _in_time(replace(state, token=state.token + 1), event, SIGTERM if stop.end_announced else stop.signum)
 
@@ -172,7 +177,7 @@ def _save(state: JobState, t: float) -> Step:
     if for_it_s < LEAST_SAVE_S or state.attempt.saved:  # they saved for nodes that ask to join: they answer once
         return _stop(state, _sent(stop.signum), _grace(state, left_s))
     request = () if stop.save_requested else (RequestSave(state.attempt.number, for_it_s),)
-    state = _with_stop(state, replace(stop, save_requested=True, spares_ranks=True))
+    state = _with_stop(state, replace(stop, save_requested=True, ranks_not_yet_signalled=True))
     text = f"{signal_name(stop.signum)}: ranks are asked to save, and to end when they have saved, or in {for_it_s:.0f} s"
     look_s = for_it_s - min(LOOK_S, for_it_s / 2)
     return state, (*request, PrintMessage("info", text), SetTimer("save", state.token, for_it_s), SetTimer("unsaved", state.token, look_s))
@@ -182,7 +187,7 @@ def _stop(state: JobState, signum: int, grace_s: float) -> Step:
     """Ask the ranks to end, and kill them after `grace_s`."""
     stop = state.run.stop
     assert stop is not None  # noqa: S101 (as above)
-    state = _with_stop(state, replace(stop, spares_ranks=False))
+    state = _with_stop(state, replace(stop, ranks_not_yet_signalled=False))
     name = signal_name(stop.signum)
     message = PrintMessage(
         "info", f"{name}: ranks are asked to end, killed in {grace_s:.0f} s; send it again to hurry, a third time to kill them now"
@@ -212,7 +217,7 @@ def on_save_on_request_seen(state: JobState, event: SaveOnRequestSeen) -> Step:
     stop = state.run.stop
     if stop is None:
         return epoch.request_save(state)
-    if not stop.spares_ranks or stop.save_requested or stop.signum == lifecycle.SIGINT:
+    if not stop.ranks_not_yet_signalled or stop.save_requested or stop.signum == lifecycle.SIGINT:
         return state, ()
     return _save(replace(state, token=state.token + 1), event.t)
 
@@ -225,7 +230,7 @@ def on_saved(state: JobState, event: Saved) -> Step:
     if not stop.save_requested:
         return state, ()
     state = replace(state, attempt=replace(state.attempt, saved=True))
-    if not stop.spares_ranks or state.attempt.ended:
+    if not stop.ranks_not_yet_signalled or state.attempt.ended:
         return state, ()
     left_s = stop.left_s if stop.left_s is None else stop.left_s - (event.t - stop.left_from_t)
     state = replace(state, token=state.token + 1)
@@ -248,7 +253,7 @@ def on_rank_exited(state: JobState, event: RankExited) -> Step:
     if (
         state.stage is not Stage.STOPPING
         or stop is None
-        or not stop.spares_ranks
+        or not stop.ranks_not_yet_signalled
         or state.attempt.saved
         or not death.failed
         or was_asked(death.code, death.signal)
@@ -259,7 +264,7 @@ def on_rank_exited(state: JobState, event: RankExited) -> Step:
     state = replace(
         state,
         token=state.token + 1,
-        run=replace(state.run, stop=replace(stop, spares_ranks=False, rank_failed=True)),
+        run=replace(state.run, stop=replace(stop, ranks_not_yet_signalled=False, rank_failed=True)),
         attempt=replace(state.attempt, deaths=(*state.attempt.deaths, death), evidence=None),
     )
     left_s = max(0.0, (state.run.policy.stop.deadline_s if stop.left_s is None else stop.left_s) - (event.t - stop.left_from_t))

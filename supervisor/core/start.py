@@ -386,7 +386,7 @@ def begin(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
 def begin_ranks(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
     """Have the ranks start whose nodes have met and agreed."""
     attempt = replace(state.attempt, awaits_agreement=False, resume=resume, began_t=t)
-    state = replace(state, run=replace(state.run, mixed_from_t=None), attempt=attempt, token=state.token + 1)
+    state = replace(state, run=replace(state.run, diverged_since_t=None), attempt=attempt, token=state.token + 1)
     return state, (_order(state),)
 
 

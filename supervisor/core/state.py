@@ -67,7 +67,7 @@ class StopRequest(Struct, frozen=True):
     left_s: float | None = None  # seconds that the environment left at left_from_t; None: unknown
     left_from_t: float = 0.0
     save_requested: bool = False  # the ranks were asked to save
-    spares_ranks: bool = False  # no rank was asked to end yet
+    ranks_not_yet_signalled: bool = False  # no rank was asked to end yet
     end_announced: bool = False  # TERM or HUP came beside a notice
     rank_failed: bool = False  # a rank failed while they were spared, and the cause is being determined
     save_search: bool = False  # the disk is being searched for what they saved
@@ -179,7 +179,7 @@ class Run(Struct, frozen=True):
     agreed_attempts: tuple[int, ...] = ()  # attempts of the newest
     batch_ranks: int = 0  # ranks with which the values of the command, and of its plans, make the run's global batch; 0: not known
     last_ranks: int = 0  # of all nodes, in the newest attempt on which they agreed
-    mixed_from_t: float | None = None  # no attempt resumes from what was written since: the nodes trained from different states
+    diverged_since_t: float | None = None  # no attempt resumes from what was written since: the nodes trained from different states
 
 
 class Attempt(Struct, frozen=True):
@@ -236,7 +236,7 @@ class Attempt(Struct, frozen=True):
     # what the nodes decide about it
     ended_by: str = ""  # another node that ended it
     ended_as: str = ""  # kind of that end (supervisor/cluster/model.py)
-    peers_unfit: bool = False  # others failed the node check before its ranks, and leave
+    peers_failed_node_check: bool = False  # others failed the node check before its ranks, and leave
     stop_wanted: JobDecision | None = None  # this node cannot begin it, and a person has to act
     decided: str = ""  # kind of the decision about it, or aside: the job went on without this node
     decision: JobDecision | None = None  # None where it counts nothing
@@ -299,7 +299,7 @@ class JobState(Struct, frozen=True):
     @property
     def stops_ranks(self) -> bool:
         """Whether a request to stop has come to the ranks: they are asked to end, or were."""
-        return self.run.stop is not None and not self.run.stop.spares_ranks
+        return self.run.stop is not None and not self.run.stop.ranks_not_yet_signalled
 
 
 if TYPE_CHECKING:

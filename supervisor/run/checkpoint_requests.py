@@ -120,7 +120,7 @@ class CheckpointRequests:
 
         The next agreement reads those that could not be read now, and reports them.
         """
-        since_t = self._loop.state.run.mixed_from_t
+        since_t = self._loop.state.run.diverged_since_t
         if since_t is not None:
             with contextlib.suppress(CheckpointingError, OSError):
                 self._factory.checkpoints.node_offer.reject_mixed(wall_t(self._loop.clock, since_t))
@@ -141,8 +141,8 @@ class CheckpointRequests:
             raise node_agreement.AgreementCancelled
 
         t = self._loop.clock.now()
-        if action.mixed_from_t is not None:
-            action = replace(action, mixed_from_t=wall_t(self._loop.clock, action.mixed_from_t))
+        if action.diverged_since_t is not None:
+            action = replace(action, diverged_since_t=wall_t(self._loop.clock, action.diverged_since_t))
         session = self._session()
         comparison = EnvironmentComparison(self._node.environment.table(session.versions if session is not None else {}), self._warn_once)
         try:

@@ -39,7 +39,7 @@ def objection(situation: Situation) -> str:
     """Return why no plan may change the job in this situation, "" if one may."""
     verdict = situation.verdict
     if verdict.confidence < SURE:
-        return f"the cause is {verdict.confidence:.2f} sure, and {SURE} are needed to change the job"
+        return f"confidence {verdict.confidence:.2f} is below the {SURE:.2f} required to change the job"
     if not any(proves(fact, verdict.cause) for fact in verdict.because):
         return "the cause was only read in log text, which is not enough to change the job"
     return ""

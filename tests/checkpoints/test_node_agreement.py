@@ -362,7 +362,7 @@ def test_what_was_saved_while_nodes_trained_from_different_states_is_taken_by_no
     old = nodes.directories[0] / "step-40.pt"
     os.utime(old, (1000.0, 1000.0))
     began = (nodes.directories[0] / "step-60.pt").stat().st_mtime
-    asked = [SelectCheckpoint(2, nodes=2, node=n, last_agreement=1, mixed_from_t=began if n else None) for n in range(2)]
+    asked = [SelectCheckpoint(2, nodes=2, node=n, last_agreement=1, diverged_since_t=began if n else None) for n in range(2)]
     found = nodes.agree(*asked)
     assert nodes.steps(found) == [40, 40]
     assert "different states" in str(found[0].torn)

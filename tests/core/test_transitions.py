@@ -72,7 +72,7 @@ def kind_of(state: JobState) -> tuple[object, ...]:
         (attempt.is_shared, attempt.decided, attempt.decision is None),
         (policy.health, policy.checkpoints_declared, policy.checkpoints_learned, policy.nodes > 1, policy.launcher, bool(policy.evict_on)),
         (run.reason, bool(run.findings), run.incident is None, run.incident is not None and run.incident.plan is not None),
-        stop and (stop.spares_ranks, stop.save_search, stop.rank_failed),
+        stop and (stop.ranks_not_yet_signalled, stop.save_search, stop.rank_failed),
     )
 
 

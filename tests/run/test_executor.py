@@ -92,7 +92,7 @@ def test_what_mixed_attempts_wrote_is_found_by_the_wall_clock_that_was_set_back_
     """The times of files follow the wall clock; the loop's clock takes no notice of who sets it."""
     loop, factory = MagicMock(), MagicMock()
     an_hour_ahead = Clock(time.time() + 3600.0, time.monotonic())
-    loop.clock, loop.state = an_hour_ahead, JobState(run=Run(mixed_from_t=an_hour_ahead.now() - 60.0))
+    loop.clock, loop.state = an_hour_ahead, JobState(run=Run(diverged_since_t=an_hour_ahead.now() - 60.0))
     executor: Any = Executor(MagicMock(), loop, MagicMock(), factory)
     executor._checkpoints.distrust()  # noqa: SLF001  in a thread of the collection's
     (since_t,) = factory.checkpoints.node_offer.reject_mixed.call_args.args

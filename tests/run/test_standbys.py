@@ -221,7 +221,9 @@ def test_a_stop_ends_them(tmp_path: Path, ranks: Any) -> None:  # noqa: ANN401
     scene = Scene(tmp_path, ranks, "on")
     scene.pass_time(0.2)
     scene.standbys.reported(1, [8, 9], ready=2, private_kib=0, why="")
-    scene.state = JobState(stage=Stage.RUNNING, attempt=scene.state.attempt, run=Run(stop=StopRequest(15, 1, 0.0, spares_ranks=True)))
+    scene.state = JobState(
+        stage=Stage.RUNNING, attempt=scene.state.attempt, run=Run(stop=StopRequest(15, 1, 0.0, ranks_not_yet_signalled=True))
+    )
     scene.pass_time(10)
     assert scene.sent == [("drop",)]
 

@@ -65,15 +65,15 @@ def _job(state: Path, name: str, shm: Path) -> Iterator[str]:
 
 def _cleared(scratch: Path, name: str) -> Iterator[str]:
     try:
-        swept = ownership.end_recorded(ownership.read_records(str(scratch / PROCESSES)), identity.boot_id())
+        cleared = ownership.end_recorded(ownership.read_records(str(scratch / PROCESSES)), identity.boot_id())
     except OSError as error:
         yield f"{name}: {scratch}: {error.strerror or error}"
         return
-    if swept.ended:
-        yield f"{name}: ended processes that were left: {', '.join(map(str, swept.ended))}"
-    for left in swept.left:
+    if cleared.ended:
+        yield f"{name}: ended processes that were left: {', '.join(map(str, cleared.ended))}"
+    for left in cleared.left:
         yield f"{name}: left alone: process {left.pid}: {left.why}"
-    if swept.left or not scratch.exists():
+    if cleared.left or not scratch.exists():
         return  # what goes on may still write there
     try:
         shutil.rmtree(scratch)

@@ -103,8 +103,8 @@ def test_only_the_members_that_belong_to_it_are_recorded(tree: Path) -> None:
 
 def test_a_directory_where_a_file_was_and_the_reverse(tree: Path, sound_file: Path) -> None:
     of_file, of_tree = check.build(verify(str(sound_file))), check.build(found_at(tree))
-    assert check.check(str(tree), of_file).reason == "it is a directory, and was a file"
-    assert check.check(str(sound_file), of_tree).reason == "it is no directory, and was one"
+    assert check.check(str(tree), of_file).reason == "expected a file, found a directory"
+    assert check.check(str(sound_file), of_tree).reason == "expected a directory, found a file"
     gone = check.check(str(sound_file) + ".gone", of_file)
     assert (gone.verdict, gone.reason) == (Verdict.UNKNOWN, "it could not be read: No such file or directory")
 

@@ -1,1 +1,1 @@
-"""The coordination of several nodes on a virtual clock (docs/many-nodes.md)."""
+"""The coordination of several nodes on a virtual clock (docs/explanation/many-nodes.md)."""

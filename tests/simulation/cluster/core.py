@@ -36,9 +36,7 @@ class SimulatedCore:
         memory = machine.memory
         if memory.epoch is not None:
             self.next_number = memory.epoch.number + 1
-            if (
-                memory.acted is None and not memory.aside
-            ):  # as a supervisor that takes over: its ranks are gone, and what was decided is not known
+            if memory.acted is None and not memory.aside:  # as a supervisor that takes over: its ranks are gone, the decision is unknown
                 self.stage = "ending"
                 self.world.later(0.2, self._gone, memory.epoch.number)
                 self.give(protocol.EndEpoch(self.world.t, FAILURE, "its supervise died"))

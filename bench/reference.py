@@ -40,7 +40,7 @@ MORE = {
     "classify": "classification.md",
     "checkpoints verify": "checkpoints.md#verdicts-on-the-command-line",
     "drill": "drills.md",
-    "status": "status-why-logs.md#supervise-status---watch---json",
+    "status": "status-why-logs.md#supervise-status--v---watch---json",
     "why": "status-why-logs.md#supervise-why-incident---all---json",
     "report": "report.md#supervise-report---all---html-file---json",
     "ui": "ui.md",

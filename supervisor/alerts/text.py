@@ -94,7 +94,7 @@ def command(sent: Notification, detail: AlertDetail) -> str:
     """Return what to type on the node. With `lines` it works in any directory."""
     alert = sent.alert
     if alert.event is AlertEvent.TEST:
-        return "supervise alerts list"
+        return "supervise status -v"
     if alert.event is AlertEvent.UNIT_FAILED:
         return f"systemctl status {alert.subject}"
     place = f" --state-dir {shlex.quote(alert.state_dir)}" if detail is AlertDetail.LINES and alert.state_dir else ""

@@ -1,23 +1,23 @@
-"""`supervise alerts test`, `list` and `replay`: whether alerts reach people, which were sent, and sending the refused ones again."""
+"""`supervise alerts test` and `replay`: whether alerts reach people, and sending the refused ones again; what `status` shows of them."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from supervisor.alerts import outbox
 from supervisor.cli import stdio
-from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
+from supervisor.cli.invocation import JOB, Invocation, setting_options
 from supervisor.cli.jobs.job_files import find_job, state_root
 from supervisor.core.values import replace
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
-from supervisor.job.local_time import clock_text, second_text
+from supervisor.job.local_time import clock_text
+from supervisor.report.status_page import AlertList, ListedAlert
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from supervisor.config.settings import Settings
     from supervisor.run.alerting import ConfiguredSink
 
-MOST_LISTED = 50
 #: The directories of an outbox, and what is in them.
 _STATES = {"sent": "sent", "dead": "refused", "": "waiting"}
 
@@ -41,15 +40,6 @@ def test_command(invocation: Invocation, *, sink: str | None) -> int:
     """No job need exist. The exit code is 1 if a service refused it or did not answer."""
     settings = invocation.settings()
     return send_test(settings, invocation.job(settings) or "test", sink)
-
-
-@click.command()
-@setting_options(*JOB)
-@json_option
-def list_command(invocation: Invocation, *, as_json: bool) -> int:
-    """The newest come last. A refused alert is shown with the service's answer; without --json at most 50 are listed."""
-    settings = invocation.settings_to_read_with()
-    return list_alerts(settings, invocation.job(settings), as_json=as_json)
 
 
 @click.command()
@@ -101,28 +91,6 @@ def _send(alert: OutgoingAlert, sinks: Sequence[ConfiguredSink]) -> int:
     return code
 
 
-def list_alerts(settings: Settings, job: str | None, *, as_json: bool) -> int:
-    """Print the alerts of a job that the outboxes hold. Returns 0."""
-    place = find_job(state_root(settings), job)
-    rows: list[dict[str, Any]] = [
-        {"t": kept.t, "sink": name, "state": state, "title": kept.title, "answer": kept.reason or None, "event_id": kept.event_id}
-        for name, directory in outbox.outboxes(place.directory)
-        for where, state in _STATES.items()
-        for kept in outbox.read_alerts(directory, where)
-    ]
-    rows.sort(key=lambda row: row["t"])
-    dropped = {name: number for name, directory in outbox.outboxes(place.directory) if (number := outbox.count_dropped(directory)[0])}
-    if as_json:
-        stdio.write(sys.stdout, json.dumps({"job": place.job, "node": place.node, "alerts": rows, "dropped": dropped}, indent=1))
-        return 0
-    lines = [_line(row) for row in rows[-MOST_LISTED:]]
-    if len(rows) > MOST_LISTED:
-        lines.insert(0, f"{len(rows) - MOST_LISTED} older ones: --json lists all")
-    lines += [f"{number} for {name} were dropped: too many waited" for name, number in dropped.items()]
-    stdio.write(sys.stdout, "\n".join(lines or [f"job {place.job}: no alert so far; `supervise alerts test` sends one"]))
-    return 0
-
-
 def replay(settings: Settings, job: str | None, name: str | None) -> int:
     """Send a job's refused alerts again. Returns 0 if all were taken, else 1."""
     place = find_job(state_root(settings), job)
@@ -155,6 +123,19 @@ def summary(state: Path, run_id: str) -> str:
         if number and last_t >= since:
             parts.append(f"{number} for {name} were dropped, the last at {clock_text(last_t)}: too many waited")
     return "; ".join(parts)
+
+
+def listed(state: Path) -> AlertList:
+    """Return every alert that the outboxes of a job hold, the oldest first, and how many were dropped."""
+    boxes = outbox.outboxes(state)
+    rows = [
+        ListedAlert(kept.t, name, kind, kept.title, kept.reason, kept.event_id)
+        for name, directory in boxes
+        for where, kind in _STATES.items()
+        for kept in outbox.read_alerts(directory, where)
+    ]
+    dropped = {name: number for name, directory in boxes if (number := outbox.count_dropped(directory)[0])}
+    return AlertList(tuple(sorted(rows, key=lambda row: row.t)), dropped)
 
 
 def _sinks(settings: Settings, name: str | None) -> Sequence[ConfiguredSink]:
@@ -190,12 +171,6 @@ def _print_outcome(one: ConfiguredSink, outcome: Outcome | None, title: str = ""
         what = f"NOT DELIVERED: {outcome.reason}; a run would try again"
     stdio.write(sys.stdout, f"{one.name}  {one.sink.host}  {what}" + (f"  {title}" if title else ""))
     return int(not isinstance(outcome, Delivered))
-
-
-def _line(row: dict[str, Any]) -> str:
-    when = second_text(row["t"])
-    answer = f": {clean(row['answer'])}" if row["answer"] else ""
-    return f"{when}  {row['sink']:<12}  {row['state']}{answer}  {clean(row['title'])}".rstrip()
 
 
 def _move(directory: Path, event_id: str) -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from supervisor.core.model import Finding, Gpu, Hang
 from supervisor.core.time_text import span_text
-from supervisor.core.values import Struct
+from supervisor.core.values import Struct, replace
 from supervisor.job import identity
-from supervisor.job.local_time import clock_text, zoned_text
+from supervisor.job.local_time import clock_text, second_text, zoned_text
 from supervisor.report import wording
 from supervisor.report.card import outcome_text
 from supervisor.report.layout import Fact, FactPage, Tone
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Ranks that are listed one by one; of more, those that differ.
 _MOST_LISTED = 8
+#: Alerts that a page has; the JSON has all.
+_MOST_ALERTS = 50
 
 
 class RankStatus(Struct, frozen=True):
@@ -56,13 +58,31 @@ class StandbyStatus(Struct, frozen=True):
     pids: tuple[int, ...]
 
 
+class ListedAlert(Struct, frozen=True):
+    """An alert that an outbox of the job holds. t: when it was put there."""
+
+    t: float
+    sink: str
+    state: str  # sent, refused, waiting
+    title: str
+    answer: str  # of the service that refused it
+    event_id: str
+
+
+class AlertList(Struct, frozen=True):
+    """A job's alerts on this node, the oldest first. dropped: for each sink how many, because too many waited."""
+
+    alerts: tuple[ListedAlert, ...]
+    dropped: dict[str, int]
+
+
 class Status(Struct, frozen=True):
     """What `status` shows. Times are Unix seconds; None is not known.
 
     supervisor_alive: None if it cannot be seen from here. exit_code: None while there is none. now: when it was read. steps_per_s: of the
     last minute or so. hang: that holds, and when it was confirmed. total_steps: the script's own. step_t: when the rank that is furthest
     behind ended its last step. missing: how many nodes are waited for, and until when. warnings: what is strange about the loss and the
-    pace. start: where the time of the attempt's start went.
+    pace. start: where the time of the attempt's start went. alerts: what is wrong with those of this run. alert_list: None if nobody asked.
     """
 
     job: str
@@ -106,6 +126,7 @@ class Status(Struct, frozen=True):
     start: StartTimes | None = None
     standbys: StandbyStatus | None = None
     missing: tuple[int, float] | None = None
+    alert_list: AlertList | None = None
 
     @property
     def died(self) -> bool:
@@ -150,7 +171,7 @@ def status_page(status: Status, address: str) -> FactPage:
         *_ranks(status),
         *([Fact("standby", status.standbys.text)] if status.standbys is not None and status.runs else []),
         *_node(status),
-        *([Fact("alerts", f"{status.alerts}; supervise alerts list {address}", Tone.WARNING)] if status.alerts else []),
+        *_alerts(status, address),
         *incident_facts(status),
         Fact("supervise", f"pid {status.supervisor_pid}, {_alive(status)}", Tone.BAD if status.died else Tone.PLAIN),
         Fact("files", status.state_dir, copied=True),
@@ -282,6 +303,25 @@ def _numbers(found: Sequence[int]) -> str:
         else:
             runs.append([number])
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _alerts(status: Status, address: str) -> list[Fact]:
+    """Return what is wrong with this run's alerts; in its place, where it was asked for, a line for each alert of the job."""
+    if status.alert_list is None:
+        return [Fact("alerts", f"{status.alerts}; supervise status -v {address}", Tone.WARNING)] if status.alerts else []
+    alerts, dropped = status.alert_list.alerts, status.alert_list.dropped
+    facts = []
+    if len(alerts) > _MOST_ALERTS:
+        facts.append(Fact("", f"{len(alerts) - _MOST_ALERTS} older ones: --json lists all"))
+    facts += [Fact("", _alert(alert), Tone.WARNING if alert.state == "refused" else Tone.PLAIN) for alert in alerts[-_MOST_ALERTS:]]
+    facts += [Fact("", f"{number} for {name} were dropped: too many waited", Tone.WARNING) for name, number in dropped.items()]
+    facts = facts or [Fact("", "none so far; `supervise alerts test` sends one")]
+    return [replace(facts[0], label="alerts"), *facts[1:]]
+
+
+def _alert(alert: ListedAlert) -> str:
+    answer = f" ({alert.answer})" if alert.answer else ""
+    return f"{second_text(alert.t)} {alert.sink} {alert.state}{answer}: {alert.title}"
 
 
 def incident_facts(status: Status) -> list[Fact]:

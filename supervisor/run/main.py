@@ -336,7 +336,7 @@ class JobRun:
                 self.log.write(names[event], **fields)
             if fields.get("outcome") == "refused" and fields["sink"] not in refused:
                 refused.add(fields["sink"])
-                text = f"alert refused by {fields['sink']} ({fields['host']}): {fields['reason']}; `supervise alerts list` shows all"
+                text = f"alert refused by {fields['sink']} ({fields['host']}): {fields['reason']}; `supervise status -v` lists all"
                 self.loop.call_soon(lambda: self.terminal.message(text, "warning"))
 
         if settings.alerts.has_sinks:

@@ -1,4 +1,4 @@
-"""`supervise alerts test`, `list` and `replay`, and the line in `status`, against a real endpoint."""
+"""`supervise alerts test` and `replay`, and what `status` shows of alerts, against a real endpoint."""
 
 from __future__ import annotations
 
@@ -76,17 +76,17 @@ def test_without_a_sink_or_with_a_wrong_name_the_error_says_what_to_write(job: P
     assert "[[alerts.sink]]" in capfd.readouterr().err
 
 
-def test_list_shows_what_was_sent_refused_and_waits(refused: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_status_v_shows_what_was_sent_refused_and_waits(refused: Path, capfd: pytest.CaptureFixture[str]) -> None:
     del refused
-    assert main(["alerts", "list", "--job", "bert"]) == 0
+    assert main(["status", "-v", "--job", "bert"]) == 0
     out = capfd.readouterr().out
-    assert out.count("refused: status 40") == 2
-    assert out.count("  sent  ") == 1
-    assert out.count("  waiting  ") == 1
+    assert out.count("slack refused (status 40") == 2
+    assert out.count("slack sent: ") == 1
+    assert out.count("ops waiting: ") == 1
     assert "WARNING bert: segfault" in out
-    assert main(["alerts", "list", "--json"]) == 0
+    assert main(["status", "--verbose", "--json"]) == 0
     shown = json.loads(capfd.readouterr().out)
-    assert [(row["sink"], row["state"], row["answer"]) for row in shown["alerts"]] == [
+    assert [(row["sink"], row["state"], row["answer"]) for row in shown["alert_list"]] == [
         ("slack", "refused", "status 400: no_service"),
         ("slack", "refused", "status 404: no_service"),
         ("slack", "sent", None),
@@ -96,12 +96,20 @@ def test_list_shows_what_was_sent_refused_and_waits(refused: Path, capfd: pytest
 
 def test_what_was_dropped_is_counted_in_the_list_and_in_status(refused: Path, capfd: pytest.CaptureFixture[str]) -> None:
     Outbox(refused / "alerts" / "slack").drop([], 7)
-    assert main(["alerts", "list", "--job", "bert"]) == 0
-    assert capfd.readouterr().out.splitlines()[-1] == "7 for slack were dropped: too many waited"
-    assert main(["alerts", "list", "--json"]) == 0
-    assert json.loads(capfd.readouterr().out)["dropped"] == {"slack": 7}
+    assert main(["status", "-v", "--job", "bert"]) == 0
+    assert "  7 for slack were dropped: too many waited\n" in capfd.readouterr().out
+    assert main(["status", "-v", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["alerts_dropped"] == {"slack": 7}
     ago = time.strftime("%Y%m%dT%H%M%S", time.gmtime(time.time() - 600))
     assert "; 7 for slack were dropped, the last at " in alerts.summary(refused, f"{ago}-abcd")
+
+
+def test_without_an_alert_status_v_names_the_command_that_sends_one(job: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    del job
+    assert main(["status", "-v", "--job", "bert"]) == 0
+    assert "none so far; `supervise alerts test` sends one\n" in capfd.readouterr().out
+    assert main(["status", "-v", "--all-nodes"]) == 64
+    assert "leave --all-nodes out" in capfd.readouterr().err
 
 
 def test_replay_sends_the_refused_ones_again_in_their_order(refused: Path, endpoint: Endpoint, capfd: pytest.CaptureFixture[str]) -> None:

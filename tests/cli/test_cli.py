@@ -275,7 +275,7 @@ def test_the_reading_commands_get_what_they_were_asked(read: list[tuple[Any, ...
     ):  # fmt: skip
         assert main.main(arguments) == 0
     assert read == [
-        ("status", None, False, False, False), ("status", "j", True, False, False),
+        ("status", None, False, False, False, False), ("status", "j", True, False, False, False),
         ("why", None, None, False, False), ("why", "j", 2, False, False),
         ("logs", None, None, LogSelection(), False, None),
         ("logs", None, 2, LogSelection(rank=3, lines=5, times=True, follow=True), False, None),
@@ -283,7 +283,7 @@ def test_the_reading_commands_get_what_they_were_asked(read: list[tuple[Any, ...
     ]  # fmt: skip
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     main.main(["status"])
-    assert read[-1] == ("status", "slurm-4711", False, False, False)
+    assert read[-1] == ("status", "slurm-4711", False, False, False, False)
 
 
 def test_a_bug_of_ours_is_70_in_one_line_that_names_the_traceback(

@@ -203,7 +203,7 @@ def test_no_secret_of_config_environment_address_or_log_is_in_an_alert_or_in_a_f
     asked = [
         run.ask("status"),
         run.ask("why", "--all"),
-        run.ask_again("alerts", "list"),
+        run.ask("status", "-v"),
         run.ask_again("--config", str(config), "config", "show"),
     ]
     assert [one.returncode for one in asked] == [0] * len(asked), [one.stderr for one in asked]

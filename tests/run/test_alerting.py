@@ -138,7 +138,7 @@ def test_a_refusal_is_a_warning_once_and_is_counted_at_the_end(run: Any, server:
     run.reporter.close_alerts(10.0)
     printed = [call.args[0] for call in run.terminal.message.call_args_list]
     assert [line for line in printed if line.startswith("alert refused by slack")] == [
-        "alert refused by slack (127.0.0.1): status 400: no_text; `supervise alerts list` shows all"
+        "alert refused by slack (127.0.0.1): status 400: no_text; `supervise status -v` lists all"
     ]
     assert [line for line in printed if "not delivered" in line] == [
         f"2 alerts were not delivered to 127.0.0.1: status 400: no_text; kept in {run.job.state}/alerts/webhook",

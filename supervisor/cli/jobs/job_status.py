@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from supervisor.core.model import Hang
     from supervisor.journal.history import History
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
+    from supervisor.report.status_page import AlertList
 
 
 def status_of(place: JobFiles) -> Status:
@@ -221,7 +222,12 @@ def as_dict(seen: Status) -> dict[str, Any]:
         "numbers": seen.numbers or None,
         "restored": seen.restored or None,
         "alerts": seen.alerts or None,
+        **({} if seen.alert_list is None else {"alert_list": _alert_rows(seen.alert_list), "alerts_dropped": seen.alert_list.dropped}),
     }
+
+
+def _alert_rows(alert_list: AlertList) -> list[dict[str, Any]]:
+    return [{**asdict(alert), "answer": alert.answer or None} for alert in alert_list.alerts]
 
 
 def _hang(t: float, hang: Hang, now: float) -> dict[str, Any]:

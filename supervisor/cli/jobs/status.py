@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from supervisor.cli import stdio
+from supervisor.cli import alerts, stdio
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
 from supervisor.cli.jobs.all_nodes import all_nodes as all_nodes_of
 from supervisor.cli.jobs.all_nodes import as_dict as all_nodes_as_dict
 from supervisor.cli.jobs.job_files import find_job, state_root, with_a_run
 from supervisor.cli.jobs.job_status import as_dict, status_of
+from supervisor.core.values import replace
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.report.layout import render, surface_of
 from supervisor.report.nodes_page import nodes_page
@@ -49,9 +50,18 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 @click.option("--all-nodes", is_flag=True, help="Show where each node of the job stands, and how old that is.")
 @click.option("--stacks", is_flag=True, help="Show what each rank of this node does now: stacks, process, the collective that it waits in.")
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="With --stacks: show one rank only.")
+@click.option("-v", "--verbose", is_flag=True, help="List the alerts too: sent, refused with the service's answer, waiting.")
 @json_option
 def command(  # noqa: PLR0913  one for each option
-    invocation: Invocation, *, watch: bool, probe: str | None, all_nodes: bool, stacks: bool, rank: int | None, as_json: bool
+    invocation: Invocation,
+    *,
+    watch: bool,
+    probe: str | None,
+    all_nodes: bool,
+    stacks: bool,
+    rank: int | None,
+    verbose: bool,
+    as_json: bool,
 ) -> int:
     """Without --job it shows the most recent job here. The exit code is 0, whatever the job does, but for --probe.
 
@@ -68,18 +78,22 @@ def command(  # noqa: PLR0913  one for each option
         return show_stacks(settings, invocation.job(settings), rank)
     if rank is not None:
         raise SuperviseError("--rank requires --stacks", hint="Write `supervise status --stacks --rank N`.", exit_code=ExitCode.USAGE)
-    return status(settings, invocation.job(settings), as_json, watch=watch, all_nodes=all_nodes)
+    if verbose and all_nodes:
+        hint = "The alerts are those of one node: leave --all-nodes out."
+        raise SuperviseError("--verbose and --all-nodes exclude each other", hint=hint, exit_code=ExitCode.USAGE)
+    return status(settings, invocation.job(settings), as_json, watch=watch, all_nodes=all_nodes, verbose=verbose)
 
 
-def status(
+def status(  # noqa: PLR0913  as above
     settings: Settings,
     job: str | None,
     as_json: bool,  # noqa: FBT001  the command's own flag
     *,
     watch: bool = False,
     all_nodes: bool = False,
+    verbose: bool = False,
 ) -> int:
-    """Print where the job stands, or all its nodes; with `watch` again and again until it ends. Returns 0."""
+    """Print where the job stands, or all its nodes; with `watch` again and again until it ends. verbose: with its alerts. Returns 0."""
     root = state_root(settings)
     place = with_a_run(root, find_job(root, job))
     address, indent = settings.address(place.job), None if watch else 1
@@ -87,6 +101,8 @@ def status(
         while True:
             began = time.monotonic()
             seen = status_of(place)
+            if verbose:
+                seen = replace(seen, alert_list=alerts.listed(place.directory))
             if all_nodes:
                 text = _nodes_text(root, place, seen, address, indent, as_json=as_json)
             else:

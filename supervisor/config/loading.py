@@ -319,9 +319,12 @@ def _from_assignment(assignment: str, flags: Mapping[str, object], take: Any) ->
         what = f"wrong --set: {_cut(repr(assignment))}: expected SECTION.KEY=VALUE"
         hint = "Write it as in --set restart.intensity=5; `supervise config show` lists all settings."
         raise SuperviseError(what, hint=hint, exit_code=ExitCode.USAGE)
-    if key in flags:
-        what = f"given twice: {key}: by {_BY_KEY[key].flag} and by --set"
-        raise SuperviseError(what, hint="Leave one of them out.", exit_code=ExitCode.USAGE)
+
+    def take_once(row: SettingRow, value: Value, origin: Origin) -> None:
+        if row.key in flags:
+            raise SuperviseError(f"given twice: {row.key}: by {row.flag} and by --set", hint="Leave one of them out.")
+        take(row, value, origin)
+
     try:
         tree: dict[str, Any] = {}
         *sections, name = key.split(".")
@@ -329,7 +332,7 @@ def _from_assignment(assignment: str, flags: Mapping[str, object], take: Any) ->
         for section in sections:
             node = node.setdefault(section, {})
         node[name] = _value_of(text, _BY_KEY.get(key))
-        return _from_tree(tree, _Written(_Source(Path(place), found=False)), take, contextlib.nullcontext)
+        return _from_tree(tree, _Written(_Source(Path(place), found=False)), take_once, contextlib.nullcontext)
     except SuperviseError as error:
         raise SuperviseError(error.message, hint=error.hint, exit_code=ExitCode.USAGE) from error
 

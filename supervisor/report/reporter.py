@@ -237,8 +237,9 @@ class Reporter:
     def evidence(self, incident: int, facts: Sequence[Evidence]) -> None:
         """Keep all that was found, beside the card, and for the card where the cores are."""
         self._cores = self._attempt.attempt, tuple(fact for fact in facts if fact.name == core_dumps.NAME)
-        documents = msgspec.to_builtins(facts)
-        rows = [{key: value for key, value in row.items() if key == "rank" or value not in (None, 0.0, False)} for row in documents]
+        # to_builtins, because asdict leaves a claim as it is
+        fields = (msgspec.to_builtins(fact) for fact in facts)
+        rows = [{key: value for key, value in row.items() if key == "rank" or value not in (None, 0.0, False)} for row in fields]
         self._log.write(LogEvent.EVIDENCE_COLLECTED, incident=incident, attempt=self._attempt.attempt, facts=len(rows))
         self._write_file(incident, "evidence.json", json.dumps(rows, indent=1))
 

@@ -113,3 +113,6 @@ def test_a_setting_is_not_given_by_its_flag_and_by_set(assign: Callable[..., Set
     with pytest.raises(SuperviseError, match=r"given twice: checkpoints\.keep: by --keep and by --set") as caught:
         assign("checkpoints.keep=3", checkpoints__keep="4")
     assert caught.value.exit_code == ExitCode.USAGE
+    with pytest.raises(SuperviseError, match=r"given twice: checkpoints\.keep: by --keep and by --set") as caught:
+        assign("checkpoints={bandwidth_mib_s = 2, keep = 3}", checkpoints__keep="4")
+    assert caught.value.exit_code == ExitCode.USAGE

@@ -251,6 +251,15 @@ def dumped(reporter: Reporter, *cores: Evidence) -> str:
     return shown(reporter)
 
 
+def test_the_file_of_evidence_holds_what_a_signature_concluded(reporter: Reporter, tmp_path: Path) -> None:
+    claim = Claim(Cause.CUDA_OOM, 0.9, consequence_of=("host_oom",))
+    reporter.evidence(7, (Evidence("log", "torch.oom", "CUDA out of memory", rank=0, fields=(("size", "2"),), claim=claim),))
+    reporter.close(60)
+    (row,) = json.loads((tmp_path / "evidence.json").read_text())
+    assert row["claim"] == {"cause": "cuda_oom", "weight": 0.9, "transient": False, "consequence_of": ["host_oom"]}
+    assert (row["name"], row["rank"], row["fields"]) == ("torch.oom", 0, [["size", "2"]])
+
+
 def test_the_card_says_where_the_core_of_the_culprit_is(reporter: Reporter) -> None:
     another = Evidence("host", "core_file", "dumped core", rank=0)
     lines = dumped(reporter, another, CORE).splitlines()

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
+
 from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.actions import ReportDecision
@@ -235,7 +237,8 @@ class Reporter:
     def evidence(self, incident: int, facts: Sequence[Evidence]) -> None:
         """Keep all that was found, beside the card, and for the card where the cores are."""
         self._cores = self._attempt.attempt, tuple(fact for fact in facts if fact.name == core_dumps.NAME)
-        rows = [{key: value for key, value in asdict(fact).items() if key == "rank" or value not in (None, 0.0, False)} for fact in facts]
+        documents = msgspec.to_builtins(facts)
+        rows = [{key: value for key, value in row.items() if key == "rank" or value not in (None, 0.0, False)} for row in documents]
         self._log.write(LogEvent.EVIDENCE_COLLECTED, incident=incident, attempt=self._attempt.attempt, facts=len(rows))
         self._write_file(incident, "evidence.json", json.dumps(rows, indent=1))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -268,6 +269,14 @@ def test_the_card_says_what_was_done_to_the_checkpoints_before_the_next_attempt_
     assert "repaired" not in card(3)
     reporter.took(CheckpointSelected(3.0, 3, None, 1))
     assert "repaired" not in card(3)
+
+
+def test_the_evidence_beside_the_card_has_what_a_signature_concluded(reporter: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    monkeypatch.setattr(reporter, "_write_file", lambda _incident, _name, content: written.append(content))
+    reporter.evidence(7, (Evidence("log", "nccl", "timeout", claim=Claim(Cause.SEGFAULT, 0.8, consequence_of=("*",))),))
+    (row,) = json.loads(written[0])
+    assert row["claim"] == {"cause": "segfault", "weight": 0.8, "transient": False, "consequence_of": ["*"]}
 
 
 def test_a_core_of_an_earlier_attempt_is_not_on_the_card_of_the_next(reporter: Reporter) -> None:

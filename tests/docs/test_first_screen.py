@@ -63,7 +63,7 @@ def test_the_doctor_names_the_gpu_that_must_be_reset(terminal: Terminal, four_gp
 @pytest.mark.timeout(400)
 def test_half_of_the_micro_batch_follows_where_memory_runs_out(terminal: Terminal) -> None:
     shutil.copy(ROOT / "examples" / "train_ddp.py", terminal.directory / "train.py")
-    (drill,) = [one.command for one in typed_on("2-before-the-night.md") if one.command.startswith("supervise drill oom ")]
+    (drill,) = [one.command for one in typed_on("2-before-the-night.md") if " drill oom -- " in one.command]
     (train,) = [one.command for one in typed_on("1-a-rank-dies.md") if one.command.startswith("torchrun ")]
     terminal.type(train.replace("undisturbed", "ckpt"))  # a checkpoint of step 120, as the first chapter leaves it
     assert_shown(scene("OutOfMemoryError"), terminal.type(drill))

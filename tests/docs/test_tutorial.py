@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 #: What the README shows of the last chapter.
 (README_SCENE,) = re.findall(r"^```text\n(supervise: restored .*?)^```", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
+#: The options of a run stand before `drill`.
+RUN_OPTIONS = "supervise --checkpoints 'ckpt/*.pt' --resume-args '--resume {resume}' "
+BATCH = "--knob batch_size:4=--batch-size --knob grad_accum:1=--grad-accum "
 DIGEST = re.compile(r"^done: step 120 model sha256 ([0-9a-f]{64})$", re.MULTILINE)
 
 pytestmark = pytest.mark.process
@@ -241,7 +244,7 @@ def second_chapter(reader: Reader) -> None:
     printed = reader.first.type(f"{doctor.command} || test $? = 69")  # this machine may be unfit
     if "FAILED" not in printed:
         assert_shown(doctor.shown, printed)
-    for begins in ("supervise plan ", "supervise drill resume ", "supervise drill oom "):
+    for begins in ("supervise plan ", f"{RUN_OPTIONS}drill resume -- ", f"{RUN_OPTIONS}{BATCH}drill oom -- "):
         reader.type(begins)
     (toml,) = re.findall(r"^```toml\n(.*?)^```", page_text("2-before-the-night.md"), re.MULTILINE | re.DOTALL)
     (reader.first.directory / "alerts.toml").write_text(toml)

@@ -176,7 +176,7 @@ def test_a_row_that_could_never_act_is_refused_before_anything_starts(
     for command in ([], ["plan"]):
         assert main.main([*command, *COMMAND]) == ExitCode.CONFIG
         printed = capsys.readouterr().err
-        assert f"[recover.cuda_oom] sets batch_size in {file}:2: the command has no such knob" in printed
+        assert f"[recover.cuda_oom] has no effect: the command has no knob batch_size ({file}:2)" in printed
         assert "--knob batch_size=--YOUR-FLAG" in printed
     assert not (file.parent / ".supervise").exists()
 

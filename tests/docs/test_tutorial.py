@@ -241,8 +241,10 @@ def second_chapter(reader: Reader) -> None:
     printed = reader.first.type(f"{doctor.command} || test $? = 69")  # this machine may be unfit
     if "FAILED" not in printed:
         assert_shown(doctor.shown, printed)
-    for begins in ("supervise plan ", "supervise drill resume ", "supervise drill oom "):
-        reader.type(begins)
+    for command in ("plan", "drill resume", "drill oom"):
+        typed = reader.next("supervise --checkpoints ")
+        assert f" {command} -- torchrun" in typed.command
+        assert_shown(typed.shown, reader.first.type(typed.command))
     (toml,) = re.findall(r"^```toml\n(.*?)^```", page_text("2-before-the-night.md"), re.MULTILINE | re.DOTALL)
     (reader.first.directory / "alerts.toml").write_text(toml)
     reader.type("supervise alerts test")

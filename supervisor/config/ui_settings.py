@@ -18,7 +18,7 @@ class UiSection:
     )
     token_file: str = setting(
         "",
-        "File that holds what a reader of the page must know, of at least 16 characters.",
+        "File that holds the token for readers of the page, at least 16 characters long.",
         "Without one each start makes a token, prints it, and serves loopback alone. "
         "A name without a slash is taken from $CREDENTIALS_DIRECTORY (systemd's `LoadCredential=`).",
     )

@@ -71,7 +71,7 @@ class NodesSection:
 
     lease_s: float = setting(
         6.0,
-        "A node of the job from which nothing comes for so long counts as lost: the attempt ends on all nodes.",
+        "Seconds of silence after which a node of the job counts as lost: the attempt ends on all nodes.",
         "A third of it lies between two signs of life. [More](many-nodes.md#what-is-in-the-store).",
         minimum=1.0,
     )

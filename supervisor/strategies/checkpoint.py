@@ -265,15 +265,19 @@ def _skip_window_missing(situation: Situation) -> str:
 
 
 RUNGS = (
-    Rung("foreign_checkpoint", foreign_checkpoint, "stop (65): the ranks loaded a checkpoint that is not of this run, and beyond it"),
-    Rung("clear_way", clear_way, "what is in a save's way is set aside, what is missed is moved back; again, or not ours: stop (65)"),
+    Rung(
+        "foreign_checkpoint",
+        foreign_checkpoint,
+        "stop (65): the ranks loaded another training's checkpoint, and would save over ours",
+    ),
+    Rung("clear_way", clear_way, "what blocks a save is set aside, what is missing is moved back; again, or not of this job: stop (65)"),
     Rung(
         "mend_pointer",
         mend_pointer,
         "stop (65): the file that names the newest checkpoint is missing, or it or a link leads to no whole one",
     ),
     Rung(
-        "raced", raced, "ranks raced for a file or a path: restart once, a checkpoint is not rejected; again: stop (65), or the next rung"
+        "raced", raced, "ranks raced for a file or a path: restart once, a checkpoint is not rejected; again: stop (65), or the next step"
     ),
     Rung(
         STEP_BACK,

@@ -181,5 +181,5 @@ RUNGS = (
     ),
     Rung("trace_collectives", trace_collectives, "restart with NCCL's own log and torch's flight recorder on"),
     Rung("name_unsynced", name_unsynced, "once: restart with TORCH_DISTRIBUTED_DEBUG, so that torch names what differs", harmless=True),
-    Rung("unsynced", unsynced, "stop (65): named, and a restart would meet it again"),
+    Rung("unsynced", unsynced, "stop (65): torch named what differs, and a restart would fail the same way"),
 )

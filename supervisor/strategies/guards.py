@@ -224,7 +224,7 @@ def environment_at_fault(situation: Situation) -> Plan | None:
 
 
 RUNGS = (
-    Rung("within_cap", within_cap, "stop: --max-restarts or restart.max_attempts is used up"),
+    Rung("within_cap", within_cap, "stop: torchrun's --max-restarts or restart.max_attempts is used up"),
     Rung("recurring", recurring, "stop at the tenth equal failure (65), or tenth of the infrastructure in a day (75), without progress"),
     Rung(START_AGAIN, start_again, "start again for 30 minutes if the same program trained before and cannot read something now; then 75"),
     Rung("requeue", requeue, "leave with 75: the scheduler brings the job back"),

@@ -238,7 +238,7 @@ RUNGS = (
     Rung(
         "interface",
         interface,
-        "another interface where network.allow permits: the one in use is down or reaches not all nodes, and the other reaches all",
+        "another interface where network.allow permits: the one in use is down or does not reach all nodes, and the other reaches all",
         changes_job=True,
         harmless=True,
         missing=_interface_missing,

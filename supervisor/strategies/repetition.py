@@ -276,6 +276,6 @@ def _budget_spent(situation: Situation, why: str) -> Plan:
 RUNGS = (
     Rung("exhausted", exhausted, "stop (65): nothing that would make the next attempt differ is left or enabled"),
     Rung("same_place", same_place, "stop (65; 124 where it hangs): the same failure at the same place, no progress between"),
-    Rung("own_code_at_once", own_code_at_once, "stop with the program's own code: it left with it within 10 s, twice in a row"),
+    Rung("own_code_at_once", own_code_at_once, "stop with the program's own exit code: it ended with it within 10 s, twice in a row"),
     Rung("restart_within_budget", restart_within_budget, "restart with backoff, within the budget of the cause's family"),
 )

@@ -244,7 +244,7 @@ def second_chapter(reader: Reader) -> None:
     printed = reader.first.type(f"{doctor.command} || test $? = 69")  # this machine may be unfit
     if "FAILED" not in printed:
         assert_shown(doctor.shown, printed)
-    for begins in ("supervise plan ", f"{RUN_OPTIONS}drill resume -- ", f"{RUN_OPTIONS}{BATCH}drill oom -- "):
+    for begins in (f"{RUN_OPTIONS}plan -- ", f"{RUN_OPTIONS}drill resume -- ", f"{RUN_OPTIONS}{BATCH}drill oom -- "):
         reader.type(begins)
     (toml,) = re.findall(r"^```toml\n(.*?)^```", page_text("2-before-the-night.md"), re.MULTILINE | re.DOTALL)
     (reader.first.directory / "alerts.toml").write_text(toml)

@@ -91,7 +91,7 @@ def run_command(invocation: Invocation, *, job: str) -> int:
 @setting_options(*JOB)
 @click.argument("job", metavar="JOB")
 def alert_command(invocation: Invocation, *, job: str) -> int:
-    """To each sink of /etc/supervise/JOB.toml, unless supervise itself alerted that it gave up. 1: one did not take it."""
+    """Alert each sink of /etc/supervise/JOB.toml, unless supervise itself alerted. Exits with 1 if a sink did not take it."""
     from supervisor.cli import alerts  # noqa: PLC0415  not for --help
 
     settings = _of_job(invocation, job).settings_to_read_with()  # a wrong configuration may be why the unit failed

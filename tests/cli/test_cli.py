@@ -165,6 +165,10 @@ def test_a_flag_behind_run_wins_over_the_same_before_it(started: list[tuple[Sett
         (["--keep", "--", "true"], "requires an argument"),
         (["--keep", "many", "--", "true"], "checkpoints.keep = 'many' from command line --keep: expected an integer"),
         (["--keep=-1", "--", "true"], "expected an integer, at least 0"),
+        (
+            ["drill", "oom", "--keep", "3", "--", "true"],
+            "no such option: --keep\nsupervise: It is an option of a run: write it before `drill`",
+        ),
         (["--max-attempts", "3", "--", "true"], "no such option: --max-attempts\nsupervise: --set SECTION.KEY=VALUE gives any setting"),
         (["--set", "terminal.log_format=xml", "--", "true"], "expected one of auto, console, json, ecs"),
         (["stop", "train"], "unexpected extra argument (train)\nsupervise: A job is named with --job, as in `supervise stop --job NAME`."),

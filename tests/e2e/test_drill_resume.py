@@ -14,7 +14,7 @@ from tests.jobs import light
 
 JOBS = Path(__file__).parents[1] / "jobs"
 TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=1"]
-RESUMED = ["--checkpoints", "ckpt/step-*.pt", "--resume-args", "--resume {resume}"]
+RESUMED = ["--set", "checkpoints.paths=ckpt/step-*.pt", "--set", "knobs.resume.args=--resume {resume}"]
 TRAIN = [*TORCHRUN, "ddp_small.py", "--light", "--step-ms=20", "--steps=100000", "--print-losses", "--save-every=20"]
 
 pytestmark = pytest.mark.process

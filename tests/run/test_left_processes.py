@@ -93,7 +93,7 @@ def test_one_in_uninterruptible_sleep_is_named_with_its_file_and_waited_for_at_t
 
 
 def test_the_refusal_is_evidence_for_a_wait_with_the_pid(sleeper: subprocess.Popen[bytes]) -> None:
-    catalogue, problems = configured(Settings(), lambda _text: None)
+    catalogue, problems = configured(Settings())
     assert not problems
     refused = Evidence("launcher", "exception", left_processes.refusal([sleeper.pid]), t=1.0)
     facts = (refused, *collect.claims((refused,), lambda: (catalogue, None)))  # type: ignore[arg-type, return-value]  # no log is scanned

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
 import json
 import os
 import threading
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,6 +27,7 @@ from supervisor.checkpoints.mirror import session as checkpoint_mirror
 from supervisor.checkpoints.mirror.restore_process import RestoreAnswer
 from supervisor.config.settings import Checkpoints, Settings
 from supervisor.core.model import RankInfo
+from supervisor.core.values import replace
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job.job import Job
 
@@ -47,7 +48,7 @@ def checkpoints(tmp_path: Path) -> JobCheckpoints:
     """Those of a job that declares *.pt."""
     for name in ("state", "here"):
         (tmp_path / name).mkdir()
-    settings = replace(Settings(), checkpoints=Checkpoints(paths=("*.pt",)))
+    settings = dataclasses.replace(Settings(), checkpoints=Checkpoints(paths=("*.pt",)))
     return JobCheckpoints(
         Job("train", "run-1", "node", ("true",), tmp_path / "here", {}, settings, tmp_path / "state", tmp_path, "cookie"), ignore
     )
@@ -160,7 +161,8 @@ def test_a_person_who_trusts_the_declared_checkpoints_resumes_from_calls_that_ar
     torch.save({"step": 1, "mode": Mode.WARM if made_by == "another engineer" else os.system}, path)
     assert [one for one, _ in checkpoints.select(1.0, 0).dangerous] == [str(path)], "fenced, too"
     job = checkpoints._job  # noqa: SLF001 -- the same job, started again
-    trusting = replace(job, settings=replace(job.settings, checkpoints=replace(job.settings.checkpoints, trusted=True)))
+    checkpoints = dataclasses.replace(job.settings.checkpoints, trusted=True)
+    trusting = replace(job, settings=dataclasses.replace(job.settings, checkpoints=checkpoints))
     again = JobCheckpoints(trusting, ignore)
     event = again.select(2.0, 0)
     if made_by == "another engineer":
@@ -217,7 +219,7 @@ def test_what_a_mirror_has_of_this_job_is_its_own(tmp_path: Path, checkpoints: J
         entry = spool.add(str(path), 1, encode(manifest))
         upload(open_backend(mirror), entry, spool.log(entry, mirror), TransferControl())
     path.unlink()
-    settings = replace(checkpoints._job.settings, checkpoints=Checkpoints(paths=("*.pt",), mirror=(mirror,), restore_from=job))  # noqa: SLF001 -- the same job
+    settings = dataclasses.replace(checkpoints._job.settings, checkpoints=Checkpoints(paths=("*.pt",), mirror=(mirror,), restore_from=job))  # noqa: SLF001 -- the same job
     here = JobCheckpoints(replace(checkpoints._job, settings=settings, environ=dict(os.environ)), ignore)  # noqa: SLF001 -- as above
     answer = restore_process.restore(here._job, lambda _text: None)  # noqa: SLF001 -- as above
     assert answer.kind == "restored", answer

@@ -25,6 +25,7 @@ from checkpointing.mirror.upload import TransferControl, upload
 from supervisor.checkpoints.mirror import restore_process
 from supervisor.checkpoints.mirror.restore_permission import refusal
 from supervisor.config.settings import Settings
+from supervisor.core.values import replace
 from supervisor.job.job import Job
 from tests.checkpointing.mirror.process import save, save_tree
 
@@ -126,7 +127,7 @@ def test_a_start_on_a_fresh_node_learns_how_to_declare_the_place(tmp_path: Path,
     assert f"--checkpoints '{path.parent}/step_[0-9]*.pt'" in refused.hint
     paths = (f"{path.parent}/step_[0-9]*.pt",)
     declared = dataclasses.replace(settings, checkpoints=dataclasses.replace(settings.checkpoints, paths=paths))
-    assert restore_process.restore(dataclasses.replace(job, settings=declared), lambda _line: None).kind == "restored"
+    assert restore_process.restore(replace(job, settings=declared), lambda _line: None).kind == "restored"
     assert path.exists()
 
 

@@ -48,7 +48,7 @@ MORE = {
     "logs": "status-why-logs.md#supervise-logs--f---rank-n--n-n---since-time---first-failure---attempt-n---run-run",
     "stop": "status-why-logs.md#supervise-stop---hurry---wait-s-s",
     "bundle": "bundle.md",
-    "gpus ls": "#gpus-out-of-use",
+    "nodes gpus": "#gpus-out-of-use",
     "nodes ls": "nodes.md",
     "slurm print": "slurm.md",
     "slurm exit-code": "slurm.md#what-is-in-it-and-why",

@@ -1,4 +1,4 @@
-"""`supervise gpus`: lists the GPUs of this node, by NVML, and those that are out of use; puts one back into use."""
+"""`supervise nodes gpus` and `clear`: list the GPUs of this node, by NVML, and those that are out of use; put one back into use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,8 +16,9 @@ from health.judge import judge
 from health.model import Result
 from health.probing.runner import OUTCOME
 from supervisor.cli import stdio
-from supervisor.cli.commands import CommandGroup
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
+from supervisor.cli.jobs.job_files import state_root
+from supervisor.cli.nodes import usable
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.job.local_time import minute_text
@@ -38,16 +38,6 @@ _DEADLINE_S = 8.0
 #: NVML's errors where nothing of NVIDIA's is installed or loaded.
 _NO_DRIVER = (9, 12)
 _GIB = 1 << 30
-
-
-@click.group(cls=CommandGroup, path="gpus", invoke_without_command=True)
-@setting_options(*JOB)
-@json_option
-def group(invocation: Invocation, *, as_json: bool) -> int | None:
-    """`supervise gpus` alone is `supervise gpus ls`."""
-    context = click.get_current_context()
-    context.obj = invocation
-    return None if context.invoked_subcommand is not None else ls(invocation.settings(), as_json=as_json)
 
 
 @click.command()
@@ -75,7 +65,8 @@ def ls(settings: Settings, *, as_json: bool) -> int:
     from health.probing.runner import Runner  # noqa: PLC0415
 
     ledger = open_ledger(settings)
-    held = _held(ledger)
+    with usable(ledger):
+        held = ledger.held(time.time())
     with closing(Runner()) as runner:
         now = runner.sweep(("nvml",), Ask(deadline_s=_DEADLINE_S))
     rows, problem = _rows(held, now), _problem(now)
@@ -97,15 +88,13 @@ def ls(settings: Settings, *, as_json: bool) -> int:
 def clear(settings: Settings, which: str) -> int:
     """Put a GPU, or all, back into use. Returns 0. Raises SuperviseError where there is none such."""
     ledger = open_ledger(settings)
-    try:
-        freed = ledger.clear(which, time.time())
-    except OSError as error:
-        raise _unusable(ledger, error) from error
+    with usable(ledger):
+        freed, held = ledger.clear(which, time.time()), ledger.held(time.time())
     if not freed and which != ALL:
-        names = ", ".join(entry.name for entry in _held(ledger)) or "none"
+        names = ", ".join(entry.name for entry in held) or "none"
         raise SuperviseError(
             f"no such GPU is out of use: {which}: {names} is, by {ledger.path}",
-            hint="Write a UUID as `supervise gpus` shows it, or `all`; the ledger belongs to a state directory (--state-dir).",
+            hint="Write a UUID as `supervise nodes gpus` shows it, or `all`; the ledger belongs to a state directory (--state-dir).",
             exit_code=ExitCode.USAGE,
         )
     lines = [f"back in use from the next start of a job on: {entry.name} (was: {clean(entry.reason)})" for entry in freed]
@@ -115,22 +104,7 @@ def clear(settings: Settings, which: str) -> int:
 
 def open_ledger(settings: Settings) -> GpuQuarantine:
     """Return this node's ledger; it need not be there."""
-    root = os.path.join(settings.cwd, settings.job.state_dir)  # noqa: PTH118  an absolute state_dir stands for itself
-    return GpuQuarantine(Path(root), identity.node_name())
-
-
-def _held(ledger: GpuQuarantine) -> tuple[QuarantinedGpu, ...]:
-    try:
-        return ledger.held(time.time())
-    except OSError as error:
-        raise _unusable(ledger, error) from error
-
-
-def _unusable(ledger: GpuQuarantine, error: OSError) -> SuperviseError:
-    return SuperviseError(
-        f"cannot use the ledger of GPUs: {ledger.path}: {error.strerror or error}",
-        hint="Make it readable and writable for you, or name another state directory with --state-dir.",
-    )
+    return GpuQuarantine(state_root(settings), identity.node_name())
 
 
 def _problem(now: Readings) -> str:

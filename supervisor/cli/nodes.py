@@ -71,7 +71,7 @@ def exclude_command(invocation: Invocation, *, node: str, why: str) -> int:
 @setting_options(*STATE_DIR)
 @click.argument("node", metavar="NODE")
 def allow_command(invocation: Invocation, *, node: str) -> int:
-    """Its GPUs that are out of use stay so: `supervise gpus clear`."""
+    """Its GPUs that are out of use stay so: `supervise nodes clear`."""
     return allow(invocation.settings_to_read_with(), node)
 
 
@@ -97,7 +97,7 @@ def exclude(settings: Settings, node: str, why: str) -> int:
     root = state_root(settings)
     name = _known_as(root, node)
     ledger = GpuQuarantine(root, name)
-    with _usable(ledger):
+    with usable(ledger):
         ledger.exclude(why or "no reason was given", time.time())
     lines = [
         f"excluded from the next start of a job on: {name}",
@@ -111,7 +111,7 @@ def allow(settings: Settings, node: str) -> int:
     """Allow a node again. Returns 0. Raises SuperviseError (64) where it is not excluded."""
     root = state_root(settings)
     ledger = GpuQuarantine(root, _known_as(root, node))
-    with _usable(ledger):
+    with usable(ledger):
         node_exclusion = ledger.allow(time.time())
     if node_exclusion is None:
         names = ", ".join(node_exclusion.node for node_exclusion in excluded(root)) or "none"
@@ -126,7 +126,7 @@ def excluded(root: Path, unreadable: Callable[[SuperviseError], None] | None = N
     found = []
     for ledger in ledgers(root):
         try:
-            with _usable(ledger):
+            with usable(ledger):
                 node_exclusion = ledger.exclusion()
         except SuperviseError as error:
             if unreadable is None:
@@ -138,7 +138,8 @@ def excluded(root: Path, unreadable: Callable[[SuperviseError], None] | None = N
 
 
 @contextlib.contextmanager
-def _usable(ledger: GpuQuarantine) -> Iterator[None]:
+def usable(ledger: GpuQuarantine) -> Iterator[None]:
+    """Raise a SuperviseError that names the ledger where it cannot be read or written."""
     try:
         yield
     except OSError as error:
@@ -166,7 +167,7 @@ def _row(name: str, known: NodeStatus | None, ledger: GpuQuarantine | None) -> d
 
 
 def _out_of_use(ledger: GpuQuarantine) -> dict[str, Any]:
-    with _usable(ledger):
+    with usable(ledger):
         excluded, held = ledger.exclusion(), ledger.held(time.time())
     gpus = [
         {

@@ -302,7 +302,7 @@ class Settings:
 
     def clear_gpu_command(self, gpu: str = "") -> str:
         """Return the command that puts a GPU (its UUID, or all) back into use. It works in the directories in which `address` works."""
-        return f"supervise gpus clear{self._state_dir_option()} {gpu}".rstrip()
+        return f"supervise nodes clear{self._state_dir_option()} {gpu}".rstrip()
 
     def readmit_checkpoint_command(self, job: str, path: str) -> str:
         """Return the command that puts a checkpoint back into use. It works in the directories in which `address` works."""

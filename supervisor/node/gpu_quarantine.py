@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 ALL: Final = "all"
 _VERSION: Final = 1
-#: How long a GPU stays out of use after a fault of its own: a repair takes days, and `supervise gpus clear` ends it at once.
+#: How long a GPU stays out of use after a fault of its own: a repair takes days, and `supervise nodes clear` ends it at once.
 QUARANTINE_DAYS: Final = 7
 QUARANTINE_S: Final = QUARANTINE_DAYS * 86_400.0
 #: The newest part of the file that is read: tens of thousands of rows.

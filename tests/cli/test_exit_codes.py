@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     ("words", "code"),
     [
         # nothing there that could be read: an empty list is an answer, a job that is missing is not
-        ("ls", 0), ("stop", 0), ("gpus clear all", 0),
+        ("ls", 0), ("stop", 0), ("nodes clear all", 0),
         ("status", 64), ("why", 64), ("logs", 64), ("status --stacks", 64), ("status --rank 1", 64),
         ("bundle", 64), ("stop --job x", 64), ("why --job x", 64),
         ("checkpoints ls --job x", 64),
-        ("gpus clear GPU-0", 64), ("classify none.log", 64), ("doctor --kernel-log none.log", 64), ("help nonsense", 64),
+        ("nodes clear GPU-0", 64), ("classify none.log", 64), ("doctor --kernel-log none.log", 64), ("help nonsense", 64),
         # a checkpoint that is not there is not good
         ("checkpoints verify none.pt", 1), ("checkpoints latest none", 1), ("checkpoints push none.pt --mirror mirror --job j", 1),
         # the command line

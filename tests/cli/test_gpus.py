@@ -107,21 +107,21 @@ def test_a_person_sees_why_a_gpu_is_out_of_use_and_puts_it_back(tmp_path: Path) 
     kept = GpuQuarantine(tmp_path / "state", identity.node_name())
     kept.quarantine(entry(A, t=time.time()))
     options = ("--state-dir", str(tmp_path / "state"))
-    shown = supervise(tmp_path, "gpus", *options)
+    shown = supervise(tmp_path, "nodes", "gpus", *options)
     assert shown.returncode == 0, shown.stderr
     assert A in shown.stdout
     assert "xid 79" in shown.stdout
-    assert f"supervise gpus clear --state-dir {tmp_path / 'state'} UUID|all" in shown.stdout
-    (row,) = json.loads(supervise(tmp_path, "gpus", "ls", "--json", *options).stdout)["gpus"]
+    assert f"supervise nodes clear --state-dir {tmp_path / 'state'} UUID|all" in shown.stdout
+    (row,) = json.loads(supervise(tmp_path, "nodes", "gpus", "--json", *options).stdout)["gpus"]
     assert (row["uuid"], row["in_use"], row["job"]) == (A, False, "bert")
-    wrong = supervise(tmp_path, "gpus", "clear", B, *options)
+    wrong = supervise(tmp_path, "nodes", "clear", B, *options)
     assert (wrong.returncode, A in wrong.stderr) == (64, True)
-    assert "back in use" in supervise(tmp_path, "gpus", "clear", A, *options).stdout
-    assert "none is out of use" in supervise(tmp_path, "gpus", *options).stdout
+    assert "back in use" in supervise(tmp_path, "nodes", "clear", A, *options).stdout
+    assert "none is out of use" in supervise(tmp_path, "nodes", "gpus", *options).stdout
 
 
 def test_what_decides_tells_the_command_of_the_ledger_that_it_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     elsewhere = loading.load({"job.state_dir": "/scratch/a b"}, {}, tmp_path, None)
-    assert to_policy(elsewhere, Launcher.ELASTIC).clears == "supervise gpus clear --state-dir '/scratch/a b'"
-    assert to_policy(Settings(), Launcher.ELASTIC).clears == "supervise gpus clear"
+    assert to_policy(elsewhere, Launcher.ELASTIC).clears == "supervise nodes clear --state-dir '/scratch/a b'"
+    assert to_policy(Settings(), Launcher.ELASTIC).clears == "supervise nodes clear"

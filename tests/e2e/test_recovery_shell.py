@@ -214,22 +214,22 @@ def test_a_gpu_that_fails_is_put_out_of_use_and_the_job_stops_here_naming_it(sup
     assert run.exit_code() == 69
     assert B in run.stderr
     assert "--min-gpus" in run.stderr
-    assert f"supervise gpus clear --state-dir {run.state} {B}" in run.stderr
+    assert f"supervise nodes clear --state-dir {run.state} {B}" in run.stderr
     (out,) = logged(run, "gpu.quarantined")
     assert (out["index"], out["uuid"], out["pci"]) == (1, B, "0000:5e:00.0")
     assert len(card_of(run)) <= 24
-    shown = ours(run, "gpus", "ls", "--json")
+    shown = ours(run, "nodes", "gpus", "--json")
     (row,) = [row for row in json.loads(shown.stdout)["gpus"] if not row["in_use"]]
     assert (row["uuid"], row["job"]) == (B, run.job)
     # the next start is refused before any rank is there, in the same words
     again = supervise(*torchrun(3), JOB, *FAULT, PATH=three_gpus, **FAST)
     assert again.exit_code() == 69
     assert B in again.stderr
-    assert "`supervise gpus clear --state-dir /" in " ".join(again.stderr.split())  # the card folds its lines, and shortens a long path
+    assert "`supervise nodes clear --state-dir /" in " ".join(again.stderr.split())  # the card folds its lines, and shortens a long path
     assert {line.attempt for line in trained(again)} == {1}  # of the run before
     assert logged(again, "attempt.started")[-1]["run_id"] == logged(again, "attempt.started")[0]["run_id"]
-    assert ours(run, "gpus", "clear", B).returncode == 0
-    assert [row for row in json.loads(ours(run, "gpus", "ls", "--json").stdout)["gpus"] if not row["in_use"]] == []
+    assert ours(run, "nodes", "clear", B).returncode == 0
+    assert [row for row in json.loads(ours(run, "nodes", "gpus", "--json").stdout)["gpus"] if not row["in_use"]] == []
     run.wait_for_nothing_left()
 
 

@@ -1,4 +1,4 @@
-"""`supervise gpus`: the node's GPUs as NVML names them, on a fake of its library."""
+"""`supervise nodes gpus`: the node's GPUs as NVML names them, on a fake of its library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UUID = "GPU-00000000-0000-4000-8000-00000000000"
 
 
 def gpus(place: Path, fake: FakeNvml, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "supervisor", "gpus", *words, "--state-dir", str(place / "jobs")]
+    argv = [sys.executable, "-m", "supervisor", "nodes", "gpus", *words, "--state-dir", str(place / "jobs")]
     return subprocess.run(argv, cwd=place, env={**fake.environ, **environ}, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603  ours
 
 
@@ -45,8 +45,8 @@ def test_a_gpu_has_one_number_and_cuda_s_is_named_as_such(fake_nvml: FakeNvml, t
     assert "\n     failed: gpu_recovery: the driver asks for a reset" in done.stdout
     assert "OUT OF USE" in lines[-4]
     assert "for job bert: xid 79" in lines[-3]
-    assert "supervise gpus clear" in lines[-1]
-    found = json.loads(gpus(tmp_path, fake_nvml, "ls", "--json", **environ).stdout)
+    assert "supervise nodes clear" in lines[-1]
+    found = json.loads(gpus(tmp_path, fake_nvml, "--json", **environ).stdout)
     assert found["answered"] is True
     assert [(row["index"], row["cuda"], row["in_use"]) for row in found["gpus"]] == [
         (0, 1, True),

@@ -236,7 +236,7 @@ def test_the_last_status_of_the_unit_has_the_cause_and_the_command_that_explains
 
 def test_a_gpu_that_is_put_out_of_use_is_reported_with_the_command_that_puts_it_back(reporter: Reporter) -> None:
     reporter.quarantined(act.Quarantine(2, Gpu(1, "GPU-b", "0000:5e:00.0"), "xid 79", "NVRM: Xid"))
-    assert said(reporter) == ["GPU GPU-b is left out on this node for 7 days; once it is repaired: supervise gpus clear GPU-b"]
+    assert said(reporter) == ["GPU GPU-b is left out on this node for 7 days; once it is repaired: supervise nodes clear GPU-b"]
     (line,) = logged(reporter, LogEvent.GPU_QUARANTINED)
     assert (line["index"], line["uuid"], line["reason"]) == (1, "GPU-b", "xid 79")
 

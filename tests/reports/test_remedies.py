@@ -331,10 +331,10 @@ def test_onetrainer_1409_a_hub_that_is_asked_too_often_is_waited_for(before_firs
 @pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("command", ["gpus", "doctor"])
+@pytest.mark.parametrize("command", ["nodes gpus", "doctor"])
 def test_open_gpu_971_a_driver_that_never_answers_is_a_finding_at_its_deadline(fake_nvml: FakeNvml, tmp_path: Path, command: str) -> None:  # noqa: F811
     fake_nvml.set({"all.hang_ms.nvmlDeviceGetUUID": 600_000}, gpus=2)
-    argv = [sys.executable, "-m", "supervisor", command, *(("--state-dir", str(tmp_path)) if command == "gpus" else ())]
+    argv = [sys.executable, "-m", "supervisor", *command.split(), *(("--state-dir", str(tmp_path)) if command == "nodes gpus" else ())]
     done = subprocess.run(argv, cwd=tmp_path, env=fake_nvml.environ, capture_output=True, text=True, timeout=100, check=False)  # noqa: S603 (ours)
     assert "did not answer" in done.stdout, done.stdout + done.stderr
     assert done.returncode != 0

@@ -288,7 +288,7 @@ def footprint(run: Run) -> dict[str, dict[str, int]]:
 
 def flat(place: Path, kind: str, restarts: int) -> dict[str, Any]:
     """Restart one job so often; return what its processes use after the first tenth of the restarts and after the last tenth."""
-    settings = {"_SUPERVISE_TEST_INTERVALS": "0.04", "SUPERVISE_RESTART_MAX_ATTEMPTS": "100000", "SUPERVISE_RESTART_KEEP_GOING": "true"}
+    settings = {"_SUPERVISE_TEST_INTERVALS": "0.04", "SUPERVISE_RESTART_MAX_ATTEMPTS": "100000", "SUPERVISE_RESTART_INTENSITY": "100000"}
     run = begin(kind, "allreduce", place, "--go-on", **needed(kind, "allreduce"), **settings)
     rows: list[dict[str, dict[str, int]]] = []
     times: list[float] = []

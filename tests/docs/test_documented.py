@@ -258,3 +258,10 @@ def test_nobody_is_told_to_install_a_release_that_does_not_exist() -> None:
     assert "There is no release on the package index yet" in (ROOT / "README.md").read_text(encoding="utf-8")
     from_index = re.compile(r"pip install[^\n`]*torch-supervise")
     assert [str(path) for path in TEXTS if path.name != "CHANGELOG.md" and from_index.search(path.read_text(encoding="utf-8"))] == []
+
+
+def test_a_page_that_refers_to_the_table_of_settings_names_one_that_exists() -> None:
+    keys = {row.key for row in (*ROWS, *SINK_ROWS, *RULE_ROWS, *RECOVER_ROWS)}
+    for path in sorted(DOCS.rglob("*.md")):
+        for key in re.findall(r"\[`([a-z_]+(?:\.(?!toml`)[a-z_]+)+)(?: = [^`]*)?`\]\([^)]*settings\.md", path.read_text("utf-8")):
+            assert key in keys or any(known.startswith(f"{key}.") for known in keys), f"{path.name}: {key}"

@@ -70,7 +70,9 @@ def with_keys(text: str, form: str, values: Mapping[str, str | None]) -> str:
     for key in values:
         before, now = _without(before, key.split(".")), _without(now, key.split("."))
     if repr(before) != repr(now):  # two NaN are alike
-        raise EditError(f"{', '.join(values)} cannot be changed alone: another value would change too (does an alias stand for both?)")
+        other = _first_difference(before, now)
+        why = "an alias may stand for both, or the writer of this form has another spelling for it: write it plainly"
+        raise EditError(f"{', '.join(values)} cannot be changed alone: another value would change too, that of {other} ({why})")
     return _BOM + after if text.startswith(_BOM) else after
 
 
@@ -198,7 +200,7 @@ def _plain(text: str, form: str) -> Any:  # noqa: ANN401  whatever the form hold
     if form == "toml":
         try:
             return tomllib.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise EditError(f"it is no TOML: {_one_line(error)}") from error
     count = 0
 
@@ -240,6 +242,19 @@ def _without(tree: Any, parts: Sequence[str]) -> Any:  # noqa: ANN401  whatever 
         return rest
     inner = _without(tree[parts[0]], parts[1:])
     return {key: (inner if key == parts[0] else value) for key, value in tree.items()} if inner else rest
+
+
+def _first_difference(before: Any, now: Any) -> str:  # noqa: ANN401  whatever a document holds
+    """Return the key of the first value that differs, its parts joined by dots."""
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        return ""
+    for key in (*before, *(key for key in now if key not in before)):
+        if key not in before or key not in now:
+            return str(key)
+        if repr(before[key]) != repr(now[key]):
+            below = _first_difference(before[key], now[key])
+            return f"{key}.{below}" if below else str(key)
+    return "their order"
 
 
 def _library(name: str, package: str, form: str) -> Any:  # noqa: ANN401  a module, which is typed nowhere

@@ -225,7 +225,8 @@ ALIASES = "bs: 8\nb0: &b0 [1,1,1,1,1,1,1,1,1]\n" + "".join(f"b{n}: &b{n} [{','.j
 @pytest.mark.parametrize(
     ("text", "key", "cause"),
     [
-        ("a: &a {bs: 8}\nb: *a\n", "b.bs", "another value would change too"),
+        ("a: &a {bs: 8}\nb: *a\n", "b.bs", "another value would change too, that of a.bs"),
+        ("bs: 8\nlr: {max: 0xFFff}\n", "bs", "another value would change too, that of lr.max"),
         ("a: &a {bs: 8}\nb: *a\n", "a.bs", "another value would change too"),
         ("a: &a 8\nb: *a\n", "b", "anchor"),
         ("bs: !int 8\n", "bs", "tagged"),
@@ -233,7 +234,7 @@ ALIASES = "bs: 8\nb0: &b0 [1,1,1,1,1,1,1,1,1]\n" + "".join(f"b{n}: &b{n} [{','.j
         ("bs: 8\na: &a [*a]\n", "bs", "alias in it stands for what holds it|another value"),
         (ALIASES, "bs", "aliases"),
     ],
-    ids=["alias", "its anchor", "an alias alone", "tag", "documents", "itself", "many aliases"],
+    ids=["alias", "mixed hexadecimal", "its anchor", "an alias alone", "tag", "documents", "itself", "many aliases"],
 )
 def test_yaml_whose_other_values_would_change_is_refused(text: str, key: str, cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config_files, "_MOST_VALUES", 10_000)

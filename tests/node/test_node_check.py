@@ -37,7 +37,7 @@ sys.exit(69)
 class Nodes:
     """Three nodes; that of the number `serves` has the control store."""
 
-    def __init__(self, *program: str, serves: int = 1, gpus: Sequence[int] = (0, 0, 0), unknown: int = -1, moves: bool = False) -> None:
+    def __init__(self, *program: str, serves: int = 1, gpus: Sequence[int] = (0, 0, 0), unknown: int = -1) -> None:
         self.lines: list[list[str]] = [[] for _ in range(NODES)]
         self.excluded: dict[int, str] = {}
         self.goes_on, self.ledger_full = True, False
@@ -45,7 +45,7 @@ class Nodes:
         self.checks = []
         for node in range(NODES):
             host = None if node == unknown else "" if node == serves else "127.0.0.1"
-            place = NodeCheckPlace("", environ, tuple(f"GPU-{n}" for n in range(gpus[node])), host, program, store_moves=moves)
+            place = NodeCheckPlace("", environ, tuple(f"GPU-{n}" for n in range(gpus[node])), host, program)
             exclude = lambda text, node=node: not self.ledger_full and self.excluded.setdefault(node, text) == text  # noqa: E731
             show = lambda level, text, node=node: self.lines[node].append(f"{level}: {text}")  # noqa: E731
             self.checks.append(NodeCheck(place, show, exclude, lambda: self.goes_on))
@@ -105,20 +105,21 @@ def test_the_node_of_a_rank_that_failed_is_named_by_all_and_excludes_itself(made
 
 
 @pytest.mark.parametrize(
-    ("moves", "ledger_full", "not_excluded", "may_leave"),
-    [(False, False, (), False), (True, False, (), True), (True, True, (1,), False)],
-    ids=["it serves the store", "another would serve it", "it is not excluded"],
+    ("serves", "ledger_full", "not_excluded", "may_leave"),
+    [(1, False, (), False), (0, False, (), True), (0, True, (1,), False)],
+    ids=["it serves the store", "another serves it", "it is not excluded"],
 )
 def test_a_node_that_the_others_need_or_that_would_come_back_does_not_leave_alone(
     made: Callable[..., Nodes],
-    moves: bool,  # noqa: FBT001  columns of the table
-    ledger_full: bool,  # noqa: FBT001
+    serves: int,
+    ledger_full: bool,  # noqa: FBT001  columns of the table
     not_excluded: tuple[int, ...],
     may_leave: bool,  # noqa: FBT001
 ) -> None:
-    nodes = made([finding("rank:0", "rank 0 fails")], moves=moves)
+    rank = 1 - serves  # of node 1: the node that serves the store has rank 0
+    nodes = made([finding(f"rank:{rank}", "it fails")], serves=serves)
     nodes.ledger_full = ledger_full
-    assert nodes.run() == [NodeCheckResult(((1, "rank 0 fails"),), not_excluded, may_leave)] * NODES
+    assert nodes.run() == [NodeCheckResult(((1, "it fails"),), not_excluded, may_leave)] * NODES
 
 
 def test_a_link_of_which_neither_end_is_to_blame_is_a_warning(made: Callable[..., Nodes]) -> None:

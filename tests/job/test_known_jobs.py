@@ -53,7 +53,7 @@ def test_a_command_finds_the_job_from_any_directory_and_a_directory_that_is_name
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    assert main(["alerts", "list", "--job", "bert"]) == 0
-    assert main(["alerts", "list", "--job", "bert", "--state-dir", str(elsewhere)]) == 64
-    assert main(["alerts", "list", "--job", "other"]) == 64
+    assert main(["status", "-v", "--job", "bert"]) == 0
+    assert main(["status", "-v", "--job", "bert", "--state-dir", str(elsewhere)]) == 64
+    assert main(["status", "-v", "--job", "other"]) == 64
     assert "no such job" in capfd.readouterr().err

@@ -76,7 +76,7 @@ class Side:
         return self.directory / f"{attempt:04d}"
 
     def wait(self, ev: str, timeout_s: float = 20.0, **match: object) -> dict[str, Any]:
-        """Return the next event of this kind, whatever comes before it."""
+        """Return the next event of this kind, whatever comes before it. ev: several kinds stand with spaces between them."""
         deadline = time.monotonic() + timeout_s
         while True:
             line, newline, rest = self._buffer.partition(b"\n")
@@ -84,7 +84,7 @@ class Side:
                 self._buffer = rest
                 event = json.loads(line)
                 self.seen.append(event)
-                if event["ev"] == ev and match.items() <= event.items():
+                if event["ev"] in ev.split() and match.items() <= event.items():
                     return dict(event)
                 continue
             ready, _, _ = select.select([self._events], [], [], max(0.0, deadline - time.monotonic()))

@@ -89,6 +89,13 @@ class Loop:
         self.state = JobState(stage=Stage.STOPPING, attempt=Attempt(number=1), run=Run(stop=StopRequest(signum, 1, 0.0)))
         self.session.stop(StopRanks(1, signum, 30.0, "stop"))
 
+    def deliver_until(self, kind: str) -> None:
+        """Deliver what the guardian reports of a command, in its order, up to this."""
+        message: dict[str, Any] = {}
+        while message.get("ev") != kind:
+            message = self._guardian.wait(f"spawned spawn_failed exited {kind}")
+            self.session.on_guardian(msgspec.convert(message, EVENTS[message["ev"]]))
+
     def deliver(self, *kinds: str) -> None:
         for kind in kinds:
             self.session.on_guardian(msgspec.convert(self._guardian.wait(kind), EVENTS[kind]))
@@ -113,5 +120,5 @@ def test_a_stop_while_a_command_fails_to_start_ends_the_attempt(side: Callable[.
     loop = Loop(tmp_path, side())
     loop.session.begin(BeginAttempt(1, "start", None), AttemptCommand((str(tmp_path / "not there"),), {}))
     loop.stop(15)
-    loop.deliver("spawn_failed", "ended")
+    loop.deliver_until("ended")  # spawn_failed before it; or spawned and exited, where the signal came before the exec failed
     assert [event.outcome for event in loop.events if isinstance(event, AttemptEnded)] == ["stopped"]

@@ -51,9 +51,10 @@ class CheckpointRecorder:
             manifest = self._with_lineage(check.build(verification, About(records.job.name), reading=reading))
         except (check.CheckpointChanged, Interrupted, OSError):
             return None  # it is read anew when it stands still
-        manifest = self._compared(manifest, known) if manifest.non_finite else manifest
+        manifest, is_new = self._compared(manifest, known) if manifest.non_finite else (manifest, False)
         if not self._put(manifest):
             return None
+        self._report_turned(manifest, is_new=is_new)
         self._compare_later(manifest)
         return manifest
 
@@ -112,8 +113,8 @@ class CheckpointRecorder:
         lineage = self._records.provenance.of(manifest.path, manifest.identity, manifest.saved_ns).lineage
         return replace(manifest, about=replace(manifest.about, run=lineage.run, began=lineage.began, attempt=lineage.attempt))
 
-    def _compared(self, manifest: Manifest, before: Manifest | None = None) -> Manifest:
-        """Note which tensors an earlier save of this run held finite. Report it, unless the save before it was so too.
+    def _compared(self, manifest: Manifest, before: Manifest | None = None) -> tuple[Manifest, bool]:
+        """Note which tensors an earlier save of this run held finite; return also whether that is new: the save before it was not so.
 
         `before`: the last record of the same path, whose content is gone.
         """
@@ -121,9 +122,12 @@ class CheckpointRecorder:
         elsewhere = numerics.last_before(manifest, self._records.manifests.all(), run)
         last = numerics.last_of_run([manifest for manifest in (elsewhere, before) if manifest is not None], run, pattern_of(manifest.path))
         manifest = replace(manifest, non_finite=numerics.compared(manifest.non_finite, last))
-        if numerics.turned(manifest) and not (last is not None and numerics.turned(last)):
+        return manifest, bool(numerics.turned(manifest)) and not (last is not None and numerics.turned(last))
+
+    def _report_turned(self, manifest: Manifest, *, is_new: bool) -> None:
+        """Report it once it is recorded, so that whoever asks `status` after the alert sees it there."""
+        if is_new:
             self._report(CheckpointAlert(CheckpointTrouble.NOT_FINITE, numerics.report(manifest)))
-        return manifest
 
     def _compare_later(self, manifest: Manifest) -> None:
         """Compare again those that were saved after it and verified before it: of several at once the newest is read first."""
@@ -134,6 +138,8 @@ class CheckpointRecorder:
             if other.non_finite and pattern_of(other.path) == pattern and saved_order(other) > when
         ]
         for newer in sorted(later, key=saved_order):
-            again = self._compared(newer) if newer.path != manifest.path and not numerics.turned(newer) else newer
+            is_compared = newer.path != manifest.path and not numerics.turned(newer)
+            again, is_new = self._compared(newer) if is_compared else (newer, False)
             if again != newer and self._records.manifests.put(again):
+                self._report_turned(again, is_new=is_new)
                 self.newest[newer.path] = again

@@ -189,4 +189,4 @@ def test_a_textfile_is_replaced_by_whole_pages_only(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert len(content.splitlines()) == 5002
-    assert list(tmp_path.iterdir()) == [file]
+    wait_for(lambda: list(tmp_path.iterdir()) == [file], "no part of a page beside it, between two writes", 20)

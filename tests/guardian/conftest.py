@@ -75,7 +75,7 @@ class Side:
     def logs(self, attempt: int = 1) -> Path:
         return self.directory / f"{attempt:04d}"
 
-    def wait(self, ev: str, timeout_s: float = 20.0, **match: object) -> dict[str, Any]:
+    def wait(self, ev: str, timeout_s: float = 60.0, **match: object) -> dict[str, Any]:
         """Return the next event of this kind, whatever comes before it. ev: several kinds stand with spaces between them."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -111,7 +111,7 @@ def alive(pid: int) -> bool:
     return process is not None and process.alive
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 10.0, what: str = "the condition") -> float:
+def until(condition: Callable[[], bool], timeout_s: float = 30.0, what: str = "the condition") -> float:
     """Wait for a condition; returns how long it took."""
     began = time.monotonic()
     wait_for(condition, what, timeout_s)

@@ -57,15 +57,17 @@ def nasty(side: Side) -> list[int]:
     return [read_pid(side.directory / name) for name in NAMES]
 
 
+@pytest.mark.bench
 @pytest.mark.parametrize("group", [False, True], ids=["supervisor alone", "supervisor and command in one kill"])
 def test_everything_is_gone_within_five_seconds_of_the_supervisors_kill_9(side: Callable[..., Side], *, group: bool) -> None:
     one = side()
     pids = nasty(one)
     if group:
         os.kill(pids[0], signal.SIGKILL)
+    began = time.monotonic()
     one.process.kill()
-    took = until(lambda: not any(map(alive, [*pids, one.hello["pid"]])), timeout_s=5.0, what="the end of all")
-    assert took < 4.5
+    until(lambda: not any(map(alive, [*pids, one.hello["pid"]])), timeout_s=60.0, what="the end of all")
+    assert within(4.5, since=began)
 
 
 def test_kill_9_of_the_guardian_is_told_and_swept_by_the_supervisor(tmp_path: Path) -> None:
@@ -242,20 +244,22 @@ def test_a_save_is_asked_for_and_waited_for_only_where_wanted(side: Callable[...
     if wants:
         (job / "wants-save").touch()
     one = side()
-    code = textwrap.dedent("""
+    # where it is not wanted it takes so long that a busy machine kills it before it is done
+    code = textwrap.dedent(f"""
         import os, time
         while not os.path.exists("job/save-now"):
             time.sleep(0.01)
-        time.sleep(0.7)
+        time.sleep({0.7 if wants else 30})
         open("saved", "w").close()
         time.sleep(600)
     """)
     pid = one.run([sys.executable, "-c", code], env={"SUPERVISE_JOB_DIR": str(job)})["pid"]
+    began = time.monotonic()
     one.process.kill()
-    took = until(lambda: not alive(pid), timeout_s=5.0)
+    until(lambda: not alive(pid))
     assert (job / "save-now").exists()
     assert (tmp_path / "saved").exists() is wants
-    assert (took > 1.5) is wants
+    assert time.monotonic() - began > 1.5 if wants else within(1.5, since=began)
 
 
 @pytest.mark.parametrize(
@@ -350,8 +354,8 @@ def test_it_is_small(side: Callable[..., Side]) -> None:
 
 def test_a_rank_inherits_none_of_the_supervisors_descriptors(side: Callable[..., Side]) -> None:
     one = side()
-    # The rank reports when it has started: while a program is being loaded, the loader opens and closes files of its own.
-    pid = one.run([sys.executable, "-c", "import pathlib, time; pathlib.Path('started').touch(); time.sleep(600)"])["pid"]
+    # The rank reports when it has started: while a program is being loaded, the loader opens and closes files of its own. So does a touch.
+    pid = one.run([sys.executable, "-c", "import os, time; os.mkdir('started'); time.sleep(600)"])["pid"]
     until((one.directory / "started").exists)
     descriptors = {int(fd): os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}  # noqa: PTH115, PTH208
     assert {0, 1, 2} <= descriptors.keys()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.few import few
-from tests.support.figures import within
+from tests.support.figures import is_within, within
 
 from .conftest import Side, alive, until
 
@@ -110,6 +110,7 @@ def test_a_line_of_ten_megabytes_arrives_whole(side: Callable[..., Side]) -> Non
     assert out.join() == b"0123456789" * 1_000_000
 
 
+@pytest.mark.bench
 def test_an_unflushed_print_is_shown_at_once(side: Callable[..., Side]) -> None:
     read_fd, write_fd = os.pipe()
     one = side(stdout=write_fd)
@@ -118,14 +119,16 @@ def test_an_unflushed_print_is_shown_at_once(side: Callable[..., Side]) -> None:
         import os, time
         for n in range(3):
             os.write(1, b"%d " % time.monotonic_ns())
-            time.sleep(0.3)
+            while not os.path.exists(f"seen-{n}"):
+                time.sleep(0.01)
     """)
     )
     delays = []
-    for _ in range(3):
+    for n in range(3):
         data = os.read(read_fd, 100)
         delays.append((time.monotonic_ns() - int(data)) / 1e9)
-    assert sorted(delays)[1] < 0.1
+        (one.directory / f"seen-{n}").touch()
+    assert is_within(sorted(delays)[1], 0.1)
     os.close(read_fd)
     os.close(write_fd)
 
@@ -173,7 +176,7 @@ def test_a_slow_reader_slows_the_job_and_loses_nothing_while_stderr_flows(side: 
     )
     until(lambda: bytes(err.read) == b"stderr while stdout waits\n")
     one.call("tails", 1)  # answered although stdout does not move
-    assert {tail["name"] for tail in one.wait("tails", timeout_s=3)["tails"]} == {"out", "err"}
+    assert {tail["name"] for tail in one.wait("tails")["tails"]} == {"out", "err"}
     assert not [event for event in one.seen if event["ev"] == "exited"]
     out.go()
     finish(one)
@@ -280,7 +283,8 @@ def test_a_hung_disk_and_a_flood_never_block_the_rank_and_memory_stays_bounded(s
     assert within(15, since=began)
     status = Path(f"/proc/{one.hello['pid']}/status").read_text()
     assert int(status.partition("VmHWM:")[2].split()[0]) < 48 * 1024
-    output = one.wait("output", timeout_s=5)
+    losses = [event for event in one.seen if event["ev"] == "output"] or [one.wait("output")]  # the first may come before the end
+    assert "does not answer" in losses[-1]["log_errors"]
     one.call("tails", 1)
     one.wait("tails")
     began = time.monotonic()
@@ -288,7 +292,6 @@ def test_a_hung_disk_and_a_flood_never_block_the_rank_and_memory_stays_bounded(s
     assert within(2.5, since=began)
     losses = [event for event in one.seen if event["ev"] == "output"]
     assert losses[-1]["dropped_bytes"] >= 640 * 65536 - 9 * MIB
-    assert "does not answer" in output["log_errors"]
     one.process.kill()
     one.process.wait()
     assert len(out.join()) == 640 * 65536
@@ -303,7 +306,7 @@ def test_kill_9_of_the_supervisor_ends_the_job_though_disk_and_stdout_hang(side:
     pid = one.run(script("import os\nwhile True: os.write(1, b'w' * 65536)"))["pid"]
     until(lambda: select.select([read_fd], [], [], 0)[0] != [])
     one.process.kill()
-    until(lambda: not Path(f"/proc/{pid}").exists() and not alive(one.hello["pid"]), timeout_s=5)
+    until(lambda: not Path(f"/proc/{pid}").exists() and not alive(one.hello["pid"]))
     os.close(read_fd)
 
 

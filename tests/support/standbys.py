@@ -96,7 +96,7 @@ class Ranks:
         wait_for(lambda: standby.poll() != PREPARING, "the standby", 100)
         return standby
 
-    def hand_over(self, *args: str, attempt: int = 2, env: Mapping[str, str] | None = None, deadline_s: float = 10.0) -> bool:
+    def hand_over(self, *args: str, attempt: int = 2, env: Mapping[str, str] | None = None, deadline_s: float = 60.0) -> bool:
         """Have the standby run as the attempt's rank."""
         assert self.standby is not None
         with self._files(attempt) as (out, err):

@@ -16,6 +16,7 @@ import pytest
 from supervisor.config.settings import Settings, Stop
 from supervisor.run import kill_deadline
 from tests.guardian.conftest import alive
+from tests.support.figures import within
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ SLURM = {"SLURM_JOB_ID": "7"}
 
 
 def tool(place: Path, name: str, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a tool of that name first on PATH."""
+    """Put a tool of that name first on PATH. However long a busy machine needs to start it, its answer is in time."""
+    monkeypatch.setattr(kill_deadline, "ANSWER_S", 60.0)
     path = place / name
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
@@ -97,7 +99,7 @@ def test_an_older_slurm_without_the_variable_is_asked(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("told_s", "least", "most"),
     [
-        pytest.param(300, 294, 298, id="the end was moved to that of a grace of five minutes"),
+        pytest.param(300, 238, 298, id="the end was moved to that of a grace of five minutes"),
         pytest.param(7200, 28, 28, id="scancel: the end is where it was, and KillWait counts"),
         pytest.param(0, 28, 28, id="the time limit is reached"),
     ],
@@ -111,20 +113,30 @@ def test_slurms_term(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told_s: fl
     assert least <= left_s <= most
 
 
+@pytest.mark.bench
 @pytest.mark.process
 def test_a_tool_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer_s = kill_deadline.ANSWER_S
     tool(tmp_path, "scontrol", "exec sleep 600", monkeypatch)
+    monkeypatch.setattr(kill_deadline, "ANSWER_S", answer_s)
     began = time.monotonic()
     assert kill_deadline.left_s(signal.SIGTERM, ends_in(3600), NOTHING) == pytest.approx(28)
-    assert time.monotonic() - began < kill_deadline.ANSWER_S + 3
+    assert within(answer_s + 3, since=began)
 
 
 @pytest.mark.process
 def test_a_tool_that_does_not_answer_is_ended_with_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool(tmp_path, "scontrol", f"sleep 600 & echo $! > {tmp_path}/pid; wait", monkeypatch)
-    monkeypatch.setattr(kill_deadline, "ANSWER_S", 2.0)  # a shell starts in that time on a busy machine
-    kill_deadline.left_s(signal.SIGTERM, ends_in(3600), NOTHING)
-    pid = int((tmp_path / "pid").read_text())
+    monkeypatch.setattr(kill_deadline, "ANSWER_S", 1.0)
+    written = tmp_path / "pid"
+
+    def is_asked() -> bool:
+        """Return whether the tool came so far in the time that it has; on a busy machine its shell may not."""
+        kill_deadline.left_s(signal.SIGTERM, ends_in(3600), NOTHING)
+        return written.exists() and written.read_text().endswith("\n")
+
+    wait_for(is_asked, "the tool has started what it waits for")
+    pid = int(written.read_text())
     wait_for(lambda: not alive(pid), "the end of what scontrol started", 10)
 
 

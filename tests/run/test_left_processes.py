@@ -104,16 +104,19 @@ def test_the_refusal_is_evidence_for_a_wait_with_the_pid(sleeper: subprocess.Pop
 
 
 @pytest.mark.parametrize(
-    ("words", "state", "text"),
+    ("code", "state", "text"),
     [
-        ([sys.executable, "-c", "while True: pass"], "R", "has not ended yet after KILL, and waits for no disk and no driver"),
-        (["sleep", "600"], "S", "survives KILL"),
+        ("while True: pass", "R", "has not ended yet after KILL, and waits for no disk and no driver"),
+        ("time.sleep(600)", "S", "survives KILL"),
     ],
     ids=["computes", "waits"],
 )
-def test_the_alert_blames_no_disk_where_a_process_waits_for_nothing(words: list[str], state: str, text: str) -> None:
+def test_the_alert_blames_no_disk_where_a_process_waits_for_nothing(code: str, state: str, text: str) -> None:
     reporter = MagicMock()
-    with subprocess.Popen(words) as process:  # noqa: S603 - the test's own, which was not killed: it stands for one that was
+    words = [sys.executable, "-c", f"import time\nprint(flush=True)\n{code}"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:  # noqa: S603 - the test's own, never killed: it stands for one that was
+        assert process.stdout is not None
+        process.stdout.readline()  # an interpreter that starts is in other states, too
         wait_for(lambda: (found := process_tree.read(process.pid)) and found.state == state, f"state {state}")
         left_processes.LeftProcesses(MagicMock(), reporter).report_from_us(3, [left(process)], "others")
         process.kill()

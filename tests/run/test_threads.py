@@ -19,6 +19,7 @@ from supervisor.run import threads
 from supervisor.run.loop import Loop
 from supervisor.run.main import JobRun
 from supervisor.run.threads import Threads, attempted, reported_wait
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,8 +35,8 @@ def recurses() -> None:
 
 
 def ends(loop: Loop, when: Callable[[], bool]) -> None:
-    """Let the loop finish as soon as `when` is true, in 10 s at most."""
-    until = time.monotonic() + 10
+    """Let the loop finish as soon as `when` is true, in a minute at most."""
+    until = time.monotonic() + 60
 
     def tick() -> None:
         if when() or time.monotonic() > until:
@@ -65,8 +66,9 @@ def test_what_recurs_comes_again_after_an_exception_and_not_while_it_hangs(loop:
     told: list[str] = []
     threads, hangs, began = Threads(loop, told.append), threading.Event(), []
     threads.recur("look", recurses, wait_s=10)
-    threads.recur("look", lambda: (began.append(1), hangs.wait(10)), wait_s=0.01)
-    threads.recur("look", lambda: began.append(2), wait_s=0.01)
+    threads.recur("look", lambda: (began.append(1), hangs.wait(60)), wait_s=0.01)
+    wait_for(lambda: began, "the thread runs, maybe later than it is waited for")
+    threads.recur("look", lambda: began.append(2), wait_s=10)
     assert began == [1]
     hangs.set()
     ends(loop, lambda: bool(told))

@@ -201,7 +201,7 @@ def test_what_wakes_the_thread_is_not_closed_while_it_is_written_to(known: Signa
 
     def write(fd: int, value: int) -> None:
         really(fd, value)
-        assert watch._answered.wait(10)  # noqa: SLF001  the thread has come to its end meanwhile, but for what it closes
+        assert watch._answered.wait(60)  # noqa: SLF001  the thread has come to its end meanwhile, but for what it closes
         for thread in threads:
             thread.join(0.2)  # it waits for us; if it did not, it would be gone by then
         name = f"/proc/self/fd/{fd}"
@@ -222,11 +222,12 @@ def test_no_descriptor_is_held_before_the_start_nor_after_the_end(known: Signatu
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  a count
     watch = KernelWatch(known, JobProcesses(os.getpid()), Clock.start(), _refused)
     watch.stop()
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208  a count
+    # another test's thread may have one open just now
+    wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before, "none is held", 30)  # noqa: PTH208  a count
     watch.start()
     watch.stop()
     watch.finish(5)
-    wait_for(lambda: len(os.listdir("/proc/self/fd")) == before, "the descriptor is closed", 30)  # noqa: PTH208  a count
+    wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before, "the descriptor is closed", 30)  # noqa: PTH208  a count
     watch.stop()
 
 

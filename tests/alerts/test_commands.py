@@ -47,10 +47,10 @@ def refused(job: Path, endpoint: Endpoint, alert: Callable[..., OutgoingAlert], 
     sender = start(job / "alerts" / "slack", make(SinkOptions("slack", endpoint.url)), 5, log, name="slack")
     for number in (1, 2, 3):
         sender.enqueue(single(alert(number)))
-    assert sender.close(10) == 0
+    assert sender.close(60) == 0
     dead = start(job / "alerts" / "ops", make(SinkOptions("discord", "http://127.0.0.1:9/x")), 5, log, name="ops")
     dead.enqueue(single(alert(4)))
-    assert dead.close(1) == 1
+    assert dead.close(60) == 1
     endpoint.received.clear()
     return job
 

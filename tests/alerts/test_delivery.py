@@ -20,7 +20,7 @@ from supervisor.alerts.sinks.webhook import WebhookSink
 from supervisor.config.sink_kinds import SinkKind
 from supervisor.core.values import replace
 from supervisor.report.log_events import LogEvent
-from tests.support.figures import within
+from tests.support.figures import is_within, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ FAST = RetryPace(base_s=0.02, cap_s=0.1, retry_after_cap_s=1.0)
 def begin(tmp_path: Path, log: Log) -> Iterator[Callable[..., AlertSender]]:
     begun: list[AlertSender] = []
 
-    def make(url: str, deadline_s: float = 5.0) -> AlertSender:
+    def make(url: str, deadline_s: float = 60.0) -> AlertSender:
         begun.append(start(tmp_path / "outbox", WebhookSink(url, b"key"), deadline_s, log, pace=FAST))
         return begun[-1]
 
@@ -81,7 +81,7 @@ def test_alerts_arrive_in_order(
     sent = [alert(incident=number) for number in range(20)]
     for each in sent:
         sender.enqueue(each)
-    assert sender.close(10) == 0
+    assert sender.close(60) == 0
     assert [request.event_id for request in endpoint.received] == [each.event_id for each in sent]
     assert files(tmp_path / "outbox") == []
     assert files(tmp_path / "outbox/sent") == sorted(each.event_id for each in sent)
@@ -108,7 +108,7 @@ def test_an_alert_that_cannot_be_written_is_logged_and_costs_no_other(
     sender = begin(endpoint.url)
     sender.enqueue(replace(alert(1), ts=float("inf")))  # no date
     sender.enqueue(alert(2))
-    assert sender.close(10) == 0
+    assert sender.close(60) == 0
     assert [request.event_id for request in endpoint.received] == [alert(2).event_id]
     assert log.last("alert.failed unmade")["reason"].startswith("OverflowError: ")
 
@@ -119,17 +119,17 @@ def test_what_reached_nobody_is_counted_after_the_end(
     outbox = tmp_path / "outbox"
     reached = begin(endpoint.url)
     reached.enqueue(alert(1))
-    reached.close(10)
+    reached.close(60)
     assert reached.undelivered() is None
     endpoint.script = [(404, {})]
     refused = begin(endpoint.url)
     refused.enqueue(alert(2))
-    refused.close(10)
+    refused.close(60)
     assert refused.undelivered() == Undelivered(1, "webhook", "127.0.0.1", "status 404: no_service", saved=True, outbox=outbox)
     dead = begin(f"http://127.0.0.1:{closed_port}/x")
     dead.enqueue(alert(3))
     dead.enqueue(alert(4))
-    dead.close(2)
+    dead.close(60)
     assert dead.undelivered() == Undelivered(2, "webhook", "127.0.0.1", "Connection refused", saved=True, outbox=outbox)
 
 
@@ -139,7 +139,9 @@ def test_429_waits_as_long_as_it_was_asked_to(
     endpoint.script = [(429, {"Retry-After": "1"}), (200, {})]
     begin(endpoint.url).enqueue(alert())
     wait_until(lambda: len(endpoint.received) == 2)
-    assert 1.0 <= endpoint.received[1].at - endpoint.received[0].at < 3
+    after_s = endpoint.received[1].at - endpoint.received[0].at
+    assert after_s >= 1.0
+    assert is_within(after_s, 3.0)
 
 
 def test_retry_after_has_a_cap(
@@ -147,7 +149,7 @@ def test_retry_after_has_a_cap(
 ) -> None:
     endpoint.script = [(429, {"Retry-After": "86400"}), (200, {})]
     begin(endpoint.url).enqueue(alert())
-    wait_until(lambda: len(endpoint.received) == 2, deadline_s=10)
+    wait_until(lambda: len(endpoint.received) == 2)
 
 
 def test_what_is_refused_is_a_dead_letter_and_the_next_goes_out(
@@ -157,7 +159,7 @@ def test_what_is_refused_is_a_dead_letter_and_the_next_goes_out(
     sender = begin(endpoint.url)
     for number in range(3):
         sender.enqueue(alert(number))
-    assert sender.close(10) == 0
+    assert sender.close(60) == 0
     assert [event for event, _ in log.events] == ["alert.failed refused", "alert.failed refused", "alert.sent"]
     assert files(tmp_path / "outbox/dead") == sorted([alert(0).event_id, alert(1).event_id])
     assert len(endpoint.received) == 3
@@ -168,11 +170,11 @@ def test_an_alert_is_sent_once(begin: Callable[..., AlertSender], endpoint: Endp
     sender = begin(endpoint.url)
     sender.enqueue(alert())
     sender.enqueue(alert())
-    assert sender.close(10) == 0
+    assert sender.close(60) == 0
     again = begin(endpoint.url)
     again.enqueue(alert())  # the same news, shown by a supervisor that replayed its journal
     again.enqueue(alert(2))
-    assert again.close(10) == 0
+    assert again.close(60) == 0
     assert [request.event_id for request in endpoint.received] == [alert().event_id, alert(2).event_id]
 
 
@@ -182,11 +184,11 @@ def test_what_was_not_sent_waits_for_the_next_start(
     sender = begin(f"http://127.0.0.1:{closed_port}/")
     for number in range(3):
         sender.enqueue(alert(number))
-    assert sender.close(5) == 3
+    assert sender.close(60) == 3
     assert log.last("alert.failed left") == {"sink": "webhook", "host": "127.0.0.1", "reason": "Connection refused", "waiting": 3}
     again = begin(endpoint.url)
     again.enqueue(alert(3))
-    assert again.close(10) == 0
+    assert again.close(60) == 0
     assert [request.event_id for request in endpoint.received] == [alert(number).event_id for number in range(4)]
 
 
@@ -195,8 +197,8 @@ def test_a_process_that_closes_at_once_sends_what_was_left(
 ) -> None:
     sender = begin(f"http://127.0.0.1:{closed_port}/")
     sender.enqueue(alert())
-    sender.close(5)
-    assert begin(endpoint.url).close(10) == 0
+    sender.close(60)
+    assert begin(endpoint.url).close(60) == 0
     assert [request.event_id for request in endpoint.received] == [alert().event_id]
 
 
@@ -247,8 +249,8 @@ def test_enqueue_takes_under_a_millisecond_while_disk_and_endpoint_hang(
     try:
         assert hung_disk.entered.wait(30), "the disk was not reached: this measured nothing"
         took_s.sort()
-        assert took_s[len(took_s) // 2] < 0.001
-        assert took_s[-10] < 0.01, "even with other processes on these cores"
+        assert is_within(took_s[len(took_s) // 2], 0.001)
+        assert is_within(took_s[-10], 0.01)
         started = time.monotonic()
         assert sender.close(0.5) > 0
         assert within(1.5, since=started)
@@ -269,7 +271,7 @@ def test_an_alert_gets_out_while_the_disk_hangs(  # noqa: PLR0913, PLR0917 - fix
         sender.enqueue(alert(number))
     wait_until(lambda: len(endpoint.received) == 3)
     hung_disk.release()
-    assert sender.close(10) == 0
+    assert sender.close(60) == 0
     assert [request.event_id for request in endpoint.received] == [alert(number).event_id for number in range(3)]
     assert files(tmp_path / "outbox") == []
 
@@ -316,7 +318,7 @@ def test_an_outbox_that_cannot_be_made_costs_nothing(
     (tmp_path / "outbox").write_text("a file where the directory should be")
     sender = begin(endpoint.url)
     sender.enqueue(alert())
-    assert sender.close(10) == 0
+    assert sender.close(60) == 0
     assert len(endpoint.received) == 1
     assert log.count("alert.failed unsaved") == 1
 
@@ -332,16 +334,17 @@ def test_over_the_cap_the_oldest_that_nobody_has_seen_are_dropped_and_counted(  
 ) -> None:
     monkeypatch.setattr("supervisor.alerts.delivery.CAP", 4)
     endpoint.script = [(0, {}), (200, {})]
-    sender = begin(endpoint.url, deadline_s=2.0)
+    sender = begin(endpoint.url)
     sender.enqueue(alert(0))
     wait_until(lambda: endpoint.received)  # it may have arrived: dropping it would be wrong
     for number in range(1, 7):
         sender.enqueue(alert(number))
+    endpoint.stop.set()  # no answer to the first
     wait_until(lambda: log.count("alert.sent") == 4 and not files(tmp_path / "outbox"))
     assert [request.event_id for request in endpoint.received] == [alert(number).event_id for number in (0, 0, 4, 5, 6)]
     assert log.last("alert.dropped")["total"] == 3
     assert count_dropped(tmp_path / "outbox")[0] == 3
-    assert sender.close(5) == 0
+    assert sender.close(60) == 0
     left = sender.undelivered()
     assert left is not None
     assert left.dropped == 3
@@ -401,7 +404,7 @@ def test_nothing_logged_names_more_than_the_host(
     endpoint.script = [(500, {}), (404, {})]
     sender = begin(endpoint.url)
     sender.enqueue(alert())
-    sender.close(5)
+    sender.close(60)
     shown = repr(log.events) + "".join(path.read_text() for path in (tmp_path / "outbox").rglob("*.json"))
     assert "127.0.0.1" in repr(log.events)
     assert not [secret for secret in ("T0P-SECRET", "s3cret", "key", str(tmp_path)) if secret in shown]
@@ -416,7 +419,7 @@ def test_neither_a_broken_log_nor_a_broken_alert_reaches_the_caller(
     sender = start(tmp_path / "outbox", WebhookSink(endpoint.url, None), 5, broken, pace=FAST)
     sender.enqueue(replace(alert(), ts=float("nan")))
     sender.enqueue(alert())
-    assert sender.close(10) == 0
+    assert sender.close(60) == 0
     assert [request.event_id for request in endpoint.received] == [alert().event_id]
 
 

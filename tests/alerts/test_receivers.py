@@ -78,7 +78,7 @@ def test_a_bad_receiver_gets_its_alert_or_is_reported_and_costs_no_other(  # noq
         endpoint.script = [(200, {})]
         wait_until(lambda: [fields for logged, fields in log.events if logged == "alert.sent" and fields["sink"] == "slack"])
     began = time.monotonic()
-    router.close(time.time(), 5.0)
+    router.close(time.time(), 60.0)
     assert within(2.0, since=began)
     assert [kept.reason for kept in outbox.read_alerts(tmp_path / "slack", "dead")] == ([reason] if outcome == "refused" else [])
     assert [left.reason for left in router.undelivered()] == ([reason] if outcome == "refused" else [])
@@ -103,7 +103,7 @@ def test_a_try_leaves_no_thread_behind(endpoint: Endpoint, status: int, outcome:
     before = set(threading.enumerate())
     assert HttpEndpoint(endpoint.url, None).send("x", b"{}", 20.0 if status else 0.5) == outcome
     for thread in [one for one in threading.enumerate() if one not in before and one.name == "alert-request"]:
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -126,7 +126,7 @@ def test_a_certificate_decides_who_gets_an_alert(  # noqa: PLR0913, PLR0917 - a 
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", f"{certificate(trusted)}.crt")
     endpoint = serve(certificate(subject))
-    outcome = HttpEndpoint(endpoint.url, None).send("x", b"{}", 5.0)
+    outcome = HttpEndpoint(endpoint.url, None).send("x", b"{}", 60.0)
     assert len(endpoint.received) == (not reason)
     assert isinstance(outcome, DeliveryDeferred if reason else Delivered)
     if isinstance(outcome, DeliveryDeferred):
@@ -135,7 +135,7 @@ def test_a_certificate_decides_who_gets_an_alert(  # noqa: PLR0913, PLR0917 - a 
 
 
 def test_https_to_what_speaks_none_is_another_time(endpoint: Endpoint) -> None:
-    outcome = HttpEndpoint(endpoint.url.replace("http:", "https:"), None).send("x", b"{}", 2.0)
+    outcome = HttpEndpoint(endpoint.url.replace("http:", "https:"), None).send("x", b"{}", 60.0)
     assert isinstance(outcome, DeliveryDeferred)
     assert not isinstance(outcome, DeliveryRefused)
     assert endpoint.received == []

@@ -29,7 +29,7 @@ sender = start(pathlib.Path(sys.argv[1]), WebhookSink(sys.argv[2], b"key"), 30.0
 if sys.argv[3] == "raise":
     sender.enqueue(OutgoingAlert("20260102-abcd", "bert", AlertEvent.OPENED, AlertSeverity.WARNING, 1, 3, time.time(), AlertAction.RESTART))
     signal.pause()
-sys.exit(sender.close(10.0))
+sys.exit(sender.close(25.0))
 """
 
 

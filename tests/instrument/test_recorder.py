@@ -53,8 +53,10 @@ def ended(attempt: Attempt, code: str, asks: int) -> tuple[int, list[recorder.Re
     with subprocess.Popen(command, env=attempt.env(), stdin=pipe, stdout=pipe, stderr=null) as rank:  # noqa: S603 - our own interpreter
         assert rank.stdout is not None
         pid = int(rank.stdout.readline())
+        if asks:  # the thread that answers may begin after the group is made
+            wait_for(lambda: recorder.request(attempt.directory, pid, deadline_s=20).groups, "the first answer")
         with ThreadPoolExecutor() as askers:
-            answers = list(askers.map(lambda _: recorder.request(attempt.directory, pid, deadline_s=20), range(asks)))
+            answers = list(askers.map(lambda _: recorder.request(attempt.directory, pid, deadline_s=60), range(asks)))
         rank.communicate(b"\n", timeout=60)
     assert recorder.request(attempt.directory, pid).unreadable == "it does not answer"
     return rank.returncode, answers

@@ -46,7 +46,7 @@ class Ear:
             self.heard.append((what, text))
             self._changed.notify_all()
 
-    def await_word(self, what: str, text: str = "", within_s: float = 20.0) -> str:
+    def await_word(self, what: str, text: str = "", within_s: float = 60.0) -> str:
         """Wait until `what` was called with `text` in its text, and return that text."""
         until = time.monotonic() + within_s
         with self._changed:
@@ -56,7 +56,7 @@ class Ear:
                         return said
                 assert self._changed.wait(max(0.0, until - time.monotonic())) or time.monotonic() < until, f"{what} {text}: {self.heard}"
 
-    def await_synced(self, seq: int, within_s: float = 20.0) -> None:
+    def await_synced(self, seq: int, within_s: float = 60.0) -> None:
         """Wait until everything up to `seq` is durable."""
         until = time.monotonic() + within_s
         with self._changed:

@@ -14,6 +14,7 @@ from supervisor.guardian.logs import KEPT, Appender, LogFile
 from supervisor.observe import collect, log_watch
 from supervisor.observe.anchor_scanner import scanner
 from supervisor.observe.log_watch import LogWatch, StreamRead
+from tests.support.figures import costs_at_most, within
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def test_streams_that_appear_later_are_read_and_named_by_their_files(watch: LogW
     began = time.time()
     for name in ("rank-0.out", "rank-0.err", "rank-11.log", "agent.err", "rank-0.out.gz", "notes.txt"):
         (directory / name).write_text(TRACEBACK.format(mib=20))
-    read = watch.finish(5)
+    read = watch.finish(60)
     assert {(stream.rank, stream.name) for stream in read} == {(0, "out"), (0, "err"), (11, "both"), (-1, "err")}
     assert asked(read) == [20] * 4
     assert all(began <= fact.t <= time.time() for stream in read for fact in stream.evidence if fact.claim)
@@ -73,7 +74,7 @@ def test_a_file_system_whose_clock_is_wrong_does_not_move_what_is_read_into_anot
     new.write_text(TRACEBACK.format(mib=20))
     os.utime(new, (began + ahead_s, began + ahead_s))
     new.rename(directory / "rank-0.err")
-    (stream,) = watch.finish(5)
+    (stream,) = watch.finish(60)
     assert all(began - 1 <= fact.t <= time.time() for fact in stream.evidence if fact.claim)
 
 
@@ -90,7 +91,7 @@ def test_nothing_is_lost_where_the_guardian_rotates(watch: LogWatch, tmp_path: P
             wait_for(lambda: appender.idle, "the guardian's thread has written", 30)
             watch.read_now()
             wait_for(lambda: watch.bytes_passed == written, "a look at all of it", 30)  # noqa: B023  waited for in this round
-    (stream,) = watch.finish(5)
+    (stream,) = watch.finish(60)
     assert os.path.exists(f"{log.path}.4")  # noqa: PTH110  it was rotated
     assert (stream.skipped, stream.gaps) == (0, 0)
     assert stream.evidence[0].rank is None  # the file says which
@@ -113,7 +114,7 @@ def test_what_was_rotated_away_between_two_looks_is_reported(tmp_path: Path, kno
 
     def now() -> float:  # asked once for each file in each look: the second waits, and what follows is rotated meanwhile
         if looked.is_set():
-            goes_on.wait(10)
+            goes_on.wait(60)
         looked.set()
         return time.time()
 
@@ -122,8 +123,8 @@ def test_what_was_rotated_away_between_two_looks_is_reported(tmp_path: Path, kno
     wait_for(lambda: watch.bytes_passed == 64 * 1024, "the first look", 30)
     write(2, KEPT + 1)
     goes_on.set()
-    wait_for(lambda: watch.bytes_passed == (1 + KEPT) * 64 * 1024, "a look at all that is left", 10)
-    (stream,) = watch.finish(5)
+    wait_for(lambda: watch.bytes_passed == (1 + KEPT) * 64 * 1024, "a look at all that is left", 60)
+    (stream,) = watch.finish(60)
     assert asked((stream,)) == [1, *range(3, KEPT + 3)]
     assert stream.gaps == 1
     assert [fact.name for fact in collect.logs([stream], launches=False) if fact.source == "observer"] == ["skipped"]
@@ -138,7 +139,7 @@ def test_a_flood_is_sampled_and_what_was_left_out_is_counted(watch: LogWatch, tm
         file.write(TRACEBACK.format(mib=3).encode())
     directory.mkdir()
     (tmp_path / "flood").rename(directory / "rank-0.out")  # there at once, so that one look meets all of it
-    (stream,) = watch.finish(5)
+    (stream,) = watch.finish(60)
     assert stream.skipped > 32 << 20
     assert asked((stream,)) == [1, 3]
     assert stream.end.endswith(b"79.15 GiB\n")
@@ -155,21 +156,21 @@ def test_what_begins_in_the_middle_of_a_line_is_not_taken_for_a_line(
     (tmp_path / "rank-0.out").write_text("y\n" * 5000 + quoted[:start] + tail)
     watch = LogWatch(tmp_path, known, time.time)
     watch.start()
-    (stream,) = watch.finish(5)
+    (stream,) = watch.finish(60)
     assert stream.skipped == 10_000 + start - 2048
     assert not asked((stream,))
 
 
+@pytest.mark.bench
 def test_lines_that_all_look_like_failures_do_not_hold_the_verdict_up(watch: LogWatch, tmp_path: Path) -> None:
     (tmp_path / "0001").mkdir()
     for rank in range(8):
         (tmp_path / "0001" / f"rank-{rank}.err").write_text((OOM.format(mib=5) + "\n") * 20_000)
     began = time.monotonic()
-    read = watch.finish(10)
-    took = time.monotonic() - began
+    read = watch.finish(60)
+    assert within(2, since=began)  # some 0.2 s on an idle machine; all of it would be half a minute
     assert len(read) == 8
     assert all(stream.end.endswith(b"79.15 GiB\n") and asked((stream,)) for stream in read)
-    assert took < 2  # some 0.2 s on an idle machine; all of it would be half a minute
 
 
 def test_a_file_that_is_emptied_is_read_from_its_beginning(watch: LogWatch, tmp_path: Path) -> None:
@@ -179,7 +180,7 @@ def test_a_file_that_is_emptied_is_read_from_its_beginning(watch: LogWatch, tmp_
     watch.read_now()
     wait_for(lambda: watch.bytes_passed == log.stat().st_size, "the first look", 30)
     log.write_text(TRACEBACK.format(mib=2))
-    assert asked(watch.finish(5)) == [1, 2]
+    assert asked(watch.finish(60)) == [1, 2]
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link", "directory"])
@@ -193,7 +194,7 @@ def test_what_is_no_file_is_a_problem_and_is_not_waited_for(watch: LogWatch, tmp
     else:
         (directory / "rank-0.out").mkdir()
     (directory / "rank-1.out").write_text(TRACEBACK.format(mib=4))
-    read = {stream.rank: stream for stream in watch.finish(5)}
+    read = {stream.rank: stream for stream in watch.finish(60)}
     assert "rank-0.out" in read[0].problem
     assert asked((read[1],)) == [4]
 
@@ -207,14 +208,14 @@ def test_signatures_that_cannot_be_read_raise_at_the_caller(tmp_path: Path) -> N
     watch = LogWatch(tmp_path, none, time.time)  # type: ignore[arg-type]  # that is the fault
     watch.start()
     with pytest.raises(ValueError, match="no signatures"):
-        watch.finish(5)
+        watch.finish(60)
 
 
 def test_a_disk_that_does_not_answer_holds_up_nobody_beyond_the_deadline(tmp_path: Path, known: Signatures) -> None:
     hangs = threading.Event()
 
     def stuck() -> float:
-        hangs.wait(20)
+        hangs.wait(60)
         return time.time()
 
     (tmp_path / "rank-0.out").write_text("x\n")
@@ -225,11 +226,12 @@ def test_a_disk_that_does_not_answer_holds_up_nobody_beyond_the_deadline(tmp_pat
     hangs.set()
 
 
+@pytest.mark.bench
 def test_sixteen_quiet_files_cost_next_to_nothing(watch: LogWatch, tmp_path: Path) -> None:
     (tmp_path / "0001").mkdir()
     for rank in range(16):
         (tmp_path / "0001" / f"rank-{rank}.log").write_text("step 1\n")
     wait_for(lambda: watch.bytes_passed == 16 * 7, "all files have been read", 30)
-    passes, began = watch.passes, time.process_time()
-    wait_for(lambda: watch.passes >= passes + 3, "three more passes", 10)
-    assert time.process_time() - began < 0.2  # 3 looks; most of this is the waiting itself
+    passes = watch.passes
+    with costs_at_most(0.2, "3 looks; most of this is the waiting itself"):
+        wait_for(lambda: watch.passes >= passes + 3, "three more passes")

@@ -179,8 +179,7 @@ def test_the_file_that_a_rank_polls_is_had_from_its_loop(ranks: Ranks, tmp_path:
     (tmp_path / "baton.py").write_text(POLLS)
     (tmp_path / "lock").touch()
     ranks.start(str(tmp_path / "baton.py"), str(tmp_path / "lock"))
-    wait_for(lambda: ranks.processes[0].poll() is None and ranks.look().ranks[0].process.awaits, "the wait in the look", 20)
-    (found,) = ranks.look().ranks[0].process.awaits
+    (found,) = wait_for(lambda: ranks.look().ranks[0].process.awaits, "the wait in a look", alive=lambda: ranks.processes[0].poll() is None)
     assert found.name == str(tmp_path / "lock")
     (tmp_path / "lock").unlink()
     assert ranks.processes[0].wait(30) == 0, "the loop went on as if nobody had looked"

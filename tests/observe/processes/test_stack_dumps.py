@@ -61,7 +61,7 @@ def directory(tmp_path: Path) -> Path:
 def test_all_threads_of_a_rank_again_and_again(directory: Path) -> None:
     with _running(directory) as (pid, ticks):
         for _ in range(2):
-            text = stack_dumps.request(pid, ticks, directory)
+            text = stack_dumps.request(pid, ticks, directory, deadline_s=60)
             assert "in idle" in text
             assert "in stuck" in text
             assert text.count("in idle") == 1  # each answer holds one dump

@@ -33,11 +33,12 @@ from supervisor.config.intervals import FACTOR_VARIABLE
 from supervisor.config.settings import JobSection, Settings
 from supervisor.errors import SuperviseError
 from supervisor.journal.records import Damage, scan
+from tests.support.figures import within
 from tests.support.folding import check_fold
 from tests.support.frameworks import variables
 from tests.support.ledgers import check_ledgers_below
 from tests.support.network import Network
-from tests.support.waiting import is_running, wait_for
+from tests.support.waiting import is_running, patience_s, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -224,6 +225,7 @@ class Supervised:
 
     def exit_code(self, deadline_s: float = 90.0) -> int:
         """Await the end; return the exit code as a shell would tell it."""
+        deadline_s = patience_s(deadline_s)
         try:
             code = self.process.wait(deadline_s)
         except subprocess.TimeoutExpired:
@@ -235,11 +237,14 @@ class Supervised:
         return {pid: line for pid, line in processes_with(self.mark).items() if pid != self.process.pid and is_running(pid)}
 
     def wait_for_nothing_left(self, deadline_s: float = 5.0) -> None:
-        """Fail if a process of this run is alive after `deadline_s`; 5 s for the guardian, which leaves once supervise is gone."""
+        """Fail if a process of this run is alive after `deadline_s`; 5 s for the guardian, which leaves once supervise is gone.
+
+        On a busy machine both are ten times as long.
+        """
         began = time.monotonic()
         while left := self.leftovers():
             only_guardian = all("/supervisor/guardian --link-fd " in line for line in left.values())
-            if time.monotonic() > began + (max(deadline_s, 5.0) if only_guardian else deadline_s):
+            if not within(max(deadline_s, 5.0) if only_guardian else deadline_s, since=began):
                 pytest.fail(f"left behind after {deadline_s} s: {left}")
             time.sleep(0.02)
 
@@ -255,7 +260,7 @@ class Supervised:
                     os.close(handle)
             self.process.poll()
             time.sleep(0.05)
-        self.process.wait(5)
+        self.process.wait(60)
         for scratch in set(re.findall(r'"scratch":"(/dev/shm/supervise-[^"/]+)"', self.journal())):
             shutil.rmtree(scratch, ignore_errors=True)  # still there where supervise was killed
 

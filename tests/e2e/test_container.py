@@ -76,9 +76,12 @@ def test_process_1_reaps_orphans_of_strangers_lets_them_live_and_ends_on_term(su
     run.rank_pids()
     first = first_process(run)
     mine = set(states(first))
-    # a shell of `kubectl exec` that leaves two processes behind: one that ends, one that stays
-    assert inside(run, "sh", "-c", "exec >/dev/null 2>&1; (sleep 1 &); (sleep 100 &)").returncode == 0
+    # a shell of `kubectl exec` that leaves two processes behind: one that ends once both were seen, one that stays
+    ends = run.place / "one-ends"
+    waits = f"(while [ ! -e '{ends}' ]; do sleep 0.1; done &)"
+    assert inside(run, "sh", "-c", f"exec >/dev/null 2>&1; {waits}; (sleep 100 &)").returncode == 0
     orphans = wait_for(lambda: len(found := set(states(first)) - mine) == 2 and found, "the orphans of process 1", 30)
+    ends.touch()
     (left,) = wait_for(lambda: len(found := set(states(first)) & orphans) == 1 and found, "one of them to be reaped", 30)
     assert states(first)[left] in "SR", "a process of somebody else was ended"
     first.send_signal(signal.SIGTERM)

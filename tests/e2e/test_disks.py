@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ import pytest
 from supervisor.journal.past import read_past
 from supervisor.journal.records import Header, encode, scan
 from tests.checkpointing import mounts
+from tests.support.figures import within
 from tests.support.folding import check_fold
 from tests.support.waiting import wait_for
 
@@ -236,6 +238,7 @@ def test_a_job_without_its_lock_and_journal_is_not_ended_when_the_lease_is_due(s
 NO_SHM = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o ro,size=16k none /dev/shm && exec "$@"', "sh")
 
 
+@pytest.mark.bench
 def test_a_stop_is_obeyed_while_the_jobs_own_directory_hangs(supervise: Run, surroundings: type[Surroundings], tmp_path: Path) -> None:
     place, go = tmp_path / "work", tmp_path / "go"
     place.mkdir()
@@ -247,7 +250,9 @@ def test_a_stop_is_obeyed_while_the_jobs_own_directory_hangs(supervise: Run, sur
         go.touch()
         wait_for(lambda: '"BeginAttempt",{"attempt":2' in run.journal(), "the next attempt", 30, alive=run.alive)
         run.signal(signal.SIGTERM)
-        assert run.exit_code(deadline_s=8) == 143
+        asked = time.monotonic()
+        assert run.exit_code() == 143
+        assert within(8, since=asked)
         assert run.attempts() == 1
     run.wait_for_nothing_left()
 
@@ -291,6 +296,8 @@ def test_status_why_and_logs_while_it_runs_and_when_supervise_is_gone(supervise:
     ]
     run = supervise(*job, options=RESUMING)
     run.wait_for_step(8)  # not before the second attempt
+    # the ranks may be ahead of the journal, which has a thread of its own
+    wait_for(lambda: run.status()["attempt"] == 2 and run.status()["stage"] == "running", "the second attempt in status", alive=run.alive)
     told = run.status()
     assert (told["stage"], told["attempt"], told["incidents"], told["exit_code"]) == ("running", 2, 1, None)
     assert told["supervisor"] == {"pid": run.process.pid, "alive": True}

@@ -106,6 +106,7 @@ def test_term_lets_the_ranks_save_and_ends_with_143(supervise: Callable[..., Sup
     run.wait_for_nothing_left()
 
 
+@pytest.mark.bench
 @pytest.mark.parametrize(  # under torchrun test_survival.py shows it, and the start after it
     "launcher", [PLAIN, pytest.param(NO_TORCH, marks=pytest.mark.slow)], ids=["plain", "torchrun"]
 )
@@ -166,6 +167,7 @@ def test_a_job_whose_checkpoints_are_all_torn_stops_with_65_and_touches_none_of_
     run.wait_for_step(13)
     pid = run.rank_pids()[0]
     os.kill(pid, signal.SIGSTOP)  # nothing is saved any more
+    wait_for(lambda: "(stopped)" in Path(f"/proc/{pid}/status").read_text(), "the stop")
     checkpoints = sorted((run.place / "ckpt").glob("*.pt"))
     for checkpoint in checkpoints:
         os.truncate(checkpoint, checkpoint.stat().st_size // 2)

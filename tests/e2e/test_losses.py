@@ -41,11 +41,11 @@ while not pathlib.Path("end").exists():
 def test_a_nan_is_warned_of_as_long_as_it_lasts_and_ends_nothing(supervise: Callable[..., Supervised]) -> None:
     run = supervise(sys.executable, "-c", PRINTS, options=["--set", "instrument.enabled=false"])
     wait_for(lambda: "loss is NaN, 2 times in a row" in run.stderr, "the warning", 30, alive=run.alive)
-    (warning,) = run.status()["warnings"]
+    (warning,) = wait_for(lambda: run.status()["warnings"], "the warning in status", alive=run.alive)  # its record may come after its line
     assert warning.startswith("loss is NaN, 2 times in a row (step ")
     (run.place / "good").touch()
     wait_for(lambda: "loss: over: loss is 2.5 again" in run.stderr, "the end of it", 30, alive=run.alive)
-    assert run.status()["warnings"] == []
+    wait_for(lambda: run.status()["warnings"] == [], "no warning in status", alive=run.alive)
     (run.place / "end").touch()
     assert run.exit_code(deadline_s=20) == 0
     assert run.journal().count('"event":"LossChanged"') == 2

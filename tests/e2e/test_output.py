@@ -71,7 +71,7 @@ class Terminal:
         """Type at the keyboard."""
         os.write(self.master, text.encode())
 
-    def await_text(self, pattern: str, deadline_s: float = 30.0) -> str:
+    def await_text(self, pattern: str, deadline_s: float = 60.0) -> str:
         """Return what was shown since the last call, up to a match of `pattern`."""
         deadline = time.monotonic() + deadline_s
         while not (match := re.compile(pattern.encode()).search(self.shown, self._looked_at)):
@@ -81,7 +81,7 @@ class Terminal:
         self._looked_at = match.end()
         return text
 
-    def rest(self, deadline_s: float = 30.0) -> str:
+    def rest(self, deadline_s: float = 60.0) -> str:
         """Return what was shown since the last look, up to the end of everybody who held the terminal."""
         deadline = time.monotonic() + deadline_s
         while self._read(0.1):
@@ -493,7 +493,7 @@ def test_the_job_learns_of_a_window_that_changes_its_size(
         seen = []
         signal.signal(signal.SIGWINCH, lambda *_: seen.append(tuple(os.get_terminal_size())))
         print("ready", flush=True)
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while (55, 20) not in seen and time.monotonic() < until:
             time.sleep(0.01)
         print("resized to", seen[-1])

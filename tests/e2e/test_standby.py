@@ -61,7 +61,7 @@ def test_the_ranks_of_the_next_attempt_are_the_standbys(supervise: Callable[...,
     run = supervise(*TORCHRUN, *TRAINING, options=OPTIONS)
     waiting = ready(run, 1)
     first = dict(starts(run, 2))
-    assert run.status()["standby"]["pids"] == waiting
+    wait_for(lambda: run.status()["standby"]["pids"] == waiting, "status to show them", alive=run.alive)  # the log may be ahead
     run.wait_for_step(40)
     os.kill(first[1], signal.SIGKILL)
     assert sorted(pid for _, pid in starts(run, 4)[2:]) == waiting

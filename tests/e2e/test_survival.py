@@ -53,10 +53,17 @@ def children_of(parent: int) -> list[int]:
     return [pid for pid in pids if parent_of(pid) == parent and is_running(pid)]
 
 
+def command_line_of(pid: int) -> bytes:
+    """Return its words, b"" where it is gone: a probe comes and goes."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
 def helpers_of(run: Supervised) -> dict[str, int]:
     """Return the pids of the supervisor, the guardian and what it started: the agent, accelerate's launcher, a plain command."""
-    (guardian,) = (pid for pid in children_of(run.process.pid) if b"guardian" in Path(f"/proc/{pid}/cmdline").read_bytes())
-    started = [pid for pid in children_of(guardian) if b"tests/jobs" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    (guardian,) = (pid for pid in children_of(run.process.pid) if b"guardian" in command_line_of(pid))
+    started = [pid for pid in children_of(guardian) if b"tests/jobs" in command_line_of(pid)]
     return {"supervisor": run.process.pid, "guardian": guardian, "agent": started[0]}
 
 
@@ -73,9 +80,9 @@ def strike(*pids: int) -> float:
 
 
 def assert_gone(pids: set[int], since: float, within_s: float = 5.0) -> None:
-    """Fail where one of them is alive `within_s` after `since`."""
+    """Fail where one of them is alive `within_s` after `since`, ten times as much on a busy machine."""
     while alive := {pid for pid in pids if is_running(pid)}:
-        if time.monotonic() > since + within_s:
+        if not within(within_s, since=since):
             pytest.fail(f"alive {within_s} s after the kill: {alive}")
         time.sleep(0.02)
 
@@ -142,8 +149,8 @@ def test_a_guardian_that_is_killed_before_its_first_word_is_started_again(superv
                 struck += 1
             wait_for(lambda pid=pid: not is_running(pid), "it is dead", 30)  # type: ignore[misc]  # a bound loop variable
     assert run.exit_code() == 0
-    assert struck == 2
-    assert run.attempts() in {1, 2}  # the second where its first word was quicker than we
+    assert struck >= 1  # once only where the job was quicker than we
+    assert 1 <= run.attempts() <= struck + 1  # a further one where its first word was quicker than we
 
 
 @pytest.mark.parametrize(

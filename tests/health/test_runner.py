@@ -85,7 +85,7 @@ def test_a_probe_in_the_kernel_is_reported_with_its_place(fake_nvml: FakeNvml, r
 @pytest.mark.process
 def test_sampling_goes_on_after_a_hang(fake_nvml: FakeNvml, runner: Runner) -> None:
     fake_nvml.set({"0.hang_ms.nvmlDeviceGetTemperature": 600_000})
-    first = runner.sample(("nvml", "pci"), Ask(deadline_s=0.5))
+    first = runner.sample(("nvml", "pci"), Ask(deadline_s=2.0))
     assert first.table(OUTCOME, NVML)["state"] == "hung"
     assert first.table(OUTCOME, "probe:pci")["state"] == "answered", "the next probe has a process of its own"
     fake_nvml.set({"0.hang_ms.nvmlDeviceGetTemperature": None})
@@ -97,7 +97,7 @@ def test_one_hang_holds_up_no_other_probe(fake_nvml: FakeNvml) -> None:
     fake_nvml.set({"0.hang_ms.nvmlDeviceGetTemperature": 600_000})
     awaited: list[list[str]] = []
     runner = Runner(environ=fake_nvml.environ, awaited=lambda names: awaited.append([*names]))
-    now = runner.sweep(("nvml", "pci", "driver"), Ask(deadline_s=1.5))
+    now = runner.sweep(("nvml", "pci", "driver"), Ask(deadline_s=2.0))
     assert (awaited[0], awaited[-2:]) == (["nvml", "pci", "driver"], [["nvml"], []])
     assert {one.subject: now.table(OUTCOME, one.subject)["state"] for one in now.of(OUTCOME)} == {
         NVML: "hung", "probe:pci": "answered", "probe:driver": "answered",

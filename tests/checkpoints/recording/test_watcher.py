@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from checkpointing.io.tree import ReadOptions
     from checkpointing.model import Verification
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class Watched:
@@ -118,14 +118,15 @@ def test_a_file_is_read_only_once_it_stood_still(tmp_path: Path, watch: Callable
     watched = watch(quiet_s=0.5)
     path = tmp_path / "step_5.pt"
     save(path, 5)
-    written: list[float] = []
+    written: list[tuple[float, float]] = []
     for _ in range(40):
+        before = time.monotonic()
         os.utime(path)  # it goes on changing
-        written.append(time.monotonic())
+        written.append((before, time.monotonic()))
         threading.Event().wait(0.025)
     assert watched.next() == ("step_5.pt", 5)
-    (told_at,) = watched.told_at
-    assert not [at for at in written if told_at - 0.5 < at < told_at]
+    # more than once where this thread itself stood still for so long
+    assert not [at for told_at in watched.told_at for at in written if told_at - 0.5 < at[0] <= at[1] < told_at]
 
 
 def test_a_file_whose_save_was_seen_to_end_is_read_at_once(tmp_path: Path) -> None:

@@ -230,10 +230,10 @@ def test_a_listing_goes_on_while_its_thread_works_and_is_left_when_it_hangs() ->
     with pytest.raises(DiskSilent, match="no byte came for 120 s"):
         watch.call("/ckpt", hangs.wait)
     hangs.set()
-    slow = ReadWatch(stall_s=0.2)
+    slow = ReadWatch(stall_s=1.0)
     pause = threading.Event()
-    # real time: forty short waits, each shorter than the stall and all together longer
-    assert slow.call("/ckpt", lambda: [pause.wait(0.01) for _ in range(40)]) == [False] * 40
+    # real time: forty short waits, each much shorter than the stall and all together longer
+    assert slow.call("/ckpt", lambda: [pause.wait(0.03) for _ in range(40)]) == [False] * 40
 
 
 def test_times_are_said_as_people_say_them() -> None:

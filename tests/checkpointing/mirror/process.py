@@ -66,7 +66,7 @@ class Place:
 
     def backend(self) -> Backend:
         """Give the backend that the process uses, in this process."""
-        return open_backend(self.url, S3Options(**self.s3, read_timeout_s=5.0))
+        return open_backend(self.url, S3Options(**self.s3, read_timeout_s=30.0))
 
     def objects(self) -> dict[str, int]:
         """List what is in the bucket, past the proxy."""
@@ -165,7 +165,7 @@ class Process:
         if self.popen.stdin is not None:
             self.popen.stdin.close()
         try:
-            self.popen.wait(20)
+            self.popen.wait(60)
         finally:
             self.popen.kill()
             self.popen.wait()

@@ -133,7 +133,7 @@ def test_a_start_on_a_fresh_node_learns_how_to_declare_the_place(tmp_path: Path,
 
 def test_two_nodes_of_one_disk_take_turns(tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     path, _ = brought(tmp_path, backend, 1, 11 << 20)
-    real, reading = type(backend).read, threading.Barrier(2, timeout=30)
+    real, reading = type(backend).read, threading.Barrier(2, timeout=60)
     waits = iter([reading.wait])
 
     def slowly(self: Backend, key: str, offset: int, n_bytes: int) -> Iterator[bytes]:

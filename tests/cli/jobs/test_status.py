@@ -148,7 +148,7 @@ def test_it_speaks_of_what_the_fold_knows(written: Any, capsys: pytest.CaptureFi
 def journalled(written: Any, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """Return what `status --json` prints once all that was written is on the disk."""
     last = written.journal.append(Note("mark"), t=0.0, durable=True)
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while written.journal.health().synced_seq < last:
         assert time.monotonic() < until
         time.sleep(0.005)

@@ -69,7 +69,7 @@ def test_a_job_is_stopped_by_its_name_and_what_became_of_it_is_shown(
     job = supervise("--job", "train", "--", "sh", "-c", "touch began; sleep 1000")
     began(tmp_path)
     assert main(["stop", "--job", "train"]) == 0
-    assert job.wait(10) == 143
+    assert job.wait(60) == 143
     out, err = capsys.readouterr()
     shown, again = out.splitlines()
     assert shown.startswith("job train: stopped")
@@ -117,7 +117,7 @@ def test_a_stop_that_takes_longer_goes_on_and_can_be_hurried(
         wait_for(lambda: stage(tmp_path) == "stopping", "the supervisor has taken the request", 60)
     assert job.poll() is None
     assert main(["stop", "--hurry", "--wait-s", "60"]) == 0
-    assert job.wait(10) == 143
+    assert job.wait(60) == 143
 
 
 def held(written: Any, **process: Any) -> None:

@@ -35,7 +35,7 @@ LOGIN = b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n
     ],
 )
 def test_a_connection_on_which_no_request_comes_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
-    monkeypatch.setattr(server, "REQUEST_S", 0.1)
+    monkeypatch.setattr(server, "REQUEST_S", 0.5)
 
     async def connect(port: int) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -48,13 +48,13 @@ def test_a_connection_on_which_no_request_comes_is_closed(tmp_path: Path, monkey
 
 
 def test_one_that_waits_for_an_answer_is_not_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "REQUEST_S", 0.1)
+    monkeypatch.setattr(server, "REQUEST_S", 0.5)
 
     async def watch(port: int) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(REQUEST.replace(b"/live.js", b"/changes"))
         with pytest.raises(TimeoutError):  # the stream goes on
-            await asyncio.wait_for(reader.read(-1), 0.5)
+            await asyncio.wait_for(reader.read(-1), 1.5)
         writer.close()
         return b""
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Supervised
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120), pytest.mark.usefixtures("short_intervals")]
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("short_intervals")]
 
 SCRIPT = """
 import os, sys, time, torch

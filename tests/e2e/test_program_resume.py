@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Supervised
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.process
 
 #: As nanoGPT does: globals that a file of its own overrides, one checkpoint that is written in place, a switch that begins with it.
 NANOGPT = """

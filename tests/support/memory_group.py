@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from health.probes import control_groups
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,4 +34,11 @@ def memory_group(mib: int) -> Iterator[Path]:
             group.rmdir()
         pytest.skip(f"no memory group can be made here: {error}")
     yield group
-    group.rmdir()
+    wait_for(lambda: _is_removed(group), "the end of the last process in the group")
+
+
+def _is_removed(group: Path) -> bool:
+    """Remove it; return whether it is gone: it is busy while a process that was killed is still leaving."""
+    with contextlib.suppress(OSError):
+        group.rmdir()
+    return not group.exists()

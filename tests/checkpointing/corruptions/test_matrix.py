@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from .sound import Made
 
 pytestmark = [
-    pytest.mark.timeout(60),
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]

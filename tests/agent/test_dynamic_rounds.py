@@ -19,7 +19,7 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 SET = threading.local()
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import Store
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 FIRST, SECOND = (rendezvous.MetNode(index, 2, f"10.0.0.{index}") for index in (0, 1))
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from supervisor.checkpoints.recording.reports import CheckpointReport
     from supervisor.core.events import CheckpointSelected
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 GRAIN_S = 0.05
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from supervisor.checkpoints.recording.reports import CheckpointReport
     from supervisor.core.events import CheckpointSelected
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 SWITCH = ResumeWay(Knob("resume", "", "--init_from=resume", by="nanogpt", counts="switch"), "--init_from=resume")
 
 

@@ -149,7 +149,7 @@ def test_a_closed_stdout_is_said_once_and_the_job_goes_on_captured(side: Callabl
     """)
     )
     finish(one)
-    assert head.wait(10) == 0
+    assert head.wait(60) == 0
     assert out.join() == b"first\n"
     assert [event for event in one.seen if event["ev"] == "stdout_closed"] == [{"ev": "stdout_closed", "stream": 1}]
     assert (one.logs() / "rank-0.out").stat().st_size == 6 + 2_500_000

@@ -17,7 +17,7 @@ from supervisor.node.node_environment import EnvironmentComparison, NodeEnvironm
 if TYPE_CHECKING:
     from pathlib import Path
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 SAME = {"env.versions": {"torch": "2.9.0", "nccl": "2.27.5", "driver": "580.1"}, "env.variables": {}}
 
 

@@ -135,7 +135,7 @@ def test_a_disk_without_room_for_the_next_checkpoints_is_reported_once_and_so_is
     watcher.start()
     for step in (1, 2, 3):
         save(job.cwd / "ckpt" / f"step-{step}.pt", step)
-        seen.append(asked.get(timeout=20))
+        seen.append(asked.get(timeout=60))
     assert seen == [str(job.cwd / "ckpt")] * 3
     assert watcher.stop(20)
     alerts = []

@@ -168,7 +168,7 @@ def test_what_hangs_is_not_asked_again_before_it_answers(tmp_path: Path, disk: H
     disk.paths.clear()
     disk.answers.set()
     (left,) = watch._left  # noqa: SLF001 -- its thread
-    assert left.done.wait(10)
+    assert left.done.wait(60)
     assert choose(tmp_path, watch).chosen is not None
 
 
@@ -178,7 +178,7 @@ def test_what_a_left_read_finds_later_counts_for_nothing(tmp_path: Path, disk: H
     selection = choose(tmp_path, watch, cache)
     disk.answers.set()
     (left,) = watch._left  # noqa: SLF001 -- its thread
-    assert left.done.wait(10)
+    assert left.done.wait(60)
     (candidate,) = find(["*.pt"], str(tmp_path)).candidates
     assert (selection.chosen, cache.get(candidate.path, candidate.identity)) == (None, None)
     assert [answer.verdict for answer in left.answers] == [Verdict.UNKNOWN]  # type: ignore[attr-defined]
@@ -197,7 +197,7 @@ def test_a_read_that_nobody_waited_for_blames_no_disk_and_the_next_selection_rea
 
     def unpickles(_how: ReadOptions) -> str:  # for seconds, in which it does not look whether anybody waits
         reading.set()
-        return "whole" if goes_on.wait(10) else "late"
+        return "whole" if goes_on.wait(60) else "late"
 
     watch.is_wanted = lambda: not reading.is_set()
     with pytest.raises(Interrupted):

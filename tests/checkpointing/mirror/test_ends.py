@@ -284,14 +284,14 @@ def test_while_it_is_restored_others_are_served_and_a_stop_is_obeyed() -> None:
 
     def work() -> int:
         begun.set()
-        assert released.wait(20)
+        assert released.wait(60)
         return 7
 
     assert checkpoint_mirror.run_beside(work, released.set, stopped) == 7
     released.clear()
     begun.clear()
     assert checkpoint_mirror.run_beside(work, stopped.set, stopped) is None
-    assert begun.is_set()
+    assert begun.wait(60)
     released.set()
     with pytest.raises(ValueError, match="no"):
         checkpoint_mirror.run_beside(lambda: int("no"), released.set, threading.Event())

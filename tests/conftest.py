@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# `make test` tries the same examples at each run; `make test-all` looks for new ones. A deadline would measure the machine's other work.
+# `make test` tries the same examples at each run; `make test-all` looks for new ones. A deadline would measure the machine's other work; so
+# would the check that examples are made quickly.
+_UNTIMED = (hypothesis.HealthCheck.too_slow,)
 # A test that needs more than the profile gives asks for a multiple of it: @settings(max_examples=4 * settings.default.max_examples).
-hypothesis.settings.register_profile("fast", deadline=None, max_examples=20, derandomize=True)
-hypothesis.settings.register_profile("all", deadline=None, max_examples=100, print_blob=True)
+hypothesis.settings.register_profile("fast", deadline=None, suppress_health_check=_UNTIMED, max_examples=20, derandomize=True)
+hypothesis.settings.register_profile("all", deadline=None, suppress_health_check=_UNTIMED, max_examples=100, print_blob=True)
 hypothesis.settings.load_profile("fast")
 
 #: SIGPIPE is not among them: the interpreter itself ignores it, and gives it back to its children.

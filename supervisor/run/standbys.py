@@ -217,8 +217,8 @@ class Standbys:
             return
         self._state = state
         data = {"ready": state.ready, "private_mib": state.private_kib // _KIB, "pids": list(state.pids)}
+        self.record(Note(STANDBYS, state.text, data))  # first: whoever reads the log finds it in status
         self._reporter.note("standby.reported", {"attempt": self._attempt, **data, "text": state.text})
-        self.record(Note(STANDBYS, state.text, data))
 
 
 def importing_ranks(directory: Path, count: int) -> list[ImportingRank] | None:

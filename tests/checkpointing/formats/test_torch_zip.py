@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-FIXTURES_ARE_CONSTANT = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+FIXTURES_ARE_CONSTANT = settings(suppress_health_check=[*settings.default.suppress_health_check, HealthCheck.function_scoped_fixture])
 
 
 def verdict_of(path: Path, content: bytes) -> tuple[Verdict, str]:

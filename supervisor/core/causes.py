@@ -75,7 +75,7 @@ LAST = "restart_within_budget"
 
 _PROGRAM = (*SUSPECTS, "own_code_before_first_step", "same_place", LAST)
 #: Of a program that imports or reads something: what is not there now may be there later.
-_READS = (*SUSPECTS, "raced", "start_again", "own_code_before_first_step", "same_place", LAST)
+_READS = (*SUSPECTS, "batches_left_out", "raced", "start_again", "own_code_before_first_step", "same_place", LAST)
 #: Of an end that may show nothing but an exit code.
 _OWN_CODE = (*SUSPECTS, "own_code_before_first_step", "same_place", "own_code_at_once", LAST)
 _UNSYNCED = (*SUSPECTS, "name_unsynced", "unsynced", "own_code_before_first_step", "same_place", LAST)
@@ -476,7 +476,7 @@ _ROWS: dict[Cause, CauseRow] = {
     Cause.NAN_LOSS: CauseRow(
         meaning="The loss or the gradients are NaN or infinite",
         proof="a check that stopped the program: loss is NaN, anomaly mode, the loss scale at its minimum",
-        ladder=(*SUSPECTS, "step_back", "skip_window", "exhausted", "same_place", LAST),
+        ladder=(*SUSPECTS, "batches_left_out", "step_back", "skip_window", "exhausted", "same_place", LAST),
         hints=(
             _line(
                 "go back to an earlier checkpoint; lower the learning rate, clip gradients, look at the batch of that step; bf16 "

@@ -89,8 +89,8 @@ def should_save() -> bool:
 def agree(ok: bool, reason: str = "") -> bool:  # noqa: FBT001  as in `if not agree(loss.isfinite())`
     """Return whether the batch of this step is good on *every* rank; where it is not, every rank must leave it out.
 
-    Every rank calls it once per step, before the backward pass (docs/guides/bad-batches.md): `ok` says whether this rank can go on with its
-    batch, `reason` why not ("loss is nan"; the first 256 bytes count). It costs one all-reduce of 4 bytes in a gloo group.
+    Every rank calls it once per step, before the backward pass (docs/guides/training-scripts.md): `ok` says whether this rank can go on
+    with its batch, `reason` why not ("loss is nan"; the first 256 bytes count). It costs one all-reduce of 4 bytes in a gloo group.
 
     Raises on every rank TooManyBatchesLeftOut after more than `guard.skips` in 1,000 calls; RuntimeError at the time-out of the script's
     process group, which names the ranks that did not call it, and where they stand. Outside torch.distributed it returns `ok`.

@@ -238,7 +238,7 @@ class Guard:
     skips: int = setting(
         10,
         "Batches that all ranks may leave out by `worker.agree` within 1,000 steps; with one more the run stops.",
-        "[Bad batches](bad-batches.md).",
+        "[agree](training-scripts.md#agree).",
         minimum=0,
     )
 

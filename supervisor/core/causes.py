@@ -75,7 +75,7 @@ LAST = "restart_within_budget"
 
 _PROGRAM = (*SUSPECTS, "own_code_before_first_step", "same_place", LAST)
 #: Of a program that imports or reads something: what is not there now may be there later.
-_READS = (*SUSPECTS, "batches_left_out", "raced", "start_again", "own_code_before_first_step", "same_place", LAST)
+_READS = (*SUSPECTS, "raced", "start_again", "own_code_before_first_step", "same_place", LAST)
 #: Of an end that may show nothing but an exit code.
 _OWN_CODE = (*SUSPECTS, "own_code_before_first_step", "same_place", "own_code_at_once", LAST)
 _UNSYNCED = (*SUSPECTS, "name_unsynced", "unsynced", "own_code_before_first_step", "same_place", LAST)
@@ -450,7 +450,7 @@ _ROWS: dict[Cause, CauseRow] = {
     Cause.DATA_ERROR: CauseRow(
         meaning="The program could not read the data",
         proof="exceptions from within DataLoader's fetch and collate, of decoders and parsers: images, JSON, Parquet, UTF-8, tokens",
-        ladder=_READS,
+        ladder=(*SUSPECTS, "batches_left_out", *_READS[len(SUSPECTS) :]),
         hints=(_line("look at {path}; skip or repair it", "look at the sample or file in the message; skip or repair it"),),
     ),
     Cause.DDP_UNSYNCED: CauseRow(

@@ -8,13 +8,15 @@
     if worker.should_save(): ...        once per step: the attempt will be stopped; save now, on every rank at this same step
     if worker.save_requested(): ...     the job will be stopped; this node's ranks may save, without an agreement on the step
     with worker.phase("eval"): ...      report what the script does, so that a long one is not called a hang; at_most_s=900 sets its limit
+    if not worker.agree(ok): ...        once per step: a batch is bad on some rank, so that every rank leaves it out
+    worker.barrier("data", 600)         wait for all ranks; who does not come is named, with the line where it stands
     worker.saved()                      report that the checkpoint is complete, if torch did not write it
     worker.resume_from()                the verified checkpoint to start from, or None
     worker.resume_step()                the step of that checkpoint, or None
 
-Nothing here raises, imports torch, or costs more than a few microseconds. The functions find the instrumentation in `sys.modules`, because
-its module has another name in a rank than in the supervisor. The only state is the step on which the ranks agreed
-(supervisor/agent/save_agreement.py).
+Nothing here imports torch; nothing but `agree` and `barrier`, in which ranks wait for each other, raises, or costs more than a few
+microseconds. The functions find the instrumentation in `sys.modules`, because its module has another name in a rank than in the supervisor.
+The only state is in what the ranks agreed on (supervisor/agent/save_agreement.py, step_agreement.py).
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
+from supervisor.agent import step_agreement
 from supervisor.agent.save_agreement import agreement
+from supervisor.agent.step_agreement import TooManyBatchesLeftOut as TooManyBatchesLeftOut  # noqa: PLC0414  a script may catch it
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,6 +84,26 @@ def should_save() -> bool:
     call looks once at a file in memory.
     """
     return agreement.should_save(_instrument())
+
+
+def agree(ok: bool, reason: str = "") -> bool:  # noqa: FBT001  as in `if not agree(loss.isfinite())`
+    """Return whether the batch of this step is good on *every* rank; where it is not, every rank must leave it out.
+
+    Every rank calls it once per step, before the backward pass (docs/guides/training-scripts.md): `ok` says whether this rank can go on
+    with its batch, `reason` why not ("loss is nan"; the first 256 bytes count). It costs one all-reduce of 4 bytes in a gloo group.
+
+    Raises on every rank TooManyBatchesLeftOut after more than `guard.skips` in 1,000 calls; RuntimeError at the time-out of the script's
+    process group, which names the ranks that did not call it, and where they stand. Outside torch.distributed it returns `ok`.
+    """
+    return step_agreement.agreement.agree(ok, reason, _instrument())
+
+
+def barrier(name: str, timeout_s: float = 1800.0) -> None:
+    """Wait until every rank is at the barrier of this name. Raises TimeoutError that names who is missing, and where those stand.
+
+    It goes through the store of torch's process group: no GPU, no collective. Outside torch.distributed it returns at once.
+    """
+    step_agreement.agreement.barrier(name, timeout_s)
 
 
 def saved() -> None:

@@ -232,6 +232,18 @@ class Instrument:
 
 
 @dataclass(frozen=True, slots=True)
+class Guard:
+    """[guard]: what a script may leave out without an end of the run."""
+
+    skips: int = setting(
+        10,
+        "Batches that all ranks may leave out by `worker.agree` within 1,000 steps; with one more the run stops.",
+        "[agree](training-scripts.md#agree).",
+        minimum=0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Terminal:
     """[terminal]: our own lines on stderr."""
 
@@ -267,6 +279,7 @@ class Settings:
     hang: HangSection = HangSection()
     stop: Stop = Stop()
     instrument: Instrument = Instrument()
+    guard: Guard = Guard()
     classify: Classify = Classify()
     terminal: Terminal = Terminal()
     loss: Loss = Loss()

@@ -450,7 +450,7 @@ _ROWS: dict[Cause, CauseRow] = {
     Cause.DATA_ERROR: CauseRow(
         meaning="The program could not read the data",
         proof="exceptions from within DataLoader's fetch and collate, of decoders and parsers: images, JSON, Parquet, UTF-8, tokens",
-        ladder=_READS,
+        ladder=(*SUSPECTS, "batches_left_out", *_READS[len(SUSPECTS) :]),
         hints=(_line("look at {path}; skip or repair it", "look at the sample or file in the message; skip or repair it"),),
     ),
     Cause.DDP_UNSYNCED: CauseRow(
@@ -476,7 +476,7 @@ _ROWS: dict[Cause, CauseRow] = {
     Cause.NAN_LOSS: CauseRow(
         meaning="The loss or the gradients are NaN or infinite",
         proof="a check that stopped the program: loss is NaN, anomaly mode, the loss scale at its minimum",
-        ladder=(*SUSPECTS, "step_back", "skip_window", "exhausted", "same_place", LAST),
+        ladder=(*SUSPECTS, "batches_left_out", "step_back", "skip_window", "exhausted", "same_place", LAST),
         hints=(
             _line(
                 "go back to an earlier checkpoint; lower the learning rate, clip gradients, look at the batch of that step; bf16 "

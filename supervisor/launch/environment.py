@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor.agent.placeholders import filled
+from supervisor.agent.step_agreement import BUDGET_VARIABLE
 from supervisor.core.values import Struct
 from supervisor.job.sd_notify import strip
 from supervisor.launch import tracing
@@ -68,6 +69,7 @@ def attempt_variables(job: Job, action: BeginAttempt, applied: AttemptCommand, s
         "SUPERVISE_JOB_REASON": action.reason,
         "SUPERVISE_JOB_COOKIE": job.cookie,
         "SUPERVISE_JOB_DIR": str(job.scratch),
+        BUDGET_VARIABLE: str(job.settings.guard.skips),
     }
     gpus = {"CUDA_VISIBLE_DEVICES": ",".join(action.gpus)} if action.gpus else {}
     hydra = {} if _HYDRA in job.environ else {_HYDRA: "1"}

@@ -103,6 +103,7 @@ class Status(Struct, frozen=True):
     exit_code: int | None
     ended: bool
     numbers: str = ""
+    left_out: int = 0  # batches that all ranks of the attempt left out (worker.agree)
     restored: str = ""
     world_size: int = 0
     alerts: str = ""
@@ -167,6 +168,7 @@ def status_page(status: Status, address: str) -> FactPage:
         *([Fact("mirrored", _stored(status.mirrored, status.now, ""))] if status.mirrored else []),
         *([Fact("saves", status.saves)] if status.saves else []),
         *([Fact("numbers", status.numbers, Tone.WARNING)] if status.numbers else []),
+        *_left_out(status),
         Fact("restarts", _restarts(status)),
         *_ranks(status),
         *([Fact("standby", status.standbys.text)] if status.standbys is not None and status.runs else []),
@@ -247,6 +249,12 @@ def _restarts(status: Status) -> str:
         return f"{status.restarts}; the next one waits for the nodes"
     left = "it stops at the next failure" if not status.restarts_left else f"{status.restarts_left} left without progress, then it stops"
     return f"{status.restarts}; {left}"
+
+
+def _left_out(status: Status) -> list[Fact]:
+    count = status.left_out
+    text = f"{count} batch{'es' * (count > 1)} on all ranks, by worker.agree"
+    return [Fact("left out", text, Tone.WARNING)] if count else []
 
 
 def _ranks(status: Status) -> list[Fact]:

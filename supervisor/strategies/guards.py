@@ -223,6 +223,19 @@ def environment_at_fault(situation: Situation) -> Plan | None:
     )
 
 
+def batches_left_out(situation: Situation) -> Plan | None:
+    """Stop where the script left out more batches than guard.skips allows: a restart would leave them out again."""
+    if not situation.fact("left_out"):
+        return None
+    return Plan(
+        kind=PlanKind.STOP,
+        reason=f"more batches are bad than guard.skips allows: {situation.verdict.summary}",
+        next_rung=before_the_next_start(situation.verdict),
+        strategy="batches_left_out",
+        exit_code=65,
+    )
+
+
 RUNGS = (
     Rung("within_cap", within_cap, "stop: torchrun's --max-restarts or restart.max_attempts is used up"),
     Rung("recurring", recurring, "stop at the tenth equal failure (65), or tenth of the infrastructure in a day (75), without progress"),
@@ -230,6 +243,7 @@ RUNGS = (
     Rung("requeue", requeue, "leave with 75: the scheduler brings the job back"),
     Rung("interrupted", interrupted, "leave with 130: a person stopped it, and it is never requeued"),
     Rung("own_code_before_first_step", own_code_before_first_step, "stop with the rank's own code if no step was made"),
+    Rung("batches_left_out", batches_left_out, "stop (65): worker.agree left out more batches than guard.skips allows"),
     Rung("start_tries", start_tries, "stop with 75 when a run's start failed three times"),
     Rung("environment_at_fault", environment_at_fault, "stop: this node's driver (69) or the set-up (78) does not fit"),
 )

@@ -119,6 +119,10 @@ class Instrumentation:
             self._beat.asked(number)
         self._save_requests.asked()
 
+    def batch_left_out(self) -> None:
+        """Count a batch that all ranks left out (worker.agree)."""
+        self._beat.batch_left_out()
+
     def save_requested(self) -> None:
         """Note that the call returned True: the script saves now."""
         self._save_requests.requested()

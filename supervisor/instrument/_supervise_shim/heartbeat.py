@@ -263,6 +263,11 @@ class HeartbeatWriter:
         self._view[layout.LOSSES] += 1
 
     @quiet
+    def batch_left_out(self) -> None:
+        """Count a batch that all ranks left out (worker.agree)."""
+        self._view[layout.LEFT_OUT] += 1
+
+    @quiet
     def asked(self, number: int) -> None:
         """Publish which call of worker.should_save this is, counted from 1, for the ranks of this node to agree on one."""
         if self.wants_slot is not None:

@@ -19,9 +19,10 @@ MAGIC = int.from_bytes(b"SUPVBEAT", "little")
 VERSION = 1
 SLOT_BYTES = 192
 HEAD_MAGIC, HEAD_VERSION, HEAD_SLOTS = range(3)
-(PID, START_TICKS, RANK, HELLO_NS, PHASE, STEPS, LAST_STEP_NS, STEP, FLAGS, ASKED, BEGAN, TOTAL, PHASE_LIMIT, LOSS, LOSSES, WORLD, OVER) = (
-    range(17)
+(PID, START_TICKS, RANK, HELLO_NS, PHASE, STEPS, LAST_STEP_NS, STEP, FLAGS, ASKED, BEGAN, TOTAL, PHASE_LIMIT, LOSS, LOSSES, WORLD) = range(
+    16
 )
+OVER, LEFT_OUT = 16, 17
 
 PHASES = ("unknown", "import", "init", "load", "train", "checkpoint", "eval", "data")
 UNKNOWN, IMPORT, INIT, LOAD, TRAIN, CHECKPOINT, EVAL, DATA = range(8)
@@ -38,7 +39,7 @@ SOURCE_NONE, SOURCE_OPTIMIZER, SOURCE_WORKER = range(3)
 # that the script allows without a sign of life in the phase that it declared, 0 where it declared none. LOSS: the bits of the float that
 # the script reported last (worker.report), where the loss 0.0 is -0.0, so that 0 is: none. LOSSES: how many it reported. OVER = since
 # when (CLOCK_MONOTONIC ms) << 24 | steps (their last 24 bits): the script was over without an exception, or had given up its process group;
-# 0: neither. A later step shows that it went on.
+# 0: neither. A later step shows that it went on. LEFT_OUT: how many batches all ranks left out (worker.agree).
 PHASE_BITS = 3
 SOURCE_BITS = 2
 OVER_BITS = 24

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import sys
 
+from .layout import quiet
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable  # noqa: UP035 - 3.8
@@ -52,8 +54,17 @@ class AgentStore:
 
         module._create_c10d_store = wrapper  # noqa: SLF001
 
+    @quiet
+    def _let_others_ask(self) -> None:
+        """Where the script uses our functions in which ranks wait for each other: show where to ask, also before it calls the first."""
+        if "supervisor.worker" in sys.modules or "checkpointing" in sys.modules:
+            import checkpointing.training.ranks  # noqa: PLC0415 - of a script that has imported ours
+
+            checkpointing.training.ranks.ranks("")
+
     def group_made(self) -> None:
         """`init_process_group` has returned: the next one by the agent's store must not read what this one wrote."""
+        self._let_others_ask()
         if self._made_for:
             self._groups[self._made_for] = self._groups.get(self._made_for, 0) + 1
             self._made_for = 0

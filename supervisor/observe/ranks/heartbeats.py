@@ -59,6 +59,7 @@ class RankHeartbeat(Struct, frozen=True):
     phase_limit_s: float | None = None
     loss: float | None = None
     losses: int = 0
+    left_out: int = 0  # batches that all ranks left out (worker.agree)
     optimizer_made: bool = False
     ran: bool = False
     loader: bool = False
@@ -126,6 +127,7 @@ def _beat(index: int, slot: tuple[int, ...], now_ns: int) -> RankHeartbeat | Non
         total=slot[shim.TOTAL] if slot[shim.TOTAL] > 0 else None,
         loss=struct.unpack("<d", struct.pack("<q", slot[shim.LOSS]))[0] if slot[shim.LOSS] else None,
         losses=slot[shim.LOSSES],
+        left_out=slot[shim.LEFT_OUT],
         optimizer_made=bool(flags & shim.FLAG_OPTIMIZER),
         ran=bool(flags & shim.FLAG_RAN),
         loader=bool(flags & shim.FLAG_LOADER),

@@ -1,0 +1,141 @@
+"""Where another rank stands in its program: file, line and function of its training thread, asked over a socket.
+
+Each rank that meets others keeps a listening socket and a thread that waits in accept(): a rank that hangs in C code with the GIL released
+still answers, and nothing polls. Address and password stand in the store of torch's process group under
+`checkpointing/whereabouts/<rank>`. Only a rank that waited in vain asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+import socket
+import sys
+import sysconfig
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
+
+_KEYS: Final = "checkpointing/whereabouts"
+#: Seconds in which a rank answers, unless its process is stopped or its machine is gone.
+ANSWER_S: Final = 5.0
+_MOST_BYTES: Final = 4096
+#: Ranks that are asked where they stand, and named; the others are only counted.
+MOST_ASKED: Final = 16
+MOST_NAMED: Final = 4
+_LIBRARIES: Final = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+_NOT_THE_USERS: Final = ("/site-packages/", "/dist-packages/", "<frozen ")
+
+
+class Here:
+    """What the training thread of this process waits in, by its own word; "": nothing that others wait in too."""
+
+    task = ""
+
+
+_listening: Final = threading.Lock()
+_shown: set[int] = set()  # the stores (their ids) in which this process has shown its address: a process has one place in the training
+
+
+def show(store: Any, rank: int) -> None:  # noqa: ANN401 -- torch's store
+    """Let the other ranks of this store ask where this thread stands. Raises nothing: without it a rank is named without its line."""
+    with _listening, contextlib.suppress(Exception):
+        if id(store) in _shown:
+            return
+        _shown.add(id(store))
+        dual = socket.has_dualstack_ipv6()
+        listener = socket.create_server(("", 0), family=socket.AF_INET6 if dual else socket.AF_INET, dualstack_ipv6=dual)
+        password = secrets.token_hex(16)
+        thread = threading.Thread(
+            target=_answer_all, args=(listener, password, threading.get_ident()), name="checkpointing-whereabouts", daemon=True
+        )
+        thread.start()
+        store.set(f"{_KEYS}/{rank}", f"{_own_host()} {listener.getsockname()[1]} {password}")
+
+
+def ask(store: Any, rank: int) -> tuple[str, str]:  # noqa: ANN401 -- torch's store
+    """Return what a rank waits in (Here), and where it stands, such as `train.py:112 in evaluate`. Takes ANSWER_S at most.
+
+    Both are "" where it never showed an address.
+    """
+    try:
+        key = f"{_KEYS}/{rank}"
+        if not store.check([key]):
+            return "", ""
+        host, port, password = store.get(key).decode().split()
+    except Exception:  # noqa: BLE001 -- torch's store raises what it likes; the caller has an error of its own to raise
+        return "", ""
+    try:
+        with socket.create_connection((host, int(port)), timeout=ANSWER_S) as connection:
+            connection.sendall(password.encode() + b"\n")
+            answer = b""
+            while len(answer) < _MOST_BYTES and (chunk := connection.recv(_MOST_BYTES)):
+                answer += chunk
+            task, _, where = answer.decode(errors="replace").partition("\n")
+            return task, where
+    except ConnectionError:
+        return "", "its process is gone"
+    except OSError:
+        return "", "its process does not answer"
+
+
+def described(store: Any, ranks: Sequence[int], task: str = "") -> str:  # noqa: ANN401 -- torch's store
+    """Say of ranks that did not come where they stand: `rank 3 did not: it stands at train.py:112 in evaluate`.
+
+    task: who waits in it too is passed over. "" where nobody is left.
+    """
+    texts, more = list[str](), 0
+    for number, rank in enumerate(ranks):
+        if number >= MOST_ASKED or len(texts) >= MOST_NAMED:
+            more = len(ranks) - number
+            break
+        their_task, where = ask(store, rank)
+        if task and their_task == task:
+            continue
+        stands = where if not where or where.startswith("its ") else f"it stands at {where}"
+        texts.append(f"rank {rank} did not" + (f": {stands}" if stands else ""))
+    return ", ".join(texts) + (f", and {more} more" if texts and more else "")
+
+
+def place(frame: FrameType | None) -> str:
+    """Return file, line and function of the innermost frame that is the user's; of the innermost one where none is."""
+    innermost = frame
+    while frame is not None and _is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    shown = frame or innermost
+    return "" if shown is None else f"{os.path.basename(shown.f_code.co_filename)}:{shown.f_lineno} in {shown.f_code.co_name}"  # noqa: PTH119
+
+
+def _is_library(path: str) -> bool:
+    return path.startswith(_LIBRARIES) or any(part in path for part in _NOT_THE_USERS)
+
+
+def _answer_all(listener: socket.socket, password: str, thread: int) -> None:
+    """Answer who knows the password, one after the other, as long as the process lives."""
+    with listener:
+        while True:
+            with contextlib.suppress(OSError):
+                connection, _ = listener.accept()
+                with connection:
+                    connection.settimeout(ANSWER_S)
+                    question = b""
+                    while not question.endswith(b"\n") and len(question) < _MOST_BYTES and (chunk := connection.recv(_MOST_BYTES)):
+                        question += chunk
+                    if hmac.compare_digest(question.strip(), password.encode()):
+                        where = place(sys._current_frames().get(thread))  # noqa: SLF001 -- the only way
+                        connection.sendall(f"{Here.task}\n{where}".encode()[:_MOST_BYTES])
+
+
+def _own_host() -> str:
+    """Return the address of this machine on the way to MASTER_ADDR, which all ranks reach."""
+    master = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    port = os.environ.get("MASTER_PORT", "1")
+    family, _, _, _, address = socket.getaddrinfo(master, int(port) if port.isdecimal() else 1, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])

@@ -1,0 +1,167 @@
+"""Runs in each rank: `worker.agree`, by which all ranks leave out a batch that one of them cannot use, and `worker.barrier`.
+
+*One small message a step.* Each rank gives 0, or its number + 1 where its batch is bad, to an all-reduce (the greatest wins) of 4 bytes in
+a gloo group of its own. So all ranks learn of a bad batch at the same call, and which rank has it; only then is the reason sent too.
+
+*A budget.* Where supervise runs the job, `guard.skips` batches may be left out in 1,000 calls; one more raises TooManyBatchesLeftOut on all
+ranks, whose text classify/signatures/training.toml knows. Without supervise nothing is counted.
+
+*A rank that never calls it* is named when the group's time is over: those that wait write into torch's store that they do; who has not
+written is asked where it stands (checkpointing/training/whereabouts.py).
+
+torch is imported by the script: outside torch.distributed there is one rank, and the answer is what was given.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class RankInstrument(Protocol):
+        """The part of the instrumentation that this module calls, in a rank that a supervisor started."""
+
+        def batch_left_out(self) -> None:
+            """Count a batch that all ranks left out."""
+
+
+#: How many batches may be left out among the last WINDOW calls; set by supervise (guard.skips).
+BUDGET_VARIABLE = "SUPERVISE_JOB_SKIPS"
+WINDOW = 1000
+#: Bytes of the reason that the other ranks get.
+REASON_BYTES = 256
+#: How long ranks whose time is over wait for the others of them to say so.
+ROLL_CALL_S = 2.0
+_LOOK_S = 0.05
+_KEYS = "supervise/agree"
+
+
+class TooManyBatchesLeftOut(RuntimeError):  # noqa: N818  it says what happened
+    """More batches were left out than guard.skips allows: the same on every rank. Raised by `worker.agree`."""
+
+
+class StepAgreement:
+    """One process's part in the agreement. Only the thread of the training loop may use it."""
+
+    def __init__(self) -> None:
+        self._default_group: Any = None  # torch's, for which the group of our own was made
+        self._group: Any = None
+        self._here: Any = None  # what this process waits in, for ranks that ask (whereabouts.Here)
+        self._number = 0  # of groups made so far: every rank makes the same ones
+        self._calls = 0
+        self._left_out: deque[int] = deque()  # the calls
+        self._barriers: Counter[str] = Counter()  # how often each was called
+
+    def agree(self, ok: bool, reason: str, instrument: RankInstrument | None) -> bool:  # noqa: FBT001  the caller's word
+        """Answer one call; see worker.agree."""
+        self._calls += 1
+        c10d = sys.modules.get("torch.distributed.distributed_c10d")
+        if c10d is None or not c10d.is_initialized() or c10d.get_world_size() == 1:
+            rank, bad_rank = 0, -1 if ok else 0
+        else:
+            rank = c10d.get_rank()
+            bad_rank, reason = self._among_all(c10d, rank, reason, ok=ok)
+        if bad_rank < 0:
+            return True
+        self._leave_out(rank, bad_rank, reason, instrument)
+        return False
+
+    def barrier(self, name: str, timeout_s: float) -> None:
+        """Wait for all ranks; see worker.barrier."""
+        from checkpointing.model import CheckpointingError  # noqa: PLC0415  only scripts that use it pay for it
+        from checkpointing.training.ranks import ranks  # noqa: PLC0415  as above
+
+        self._barriers[name] += 1
+        place = f"{_KEYS}/barrier/{os.environ.get('SUPERVISE_JOB_ATTEMPT', '')}/{self._barriers[name]}/{name}"
+        try:
+            ranks(f"worker.barrier({name!r})", timeout_s, place).meet()
+        except CheckpointingError as error:
+            raise TimeoutError(str(error)) from None
+
+    def _among_all(self, c10d: Any, rank: int, reason: str, *, ok: bool) -> tuple[int, str]:  # noqa: ANN401  torch's module
+        """Return the greatest rank whose batch is bad, -1 for none, and its reason."""
+        torch = sys.modules["torch"]
+        group = self._group_of(c10d)
+        word = torch.tensor([0 if ok else rank + 1], dtype=torch.int32)
+        self._here.task = f"{_KEYS}/{os.environ.get('SUPERVISE_JOB_ATTEMPT', '')}/{self._number}/{self._calls}"
+        try:
+            c10d.all_reduce(word, op=c10d.ReduceOp.MAX, group=group)
+        except RuntimeError as error:
+            if "timed out" not in str(error).lower():
+                raise  # a peer is gone: its own end says why
+            raise RuntimeError(self._absence(c10d, rank)) from error
+        finally:
+            self._here.task = ""
+        bad_rank = int(word.item()) - 1
+        if bad_rank < 0:
+            return bad_rank, ""
+        data = reason.encode()[:REASON_BYTES] if rank == bad_rank else b""
+        text = torch.frombuffer(bytearray(data.ljust(REASON_BYTES, b"\0")), dtype=torch.uint8)
+        c10d.broadcast(text, bad_rank, group=group)
+        return bad_rank, bytes(text.tolist()).rstrip(b"\0").decode(errors="ignore")
+
+    def _group_of(self, c10d: Any) -> Any:  # noqa: ANN401  torch's
+        """Return the gloo group of all ranks, made at the first call; its time limit is that of the script's own group."""
+        default_group = c10d._get_default_group()  # noqa: SLF001  there is no public name
+        if default_group is not self._default_group:
+            from checkpointing.training import whereabouts  # noqa: PLC0415  only scripts that use it pay for it
+
+            whereabouts.show(c10d._get_default_store(), c10d.get_rank())  # noqa: SLF001  there is no public name
+            self._here = whereabouts.Here
+            self._group = c10d.new_group(backend="gloo", timeout=_timeout(c10d, default_group))
+            self._default_group, self._number = default_group, self._number + 1
+        return self._group
+
+    def _absence(self, c10d: Any, rank: int) -> str:  # noqa: ANN401  torch's module
+        """Say which ranks did not make this call, and where they stand."""
+        from checkpointing.training import whereabouts  # noqa: PLC0415  only where something went wrong
+
+        store, world, key = c10d._get_default_store(), c10d.get_world_size(), self._here.task  # noqa: SLF001  as above
+        store.set(f"{key}/{rank}", "")
+        until = time.monotonic() + ROLL_CALL_S
+        while absent := [other for other in range(world) if not store.check([f"{key}/{other}"])]:
+            if time.monotonic() > until:
+                break
+            time.sleep(_LOOK_S)  # torch's store has no wait that leaves its other users alone
+        text = whereabouts.described(store, absent, key) if absent else ""
+        if not text:
+            return "worker.agree: all ranks wait for one another: the network between them does not deliver"
+        return f"worker.agree: not every rank made call {self._calls}: {text}"
+
+    def _leave_out(self, rank: int, bad_rank: int, reason: str, instrument: RankInstrument | None) -> None:
+        """Count it; raise where the budget is used up."""
+        if instrument is not None:
+            instrument.batch_left_out()
+        allowed = os.environ.get(BUDGET_VARIABLE, "")
+        if not allowed.isdecimal():
+            return
+        self._left_out.append(self._calls)
+        while self._left_out[0] <= self._calls - WINDOW:
+            self._left_out.popleft()
+        count = len(self._left_out)
+        which = f"at call {self._calls} of worker.agree by rank {bad_rank}: {reason or 'no reason given'}"
+        if count > int(allowed):
+            raise TooManyBatchesLeftOut(
+                f"{count} batches were left out within {WINDOW} steps, and guard.skips allows {allowed}; the last {which}"
+            )
+        if rank == bad_rank:
+            sys.stderr.write(f"supervise: all ranks leave out a batch ({count} of {allowed} in {WINDOW} steps) {which}\n")
+            sys.stderr.flush()
+
+
+def _timeout(c10d: Any, group: Any) -> Any:  # noqa: ANN401  torch's
+    """Return the time limit that the script gave its own group; None, torch's default, where that cannot be read."""
+    try:
+        device = "cuda" if c10d.get_backend(group) == "nccl" else "cpu"
+        return group._get_backend(sys.modules["torch"].device(device)).options._timeout  # noqa: SLF001  there is no public name
+    except (AttributeError, RuntimeError, KeyError):
+        return None
+
+
+#: One per process, as a process has one place in the training.
+agreement = StepAgreement()

@@ -1,0 +1,85 @@
+"""Ranks agree on bad batches, and wait for each other by name: worker.agree and worker.barrier, on real gloo groups."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor import worker
+from supervisor.agent.step_agreement import BUDGET_VARIABLE, StepAgreement, TooManyBatchesLeftOut
+from tests.support import preloaded
+
+HERE = Path(__file__).parent
+
+SLOW = pytest.mark.slow
+GOOD, BAD = True, False
+
+pytestmark = pytest.mark.process
+
+
+def ranks(name: str, number: int, place: Path, *more: str) -> list[dict[str, Any]]:
+    """Run agreeing.py as so many ranks; return what each saw."""
+    done = preloaded.run(str(HERE / "agreeing.py"), name, str(place), *more, ranks=number, timeout_s=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads((place / f"rank-{rank}.json").read_text()) for rank in range(number)]
+
+
+@pytest.mark.parametrize(("number", "seeds"), [(2, 4), pytest.param(3, 50, marks=SLOW), pytest.param(4, 50, marks=SLOW)])
+def test_faults_at_random_leave_the_weights_of_a_training_without_those_batches(number: int, seeds: int, tmp_path: Path) -> None:
+    assert [seen["different"] for seen in ranks("seeds", number, tmp_path, str(seeds))] == [[]] * number
+
+
+@pytest.mark.slow
+def test_the_same_script_without_agree_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GROUP_TIMEOUT_S", "3")
+    done = preloaded.run(str(HERE / "agreeing.py"), "without", str(tmp_path), ranks=2, timeout_s=60)
+    assert done.returncode != 0
+    assert "timed out" in (done.stdout + done.stderr).lower()
+
+
+def test_a_step_costs_one_all_reduce_of_four_bytes(tmp_path: Path) -> None:
+    assert ranks("messages", 2, tmp_path) == [{"all": True, "count": 100, "bytes": [4]}] * 2
+
+
+def test_with_one_bad_batch_more_than_the_budget_every_rank_raises_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(BUDGET_VARIABLE, "3")
+    text = (
+        "4 batches were left out within 1000 steps, and guard.skips allows 3; "
+        "the last at call 16 of worker.agree by rank 1: the loss is nan"
+    )
+    assert ranks("budget", 2, tmp_path) == [{"left_out": 3, "error": text}] * 2
+
+
+def test_a_rank_that_never_agrees_is_named_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GROUP_TIMEOUT_S", "1")
+    *waiting, _ = ranks("absent", 3, tmp_path)
+    for seen in waiting:
+        assert "RuntimeError: worker.agree: not every rank made call 2: rank 2 did not: it stands at agreeing.py:" in seen["error"]
+
+
+def test_a_barrier_names_who_is_missing_and_where_it_stands(tmp_path: Path) -> None:
+    *waiting, _ = ranks("barriers", 3, tmp_path)
+    text = "TimeoutError: worker.barrier('evaluation'): only 2 of 3 ranks came within 0 s; rank 2 did not: it stands at agreeing.py:"
+    for seen in waiting:
+        assert text in seen["error"]
+        assert "in _waits_for_the_end" in seen["error"]
+
+
+def test_outside_of_torch_distributed_the_answer_is_what_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(BUDGET_VARIABLE, raising=False)
+    assert worker.agree(GOOD)
+    assert [worker.agree(BAD, "nan") for _ in range(50)] == [BAD] * 50  # without supervise nothing is counted
+    worker.barrier("alone")
+
+
+def test_the_budget_is_of_the_last_1000_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(BUDGET_VARIABLE, "1")
+    agreement = StepAgreement()
+    assert not agreement.agree(BAD, "nan", None)
+    assert all(agreement.agree(GOOD, "", None) for _ in range(999))
+    assert not agreement.agree(BAD, "nan", None)  # the first is 1,000 calls ago
+    with pytest.raises(TooManyBatchesLeftOut, match=r"2 batches .* by rank 0: no reason given"):
+        agreement.agree(BAD, "", None)

@@ -120,6 +120,8 @@ class NodeClient:
                 for key, mask in self._selector.select(RETRY_S if self._connection is None else 1.0):
                     if key.data is not self._inbox:
                         self._serve(mask)
+                if self._connection is not None and self._connection.is_unreachable:
+                    self._drop()
                 self._take_all()
             self._take_all()
             self._say_goodbye()

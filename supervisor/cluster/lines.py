@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import selectors
 import socket
+import struct
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -26,9 +27,12 @@ _LINES = 64  # that are sent at once
 MOST_UNSENT = 64 * 2**20
 #: How long nobody is accepted where this process has no descriptor left: the listener stays readable, and would be tried without end.
 PAUSE_S = 0.5
-#: A host that does not acknowledge for so long is unreachable, and the connection ends. The host of a stopped process acknowledges.
+#: A host that does not acknowledge for so long is unreachable. The host of a stopped process acknowledges. (TCP_USER_TIMEOUT would end the
+#: connection of such a process too, once it has taken all that fits.)
 UNREACHABLE_S = 5
 _PROBE_S = 1  # after so long without a byte the host is asked, and then as often
+#: Of the kernel's tcp_info: segments that are not acknowledged, and milliseconds since the last acknowledgement.
+_TCP_INFO = struct.Struct("24xI28xI")
 
 _Given = TypeVar("_Given")
 
@@ -58,7 +62,7 @@ class LineSocket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * UNREACHABLE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, UNREACHABLE_S - _PROBE_S))
         self.sock = sock
         self.longest = longest
         self._in = bytearray()
@@ -83,6 +87,12 @@ class LineSocket:
     def has_unsent(self) -> bool:
         """Whether it waits for the peer to take more."""
         return bool(self._out)
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Whether the peer's host does not acknowledge what was sent. Where nothing is under way the kernel ends the connection itself."""
+        unacknowledged, silent_ms = _TCP_INFO.unpack(self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
+        return bool(unacknowledged) and silent_ms > 1000 * UNREACHABLE_S
 
     def messages(self) -> Iterator[bytes]:
         """Read what is there, and yield every whole message."""

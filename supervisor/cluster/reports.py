@@ -41,7 +41,7 @@ def encode_report(report: NodeReport, offset_s: float | None) -> str:
 def decode_report(text: str) -> NodeReport:
     """Return a report with its times by the coordinator's clock. Raises ValueError where nothing of it can be read.
 
-    What another version knows and this one does not is left out: a claim or a fact at a time, else a field of the attempt, or a GPU.
+    What another version knows and this one does not is left out: a claim or a fact at a time, else a field, or a GPU.
     """
     try:
         row = msgspec.json.decode(text, type=_Row)
@@ -78,7 +78,8 @@ def _understood(row: dict[str, Any]) -> dict[str, Any]:
         for name, value in row["attempt"].items()
     }
     kept = {name: value for name, value in attempt.items() if _is_valid({name: value}, Attempt)}
-    return {**row, "attempt": kept, "gpus": [gpu for gpu in row["gpus"] if _is_valid(gpu, Gpu)]}
+    report = {**row, "attempt": kept, "gpus": [gpu for gpu in row["gpus"] if _is_valid(gpu, Gpu)]}
+    return {name: value for name, value in report.items() if _is_valid({"node": "", "attempt": {}, name: value}, NodeReport)}
 
 
 def _facts(rows: list[Any]) -> Iterator[Any]:

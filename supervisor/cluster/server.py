@@ -138,7 +138,7 @@ class CoordinatorServer:
                 now = time.monotonic()
                 if now >= next_tick:
                     self._take(protocol.CoordinatorTick(self._clock()))
-                    self._drop_strangers(now)
+                    self._drop_absent(now)
                     self._listener.tick()
                     next_tick = now + TICK_S
                 for key, mask in self._selector.select(max(0.0, next_tick - time.monotonic())):
@@ -311,9 +311,10 @@ class CoordinatorServer:
             if self._selector.get_key(connection.lines.sock).events != events:
                 self._selector.modify(connection.lines.sock, events)
 
-    def _drop_strangers(self, now: float) -> None:
+    def _drop_absent(self, now: float) -> None:
         for connection in list(self._connections.values()):
-            if not connection.node and now - connection.since_t > GREETING_S:
+            is_stranger = not connection.node and now - connection.since_t > GREETING_S
+            if is_stranger or connection.lines.is_unreachable:
                 self._drop(connection)
 
     def _drop(self, connection: _Connection) -> None:

@@ -368,6 +368,24 @@ def test_a_stopped_process_of_a_host_that_can_be_reached_keeps_its_connection(
         node.wait()
 
 
+@pytest.mark.parametrize("limit_s", [1, pytest.param(UNREACHABLE_S, marks=pytest.mark.slow)])
+def test_a_peer_that_takes_nothing_any_more_is_no_host_that_vanished(monkeypatch: pytest.MonkeyPatch, limit_s: int) -> None:
+    monkeypatch.setattr(lines, "UNREACHABLE_S", limit_s)
+    with listen() as listener:
+        near = LineSocket(socket.create_connection(("127.0.0.1", listener.getsockname()[1])), 100)
+        far, _ = listener.accept()
+    near.put(lines.in_lines(b"x" * 30_000_000))
+    until_t = time.monotonic() + 2.2 * limit_s
+    while time.monotonic() < until_t:
+        near.flush()
+        assert list(near.messages()) == []
+        assert near.has_unsent
+        assert not near.is_unreachable
+        time.sleep(0.1)  # it is the time that is tested
+    near.close()
+    far.close()
+
+
 #: One end of a connection in a network namespace, that says how it ended.
 END = """
 import socket, sys
@@ -380,18 +398,26 @@ if sys.argv[1] == "server":
 else:
     sock = socket.create_connection(("10.7.0.1", 4711))
 connection = lines.LineSocket(sock, 100)
-sock.settimeout(60.0)
+sock.settimeout(0.2)
 print("connected", flush=True)
-try:
-    list(connection.messages())
-except OSError as error:
-    print(type(error).__name__, flush=True)
+is_over = False
+while not is_over:
+    if sys.argv[3] == "talks":
+        connection.put(lines.in_lines(b"hello"))
+        connection.flush()
+    try:
+        is_over = connection.is_unreachable
+        list(connection.messages())
+    except TimeoutError as error:
+        is_over = is_over or error.errno is not None  # the kernel's, not that of the socket
+print("unreachable", flush=True)
 """
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("limit_s", [1, pytest.param(UNREACHABLE_S, marks=pytest.mark.slow)])
-def test_a_host_that_vanishes_without_a_word_is_noticed_on_both_sides_within_ten_seconds(limit_s: int) -> None:
+@pytest.mark.parametrize("how", ["is silent", "talks"])
+def test_a_host_that_vanishes_without_a_word_is_noticed_on_both_sides_within_ten_seconds(limit_s: int, how: str) -> None:
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and iproute2")
     try:
@@ -401,7 +427,7 @@ def test_a_host_that_vanishes_without_a_word_is_noticed_on_both_sides_within_ten
     ends = list[subprocess.Popen[str]]()
 
     def end(role: str, namespace: str) -> IO[str]:
-        words = ["ip", "netns", "exec", namespace, sys.executable, "-c", END, role, str(limit_s)]
+        words = ["ip", "netns", "exec", namespace, sys.executable, "-c", END, role, str(limit_s), how]
         ends.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))  # noqa: S603  our own
         assert ends[-1].stdout is not None
         return ends[-1].stdout
@@ -413,7 +439,7 @@ def test_a_host_that_vanishes_without_a_word_is_noticed_on_both_sides_within_ten
         assert [server.readline(), client.readline()] == ["connected\n", "connected\n"]
         network.cut(1)
         began = time.monotonic()
-        assert [server.readline(), client.readline()] == ["TimeoutError\n", "TimeoutError\n"]
+        assert [server.readline(), client.readline()] == ["unreachable\n", "unreachable\n"]
         assert time.monotonic() - began < 10.0
     finally:
         for process in ends:

@@ -221,7 +221,7 @@ class JobNodes:
             self._give(protocol.RanksSaved(self._now()) if is_for_others else protocol.RanksDone(self._now()))
 
     @property
-    def store_host(self) -> str | None:
+    def coordinator_host(self) -> str | None:
         """Where the control store is served, as this node reaches it; "" on the node that serves it, None where that is not known."""
         if self._server is not None:
             return ""
@@ -350,7 +350,7 @@ class JobNodes:
                 self._closed_without_us = decision
                 self._end_as_the_others()
             case protocol.StoreSilent(number):
-                self._loop.feed(events.StoreFellSilent(now, number))
+                self._loop.feed(events.CoordinatorFellSilent(now, number))
             case protocol.MeetingFailed(_, text):
                 self._met_for = 0
                 self._loop.feed(events.AttemptEndedByPeer(now, attempt, self._job.node, text, VOID))

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from supervisor.checkpoints.mirror import restore_process
 from supervisor.checkpoints.mirror import session as mirror_session
 from supervisor.checkpoints.mirror.process import MirrorLink
-from supervisor.cluster.client import THREAD as CONTROL_NODE
-from supervisor.cluster.server import THREAD as CONTROL_STORE
+from supervisor.cluster.client import THREAD as NODE_THREAD
+from supervisor.cluster.server import THREAD as COORDINATOR_THREAD
 from supervisor.config.policy import to_policy
 from supervisor.core import losses
 from supervisor.core.decide import initial
@@ -228,7 +228,7 @@ class JobRun:
         """
         threading.__excepthook__(args)
         name = args.thread.name if args.thread is not None else ""
-        if name == CONTROL_NODE or (name == CONTROL_STORE and self.executor.nodes.store_failed()):
+        if name == NODE_THREAD or (name == COORDINATOR_THREAD and self.executor.nodes.store_failed()):
             self.loop.fail(args.exc_value or args.exc_type())
         elif name:
             text = f"a part of supervise failed ({name}): {args.exc_type.__name__}: {args.exc_value}; the job goes on"

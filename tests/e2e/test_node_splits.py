@@ -43,7 +43,7 @@ def test_a_split_of_two_and_two_where_all_four_are_needed_has_nobody_train_until
     for run in nodes.runs[:2]:
         wait_for(lambda run=run: saw(run, "DecisionMade"), "the side with the store to decide", 90, alive=run.alive)
     for run in nodes.runs[2:]:
-        wait_for(lambda run=run: saw(run, "StoreFellSilent"), "the other side to miss the store", 90, alive=run.alive)
+        wait_for(lambda run=run: saw(run, "CoordinatorFellSilent"), "the other side to miss the store", 90, alive=run.alive)
     assert [decisions_of(run) for run in nodes.runs[2:]] == [{}, {}], "nothing is decided without the store"
     assert [run.attempts() for run in nodes.runs] == [1] * 4
     network.heal([2, 3])
@@ -62,7 +62,7 @@ def test_a_split_of_two_and_two_where_two_are_enough_has_the_side_with_the_store
     for run in nodes.runs[:2]:
         wait_for(lambda run=run: trains_again(run), "the side with the store to go on", 120, alive=run.alive)
     for run in nodes.runs[2:]:
-        wait_for(lambda run=run: saw(run, "StoreFellSilent"), "the other side to miss the store", 90, alive=run.alive)
+        wait_for(lambda run=run: saw(run, "CoordinatorFellSilent"), "the other side to miss the store", 90, alive=run.alive)
     assert [decisions_of(run) for run in nodes.runs[2:]] == [{}, {}], "nothing is decided without the store"
     assert [run.attempts() for run in nodes.runs[2:]] == [1, 1]
     network.heal([2, 3])
@@ -82,7 +82,7 @@ def test_a_link_that_is_cut_in_one_direction_is_a_link_that_is_cut(
     for sender, receiver in ways:
         network.lose_way(sender, receiver)
     for run in nodes.runs:
-        seen = lambda run=run: saw(run, "StoreFellSilent") or saw(run, "AttemptEndedByPeer") or saw(run, "DecisionMade")  # noqa: E731
+        seen = lambda run=run: saw(run, "CoordinatorFellSilent") or saw(run, "AttemptEndedByPeer") or saw(run, "DecisionMade")  # noqa: E731
         wait_for(seen, "every node to notice", 90, alive=run.alive)
     time.sleep(20.0)  # what a node does that is cut off, it does meanwhile
     for sender, receiver in ways:

@@ -156,7 +156,7 @@ class Executor:
         self.sampling.sample(state.attempt.live_ranks)
         self.watch.tick(state.attempt.live_ranks)
         self.standbys.tick(state)
-        self.nodes.tick()
+        self.nodes.tick(*self.sampling.step_times)
         self._post_found_ranks(state)
 
     def _post_found_ranks(self, state: JobState) -> None:

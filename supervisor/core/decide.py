@@ -60,6 +60,7 @@ from supervisor.core.events import (
     LeftBehind,
     NewestSaveGone,
     NodeBegan,
+    NodeCutOff,
     NodesGathered,
     NodesMissing,
     NodesWaiting,
@@ -181,6 +182,9 @@ EVENTS: dict[type, EventRow] = {
         LIVES | ENDS, epoch.on_left_behind, _leads(LIVES, Stage.FOLLOWING) | _leads([Stage.TEARDOWN, Stage.FOLLOWING], *WANTED)
     ),
     CoordinatorFellSilent: EventRow(LIVES, epoch.on_coordinator_silent, _leads(LIVES, Stage.TEARDOWN)),
+    NodeCutOff: EventRow(
+        frozenset({Stage.STARTING, Stage.FOLLOWING}), epoch.on_node_cut_off, _leads([Stage.STARTING, Stage.FOLLOWING], Stage.ENDED)
+    ),
     EvidenceCollected: EventRow(
         frozenset({Stage.TEARDOWN, Stage.STOPPING}),
         shutdown.on_evidence_collected,

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         CheckpointVerified,
         DecisionMade,
         LeftBehind,
+        NodeCutOff,
         NodesWaiting,
         ReportsGathered,
         CoordinatorFellSilent,
@@ -343,14 +344,33 @@ def on_decision_overdue(state: JobState, t: float) -> Step:
     """No decision comes: the coordinator is gone."""
     if state.attempt.decided:
         return state, ()
-    policy, host = state.run.policy, sharing.shown(state.attempt.coordinator, state.attempt.members) or "the first node"
-    text = f"no decision of the coordinator on node {host} within {policy.node_rules.wait_s:g} s (nodes.wait_s)"
-    verdict = Verdict(Cause.RENDEZVOUS, 0.7, text, "coordinator:gone", transient=True)
-    again = f"start the same command again on every node, {host} or the node in its place first: it resumes at the newest checkpoint"
-    hint = "the scheduler's requeue continues this run" if policy.is_scheduled else again
-    plan = Plan(PlanKind.STOP, "nodes would otherwise diverge", hint, "coordinator", 75)
+    return _without_coordinator(state, t, f"no decision of the coordinator within {state.run.policy.node_rules.wait_s:g} s (nodes.wait_s)")
+
+
+def on_node_cut_off(state: JobState, event: NodeCutOff) -> Step:
+    """Stop this node, of which no rank runs: with 78 where the coordinator refuses it, else with 75."""
+    if state.attempt.decided:
+        return state, ()
+    if not event.refused:
+        return _without_coordinator(state, event.t, event.text)
+    verdict = Verdict(Cause.DEPENDENCY, 0.95, f"the coordinator of the nodes refuses this node: {event.text}"[:600], "nodes:refused")
+    return _left(state, event.t, verdict, Plan(PlanKind.STOP, "it takes no part in the job", event.text[:600], "beginning", 78))
+
+
+def _without_coordinator(state: JobState, t: float, text: str) -> Step:
+    """Stop with 75, and name what to start where if no scheduler does."""
+    host = sharing.shown(state.attempt.coordinator, state.attempt.members)
+    first = f"node {host}, or the node in its place, first" if host else "the node that serves the rendezvous first"
+    again = f"start the same command again on every node, {first}: it resumes at the newest checkpoint"
+    hint = "the scheduler's requeue continues this run" if state.run.policy.is_scheduled else again
+    verdict = Verdict(Cause.RENDEZVOUS, 0.7, f"{text}{f': it was node {host}' if host else ''}", "coordinator:gone", transient=True)
+    return _left(state, t, verdict, Plan(PlanKind.STOP, "nodes would otherwise diverge", hint, "coordinator", 75))
+
+
+def _left(state: JobState, t: float, verdict: Verdict, plan: Plan) -> Step:
+    """End this node alone, whose ranks are gone."""
     opening: tuple[Action, ...] = ()
     if state.run.incident is None:
         state, opening = start.with_incident(state, t, verdict.summary)
-    state, actions = start.give_up(state, verdict, plan)
+    state, actions = start.leave(state, verdict, plan)
     return state, (*opening, *actions)

@@ -222,6 +222,15 @@ class CoordinatorFellSilent(Struct, frozen=True):
     attempt: int
 
 
+class NodeCutOff(Struct, frozen=True):
+    """This node can take part no more. text: why, for people. refused: by the coordinator, else that is gone for good."""
+
+    t: float
+    attempt: int
+    text: str
+    refused: bool = False
+
+
 class EvidenceCollected(Struct, frozen=True):
     """The observers' evidence on the incident. `jitter` is uniform in [0, 1): the only randomness the core sees."""
 
@@ -490,6 +499,7 @@ Event = (
     | DecisionMade
     | LeftBehind
     | CoordinatorFellSilent
+    | NodeCutOff
     | EvidenceCollected
     | CheckpointSelected
     | CheckpointVerified

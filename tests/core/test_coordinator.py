@@ -103,8 +103,34 @@ def waits_in_vain(policy: Policy) -> act.ReportDecision:
 
 def test_a_coordinator_that_is_gone_for_good_ends_each_node_with_75_and_the_card_says_what_to_start_where() -> None:
     decision = waits_in_vain(POLICY)
-    assert decision.verdict.summary == "no decision of the coordinator on node c within 600 s (nodes.wait_s)"
-    assert "start the same command again on every node, c or the node in its place first" in decision.plan.next_rung
+    assert decision.verdict.summary == "no decision of the coordinator within 600 s (nodes.wait_s): it was node c"
+    assert "start the same command again on every node, node c, or the node in its place, first" in decision.plan.next_rung
+
+
+def stopped(node: Node) -> tuple[int, act.ReportDecision]:
+    (decision,) = (action for action in node.actions if isinstance(action, act.ReportDecision))
+    (finish,) = (action for action in node.actions if isinstance(action, act.Finish))
+    assert not finish.for_all
+    return finish.exit_code, decision
+
+
+def test_a_node_that_the_coordinator_refuses_stops_with_78_and_a_card_with_its_words() -> None:
+    node = Node()
+    node.feed(events.NodeCutOff(2.0, 1, "it speaks version 1, and the coordinator version 2: install the same supervise on all", refused=True))
+    code, decision = stopped(node)
+    assert code == 78
+    assert "refuses this node: it speaks version 1, and the coordinator version 2" in decision.verdict.summary
+
+
+def test_a_node_that_waits_to_meet_stops_with_75_once_the_coordinator_is_gone_for_good_and_one_that_trains_goes_on() -> None:
+    gone = "no coordinator answered for 600 s"
+    trains, waits = Node(), Node()
+    trains.train(0)
+    trains.feed(events.NodeCutOff(700.0, 1, gone))
+    assert trains.state.stage is Stage.RUNNING
+    waits.feed(events.NodeCutOff(700.0, 1, gone))
+    code, decision = stopped(waits)
+    assert (code, decision.verdict.summary) == (75, gone)
 
 
 def test_under_a_scheduler_its_requeue_goes_on() -> None:

@@ -139,6 +139,7 @@ events = st.one_of(
     ),
     st.builds(core_events.LeftBehind, st.just(0.0), attempts),
     st.builds(core_events.CoordinatorFellSilent, st.just(0.0), attempts),
+    st.builds(core_events.NodeCutOff, st.just(0.0), attempts, st.just("why"), st.booleans()),
     st.builds(core_events.EvidenceCollected, st.just(0.0), attempts, st.just(1), evidence, st.just(0.5)),
     st.builds(core_events.CheckpointSelected, st.just(0.0), attempts, checkpoints, st.integers(0, 2)),
     st.builds(core_events.CheckpointVerified, st.just(0.0), attempts, checkpoints.filter(bool)),

@@ -49,7 +49,7 @@ class Meet(_Message, frozen=True):
 class Post(_Message, frozen=True):
     """What a node has to say about epoch `number`; the first of a kind and index counts.
 
-    kind: FAILURE, MEMBERSHIP, VOID (these end the epoch), LEFT, DONE, SAVED, GATHER (index: which all-gather), BEGAN, REPORT, STALLED
+    kind: FAILURE, MEMBERSHIP, LEFT, VOID (these end the epoch), QUIT, DONE, SAVED, GATHER (index: which all-gather), BEGAN, REPORT, STALLED
     (index: how often it stalled), LOOK (index: which round).
     """
 

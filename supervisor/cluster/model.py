@@ -30,8 +30,9 @@ FAILURE, MEMBERSHIP, LEFT, DONE, VOID = "failure", "membership", "left", "done",
 #: Kinds of a decision beside VOID: after the last two the job is over.
 RESTART, STOP, SUCCESS = "restart", "stop", "success"
 #: Kinds of a `Post` beside those of an end. SAVED: the ranks of the node saved, so that nodes that ask to join can be admitted. GATHER: its
-#: text for an all-gather. BEGAN: how its ranks began. STALLED: its ranks make no progress, and it asks for the look of every node.
-SAVED, GATHER, BEGAN, REPORT, STALLED, LOOK = "saved", "gather", "began", "report", "stalled", "look"
+#: text for an all-gather. BEGAN: how its ranks began. STALLED: its ranks make no progress, and it asks for the look of every node. QUIT: it
+#: takes no part in the epoch any more.
+SAVED, GATHER, BEGAN, REPORT, STALLED, LOOK, QUIT = "saved", "gather", "began", "report", "stalled", "look", "quit"
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,9 +102,8 @@ def on_coordinator_silent(state: JobState, event: CoordinatorFellSilent) -> Step
     """End an attempt that the others may have ended without this node."""
     if not state.attempt.is_shared:
         return state, ()
-    text = "the coordinator of the nodes does not answer, and no rank of this node makes steps"
-    seen = Evidence("network", "coordinator_silent", text, t=event.t, claim=Claim(Cause.RENDEZVOUS, 0.9, transient=True))
-    return failure.stop_attempt(replace(state, attempt=replace(state.attempt, ended_for=(seen,))), event.t, text)
+    seen = Evidence("network", "coordinator_silent", event.text, t=event.t, claim=Claim(Cause.RENDEZVOUS, 0.9, transient=True))
+    return failure.stop_attempt(replace(state, attempt=replace(state.attempt, ended_for=(seen,))), event.t, event.text)
 
 
 # nodes that ask to join

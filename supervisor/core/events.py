@@ -220,6 +220,7 @@ class CoordinatorFellSilent(Struct, frozen=True):
 
     t: float
     attempt: int
+    text: str = "the coordinator of the nodes does not answer"
 
 
 class NodeCutOff(Struct, frozen=True):

@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from supervisor.agent.messages import NodesMet
-    from supervisor.cluster.messages import CoordinatorOutput, MemberOutput
+    from supervisor.cluster.coordinator import CoordinatorOutput
+    from supervisor.cluster.member import MemberInput, MemberOutput
     from supervisor.cluster.model import NodeMemory
     from supervisor.job.job import Job
     from supervisor.run.loop import Loop
@@ -90,8 +91,10 @@ class JobNodes:
         self._met_ranks = 0  # of all nodes that met
         self.returning = 0  # nodes of the last attempt that come to the next meeting, 0: not known
         self._began_t = loop.clock.now()
-        self._closed_without_us: ClusterDecision | None = None  # how the job ended, until the core can take it
-        self._cut_off: tuple[str, bool] | None = None  # why this node can take part no more, and whether it is refused, until likewise
+        self._closed_without_us: tuple[str, JobDecision | None] | None = None  # how the job ended, until the core can take it
+        self._refused = ""  # why the coordinator refuses this node, until likewise
+        #: Who takes the looks of this node, and judges those of all. Called on the loop's thread.
+        self.looks: Callable[[protocol.LookWanted | protocol.LooksGathered], None] = lambda _output: None
         self._last_word_to: CoordinatorAddress | None = None
         self._awaited: dict[int, Callable[[list[str]], None]] = {}  # by the number of the all-gather
         self._is_closing = False
@@ -245,7 +248,7 @@ class JobNodes:
             client.give(protocol.NodeTick(self._now(), NodeStanding.of(self._loop.state).text(), stepped_s, step_s))
             self._prepare_last_word(client)
             self._end_as_the_others()
-            self._end_cut_off()
+            self._end_refused()
 
     def _prepare_last_word(self, client: NodeClient) -> None:
         """Have the guardian tell a coordinator on another node if this supervisor dies."""
@@ -269,7 +272,7 @@ class JobNodes:
         state, client, known = self._loop.state, self._client, self._taken_over
         if known is not None:
             self._taken_over = None
-            self._loop.call_soon(lambda: self._take(known))
+            self._emitted(known)
             return
         if client is None or not self._is_current(action.attempt):
             return
@@ -307,6 +310,14 @@ class JobNodes:
             self._awaited[number + _FIRST_GATHER] = received
             self._give(protocol.NodeText(self._now(), number + _FIRST_GATHER, text))
 
+    def ask_looks(self, text: str) -> None:
+        """Have all nodes look at their ranks: those of this one make no progress. text: why, for people."""
+        self._give(protocol.AskLooks(self._now(), text))
+
+    def look_taken(self, look: int, text: str) -> None:
+        """Answer LookWanted."""
+        self._give(protocol.LookTaken(self._now(), look, text))
+
     def close(self, reason: str, then: Callable[[], None]) -> None:
         """Leave the other nodes; `then` is called on the loop's thread once those that wait for this one know how the job ended."""
         client, server = self._client, self._server
@@ -333,7 +344,7 @@ class JobNodes:
         left_s = None if stop is None else stop.left_s
         return LINGER_S if stop is None or left_s is None else max(0.0, min(LINGER_S, stop.left_from_t + left_s - self._now() - OUR_END_S))
 
-    def _give(self, message: protocol.MemberInput) -> None:
+    def _give(self, message: MemberInput) -> None:
         if self._client is not None:
             self._client.give(message)
 
@@ -343,11 +354,21 @@ class JobNodes:
     # from the coordinator of this node
 
     def _to_judge(self, output: CoordinatorOutput) -> None:
-        """Take what the core of this node is to judge, from the coordinator's thread, which waits for nothing."""
-        server = self._server
-        if not isinstance(output, protocol.JudgeReports) or server is None:
-            return
-        end = server.memory.end or EpochEnd("", "", "")
+        """Take what this node is to judge, from the coordinator's thread, which waits for nothing."""
+        match output:
+            case protocol.JudgeReports():
+                self._read_reports(output)
+            case protocol.LooksGathered():
+                self._loop.call_soon(lambda: self.looks(output))
+            case protocol.SendToNodes():
+                raise AssertionError(output)  # the server's own
+            case _:
+                assert_never(output)
+
+    def _read_reports(self, output: protocol.JudgeReports) -> None:
+        """Decode what the nodes reported, in a thread, and have the core judge it."""
+        memory = CoordinatorMemory() if self._server is None else self._server.memory
+        end = memory.end or EpochEnd("", "", "")
 
         def work() -> None:
             reports, missing = decode_reports(output.reports, output.missing)
@@ -363,10 +384,18 @@ class JobNodes:
     # from the protocol
 
     def _emitted(self, output: MemberOutput | protocol.Refused) -> None:
-        """Take an answer of the protocol, from the client's thread."""
-        self._loop.call_soon(lambda: self._take(output))
+        """Take an answer of the protocol, from the client's thread, which reads what another node wrote."""
+        try:
+            row = _read(output)
+        except (ValueError, TypeError, LookupError) as error:  # msgspec's errors are ValueErrors
+            self._warn(f"a message of another node cannot be read, as of another version of supervise: {error}")
+            if isinstance(output, protocol.PeerText):
+                return
+            output = protocol.Refused(f"its decision cannot be read ({error}): install the same supervise on all nodes, and start this one again")
+            row = None
+        self._loop.call_soon(lambda: self._take(output, row))
 
-    def _take(self, output: MemberOutput | protocol.Refused) -> None:  # noqa: PLR0912, C901 (a row for each kind)
+    def _take(self, output: MemberOutput | protocol.Refused, row: Any) -> None:  # noqa: ANN401, PLR0912, C901 (what _read returned; a row for each kind)
         now, attempt = self._now(), self._loop.state.attempt.number
         match output:
             case protocol.EpochBegan(epoch):
@@ -376,21 +405,20 @@ class JobNodes:
                     self._loop.feed(events.AttemptEndedByPeer(now, number, end.node, end.text, end.kind))
             case protocol.ActOn(epoch, decision, returning):
                 self.returning, self._bugs = returning, 0
-                self._loop.feed(events.DecisionMade(now, epoch.number, decision.kind, _decision(decision)))
+                self._loop.feed(events.DecisionMade(now, epoch.number, decision.kind, row))
             case protocol.StepAside(epoch):
                 self.returning = 0
                 self._loop.feed(events.LeftBehind(now, epoch.number))
             case protocol.ClosedWithoutUs(_, decision):
-                self._closed_without_us = decision
+                self._closed_without_us = decision.kind, row
                 self._end_as_the_others()
             case protocol.CoordinatorSilent(number, text):
                 self._loop.feed(events.CoordinatorFellSilent(now, number, text))
             case protocol.CoordinatorGone(text):
-                self._cut_off = text, False
-                self._end_cut_off()
+                self._loop.feed(events.NodeCutOff(now, attempt, text))  # ranks train on as long as they can
             case protocol.Refused(text):
-                self._cut_off = text, True
-                self._end_cut_off()
+                self._refused = text
+                self._end_refused()
             case protocol.MeetingFailed(_, text):
                 self._met_for = 0
                 self._loop.feed(events.AttemptEndedByPeer(now, attempt, self._job.node, text, VOID))
@@ -398,9 +426,10 @@ class JobNodes:
                 received = self._awaited.pop(number, None)
                 if received is not None:
                     received(list(texts))
-            case protocol.PeerText(_, text):
-                row = json.loads(text)
-                self._loop.feed(events.NodeBegan(now, attempt, str(row["text"]), row["first_step"], row["loaded_step"]))
+            case protocol.PeerText():
+                self._loop.feed(events.NodeBegan(now, attempt, *row))
+            case protocol.LookWanted():
+                self.looks(output)
             case protocol.SendToCoordinator():
                 raise AssertionError(output)  # the client's own
             case _:
@@ -408,18 +437,17 @@ class JobNodes:
 
     def _end_as_the_others(self) -> None:
         """Tell the core how the job ended without this node, once it waits for the others: it may still look at its GPUs."""
-        decision, state = self._closed_without_us, self._loop.state
-        if decision is not None and state.waits_to_meet:
+        closed, state = self._closed_without_us, self._loop.state
+        if closed is not None and state.waits_to_meet:
             self._closed_without_us = None
-            kind = decision.kind
-            self._loop.feed(events.DecisionMade(self._now(), state.attempt.number, kind, _decision(decision), elsewhere=True))
+            self._loop.feed(events.DecisionMade(self._now(), state.attempt.number, *closed, elsewhere=True))
 
-    def _end_cut_off(self) -> None:
-        """Tell the core that this node can take part no more, once it waits for the others: its ranks train on as long as they can."""
-        cut_off, state = self._cut_off, self._loop.state
-        if cut_off is not None and state.stage in {Stage.STARTING, Stage.FOLLOWING}:
-            self._cut_off = None
-            self._loop.feed(events.NodeCutOff(self._now(), state.attempt.number, *cut_off))
+    def _end_refused(self) -> None:
+        """Tell the core that this node is refused, once it waits for the others: its ranks train on as long as they can."""
+        state = self._loop.state
+        if self._refused and state.stage in {Stage.STARTING, Stage.FOLLOWING}:
+            text, self._refused = self._refused, ""
+            self._loop.feed(events.NodeCutOff(self._now(), state.attempt.number, text, refused=True))
 
     def _began(self, epoch: Epoch) -> None:
         """The attempt has its number. Where it has ended here meanwhile, no rank of it starts anywhere."""
@@ -437,5 +465,13 @@ class JobNodes:
         self._loop.feed(gathered)
 
 
-def _decision(decision: ClusterDecision) -> JobDecision | None:
-    return msgspec.convert(json.loads(decision.text), JobDecision) if decision.text else None
+def _read(output: MemberOutput | protocol.Refused) -> Any:  # noqa: ANN401  of the decision the core's part, of a text the fields of NodeBegan
+    """Return what another node wrote, None where there is nothing of it. Raises ValueError, TypeError or LookupError where it cannot be read."""
+    match output:
+        case protocol.ActOn(_, decision, _) | protocol.ClosedWithoutUs(_, decision) if decision.text:
+            return msgspec.convert(json.loads(decision.text), JobDecision)
+        case protocol.PeerText(_, text):
+            row = json.loads(text)
+            return str(row["text"]), msgspec.convert(row["first_step"], int | None), msgspec.convert(row["loaded_step"], int | None)
+        case _:
+            return None

@@ -199,7 +199,7 @@ def test_three_nodes_are_one_job_to_a_person_one_status_one_alert_and_one_story(
 
 
 @pytest.mark.slow  # tests/agent/test_nodes.py shows the rounds in seconds
-@pytest.mark.parametrize(("lost", "what_the_others_see"), [(2, "DecisionMade"), (0, "CoordinatorFellSilent")])  # node 0 serves the store
+@pytest.mark.parametrize(("lost", "what_the_others_see"), [(2, "DecisionMade"), (0, "CoordinatorFellSilent")])  # node 0 is the coordinator
 def test_all_ranks_save_and_exit_0_as_one_node_loses_its_supervise_and_the_job_waits_for_it_and_ends_whole(
     supervise: Callable[..., Supervised], tmp_path: Path, lost: int, what_the_others_see: str
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import queue
 import threading
 from types import SimpleNamespace
@@ -18,11 +17,10 @@ from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.decide import decide
 from supervisor.core.model import CheckpointRef, Evidence, Policy, RankExit, RankInfo
-from supervisor.core.policy_settings import NodesSection
 from supervisor.core.state import Attempt, JobState, Stage
 from supervisor.core.values import replace
 from supervisor.job.clock import Clock
-from supervisor.run.job_nodes import STORE_WELL_LEASES, AttemptOrders, JobNodes
+from supervisor.run.job_nodes import BUGS_APART_S, AttemptOrders, JobNodes
 from supervisor.run.main import JobRun
 from tests.launch.conftest import make_job
 from tests.support.waiting import wait_for
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 
 #: Under which the nodes meet.
 ID = "job"
-SETTINGS = dataclasses.replace(Settings(), nodes=NodesSection(lease_s=12.0))
 
 
 class Node:
@@ -53,8 +50,9 @@ class Node:
 
     def fresh(self, rdzv_id: str = ID) -> JobNodes:
         """Return what a supervisor of this run begins with."""
-        orders = AttemptOrders(*(lambda *what, kind=kind: self.orders.append((kind, *what)) for kind in ("serve", "renumber", "complete")))  # type: ignore[misc]
-        job = replace(make_job(self.place, SETTINGS), run_id=f"run of {self.name}", node=self.name)
+        kinds = ("publish", "renumber", "complete", "last_word")
+        orders = AttemptOrders(*(lambda *what, kind=kind: self.orders.append((kind, *what)) for kind in kinds))  # type: ignore[misc]
+        job = replace(make_job(self.place, Settings()), run_id=f"run of {self.name}", node=self.name)
         return JobNodes(job, rdzv_id, self, orders, self.told.append)  # type: ignore[arg-type]  # a loop, as far as it is used
 
     def feed(self, event: events.Event) -> None:
@@ -84,7 +82,7 @@ class Node:
 
 
 class Pair:
-    """Two nodes; the first serves the control store."""
+    """Two nodes; the first is the coordinator."""
 
     def __init__(self, place: Path) -> None:
         self.nodes = [Node(place, "a"), Node(place, "b", ahead_s=3600.0)]
@@ -111,8 +109,8 @@ class Pair:
 
     @property
     def served(self) -> tuple[Any, ...]:
-        """Return attempt, port and key of the store."""
-        return next(tuple(row[1:]) for row in self.nodes[0].orders if row[0] == "serve")
+        """Return attempt, port and key of the coordinator."""
+        return next(tuple(row[1:]) for row in self.nodes[0].orders if row[0] == "publish")
 
     def train(self) -> None:
         """Agree, and start the ranks."""
@@ -182,8 +180,8 @@ def test_success_is_that_of_all_nodes_and_is_known_to_all_before_the_first_leave
     pair.until(lambda: all(("complete", 1) in node.orders for node in pair.nodes), "success")
 
 
-def test_a_store_whose_thread_cannot_be_had_for_a_moment_is_served_a_moment_later(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    start, refused = threading.Thread.start, ["control-store"]
+def test_a_coordinator_whose_thread_cannot_be_had_for_a_moment_is_served_a_moment_later(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, refused = threading.Thread.start, ["coordinator"]
 
     def started(thread: threading.Thread) -> None:
         if thread.name in refused:
@@ -197,11 +195,11 @@ def test_a_store_whose_thread_cannot_be_had_for_a_moment_is_served_a_moment_late
     assert pair.nodes[0].nodes._server.port == pair.served[1], "where the agents of the others were sent"  # type: ignore[union-attr]  # noqa: SLF001
 
 
-def test_a_store_whose_thread_dies_of_a_bug_is_served_anew_with_its_rows(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coordinator_whose_thread_dies_of_a_bug_is_served_anew_with_its_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = pair.nodes
     pair.meet("t", 1, 1)
     pair.train()
-    pair.until(lambda: all(node.nodes._client.address for node in pair.nodes), "the nodes at the store")  # type: ignore[union-attr]  # noqa: SLF001
+    pair.until(lambda: all(node.nodes._client.address for node in pair.nodes), "the nodes at the coordinator")  # type: ignore[union-attr]  # noqa: SLF001
     died: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", died.append)
     monkeypatch.setattr(first.nodes._server, "_drop_strangers", None)  # noqa: SLF001
@@ -215,7 +213,7 @@ def test_a_store_whose_thread_dies_of_a_bug_is_served_anew_with_its_rows(pair: P
     assert len(died) == 1
 
 
-def test_a_bug_that_comes_again_with_each_store_ends_the_run_unless_something_is_decided_in_between(
+def test_a_bug_that_comes_again_with_each_coordinator_ends_the_run_unless_something_is_decided_in_between(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = pair.nodes
@@ -230,8 +228,8 @@ def test_a_bug_that_comes_again_with_each_store_ends_the_run_unless_something_is
         assert server is not None
         monkeypatch.setattr(server, "_drop_strangers", None)
         wait_for(lambda: not server.serves, "the end of its thread")
-        first.nodes._serves_again_t = 0.0  # noqa: SLF001  a lease is over
-        pair.until(lambda: first.nodes._server is not server, "another store")  # noqa: SLF001
+        first.nodes._serves_again_t = 0.0  # noqa: SLF001  it is time
+        pair.until(lambda: first.nodes._server is not server, "another coordinator")  # noqa: SLF001
 
     pair.meet("t", 1, 1)
     pair.train()
@@ -246,14 +244,14 @@ def test_a_bug_that_comes_again_with_each_store_ends_the_run_unless_something_is
     dies()
     assert not failed
     assert [text.rpartition("; ")[2] for text in first.told] == ["the job goes on"] * 4
-    first.nodes._store_bug_t -= STORE_WELL_LEASES * SETTINGS.nodes.lease_s  # noqa: SLF001  a healthy attempt goes on without a decision
+    first.nodes._bug_t -= BUGS_APART_S  # noqa: SLF001  a healthy attempt goes on without a decision
     dies()
     dies()
     assert not failed
-    assert first.nodes._store_bugs == 2  # noqa: SLF001
+    assert first.nodes._bugs == 2  # noqa: SLF001
     dies()
     assert [type(error) for error in failed] == [TypeError]
-    pair.until(lambda: len(first.nodes._server._have) == 2, "the nodes at the last store: it need not linger for them")  # type: ignore[union-attr]  # noqa: SLF001
+    pair.until(lambda: len(first.nodes.standings()) == 2, "the nodes at the last coordinator: it need not linger for them")
 
 
 def test_a_supervisor_that_takes_over_finds_the_others_by_itself_and_ends_its_attempt(pair: Pair) -> None:

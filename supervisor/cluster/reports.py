@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from supervisor.core.model import Evidence
-from supervisor.core.state import Attempt, Gpu, NodeReport
-from supervisor.core.values import replace
+from supervisor.core.model import Evidence, Gpu
+from supervisor.core.state import Attempt, NodeReport
+from supervisor.core.values import Struct, replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,13 +18,20 @@ if TYPE_CHECKING:
 LONGEST_REPORT = 1_900_000
 
 
+class _Row(Struct, frozen=True):
+    """The text of a report, as JSON has it."""
+
+    offset_s: float | None
+    report: NodeReport
+
+
 def encode_report(report: NodeReport, offset_s: float | None) -> str:
     """Return the text of a report. offset_s: the coordinator's clock less this node's, None: not known.
 
     Of evidence that is too long for a report, what stands first is kept: it explains most.
     """
     while True:
-        text = json.dumps({"offset_s": offset_s, "report": msgspec.to_builtins(report)}, separators=(",", ":"))
+        text = json.dumps(msgspec.to_builtins(_Row(offset_s, report)), separators=(",", ":"))
         facts = report.attempt.evidence or ()
         if len(text) <= LONGEST_REPORT or not facts:
             return text
@@ -34,18 +41,21 @@ def encode_report(report: NodeReport, offset_s: float | None) -> str:
 def decode_report(text: str) -> NodeReport:
     """Return a report with its times by the coordinator's clock. Raises ValueError where nothing of it can be read.
 
-    What another version knows and this one does not is left out: a claim or a fact at a time, else a field of the attempt, or a GPU.
+    What another version knows and this one does not is left out: a claim or a fact at a time, else a field, or a GPU.
     """
     try:
-        row = json.loads(text)
-        offset_s = msgspec.convert(row["offset_s"], float | None)
-        try:
-            report = msgspec.convert(row["report"], NodeReport)
-        except msgspec.ValidationError:
-            report = msgspec.convert(_understood(row["report"]), NodeReport)
+        row = msgspec.json.decode(text, type=_Row)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):  # a name that is not UTF-8, another version, or no report
+        row = _row_of_another_version(text)
+    return replace(row.report, attempt=_shifted(row.report.attempt, row.offset_s)) if row.offset_s else row.report
+
+
+def _row_of_another_version(text: str) -> _Row:
+    try:
+        fields = json.loads(text)
+        return msgspec.convert({**fields, "report": _understood(fields["report"])}, _Row)
     except (msgspec.ValidationError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"its report could not be read: {error}") from error
-    return replace(report, attempt=_shifted(report.attempt, offset_s)) if offset_s else report
 
 
 def decode_reports(
@@ -68,7 +78,8 @@ def _understood(row: dict[str, Any]) -> dict[str, Any]:
         for name, value in row["attempt"].items()
     }
     kept = {name: value for name, value in attempt.items() if _is_valid({name: value}, Attempt)}
-    return {**row, "attempt": kept, "gpus": [gpu for gpu in row["gpus"] if _is_valid(gpu, Gpu)]}
+    report = {**row, "attempt": kept, "gpus": [gpu for gpu in row["gpus"] if _is_valid(gpu, Gpu)]}
+    return {name: value for name, value in report.items() if _is_valid({"node": "", "attempt": {}, name: value}, NodeReport)}
 
 
 def _facts(rows: list[Any]) -> Iterator[Any]:

@@ -164,7 +164,7 @@ class RankExit(Struct, frozen=True):
         return self.code != 0
 
 
-class Claim(Struct, frozen=True):
+class Claim(Struct, frozen=True, gc=False):  # as Evidence
     """What a signature concludes from its match. The evidence carries it, so that a verdict can be explained without the signatures."""
 
     cause: Cause
@@ -173,7 +173,7 @@ class Claim(Struct, frozen=True):
     consequence_of: tuple[str, ...] = ()  # the causes that this may merely follow from, "*" for any
 
 
-class Evidence(Struct, frozen=True):
+class Evidence(Struct, frozen=True, gc=False):  # a fact holds no cycle, and a large job has 100,000s: the collector need not search them
     """One observed fact."""
 
     # the observer: exit, error_file, tail, log, hang, kernel, nvml, health, cgroup, host, network, nccl, heartbeat, launcher,

@@ -332,7 +332,7 @@ def _find_in_round(
         shown = next((text for text in (store.get(key) for key in keys) if text), None)
         if shown is None:
             return None
-        store.set(COORDINATOR, shown)
+        store.set(COORDINATOR, shown.decode())
     else:
         wait_keys(store, [COORDINATOR], cancelled, "the coordinator's address")
     return _load_coordinator(store, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import socket
 import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from supervisor.config.settings import Settings
 from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.decide import decide
-from supervisor.core.model import CheckpointRef, Evidence, Policy, RankExit, RankInfo
+from supervisor.core.model import Cause, CheckpointRef, Claim, Evidence, Policy, RankExit, RankInfo
 from supervisor.core.state import Attempt, JobState, Stage
 from supervisor.core.values import replace
 from supervisor.job.clock import Clock
@@ -97,15 +98,16 @@ class Pair:
 
         wait_for(found, what, 60)
 
-    def meet(self, token: str, *numbers: int) -> None:
-        """The agents meet, each for the attempt that it knows."""
+    def meet(self, token: str, *numbers: int, at: tuple[str, int, str] | None = None) -> None:
+        """The agents meet, each for the attempt that it knows. at: where the coordinator is, None: on the first node."""
         policy = Policy(nodes=2, checkpoints_declared=True)
-        for index, (node, number) in enumerate(zip(self.nodes, numbers, strict=True)):
+        nodes = self.nodes[: len(numbers)]
+        for index, (node, number) in enumerate(zip(nodes, numbers, strict=True)):
             attempt = Attempt(number, awaits_agreement=True)
             node.state = replace(node.state, stage=Stage.STARTING, attempt=attempt, run=replace(node.state.run, policy=policy))
-            store = ("", 0, "") if not index else ("127.0.0.1", *self.served[1:])
-            node.nodes.met(NodesMet(number, index, 2, token, *store))  # type: ignore[arg-type]
-        self.until(lambda: all(node.state.attempt.members for node in self.nodes), "the number")
+            place = at or (("", 0, "") if not index else ("127.0.0.1", *self.served[1:]))
+            node.nodes.met(NodesMet(number, index, 2, token, *place))  # type: ignore[arg-type]
+        self.until(lambda: all(node.state.attempt.members for node in nodes), "the number")
 
     @property
     def served(self) -> tuple[Any, ...]:
@@ -114,7 +116,7 @@ class Pair:
 
     def train(self) -> None:
         """Agree, and start the ranks."""
-        for rank, node in enumerate(self.nodes):
+        for rank, node in enumerate(self.nodes[:2]):
             number, chosen = node.state.attempt.number, CheckpointRef("c.pt", 60, "structure")
             node.feed(events.CheckpointSelected(node.clock.now(), number, chosen, 1, agreement=number))
             node.feed(events.AttemptStarted(node.clock.now(), number, (RankInfo(rank, 0, 100 + rank, 1),), 2))
@@ -167,6 +169,122 @@ def test_both_nodes_act_on_one_decision_about_what_both_saw_by_whichever_clock(p
     assert decided[0] == decided[1]
     assert len(first.find(events.ReportsGathered)) == 1
     assert not second.find(events.ReportsGathered)
+
+
+def test_a_report_of_the_next_version_is_taken_as_far_as_it_is_understood(pair: Pair) -> None:
+    """It knows one cause more. Two versions may meet while the nodes of a cluster are updated one by one."""
+    first, second = pair.nodes
+    pair.meet("t", 1, 1)
+    pair.train()
+    cause: Any = "new_in_the_next_version"
+    now = second.clock.now()
+    second.feed(events.RankExited(now, 1, RankExit(1, 101, 1, signal=11)))
+    pair.until(lambda: first.state.stage is Stage.TEARDOWN, "the end on the other node")
+    pair.gone(first, 0)
+    signal_fact = Evidence("exit", "signal", "11", 1, t=now)
+    pair.gone(second, 1, signal_fact, Evidence("log", "new.signature", "a line that only it knows", 1, t=now, claim=Claim(cause, 0.9)))
+    pair.until(lambda: all(node.find(act.ReportDecision) for node in pair.nodes), "the decision")
+    assert {node.find(act.ReportDecision)[0].verdict.rank for node in pair.nodes} == {1}
+
+
+def test_the_guardian_of_a_node_gets_a_word_for_the_coordinator_and_that_of_the_coordinator_none(pair: Pair) -> None:
+    pair.meet("t", 1, 1)
+    first, second = pair.nodes
+    pair.until(lambda: [row for row in second.orders if row[0] == "last_word"], "the prepared word")
+    (word,) = (row for row in second.orders if row[0] == "last_word")
+    assert word[1:3] == ("127.0.0.1", pair.served[1])
+    pair.train()
+    second.nodes._client.close(5.0)  # type: ignore[union-attr]  # noqa: SLF001  as a process that is gone
+    second.nodes._client = None  # noqa: SLF001
+    with socket.create_connection(word[1:3]) as guardian:
+        guardian.sendall(word[3].encode())
+        pair.until(lambda: first.state.stage is Stage.TEARDOWN, "the end on the other node")
+    (end,) = first.find(events.AttemptEndedByPeer)
+    assert (end.node, end.text) == (f"{second.state.attempt.me}", "its supervise died, and its processes are ended")
+    assert not [row for row in first.orders if row[0] == "last_word"]
+
+
+def test_a_coordinator_that_leaves_decides_what_comes_after_it(pair: Pair) -> None:
+    first, second = pair.nodes
+    pair.meet("t", 1, 1)
+    pair.train()
+    first.feed(events.StopRequested(first.clock.now(), 15))
+    first.feed(events.AttemptEnded(first.clock.now(), 1, "stopped"))
+    (finish,) = first.find(act.Finish)
+    left: list[bool] = []
+    first.nodes.close(finish.reason, lambda: left.append(True))
+    pair.until(lambda: second.state.stage is Stage.TEARDOWN, "the end on the other node")
+    pair.gone(second, 1)
+    pair.until(lambda: second.find(act.ReportDecision), "the decision")
+    (told,) = second.find(act.ReportDecision)
+    assert (told.verdict.cause, told.verdict.node, told.alerts) == (Cause.NODE_LOST, "a:0", True)
+    assert len(first.find(events.ReportsGathered)) == 1
+    assert not first.find(act.ReportDecision)
+    pair.until(lambda: left, "the coordinator to leave once the other knows")
+
+
+def test_a_coordinator_that_takes_no_part_in_the_attempt_decides_about_it(pair: Pair, tmp_path: Path) -> None:
+    spare = Node(tmp_path, "c")
+    client = spare.nodes._connected(None)  # noqa: SLF001
+    server = spare.nodes._serve(client)  # noqa: SLF001
+    pair.nodes.append(spare)
+    try:
+        pair.meet("t", 1, 1, at=("127.0.0.1", server.port, server.key))
+        pair.train()
+        first, second = pair.nodes[:2]
+        now = second.clock.now()
+        second.feed(events.RankExited(now, 1, RankExit(1, 101, 1, signal=11)))
+        pair.until(lambda: first.state.stage is Stage.TEARDOWN, "the end on the other node")
+        pair.gone(first, 0)
+        pair.gone(second, 1, Evidence("exit", "signal", "11", 1, t=now))
+        pair.until(lambda: all(node.find(act.ReportDecision) for node in (first, second)), "the decision")
+        told = [node.find(act.ReportDecision)[0] for node in (first, second)]
+        assert told[0].verdict == told[1].verdict
+        assert (told[0].verdict.rank, told[0].verdict.node) == (1, "b:1")
+        assert [decision.alerts for decision in told] == [True, False], "one alert for the job"
+        assert first.find(events.NodesGathered)[0].coordinator == client.name
+    finally:
+        pair.close()
+
+
+def test_a_coordinator_whose_supervisor_is_started_again_goes_on_with_one_decision(pair: Pair) -> None:
+    first, second = pair.nodes
+    pair.meet("t", 1, 1)
+    pair.train()
+    pair.until(lambda: all(node.nodes._client.offset_s is not None for node in pair.nodes), "the nodes at the coordinator")  # type: ignore[union-attr]  # noqa: SLF001
+    before, port = first.nodes, pair.served[1]
+    before._client.close(5.0)  # type: ignore[union-attr]  # noqa: SLF001  as a process that is gone
+    before._server.close(0.0)  # type: ignore[union-attr]  # noqa: SLF001
+    first.nodes = first.fresh()
+    first.nodes.take_over()
+    assert first.nodes._server is not None  # noqa: SLF001
+    assert first.nodes._server.port == port  # noqa: SLF001
+    first.feed(events.SupervisorStarted(first.clock.now(), "run", first.state.run.policy, continues=True))
+    pair.until(lambda: second.state.stage is Stage.TEARDOWN, "the end on the other node")
+    pair.gone(second, 1)
+    pair.until(lambda: all(node.find(act.ReportDecision) for node in pair.nodes), "the decision")
+    decided = [[event.decision for event in node.find(events.DecisionMade)] for node in pair.nodes]
+    assert decided[0] == decided[1]
+    assert len(decided[0]) == 1
+    assert decided[0][0].verdict.summary == "node a:0 is lost: its supervise died, and its ranks with it"
+
+
+def test_a_node_with_the_key_of_another_job_stops_with_78_and_the_words_of_the_coordinator(pair: Pair) -> None:
+    first, second = pair.nodes
+    pair.meet("t", 1, 1)
+    second.nodes.close("it begins anew", lambda: None)
+    other = Node(second.place, "c")
+    pair.nodes.append(other)
+    policy = Policy(nodes=2, checkpoints_declared=True)
+    attempt = Attempt(1, awaits_agreement=True)
+    other.state = replace(other.state, stage=Stage.STARTING, attempt=attempt, run=replace(other.state.run, policy=policy))
+    other.nodes.met(NodesMet(1, 1, 2, "t2", "127.0.0.1", pair.served[1], "another"))
+    pair.until(lambda: other.find(act.Finish), "its end")
+    assert [action.exit_code for action in other.find(act.Finish)] == [78]
+    (told,) = other.find(act.ReportDecision)
+    assert "refuses this node: " in told.verdict.summary
+    assert "the --rdzv-endpoint of its job" in told.verdict.summary
+    assert any("of its job" in text for text in first.told), (first.told, "both sides are told")
 
 
 def test_success_is_that_of_all_nodes_and_is_known_to_all_before_the_first_leaves(pair: Pair) -> None:

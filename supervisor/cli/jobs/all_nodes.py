@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from supervisor.cluster.client import StoreAddress  # noqa: TC004  not for --help
+    from supervisor.cluster.client import CoordinatorAddress  # noqa: TC004  not for --help
     from supervisor.cluster.messages import KnownNode, KnownNodes
     from supervisor.journal.history import History  # noqa: TC004  likewise
 
@@ -39,7 +39,7 @@ class NodeJournal(Struct, frozen=True):
     history: History
     alive: bool | None
     name: str
-    address: StoreAddress | None
+    address: CoordinatorAddress | None
 
 
 def all_nodes(root: Path, place: JobFiles) -> JobNodesStatus:

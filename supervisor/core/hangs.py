@@ -1,7 +1,8 @@
 """The ranks stand still: warn, or end the attempt (--on-hang). docs/explanation/hangs.md has the reasons.
 
 A suspicion alone decides nothing: it is recorded and logged. Once two looks agree, `auto` ends only what cannot go on by itself. `warn`
-ends nothing. Ranks whose scripts are over are no hang of the training: `restart` ends them, and the run is done.
+ends nothing. Ranks whose scripts are over are no hang of the training: `restart` ends them, and the run is done. Of several nodes one acts
+for all; the others know of the hang, and raise no alert.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ def on_hang_suspected(state: JobState, _event: HangSuspected) -> Step:
 def on_hang_confirmed(state: JobState, event: HangConfirmed) -> Step:
     """End the attempt where that is due, else alert once for each kind of hang."""
     hang, before = event.hang, state.attempt.hang
+    if event.acting:  # its look, and the hang in its status: another node speaks for all
+        state = replace(state, attempt=replace(state.attempt, hang_suspected=False, hang=hang))
+        return state, (KeepLook(state.attempt.number, 0),)
     if hang.kind is HangKind.EXIT:
         return _late(state, event, is_first=before is None or before.kind is not HangKind.EXIT)
     goes_on = why_it_goes_on(state, hang, is_first=before is None)

@@ -51,7 +51,7 @@ WITHOUT_DECISION = frozenset(
     }
 )
 #: The alerts that every node of a job would send alike: the first node of the attempt sends them.
-OF_ALL_NODES = frozenset({"run_started", "run_finished", FROM_SCRATCH, "resume_suspect", "no_checkpoint", "hang", *OF_TRAINING.values()})
+OF_ALL_NODES = frozenset({"run_started", "run_finished", FROM_SCRATCH, "resume_suspect", "no_checkpoint", *OF_TRAINING.values()})
 #: Lines of evidence that an alert may carry, if its sink asks for them.
 MOST_LINES = 5
 

@@ -1,6 +1,6 @@
 """One hang over all nodes of a job: takes this node's part in looks at all of them; on the coordinator's node it judges what they show.
 
-The ranks of a node stand still: `ask`. On every node `looks_wanted` is called, and answered by `post_look`. On the coordinator's node
+The ranks of a node stand still: `ask`. On every node `looks_wanted` is called, and answered by `look_taken`. On the coordinator's node
 `looks_gathered` is called, and once two looks agree `tell_hang`. On every node `hang_told` is called: one of them acts, the others know.
 """
 
@@ -45,7 +45,7 @@ class OtherNodes(Protocol):
         """Have all nodes take a look, for the reason that `text` gives."""
         ...
 
-    def post_look(self, look: int, text: str) -> None:
+    def look_taken(self, look: int, text: str) -> None:
         """Answer looks_wanted."""
         ...
 
@@ -106,7 +106,7 @@ class JobHangs:
         text = node_look.text_without(number, "could not look at its ranks") if look is None else self._own.text(number, look, stillness)
         nodes = self._nodes
         if nodes is not None:
-            self._loop.call_soon(lambda: nodes.post_look(number, text))
+            self._loop.call_soon(lambda: nodes.look_taken(number, text))
 
     def looks_wanted(self, attempt: int, number: int) -> None:
         """Have a look taken, by the next sample of the heartbeats. Ranks that start, or are being stopped, are none that hang."""
@@ -115,7 +115,7 @@ class JobHangs:
         if state.stage is Stage.RUNNING and state.attempt.number == attempt:
             self.watch.want(number)
         elif nodes is not None:
-            nodes.post_look(number, node_look.text_without(number, "", f"its stage is {state.stage}"))
+            nodes.look_taken(number, node_look.text_without(number, "", f"its stage is {state.stage}"))
 
     def hang_told(self, attempt: int, text: str) -> None:
         """Take what the coordinator found: the hang stands in the state of each node, and one of them acts."""

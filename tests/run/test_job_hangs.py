@@ -102,7 +102,7 @@ class VirtualNode:
         assert text
         self.cluster.asked = True
 
-    def post_look(self, look: int, text: str) -> None:
+    def look_taken(self, look: int, text: str) -> None:
         """As job_nodes.py."""
         json.loads(text)
         self.cluster.looks[NAMES[self.index]] = text

@@ -1,7 +1,7 @@
 """One hang over all nodes of a job: takes this node's part in looks at all of them; on the coordinator's node it judges what they show.
 
-The ranks of a node stand still: `ask`. On every node `looks_wanted` is called, and answered by `look_taken`. On the coordinator's node
-`looks_gathered` is called, and once two looks agree `tell_hang`. On every node `hang_told` is called: one of them acts, the others know.
+The ranks of a node stand still: it asks for looks. LookWanted comes to every node, which takes its look; LooksGathered to the coordinator's
+node, which judges it. Once two looks agree, Looked comes to every node: one of them acts, the others know.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from checkpointing.io import staging
+from supervisor.cluster.messages import Looked, LooksGathered, LookWanted
 from supervisor.core.events import HangConfirmed
 from supervisor.core.model import Hang
 from supervisor.core.sharing import shown
@@ -23,8 +24,6 @@ from supervisor.observe.hangs.all_nodes import AllNodesWatch
 from supervisor.report import look_page
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from supervisor.job.job import Job
     from supervisor.observe.hangs.all_nodes import AllLooks
     from supervisor.observe.hangs.look import Look
@@ -34,23 +33,32 @@ if TYPE_CHECKING:
 
 
 class OtherNodes(Protocol):
-    """The nodes of the job (job_nodes.py), as far as looks need them. name: of this node among them, "" before they met."""
+    """The nodes of the job (job_nodes.py), as far as looks need them."""
 
     @property
     def own_name(self) -> str:
         """What the protocol calls this node; "" before nodes have met."""
         ...
 
+    @property
+    def coordinated(self) -> tuple[str, ...]:
+        """The nodes of the newest attempt, where this one is the coordinator."""
+        ...
+
     def ask_looks(self, text: str) -> None:
-        """Have all nodes take a look, for the reason that `text` gives."""
+        """Have all nodes look at their ranks, for the reason that `text` gives."""
         ...
 
     def look_taken(self, look: int, text: str) -> None:
-        """Answer looks_wanted."""
+        """Answer LookWanted."""
+        ...
+
+    def want_looks(self, attempt: int) -> None:
+        """Have all nodes look at their ranks once more; where this node is the coordinator."""
         ...
 
     def tell_hang(self, attempt: int, text: str) -> None:
-        """Have hang_told called on all nodes."""
+        """Tell all nodes what their looks showed; where this node is the coordinator."""
         ...
 
 
@@ -74,7 +82,7 @@ class JobHangs:
         self._job, self._loop, self._threads = job, loop, threads
         self._nodes: OtherNodes | None = None
         self._own = node_look.NodeLooks()
-        self._judge = AllNodesWatch(lambda: self.ask("a look at all nodes is due"), self._tell)
+        self._judge = AllNodesWatch(self._want, self._tell)
         self._judged = 0  # the attempt
         self._is_judging = False
         self._wanted_t: dict[int, float] = {}  # when each look of this attempt was asked for
@@ -108,7 +116,17 @@ class JobHangs:
         if nodes is not None:
             self._loop.call_soon(lambda: nodes.look_taken(number, text))
 
-    def looks_wanted(self, attempt: int, number: int) -> None:
+    def take(self, output: LookWanted | LooksGathered | Looked) -> None:
+        """Take what comes from the other nodes."""
+        match output:
+            case LookWanted(attempt, number):
+                self._wanted(attempt, number)
+            case LooksGathered():
+                self._take_looks(output)
+            case Looked(attempt, text):
+                self._told(attempt, text)
+
+    def _wanted(self, attempt: int, number: int) -> None:
         """Have a look taken, by the next sample of the heartbeats. Ranks that start, or are being stopped, are none that hang."""
         state, nodes = self._loop.state, self._nodes
         self._wanted_t = {**self._wanted_t, number: self._loop.clock.now()}
@@ -117,7 +135,7 @@ class JobHangs:
         elif nodes is not None:
             nodes.look_taken(number, node_look.text_without(number, "", f"its stage is {state.stage}"))
 
-    def hang_told(self, attempt: int, text: str) -> None:
+    def _told(self, attempt: int, text: str) -> None:
         """Take what the coordinator found: the hang stands in the state of each node, and one of them acts."""
         state, nodes = self._loop.state, self._nodes
         news = msgspec.json.decode(text, type=HangNews)
@@ -138,30 +156,32 @@ class JobHangs:
         if self._judged and not self._is_judging and (runs or not takes_part):
             self._judge.tick(self._loop.clock.now())
 
-    def looks_gathered(
-        self, attempt: int, number: int, members: Sequence[str], looks: Sequence[tuple[str, str]], missing: Sequence[tuple[str, str]]
-    ) -> None:
-        """Judge a look at all nodes, in a thread: of 1,000 nodes it takes a second. looks, missing: texts and reasons by node."""
-        if self._is_judging:
+    def _take_looks(self, gathered: LooksGathered) -> None:
+        """Judge looks, in a thread: those of 1,000 nodes take it a second."""
+        nodes = self._nodes
+        if self._is_judging or nodes is None:
             return
-        names = tuple(members)
-        now = self._loop.clock.now()
-        looked_t = self._wanted_t.get(number, now)
+        names, now = nodes.coordinated, self._loop.clock.now()
+        looked_t = self._wanted_t.get(gathered.look, now)
         self._is_judging = True
 
         def work() -> None:
             try:
-                if attempt != self._judged:
-                    self._judged = attempt
-                    self._judge.watch(attempt)
-                looked = [(shown(node, names), text) for node, text in looks]
-                seen = all_nodes.gathered(number, looked, [(shown(node, names), reason) for node, reason in missing])
-                self._gathered = seen, tuple(node for node, _ in looks)
-                self._judge.take(now, looked_t, seen)
+                if gathered.number != self._judged:
+                    self._judged = gathered.number
+                    self._judge.watch(gathered.number)
+                looks, missing = ([(shown(node, names), text) for node, text in rows] for rows in (gathered.looks, gathered.missing))
+                looked = all_nodes.gathered(gathered.look, looks, missing)
+                self._gathered = looked, tuple(node for node, _ in gathered.looks)
+                self._judge.take(now, looked_t, looked)
             finally:
                 self._loop.call_soon(self._has_judged)
 
         self._threads.start("judge a hang", work, awaited=False)
+
+    def _want(self) -> None:
+        if self._nodes is not None:
+            self._nodes.want_looks(self._judged)
 
     def _has_judged(self) -> None:
         self._is_judging = False

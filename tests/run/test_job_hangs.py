@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from supervisor.cluster.messages import Looked, LooksGathered, LookWanted
 from supervisor.config.watch_settings import HangSection
 from supervisor.core import actions as act
 from supervisor.core.decide import decide
@@ -108,11 +109,21 @@ class VirtualNode:
         self.cluster.looks[NAMES[self.index]] = text
         assert look == self.cluster.number
 
+    @property
+    def coordinated(self) -> tuple[str, ...]:
+        """As job_nodes.py."""
+        return NAMES
+
+    def want_looks(self, attempt: int) -> None:
+        """As job_nodes.py."""
+        assert attempt == 1
+        self.cluster.asked = True
+
     def tell_hang(self, attempt: int, text: str) -> None:
         """As job_nodes.py."""
         assert self.index == self.cluster.host
         for node in self.cluster.nodes:
-            node.hangs.hang_told(attempt, text)
+            node.hangs.take(Looked(attempt, text))
 
     def sample(self) -> None:
         """Have the watch take what is there."""
@@ -162,11 +173,11 @@ class VirtualCluster:
             texts = [(name, self.looks[name]) for name in NAMES if name in self.looks]
             missing = [(name, "no look within 20 s") for name in NAMES if name not in self.looks]
             self.opened_t = 0.0
-            self.nodes[self.host].hangs.looks_gathered(1, self.number, NAMES, texts, missing)
+            self.nodes[self.host].hangs.take(LooksGathered(1, self.number, tuple(texts), tuple(missing)))
         elif self.asked:
             self.asked, self.opened_t, self.looks, self.number = False, self.t, {}, self.number + 1
             for node in self.nodes:
-                node.hangs.looks_wanted(1, self.number)
+                node.hangs.take(LookWanted(1, self.number))
 
     def trains(self, steps: int) -> None:
         """Have all ranks make so many steps of a second."""

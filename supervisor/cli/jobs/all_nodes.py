@@ -162,4 +162,10 @@ def as_dict(found: JobNodesStatus) -> dict[str, Any]:
         }
         for node in found.nodes
     ]
-    return {"job": found.job, "attempt": found.attempt, "coordinator": found.coordinator or None, "no_coordinator": found.no_coordinator or None, "nodes": nodes}
+    return {
+        "job": found.job,
+        "attempt": found.attempt,
+        "coordinator": found.coordinator or None,
+        "no_coordinator": found.no_coordinator or None,
+        "nodes": nodes,
+    }

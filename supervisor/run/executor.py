@@ -111,6 +111,8 @@ class Executor:
         self._reported_problems: set[str] = set()  # with the checkpoints and between the nodes, each reported once
         orders = AttemptOrders(self._publish_coordinator, self._renumber, self._complete, self._prepare_last_word)
         self.nodes = factory.nodes(loop, orders, self._warn_once)
+        self.sampling.job_hangs.join(self.nodes)
+        self.nodes.looks = self.sampling.job_hangs.take
         self._checkpoints = CheckpointRequests(
             job, loop, reporter, factory, self.threads, self.node, self.nodes, lambda: self._session, self._warn_once
         )
@@ -158,6 +160,7 @@ class Executor:
         self.watch.tick(state.attempt.live_ranks)
         self.standbys.tick(state)
         self.nodes.tick(*self.sampling.step_times)
+        self.sampling.job_hangs.tick()
         self._post_found_ranks(state)
 
     def _post_found_ranks(self, state: JobState) -> None:

@@ -92,6 +92,10 @@ class StoreServer:
         """Whether it serves."""
         return self._thread.is_alive()
 
+    def standings(self) -> dict[str, str]:
+        """Return what each node's newest beat says of it, by the name of the node. From any thread."""
+        return {known.node: known.standing for known in storage.known_nodes(self._state, time.monotonic()).nodes if known.standing}
+
     def close(self, linger_s: float) -> None:
         """Serve until every member of the last epoch knows its decision, `linger_s` at most, and return then. Not from the loop's thread.
 

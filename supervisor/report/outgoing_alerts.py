@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from supervisor.job.clock import Clock
     from supervisor.job.job import Job
 
-#: The alerts of what is strange about a training that runs.
-OF_TRAINING = {LossChanged: "strange_loss", PaceChanged: "slow_training"}
+#: The alerts of what is strange about a training that runs. One of STRAGGLER comes from the node that compared the ranks, or the nodes.
+STRAGGLER = "straggler"
+OF_TRAINING = ("strange_loss", "slow_training", STRAGGLER)
 FROM_SCRATCH = "started_from_scratch"
 #: Alerts whose text another line prints already: the decision's, or how the attempt began.
 ALREADY_PRINTED = frozenset({"batch_changed", FROM_SCRATCH, "resume_suspect", "foreign_checkpoint"})
@@ -39,6 +40,7 @@ WITHOUT_DECISION = frozenset(
         "hang",
         "strange_loss",
         "slow_training",
+        STRAGGLER,
         "mirror_failing",
         "mirror_recovered",
         "mirror_behind",
@@ -51,7 +53,9 @@ WITHOUT_DECISION = frozenset(
     }
 )
 #: The alerts that every node of a job would send alike: the first node of the attempt sends them.
-OF_ALL_NODES = frozenset({"run_started", "run_finished", FROM_SCRATCH, "resume_suspect", "no_checkpoint", "hang", *OF_TRAINING.values()})
+OF_ALL_NODES = frozenset(
+    {"run_started", "run_finished", FROM_SCRATCH, "resume_suspect", "no_checkpoint", "hang", "strange_loss", "slow_training"}
+)
 #: Lines of evidence that an alert may carry, if its sink asks for them.
 MOST_LINES = 5
 
@@ -67,7 +71,7 @@ class OutgoingAlerts:
         self.node = 0
         self._job = job
         self._clock = clock
-        self._strange: dict[str, set[str]] = {kind: set() for kind in OF_TRAINING.values()}  # what is strange about the training now
+        self._strange: dict[str, set[str]] = {kind: set() for kind in OF_TRAINING}  # what is strange about the training now
 
     def took(self, event: Event) -> None:
         """Note what is strange about the training: its alert is over with the last of these things, or with the attempt."""
@@ -79,7 +83,7 @@ class OutgoingAlerts:
                 self.clear(kind)
         if not isinstance(event, LossChanged | PaceChanged):
             return
-        kind = OF_TRAINING[type(event)]
+        kind = "strange_loss" if isinstance(event, LossChanged) else STRAGGLER if event.kind == STRAGGLER else "slow_training"
         if not event.is_over:
             self._strange[kind].add(event.about)
             return
@@ -99,14 +103,21 @@ class OutgoingAlerts:
         about: str = "",
         subject: str = "",
         exit_code: int | None = None,
+        rank: int | None = None,
+        culprit: str = "",
     ) -> None:
-        """Send one event. `decision`: the newest of the run. `began`: how its last restart began, in the alerts' words."""
+        """Send one event. `decision`: the newest of the run. `began`: how its last restart began, in the alerts' words.
+
+        rank, culprit: whose it is, and the node of that rank, as in Verdict; where neither is known, that of the decision.
+        """
         if self.router is None or (self.node and event_name in OF_ALL_NODES):
             return
         from supervisor.alerts.model import AlertAction, AlertEvent, OutgoingAlert  # noqa: PLC0415 (only where a sink is configured)
 
         event = AlertEvent(event_name)
         stop = decision is not None and decision.plan.kind is PlanKind.STOP
+        if rank is None and not culprit and decision is not None:
+            rank, culprit = decision.verdict.rank, decision.verdict.node
         is_beginning = event in {AlertEvent.RESOLVED, AlertEvent.STARTED_FROM_SCRATCH}
         action = AlertAction(began) if is_beginning else AlertAction.STOP if stop else AlertAction.RESTART
         self.router.enqueue(
@@ -120,11 +131,11 @@ class OutgoingAlerts:
                 ts=self._clock.now(),
                 cause=Cause.NONE if decision is None else decision.verdict.cause,
                 action=action,
-                rank=None if decision is None else decision.verdict.rank,
+                rank=rank,
                 step=step,
                 about=about,
                 node=self._job.settings.alerts.alias_of(self._job.node),
-                failed_on="" if decision is None else self._name_of(decision.verdict.node),
+                failed_on=self._name_of(culprit),
                 confidence=None if decision is None or not decision.verdict.confidence else decision.verdict.confidence,
                 subject=subject,
                 exit_code=exit_code,

@@ -39,6 +39,7 @@ from supervisor.observe.reconcile import reconciled
 from supervisor.run.checkpoint_requests import CheckpointRequests
 from supervisor.run.job_nodes import AttemptOrders
 from supervisor.run.left_processes import LeftProcesses
+from supervisor.run.node_paces import NodePaces
 from supervisor.run.node_requests import NodeRequests
 from supervisor.run.rank_requests import RankRequests
 from supervisor.run.rank_sampling import RankSampling
@@ -110,6 +111,7 @@ class Executor:
         self._reported_problems: set[str] = set()  # with the checkpoints and between the nodes, each reported once
         orders = AttemptOrders(self._serve_store, self._renumber, self._complete)
         self.nodes = factory.nodes(loop, orders, self._warn_once)
+        self._node_paces = NodePaces(loop, self.threads, self.nodes.standings)
         self._checkpoints = CheckpointRequests(
             job, loop, reporter, factory, self.threads, self.node, self.nodes, lambda: self._session, self._warn_once
         )
@@ -156,7 +158,8 @@ class Executor:
         self.sampling.sample(state.attempt.live_ranks)
         self.watch.tick(state.attempt.live_ranks)
         self.standbys.tick(state)
-        self.nodes.tick()
+        self.nodes.tick(self.watch.node_pace())
+        self._node_paces.tick()
         self._post_found_ranks(state)
 
     def _post_found_ranks(self, state: JobState) -> None:

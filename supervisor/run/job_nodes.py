@@ -32,12 +32,14 @@ from supervisor.core.state import Attempt, NodeReport, Stage
 from supervisor.core.values import Struct, replace
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from supervisor.agent.messages import NodesMet
     from supervisor.cluster.messages import NodeOutput
     from supervisor.cluster.node import NodeMemory
     from supervisor.job.job import Job
+    from supervisor.observe.pace.judge import NodePace
     from supervisor.run.loop import Loop
 
 #: What the host of the store gives the other nodes to decide and to learn how the job ended, and a node gives its last messages to leave.
@@ -228,13 +230,17 @@ class JobNodes:
         address = None if self._client is None else self._client.address
         return None if address is None else address.host
 
+    def standings(self) -> Mapping[str, str]:
+        """Return what each node's newest beat says of it, by the name of the node, on the node that compares them; else nothing."""
+        return {} if self._server is None else self._server.standings()
+
     # from the core and the executor
 
-    def tick(self) -> None:
-        """Let time pass."""
+    def tick(self, pace: NodePace | None = None) -> None:
+        """Let time pass. pace: of the ranks of this node."""
         if self._client is not None:
             self._serve_again(self._client)
-            self._client.give(protocol.NodeTick(self._now(), NodeStanding.of(self._loop.state).text()))
+            self._client.give(protocol.NodeTick(self._now(), NodeStanding.of(self._loop.state, pace).text()))
             self._end_as_the_others()
 
     def no_meeting(self) -> None:

@@ -1,4 +1,4 @@
-"""Compares the pace of all nodes, on the node that coordinates them, and posts PaceChanged: each COMPARE_S, in a thread of its own.
+"""Compares the pace of all nodes, at the coordinator, and posts PaceChanged: each COMPARE_S, in a thread of its own.
 
 What the nodes sent is decoded there, so that the deciding loop reads nothing of theirs.
 """

@@ -1,4 +1,4 @@
-"""Compares the pace of all nodes of one attempt, at the node that coordinates them. Pure, but for what it remembers.
+"""Compares the pace of all nodes of one attempt, at the coordinator. Pure, but for what it remembers.
 
 In a synchronous training all nodes make the same steps at the same time. What differs is the time of a step that a node needs by itself
 (NodePace.own_s): the node that the others wait for hardly waits. Nodes that do not wait for each other differ by the same number.

@@ -61,7 +61,7 @@ class Metric(StrEnum):
         "node rank",
         (
             "1 for a rank or a node that [makes the others wait](loss-and-pace.md#slow-nodes), as long as it does. `node` is its number "
-            "in the attempt, `rank` is empty where its ranks are alike. Only on the node that compares; no sample where none is slow"
+            "in the attempt, `rank` is empty where its ranks are alike. Only on the coordinator's node; no sample where none is slow"
         ),
     )
     # where the time goes

@@ -237,7 +237,7 @@ class StopCommand:
 
 @dataclass(frozen=True, slots=True)
 class PublishCoordinator:
-    """The supervisor of this agent is the coordinator, and listens at this port: tell the other agents, through torch's rendezvous store."""
+    """The supervisor of this agent is the coordinator, at this port: tell the other agents, through torch's rendezvous store."""
 
     attempt: int
     port: int

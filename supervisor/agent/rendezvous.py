@@ -45,7 +45,9 @@ SHUTDOWN_S = 2.0  # seconds that leaving may take: torch's client waits much lon
 LAST_S = 1.5  # of them, seconds that the node which serves the store waits for the others to leave it; the rest is for closing it
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 CLIENT_TIMEOUT_S = 30.0
-CLAIM_S = 10.0  # seconds until a node claims the coordinator's part where torch shows on no node who serves its store: that one takes some ms
+CLAIM_S = (
+    10.0  # seconds until a node claims the coordinator's part where torch shows on no node who serves its store: that one takes some ms
+)
 COORDINATOR = "supervise/coordinator"
 HANDOVER = "supervise/handover"
 LEFT = "supervise/left"

@@ -28,7 +28,8 @@ lifecycle.py (start, run, end), failure.py (stop the ranks, judge, plan), node_h
 shutdown.py (a request to stop).
 
 8. *Nodes decide together.* What happens to a shared attempt is decided once, at the coordinator, on what all of them saw
-   (ReportsGathered): also while that is stopping, or takes no part in the attempt. All act on that one decision (DecisionMade), and on nothing else (epoch.py).
+   (ReportsGathered): also while that is stopping, or takes no part in the attempt. All act on that one decision (DecisionMade), and on
+   nothing else (epoch.py).
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from supervisor.core.events import (
     CheckpointSelected,
     CheckpointsLoaded,
     CheckpointVerified,
+    CoordinatorFellSilent,
     DecisionMade,
     EvidenceCollected,
     GpusListed,
@@ -77,7 +79,6 @@ from supervisor.core.events import (
     StacksRequested,
     StartCeilingPassed,
     StopRequested,
-    CoordinatorFellSilent,
     SupervisorStarted,
     TimeLeft,
     TimerFired,

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
         AttemptEnded,
         AttemptEndedByPeer,
         CheckpointVerified,
+        CoordinatorFellSilent,
         DecisionMade,
         LeftBehind,
         NodeCutOff,
         NodesWaiting,
         ReportsGathered,
-        CoordinatorFellSilent,
     )
     from supervisor.core.state import Run, Step
 

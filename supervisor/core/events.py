@@ -183,7 +183,8 @@ class NodesMissing(Struct, frozen=True):
 class ReportsGathered(Struct, frozen=True):
     """This node is the coordinator: what the nodes of the attempt saw, and which of them report nothing, each with the reason.
 
-    It may take no part in the attempt, or be stopping, so this is not void where its own attempt is another. kind, node, text: how the attempt was ended, by which node, and why.
+    It may take no part in the attempt, or be stopping, so this is not void where its own attempt is another.
+    kind, node, text: how the attempt was ended, by which node, and why.
     """
 
     t: float

@@ -149,9 +149,7 @@ class JobNodes:
             client.start()
         return self._client
 
-    def _serve(
-        self, client: NodeClient, memory: CoordinatorMemory = CoordinatorMemory(), port: int = 0, key: str = ""
-    ) -> CoordinatorServer:
+    def _serve(self, client: NodeClient, memory: CoordinatorMemory, port: int = 0, key: str = "") -> CoordinatorServer:
         """Be the coordinator, with what the last one on this node kept, at its port if that is free; return it."""
         key = key or secrets.token_hex(16)
         try:
@@ -201,7 +199,7 @@ class JobNodes:
     def _find_coordinator(self, message: NodesMet, client: NodeClient) -> None:
         """Be the coordinator where this node's agent serves torch's store; else go where that is."""
         if not message.port:
-            server = self._server or self._serve(client)
+            server = self._server or self._serve(client, CoordinatorMemory())
             self._orders.publish(message.attempt, server.port, server.key)
             return
         if self._server is not None and message.key == self._server.key:  # torch's store has what this node published
@@ -395,7 +393,9 @@ class JobNodes:
             self._warn(f"a message of another node cannot be read, as of another version of supervise: {error}")
             if isinstance(output, protocol.PeerText):
                 return
-            output = protocol.Refused(f"its decision cannot be read ({error}): install the same supervise on all nodes, and start this one again")
+            output = protocol.Refused(
+                f"its decision cannot be read ({error}): install the same supervise on all nodes, and start this one again"
+            )
             row = None
         self._loop.call_soon(lambda: self._take(output, row))
 
@@ -470,7 +470,7 @@ class JobNodes:
 
 
 def _read(output: MemberOutput | protocol.Refused) -> Any:  # noqa: ANN401  of the decision the core's part, of a text the fields of NodeBegan
-    """Return what another node wrote, None where there is nothing of it. Raises ValueError, TypeError or LookupError where it cannot be read."""
+    """Return what another node wrote, None where there is none. Raises ValueError, TypeError or LookupError where it cannot be read."""
     match output:
         case protocol.ActOn(_, decision, _) | protocol.ClosedWithoutUs(_, decision) if decision.text:
             return msgspec.convert(json.loads(decision.text), JobDecision)

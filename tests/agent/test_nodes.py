@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.agent.messages import Admit, Go, Renumber, PublishCoordinator, Start
+from supervisor.agent.messages import Admit, Go, PublishCoordinator, Renumber, Start
 from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 

@@ -207,9 +207,7 @@ def test_an_agent_that_comes_in_place_of_another_waits_for_the_round_after_the_o
         thread.join()
 
 
-def test_the_node_that_serves_torchs_store_is_the_coordinator_and_the_others_find_it(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_node_that_serves_torchs_store_is_the_coordinator_and_the_others_find_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     other, found = another_client(store), queue.Queue[rendezvous.CoordinatorLocation | None]()
     looks = threading.Thread(target=lambda: found.put(rendezvous.find_coordinator(other, SECOND, never)))
     looks.start()

@@ -27,7 +27,7 @@ _SHARED = re.compile(r"/node-\d+/")
 
 
 class Machines:
-    """The nodes of one job. `place` is the storage that they share; node `host` serves torch's store, so that its supervisor is the coordinator."""
+    """The nodes of one job. `place` is the storage that they share; node `host` serves torch's store, and is the coordinator."""
 
     def __init__(  # noqa: PLR0913  what a test varies, by name
         self,

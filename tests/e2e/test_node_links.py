@@ -6,7 +6,6 @@ run in which nothing failed.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.conftest import processes_with
-from tests.e2e.machines import EVERY, NODES, STEPS, Machines, cards_of, checkpoints_of, saw
+from tests.e2e.machines import EVERY, NODES, STEPS, Machines, checkpoints_of
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:

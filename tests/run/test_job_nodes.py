@@ -12,7 +12,7 @@ import pytest
 
 from supervisor.agent.messages import NodesMet
 from supervisor.cluster import messages as protocol
-from supervisor.cluster.model import SUCCESS, ClusterDecision
+from supervisor.cluster.model import SUCCESS, ClusterDecision, CoordinatorMemory
 from supervisor.config.settings import Settings
 from supervisor.core import actions as act
 from supervisor.core import events
@@ -226,7 +226,7 @@ def test_a_coordinator_that_leaves_decides_what_comes_after_it(pair: Pair) -> No
 def test_a_coordinator_that_takes_no_part_in_the_attempt_decides_about_it(pair: Pair, tmp_path: Path) -> None:
     spare = Node(tmp_path, "c")
     client = spare.nodes._connected(None)  # noqa: SLF001
-    server = spare.nodes._serve(client)  # noqa: SLF001
+    server = spare.nodes._serve(client, CoordinatorMemory())  # noqa: SLF001
     pair.nodes.append(spare)
     try:
         pair.meet("t", 1, 1, at=("127.0.0.1", server.port, server.key))
@@ -298,7 +298,7 @@ def test_success_is_that_of_all_nodes_and_is_known_to_all_before_the_first_leave
     pair.until(lambda: all(("complete", 1) in node.orders for node in pair.nodes), "success")
 
 
-def test_a_coordinator_whose_thread_cannot_be_had_for_a_moment_is_served_a_moment_later(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coordinator_whose_thread_is_not_to_be_had_is_served_a_moment_later(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     start, refused = threading.Thread.start, ["coordinator"]
 
     def started(thread: threading.Thread) -> None:

@@ -60,7 +60,9 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[JobOfNodes], Co
         rules = ClusterRules(nodes=1, beat_s=0.1, rejoin_s=600.0)
         state = new_coordinator(f"{HERE}/id", rules, time.monotonic(), CoordinatorMemory(epoch))
         state = replace(state, out={f"{job.hosts[1]}/id": "lost: silent for 60 s"})
-        servers.append(CoordinatorServer(listen(), "key", state, time.monotonic, lambda _kept: None, lambda _output: None, lambda _text: None))
+        servers.append(
+            CoordinatorServer(listen(), "key", state, time.monotonic, lambda _kept: None, lambda _output: None, lambda _text: None)
+        )
         servers[-1].start()
         address = CoordinatorAddress("127.0.0.1", servers[-1].port, "key")
         place = job.nodes[HERE].directory / "cluster" / "node.json"

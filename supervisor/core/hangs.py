@@ -56,7 +56,7 @@ def on_hang_confirmed(state: JobState, event: HangConfirmed) -> Step:
     if before is not None and (before.kind, before.slow) == (hang.kind, hang.slow):
         return state, ()
     text = f"no progress for {hang.still_s:.0f} s: {hang.text}; the job goes on: {goes_on}{_remedy(hang)}"
-    return state, (KeepLook(state.attempt.number, 0), Alert("hang", state.attempt.number, text, culprit=_culprit(hang)))
+    return state, (KeepLook(state.attempt.number, 0), Alert("hang", state.attempt.number, text, "", *_culprit(hang)))
 
 
 def _culprit(hang: Hang) -> tuple[int | None, str]:
@@ -81,11 +81,11 @@ def _late(state: JobState, event: HangConfirmed, *, is_first: bool) -> Step:
     text = f"training ended{at}; {rank_list(hang.ranks)} {have} not left for {hang.still_s:.0f} s: {hang.text}"
     look = KeepLook(number, 0)
     if state.run.policy.on_hang != "restart" or state.attempt.is_shared:
-        alert = Alert("hang", number, f"{text}; --on-hang restart ends it, and counts the run as done", culprit=_culprit(hang))
+        alert = Alert("hang", number, f"{text}; --on-hang restart ends it, and counts the run as done", "", *_culprit(hang))
         return state, (look, alert) if is_first else ()
     state = replace(state, stage=Stage.TEARDOWN, token=state.token + 1, attempt=replace(state.attempt, late=True, over_t=event.t))
     stop = StopRanks(number, SIGTERM, state.run.policy.stop.grace_s, "failure", text)
-    alert = Alert("hang", number, f"{text}; it is ended, and the run is done", culprit=_culprit(hang))
+    alert = Alert("hang", number, f"{text}; it is ended, and the run is done", "", *_culprit(hang))
     return state, (look, alert, stop, sharing.teardown_timer(state, state.token))
 
 

@@ -369,8 +369,9 @@ class Reporter:
         if action.kind not in ALREADY_PRINTED:
             self._terminal.message(clean(action.text), "warning")
         incident, step = (decision.incident, decision.step) if decision is not None else (0, None)
-        culprit = {"culprit": action.culprit} if action.kind == "hang" else {}  # it follows from no decision
-        self._alert(action.kind, incident, action.attempt, step, about=action.text, subject=action.subject, **culprit)
+        follows_decision = action.kind != "hang" and action.rank is None and not action.node
+        culprit = None if follows_decision else (action.rank, action.node)
+        self._alert(action.kind, incident, action.attempt, step, about=action.text, subject=action.subject, culprit=culprit)
 
     def quarantined(self, action: act.Quarantine) -> None:
         """Report how a GPU that is put out of use comes back into use."""

@@ -39,6 +39,7 @@ from supervisor.observe.reconcile import reconciled
 from supervisor.run.checkpoint_requests import CheckpointRequests
 from supervisor.run.job_nodes import AttemptOrders
 from supervisor.run.left_processes import LeftProcesses
+from supervisor.run.node_paces import NodePaces
 from supervisor.run.node_requests import NodeRequests
 from supervisor.run.rank_requests import RankRequests
 from supervisor.run.rank_sampling import RankSampling
@@ -113,6 +114,7 @@ class Executor:
         self.nodes = factory.nodes(loop, orders, self._warn_once)
         self.sampling.job_hangs.join(self.nodes)
         self.nodes.looks = self.sampling.job_hangs.take
+        self._node_paces = NodePaces(loop, self.threads, self.nodes.standings)
         self._checkpoints = CheckpointRequests(
             job, loop, reporter, factory, self.threads, self.node, self.nodes, lambda: self._session, self._warn_once
         )
@@ -159,8 +161,9 @@ class Executor:
         self.sampling.sample(state.attempt.live_ranks)
         self.watch.tick(state.attempt.live_ranks)
         self.standbys.tick(state)
-        self.nodes.tick(*self.sampling.step_times)
+        self.nodes.tick(*self.sampling.step_times, self.watch.node_pace())
         self.sampling.job_hangs.tick()
+        self._node_paces.tick()
         self._post_found_ranks(state)
 
     def _post_found_ranks(self, state: JobState) -> None:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from supervisor.cluster.member import MemberInput, MemberOutput
     from supervisor.cluster.model import NodeMemory
     from supervisor.job.job import Job
+    from supervisor.observe.pace.judge import NodePace
     from supervisor.run.loop import Loop
 
 #: What the coordinator gives the other nodes to decide and to learn how the job ended, and a node gives its last messages to leave.
@@ -241,12 +242,15 @@ class JobNodes:
 
     # from the core and the executor
 
-    def tick(self, stepped_s: float | None = None, step_s: float | None = None) -> None:
-        """Let time pass. stepped_s: since a rank of this node last ended a step. step_s: its usual step. None: not known."""
+    def tick(self, stepped_s: float | None = None, step_s: float | None = None, pace: NodePace | None = None) -> None:
+        """Let time pass. stepped_s: since a rank of this node last ended a step. step_s: its usual step. None: not known.
+
+        pace: of the ranks of this node.
+        """
         client = self._client
         if client is not None:
             self._serve_again(client)
-            client.give(protocol.NodeTick(self._now(), NodeStanding.of(self._loop.state).text(), stepped_s, step_s))
+            client.give(protocol.NodeTick(self._now(), NodeStanding.of(self._loop.state, pace).text(), stepped_s, step_s))
             self._prepare_last_word(client)
             self._end_as_the_others()
             self._end_refused()

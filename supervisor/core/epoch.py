@@ -203,7 +203,8 @@ def decided(state: JobState, event: ReportsGathered) -> JobDecision:
     view = state if culprit is None else replace(state, gpus=culprit.gpus, attempt=culprit.attempt)
     saved = max((report.attempt.saved_steps.highest or 0 for report in event.reports), default=0)  # one node alone may have seen it
     run = planning.with_saved(view.run, saved, state.attempt.number)
-    view = replace(view, run=run, attempt=replace(view.attempt, number=state.attempt.number, evidence=facts))
+    attempt = replace(view.attempt, number=state.attempt.number, members=members, evidence=facts)
+    view = replace(view, run=run, attempt=attempt)
     decision = failure.judged(view, event.t, verdict)
     left = len(members) - len({node for node, _ in event.missing})  # one whose supervise came back is there
     return replace(decision, plan=_waiting(decision.plan, state.run, left)) if is_loss else decision

@@ -28,6 +28,7 @@ from supervisor.core import events
 from supervisor.core.gathering import began_text
 from supervisor.core.lifecycle import OUR_END_S
 from supervisor.core.model import Evidence, JobDecision
+from supervisor.core.report_size import bounded
 from supervisor.core.state import Attempt, NodeReport, Stage
 from supervisor.core.values import Struct, replace
 
@@ -256,7 +257,7 @@ class JobNodes:
             return
         if client is None or not self._is_current(action.attempt):
             return
-        row = {"offset_s": client.offset_s, "report": msgspec.to_builtins(NodeReport(client.name, state.attempt, state.gpus))}
+        row = {"offset_s": client.offset_s, "report": msgspec.to_builtins(bounded(NodeReport(client.name, state.attempt, state.gpus)))}
         client.give(protocol.EpochReport(self._now(), json.dumps(row)))
 
     def saved(self, action: act.ReportSaved) -> None:

@@ -8,7 +8,6 @@ import signal
 import socket
 import threading
 import time
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,13 +19,11 @@ from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.model import Claim, Evidence, RankExit
 from supervisor.core.state import Stage
-from supervisor.run import left_processes as module
-from supervisor.run.left_processes import LeftProcesses
 from tests.cluster.test_transport import Cluster as Transport
 from tests.cluster.test_transport import Relay
 from tests.e2e.conftest import supervise  # noqa: F401  a fixture
 from tests.e2e.test_nodes import Cluster as Nodes
-from tests.known_defects import ONE_COORDINATOR, later, prepared
+from tests.known_defects import ONE_COORDINATOR, later
 from tests.run.test_job_nodes import pair  # noqa: F401  a fixture
 from tests.support.waiting import wait_for
 
@@ -138,22 +135,3 @@ def test_a_report_of_the_next_version_is_taken_as_far_as_it_is_understood(pair: 
     except msgspec.ValidationError as error:
         raise AssertionError(f"the loop of the node that judges ends: {error}") from error
     assert {node.find(act.ReportDecision)[0].verdict.rank for node in pair.nodes} == {1}
-
-
-@later(ONE_COORDINATOR)
-def test_the_deciding_thread_waits_for_no_process_that_survives_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
-    """/proc of each may hang as the process does; 8 ranks with 8 loaders each are 72 of them."""
-    answers = threading.Event()
-    monkeypatch.setattr(module, "ANSWER_S", 60.0)
-    monkeypatch.setattr(module.procfs, "waits", lambda _pid: answers.wait() and SimpleNamespace(state="D", file=None, wchan="nfs_wait"))
-    loop: Any = SimpleNamespace(call_soon=lambda _call: None)
-    reporter: Any = SimpleNamespace(note=lambda *_: None, print_message=lambda _: None, alerted=lambda _: None, alert_over=lambda *_: None)
-    left: Any = [{"pid": 10_000_000 + n, "why": "survives KILL", "start_ticks": 1, "unkilled": True} for n in range(2)]
-    thread = threading.Thread(target=lambda: LeftProcesses(loop, reporter).report_from_guardian(1, left), daemon=True)
-    thread.start()
-    thread.join(2.0)
-    has_gone_on = not thread.is_alive()
-    answers.set()
-    thread.join(20)
-    prepared(not thread.is_alive(), "it did not end")
-    assert has_gone_on

@@ -95,8 +95,13 @@ class JobFactory:
         per_node, nodes = torchrun.size(self.torchrun, self._job.environ)
         return (nproc or per_node or None) if nodes == 1 else None
 
+    @property
+    def has_early_guardian(self) -> bool:
+        """Whether a guardian runs already, and nobody listens to it yet."""
+        return self._early is not None
+
     def start_guardian(self, on_event: OnEvent, on_died: Callable[[], None]) -> GuardianClient:
-        """Return the guardian that runs already, or start one."""
+        """Return the guardian that runs already, or start one, which waits for its hello: in a worker thread then."""
         early, self._early = self._early, None
         guardian = early.listen(on_event, on_died) if early is not None else GuardianClient.start(on_event, on_died, ignored=self._ignored)
         itself = process_tree.read(guardian.pid)

@@ -198,6 +198,7 @@ class Executor:
         """
         permission.revoke()
         self._guardian.wait_living(lambda: self._loop.state.awaits_ranks(action.attempt))
+        self._factory.read_for_session()
         self._loop.post(ProgramIdentified(self._loop.clock.now(), action.attempt, self._program()))
         beside = self.left.refusal()
         directory = self._job.attempt_dir(action.attempt)

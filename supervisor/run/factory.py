@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import shutil
 import threading
 import time
@@ -143,12 +145,21 @@ class JobFactory:
                 self._record([process.pid], "process")
         return found
 
+    @functools.cached_property
+    def _agent_argv(self) -> list[str] | None:
+        return agent_argv(self._job.settings, self.torchrun)
+
+    def read_for_session(self) -> None:
+        """Read what `session` needs: its code, and where our output goes. In a worker thread."""
+        if self._agent_argv is not None:
+            importlib.import_module("supervisor.launch.elastic_session")
+
     def session(self, context: SessionContext) -> Session:
         """Make the session that the command asks for."""
         command = self.torchrun
         if command is None:
             return PlainSession(context, lambda argv, _nproc: argv, self._shim(python_command.shim_mode(self._job.command)))
-        argv = agent_argv(self._job.settings, command)
+        argv = self._agent_argv
         if argv is None:
             return self.stock_session(context)
         from supervisor.launch.elastic_session import ElasticSession  # noqa: PLC0415 (its messages cost a plain command's start a tenth)

@@ -195,8 +195,11 @@ def _ranks(state: JobState) -> tuple[RankEnding, ...]:
     waits = state.attempt.hang is not None and any(text in state.attempt.hang.text for text in _AT_THE_END)
     failed_t = min((fact.t for fact in facts if _is_failed_end(fact)), default=state.attempt.stopped_t)
     # whose script was over after that end was asked to end too, and may have a handler that leaves in order
-    known = [fact for fact in facts if fact.name != "script_over" or failed_t is None or fact.t <= failed_t]
-    return tuple(_rank(number, [fact for fact in known if fact.rank == number], waits=waits) for number in sorted(numbers))
+    known: dict[int, list[Evidence]] = {number: [] for number in numbers}
+    for fact in facts:
+        if fact.rank in known and (fact.name != "script_over" or failed_t is None or fact.t <= failed_t):
+            known[fact.rank].append(fact)
+    return tuple(_rank(number, known[number], waits=waits) for number in sorted(numbers))
 
 
 def _is_failed_end(fact: Evidence) -> bool:
@@ -216,7 +219,7 @@ def _rank(number: int, facts: list[Evidence], *, waits: bool) -> RankEnding:
         step=_number(beat, "step"),
         total=_number(beat, "total"),
         script_over="script_over" in beat,
-        raised=bool(trace),
+        raised=bool(trace) or any((fact.source, fact.name) == ("error_file", "exception") for fact in facts),
         at_end=waits or any(text in trace for text in _AT_THE_END) or beat.get("phase") == Phase.CHECKPOINT,
     )
 

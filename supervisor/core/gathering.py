@@ -295,7 +295,10 @@ def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
 
 def on_node_began(state: JobState, event: NodeBegan) -> Step:
     """Compare how another node's ranks began with how this node's did. It may show that the attempt resumed, where nothing here does."""
-    peer_starts = (*state.attempt.peer_starts, (event.text, event.first_step, event.loaded_step))
+    peer_starts = state.attempt.peer_starts
+    if any((first, loaded) == (event.first_step, event.loaded_step) for _, first, loaded in peer_starts):
+        return state, ()  # as another node did: of a thousand nodes nearly all begin alike
+    peer_starts = (*peer_starts, (event.text, event.first_step, event.loaded_step))
     state, actions = resumption.reported(replace(state, attempt=replace(state.attempt, peer_starts=peer_starts)))
     state, more = _compared(state, event.t)
     return state, (*actions, *more)

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+#: Ranks, or rows of them, that a text names one by one.
+_MOST_RUNS = 8
+
 
 def median(numbers: Iterable[float]) -> float:
     """Return the middle one, or the mean of the two in the middle. Raises IndexError where there is none."""
@@ -19,7 +22,7 @@ def median(numbers: Iterable[float]) -> float:
 
 
 def rank_list(ranks: Iterable[int]) -> str:
-    """Return `rank 3`, `ranks 0-2, 5`."""
+    """Return `rank 3`, `ranks 0-2, 5`; of many the first, and how many more there are: `ranks 0, 2, 4, 6, 8, 10, 12, 14 and 492 more`."""
     numbers = sorted(ranks)
     runs: list[list[int]] = []
     for number in numbers:
@@ -27,5 +30,8 @@ def rank_list(ranks: Iterable[int]) -> str:
             runs[-1].append(number)
         else:
             runs.append([number])
+    more = sum(map(len, runs[_MOST_RUNS:]))
+    runs = runs[:_MOST_RUNS]
     text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)  # noqa: PLR2004 - a range
+    text += f" and {more} more" if more else ""
     return f"rank {text}" if len(numbers) == 1 else f"ranks {text}"

@@ -220,7 +220,9 @@ class Attempt(Struct, frozen=True):
     began_as: Beginning | None = None  # as it was reported; None: not yet
     saved_steps: SavedSteps = SavedSteps()
     reported_start: tuple[int | None, int | None] | None = None  # first step and step loaded, as the other nodes know them
-    peer_starts: tuple[tuple[str, int | None, int | None], ...] = ()  # the same of the other nodes, each with its description
+    peer_starts: tuple[
+        tuple[str, int | None, int | None], ...
+    ] = ()  # the starts of other nodes that differ, each with the first node's description
     start_mismatch: str = ""  # how the nodes began, where they began differently
     hang_suspected: bool = False  # its ranks are examined; an event that changes nothing is not in the journal
     hang: Hang | None = None  # that was confirmed, and is not over

@@ -18,7 +18,7 @@ import msgspec
 from checkpointing.io import durable
 from supervisor.core import actions, events
 from supervisor.core.time_text import timestamp
-from supervisor.core.values import Struct, asdict, field
+from supervisor.core.values import Struct, asdict, field, replace
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:
@@ -194,7 +194,11 @@ def to_json(value: object) -> bytes:
 def event_taken(  # noqa: PLR0913 (a record's fields)
     event: Event, taken: Iterable[Action], *, attempt: int, stage: str, state: dict[str, Any] | None = None, whole: bool = False
 ) -> EventTaken:
-    """Return the record of an event: its fields and those of the actions, each under the name of its class."""
+    """Return the record of an event: its fields and those of the actions, each under the name of its class.
+
+    What the nodes of an attempt reported stands in the journal of each: of a thousand nodes it would be one record of many MiB.
+    """
+    event = replace(event, reports=()) if isinstance(event, events.ReportsGathered) else event
     acts = tuple((type(action).__name__, asdict(action)) for action in taken)  # shallow: msgspec writes the values below by itself
     return EventTaken(type(event).__name__, asdict(event), attempt, stage, state or {}, whole, acts)
 

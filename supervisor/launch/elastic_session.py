@@ -13,7 +13,6 @@ import json
 import shlex
 import signal
 import socket
-import struct
 import threading
 from dataclasses import asdict
 from typing import TYPE_CHECKING, assert_never
@@ -60,6 +59,7 @@ from supervisor.core.events import (
     RankExited,
 )
 from supervisor.core.model import Evidence, Launcher, RankExit, RankInfo
+from supervisor.launch.agent_link import AgentLink
 from supervisor.launch.early_agent import agent_environment
 from supervisor.launch.environment import attempt_variables, resume_handover
 from supervisor.launch.session import AttemptEnding, SessionContext
@@ -74,9 +74,10 @@ if TYPE_CHECKING:
     from supervisor.knobs.knob_set import AttemptCommand
     from supervisor.launch.early_agent import EarlyAgent
 
-SEND_DEADLINE_S = 1
 #: How long the link may outlast the agent: the agent's last messages are on it, and its exit code comes by another way.
 LINK_END_S = 1.0
+#: Where no thread can be had (a limit on processes that loaders use up for a moment), the next try.
+RETRY_S = 1.0
 #: How many names of torch's that do not fit are reported; the others are counted.
 _NAMED = 3
 
@@ -104,7 +105,7 @@ class ElasticSession:
         self._shim = shim
         self._ending = AttemptEnding(context)
         self.versions: dict[str, str] = {}  # see Session
-        self._link: socket.socket | None = None
+        self._link: AgentLink | None = None
         self._pid: int | None = None
         self._exited: CommandExited | None = None  # by the guardian, while the link may still hold earlier messages
         self._at_end = False  # of the link
@@ -257,7 +258,7 @@ class ElasticSession:
 
     # messages of the agent
 
-    def _link_ended(self, link: socket.socket) -> None:
+    def _link_ended(self, link: AgentLink) -> None:
         if link is not self._link:
             return
         self._at_end = True
@@ -373,10 +374,17 @@ class ElasticSession:
             with theirs:
                 env, fds = agent_environment(job), [theirs.fileno()]
                 guardian.spawn(attempt=attempt, kind="agent", argv=self._argv, env=env, cwd=str(job.cwd), log_dir=log_dir, fds=fds)
-        # not settimeout: that would make the reader's end non-blocking as well
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_DEADLINE_S, 0))
-        self._link, self._at_end, self._is_ready, self._finished = ours, False, False, False
-        threading.Thread(target=self._read, args=(ours,), name="agent-link", daemon=True).start()
+        self._link, self._at_end, self._is_ready, self._finished = AgentLink(ours), False, False, False
+        self._read_soon(self._link)
+
+    def _read_soon(self, link: AgentLink) -> None:
+        """Have a thread read the link, later where none can be had now: the agent's messages wait there."""
+        if link is not self._link:
+            return
+        try:
+            threading.Thread(target=self._read, args=(link,), name="agent-link", daemon=True).start()
+        except RuntimeError:
+            self._context.loop.call_later(RETRY_S, lambda: self._read_soon(link))
 
     def _go(self) -> None:
         make_go, self._waiting = self._waiting, None
@@ -406,17 +414,17 @@ class ElasticSession:
         )
 
     def _send(self, command: Command) -> None:
-        if self._link is None:
-            return
-        try:
-            self._link.sendall(encode(command))
-        except OSError as error:
-            self._context.note("request.lost", {"do": name_of(command), "error": str(error)})
+        def lost(error: OSError) -> None:
+            row = {"do": name_of(command), "error": str(error)}
+            self._context.loop.call_soon(lambda: self._context.note("request.lost", row))
 
-    def _read(self, link: socket.socket) -> None:
+        if self._link is not None:
+            self._link.send(encode(command), lost)
+
+    def _read(self, link: AgentLink) -> None:
         """Pass on every whole line, then the end of the link. A killed agent may leave half a line, which is dropped."""
         try:
-            with link.makefile("rb") as lines, contextlib.suppress(OSError):
+            with link.sock.makefile("rb") as lines, contextlib.suppress(OSError):
                 for line in lines:
                     if line.endswith(b"\n"):
                         self._context.loop.call_soon(functools.partial(self._on_line, line))
@@ -433,8 +441,6 @@ class ElasticSession:
 
     def _drop_link(self) -> None:
         if self._link is not None:
-            with contextlib.suppress(OSError):
-                self._link.shutdown(socket.SHUT_RDWR)  # wakes the reader, which close alone would not
             self._link.close()
         self._link = None
         self._is_ready = False

@@ -32,7 +32,7 @@ OnEvent = Callable[[GuardianEvent], None]
 
 LOG_BYTES = 64 * 1024 * 1024  # per file; five are kept per rank
 HELLO_WITHIN_S = 10.0
-EXIT_WITHIN_S = 0.2  # its link ends with the process itself, save for the microseconds between
+EXIT_WITHIN_S = 1.0  # its link ends with the process itself, save for the microseconds between
 NO_HELLO = f"it sent no hello within {HELLO_WITHIN_S:g} s"
 START_TRIES = 3  # a kill from outside, for example by the OOM killer, may come before its hello
 TERM = int(signal.SIGTERM)
@@ -79,8 +79,9 @@ class GuardianClient:
         ignored: Collection[int] = (),
         log_bytes: int = LOG_BYTES,
     ) -> GuardianClient:
-        """Start it and wait for its hello.
+        """Start it and wait for its hello: not on the loop's thread, because a disk may hold up its program.
 
+        Raises SuperviseError, and RuntimeError where no thread can be had.
         ignored: what `ignored_signals` answered. log_bytes: size of one log file; five are kept of each.
         """
         _become_subreaper()
@@ -90,7 +91,12 @@ class GuardianClient:
         tries = 0
         while True:
             tries += 1
-            guardian = cls(*_launch(options), on_event, on_died)
+            process, link = _launch(options)
+            try:
+                guardian = cls(process, link, on_event, on_died)
+            except RuntimeError:
+                _end(process, link)
+                raise
             if guardian._await_hello():
                 return guardian
             code, signum = guardian.exit_status()
@@ -160,10 +166,15 @@ class GuardianClient:
 
     def exit_status(self) -> tuple[int | None, int | None]:
         """Return (code, signal) of a guardian whose link has ended; one of them is None, and both while it still lives."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            status = self._process.wait(EXIT_WITHIN_S)
-            return (status, None) if status >= 0 else (None, -status)
-        return None, None
+        status = self._process.poll()
+        if status is None:
+            return None, None
+        return (status, None) if status >= 0 else (None, -status)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its link has ended: it takes no request any more."""
+        return self._ended.is_set()
 
     def kill(self) -> None:
         """End a guardian that does not answer; what it runs goes with it, or is swept."""
@@ -248,9 +259,9 @@ class GuardianClient:
             self._ended.set()
             is_reported = self._started
             self._sending.notify()
-        self._hello.set()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=1)  # its end of the link ends with it
+            self._process.wait(timeout=EXIT_WITHIN_S)
+        self._hello.set()
         if is_reported and not self._dismissed:
             self._on_died()
 
@@ -278,6 +289,13 @@ def _launch(options: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.soc
     finally:
         guardian_end.close()
     return process, own_end
+
+
+def _end(process: subprocess.Popen[bytes], link: socket.socket) -> None:
+    """End a guardian that has no client; one of the client's two threads may run."""
+    link.shutdown(socket.SHUT_RDWR)
+    process.kill()
+    process.wait()
 
 
 def _become_subreaper() -> None:

@@ -67,8 +67,24 @@ class LauncherFacts(Struct, frozen=True):
     overrides: tuple[tuple[str, str], ...] = ()
 
 
+class Watchers(Struct):
+    """What watches one attempt. rank_ends: of a plain command that starts its ranks by itself. problem: why one is missing."""
+
+    logs: LogWatch | None = None
+    kernel: KernelWatch | None = None
+    kills: OomKillCounter | None = None
+    rank_ends: LaunchedRanks | None = None
+    problem: str = ""
+
+    def stop(self) -> None:
+        """Nothing runs any more, and nobody asks why."""
+        for watcher in (self.logs, self.kernel, self.rank_ends):
+            if watcher is not None:
+                watcher.stop()
+
+
 class AttemptWatch:
-    """The watchers of one job's current attempt."""
+    """The watchers of one job's current attempt. watchers: those of the newest; replaced at each beginning."""
 
     def __init__(self, job: Job, signatures: Signatures, clock: Clock, rules: tuple[LossRule, ...], post: Callable[[Event], None]) -> None:
         self._job, self._signatures, self._clock = job, signatures, clock
@@ -78,11 +94,7 @@ class AttemptWatch:
         self.job_processes = JobProcesses(os.getpid())
         self._shm = resources.SharedMemory()
         self._interfaces = InterfaceWatch(rendezvous_ports.of(job.command, job.environ).hosts, job.environ)
-        self._logs: LogWatch | None = None
-        self._kernel: KernelWatch | None = None
-        self.rank_ends: LaunchedRanks | None = None
-        self._kills: OomKillCounter | None = None
-        self._problem = ""
+        self.watchers = Watchers()
         self._begun: deque[job_files.Begun] = deque(maxlen=MOST_BEGUN)
         self._staging: frozenset[str] = frozenset()
         self._saved_in: frozenset[str] = frozenset()
@@ -92,8 +104,7 @@ class AttemptWatch:
         self.stop()
         self._begun.append(job_files.Begun(attempt, self._clock.now()))
         self.job_processes.set_ranks(())
-        self._problem = ""
-        self._kills = OomKillCounter()  # files of the kernel's own: memory
+        watchers = Watchers(kills=OomKillCounter())  # files of the kernel's own: memory
         self._interfaces.begin()
         losses = self._losses = LossWatch(self._rules, attempt, self._post)
         self._pace = PaceWatch(attempt, self._post)
@@ -105,21 +116,27 @@ class AttemptWatch:
         kernel = KernelWatch(self._signatures, self.job_processes, self._clock)
         try:
             kernel.start()
-            self._kernel = kernel
+            watchers.kernel = kernel
         except (OSError, RuntimeError) as error:  # no descriptor or no thread to be had: counts are left
-            self._problem = str(error)
+            watchers.problem = str(error)
         try:
-            self.rank_ends = LaunchedRanks() if plain else None
+            watchers.rank_ends = LaunchedRanks() if plain else None
             logs.start()
-            self._logs = logs
+            watchers.logs = logs
         except RuntimeError as error:  # tails are left
-            self._problem = str(error)
+            watchers.problem = str(error)
+        self.watchers = watchers
+
+    @property
+    def rank_ends(self) -> LaunchedRanks | None:
+        """How the ranks end that a plain command started by itself."""
+        return self.watchers.rank_ends
 
     def tick(self, ranks: Sequence[RankInfo]) -> None:
         """Measure what gives no notice of a change."""
         self._shm.measure(self._clock.now())
-        if self._kills is not None:
-            self._kills.update(self._clock.now())
+        if self.watchers.kills is not None:
+            self.watchers.kills.update(self._clock.now())
         if ranks:
             self.job_processes.set_ranks(ranks)
 
@@ -148,26 +165,32 @@ class AttemptWatch:
     def read_now(self) -> None:
         """A rank died: its last output is read while the others are stopped, and while its shared memory is still there."""
         self._shm.measure(self._clock.now())
-        if self._kills is not None:
-            self._kills.update(self._clock.now(), now=True)
-        if self._logs is not None:
-            self._logs.read_now()
+        if self.watchers.kills is not None:
+            self.watchers.kills.update(self._clock.now(), now=True)
+        if self.watchers.logs is not None:
+            self.watchers.logs.read_now()
 
     def stop(self) -> None:
         """Nothing runs any more, and nobody asks why."""
-        for watcher in (self._logs, self._kernel, self.rank_ends):
-            if watcher is not None:
-                watcher.stop()
-        self._logs = self._kernel = self.rank_ends = self._kills = None
+        self.watchers.stop()
+        self.watchers = Watchers()
 
-    def sources(
-        self, attempt: int, ranks: Sequence[RankInfo], since_ns: int, deaths: Sequence[RankExit], launcher: LauncherFacts
+    def sources(  # noqa: PLR0913, PLR0917  what is known of the attempt
+        self,
+        attempt: int,
+        watchers: Watchers,
+        ranks: Sequence[RankInfo],
+        since_ns: int,
+        deaths: Sequence[RankExit],
+        launcher: LauncherFacts,
     ) -> Sources:
-        """Return who is to be asked about an attempt that has ended, and ends the watching. From any thread."""
+        """Return who is to be asked about an attempt that has ended, and ends the watching. From any thread.
+
+        watchers: of that attempt. The next one may have begun meanwhile, where nobody waited for the evidence any longer.
+        """
         directory = self._job.attempt_dir(attempt)
-        logs, kernel, self._logs, self._kernel = self._logs, self._kernel, None, None
-        kills, self._kills = self._kills, None
-        least_shm, problem, is_plain = self._shm.least, self._problem, self.rank_ends is not None
+        logs, kernel, kills = watchers.logs, watchers.kernel, watchers.kills
+        least_shm, problem, is_plain = self._shm.least, watchers.problem, watchers.rank_ends is not None
         read: list[StreamRead] = []
         was_read = threading.Event()
         raised: list[Evidence] = []
@@ -237,7 +260,7 @@ class AttemptWatch:
         """Return the failure of a rank that a command hides which left with 0; nothing where none is known. From any thread."""
         if self.rank_ends is None:
             return ()
-        directory, clock, started, logs = self._job.attempt_dir(attempt), self._clock, self.rank_ends, self._logs
+        directory, clock, started, logs = self._job.attempt_dir(attempt), self._clock, self.rank_ends, self.watchers.logs
 
         def look() -> Iterable[Evidence]:
             started.wait_for_ends(ENDS_S)

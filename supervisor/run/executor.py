@@ -39,6 +39,7 @@ from supervisor.observe.reconcile import reconciled
 from supervisor.run.checkpoint_requests import CheckpointRequests
 from supervisor.run.job_nodes import AttemptOrders
 from supervisor.run.left_processes import LeftProcesses
+from supervisor.run.living_guardian import LivingGuardian
 from supervisor.run.node_paces import NodePaces
 from supervisor.run.node_requests import NodeRequests
 from supervisor.run.rank_requests import RankRequests
@@ -51,12 +52,13 @@ if TYPE_CHECKING:
 
     from supervisor.checkpoints.repair import RepairPermission
     from supervisor.core.model import Evidence, RankExit
-    from supervisor.core.state import JobState
+    from supervisor.core.state import Attempt, JobState
     from supervisor.guardian.messages import GuardianEvent, StreamTail
     from supervisor.job.job import Job
     from supervisor.knobs.knob_set import AttemptCommand
     from supervisor.launch.guardian_client import GuardianClient
     from supervisor.launch.session import Session
+    from supervisor.observe.processes.launched_ranks import LaunchedRanks
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
     from supervisor.report.reporter import Reporter
     from supervisor.run.factory import JobFactory
@@ -97,20 +99,20 @@ class Executor:
         )
         self.node = NodeRequests(job, loop, reporter, factory, self.threads)
         self.standbys = Standbys(job, loop, self.threads, lambda: self._session, factory.standby_refusal, reporter)
-        self._guardian: GuardianClient | None = None
+        self._guardian = LivingGuardian(factory, loop, self._on_guardian, self._on_guardian_died)
+        self._sweeps_at_end = False
         self._session: Session | None = None
         # What the session was given. The state has what was ordered, which may still wait for the journal or for the user's disk.
         self._given: act.BeginAttempt | act.GatherNodes | None = None
         self._command: AttemptCommand | None = None
         self._preparing = False
         self._began_ns = 0
-        self._gone = threading.Event()
+        self._gone = threading.Event()  # of each attempt its own: no rank of it is left
         self._requests = itertools.count(1)
         self._tails_asked: dict[int, queue.SimpleQueue[list[StreamTail]]] = {}
         self._finish_asked: act.Finish | None = None
-        self._last_word: tuple[str, int, str] | None = None  # host, port and message to the coordinator of the nodes
         self._reported_problems: set[str] = set()  # with the checkpoints and between the nodes, each reported once
-        orders = AttemptOrders(self._publish_coordinator, self._renumber, self._complete, self._prepare_last_word)
+        orders = AttemptOrders(self._publish_coordinator, self._renumber, self._complete, self._guardian.prepare_last_word)
         self.nodes = factory.nodes(loop, orders, self._warn_once)
         self.sampling.job_hangs.join(self.nodes)
         self.nodes.looks = self.sampling.job_hangs.take
@@ -178,18 +180,11 @@ class Executor:
     @property
     def guardian_pid(self) -> int | None:
         """The living guardian's pid, None where none lives."""
-        return self._guardian.pid if self._guardian is not None else None
+        return self._guardian.living.pid if self._guardian.living is not None else None
 
     def guardian(self) -> GuardianClient:
-        """Return the guardian, starting one where none lives."""
-        if self._guardian is None:
-            self._guardian = self._factory.start_guardian(
-                lambda message: self._loop.call_soon(lambda: self._on_guardian(message)),
-                lambda: self._loop.call_soon(self._on_guardian_died),
-            )
-            if self._last_word is not None:
-                self._guardian.last_word(*self._last_word)
-        return self._guardian
+        """Return the guardian of the newest attempt."""
+        return self._guardian.get()
 
     # attempts
 
@@ -208,6 +203,8 @@ class Executor:
         A selection that nobody waits for any more changes no file from here on: ranks come next.
         """
         permission.revoke()
+        self._guardian.wait_living(lambda: self._loop.state.awaits_ranks(action.attempt))
+        self._factory.read_for_session()
         self._loop.post(ProgramIdentified(self._loop.clock.now(), action.attempt, self._program()))
         beside = self.left.refusal()
         directory = self._job.attempt_dir(action.attempt)
@@ -251,7 +248,8 @@ class Executor:
         if unmade:
             self._reporter.print_message(act.PrintMessage("warning", unmade))
         self._began_ns = time.monotonic_ns()
-        self._gone.clear()
+        self._gone = gone = threading.Event()
+        self._guardian.take()
         self._given, self._command = action, applied
         resume = action.resume if isinstance(action, act.BeginAttempt) else None
         self.sampling.watch(action.attempt, resume)
@@ -271,7 +269,7 @@ class Executor:
         elif applied is not None:
             self._session.begin(action, applied)
             if not self._factory.has_several_nodes:  # there each loads its own part, and nobody knows which
-                self._rank_requests.read_ahead(action.resume, self._gone.is_set)
+                self._rank_requests.read_ahead(action.resume, gone.is_set)
 
     def fall_back(self, event: LauncherFellBack) -> None:
         """Run the same attempt with stock torchrun. The core gets the event first, so that nothing is started twice."""
@@ -311,11 +309,11 @@ class Executor:
     def _stop_ranks(self, action: act.StopRanks) -> None:
         if not self._is_current(action.attempt):
             self._never_began(action.attempt)  # it waits for the journal or for the user's disk, which may take long
-        elif self._session is not None and self._guardian is not None:
+        elif self._session is not None and self._guardian.living is not None:
             self._session.stop(action)
 
     def _end_launcher(self, action: act.EndLauncher) -> None:
-        guardian = self._guardian
+        guardian = self._guardian.living
         if guardian is not None and not self._is_current(action.attempt):
             self._never_began(action.attempt)
         elif guardian is not None and self._session is not None:
@@ -327,14 +325,34 @@ class Executor:
     def _end_overdue(self, attempt: int, guardian: GuardianClient) -> None:
         """The guardian's answer always comes, or the guardian's end in its place."""
         state = self._loop.state
-        if state.attempt.number == attempt and not state.attempt.ended and self._guardian is guardian and state.stage is not Stage.ENDED:
+        if (
+            state.attempt.number == attempt
+            and not state.attempt.ended
+            and self._guardian.living is guardian
+            and state.stage is not Stage.ENDED
+        ):
             guardian.kill()
 
     def _sweep_without_guardian(self, attempt: int) -> None:
         left = self._factory.end_orphans()
-        self._loop.call_soon(lambda: self.left.report_from_us(attempt, left, "still there after the guardian's death"))
-        self.ended()
-        self._loop.post(AttemptEnded(self._loop.clock.now(), attempt, "failed"))
+
+        def swept() -> None:
+            self.left.report_from_us(attempt, left, "still there after the guardian's death")
+            self.ended()
+            self._loop.post(AttemptEnded(self._loop.clock.now(), attempt, "failed"))
+
+        self._loop.call_soon(swept)
+
+    def _sweep_and_leave(self) -> None:
+        """End what the guardian was to end, which died meanwhile."""
+        left, attempt = self._factory.end_orphans(), self._loop.state.attempt.number
+
+        def swept() -> None:
+            self.left.report_from_us(attempt, left, "still there after the guardian's death")
+            self._sweeps_at_end = False
+            self._leave()
+
+        self._loop.call_soon(swept)
 
     def ended(self) -> None:
         """No rank is left: whoever waits for the attempt's last words need not wait longer."""
@@ -347,12 +365,6 @@ class Executor:
     def _publish_coordinator(self, attempt: int, port: int, key: str) -> None:
         if self._session is not None:
             self._session.publish_coordinator(attempt, port, key)
-
-    def _prepare_last_word(self, host: str, port: int, message: str) -> None:
-        """Have the guardian, and each that follows it, tell the coordinator if this supervisor dies."""
-        self._last_word = host, port, message
-        if self._guardian is not None:
-            self._guardian.last_word(host, port, message)
 
     def _renumber(self, attempt: int, number: int) -> None:
         """Give the attempt whose nodes have met the number that it has on all of them."""
@@ -382,16 +394,15 @@ class Executor:
         elif self._session is not None:
             self._session.on_guardian(message)
 
-    def _on_guardian_died(self) -> None:
-        status = self._guardian.exit_status() if self._guardian is not None else (None, None)
-        self._guardian = None
+    def _on_guardian_died(self, code: int | None, signum: int | None) -> None:
         if self._session is not None:
-            self._session.on_guardian_died(*status)
+            self._session.on_guardian_died(code, signum)
         if self._finish_asked is not None:
-            self._leave()
+            self._sweeps_at_end = True
+            self.threads.start("sweep", self._sweep_and_leave)
             return
         now, attempt = self._loop.clock.now(), self._loop.state.attempt.number
-        self._loop.post(LauncherExited(now, attempt, "guardian", *status))
+        self._loop.post(LauncherExited(now, attempt, "guardian", code, signum))
 
     # what is asked of the observers
 
@@ -400,19 +411,20 @@ class Executor:
         is_current = self._is_current(action.attempt)
         ranks = self._loop.state.attempt.ranks if is_current else ()
         session, began_ns = self._session if is_current else None, self._began_ns
+        first, gone, watchers = self._loop.state.attempt, self._gone, self.watch.watchers
         self.watch.read_now()
 
         def work() -> None:
-            self._gone.wait(action.deadline_s)
+            gone.wait(action.deadline_s)
             self._checkpoints.distrust()
-            failed = self._loop.state.attempt
+            failed = self._as_it_ended(first)
             launcher = LauncherFacts(lambda: self._tails(action), lambda: session.facts if session else (), failed.overrides)
-            sources = self.watch.sources(action.attempt, ranks, began_ns, failed.deaths, launcher)
+            sources = self.watch.sources(action.attempt, watchers, ranks, began_ns, failed.deaths, launcher)
             found = collect.together({**sources, "nvml": lambda: self.node.health.after(self.node.ranks_on_gpus(ranks))}, ANSWER_S)
             named = collect.together({"paths": lambda: self._factory.checkpoints.path_faults(action.attempt, found)}, ANSWER_S)
             found = collect.without_secrets((*found, *named))
             beats = heartbeats.read(self._job.attempt_dir(action.attempt) / "heartbeat")
-            self._loop.call_soon(lambda: self._collected(action, found, beats, session))
+            self._loop.call_soon(lambda: self._collected(action, found, beats, session, self._as_it_ended(first), watchers.rank_ends))
 
         self.threads.start("evidence", work, awaited=False)  # the core has a timer for it, and judges by the deaths then
 
@@ -421,12 +433,12 @@ class Executor:
         answer: queue.SimpleQueue[list[StreamTail]] = queue.SimpleQueue()
 
         def ask() -> None:
-            if self._guardian is None:
+            if self._guardian.living is None:
                 answer.put([])
                 return
             number = next(self._requests)
             self._tails_asked = {number: answer}  # who asked before has given up, or is of an attempt that is over
-            self._guardian.tails(number, action.attempt)
+            self._guardian.living.tails(number, action.attempt)
 
         self._loop.call_soon(ask)
         try:
@@ -434,13 +446,22 @@ class Executor:
         except queue.Empty:
             return []
 
-    def _collected(
-        self, action: act.CollectEvidence, found: list[Evidence], beats: tuple[RankHeartbeat, ...], session: Session | None
+    def _as_it_ended(self, attempt: Attempt) -> Attempt:
+        """Return an attempt as the state has it now; as it was, where the next one has begun meanwhile."""
+        current = self._loop.state.attempt
+        return current if current.number == attempt.number else attempt
+
+    def _collected(  # noqa: PLR0913, PLR0917  what was found, and of what
+        self,
+        action: act.CollectEvidence,
+        found: list[Evidence],
+        beats: tuple[RankHeartbeat, ...],
+        session: Session | None,
+        attempt: Attempt,
+        started: LaunchedRanks | None,
     ) -> None:
-        attempt = self._loop.state.attempt
         deaths: tuple[RankExit, ...] = attempt.deaths
         clock, grace_s = self._loop.clock, self._job.settings.stop.grace_s
-        started = self.watch.rank_ends
         ends, pids = (started.ends, started.pids) if started is not None else ((), {})
         of_launcher = collect.without_secrets(collect.of_launcher(session.facts if session else (), found))
         of_ranks = collect.exits(deaths, clock, grace_s, ends, pids, stopped_t=attempt.stopped_t)
@@ -468,15 +489,16 @@ class Executor:
         self.sampling.forget()
         self.watch.stop()
         self.threads.start("health-close", self.node.health.close, awaited=False)
-        if self._guardian is None:
+        guardian = self._guardian.living
+        if guardian is None:
             self._leave()
         elif action.exit_code == 0 and not self._loop.state.attempt.late:  # of that the launcher is still there
-            self._guardian.finish()
+            guardian.finish()
         else:
             if self._session is not None:
                 self._session.leave(action.exit_code, for_all=action.for_all)
-            self._guardian.end("all", grace_s=LEAVE_GRACE_S, signum=15)
-        self._loop.call_later(LEAVE_DEADLINE_S, self._leave)
+            guardian.end("all", grace_s=LEAVE_GRACE_S, signum=15)
+        self._loop.call_later(LEAVE_DEADLINE_S, lambda: None if self._sweeps_at_end else self._leave())
 
     def _leave(self) -> None:
         action = self._finish_asked

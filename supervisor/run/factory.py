@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import shutil
 import threading
 import time
@@ -95,8 +97,13 @@ class JobFactory:
         per_node, nodes = torchrun.size(self.torchrun, self._job.environ)
         return (nproc or per_node or None) if nodes == 1 else None
 
+    @property
+    def has_early_guardian(self) -> bool:
+        """Whether a guardian runs already, and nobody listens to it yet."""
+        return self._early is not None
+
     def start_guardian(self, on_event: OnEvent, on_died: Callable[[], None]) -> GuardianClient:
-        """Return the guardian that runs already, or start one."""
+        """Return the guardian that runs already, or start one, which waits for its hello: in a worker thread then."""
         early, self._early = self._early, None
         guardian = early.listen(on_event, on_died) if early is not None else GuardianClient.start(on_event, on_died, ignored=self._ignored)
         itself = process_tree.read(guardian.pid)
@@ -138,12 +145,21 @@ class JobFactory:
                 self._record([process.pid], "process")
         return found
 
+    @functools.cached_property
+    def _agent_argv(self) -> list[str] | None:
+        return agent_argv(self._job.settings, self.torchrun)
+
+    def read_for_session(self) -> None:
+        """Read what `session` needs: its code, and where our output goes. In a worker thread."""
+        if self._agent_argv is not None:
+            importlib.import_module("supervisor.launch.elastic_session")
+
     def session(self, context: SessionContext) -> Session:
         """Make the session that the command asks for."""
         command = self.torchrun
         if command is None:
             return PlainSession(context, lambda argv, _nproc: argv, self._shim(python_command.shim_mode(self._job.command)))
-        argv = agent_argv(self._job.settings, command)
+        argv = self._agent_argv
         if argv is None:
             return self.stock_session(context)
         from supervisor.launch.elastic_session import ElasticSession  # noqa: PLC0415 (its messages cost a plain command's start a tenth)

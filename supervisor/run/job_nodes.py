@@ -31,6 +31,7 @@ from supervisor.core import events
 from supervisor.core.gathering import began_text
 from supervisor.core.lifecycle import OUR_END_S
 from supervisor.core.model import JobDecision
+from supervisor.core.report_size import bounded
 from supervisor.core.state import NodeReport, Run, Stage
 from supervisor.core.values import Struct, replace
 from supervisor.observe.hangs.judge import CONFIRM_S
@@ -281,7 +282,7 @@ class JobNodes:
             return
         if client is None or not self._is_current(action.attempt):
             return
-        report = NodeReport(client.name, state.attempt, state.gpus, state.run)
+        report = bounded(NodeReport(client.name, state.attempt, state.gpus, state.run))
         client.give(protocol.EpochReport(self._now(), encode_report(report, client.offset_s)))
 
     def saved(self, action: act.ReportSaved) -> None:
@@ -395,11 +396,12 @@ class JobNodes:
         """Decode what the nodes reported, in a thread, and have the core judge it."""
         memory = CoordinatorMemory() if self._server is None else self._server.memory
         end = memory.end or EpochEnd("", "", "")
+        members = () if memory.epoch is None else memory.epoch.members
 
         def work() -> None:
             reports, missing = decode_reports(output.reports, output.missing)
             reports = (*reports[:1], *(replace(report, run=Run()) for report in reports[1:]))  # one is enough, and the journal has them all
-            gathered = events.ReportsGathered(self._now(), output.number, reports, missing, end.kind, end.node, end.text)
+            gathered = events.ReportsGathered(self._now(), output.number, reports, missing, end.kind, end.node, end.text, members)
             self._loop.call_soon(lambda: self._loop.feed(replace(gathered, t=self._now())))
 
         try:

@@ -1,8 +1,13 @@
-"""Reports the processes of the job that were not ended, and has the next attempt wait for those that KILL did not end."""
+"""Reports the processes of the job that were not ended, and has the next attempt wait for those that KILL did not end.
+
+What such a process waits for is read by threads of its own: /proc may hang as the process does, and there may be a hundred of them.
+"""
 
 from __future__ import annotations
 
+import queue
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from supervisor.core import actions as act
@@ -19,17 +24,20 @@ if TYPE_CHECKING:
 
 #: How long an attempt waits for the end of processes that KILL did not end before it is refused. Much memory takes seconds to be freed.
 UNKILLED_S = 20.0
-#: The time for finding out what a process waits for. The kernel may not answer: the process may hold the lock of its own memory.
+#: The time for finding out what processes wait for, however many. The kernel may not answer: a process may hold the lock of its own memory.
 ANSWER_S = 0.5
 
 
 class LeftProcesses:
-    """Those of one run. Its methods are called on the loop's thread, but for `refusal`."""
+    """Those of one run. Its methods are called on the loop's thread, but for `refusal` and, once the loop has ended, `await_named`."""
 
     def __init__(self, loop: Loop, reporter: Reporter) -> None:
         self._loop = loop
         self._reporter = reporter
         self._unkilled: dict[tuple[int, int], LeftProcess] = {}  # those that were not seen to end
+        self._descriptions: dict[int, str] = {}  # of those, by pid, once they are known; replaced, never changed
+        self._alerts: queue.SimpleQueue[act.Alert] = queue.SimpleQueue()  # of those that are described, until the loop raises them
+        self._describing: list[threading.Thread] = []
 
     def report_from_guardian(self, attempt: int, left: Sequence[RemainingProcess]) -> None:
         """Report the processes that the guardian did not end."""
@@ -65,19 +73,45 @@ class LeftProcesses:
 
     @property
     def names(self) -> str:
-        """Name those that the next attempt waits for, "" if there are none."""
-        return ", ".join(map(description, self.unkilled_pids))
+        """Name those that the next attempt waits for, "" if there are none; as far as they are described by now."""
+        return ", ".join(self._descriptions.get(pid, f"pid {pid}") for pid in self.unkilled_pids)
+
+    def await_named(self) -> None:
+        """Raise the alerts that the loop had no time for, when it has ended. Waits for a moment, while processes are described."""
+        until = time.monotonic() + 2 * ANSWER_S
+        for thread in self._describing:
+            thread.join(max(0.0, until - time.monotonic()))
+        self._raise_alerts()
 
     def _alert(self, attempt: int, left: Sequence[LeftProcess]) -> None:
-        for process in left:
-            if not process.unkilled or process.key in self._unkilled:
-                continue
-            self._unkilled[process.key] = process
-            named = description(process.pid)
+        new = {process.key: process for process in left if process.unkilled and process.key not in self._unkilled}
+        if not new:
+            return
+        self._unkilled |= new
+        pids = [process.pid for process in new.values()]
+        thread = threading.Thread(target=self._describe, args=(attempt, pids), name="unkilled", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no thread to be had: they are named by their pids
+            self._put(attempt, {pid: f"pid {pid}" for pid in pids})
+            self._raise_alerts()
+        else:
+            self._describing = [*(other for other in self._describing if other.is_alive()), thread]
+
+    def _describe(self, attempt: int, pids: Sequence[int]) -> None:
+        self._put(attempt, descriptions(pids))
+        self._loop.call_soon(self._raise_alerts)
+
+    def _put(self, attempt: int, described: dict[int, str]) -> None:
+        self._descriptions = {**self._descriptions, **described}
+        for pid, named in described.items():
             # a process that waits for nothing is on its way out: its memory is being freed, which takes seconds where it is much
             how = "has not ended yet after KILL, and waits for no disk and no driver" if ", state R" in named else "survives KILL"
-            text = f"{named} {how}: no attempt is started beside it"
-            self._reporter.alerted(act.Alert("unkilled", attempt, text, str(process.pid)))
+            self._alerts.put(act.Alert("unkilled", attempt, f"{named} {how}: no attempt is started beside it", str(pid)))
+
+    def _raise_alerts(self) -> None:
+        while not self._alerts.empty():
+            self._reporter.alerted(self._alerts.get())
 
     def _ended(self, pids: Sequence[int]) -> None:
         for pid in pids:
@@ -87,19 +121,34 @@ class LeftProcesses:
 def refusal(pids: Sequence[int]) -> str:
     """Return why no attempt is started beside these, in the form of an exception: evidence for the signature io_error.unkilled."""
     more = f", and {len(pids) - 1} more: pid {', '.join(map(str, pids[1:]))}" if len(pids) > 1 else ""
-    return f"UnkilledProcess: {description(pids[0])} survives KILL{more}; no attempt is started beside it"
+    return f"UnkilledProcess: {descriptions(pids[:1])[pids[0]]} survives KILL{more}; no attempt is started beside it"
 
 
-def description(pid: int) -> str:
-    """Name a process for a person: its pid, its name, and what it waits for. Blocks at most ANSWER_S.
+def descriptions(pids: Sequence[int]) -> dict[int, str]:
+    """Name each process for a person: its pid, its name, and what it waits for. Blocks at most ANSWER_S for all: not on the loop's thread.
 
     Example: "pid 4242 (python3, state D, in write of /mnt/ckpt/step-100.pt on /mnt (nfs4))".
     """
-    answer: list[str] = []
-    thread = threading.Thread(target=lambda: answer.append(_waits_for(pid)), name="description", daemon=True)
-    thread.start()
-    thread.join(ANSWER_S)
-    return f"pid {pid} ({procfs.command_name(pid) or '?'}{answer[0] if answer else ''})"
+    answers: dict[int, str] = {}
+    answered = threading.Semaphore(0)
+
+    def describe(pid: int) -> None:
+        named = f"pid {pid} ({procfs.command_name(pid) or '?'}"
+        answers[pid] = f"{named})"
+        answers[pid] = f"{named}{_waits_for(pid)})"
+        answered.release()
+
+    asked = 0
+    for pid in pids:
+        try:
+            threading.Thread(target=describe, args=(pid,), name="description", daemon=True).start()
+        except RuntimeError:  # no thread to be had: the others are named by their pids
+            break
+        asked += 1
+    until = time.monotonic() + ANSWER_S
+    for _ in range(asked):
+        answered.acquire(timeout=max(0.0, until - time.monotonic()))
+    return {pid: answers.get(pid, f"pid {pid} (?)") for pid in pids}
 
 
 def _waits_for(pid: int) -> str:

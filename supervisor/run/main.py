@@ -438,6 +438,7 @@ class JobRun:
             self.terminal.message(f"the journal's last records did not reach the disk: {self.journal.health().trouble}", "warning")
         if not self.executor.node.wait_written(CLOSE_DEADLINE_S):
             self.terminal.message(f"the ledger of GPUs does not answer: {self.factory.ledger.path}", "warning")
+        self.executor.left.await_named()
         self.reporter.close(CLOSE_DEADLINE_S)
         self.reporter.close_alerts(CLOSE_DEADLINE_S)
         self.log.close()

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from supervisor.run.loop import Loop
     from supervisor.run.threads import Threads
 
-#: How long the loop waits for heartbeats that are on a disk.
-SAMPLE_WAIT_S = 0.2
+#: How long the end of an attempt is held up for its last heartbeats, where they are on a disk.
+LAST_WAIT_S = 0.2
 
 
 class RankSampling:
@@ -121,7 +121,7 @@ class RankSampling:
         if self._job.scratch.is_relative_to(SHM):
             work()
         else:
-            self._threads.recur("heartbeats", work, wait_s=SAMPLE_WAIT_S)
+            self._threads.recur("heartbeats", work, wait_s=LAST_WAIT_S if last else 0.0)
 
     def _post_start(self, attempt: int, directory: Path, ranks: int) -> None:
         moments = start_files.read(directory, ranks)

@@ -8,6 +8,7 @@ import json
 import os
 import queue
 import socket
+import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -428,3 +429,23 @@ def test_a_message_is_read_as_the_agent_wrote_it() -> None:
     spawned = (SpawnedRank(0, 0, 11, 12), SpawnedRank(1, 1, 13, 14))
     for message in (RanksStarted(2, spawned, 4), RanksStopped(2, "failed", (TorchError(1, "cannot decode \udcff.pt", "Traceback"),))):
         assert decode(encode(message)) == message
+
+
+def test_an_agents_link_is_read_once_a_thread_can_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, refused = threading.Thread.start, ["agent-link"]
+
+    def started(thread: threading.Thread) -> None:
+        if thread.name in refused:
+            refused.remove(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    stage = Stage(tmp_path)
+    assert not refused
+    stage.says(HELLO)
+    stage.pass_time(2.0)
+    stage.take(1)
+    assert [type(event) for event in stage.events] == [LauncherStarted]
+    stage.session.on_guardian_died(None, 9)
+    stage.hangs_up()

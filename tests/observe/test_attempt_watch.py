@@ -39,7 +39,7 @@ def watch(tmp_path: Path) -> Iterator[AttemptWatch]:
 
 
 def _asked(watch: AttemptWatch, *names: str) -> list[Evidence]:
-    sources = watch.sources(1, (), 0, (), NOBODY)
+    sources = watch.sources(1, watch.watchers, (), 0, (), NOBODY)
     return [fact for name in names for fact in sources[name]()]
 
 
@@ -90,7 +90,20 @@ def test_the_interface_that_a_plan_chose_and_nccls_own_log_are_evidence(watch: A
     log = "node:7:8 [0] NCCL INFO Channel 00/0 : 1[1] -> 0[0] [send] via NET/Socket/0\n"
     (logs / "nccl-node-7.log").write_text(log)
     launcher = LauncherFacts(list, tuple, (("env:NCCL_SOCKET_IFNAME", "lo"), ("batch_size", "8")))
-    facts = watch.sources(1, (), 0, (), launcher)["network"]()
+    facts = watch.sources(1, watch.watchers, (), 0, (), launcher)["network"]()
     transports, *interfaces = facts
     assert (transports.name, transports.text) == ("transports", "NET/Socket")
     assert [dict(one.fields)["name"] for one in interfaces if dict(one.fields).get("used") == "yes"] == ["lo"]
+
+
+def test_late_evidence_of_an_attempt_does_not_take_the_watch_of_the_next(watch: AttemptWatch) -> None:
+    watch.begin(1)
+    first = watch.watchers
+    watch.begin(2)
+    sources = watch.sources(1, first, (), 0, (), NOBODY)
+    assert [*sources["logs"]()] == []
+    second = watch.watchers.logs
+    assert second is not None
+    assert second is not first.logs
+    assert not second._over.is_set(), "the second attempt is watched on"  # noqa: SLF001
+    assert _asked(watch, "logs") == []

@@ -13,7 +13,7 @@ from unittest.mock import MagicMock
 from supervisor.checkpoints.repair import RepairPermission
 from supervisor.core import actions as act
 from supervisor.core.events import LauncherFellBack
-from supervisor.core.model import Launcher
+from supervisor.core.model import Launcher, RankExit
 from supervisor.core.state import Attempt, JobState, Run, Stage, StopRequest
 from supervisor.job.clock import Clock
 from supervisor.knobs.knob_set import AttemptCommand
@@ -97,3 +97,64 @@ def test_what_mixed_attempts_wrote_is_found_by_the_wall_clock_that_was_set_back_
     executor._checkpoints.distrust()  # noqa: SLF001  in a thread of the collection's
     (since_t,) = factory.checkpoints.node_offer.reject_mixed.call_args.args
     assert abs(since_t - (time.time() - 60.0)) < 30.0, "an hour, and not what a busy machine takes"
+
+
+def ending(executor: Any) -> list[Any]:  # noqa: ANN401  a part of it
+    """Have the executor's loop keep what it is to do, and return that."""
+    calls: list[Any] = []
+    executor._loop.call_soon = calls.append  # noqa: SLF001
+    return calls
+
+
+def test_what_a_guardian_was_to_end_is_ended_where_it_dies_while_the_run_finishes() -> None:
+    loop, factory = MagicMock(), MagicMock()
+    loop.state = JobState(attempt=Attempt(1))
+    executor: Any = Executor(MagicMock(), loop, MagicMock(), factory)
+    executor.guardian()
+    executor.perform(act.Finish(65, "a failure"))
+    factory.start_guardian.return_value.end.assert_called_once()
+    factory.start_guardian.return_value.exit_status.return_value = None, 9
+    calls = ending(executor)
+    executor._guardian._ended()  # noqa: SLF001  as its client reports
+    wait_for(lambda: calls, "the sweep", 10)
+    factory.end_orphans.assert_called_once_with()
+    executor.nodes.close.assert_not_called()
+    for _, late in [call.args for call in loop.call_later.call_args_list]:
+        late()  # the deadline for the guardian's answer
+    executor.nodes.close.assert_not_called()
+    calls.pop()()
+    executor.nodes.close.assert_called_once()
+
+
+def test_the_nodes_hear_of_an_attempts_end_on_the_loops_thread() -> None:
+    loop = MagicMock()
+    loop.state = JobState(attempt=Attempt(1))
+    executor: Any = Executor(MagicMock(), loop, MagicMock(), MagicMock())
+    calls = ending(executor)
+    executor.perform(act.EndLauncher(1, "the guardian ended"))
+    wait_for(lambda: calls, "the sweep", 10)
+    executor.nodes.no_meeting.assert_not_called()
+    loop.post.assert_not_called()
+    calls.pop()()
+    executor.nodes.no_meeting.assert_called_once_with()
+    assert [(event.attempt, event.outcome) for (event,), _ in loop.post.call_args_list] == [(1, "failed")]
+
+
+def test_evidence_that_comes_late_is_that_of_its_attempt_and_not_of_the_one_that_has_begun_since() -> None:
+    """The disk did not answer: the core judged by the deaths, and began the next attempt."""
+    loop, reporter = MagicMock(clock=Clock.start()), MagicMock()
+    executor: Any = Executor(MagicMock(), loop, reporter, MagicMock())
+    begin, deaths = act.BeginAttempt(1, "start", None), (RankExit(0, 100, 5, signal=9),)
+    loop.state = JobState(stage=Stage.STARTING, attempt=Attempt(1))
+    executor._prepared(begin, "", None, None)  # noqa: SLF001
+    loop.state = JobState(stage=Stage.TEARDOWN, attempt=Attempt(1, deaths=deaths))
+    watchers, asked, calls = executor.watch.watchers, SimpleQueue[Any](), ending(executor)
+    executor.watch.sources = lambda *args: asked.put(args) or {}
+    executor.perform(act.CollectEvidence(1, 1, 0.2))
+    loop.state = JobState(stage=Stage.STARTING, attempt=Attempt(2))
+    executor._prepared(act.BeginAttempt(2, "failure", None), "", None, None)  # noqa: SLF001
+    assert executor.watch.watchers is not watchers
+    number, given, _, _, of_deaths, _ = asked.get(timeout=10)
+    assert (number, given, of_deaths) == (1, watchers, deaths)
+    wait_for(lambda: calls, "the evidence", 10)
+    executor.watch.stop()

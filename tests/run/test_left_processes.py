@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import queue
 import signal
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -19,6 +22,7 @@ from supervisor.guardian import ownership, process_tree
 from supervisor.guardian.ownership import LeftProcess
 from supervisor.job.identity import boot_id
 from supervisor.observe import collect
+from supervisor.observe.hangs.procfs import ThreadWait
 from supervisor.run import left_processes
 from tests.checkpointing import mounts
 from tests.support.waiting import wait_for
@@ -50,6 +54,7 @@ def test_an_end_is_seen_when_it_comes(sleeper: subprocess.Popen[bytes]) -> None:
     unkilled = left(sleeper)
     for _ in range(2):
         processes.report_from_us(1, [unkilled, LeftProcess(1, 1, "it may not be signalled")], "others")
+    processes.await_named()
     assert reporter.alerted.call_count == 1, "it is reported once"
     assert processes.unkilled_pids == (sleeper.pid,)
     assert f"pid {sleeper.pid} " in processes.refusal(0.01)
@@ -118,7 +123,36 @@ def test_the_alert_blames_no_disk_where_a_process_waits_for_nothing(code: str, s
         assert process.stdout is not None
         process.stdout.readline()  # an interpreter that starts is in other states, too
         wait_for(lambda: (found := process_tree.read(process.pid)) and found.state == state, f"state {state}")
-        left_processes.LeftProcesses(MagicMock(), reporter).report_from_us(3, [left(process)], "others")
+        processes = left_processes.LeftProcesses(MagicMock(), reporter)
+        processes.report_from_us(3, [left(process)], "others")
+        processes.await_named()
         process.kill()
     (alert,) = (call.args[0] for call in reporter.alerted.call_args_list)
     assert f"{text}: no attempt is started beside it" in alert.text
+
+
+def test_the_deciding_thread_waits_for_no_process_that_survives_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/proc of each may hang as the process does; 8 ranks with 8 loaders each are 72 of them. All are alerted to after half a second."""
+    answers, reporter, calls = threading.Event(), MagicMock(), queue.SimpleQueue[Callable[[], None]]()
+    loop: Any = SimpleNamespace(call_soon=calls.put)
+    monkeypatch.setattr(left_processes.procfs, "waits", lambda _pid: answers.wait() and ThreadWait("D", "nfs_wait"))
+    processes = left_processes.LeftProcesses(loop, reporter)
+    remaining: Any = [{"pid": 10_000_000 + n, "why": "survives KILL", "start_ticks": 1, "unkilled": True} for n in range(72)]
+    thread = threading.Thread(target=lambda: processes.report_from_guardian(1, remaining), daemon=True)
+    thread.start()
+    thread.join(2.0)
+    has_gone_on = not thread.is_alive()
+    calls.get(timeout=20)()  # what the loop does next
+    answers.set()
+    assert has_gone_on
+    assert [call.args[0].subject for call in reporter.alerted.call_args_list] == [str(row["pid"]) for row in remaining]
+    assert processes.names.startswith("pid 10000000 (?), pid 10000001 (?), ")
+
+
+def test_without_threads_they_are_named_by_their_pids(sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaders may use up the limit on processes for a moment."""
+    reporter = MagicMock()
+    monkeypatch.setattr(threading.Thread, "start", MagicMock(side_effect=RuntimeError("can't start new thread")))
+    left_processes.LeftProcesses(MagicMock(), reporter).report_from_us(1, [left(sleeper)], "others")
+    (alert,) = (call.args[0] for call in reporter.alerted.call_args_list)
+    assert alert.text.startswith(f"pid {sleeper.pid} survives KILL")

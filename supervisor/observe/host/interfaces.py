@@ -7,6 +7,7 @@ when an interface goes down, its routes go with it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import selectors
 import socket
@@ -59,7 +60,8 @@ class InterfaceWatch:
     def begin(self) -> None:
         """An attempt begins. A resolver may take long, so a thread asks it."""
         if self._matters:
-            threading.Thread(target=self._look, name="interfaces", daemon=True).start()
+            with contextlib.suppress(RuntimeError):  # no thread to be had: what was known before is left
+                threading.Thread(target=self._look, name="interfaces", daemon=True).start()
 
     def _look(self) -> None:
         interfaces = listed()

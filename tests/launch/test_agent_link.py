@@ -1,0 +1,51 @@
+"""Orders to an agent are sent in order, and nobody waits for an agent that does not read."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from supervisor.launch.agent_link import AgentLink
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Pair = tuple[AgentLink, socket.socket, "queue.SimpleQueue[OSError]"]
+#: More than the buffer of a socket takes.
+LONG = b"x" * (2 << 20) + b"\n"
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    ours, theirs = socket.socketpair()
+    lost = queue.SimpleQueue[OSError]()
+    link = AgentLink(ours)
+    yield link, theirs, lost
+    link.close()
+    theirs.close()
+    wait_for(lambda: not any(thread.name == "agent-orders" for thread in threading.enumerate()), "the end of its thread")
+
+
+def test_an_agent_that_does_not_read_holds_nobody_up_and_gets_all_in_order_later(pair: Pair) -> None:
+    link, agent, lost = pair
+    sender = threading.Thread(target=lambda: [link.send(line, lost.put) for line in (b"first\n", LONG, b"last\n")], daemon=True)
+    sender.start()
+    sender.join(10)
+    assert not sender.is_alive()
+    with agent.makefile("rb") as lines:
+        assert [lines.readline() for _ in range(3)] == [b"first\n", LONG, b"last\n"]
+    assert lost.empty()
+
+
+def test_what_is_not_sent_when_the_link_ends_is_reported(pair: Pair) -> None:
+    link, _agent, lost = pair
+    link.send(LONG, lost.put)
+    link.close()
+    assert isinstance(lost.get(timeout=10), OSError)
+    link.send(b"later\n", lost.put)
+    assert isinstance(lost.get(timeout=10), OSError)

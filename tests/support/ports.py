@@ -17,7 +17,7 @@ def free_port() -> int:
     It is free a moment later, too: no other program on the machine is given it, and no other test chooses the same but by chance.
     """
     given = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
-    for port in random.sample(range(FIRST, LAST), 100) if int(given[0]) >= LAST else ():
+    for port in random.SystemRandom().sample(range(FIRST, LAST), 100) if int(given[0]) >= LAST else ():
         with contextlib.suppress(OSError), socket.socket() as s:
             s.bind(("127.0.0.1", port))
             return port

@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING
 from supervisor.instrument._supervise_shim.layout import STACKS_SIGNAL, VALUES_SIGNAL, start_ticks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 POLL_S = 0.02
-QUIET_POLLS = 3  # the handler writes a line at a time: the dump is whole when it stood still so long
+#: The handler writes a line at a time: the dump is whole when the handler has ended and the file stood still so long. The time alone does
+#: not show it: on a busy machine a process is put aside in the middle of its handler.
+QUIET_POLLS = 3
 MOST_BYTES = 1024 * 1024
 
 
@@ -53,8 +55,8 @@ def _answer(signum: int, pid: int, start_ticks: int, directory: Path, forked_by:
         path = _stacks_file(directory, pid, forked_by)
         with _alone(path, until):
             begin = _size(path)
-            _ask(pid, start_ticks, signum)
-            _wait_written(path, begin, until)
+            shows_end = _ask(pid, start_ticks, signum)
+            _wait_written(path, begin, until, lambda: shows_end and _is_handled(pid, signum))
             with path.open("rb") as file:
                 file.seek(begin)
                 text = file.read(MOST_BYTES).decode(errors="replace")
@@ -98,34 +100,58 @@ def _alone(path: Path, until: float) -> Iterator[None]:
         yield
 
 
-def _ask(pid: int, start_ticks: int, signum: int) -> None:
-    """Send the signal, if it is sure to be caught by the process that is meant."""
+def _ask(pid: int, start_ticks: int, signum: int) -> bool:
+    """Send the signal, if it is sure to be caught by the process that is meant.
+
+    Return whether the main thread will take it: one that blocks it leaves it to another thread, whose handler nobody sees end.
+    """
     pidfd = os.pidfd_open(pid)
     try:
         if start_ticks_of(pid) != start_ticks:  # behind the pidfd: from here on the pid cannot become another's
             reason = "it is gone"
             raise _NoStacks(reason)
-        # psutil knows no signal masks
-        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
-        fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        fields = _status(pid)
         if fields["State"][0] in "tT":
             reason = "it is stopped"
             raise _NoStacks(reason)
-        if not int(fields["SigCgt"], 16) >> (signum - 1) & 1:
+        if not _holds(fields["SigCgt"], signum):
             reason = "it does not catch the signal"
             raise _NoStacks(reason)
         signal.pidfd_send_signal(pidfd, signum)
+        return not _holds(fields["SigBlk"], signum)
     finally:
         os.close(pidfd)
 
 
-def _wait_written(path: Path, begin: int, until: float) -> None:
-    """Wait until the file has grown beyond `begin` and stands still, or until `until` on the monotonic clock."""
+def _status(pid: int) -> dict[str, str]:
+    """Return the fields of a process's main thread (proc_pid_status(5)); psutil knows no signal masks."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    return dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+
+
+def _holds(mask: str, signum: int) -> bool:
+    return bool(int(mask, 16) >> (signum - 1) & 1)
+
+
+def _is_handled(pid: int, signum: int) -> bool:
+    """Return whether the main thread has still to come to its handler, or is in it: meanwhile the kernel blocks the signal."""
+    try:
+        fields = _status(pid)
+    except OSError:
+        return False
+    return any(_holds(fields[name], signum) for name in ("SigPnd", "ShdPnd", "SigBlk") if name in fields)
+
+
+def _wait_written(path: Path, begin: int, until: float, is_handled: Callable[[], bool]) -> None:
+    """Wait until the file has grown beyond `begin` and stands still, or until `until` on the monotonic clock.
+
+    is_handled: whether who writes has not ended yet.
+    """
     end, quiet = begin, 0
     while quiet < QUIET_POLLS and time.monotonic() < until:
         time.sleep(POLL_S)
         size = _size(path)
-        quiet = quiet + 1 if size == end and size > begin else 0
+        quiet = quiet + 1 if size == end and size > begin and not is_handled() else 0
         end = size
 
 

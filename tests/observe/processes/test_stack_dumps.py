@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+import threading
+import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,7 @@ import pytest
 from supervisor.instrument._supervise_shim.layout import STACKS_SIGNAL, start_ticks_of
 from supervisor.observe.processes import stack_dumps
 from supervisor.observe.ranks import heartbeats
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,6 +68,55 @@ def test_all_threads_of_a_rank_again_and_again(directory: Path) -> None:
             assert "in idle" in text
             assert "in stuck" in text
             assert text.count("in idle") == 1  # each answer holds one dump
+
+
+def test_a_dump_is_read_once_its_handler_has_ended_however_long_it_was_put_aside(tmp_path: Path) -> None:
+    file, writes = tmp_path / "stacks", threading.Event()
+    file.write_text("the half")
+    writes.set()
+
+    def write_the_rest() -> None:
+        time.sleep(4 * stack_dumps.QUIET_POLLS * stack_dumps.POLL_S)
+        file.write_text("the half, and the rest")
+        writes.clear()
+
+    thread = threading.Thread(target=write_the_rest)
+    thread.start()
+    stack_dumps._wait_written(file, 0, time.monotonic() + 60, writes.is_set)  # noqa: SLF001  what the kernel shows is played
+    assert file.read_text() == "the half, and the rest"
+    thread.join()
+
+
+#: Its handler writes to a pipe, and stands still in the midst of it where that is full.
+SLOW_HANDLER = """
+import faulthandler, sys, time
+faulthandler.register(int(sys.argv[1]), int(sys.argv[2]), all_threads=True, chain=False)
+print('ready', flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_kernel_shows_whether_a_handler_has_ended() -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(write, bytes(4096))
+    os.set_blocking(write, True)
+    words = [sys.executable, "-c", SLOW_HANDLER, str(STACKS_SIGNAL), str(write)]
+    with subprocess.Popen(words, pass_fds=[write], stdout=subprocess.PIPE) as process:  # noqa: S603
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        assert not stack_dumps._is_handled(process.pid, STACKS_SIGNAL)  # noqa: SLF001  as above
+        process.send_signal(STACKS_SIGNAL)
+        assert stack_dumps._is_handled(process.pid, STACKS_SIGNAL)  # noqa: SLF001
+        reader = threading.Thread(target=lambda: [None for _ in iter(lambda: os.read(read, 65536), b"")])
+        reader.start()
+        wait_for(lambda: not stack_dumps._is_handled(process.pid, STACKS_SIGNAL), "the end of the handler")  # noqa: SLF001
+        process.kill()
+    os.close(write)
+    reader.join()
+    os.close(read)
 
 
 def test_a_process_that_does_not_catch_the_signal_is_left_alone(directory: Path) -> None:

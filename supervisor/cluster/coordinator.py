@@ -213,17 +213,15 @@ def _joined(state: CoordinatorState, join: Join) -> Step:
 
 def _with_acted(state: CoordinatorState, join: Join) -> Step:
     """Take over what a node acted on, where this coordinator does not know it: its disk did not take it, or is another."""
-    theirs, ours = join.epoch, state.memory.epoch
+    theirs, ours, is_open = join.epoch, state.memory.epoch, state.open_epoch is not None
     if theirs is None or join.acted is None:
         return state, ()
-    if theirs == ours and state.open_epoch is not None:
-        if state.memory.end is None:
-            state = replace(state, memory=CoordinatorMemory(ours, EpochEnd(FAILURE, join.node, "it had ended before"), None))
-        return _decided(state, join.acted)
-    if state.open_epoch is None and theirs.number > (0 if ours is None else ours.number):
-        end = EpochEnd(FAILURE, join.node, "it had ended before")
-        return _with_epoch(replace(state, forgot=True), CoordinatorMemory(theirs, end, join.acted)), ()
-    return state, ()
+    if not is_open and theirs.number > (0 if ours is None else ours.number):
+        state = _with_epoch(replace(state, forgot=True), CoordinatorMemory(theirs))
+    elif not (is_open and theirs == ours):
+        return state, ()
+    end = state.memory.end or EpochEnd(FAILURE, join.node, "it had ended before")
+    return _decided(replace(state, memory=CoordinatorMemory(theirs, end)), join.acted)
 
 
 def _posted(state: CoordinatorState, node: str, post: Post) -> Step:  # noqa: PLR0911  a row for each kind

@@ -121,6 +121,8 @@ def new_member(memory: NodeMemory, rules: ClusterRules, t: float) -> MemberState
 
 def step(state: MemberState, given: MemberInput) -> Step:  # noqa: PLR0911  a row for each kind
     """Return the next state and what is to be done. Raises nothing."""
+    if isinstance(given, protocol.NodeTick):
+        return _ticked(state, given)
     state = replace(state, t=given.t)
     match given:
         case protocol.LinkOpened():
@@ -133,8 +135,6 @@ def step(state: MemberState, given: MemberInput) -> Step:  # noqa: PLR0911  a ro
             return (replace(state, connected=False, closed_t=state.t) if state.connected else state), ()
         case protocol.FromCoordinator(_, message):
             return _of_coordinator(replace(state, answered_t=state.t), message)
-        case protocol.NodeTick():
-            return _ticked(state, given)
         case protocol.NodesTogether():
             state = replace(state, meeting=given)
             return state, _meeting_sent(state)
@@ -290,10 +290,10 @@ def _decided(state: MemberState, number: int, decision: ClusterDecision, returni
 def _ticked(state: MemberState, tick: protocol.NodeTick) -> Step:
     """Beat if it is time for it, and report that no coordinator answers."""
     rules = state.rules
-    pause_s = 0.0 if state.tick_t is None else state.t - state.tick_t
+    pause_s = 0.0 if state.tick_t is None else tick.t - state.tick_t
+    state = replace(state, t=tick.t, tick_t=tick.t)
     if pause_s > rules.suspension_s:
         state = replace(state, closed_t=state.closed_t + pause_s, answered_t=state.answered_t + pause_s, woke_t=state.t)
-    state = replace(state, tick_t=state.t)
     # steps that ended while this process was away are not known yet
     stepped_s = None if tick.stepped_s is None else min(tick.stepped_s, state.t - state.woke_t)
     outputs: list[MemberOutput] = []

@@ -13,7 +13,7 @@ from supervisor.cluster.node import NodeMemory, new_node, step
 def test_a_node_that_was_lost_does_not_know_how_many_come_to_the_next_meeting(me: str, live: int) -> None:
     """It is none of those that are left: where it counted itself as one of them, the round began without the slowest of them."""
     epoch, decision = Epoch(1, ("a", "b", "c"), "a", "token"), ClusterDecision(RESTART)
-    rows = (epoch.row(), ("lost/1/c", "silent for 6 s"), ("decision/1", decision.value()))
+    rows = (epoch.row(), ("lost/1/c", "silent for 60 s"), ("decision/1", decision.value()))
     state, _ = step(new_node(NodeMemory(me, epoch, "store"), ClusterRules(nodes=3), 0.0), protocol.StoreOpened(0.0))
     _, outputs = step(state, protocol.FromStore(1.0, protocol.StoreRows("store", "a", 0, 1, rows)))
     assert protocol.ActOn(epoch, decision, live) in outputs

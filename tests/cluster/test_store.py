@@ -119,7 +119,7 @@ def test_a_member_is_lost_without_beats_and_sooner_without_a_connection() -> Non
     assert played.lost() == set()
     played.passes(1.0, "a")
     assert played.lost() == {"b", "c"}
-    assert played.state.rows["lost/1/b"] == "silent for 6 s"
+    assert played.state.rows["lost/1/b"] == "silent for 60 s"
 
     played = Played()
     played.of(*(NodeHello(node) for node in "abc"))

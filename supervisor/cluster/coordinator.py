@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from typing import assert_never
 
 from supervisor.cluster import messages as protocol
-from supervisor.cluster.losses import NodeRecord, loss
+from supervisor.cluster.losses import NodeRecord, losses
 from supervisor.cluster.messages import FromNode, FromTheCoordinator, Join, KnownNode, LookWanted, Meet, NodeClosed, Peer, Post, SendToNodes
 from supervisor.cluster.model import (
     BEGAN,
@@ -181,15 +181,19 @@ def _of_node(state: CoordinatorState, given: FromNode) -> Step:
 
 
 def _without(state: CoordinatorState, pause_s: float) -> CoordinatorState:
-    """Return the state in which the time of our own pause has not passed."""
+    """Return the state in which the time of our own pause has not passed. What was noted since it ended stays."""
+    now = state.t + pause_s
 
-    def moved(record: NodeRecord) -> NodeRecord:
-        closed_t = None if record.closed_t is None else record.closed_t + pause_s
-        return replace(record, heard_t=record.heard_t + pause_s, beat_t=record.beat_t + pause_s, closed_t=closed_t)
+    def moved(t: float) -> float:
+        return min(t + pause_s, now)
 
-    nodes = {node: moved(record) for node, record in state.nodes.items()}
-    looks = replace(state.looks, t=state.looks.t + pause_s)
-    return replace(state, t=state.t + pause_s, nodes=nodes, looks=looks, began_t=state.began_t + pause_s, ended_t=state.ended_t + pause_s)
+    def without(record: NodeRecord) -> NodeRecord:
+        closed_t = None if record.closed_t is None else moved(record.closed_t)
+        return replace(record, heard_t=moved(record.heard_t), beat_t=moved(record.beat_t), closed_t=closed_t)
+
+    nodes = {node: without(record) for node, record in state.nodes.items()}
+    looks = replace(state.looks, t=moved(state.looks.t))
+    return replace(state, t=now, nodes=nodes, looks=looks, began_t=moved(state.began_t), ended_t=moved(state.ended_t))
 
 
 def _out_of_meetings(state: CoordinatorState, node: str) -> CoordinatorState:
@@ -264,8 +268,9 @@ def _gathered(state: CoordinatorState, epoch: Epoch, index: int) -> protocol.Gat
 
 
 def _with_epoch(state: CoordinatorState, memory: CoordinatorMemory) -> CoordinatorState:
-    """Return the state with another newest epoch, of which nothing is known yet."""
-    nodes = {node: replace(record, stepped_s=None, step_s=None) for node, record in state.nodes.items()}
+    """Return the state with another newest epoch, of which nothing is known yet, and without the nodes that went for good."""
+    here = {node: record for node, record in state.nodes.items() if record.closed_t is None}
+    nodes = {node: replace(record, stepped_s=None, step_s=None) for node, record in here.items()}
     return replace(state, memory=memory, nodes=nodes, posts={}, out={}, gone=frozenset(), judged=False, looks=LookRound())
 
 
@@ -284,9 +289,8 @@ def _decided(state: CoordinatorState, decision: ClusterDecision) -> Step:
     if epoch is None:
         return state, ()
     state = replace(state, memory=CoordinatorMemory(epoch, state.memory.end, decision))
-    live = state.live(epoch)
-    others = tuple(node for node in state.nodes if node not in live)
-    told = ((live, len(live)), (others, 0))
+    live = dict.fromkeys(state.live(epoch))
+    told = ((tuple(live), len(live)), (tuple(node for node in state.nodes if node not in live), 0))
     return state, tuple(SendToNodes(nodes, protocol.Decided(epoch.number, decision, count)) for nodes, count in told if nodes)
 
 
@@ -305,7 +309,7 @@ def _losing(state: CoordinatorState) -> Step:
     epoch = state.open_epoch
     if epoch is None:
         return state, ()
-    lost = {node: f"lost: {why}" for node in state.live(epoch) if node != state.host and (why := loss(state, node))}
+    lost = {node: f"lost: {why}" for node, why in losses(state, epoch).items()}
     state = replace(state, out={**state.out, **lost}) if lost else state
     if state.live(epoch):
         return state, ()

@@ -47,6 +47,7 @@ def _rank(look: RankLook) -> Iterator[str]:
     phase = "" if look.phase is None else f", phase {look.phase}"
     place = f" ({activity.place})" if activity.place and activity.place not in activity.text else ""
     yield from _wrapped(f"rank {look.rank} is {activity.text}{place}{steps}{phase}")
+    yield from _wrapped(look.device, "  ") if look.device else ()
     yield from _process("process", look.process)
     for worker in look.workers:
         yield from _process("worker", worker)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from supervisor.core.model import Hang, HangKind, Phase
 from supervisor.core.numeric import rank_list
 from supervisor.core.values import replace
+from supervisor.observe.hangs import devices
 from supervisor.observe.hangs.awaited import AwaitedKind
-from supervisor.observe.hangs.rank_activity import ActivityKind, RankActivity, rank_activity
+from supervisor.observe.hangs.rank_activity import AT_EXIT, ActivityKind, RankActivity, rank_activity
 from supervisor.observe.hangs.rank_progress import compare
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def hang(first: Look, second: Look, *, still_s: float, limit_s: float, calibrate
     now = tuple(_in_full(activity, progress) for activity in plain)
     lasting = tuple(activity for activity in now if activity.rank in lasting_ranks)
     kind, text, culprits = _judged(now, lasting, second, progress)
+    at_exit, end_step = _behind_the_end(now, second, progress)
     concerned = culprits or now
     waiters = [activity for activity in now if activity.group is not None]
     timeouts = [activity.group.timeout_s for activity in waiters if activity.group is not None and activity.group.timeout_s is not None]
@@ -51,7 +53,35 @@ def hang(first: Look, second: Look, *, still_s: float, limit_s: float, calibrate
         min(timeouts, default=None),
         is_slow,
         "" if is_busy or is_slow else _left_file(concerned),
+        at_exit,
+        end_step,
+        devices=devices.text_of(second, [activity.rank for activity in culprits]),
     )
+
+
+def _behind_the_end(now: Sequence[RankActivity], look: Look, progress: RankProgress) -> tuple[str, int | None]:
+    """Return who stands behind the end of the training and in what, and the step to which all ranks came; "" where a rank may still train.
+
+    So it is where every rank has ended its training, and none that lives works: moves bytes, uses CPU time, has a checkpoint open for
+    writing.
+    """
+    alive = [activity for activity in now if activity.kind is not ActivityKind.GONE]
+    at_exit = {activity.rank for activity in now if activity.at_exit}
+    ended = [rank.has_ended or rank.rank in at_exit or (rank.process.is_gone and rank.steps is None) for rank in look.ranks]
+    if progress.working or not alive or not all(ended):
+        return "", None
+    alike: dict[str, list[int]] = {}
+    for activity in alive:
+        place = f" ({activity.place})" if activity.place and activity.place not in activity.text else ""
+        text = activity.text.removeprefix(AT_EXIT).removeprefix(", and ")
+        alike.setdefault(f"{text}{place}", []).append(activity.rank)
+    parts = [
+        f"{rank_list(ranks)} {'stands' if len(ranks) == 1 else 'stand'} at {'its' if len(ranks) == 1 else 'their'} exit"
+        f"{': ' if text.startswith('a thread') else ' '}{text}".rstrip()
+        for text, ranks in alike.items()
+    ]
+    steps = [rank.step for rank in look.ranks]
+    return "; ".join(parts), None if None in steps else min(step for step in steps if step is not None)
 
 
 def _in_full(activity: RankActivity, progress: RankProgress) -> RankActivity:
@@ -81,12 +111,15 @@ def _judged(
     if conflict := _mismatch(lasting):
         return HangKind.MISMATCH, f"{_waiting(conflict)}: they wait for ever", conflict
     for kind, which in ((HangKind.STOPPED, ActivityKind.STOPPED), (HangKind.BLOCKED, ActivityKind.BLOCKED)):
-        if culprits := tuple(activity for activity in lasting if activity.kind is which):
+        if culprits := tuple(activity for activity in lasting if activity.kind is which and not _waits_for_another(activity, progress)):
             return kind, _sentence(waits, culprits, look), culprits
     rest = tuple(activity for activity in now if activity.kind not in {ActivityKind.WAITS, ActivityKind.GONE})
     goes_on = rest if len(rest) < len(now) else ()  # the others ended in order
-    if rest and (waits or all(activity.at_exit for activity in rest)):
-        return HangKind.LATE if waits else HangKind.EXIT, _sentence(waits, rest, look), rest
+    is_exit = not waits and all(activity.at_exit for activity in rest)
+    # who polls waits for another rank, and that one is late; where all poll, those are late that did not come to the collective
+    late = tuple(activity for activity in rest if not _waits_for_another(activity, progress))
+    if rest and (waits or is_exit or 0 < len(late) < len(rest)):
+        return HangKind.EXIT if is_exit else HangKind.LATE, _sentence(waits, rest, look), late or rest
     calls = {(activity.group.name if activity.group else "", activity.text) for activity in waits}
     if len(calls) == 1 and not any(activity.collective is not None and activity.collective.is_p2p for activity in waits):
         return HangKind.WAITING, _sentence(waits, (), look) + _missing(waits, look), ()
@@ -131,6 +164,25 @@ def _missed(
         return gone
     groups = [wait.group for wait in waits]
     return tuple(activity for activity in gone if any(group is None or not group.ranks or activity.rank in group.ranks for group in groups))
+
+
+def _waits_for_another(activity: RankActivity, progress: RankProgress) -> bool:
+    """Return whether a rank waits for another one outside of torch's collectives.
+
+    It polls a file, or torch's store; or what is at the other end of its queue, connection or lock is another rank. A loop that only sleeps
+    and asks for what nobody knows waits too; but not one that reads from its own children, or asks a server of somebody else's.
+    """
+    if activity.kind not in {ActivityKind.ELSEWHERE, ActivityKind.BLOCKED} or activity.at_exit or activity.phase is Phase.DATA:
+        return False
+    if activity.rank in {rank for rank, _ in (*progress.busy, *progress.slow)}:
+        return False
+    polls = activity.rank in progress.polling
+    if not activity.awaits:
+        return polls and activity.kind is ActivityKind.ELSEWHERE
+    return any(
+        awaited.of_store or bool(set(awaited.ranks) - {activity.rank}) or (polls and awaited.kind is AwaitedKind.FILE and not awaited.pids)
+        for awaited in activity.awaits
+    )
 
 
 def _polls_in_vain(activity: RankActivity, progress: RankProgress) -> bool:

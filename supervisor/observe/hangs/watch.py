@@ -6,6 +6,7 @@ suspicion proves nothing; two looks decide. Each look is compared with the one b
     still for longer than the limit        HangSuspected; look 1; after CONFIRM_S, look 2
     the looks show nothing that moves      HangConfirmed; examined again ever less often, and again where that shows more
     the same, with a few bytes that move   HangConfirmed, as slow; again once none moves
+    the same, behind the training's end    HangConfirmed; again, as over, once nothing of any rank worked for OVER_S
     the same, with CPU time at one place   examined again, until 10 times the limit has passed: then HangConfirmed
     all wait, maybe for another node       the same
     other stacks, another collective       HangCleared; the stillness begins anew, with twice the patience, up to four times
@@ -20,9 +21,11 @@ import queue
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from supervisor.config.intervals import OVER_S
 from supervisor.core.events import HangCleared, HangConfirmed, HangSuspected
 from supervisor.core.hangs import TORCH_ACTS_S
 from supervisor.core.model import Hang, HangKind, Phase
+from supervisor.core.values import replace
 from supervisor.observe.hangs import procfs
 from supervisor.observe.hangs.threshold import Limit, StepTimes
 from supervisor.observe.ranks.heartbeats import LEAST_APART_S, SAMPLE_S
@@ -84,6 +87,8 @@ class _Suspicion(Generic[L]):
     delay_s: float  # between two looks
     due_t: float  # the next look
     look: L | None = None  # the newest
+    look_t: float = 0.0  # when that was asked for
+    quiet_t: float | None = None  # since when each look shows ranks behind the end of their training of which nothing works
     asked_t: float | None = None  # the look under way
     confirmed: list[Hang] = field(default_factory=list)  # the newest of each kind
     repeats_t: list[float] = field(default_factory=list)  # when it is confirmed again, if nothing moved until then
@@ -214,23 +219,29 @@ class HangWatch(Generic[L]):
             if t - suspicion.asked_t < LOOK_LOST_S:
                 return
             look = None
-        suspicion.asked_t = None
+        asked_t, suspicion.asked_t = suspicion.asked_t, None
         if look is None:
             self._begin_anew(t, "the ranks could not be examined")
             return
-        first, suspicion.look = suspicion.look, look
+        first, first_t = suspicion.look, suspicion.look_t
+        suspicion.look, suspicion.look_t = look, asked_t
         suspicion.due_t = t + suspicion.delay_s
         if first is not None:
-            self._judge(t, suspicion, first, look)
+            self._judge(t, suspicion, first, first_t, look)
 
-    def _judge(self, t: float, suspicion: _Suspicion[L], first: L, second: L) -> None:
-        """Decide on two neighbouring looks."""
+    def _judge(self, t: float, suspicion: _Suspicion[L], first: L, first_t: float, second: L) -> None:
+        """Decide on two neighbouring looks; `first_t`: when the first was asked for."""
         seen = self._looks.compare(first, second)
         if seen.moved:
             self._begin_anew(t, seen.text)
             return
         still_s, limit_s = t - self._since_t, suspicion.limit.seconds
         hang = self._looks.hang(first, second, still_s=still_s, limit_s=limit_s, calibrated=suspicion.limit.calibrated)
+        if hang.at_exit and self._is_whole:  # whoever is on another node may still train
+            suspicion.quiet_t = first_t if suspicion.quiet_t is None else suspicion.quiet_t
+            hang = replace(hang, over=t - suspicion.quiet_t >= OVER_S)
+        else:
+            suspicion.quiet_t = None
         # a job without any step may be inference, or prepare its data for hours: as long as it computes, it may go on
         has_trained = any(beat.last_step_ns is not None for beat in self._beats)
         patient_s = math.inf if hang.busy and not has_trained else BUSY_TIMES * limit_s
@@ -242,12 +253,20 @@ class HangWatch(Generic[L]):
             return
         # the first sign of one that is not calibrated is a guess, whatever the second shows
         stopped_moving = not hang.slow and any(earlier.slow for earlier in suspicion.confirmed)
-        if is_first or stopped_moving or any(t >= due for due in suspicion.repeats_t) or (hang.calibrated and suspicion.is_news(hang)):
+        is_over = hang.over and not any(earlier.over for earlier in suspicion.confirmed)
+        if (
+            is_first
+            or stopped_moving
+            or is_over
+            or any(t >= due for due in suspicion.repeats_t)
+            or (hang.calibrated and suspicion.is_news(hang))
+        ):
             suspicion.repeats_t = self._repeats_t(t, hang, is_first=is_first)
             suspicion.confirmed = [*(earlier for earlier in suspicion.confirmed if earlier.kind is not hang.kind), hang]
             self._post(HangConfirmed(t, self._attempt, hang))
         suspicion.delay_s = min(2 * max(suspicion.delay_s, limit_s / 2), RELOOK_S)
-        suspicion.due_t = max(t + SAMPLE_S, min([t + suspicion.delay_s, *suspicion.repeats_t]))
+        over_t = [suspicion.quiet_t + OVER_S] if suspicion.quiet_t is not None and not hang.over else []
+        suspicion.due_t = max(t + SAMPLE_S, min([t + suspicion.delay_s, *suspicion.repeats_t, *over_t]))
 
     def _repeats_t(self, t: float, hang: Hang, *, is_first: bool) -> list[float]:
         """Return when a hang that stays is confirmed again, for the core to act: torch had its time, or the first sign was a guess."""

@@ -242,7 +242,7 @@ class LooksJudged(Struct, frozen=True):
     text: str
 
 
-# what a node takes in, and has to do
+# what a node takes in
 
 
 class LinkOpened(Struct, frozen=True):

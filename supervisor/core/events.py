@@ -452,7 +452,7 @@ class UnsavedFound(Struct, frozen=True):
 
 
 class SaveSearched(Struct, frozen=True):
-    """The answer to FindSave: the newest whole checkpoint that was written since the ranks were asked to save, None: there is none."""
+    """The answer to FindSave: the newest whole checkpoint that was written since the time that it names, None: there is none."""
 
     t: float
     attempt: int

@@ -87,6 +87,7 @@ class Executor:
         self.watch = AttemptWatch(job, factory.signatures, loop.clock, factory.loss_rules(), loop.post)
         self.threads = Threads(loop, lambda text: reporter.print_message(act.PrintMessage("warning", text)))
         self.left = LeftProcesses(loop, reporter)
+        self.node = NodeRequests(job, loop, reporter, factory, self.threads)
         self.sampling = RankSampling(
             job,
             loop,
@@ -96,8 +97,8 @@ class Executor:
             trained=reporter.starts.trained,
             loss=self.watch.newest_loss,
             loaded=factory.checkpoints.loaded,
+            readings=self.node.health.last_readings,
         )
-        self.node = NodeRequests(job, loop, reporter, factory, self.threads)
         self.standbys = Standbys(job, loop, self.threads, lambda: self._session, factory.standby_refusal, reporter)
         self._guardian = LivingGuardian(factory, loop, self._on_guardian, self._on_guardian_died)
         self._sweeps_at_end = False
@@ -492,7 +493,7 @@ class Executor:
         guardian = self._guardian.living
         if guardian is None:
             self._leave()
-        elif action.exit_code == 0 and not self._loop.state.attempt.late:  # of that the launcher is still there
+        elif action.exit_code == 0 and not self._loop.state.attempt.ended_for:  # of one that we ended the launcher is still there
             guardian.finish()
         else:
             if self._session is not None:

@@ -48,7 +48,7 @@ from supervisor.cluster.model import (
 )
 from supervisor.core.values import Struct, replace
 
-CoordinatorInput = FromNode | NodeClosed | protocol.CoordinatorTick | protocol.DecisionProposed
+CoordinatorInput = FromNode | NodeClosed | protocol.CoordinatorTick | protocol.DecisionProposed | protocol.LooksDue | protocol.LooksJudged
 CoordinatorOutput = SendToNodes | protocol.JudgeReports | protocol.LooksGathered
 
 _ENDS = frozenset({FAILURE, MEMBERSHIP, LEFT, VOID})
@@ -132,7 +132,7 @@ def step(state: CoordinatorState, given: CoordinatorInput) -> Step:
     return state, outputs
 
 
-def _taken(state: CoordinatorState, given: CoordinatorInput) -> Step:
+def _taken(state: CoordinatorState, given: CoordinatorInput) -> Step:  # noqa: PLR0911  a row for each kind
     match given:
         case protocol.CoordinatorTick(t):
             pause_s = t - state.t
@@ -144,6 +144,13 @@ def _taken(state: CoordinatorState, given: CoordinatorInput) -> Step:
             epoch = state.open_epoch
             is_asked = epoch is not None and epoch.number == number and state.memory.end is not None
             return _decided(state, decision) if is_asked else (state, ())
+        case protocol.LooksDue(_, number) | protocol.LooksJudged(_, number):
+            epoch = state.running_epoch
+            if epoch is None or epoch.number != number:
+                return state, ()
+            if isinstance(given, protocol.LooksDue):
+                return replace(state, looks=replace(state.looks, wanted=True)), ()
+            return state, (SendToNodes(epoch.members, protocol.Looked(number, given.text)),)
         case FromNode():
             return _of_node(state, given)
         case _:
@@ -213,17 +220,15 @@ def _joined(state: CoordinatorState, join: Join) -> Step:
 
 def _with_acted(state: CoordinatorState, join: Join) -> Step:
     """Take over what a node acted on, where this coordinator does not know it: its disk did not take it, or is another."""
-    theirs, ours = join.epoch, state.memory.epoch
+    theirs, ours, is_open = join.epoch, state.memory.epoch, state.open_epoch is not None
     if theirs is None or join.acted is None:
         return state, ()
-    if theirs == ours and state.open_epoch is not None:
-        if state.memory.end is None:
-            state = replace(state, memory=CoordinatorMemory(ours, EpochEnd(FAILURE, join.node, "it had ended before"), None))
-        return _decided(state, join.acted)
-    if state.open_epoch is None and theirs.number > (0 if ours is None else ours.number):
-        end = EpochEnd(FAILURE, join.node, "it had ended before")
-        return _with_epoch(replace(state, forgot=True), CoordinatorMemory(theirs, end, join.acted)), ()
-    return state, ()
+    if not is_open and theirs.number > (0 if ours is None else ours.number):
+        state = _with_epoch(replace(state, forgot=True), CoordinatorMemory(theirs))
+    elif not (is_open and theirs == ours):
+        return state, ()
+    end = state.memory.end or EpochEnd(FAILURE, join.node, "it had ended before")
+    return _decided(replace(state, memory=CoordinatorMemory(theirs, end)), join.acted)
 
 
 def _posted(state: CoordinatorState, node: str, post: Post) -> Step:  # noqa: PLR0911  a row for each kind
@@ -370,7 +375,8 @@ def _looking(state: CoordinatorState) -> Step:
     if not looks.is_open:
         if age_s < rules.looks_apart_s:
             return state, ()
-        looks = LookRound(looks.number + 1, state.t, is_open=True)
+        # the members of a coordinator that began anew remember the numbers of its rounds before
+        looks = LookRound(max(looks.number + 1, int(state.t)), state.t, is_open=True)
         return replace(state, looks=looks), (SendToNodes(live, LookWanted(epoch.number, looks.number)),)
     posted = state.posted(LOOK, looks.number)
     silent = tuple((node, f"no look within {rules.look_s:g} s") for node in live if node not in posted)

@@ -38,22 +38,23 @@ class NodeRecord(Struct, frozen=True):
 
 
 def loss(state: CoordinatorState, node: str) -> str:
-    """Return why a node is lost, "" while it is not."""
+    """Return why a member of the open epoch is lost, "" while it is not."""
     rules, record = state.rules, state.nodes.get(node)
     if record is not None and record.closed_t is None:
         return f"silent for {rules.silent_s:g} s, though it can be reached" if state.t - record.heard_t > rules.silent_s else ""
     if node in state.gone:
         return "its supervise died, and its processes are ended"
-    if record is None or record.closed_t is None:
-        return f"it did not come back within {rules.rejoin_s:g} s" if state.t - state.began_t > rules.rejoin_s else ""
-    closed_s = state.t - record.closed_t
-    limit_s = rules.closed_after_end_s if state.running_epoch is None else rules.closed_s
-    if closed_s <= limit_s or (state.running_epoch is not None and _steps_are_made(state, node, record, closed_s)):
+    runs = state.running_epoch is not None
+    closed_t, limit_s = state.began_t, rules.rejoin_s
+    if record is not None and record.closed_t is not None:
+        closed_t, limit_s = record.closed_t, rules.closed_s if runs else rules.closed_after_end_s
+    closed_s = state.t - closed_t
+    if closed_s <= limit_s or (runs and _steps_are_made(state, node, closed_s)):
         return ""
     return f"it cannot be reached for {limit_s:g} s"
 
 
-def _steps_are_made(state: CoordinatorState, node: str, record: NodeRecord, closed_s: float) -> bool:
+def _steps_are_made(state: CoordinatorState, node: str, closed_s: float) -> bool:
     """Whether the ranks of a node that cannot be reached may live, as far as the other nodes know.
 
     A node says in each beat how long ago its ranks ended a step; what it does not say later, it does not know. The node itself stops its
@@ -63,9 +64,10 @@ def _steps_are_made(state: CoordinatorState, node: str, record: NodeRecord, clos
     epoch, rules = state.memory.epoch, state.rules
     members = () if epoch is None else state.live(epoch)
     records = {name: state.nodes[name] for name in members if name in state.nodes}
-    limit_s = max(rules.closed_s, USUAL_STEPS * max(other.step_s or 0.0 for other in records.values()))
+    limit_s = max((rules.closed_s, *(USUAL_STEPS * (record.step_s or 0.0) for record in records.values())))
     others = [other for name, other in records.items() if name != node and other.closed_t is None]
     if not others:
         return closed_s <= rules.wait_s + rules.silent_s
-    own_s = None if record.stepped_s is None else state.t - record.beat_t + record.stepped_s
+    own = records.get(node)
+    own_s = None if own is None or own.stepped_s is None else state.t - own.beat_t + own.stepped_s
     return any(stepped_s is not None and stepped_s < limit_s for stepped_s in (own_s, *(other.stepped_s for other in others)))

@@ -72,6 +72,7 @@ MemberOutput = (
     | protocol.TextsGathered
     | protocol.PeerText
     | protocol.LookWanted
+    | protocol.Looked
 )
 
 
@@ -121,6 +122,8 @@ def new_member(memory: NodeMemory, rules: ClusterRules, t: float) -> MemberState
 
 def step(state: MemberState, given: MemberInput) -> Step:  # noqa: PLR0911  a row for each kind
     """Return the next state and what is to be done. Raises nothing."""
+    if isinstance(given, protocol.NodeTick):
+        return _ticked(state, given)
     state = replace(state, t=given.t)
     match given:
         case protocol.LinkOpened():
@@ -133,8 +136,6 @@ def step(state: MemberState, given: MemberInput) -> Step:  # noqa: PLR0911  a ro
             return (replace(state, connected=False, closed_t=state.t) if state.connected else state), ()
         case protocol.FromCoordinator(_, message):
             return _of_coordinator(replace(state, answered_t=state.t), message)
-        case protocol.NodeTick():
-            return _ticked(state, given)
         case protocol.NodesTogether():
             state = replace(state, meeting=given)
             return state, _meeting_sent(state)
@@ -232,6 +233,8 @@ def _of_coordinator(state: MemberState, message: FromTheCoordinator) -> Step:  #
             return _once(state, f"{BEGAN} {node}", protocol.PeerText(node, text))
         case protocol.LookWanted(number, look) if running is not None and number == running.number:
             return _once(state, f"{LOOK} {look}", message)
+        case protocol.Looked(number) if running is not None and number == running.number:
+            return state, (message,)
         case _:
             return state, ()
 
@@ -290,10 +293,10 @@ def _decided(state: MemberState, number: int, decision: ClusterDecision, returni
 def _ticked(state: MemberState, tick: protocol.NodeTick) -> Step:
     """Beat if it is time for it, and report that no coordinator answers."""
     rules = state.rules
-    pause_s = 0.0 if state.tick_t is None else state.t - state.tick_t
+    pause_s = 0.0 if state.tick_t is None else tick.t - state.tick_t
+    state = replace(state, t=tick.t, tick_t=tick.t)
     if pause_s > rules.suspension_s:
         state = replace(state, closed_t=state.closed_t + pause_s, answered_t=state.answered_t + pause_s, woke_t=state.t)
-    state = replace(state, tick_t=state.t)
     # steps that ended while this process was away are not known yet
     stepped_s = None if tick.stepped_s is None else min(tick.stepped_s, state.t - state.woke_t)
     outputs: list[MemberOutput] = []

@@ -359,11 +359,15 @@ class HangSuspected(Struct, frozen=True):
 
 
 class HangConfirmed(Struct, frozen=True):
-    """Two looks at the ranks showed the same, and nothing moved between them. Again when the group's own timeout has passed."""
+    """Two looks at the ranks showed the same, and nothing moved between them. Again when the group's own timeout has passed.
+
+    acting: the node that alerts, or ends the attempt for all nodes; "" where that is this one.
+    """
 
     t: float
     attempt: int
     hang: Hang
+    acting: str = ""
 
 
 class HangCleared(Struct, frozen=True):

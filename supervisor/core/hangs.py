@@ -1,7 +1,8 @@
 """The ranks stand still: warn, or end the attempt (--on-hang). docs/explanation/hangs.md has the reasons.
 
 A suspicion alone decides nothing: it is recorded and logged. Once two looks agree, `auto` ends only what cannot go on by itself. `warn`
-ends nothing. Ranks whose scripts are over are no hang of the training: `restart` ends them, and the run is done.
+ends nothing. Ranks whose scripts are over are no hang of the training: `restart` ends them, and the run is done. Of several nodes one acts
+for all; the others know of the hang, and raise no alert.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ def on_hang_suspected(state: JobState, _event: HangSuspected) -> Step:
 def on_hang_confirmed(state: JobState, event: HangConfirmed) -> Step:
     """End the attempt where that is due, else alert once for each kind of hang."""
     hang, before = event.hang, state.attempt.hang
+    if event.acting:  # its look, and the hang in its status: another node speaks for all
+        state = replace(state, attempt=replace(state.attempt, hang_suspected=False, hang=hang))
+        return state, (KeepLook(state.attempt.number, 0),)
     if hang.kind is HangKind.EXIT:
         return _late(state, event, is_first=before is None or before.kind is not HangKind.EXIT)
     goes_on = why_it_goes_on(state, hang, is_first=before is None)
@@ -52,7 +56,11 @@ def on_hang_confirmed(state: JobState, event: HangConfirmed) -> Step:
     if before is not None and (before.kind, before.slow) == (hang.kind, hang.slow):
         return state, ()
     text = f"no progress for {hang.still_s:.0f} s: {hang.text}; the job goes on: {goes_on}{_remedy(hang)}"
-    return state, (KeepLook(state.attempt.number, 0), Alert("hang", state.attempt.number, text))
+    return state, (KeepLook(state.attempt.number, 0), Alert("hang", state.attempt.number, text, culprit=_culprit(hang)))
+
+
+def _culprit(hang: Hang) -> tuple[int | None, str]:
+    return hang.ranks[0] if len(hang.ranks) == 1 else None, hang.node
 
 
 def _remedy(hang: Hang) -> str:
@@ -73,11 +81,11 @@ def _late(state: JobState, event: HangConfirmed, *, is_first: bool) -> Step:
     text = f"training ended{at}; {rank_list(hang.ranks)} {have} not left for {hang.still_s:.0f} s: {hang.text}"
     look = KeepLook(number, 0)
     if state.run.policy.on_hang != "restart" or state.attempt.is_shared:
-        alert = Alert("hang", number, f"{text}; --on-hang restart ends it, and counts the run as done")
+        alert = Alert("hang", number, f"{text}; --on-hang restart ends it, and counts the run as done", culprit=_culprit(hang))
         return state, (look, alert) if is_first else ()
     state = replace(state, stage=Stage.TEARDOWN, token=state.token + 1, attempt=replace(state.attempt, late=True, over_t=event.t))
     stop = StopRanks(number, SIGTERM, state.run.policy.stop.grace_s, "failure", text)
-    alert = Alert("hang", number, f"{text}; it is ended, and the run is done")
+    alert = Alert("hang", number, f"{text}; it is ended, and the run is done", culprit=_culprit(hang))
     return state, (look, alert, stop, sharing.teardown_timer(state, state.token))
 
 

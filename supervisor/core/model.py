@@ -218,10 +218,11 @@ class Hang(Struct, frozen=True):
     group_timeout_s: float | None = None  # of the process group that is waited in; None: unknown
     slow: bool = False  # bytes move, fewer than a sign of life, so it goes on
     left_file: str = ""  # a file that ranks wait for the end of, and that nobody is left to remove; "" for none
+    node: str = ""  # of the culprits, as people are shown it; "" where the job has one node, and where they are on several
 
     def evidence(self, t: float) -> Evidence:
         """Return what the looks showed, as evidence of a failure at the time `t`. It claims no cause."""
-        return Evidence("hang", self.kind.value, self.text, self.ranks[0] if len(self.ranks) == 1 else None, t)
+        return Evidence("hang", self.kind.value, self.text, self.ranks[0] if len(self.ranks) == 1 else None, t, node=self.node)
 
 
 class Finding(Struct, frozen=True):

@@ -68,7 +68,7 @@ def on_pace_changed(state: JobState, event: PaceChanged) -> Step:
     if event.kind != STRAGGLER:
         return state, (Alert(SLOW_TRAINING, state.attempt.number, f"pace: {text}; the job goes on"),)
     node = "" if event.node is None else sharing.shown(members[event.node], members)
-    return state, (Alert(STRAGGLER, state.attempt.number, f"pace: {text}; the job goes on", rank=event.rank, node=node),)
+    return state, (Alert(STRAGGLER, state.attempt.number, f"pace: {text}; the job goes on", culprit=(event.rank, node)),)
 
 
 def stragglers(attempt: Attempt) -> tuple[tuple[int, int | None, str], ...]:

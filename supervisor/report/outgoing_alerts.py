@@ -53,9 +53,7 @@ WITHOUT_DECISION = frozenset(
     }
 )
 #: The alerts that every node of a job would send alike: the first node of the attempt sends them.
-OF_ALL_NODES = frozenset(
-    {"run_started", "run_finished", FROM_SCRATCH, "resume_suspect", "no_checkpoint", "hang", "strange_loss", "slow_training"}
-)
+OF_ALL_NODES = frozenset({"run_started", "run_finished", FROM_SCRATCH, "resume_suspect", "no_checkpoint", "strange_loss", "slow_training"})
 #: Lines of evidence that an alert may carry, if its sink asks for them.
 MOST_LINES = 5
 
@@ -103,12 +101,11 @@ class OutgoingAlerts:
         about: str = "",
         subject: str = "",
         exit_code: int | None = None,
-        rank: int | None = None,
-        culprit: str = "",
+        culprit: tuple[int | None, str] | None = None,
     ) -> None:
         """Send one event. `decision`: the newest of the run. `began`: how its last restart began, in the alerts' words.
 
-        rank, culprit: whose it is, and the node of that rank, as in Verdict; where neither is known, that of the decision.
+        culprit: rank and node where these are not those of the decision.
         """
         if self.router is None or (self.node and event_name in OF_ALL_NODES):
             return
@@ -116,9 +113,9 @@ class OutgoingAlerts:
 
         event = AlertEvent(event_name)
         stop = decision is not None and decision.plan.kind is PlanKind.STOP
-        if rank is None and not culprit and decision is not None:
-            rank, culprit = decision.verdict.rank, decision.verdict.node
         is_beginning = event in {AlertEvent.RESOLVED, AlertEvent.STARTED_FROM_SCRATCH}
+        if culprit is None:
+            culprit = (None, "") if decision is None else (decision.verdict.rank, decision.verdict.node)
         action = AlertAction(began) if is_beginning else AlertAction.STOP if stop else AlertAction.RESTART
         self.router.enqueue(
             OutgoingAlert(
@@ -131,11 +128,11 @@ class OutgoingAlerts:
                 ts=self._clock.now(),
                 cause=Cause.NONE if decision is None else decision.verdict.cause,
                 action=action,
-                rank=rank,
+                rank=culprit[0],
                 step=step,
                 about=about,
                 node=self._job.settings.alerts.alias_of(self._job.node),
-                failed_on=self._name_of(culprit),
+                failed_on=self._name_of(culprit[1]),
                 confidence=None if decision is None or not decision.verdict.confidence else decision.verdict.confidence,
                 subject=subject,
                 exit_code=exit_code,

@@ -113,6 +113,8 @@ class Executor:
         orders = AttemptOrders(self._publish_coordinator, self._renumber, self._complete, self._prepare_last_word)
         self.nodes = factory.nodes(loop, orders, self._warn_once)
         self._node_paces = NodePaces(loop, self.threads, self.nodes.standings)
+        self.sampling.job_hangs.join(self.nodes)
+        self.nodes.looks = self.sampling.job_hangs.take
         self._checkpoints = CheckpointRequests(
             job, loop, reporter, factory, self.threads, self.node, self.nodes, lambda: self._session, self._warn_once
         )
@@ -161,6 +163,7 @@ class Executor:
         self.standbys.tick(state)
         self.nodes.tick(*self.sampling.step_times, self.watch.node_pace())
         self._node_paces.tick()
+        self.sampling.job_hangs.tick()
         self._post_found_ranks(state)
 
     def _post_found_ranks(self, state: JobState) -> None:

@@ -33,6 +33,7 @@ from supervisor.core.lifecycle import OUR_END_S
 from supervisor.core.model import JobDecision
 from supervisor.core.state import NodeReport, Run, Stage
 from supervisor.core.values import Struct, replace
+from supervisor.observe.hangs.judge import CONFIRM_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -95,7 +96,7 @@ class JobNodes:
         self._closed_without_us: tuple[str, JobDecision | None] | None = None  # how the job ended, until the core can take it
         self._refused = ""  # why the coordinator refuses this node, until likewise
         #: Who takes the looks of this node, and judges those of all. Called on the loop's thread.
-        self.looks: Callable[[protocol.LookWanted | protocol.LooksGathered], None] = lambda _output: None
+        self.looks: Callable[[protocol.LookWanted | protocol.LooksGathered | protocol.Looked], None] = lambda _output: None
         self._last_word_to: CoordinatorAddress | None = None
         self._awaited: dict[int, Callable[[list[str]], None]] = {}  # by the number of the all-gather
         self._is_closing = False
@@ -177,7 +178,9 @@ class JobNodes:
             self._serve(client, server.memory, server.port, server.key)
 
     def _rules(self) -> ClusterRules:
-        return ClusterRules(self._loop.state.run.policy.nodes, wait_s=self._job.settings.nodes.wait_s)
+        settings = self._job.settings
+        looks_apart_s = min(CONFIRM_S, settings.hang.train_s / 2)
+        return ClusterRules(self._loop.state.run.policy.nodes, wait_s=settings.nodes.wait_s, looks_apart_s=looks_apart_s)
 
     def _keep(self, memory: NodeMemory, address: CoordinatorAddress | None) -> None:
         self._node_file.write(KeptNode(self._owner, memory, address))
@@ -320,6 +323,27 @@ class JobNodes:
         """Answer LookWanted."""
         self._give(protocol.LookTaken(self._now(), look, text))
 
+    def want_looks(self, attempt: int) -> None:
+        """Have all nodes look at their ranks once more; where this node is the coordinator."""
+        if self._server is not None:
+            self._server.give(protocol.LooksDue(self._now(), attempt))
+
+    def tell_hang(self, attempt: int, text: str) -> None:
+        """Tell all nodes what their looks showed; where this node is the coordinator."""
+        if self._server is not None:
+            self._server.give(protocol.LooksJudged(self._now(), attempt, text))
+
+    @property
+    def own_name(self) -> str:
+        """What the protocol calls this node; "" before nodes have met."""
+        return "" if self._client is None else self._client.name
+
+    @property
+    def coordinated(self) -> tuple[str, ...]:
+        """The nodes of the newest attempt, where this one is the coordinator."""
+        epoch = None if self._server is None else self._server.memory.epoch
+        return () if epoch is None else epoch.members
+
     def close(self, reason: str, then: Callable[[], None]) -> None:
         """Leave the other nodes; `then` is called on the loop's thread once those that wait for this one know how the job ended."""
         client, server = self._client, self._server
@@ -432,7 +456,7 @@ class JobNodes:
                     received(list(texts))
             case protocol.PeerText():
                 self._loop.feed(events.NodeBegan(now, attempt, *row))
-            case protocol.LookWanted():
+            case protocol.LookWanted() | protocol.Looked():
                 self.looks(output)
             case protocol.SendToCoordinator():
                 raise AssertionError(output)  # the client's own

@@ -17,6 +17,7 @@ from supervisor.observe.ranks import heartbeats, start_files
 from supervisor.observe.ranks.progress_sampler import START_CEILING_S, ProgressSampler
 from supervisor.observe.ranks.step_times import StepTimes
 from supervisor.report import look_page
+from supervisor.run.job_hangs import JobHangs
 from supervisor.run.load_watch import LoadWatch
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from supervisor.core.events import Event
     from supervisor.core.model import CheckpointRef, Hang, LoadedCheckpoint, RankInfo
+    from supervisor.core.state import Attempt
     from supervisor.job.job import Job
     from supervisor.observe.hangs.look import Look
     from supervisor.observe.hangs.rank_progress import RankProgress
@@ -61,7 +63,9 @@ class RankSampling:
         self._looks = RankLooks(loop, threads)
         self._progress = ProgressSampler(loop.post, START_CEILING_S, is_ours, loss)
         self._loads = LoadWatch(loop, threads, loaded)
-        self._hangs = HangWatch(loop.post, job.settings.hang, self._looks, suspended_s=suspended_s)
+        self.job_hangs = JobHangs(job, loop, threads)
+        self._hangs = HangWatch(loop.post, job.settings.hang, self._looks, nodes=self.job_hangs, suspended_s=suspended_s)
+        self.job_hangs.watch = self._hangs
         self._directory: Path | None = None
         self._attempt, self._has_trained = 0, False
         self._step_times = StepTimes()
@@ -74,6 +78,7 @@ class RankSampling:
         self._progress.watch(attempt, directory, self._loop.clock.now(), resume)
         self._looks.begun[attempt] = time.time()
         self._hangs.watch(attempt)
+        self.job_hangs.forget()
         self._loads.watch(attempt)
 
     def forget(self) -> None:
@@ -92,7 +97,12 @@ class RankSampling:
         """
         directory, now, state, attempt = self._directory, self._loop.clock.now(), self._loop.state, self._attempt
         step_times = self._step_times
-        is_watched, is_whole = state.stage is Stage.RUNNING and not last, state.attempt.world_size <= len(state.attempt.ranks)
+        is_watched = state.stage is Stage.RUNNING and not last
+        nodes = {
+            "is_whole": state.attempt.world_size <= len(state.attempt.ranks),
+            "is_shared": state.attempt.is_shared and len(state.attempt.members) > 1 and self.job_hangs.has_nodes,
+            "is_over": 0 < len(state.attempt.ranks) <= len(left_with_0(state.attempt)),
+        }
         if directory is None:
             return
 
@@ -105,7 +115,7 @@ class RankSampling:
             if not self._has_trained and beats and len(beats) >= len(ranks) and all(beat.last_step_ns for beat in beats):
                 self._post_start(attempt, directory, len(beats))
             if is_watched:
-                self._threads.observe("hangs", lambda: self._hangs.sample(now, beats, ranks, is_whole=is_whole))
+                self._threads.observe("hangs", lambda: self._hangs.sample(now, beats, ranks, **nodes))
                 self._threads.observe("loss and pace", lambda: self._on_heartbeats(beats, now))
 
         if self._job.scratch.is_relative_to(SHM):
@@ -149,13 +159,14 @@ class RankLooks:
 
     def start(self, ranks: Sequence[RankInfo], beats: Sequence[RankHeartbeat], done: Callable[[Look | None], None]) -> None:
         """Take a look in a thread. From any thread."""
-        directory, begun = self.directory, dict(self.begun)
+        directory, begun, over = self.directory, dict(self.begun), left_with_0(self._loop.state.attempt)
 
         def work() -> None:
             found = None
             try:
                 if directory is not None:
-                    found = look.take(look.with_beats(ranks, beats), directory, beats={beat.rank: beat for beat in beats}, begun=begun)
+                    known = {beat.rank: beat for beat in beats}
+                    found = look.take(look.with_beats(ranks, beats), directory, beats=known, begun=begun, left_with_0=over)
                     self._keep(look_page.text_of(found))
             finally:
                 done(found)
@@ -176,6 +187,11 @@ class RankLooks:
         if self.directory is not None:
             with contextlib.suppress(OSError):  # whoever reads it reports that it is missing
                 staging.write(str(self.directory / LOOK_FILE), text.encode(errors="replace"), is_durable=False)
+
+
+def left_with_0(attempt: Attempt) -> frozenset[int]:
+    """Return the ranks that ended with exit code 0."""
+    return frozenset(death.rank for death in attempt.deaths if not death.failed)
 
 
 def suspended_s() -> float:

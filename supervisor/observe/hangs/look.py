@@ -28,7 +28,7 @@ from supervisor.observe.hangs.recorder import RecordedCollectives
 from supervisor.observe.processes import stack_dumps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
@@ -79,7 +79,7 @@ class RankLook(Struct, frozen=True):
     """One rank. workers: the processes below it that run its program, such as a DataLoader's workers. helpers: those that run another one.
 
     phase, steps, step, script_over: of its heartbeat, None or False without one; so is world, the number of ranks that its process group is
-    to have.
+    to have. left_with_0: it ended, and its exit code was 0.
     """
 
     rank: int
@@ -93,6 +93,7 @@ class RankLook(Struct, frozen=True):
     helpers: tuple[ProcessLook, ...] = ()
     world: int | None = None
     script_over: bool = False
+    left_with_0: bool = False
 
 
 class Look(Struct, frozen=True):
@@ -103,18 +104,19 @@ class Look(Struct, frozen=True):
     took_s: float = 0.0
 
 
-def take(
+def take(  # noqa: PLR0913 (what is known of the ranks, by name)
     ranks: tuple[RankInfo, ...],
     directory: Path,
     *,
     deadline_s: float = 10.0,
     beats: Mapping[int, RankHeartbeat] | None = None,
     begun: Mapping[int, float] | None = None,
+    left_with_0: Collection[int] = (),
 ) -> Look:
     """Return what the ranks do now, after `deadline_s` seconds at most. It blocks: call it in a thread.
 
     directory: the attempt's. beats: heartbeats by rank; a wrapper's pid is replaced by that of the process that trains. begun: when each
-    attempt of this run began, in Unix seconds.
+    attempt of this run began, in Unix seconds. left_with_0: the ranks that ended with that exit code.
     """
     began, beats, around = time.monotonic(), beats or {}, Surroundings(begun)
     until = began + deadline_s
@@ -123,7 +125,7 @@ def take(
     for info in ranks:
         beat = beats.get(info.rank)
         trains = beat if beat is not None and beat.start_ticks >= info.start_ticks else info
-        look = RankLook(info.rank, info.local_rank, ProcessLook(trains.pid, trains.start_ticks))
+        look = RankLook(info.rank, info.local_rank, ProcessLook(trains.pid, trains.start_ticks), left_with_0=info.rank in left_with_0)
         if beat is not None:
             look = replace(look, phase=beat.phase, steps=beat.steps, step=beat.step, world=beat.world, script_over=beat.script_over)
         looks[info.rank] = look

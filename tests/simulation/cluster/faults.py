@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from tests.simulation.cluster.world import Machine
 
-#: Steps of the protocol at which the node that makes one may die, or the host of the store.
+#: Steps of the protocol at which the node that makes one may die, or the host of the coordinator.
 STEPS = ("reports", "judges", "decided", "acts", "done")
 
 
@@ -37,7 +37,7 @@ def kills_it(world: World) -> Callable[[Machine], None]:
 
 
 def kills_host(world: World) -> Callable[[Machine], None]:
-    """Return what kills the host of the store."""
+    """Return what kills the host of the coordinator."""
     return lambda _machine: _dies(world, world.host)
 
 
@@ -47,7 +47,7 @@ def stops_it(world: World) -> Callable[[Machine], None]:
 
 
 def replaces_host(world: World) -> Callable[[Machine], None]:
-    """Return what gives the host of the store another disk."""
+    """Return what gives the host of the coordinator another disk."""
     return lambda _machine: _is_replaced(world, world.host)
 
 
@@ -64,6 +64,37 @@ def cuts_it_off_and_kills_host(world: World) -> Callable[[Machine], None]:
             world.later(0.3, host.start)
 
     return strike
+
+
+def pauses_everyone(world: World) -> None:
+    """Stop the supervisor of every machine again and again, the coordinator's too, for 30 s at most; also all at once."""
+    rng = world.rng
+    _trains_through(world)
+    at = 25.0
+    while at < world.calm_t - 30.0:
+        for machine in rng.sample(world.machines, rng.randrange(1, len(world.machines) + 1)):
+            world.later(at, _is_paused_for, world, machine, rng.choice((7.0, 25.0, 30.0)))
+        at += rng.uniform(32.0, 45.0)
+
+
+def cuts_and_resets(world: World) -> None:
+    """Cut links for 6 s at most, and reset connections: each is back within 10 s after it was closed."""
+    rng = world.rng
+    _trains_through(world)
+    at = 25.0
+    while at < world.calm_t - 30.0:
+        machine = rng.choice(world.machines)
+        if rng.random() < 0.3:
+            world.later(at, _is_reset, world, machine)
+        else:
+            world.later(at, _is_cut, world, machine, (1.0, 3.0, 6.0))
+        at += rng.uniform(13.0, 25.0)
+
+
+def _trains_through(world: World) -> None:
+    """Let all nodes meet at once, and train for as long as the world is watched."""
+    world.least, world.calm_t, world.work_s, world.stops_in = world.rules.nodes, 240.0, (300.0, 300.0), 0
+    world.machines = world.machines[: world.rules.nodes]
 
 
 AT_A_STEP = (kills_it, kills_it, kills_host, stops_it, stops_it, replaces_host)
@@ -85,22 +116,22 @@ def _rank_fails(world: World, machine: Machine) -> None:
 
 
 def _dies(world: World, machine: Machine) -> None:
-    if machine.core is None or machine.core.stage in {"stopped", "done"}:
+    if machine.core is None or machine.core.stage in {"stopped", "done", "leaving"}:
         return
     world.faults += 1
-    machine.die()
+    machine.die(power=world.rng.random() < 0.8)
     world.later(world.rng.choice((0.3, 2.0, 5.0, 15.0, 40.0)), machine.start)
 
 
 def _is_replaced(world: World, machine: Machine) -> None:
-    if machine.core is not None and machine.core.stage in {"stopped", "done"}:
+    if machine.core is not None and machine.core.stage in {"stopped", "done", "leaving"}:
         return
     world.faults += 1
     machine.die(disk=False)
     world.later(world.rng.uniform(1.0, 30.0), machine.start)
 
 
-def _is_cut(world: World, machine: Machine) -> None:
+def _is_cut(world: World, machine: Machine, lengths: tuple[float, ...] = (1.0, 3.0, 5.0, 8.0, 20.0, 60.0)) -> None:
     """A machine is cut off, in one direction or both; or the machines are split into two groups."""
     rng, count = world.rng, len(world.machines)
     links = {(machine.index, other) for other in range(count) if other != machine.index}
@@ -112,7 +143,7 @@ def _is_cut(world: World, machine: Machine) -> None:
         cut = rng.choice((links, back, links | back))
     world.cut |= cut
     world.faults += 1
-    world.later(rng.choice((1.0, 3.0, 5.0, 8.0, 20.0, 60.0)), _heals, world, cut)
+    world.later(rng.choice(lengths), _heals, world, cut)
 
 
 def _heals(world: World, cut: set[tuple[int, int]]) -> None:
@@ -121,12 +152,27 @@ def _heals(world: World, cut: set[tuple[int, int]]) -> None:
 
 def _is_paused(world: World, machine: Machine) -> None:
     world.faults += 1
-    machine.paused_until = world.t + world.rng.choice((1.0, 4.0, 10.0, 30.0))
+    machine.paused_until = world.t + world.rng.choice((1.0, 4.0, 10.0, 30.0, 30.0, 90.0))
+
+
+def _is_paused_for(world: World, machine: Machine, length_s: float) -> None:
+    machine.paused_until = world.t + length_s
+
+
+def _is_reset(world: World, machine: Machine) -> None:
+    world.faults += 1
+    if machine.connection is not None:
+        machine.connection.reset()
 
 
 def _leaves(_world: World, machine: Machine) -> None:
-    if machine.core is not None and machine.core.stage not in {"stopped", "done"}:
+    if machine.core is not None and machine.core.stage not in {"stopped", "done", "leaving"}:
         machine.stops_with_75()
 
 
-FAULTS = (_rank_fails, _rank_fails, _dies, _is_cut, _is_cut, _is_paused, _leaves)
+def _stalls(_world: World, machine: Machine) -> None:
+    if machine.core is not None:
+        machine.core.stalls()
+
+
+FAULTS = (_rank_fails, _rank_fails, _dies, _is_cut, _is_cut, _is_paused, _is_reset, _leaves, _stalls)

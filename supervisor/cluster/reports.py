@@ -14,9 +14,6 @@ from supervisor.core.values import Struct, replace
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-#: Characters of a report, all of them ASCII; a message is twice as long at most, for its quotes are escaped in it.
-LONGEST_REPORT = 1_900_000
-
 
 class _Row(Struct, frozen=True):
     """The text of a report, as JSON has it."""
@@ -26,16 +23,8 @@ class _Row(Struct, frozen=True):
 
 
 def encode_report(report: NodeReport, offset_s: float | None) -> str:
-    """Return the text of a report. offset_s: the coordinator's clock less this node's, None: not known.
-
-    Of evidence that is too long for a report, what stands first is kept: it explains most.
-    """
-    while True:
-        text = json.dumps(msgspec.to_builtins(_Row(offset_s, report)), separators=(",", ":"))
-        facts = report.attempt.evidence or ()
-        if len(text) <= LONGEST_REPORT or not facts:
-            return text
-        report = replace(report, attempt=replace(report.attempt, evidence=facts[: len(facts) // 2]))
+    """Return the text of a report. offset_s: the coordinator's clock less this node's, None: not known."""
+    return json.dumps(msgspec.to_builtins(_Row(offset_s, report)), separators=(",", ":"))
 
 
 def decode_report(text: str) -> NodeReport:

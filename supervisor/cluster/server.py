@@ -97,7 +97,7 @@ class CoordinatorServer:
         try:
             self._thread.start()
         except RuntimeError:
-            self._listener.close()
+            self._close_all()
             raise
 
     @property
@@ -138,7 +138,8 @@ class CoordinatorServer:
                 now = time.monotonic()
                 if now >= next_tick:
                     self._take(protocol.CoordinatorTick(self._clock()))
-                    self._drop_absent(now)
+                    self._drop_strangers(now)
+                    self._drop_unreachable()
                     self._listener.tick()
                     next_tick = now + TICK_S
                 for key, mask in self._selector.select(max(0.0, next_tick - time.monotonic())):
@@ -151,11 +152,14 @@ class CoordinatorServer:
                         self._serve(self._connections.get(key.fd), mask)
                 self._send_all()
         finally:
-            for connection in list(self._connections.values()):
-                connection.lines.close()
-            self._listener.close()
-            self._inbox.close()
-            self._selector.close()
+            self._close_all()
+
+    def _close_all(self) -> None:
+        for connection in self._connections.values():
+            connection.lines.close()
+        self._listener.close()
+        self._inbox.close()
+        self._selector.close()
 
     def _is_closing(self) -> bool:
         """Return whether nobody is served any more; let the members go that have read the decision."""
@@ -311,10 +315,14 @@ class CoordinatorServer:
             if self._selector.get_key(connection.lines.sock).events != events:
                 self._selector.modify(connection.lines.sock, events)
 
-    def _drop_absent(self, now: float) -> None:
+    def _drop_strangers(self, now: float) -> None:
         for connection in list(self._connections.values()):
-            is_stranger = not connection.node and now - connection.since_t > GREETING_S
-            if is_stranger or connection.lines.is_unreachable:
+            if not connection.node and now - connection.since_t > GREETING_S:
+                self._drop(connection)
+
+    def _drop_unreachable(self) -> None:
+        for connection in list(self._connections.values()):
+            if connection.lines.is_unreachable:
                 self._drop(connection)
 
     def _drop(self, connection: _Connection) -> None:

@@ -50,6 +50,7 @@ def text_of_all(look: AllLooks, hang: Hang) -> str:
             steps = "" if rank.steps is None else f", {rank.steps} steps made"
             lines += _wrapped(f"rank {activity.rank} {does} {activity.text}{place}{more}{steps}, phase {activity.phase}")
             lines += [f"    waits for {clean(awaited.text)}" for awaited in activity.awaits]
+            lines += [f"    last collective: {clean(text)}" for text in rank.last]
         lines += [f"{part.left_out} more ranks, for which there was no room"] if part.left_out else []
     for node, reason in look.silent:
         lines += _wrapped(f"node {node} {reason}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.cluster.reports import LONGEST_REPORT, decode_report, decode_reports, encode_report
+from supervisor.cluster.reports import decode_report, decode_reports, encode_report
 from supervisor.core.model import Cause, Claim, Evidence, Gpu, RankExit
 from supervisor.core.state import Attempt, NodeReport
 from supervisor.core.values import replace
@@ -50,12 +50,3 @@ def test_a_node_whose_report_cannot_be_read_is_one_without_a_report(text: str) -
     assert reports == (REPORT,)
     assert [node for node, _ in missing] == ["c/1", "a/1"]
     assert missing[1][1].startswith("its report could not be read: ")
-
-
-def test_of_too_much_evidence_the_first_is_kept() -> None:
-    facts = tuple(Evidence("log", "line", f"{number} {'x' * 1000}", 1) for number in range(4000))
-    text = encode_report(replace(REPORT, attempt=replace(REPORT.attempt, evidence=facts)), None)
-    assert LONGEST_REPORT // 4 < len(text) <= LONGEST_REPORT
-    kept = decode_report(text).attempt.evidence
-    assert kept
-    assert kept == facts[: len(kept)]

@@ -655,7 +655,7 @@ def test_the_standings_of_connected_nodes_are_at_hand(cluster: Cluster) -> None:
     [
         (64, 37_000),
         pytest.param(120, 148_000, marks=pytest.mark.slow),  # after a storm of time-outs of NCCL
-        pytest.param(1000, 37_000, marks=pytest.mark.slow),
+        pytest.param(1000, 52_000, marks=pytest.mark.slow),  # more than a node of 8 ranks reports
     ],
 )
 def test_a_crowd_is_judged_on_reports_of_their_true_size_within_three_seconds_and_300_mib(nodes: int, report_bytes: int) -> None:

@@ -11,20 +11,22 @@ import pytest
 from supervisor.cluster.messages import Looked, LooksGathered, LookWanted
 from supervisor.config.watch_settings import HangSection
 from supervisor.core import actions as act
+from supervisor.core import events
 from supervisor.core.decide import decide
 from supervisor.core.events import HangCleared, HangConfirmed, HangSuspected
-from supervisor.core.model import HangKind, Phase, Policy, RankInfo
+from supervisor.core.model import HangKind, Phase, Policy, RankExit, RankInfo
 from supervisor.core.state import Attempt, JobState, Run, Stage
 from supervisor.core.values import replace
-from supervisor.observe.hangs import diagnosis, rank_progress
+from supervisor.observe.hangs import diagnosis, node_look, rank_progress
 from supervisor.observe.hangs.look import Look
 from supervisor.observe.hangs.watch import HangWatch
 from supervisor.run.job_hangs import JobHangs
+from tests.run.test_job_nodes import Pair
 from tests.support.node_looks import elsewhere, later, waiting
 from tests.support.virtual_job import NEW_RANK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from supervisor.core.events import Event
@@ -34,6 +36,14 @@ if TYPE_CHECKING:
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
 NAMES = ("a/1", "b/2", "c/3")
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    """Two nodes with the real protocol between them."""
+    nodes = Pair(tmp_path)
+    yield nodes
+    nodes.close()
 
 
 class VirtualNode:
@@ -191,6 +201,36 @@ class VirtualCluster:
         node.beat = replace(node.beat, steps=node.beat.steps + 1, last_step_ns=round(self.t * 1e9))
 
 
+def test_looks_of_two_nodes_go_over_real_connections_and_what_they_show_comes_to_both(pair: Pair) -> None:
+    pair.meet("t", 1, 1)
+    pair.train()
+    came: list[list[LookWanted | LooksGathered | Looked]] = [[], []]
+    for node, outputs in zip(pair.nodes, came, strict=True):
+        node.nodes.looks = outputs.append
+    first, second = (node.nodes for node in pair.nodes)
+    second.ask_looks("no progress for 61 s")
+    first.ask_looks("no progress for 61 s")
+    pair.until(lambda: all(came), "the looks that are wanted")
+    (wanted,) = came[0]
+    assert came[1] == [wanted]
+    assert isinstance(wanted, LookWanted)
+    second.look_taken(wanted.look, "b")
+    first.look_taken(wanted.look, "a" * node_look.MOST_BYTES)
+    pair.until(lambda: len(came[0]) > 1, "both looks")
+    assert first.coordinated == (first.own_name, second.own_name)
+    gathered = LooksGathered(1, wanted.look, ((first.own_name, "a" * node_look.MOST_BYTES), (second.own_name, "b")), ())
+    assert came[0][1:] == [gathered]
+    first.tell_hang(1, "a hang")
+    pair.until(lambda: len(came[1]) > 1 and len(came[0]) > 2, "what they show")
+    assert (came[0][2:], came[1][1:]) == ([Looked(1, "a hang")], [Looked(1, "a hang")])
+    first.tell_hang(7, "of another attempt")
+    pair.nodes[1].feed(events.RankExited(pair.nodes[1].clock.now(), 1, RankExit(1, 101, 1, signal=11)))
+    pair.until(lambda: pair.nodes[0].state.stage is Stage.TEARDOWN, "the end")
+    second.ask_looks("of an attempt that has ended")
+    pair.until(lambda: True, "a moment")
+    assert len(came[0]) == 3
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> VirtualCluster:
     """Three nodes that have trained for 30 steps; then rank 1 does not come to the all-reduce."""
@@ -218,7 +258,8 @@ def test_one_node_alerts_and_all_know_of_one_sentence(tmp_path: Path, host: int)
     acting = "", f"{'abc'[host]}:{host}"
     assert [event.acting for node in cluster.nodes for event in node.events(HangConfirmed)] == [acting[n != host] for n in range(3)]
     page = cluster.nodes[host].page.read_text()
-    assert "-- ranks of node b:1\nrank 1 is in evaluate (train.py:112), 10 steps made, phase train\n" in page
+    row = "-- ranks of node b:1\nrank 1 is in evaluate (train.py:112), 10 steps made, phase train\n"
+    assert f"{row}    last collective: all_reduce (seq 1840) in group 0, which is over\n" in page
     assert "-- stack of rank 1, the innermost call first\n> /me/train.py:112 evaluate\n" in page
 
 

@@ -20,19 +20,22 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from supervisor.observe.hangs.look import Look
+    from supervisor.observe.hangs.recorder import ProcessGroup
 
 #: Kinds in which the ranks that are waited for may come, if they do anything.
 _MAY_GO_ON = frozenset({HangKind.LATE, HangKind.WAITING, HangKind.EXIT, HangKind.STILL})
 #: So many nodes are named in one place of a sentence, and so many kinds of what ranks do.
 MOST_NAMED, MOST_KINDS = 3, 8
+#: Of so many process groups a rank's newest collective is shown.
+MOST_GROUPS = 4
 
 
 class ComparedRank(Struct, frozen=True):
     """One rank as two neighbouring looks show it: what it does now, and what it did between them.
 
     lasts: it did the same in the first look. busy, slow: what showed it, behind its name, "" for nothing; polls: it only asks again and
-    again. script_over, steps, world: of its heartbeat. stack: of its training thread, the innermost call first. node: as people are shown
-    it, "" where the job has one.
+    again. script_over, steps, world: of its heartbeat. last: its newest collective of each process group by torch's recorder, as people are
+    shown it. stack: of its training thread, the innermost call first. node: as people are shown it, "" where the job has one.
     """
 
     activity: RankActivity
@@ -43,6 +46,7 @@ class ComparedRank(Struct, frozen=True):
     script_over: bool = False
     steps: int | None = None
     world: int | None = None
+    last: tuple[str, ...] = ()
     stack: tuple[StackFrame, ...] = ()
     node: str = ""
 
@@ -64,10 +68,16 @@ def compared(first: Look, second: Look, progress: RankProgress) -> tuple[Compare
                 look.script_over,
                 None if look.process.is_gone else look.steps,  # one that ended lags behind nobody
                 look.world,
+                tuple(_newest(group) for group in look.collectives.groups if group.last)[:MOST_GROUPS],
                 () if thread is None else thread.frames,
             )
         )
     return tuple(ranks)
+
+
+def _newest(group: ProcessGroup) -> str:
+    newest = group.last[-1]
+    return f"{newest.text} in group {group.name}{', which is over' if newest.done else ''}"
 
 
 def hang(first: Look, second: Look, *, still_s: float, limit_s: float, calibrated: bool) -> Hang:

@@ -146,7 +146,7 @@ def test_a_node_of_many_ranks_sends_64_kib_at_most_and_first_who_does_not_wait()
         frames = [StackFrame(f"{SITE}/library_{rank}/{'x' * 80}.py", n, "call") for n in range(60)]
         return replace(look, process=replace(look.process, stacks=stack(*look.process.stacks[0].frames[:2], *frames)))
 
-    for count, is_cut in ((96, False), (1000, True)):
+    for count, is_cut in ((96, False), (400, True)):
         node = VirtualNode("a:0", *(deep(rank) for rank in range(count)), elsewhere(4000, 4096))
         text = node.text(1, 0.0)
         assert len(text.encode()) <= node_look.MOST_BYTES

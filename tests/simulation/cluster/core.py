@@ -162,6 +162,7 @@ class SimulatedCore:
             case protocol.TextsGathered() if self.stage == "agreeing":
                 self.to("training")
                 world.books.trains(world.t, machine.name, self.ranks_of)
+                world.happened("trains", machine)
                 world.later(world.rng.uniform(*world.work_s), self._finished, self.ranks_of)
             case _:
                 pass

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from supervisor.cluster.model import CoordinatorMemory
 from tests.simulation.cluster.world import World
 
 if TYPE_CHECKING:
@@ -51,16 +53,64 @@ def replaces_host(world: World) -> Callable[[Machine], None]:
     return lambda _machine: _is_replaced(world, world.host)
 
 
-def cuts_it_off_and_kills_host(world: World) -> Callable[[Machine], None]:
-    """Return what makes the machine that takes a step the only one that knows of it."""
+def forgets_decision_and_dies(world: World) -> Callable[[Machine], None]:
+    """Return what ends the supervisor of the coordinator's host, whose disk has not taken the decision."""
+
+    def strike(_machine: Machine) -> None:
+        host = world.host
+        if host.coordinator is not None and host.coordinator.memory.decision is not None:
+            host.kept = CoordinatorMemory(host.coordinator.memory.epoch, host.coordinator.memory.end)
+            host.memory = replace(host.memory, acted=None)
+            host.die()
+            world.later(0.3, host.start)
+
+    return strike
+
+
+def gives_the_meeting_up(world: World) -> Callable[[Machine], None]:
+    """Return what takes a machine out of a meeting that has no number yet, as the last fault of all."""
 
     def strike(machine: Machine) -> None:
-        host = world.host
-        if machine is not host and machine.core is not None:
-            cut = {(machine.index, host.index), (host.index, machine.index)}
-            world.cut |= cut
-            world.later(60.0, _heals, world, cut)
-            host.die()
+        machine.leave_meeting()
+        world.calm_t = world.t
+        _calm(world)
+
+    return strike
+
+
+def cuts_it_off_and_stops_it(world: World) -> Callable[[Machine], None]:
+    """Return what stops a supervisor whose link to the coordinator has just been cut."""
+
+    def strike(machine: Machine) -> None:
+        _is_cut(world, machine, (60.0,))
+        world.later(9.0, _is_paused_for, world, machine, 25.0)
+
+    return strike
+
+
+def cuts_one_off_from_a_spare(world: World) -> Callable[[Machine], None]:
+    """Return what cuts the link from a member to a coordinator that is none, and stops the supervisors of the other members."""
+
+    def strike(machine: Machine) -> None:
+        host, others = world.host, [other for other in world.machines if other is not machine]
+        if machine is not host and host.core is not None and not host.core.ranks_of:
+            _has_cut(world, {(machine.index, host.index), (host.index, machine.index)}, 60.0)
+            for other in others:
+                if other is not host:
+                    world.later(3.0, _is_paused_for, world, other, 25.0)
+
+    return strike
+
+
+def replaces_a_spare_that_nobody_reaches(world: World) -> Callable[[Machine], None]:
+    """Return what replaces the host of the coordinator, a spare, while no member reaches it. It then begins with those that are left."""
+
+    def strike(_machine: Machine) -> None:
+        host, others = world.host, world.machines[1:]
+        if host.core is not None and not host.core.ranks_of:
+            world.least = 1
+            _has_cut(world, {pair for other in others for pair in ((other.index, host.index), (host.index, other.index))}, 55.0)
+            host.die(disk=False)
             world.later(0.3, host.start)
 
     return strike
@@ -141,9 +191,13 @@ def _is_cut(world: World, machine: Machine, lengths: tuple[float, ...] = (1.0, 3
         cut = {(a, b) for a in range(count) for b in range(count) if (a in side) != (b in side)}
     else:
         cut = rng.choice((links, back, links | back))
+    _has_cut(world, cut, rng.choice(lengths))
+
+
+def _has_cut(world: World, cut: set[tuple[int, int]], length_s: float) -> None:
     world.cut |= cut
     world.faults += 1
-    world.later(rng.choice(lengths), _heals, world, cut)
+    world.later(length_s, _heals, world, cut)
 
 
 def _heals(world: World, cut: set[tuple[int, int]]) -> None:

@@ -49,7 +49,6 @@ class Machine:
         self.served = 0.0  # by `awake_s`: since when the coordinator is served here
         self.silent_since: dict[str, float] = {}  # by `awake_s`: when a node was last heard, or its connection closed
         self.answered = self.lost_it = 0.0  # by `awake_s`: when the coordinator last said something, and its connection was closed
-        self.misses_decisions = False  # its disk does not take the coordinator's decisions
         self.gathering = False
 
     @property
@@ -155,8 +154,7 @@ class Machine:
         before = self.coordinator
         self.coordinator, outputs = coordinators.step(before, message)
         after = self.coordinator
-        if after.memory.decision is None or not self.misses_decisions:
-            self.kept = after.memory
+        self.kept = after.memory  # on the disk before anything else happens
         epoch = after.memory.epoch
         if epoch is not None and after.out != before.out:
             self.world.books.out[epoch.number].update(after.out)
@@ -290,7 +288,8 @@ class World:
         if epoch is None or before.running_epoch is None or " for " not in why or not why.startswith("lost: "):
             return
         rules = self.rules
-        silent_s, least_s = host.awake_s - host.silent_since.get(node, host.served), float(why.partition(" for ")[2].split()[0])
+        silent_s = host.awake_s - host.silent_since.get(node, host.served)
+        least_s = rules.silent_s if "silent for" in why else rules.closed_s
         demand(silent_s >= least_s - 2 * TICK_S, f"{node} is {why}, and the coordinator was there for {silent_s} s of that")
         if "silent for" in why:
             return
@@ -346,6 +345,7 @@ class World:
     def _met(self, machine: Machine, core: object, token: str, index: int, count: int, number: int) -> None:  # noqa: PLR0913, PLR0917
         if machine.core is core and machine.core is not None and machine.core.stage == "meeting" and machine.gathering:
             machine.give(protocol.NodesTogether(self.t, token, index, count, number))
+            self.happened("met", machine)
 
     def _still_meeting(self) -> None:
         for machine in self.machines:

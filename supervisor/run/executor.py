@@ -112,7 +112,7 @@ class Executor:
         self._reported_problems: set[str] = set()  # with the checkpoints and between the nodes, each reported once
         orders = AttemptOrders(self._publish_coordinator, self._renumber, self._complete, self._prepare_last_word)
         self.nodes = factory.nodes(loop, orders, self._warn_once)
-        self._node_paces = NodePaces(loop, self.threads, self.nodes.standings)
+        self._node_paces = NodePaces(loop, self.threads, self.nodes)
         self.sampling.job_hangs.join(self.nodes)
         self.nodes.looks = self.sampling.job_hangs.take
         self._checkpoints = CheckpointRequests(

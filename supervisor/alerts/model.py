@@ -217,7 +217,7 @@ class OutgoingAlert(Struct, frozen=True):
     @property
     def own_place(self) -> tuple[int | None, str]:
         """The rank and its node, where the event is of a rank: None and "" where they are not known."""
-        is_of_rank = self.own_cause is not Cause.NONE or self.event is AlertEvent.STRAGGLER
+        is_of_rank = self.own_cause is not Cause.NONE or self.event in {AlertEvent.HANG, AlertEvent.STRAGGLER}
         return (self.rank, self.failed_on) if is_of_rank else (None, "")
 
     @property

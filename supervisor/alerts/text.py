@@ -78,7 +78,7 @@ def facts(sent: Notification, detail: AlertDetail) -> list[tuple[str, str]]:
         rows.append(("cause", alert.cause.value + ("" if alert.confidence is None else f", {100 * alert.confidence:.0f} % sure")))
     rank, failed_on = alert.own_place
     rows += [(name, str(value)) for name, value in (("rank", rank), ("step", alert.step)) if value is not None]
-    rows += [("slow" if alert.event is AlertEvent.STRAGGLER else "failed on", failed_on)] if failed_on else []
+    rows += [("culprit" if alert.own_cause is Cause.NONE else "failed on", failed_on)] if failed_on else []
     rows.append(("attempt", str(alert.attempt)))
     return rows
 

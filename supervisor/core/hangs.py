@@ -59,7 +59,7 @@ def on_hang_confirmed(state: JobState, event: HangConfirmed) -> Step:
 
 
 def _alert(state: JobState, hang: Hang, text: str) -> Alert:
-    return Alert("hang", state.attempt.number, text, rank=_only(hang.ranks), node=hang.node)
+    return Alert("hang", state.attempt.number, text, culprit=(_only(hang.ranks), hang.node))
 
 
 def _devices(hang: Hang) -> str:

@@ -68,7 +68,7 @@ def on_pace_changed(state: JobState, event: PaceChanged) -> Step:
     if event.kind != STRAGGLER:
         return state, (Alert(SLOW_TRAINING, state.attempt.number, f"pace: {text}; the job goes on"),)
     node = "" if event.node is None else sharing.shown(members[event.node], members)
-    return state, (Alert(STRAGGLER, state.attempt.number, f"pace: {text}; the job goes on", rank=event.rank, node=node),)
+    return state, (Alert(STRAGGLER, state.attempt.number, f"pace: {text}; the job goes on", culprit=(event.rank, node)),)
 
 
 def stragglers(attempt: Attempt) -> tuple[tuple[int, int | None, str], ...]:
@@ -88,9 +88,9 @@ def gpu_text(state: JobState, rank: int | None) -> str:
 
 
 def health_text(state: JobState, rank: int | None) -> str:
-    """Return what is known to be wrong with the GPU of a rank and with this node; without a rank with any part of this node."""
+    """Return what is known to be wrong with the GPU of a rank and with this node; where that GPU is not known with any part of the node."""
     uuid = planning.gpu_of_rank(state, rank) if rank is not None else ""
-    findings = [finding for finding in state.run.reported_findings if rank is None or finding.gpu == uuid or not finding.gpu]
+    findings = [finding for finding in state.run.reported_findings if not uuid or finding.gpu == uuid or not finding.gpu]
     return "; ".join(finding.reason for finding in findings[:MOST_FINDINGS])
 
 

@@ -26,7 +26,7 @@ class NodeStatus(Struct, frozen=True):
 
     state: a stage, `lost`, `left`, `done`, `waits to join`, `ended with 0`, `supervise died`, or UNKNOWN. step: of its rank that is
     furthest behind. age_s: how old this is. source: a key of SOURCES. why: it is lost, or has left. step_s: seconds of a step, and own_s:
-    what of it the node needs by itself.
+    what of it the node needs by itself. health: what is found to be wrong with it.
     """
 
     node: str
@@ -43,6 +43,7 @@ class NodeStatus(Struct, frozen=True):
     why: str = ""
     step_s: float | None = None
     own_s: float | None = None
+    health: str = ""
 
     @property
     def name(self) -> str:
@@ -113,6 +114,7 @@ def _text(node: NodeStatus) -> str:
         *([f"phase {node.phase}"] if node.phase not in {"", "unknown"} else []),
         *([node.ranks] if node.ranks else []),
         *([f"{node.step_s:.3g} s a step, {node.own_s:.3g} s by itself"] if node.step_s is not None and node.own_s is not None else []),
+        *([f"health: {node.health}"] if node.health else []),
         *([f"{node.gpus_out} GPUs out of use"] if node.gpus_out else []),
     ]
     age = "" if node.age_s is None or node.source == "here" else f", {span_text(node.age_s)} ago"

@@ -115,9 +115,9 @@ class Executor:
         self._reported_problems: set[str] = set()  # with the checkpoints and between the nodes, each reported once
         orders = AttemptOrders(self._publish_coordinator, self._renumber, self._complete, self._guardian.prepare_last_word)
         self.nodes = factory.nodes(loop, orders, self._warn_once)
+        self._node_paces = NodePaces(loop, self.threads, self.nodes)
         self.sampling.job_hangs.join(self.nodes)
         self.nodes.looks = self.sampling.job_hangs.take
-        self._node_paces = NodePaces(loop, self.threads, self.nodes.standings)
         self._checkpoints = CheckpointRequests(
             job, loop, reporter, factory, self.threads, self.node, self.nodes, lambda: self._session, self._warn_once
         )
@@ -165,8 +165,8 @@ class Executor:
         self.watch.tick(state.attempt.live_ranks)
         self.standbys.tick(state)
         self.nodes.tick(*self.sampling.step_times, self.watch.node_pace())
-        self.sampling.job_hangs.tick()
         self._node_paces.tick()
+        self.sampling.job_hangs.tick()
         self._post_found_ranks(state)
 
     def _post_found_ranks(self, state: JobState) -> None:

@@ -238,8 +238,9 @@ class JobNodes:
         return None if address is None else address.host
 
     def standings(self) -> Mapping[str, str]:
-        """Return what each node's newest beat says of it, by the name of the node, where this one is the coordinator; else nothing."""
-        return {} if self._server is None else self._server.standings()
+        """Return what each node's newest beat says of it, by the name of the node, on the coordinator's; else nothing. From any thread."""
+        server = self._server
+        return {} if server is None else server.standings()
 
     # from the core and the executor
 

@@ -1,6 +1,6 @@
 """Compares the pace of all nodes, at the coordinator, and posts PaceChanged: each COMPARE_S, in a thread of its own.
 
-What the nodes sent is decoded there, so that the deciding loop reads nothing of theirs.
+What the nodes sent is brought together and decoded there, so that the deciding loop reads nothing of theirs.
 """
 
 from __future__ import annotations
@@ -14,29 +14,28 @@ from supervisor.core.training_events import STRAGGLER, PaceChanged
 from supervisor.observe.pace.nodes import NodesJudge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
+    from supervisor.run.job_nodes import JobNodes
     from supervisor.run.loop import Loop
     from supervisor.run.threads import Threads
 
 
 class NodePaces:
-    """The paces of the nodes of one job. standings: what each node's newest beat says of it, by its name; called from any thread."""
+    """The paces of the nodes of one job."""
 
-    def __init__(self, loop: Loop, threads: Threads, standings: Callable[[], Mapping[str, str]]) -> None:
-        self._loop, self._threads, self._standings = loop, threads, standings
+    def __init__(self, loop: Loop, threads: Threads, nodes: JobNodes) -> None:
+        self._loop, self._threads, self._nodes = loop, threads, nodes
         self._judge, self._attempt = NodesJudge(), 0
         self._compared_t = float("-inf")
 
     def tick(self) -> None:
         """Compare them where that is due. On the loop's thread."""
         now, state = self._loop.clock.now(), self._loop.state
-        if state.stage is not Stage.RUNNING or len(state.attempt.members) < 2 or 0 <= now - self._compared_t < COMPARE_S:  # noqa: PLR2004 (several)
-            return
-        texts = self._standings()
-        if texts:
+        compares = state.stage is Stage.RUNNING and len(state.attempt.members) > 1 and self._nodes.coordinator_host == ""
+        if compares and not 0 <= now - self._compared_t < COMPARE_S:
             self._compared_t = now
-            self._threads.recur("paces", lambda: self._compare(now, state, texts))
+            self._threads.recur("paces", lambda: self._compare(now, state, self._nodes.standings()))
 
     def _compare(self, t: float, state: JobState, texts: Mapping[str, str]) -> None:
         attempt = state.attempt

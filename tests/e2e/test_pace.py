@@ -47,9 +47,10 @@ def test_a_rank_that_computes_twice_as_much_is_named_and_the_job_goes_on(supervi
     assert run.status()["incidents"] == 0
 
 
+@pytest.mark.timeout(300)
 def test_two_ranks_that_are_alike_are_not(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*TORCHRUN, EXTRA="1", **QUICK)
-    wait_for(lambda: int(run.status().get("step") or 0) > 250, "half a minute of steps", 120, alive=run.alive)
+    wait_for(lambda: int(run.status().get("step") or 0) > 250, "half a minute of steps", 240, alive=run.alive)
     (run.place / "end").touch()
     assert run.exit_code(deadline_s=30) == 0
     assert '"event":"PaceChanged"' not in run.journal()

@@ -389,7 +389,7 @@ def test_a_strange_loss_is_over_with_the_last_number_that_is_strange_and_a_slow_
 def test_the_alert_of_a_straggler_names_it_and_not_who_failed_before_and_comes_from_the_node_that_compares(reporter: Reporter) -> None:
     reporter.decided(ReportDecision(1, 1, VERDICT, PLAN, 40))
     reporter.alerts.node = 2
-    reporter.alerted(act.Alert("straggler", 2, "pace: node 5 (gpu-5) is slow; the job goes on", rank=43, node="gpu-5:5"))
+    reporter.alerted(act.Alert("straggler", 2, "pace: node 5 (gpu-5) is slow; the job goes on", culprit=(43, "gpu-5:5")))
     reporter.alerted(act.Alert("slow_training", 2, "pace: a step takes 2 s; the job goes on"))
     alert = sent(reporter)[-1]
     assert (alert.event.value, alert.rank, alert.failed_on) == ("straggler", 43, "gpu-5:5")
@@ -410,6 +410,6 @@ def test_an_alert_carries_the_node_the_confidence_and_lines_without_secrets(repo
 
 def test_an_alert_about_a_hang_names_its_own_rank_and_node_and_not_those_of_an_earlier_failure(reporter: Reporter) -> None:
     reporter.decided(ReportDecision(1, 1, replace(VERDICT, node="b.cluster:1"), PLAN, 65))
-    reporter.alerted(act.Alert("hang", 2, "text", rank=43, node="n5.cluster:5"))
+    reporter.alerted(act.Alert("hang", 2, "text", culprit=(43, "n5.cluster:5")))
     reporter.alerted(act.Alert("hang", 3, "text"))
     assert [(alert.rank, alert.failed_on) for alert in sent(reporter)] == [(3, "b:1"), (43, "n5:5"), (None, "")]

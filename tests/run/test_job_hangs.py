@@ -254,7 +254,7 @@ def test_one_node_alerts_and_all_know_of_one_sentence(tmp_path: Path, host: int)
     (alert,) = [alert for node in cluster.nodes for alert in node.alerts()]
     assert alert in cluster.nodes[host].alerts()
     assert f"s: {SENTENCE}; the job goes on" in alert.text
-    assert (alert.rank, alert.node) == (1, "b:1")
+    assert alert.culprit == (1, "b:1")
     acting = "", f"{'abc'[host]}:{host}"
     assert [event.acting for node in cluster.nodes for event in node.events(HangConfirmed)] == [acting[n != host] for n in range(3)]
     page = cluster.nodes[host].page.read_text()

@@ -31,7 +31,12 @@ class Coordinator:
         self.t, self.said, self.threads = 1000.0, list[act.Action](), list[str]()
         self.clock = SimpleNamespace(now=lambda: self.t)
         self.sent: dict[str, str] = {}
-        self.paces = NodePaces(self, self, lambda: self.sent)  # type: ignore[arg-type]  # a loop and threads, as far as they are used
+        self.coordinator_host: str | None = ""
+        self.paces = NodePaces(self, self, self)  # type: ignore[arg-type]  # a loop, threads and nodes, as far as they are used
+
+    def standings(self) -> dict[str, str]:
+        """Return what the nodes sent."""
+        return self.sent
 
     def post(self, event: Any) -> None:  # noqa: ANN401  any event
         """Decide, as the loop does."""
@@ -70,7 +75,7 @@ def test_a_slow_node_is_one_alert_with_its_rank_and_what_its_health_checks_say_a
         "node 1 (gpu-2) computes 1.8 times as long per step as the others (0.475 s by itself, the others 0.263 s), and the others wait "
         "for it: rank 17 (GPU 1); health: GPU 1 is throttled: heat"
     )
-    assert job.said == [act.Alert("straggler", 4, f"pace: {text}; the job goes on", rank=17, node="gpu-2:1")]
+    assert job.said == [act.Alert("straggler", 4, f"pace: {text}; the job goes on", culprit=(17, "gpu-2:1"))]
     assert training.stragglers(job.state.attempt) == ((1, 17, text),)
     assert NodeStanding.of(job.state).slow == (text,), "all nodes can be asked for it"
     job.train(3, ALIKE)
@@ -92,7 +97,9 @@ def test_an_attempt_begins_anew_and_what_is_of_another_one_or_of_no_member_count
 
 
 def test_where_nothing_is_to_be_compared_no_thread_is_started(job: Coordinator) -> None:
-    job.train(1, {})
+    job.coordinator_host = "gpu-2"
+    job.train(1, SLOW)
+    job.coordinator_host = ""
     job.state = replace(job.state, stage=Stage.TEARDOWN)
     job.train(1, SLOW)
     job.state = replace(job.state, stage=Stage.RUNNING, attempt=replace(job.state.attempt, members=MEMBERS[:1]))

@@ -127,7 +127,7 @@ def _by_coordinator(known: KnownNode, journals: Sequence[NodeJournal]) -> NodeSt
     return NodeStatus(
         host, number, state, standing.attempt, standing.step, standing.relative, standing.phase,
         "" if why else standing.ranks, standing.gpus_out, known.age_s, "coordinator", text,
-        *_pace_of(standing if not why else None),
+        *_pace_of(standing if not why else None), "" if why else clean(standing.health),
     )  # fmt: skip
 
 
@@ -157,8 +157,10 @@ def _of_journal(one: NodeJournal, number: int | None) -> NodeStatus:
     ranks = rank_list(rank.rank for rank in status.ranks) if status.ranks else ""
     out = sum(bool(gpu.quarantined) for gpu in status.gpus)
     source = "here" if status.supervisor_alive else "journal"
+    health = "; ".join(clean(finding.reason) for finding in status.findings if finding.result != "ok")
     return NodeStatus(
-        one.place.node, number, state, status.attempt, status.step, status.step_relative, status.phase, ranks, out, age_s, source
+        one.place.node, number, state, status.attempt, status.step, status.step_relative, status.phase, ranks, out, age_s, source,
+        health=health if status.runs else "",
     )  # fmt: skip
 
 
@@ -178,6 +180,7 @@ def as_dict(found: JobNodesStatus) -> dict[str, Any]:
             "gpus_out_of_use": node.gpus_out,
             "step_s": node.step_s,
             "own_s": node.own_s,
+            "health": node.health or None,
             "age_s": None if node.age_s is None else round(node.age_s, 3),
             "source": node.source or None,
         }

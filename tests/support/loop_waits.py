@@ -103,9 +103,7 @@ def install() -> None:
         try:
             return run(loop)
         finally:
-            _link_of = os.readlink  # as it is before it is watched
-
-_loop_thread = 0
+            _loop_thread = 0
 
     Loop.run = running  # type: ignore[method-assign]
     for name in ("stat", "lstat", "statvfs", "readlink"):

@@ -193,6 +193,10 @@ class GuardianClient:
         """Ask for the last output of each stream, of one attempt or of the last two; answered by one tails event of this id."""
         self._request({"do": "tails", "id": request_id, "attempt": attempt})
 
+    def last_word(self, host: str, port: int, message: str) -> None:
+        """Have it send `message` there once this process has died and all that it ran is ended."""
+        self._request({"do": "last_word", "host": host, "port": port, "message": message})
+
     def finish(self) -> None:
         """Declare the run over: nothing is killed from now on. Answered by survivors; the guardian's end is not reported after that."""
         self._dismissed = True
@@ -292,6 +296,7 @@ def _end(process: subprocess.Popen[bytes], link: socket.socket) -> None:
     link.shutdown(socket.SHUT_RDWR)
     process.kill()
     process.wait()
+    link.close()
 
 
 def _become_subreaper() -> None:

@@ -111,7 +111,7 @@ class Executor:
         self._tails_asked: dict[int, queue.SimpleQueue[list[StreamTail]]] = {}
         self._finish_asked: act.Finish | None = None
         self._reported_problems: set[str] = set()  # with the checkpoints and between the nodes, each reported once
-        orders = AttemptOrders(self._serve_store, self._renumber, self._complete)
+        orders = AttemptOrders(self._publish_coordinator, self._renumber, self._complete, self._guardian.prepare_last_word)
         self.nodes = factory.nodes(loop, orders, self._warn_once)
         self._checkpoints = CheckpointRequests(
             job, loop, reporter, factory, self.threads, self.node, self.nodes, lambda: self._session, self._warn_once
@@ -159,7 +159,7 @@ class Executor:
         self.sampling.sample(state.attempt.live_ranks)
         self.watch.tick(state.attempt.live_ranks)
         self.standbys.tick(state)
-        self.nodes.tick()
+        self.nodes.tick(*self.sampling.step_times)
         self._post_found_ranks(state)
 
     def _post_found_ranks(self, state: JobState) -> None:
@@ -356,9 +356,9 @@ class Executor:
 
     # what the nodes decide together
 
-    def _serve_store(self, attempt: int, port: int, key: str) -> None:
+    def _publish_coordinator(self, attempt: int, port: int, key: str) -> None:
         if self._session is not None:
-            self._session.serve_store(attempt, port, key)
+            self._session.publish_coordinator(attempt, port, key)
 
     def _renumber(self, attempt: int, number: int) -> None:
         """Give the attempt whose nodes have met the number that it has on all of them."""

@@ -15,6 +15,7 @@ from supervisor.observe.hangs import diagnosis, look, rank_progress
 from supervisor.observe.hangs.watch import HangWatch
 from supervisor.observe.ranks import heartbeats, start_files
 from supervisor.observe.ranks.progress_sampler import START_CEILING_S, ProgressSampler
+from supervisor.observe.ranks.step_times import StepTimes
 from supervisor.report import look_page
 from supervisor.run.load_watch import LoadWatch
 
@@ -63,11 +64,13 @@ class RankSampling:
         self._hangs = HangWatch(loop.post, job.settings.hang, self._looks, suspended_s=suspended_s)
         self._directory: Path | None = None
         self._attempt, self._has_trained = 0, False
+        self._step_times = StepTimes()
 
     def watch(self, attempt: int, resume: CheckpointRef | None) -> None:
         """Begin with a new attempt."""
         directory = self._directory = self._looks.directory = self._job.attempt_dir(attempt)
         self._attempt, self._has_trained = attempt, False
+        self._step_times = StepTimes()
         self._progress.watch(attempt, directory, self._loop.clock.now(), resume)
         self._looks.begun[attempt] = time.time()
         self._hangs.watch(attempt)
@@ -77,18 +80,25 @@ class RankSampling:
         """Nothing runs."""
         self._directory = None
 
+    @property
+    def step_times(self) -> tuple[float | None, float | None]:
+        """Return the seconds since any rank here ended a step of the newest attempt, and of its usual step. None: not known."""
+        return self._step_times.since_s(time.monotonic_ns()), self._step_times.usual_s
+
     def sample(self, ranks: Sequence[RankInfo], *, last: bool = False) -> None:
         """Read the heartbeats and post what is new: at once if they are in memory, else in a thread, which a disk may hold up.
 
         The `last` sample before the attempt's end posts every new step.
         """
         directory, now, state, attempt = self._directory, self._loop.clock.now(), self._loop.state, self._attempt
+        step_times = self._step_times
         is_watched, is_whole = state.stage is Stage.RUNNING and not last, state.attempt.world_size <= len(state.attempt.ranks)
         if directory is None:
             return
 
         def work() -> None:
             beats = heartbeats.read(directory / "heartbeat")
+            step_times.take(beats)
             if not last:
                 self._loads.sample(directory)
             self._progress.sample(now, ranks, beats, last=last)

@@ -6,11 +6,14 @@ docs/explanation/many-nodes.md#nodes-that-come-and-go has the reasons.
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+from supervisor.agent import selfcheck
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.elastic.rendezvous.api import RendezvousHandler
 
+_log = logging.getLogger(__name__)
 MISSING_S = 5.0  # nodes that are missing for so long are reported
 YEARS = timedelta(days=36_500)  # more than any clock is wrong
 
@@ -91,9 +95,12 @@ class RoundOps:
 
     @classmethod
     def of(cls, handler: RendezvousHandler, missing: MissingNodes) -> RoundOps | None:
-        """Put itself in between; None where torch's handler is another, or has another form: then torch's rules hold."""
+        """Put itself in between; None where torch's handler is another, or has another form (selfcheck.py): then torch's rules hold."""
         executor, holder = getattr(handler, "_op_executor", None), getattr(handler, "_state_holder", None)
-        if executor is None or holder is None or not hasattr(holder, "_sanitize") or not hasattr(dynamic_rendezvous, "_Action"):
+        if executor is None or holder is None:
+            return None
+        if misfits := selfcheck.missing(selfcheck.ROUNDS):
+            _log.warning("supervise: torch's dynamic rendezvous has another form, and its own rules hold: %s", "; ".join(misfits))
             return None
         vars(handler)["_op_executor"] = ops = cls(executor, missing)
         vars(holder)["_sanitize"] = functools.partial(ops._drop_dead, holder, holder._sanitize)  # noqa: SLF001

@@ -4,7 +4,8 @@ It checks names, the arguments that are passed or must be accepted, and whether 
 function's byte code): an override that is never called would fail in silence. A torch that cannot be imported is an answer too.
 
 The rows are all that this package touches of torch's elastic code; tests/agent/test_contract.py holds them against stored signatures of
-several versions. Where a row does not fit or there are no pidfds, stock torchrun runs the command.
+several versions. Where a row does not fit or there are no pidfds, stock torchrun runs the command. ROUNDS are what dynamic_rounds.py
+touches of the dynamic rendezvous: where one of them does not fit, torch's own rules hold there.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ LOCAL = "torch.distributed.elastic.agent.server.local_elastic_agent"
 PROCESSES = "torch.distributed.elastic.multiprocessing.api"
 HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler"
 RENDEZVOUS = "torch.distributed.elastic.rendezvous.api"
+DYNAMIC = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
 C10D = "torch.distributed"
 
 
@@ -103,7 +105,38 @@ ROWS: tuple[TorchRequirement, ...] = (
     TorchRequirement(C10D, "TCPStore"),
     TorchRequirement(C10D, "Store.compare_set"),
     TorchRequirement(C10D, "Store.check"),
+    TorchRequirement(C10D, "Store.add"),
+    TorchRequirement(C10D, "Store.get"),
+    TorchRequirement(C10D, "Store.set"),
+    TorchRequirement(C10D, "TCPStore.host"),
+    TorchRequirement(C10D, "TCPStore.port"),
     TorchRequirement(C10D, "PrefixStore.underlying_store"),
+)
+
+ROUNDS: tuple[TorchRequirement, ...] = (
+    TorchRequirement(DYNAMIC, "DynamicRendezvousHandler.__init__", (), ("_op_executor", "_state_holder")),
+    TorchRequirement(
+        DYNAMIC, "DynamicRendezvousHandler.next_rendezvous", (), ("_op_executor", "run", "_RendezvousExitOp", "_RendezvousJoinOp")
+    ),
+    TorchRequirement(DYNAMIC, "_DistributedRendezvousOpExecutor.run", ("state_handler", "deadline"), ("_RendezvousContext", "sync")),
+    TorchRequirement(DYNAMIC, "_BackendRendezvousStateHolder.__init__", (), ("_settings",)),
+    TorchRequirement(DYNAMIC, "_BackendRendezvousStateHolder.state"),
+    TorchRequirement(DYNAMIC, "_BackendRendezvousStateHolder.sync", (), ("_sanitize",)),
+    TorchRequirement(
+        DYNAMIC, "_BackendRendezvousStateHolder._sanitize", (), ("last_heartbeats", "keep_alive_interval", "keep_alive_max_attempt")
+    ),
+    TorchRequirement(DYNAMIC, "_RendezvousContext", ("node", "state", "settings")),
+    TorchRequirement(
+        DYNAMIC,
+        "_RendezvousState.__init__",
+        (),
+        ("participants", "last_heartbeats", "wait_list", "complete", "closed", "deadline"),
+    ),
+    TorchRequirement(DYNAMIC, "_RendezvousExitOp.__call__", ("ctx", "deadline"), ("participants",)),
+    TorchRequirement(DYNAMIC, "_RendezvousJoinOp.__call__", ("ctx", "deadline"), ("participants", "complete", "deadline")),
+    TorchRequirement(DYNAMIC, "_Action.MARK_RENDEZVOUS_COMPLETE"),
+    TorchRequirement(DYNAMIC, "RendezvousSettings", ("min_nodes", "max_nodes", "timeout", "keep_alive_interval", "keep_alive_max_attempt")),
+    TorchRequirement(DYNAMIC, "RendezvousTimeout", ("join", "last_call")),
 )
 
 

@@ -110,7 +110,7 @@ def _size(fact: Evidence) -> int:
     texts = [fact.source, fact.name, fact.text, fact.node]
     claim = fact.claim
     if claim is not None:
-        texts += [str(claim.cause), *claim.consequence_of]
+        texts += [claim.cause, *claim.consequence_of]
     of_fields = len(json.dumps(fact.fields)) + _FIELD_BYTES * len(fact.fields)
     return _FACT_BYTES + len(json.dumps(texts)) + of_fields + (_CLAIM_BYTES if claim is not None else 0)
 

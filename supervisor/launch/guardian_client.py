@@ -296,6 +296,7 @@ def _end(process: subprocess.Popen[bytes], link: socket.socket) -> None:
     link.shutdown(socket.SHUT_RDWR)
     process.kill()
     process.wait()
+    link.close()
 
 
 def _become_subreaper() -> None:

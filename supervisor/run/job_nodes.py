@@ -8,6 +8,7 @@ what all nodes report, also while it takes no part in the attempt, or is stoppin
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import secrets
 import threading
@@ -35,6 +36,7 @@ from supervisor.core.report_size import bounded
 from supervisor.core.state import NodeReport, Run, Stage
 from supervisor.core.values import Struct, replace
 from supervisor.observe.hangs.judge import CONFIRM_S
+from supervisor.run.threads import RETRY_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -209,7 +211,7 @@ class JobNodes:
         if self._server is not None and message.key == self._server.key:  # torch's store has what this node published
             return
         if self._server is not None:  # another node of this meeting is a newer one
-            threading.Thread(target=self._server.close, args=(0.0,), name="close-coordinator", daemon=True).start()
+            self._in_thread("close-coordinator", functools.partial(self._server.close, 0.0))
             self._server = None
         client.find_at(CoordinatorAddress(message.host, message.port, message.key))
 
@@ -364,7 +366,14 @@ class JobNodes:
                 server.close(linger_s)
             self._loop.call_soon(then)
 
-        threading.Thread(target=work, name="leave-nodes", daemon=True).start()
+        self._in_thread("leave-nodes", work)
+
+    def _in_thread(self, name: str, work: Callable[[], object]) -> None:
+        """Do what waits in a thread, later where none can be had: loaders may use up the limit on processes for a moment."""
+        try:
+            threading.Thread(target=work, name=name, daemon=True).start()
+        except RuntimeError:
+            self._loop.call_later(RETRY_S, lambda: self._in_thread(name, work))
 
     def _linger_s(self) -> float:
         """Return for how long the coordinator may go on: not until the environment kills this process, for its exit code counts."""
@@ -401,7 +410,10 @@ class JobNodes:
 
         def work() -> None:
             reports, missing = decode_reports(output.reports, output.missing)
-            reports = (*reports[:1], *(replace(report, run=Run()) for report in reports[1:]))  # one is enough, and the journal has them all
+            reports = (
+                *reports[:1],
+                *(replace(report, run=Run()) for report in reports[1:]),
+            )  # one is enough, as of the members: the journal has them all
             gathered = events.ReportsGathered(self._now(), output.number, reports, missing, end.kind, end.node, end.text, members)
             self._loop.call_soon(lambda: self._loop.feed(replace(gathered, t=self._now())))
 

@@ -28,6 +28,7 @@ class LivingGuardian:
         self._starting = threading.Lock()  # the workers of two attempts must not start two
         self._last_word: tuple[str, int, str] | None = None  # host, port and message to the coordinator of the nodes
         self.living: GuardianClient | None = None
+        self._last_word: tuple[str, int, str] | None = None
 
     def prepare_last_word(self, host: str, port: int, message: str) -> None:
         """Have the guardian, and each that follows it, tell the coordinator of the nodes if this supervisor dies."""
@@ -46,6 +47,8 @@ class LivingGuardian:
 
     def take(self) -> None:
         """Use the newest from now on. If it has ended since its hello, `on_died` is called a moment later."""
+        if self.living is not self._newest and self._newest is not None and self._last_word is not None:
+            self._newest.last_word(*self._last_word)
         self.living = self._newest
         if self.living is not None and self._last_word is not None:
             self.living.last_word(*self._last_word)
@@ -57,6 +60,12 @@ class LivingGuardian:
         if self._newest is None:  # that of the early agent, which lives
             self.living = self._newest = self._start()
         return self._newest
+
+    def prepare_last_word(self, host: str, port: int, message: str) -> None:
+        """Have the guardian, and each that follows it, send a message to the coordinator of the nodes if this supervisor dies."""
+        self._last_word = host, port, message
+        if self.living is not None:
+            self.living.last_word(host, port, message)
 
     def _start(self) -> GuardianClient:
         return self._factory.start_guardian(

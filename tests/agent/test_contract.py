@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -13,12 +14,15 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
 
 import pytest
 
+from supervisor.agent import dynamic_rounds, rendezvous
 from supervisor.agent.messages import Go
-from supervisor.agent.selfcheck import ROWS
+from supervisor.agent.selfcheck import DYNAMIC, ROUNDS, ROWS, missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,6 +62,49 @@ def test_the_installed_torch_is_as_stored() -> None:
     if version not in STORED:
         pytest.skip(f"torch {version} is not stored: add it with tests/agent/signatures.py")
     assert reader().describe(ROWS, lambda path: (SITE / path).read_text()) == STORED[version]
+
+
+def test_the_rounds_fit_the_installed_torch_and_each_name_of_torchs_that_they_touch_has_a_row() -> None:
+    assert missing(ROUNDS) == []
+    named = {part for row in ROUNDS for name in (row.name, *row.calls, *row.accepts) for part in name.split(".")}
+    source = ast.parse(Path(dynamic_rounds.__file__).read_text())
+    touched = [node for node in ast.walk(source) if isinstance(node, ast.Attribute)]
+    others = [node for node in touched if not (isinstance(node.value, ast.Name) and node.value.id in {"self", "ops"})]
+    private = {node.attr for node in others if re.fullmatch(r"_[A-Za-z]\w*", node.attr)}
+    keys = {
+        node.value
+        for node in ast.walk(source)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"_[A-Za-z_]+", node.value)
+    }
+    public = {"participants", "last_heartbeats", "wait_list", "complete", "closed", "deadline", "node", "state", "settings"}
+    public |= {"min_nodes", "max_nodes", "timeout", "join", "last_call", "keep_alive_interval", "keep_alive_max_attempt"}
+    assert private >= {"_Action", "_sanitize", "_settings"}
+    assert (private | keys | public) - named == set()
+
+
+def test_what_the_rendezvous_calls_of_torchs_stores_has_a_row() -> None:
+    source = ast.parse(Path(rendezvous.__file__).read_text())
+    stores = {"store", "base", "here", "shared", "serves"}
+    called = {
+        node.attr
+        for node in ast.walk(source)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in stores
+    }
+    named = {row.name.rpartition(".")[2] for row in ROWS if row.module == "torch.distributed"}
+    assert called >= {"add", "get", "set", "check"}
+    assert called <= named
+
+
+def test_a_dynamic_rendezvous_of_another_form_is_left_to_torchs_own_rules(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = importlib.import_module(DYNAMIC)
+    handler: Any = SimpleNamespace(_op_executor=object(), _state_holder=SimpleNamespace(_sanitize=lambda: None))
+    kept = vars(handler).copy()
+    monkeypatch.delattr(module, "_RendezvousJoinOp")
+    assert dynamic_rounds.RoundOps.of(handler, MagicMock()) is None
+    assert vars(handler) == kept, "nothing of torch's is replaced"
+    assert "_RendezvousJoinOp.__call__: there is no such name" in caplog.text
 
 
 def test_every_override_takes_whatever_torch_passes() -> None:

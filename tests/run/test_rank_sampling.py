@@ -35,6 +35,7 @@ class VirtualLoop:
     t: float = 1000.0
     posted: list[Any] = field(default_factory=list)
     state: Any = field(default_factory=lambda: JobState(stage=Stage.RUNNING))
+    waits: list[tuple[str, bool]] = field(default_factory=list)
 
     @property
     def clock(self) -> Any:  # noqa: ANN401 - stands for Clock
@@ -63,7 +64,7 @@ class VirtualLoop:
 
     def recur(self, name: str, work: Callable[[], None], *, wait_s: float = 0.0) -> None:
         """Do what a thread would do while the loop waits, or beside it."""
-        assert wait_s == 0 or name == "heartbeats"
+        self.waits.append((name, wait_s > 0))
         work()
 
 
@@ -197,6 +198,15 @@ def test_an_observer_that_fails_is_reported_and_the_others_go_on(
     made.sample(())
     assert loop.posted[1:] == ["a part of supervise failed (hangs): ZeroDivisionError: ; the job goes on"]
     assert len(seen) == 1
+
+
+def test_the_last_heartbeats_on_a_disk_are_awaited_for_a_moment_and_no_others(tmp_path: Path, beat: HeartbeatWriter) -> None:
+    loop = VirtualLoop()
+    made = sampling(loop, tmp_path)
+    beat.report_step(1)
+    made.sample(())
+    made.sample((), last=True)
+    assert [row for row in loop.waits if row[0] == "heartbeats"] == [("heartbeats", False), ("heartbeats", True)]
 
 
 def test_after_the_last_attempt_nothing_is_read(tmp_path: Path, beat: HeartbeatWriter) -> None:

@@ -26,15 +26,8 @@ class LivingGuardian:
         self._factory, self._loop, self._on_event, self._on_died = factory, loop, on_event, on_died
         self._newest: GuardianClient | None = None
         self._starting = threading.Lock()  # the workers of two attempts must not start two
-        self._last_word: tuple[str, int, str] | None = None  # host, port and message to the coordinator of the nodes
         self.living: GuardianClient | None = None
         self._last_word: tuple[str, int, str] | None = None
-
-    def prepare_last_word(self, host: str, port: int, message: str) -> None:
-        """Have the guardian, and each that follows it, tell the coordinator of the nodes if this supervisor dies."""
-        self._last_word = host, port, message
-        if self._newest is not None:
-            self._newest.last_word(host, port, message)
 
     def wait_living(self, is_wanted: Callable[[], bool]) -> None:
         """Start a guardian where none lives, and wait for its hello, if it `is_wanted`. In a worker thread. Raises SuperviseError."""
@@ -50,8 +43,6 @@ class LivingGuardian:
         if self.living is not self._newest and self._newest is not None and self._last_word is not None:
             self._newest.last_word(*self._last_word)
         self.living = self._newest
-        if self.living is not None and self._last_word is not None:
-            self.living.last_word(*self._last_word)
         if self.living is not None and self.living.has_ended:
             self._loop.call_soon(self._ended)
 

@@ -85,7 +85,8 @@ def _behind_the_end(state: JobState, event: HangConfirmed) -> Step:
     text, look = _end_text(state, hang), KeepLook(number, 0)
     if not hang.over:
         reports = hang.kind is HangKind.EXIT and is_first
-        then = "--on-hang restart ends it once nothing of it has worked for 10 minutes"
+        works = f"{hang.working}, so it goes on; " if hang.working else ""
+        then = f"{works}--on-hang restart ends it once nothing of it has worked for 10 minutes"
         return state, (look, Alert("hang", number, f"{text}; {then}{_devices(hang)}")) if reports else (look,)
     if state.run.policy.on_hang != "restart":
         then = "nothing of it has worked for 10 minutes; --on-hang restart ends it, and trains nothing again"

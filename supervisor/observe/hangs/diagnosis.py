@@ -31,7 +31,7 @@ def hang(first: Look, second: Look, *, still_s: float, limit_s: float, calibrate
     now = tuple(_in_full(activity, progress) for activity in plain)
     lasting = tuple(activity for activity in now if activity.rank in lasting_ranks)
     kind, text, culprits = _judged(now, lasting, second, progress)
-    at_exit, end_step = _behind_the_end(now, second, progress)
+    at_exit, end_step = _behind_the_end(now, second)
     concerned = culprits or now
     waiters = [activity for activity in now if activity.group is not None]
     timeouts = [activity.group.timeout_s for activity in waiters if activity.group is not None and activity.group.timeout_s is not None]
@@ -54,21 +54,18 @@ def hang(first: Look, second: Look, *, still_s: float, limit_s: float, calibrate
         is_slow,
         "" if is_busy or is_slow else _left_file(concerned),
         at_exit,
+        "; ".join(f"rank {rank} {does}" for rank, does in progress.working),
         end_step,
         devices=devices.text_of(second, [activity.rank for activity in culprits]),
     )
 
 
-def _behind_the_end(now: Sequence[RankActivity], look: Look, progress: RankProgress) -> tuple[str, int | None]:
-    """Return who stands behind the end of the training and in what, and the step to which all ranks came; "" where a rank may still train.
-
-    So it is where every rank has ended its training, and none that lives works: moves bytes, uses CPU time, has a checkpoint open for
-    writing.
-    """
+def _behind_the_end(now: Sequence[RankActivity], look: Look) -> tuple[str, int | None]:
+    """Return who stands behind the training's end and in what, and the step that all ranks made; "" where a rank may still train."""
     alive = [activity for activity in now if activity.kind is not ActivityKind.GONE]
     at_exit = {activity.rank for activity in now if activity.at_exit}
     ended = [rank.has_ended or rank.rank in at_exit or (rank.process.is_gone and rank.steps is None) for rank in look.ranks]
-    if progress.working or not alive or not all(ended):
+    if not alive or not all(ended):
         return "", None
     alike: dict[str, list[int]] = {}
     for activity in alive:

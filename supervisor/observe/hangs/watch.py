@@ -237,7 +237,7 @@ class HangWatch(Generic[L]):
             return
         still_s, limit_s = t - self._since_t, suspicion.limit.seconds
         hang = self._looks.hang(first, second, still_s=still_s, limit_s=limit_s, calibrated=suspicion.limit.calibrated)
-        if hang.at_exit and self._is_whole:  # whoever is on another node may still train
+        if hang.at_exit and not hang.working and self._is_whole:  # whoever is on another node may still train
             suspicion.quiet_t = first_t if suspicion.quiet_t is None else suspicion.quiet_t
             hang = replace(hang, over=t - suspicion.quiet_t >= OVER_S)
         else:

@@ -27,15 +27,15 @@ from supervisor.agent.messages import (
     MissingNodesCounted,
     NodesMet,
     PrepareStandbys,
+    PublishCoordinator,
     RendezvousCompleted,
     Renumber,
-    ServeStore,
     Start,
     StopCommand,
     WaitingNodesCounted,
 )
 from supervisor.agent.ranks import RankMonitor
-from supervisor.agent.rendezvous import AttemptCancelled, MetNode, find_control_store, name_control_store
+from supervisor.agent.rendezvous import AttemptCancelled, CoordinatorLocation, MetNode, find_coordinator, publish_coordinator
 from supervisor.agent.standbys import AgentStandbys
 
 if TYPE_CHECKING:
@@ -64,9 +64,10 @@ class AttemptController:
         self._attempt = 0  # the newest that was ordered: this process does not see the supervisor's state
         self._taken = 0  # attempt that the main thread works at
         self._go: Go | None = None
-        self._orders: deque[ServeStore | Start | Complete] = deque()  # of the attempt that the main thread works at
+        self._orders: deque[PublishCoordinator | Start | Complete] = deque()  # of the attempt that the main thread works at
         self._awaits_success = False  # our ranks exited 0, those of other nodes may still fail
         self._leave: int | None = None
+        self._coordinator: CoordinatorLocation | None = None  # as the last round showed it
         self.standbys = AgentStandbys(link.send)
         self.ranks = RankMonitor(link.send, grace_s=grace_s, on_ended=self._attempt_ended, on_crash=self._crash)
 
@@ -107,7 +108,8 @@ class AttemptController:
 
         Raises AttemptCancelled where the attempt is stopped meanwhile.
         """
-        place = find_control_store(store, node, self.cancelled)
+        place = find_coordinator(store, node, self.cancelled, self._coordinator)
+        self._coordinator = place or self._coordinator
         met = NodesMet(self._taken, node.index, node.count, token, world_size=node.world_size)
         self._link.send(met if place is None else replace(met, host=place.host, port=place.port, key=place.key))
         while True:
@@ -118,8 +120,9 @@ class AttemptController:
                 raise AttemptCancelled
             if isinstance(order, Start):
                 return order.go
-            if isinstance(order, ServeStore):
-                name_control_store(store, node.address, order.port, order.key)
+            if isinstance(order, PublishCoordinator):
+                self._coordinator = CoordinatorLocation(node.address, order.port, order.key)
+                publish_coordinator(store, self._coordinator)
 
     def await_success(self, attempt: int) -> str:
         """All ranks of this node exited 0: wait until those of all nodes have, or the attempt ends in another way; return its outcome."""
@@ -177,7 +180,7 @@ class AttemptController:
                 self._attempt, self._go = command.attempt, command
                 self._orders.clear()
                 self._changed.notify_all()
-        elif isinstance(command, (ServeStore, Start, Complete)):
+        elif isinstance(command, (PublishCoordinator, Start, Complete)):
             with self._changed:
                 self._orders.append(command)
                 self._changed.notify_all()

@@ -72,8 +72,8 @@ class RendezvousCompleted:
 class NodesMet:
     """The nodes wait for the supervisors to agree. This is node `node` of `nodes`, in the meeting `token`, with `world_size` ranks in all.
 
-    host, port, key: of the control store; empty where the supervisor finds it by itself, or where this agent serves torch's rendezvous
-    store, so that its supervisor serves the control store too, and answers with ServeStore.
+    host, port, key: of the coordinator; empty where this node's supervisor is to be it, as the agent here serves torch's rendezvous store.
+    It answers with PublishCoordinator.
     """
 
     attempt: int
@@ -236,8 +236,8 @@ class StopCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class ServeStore:
-    """The supervisor of this agent serves the control store, at this port: tell the other agents, through torch's rendezvous store."""
+class PublishCoordinator:
+    """The supervisor of this agent is the coordinator, at this port: tell the other agents, through torch's rendezvous store."""
 
     attempt: int
     port: int
@@ -304,7 +304,7 @@ StandbysMessage = StandbysReported | StandbysUsed
 AttemptMessage = RanksStarted | RankReaped | RanksStopped | AgentFinished | NodesMessage | StandbysMessage
 AgentMessage = AgentHello | AgentUnfit | AgentFailed | AttemptMessage
 
-Command = Go | Start | ServeStore | Renumber | Complete | StopCommand | Admit | PrepareStandbys | DropStandbys
+Command = Go | Start | PublishCoordinator | Renumber | Complete | StopCommand | Admit | PrepareStandbys | DropStandbys
 
 #: The name of each message on the wire.
 MESSAGES: dict[str, type[AgentMessage]] = {
@@ -326,7 +326,7 @@ MESSAGES: dict[str, type[AgentMessage]] = {
 COMMANDS: dict[str, type[Command]] = {
     "go": Go,
     "start": Start,
-    "serve_store": ServeStore,
+    "publish_coordinator": PublishCoordinator,
     "renumber": Renumber,
     "complete": Complete,
     "stop": StopCommand,

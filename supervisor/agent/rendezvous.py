@@ -45,8 +45,10 @@ SHUTDOWN_S = 2.0  # seconds that leaving may take: torch's client waits much lon
 LAST_S = 1.5  # of them, seconds that the node which serves the store waits for the others to leave it; the rest is for closing it
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 CLIENT_TIMEOUT_S = 30.0
-CLAIM_S = 10.0  # seconds until a node serves the control store where torch shows on no node who serves its own: that one takes some ms
-CONTROL_STORE = "supervise/control_store"
+CLAIM_S = (
+    10.0  # seconds until a node claims the coordinator's part where torch shows on no node who serves its store: that one takes some ms
+)
+COORDINATOR = "supervise/coordinator"
 HANDOVER = "supervise/handover"
 LEFT = "supervise/left"
 LOWEST_PORT = 10_000
@@ -58,8 +60,8 @@ class AttemptCancelled(Exception):  # noqa: N818  not a failure: the attempt was
 
 
 @dataclass(frozen=True, slots=True)
-class ControlStore:
-    """Where a supervisor serves the control store of the nodes, and what lets a node in."""
+class CoordinatorLocation:
+    """Where the coordinator of the nodes listens, and what lets a node in."""
 
     host: str
     port: int
@@ -290,42 +292,64 @@ def unprefixed(store: Store) -> Store:
     return store
 
 
-def find_control_store(store: Store, node: MetNode, cancelled: Callable[[], bool]) -> ControlStore | None:
-    """Return where the control store is served, once that is known; None where this node's supervisor is to serve it.
+def find_coordinator(
+    store: Store, node: MetNode, cancelled: Callable[[], bool], known: CoordinatorLocation | None = None
+) -> CoordinatorLocation | None:
+    """Return where the coordinator is, once that is known; None where this node's supervisor is to be it.
 
-    It is served beside torch's rendezvous store: a job depends on one host, and not on two. Where that does not show who serves it, the
-    first node does. Raises AttemptCancelled, TimeoutError, and torch's errors if the store is lost.
+    It is on the node whose agent serves torch's rendezvous store: a job depends on one host, and not on two. Where that does not show who
+    serves it, the first node claims the part. known: what the agent learned in an earlier round. Raises AttemptCancelled, TimeoutError,
+    and torch's errors if the store is lost.
     """
     base = unprefixed(store)
-    if not isinstance(base, TCPStore):  # a user's own, which may hold other jobs too: what stands in the round's part of it is true
-        if node.index == 0:
-            return None
-        wait_keys(store, [CONTROL_STORE], cancelled, "the node that serves the control store")
-        return _load_control_store(store, "")
-    if not base.check([CONTROL_STORE]):
+    if not isinstance(base, TCPStore):
+        return _find_in_round(store, node, cancelled, known)
+    if not base.check([COORDINATOR]):
         if served_here(base):
             return None
         until = time.monotonic() + CLAIM_S
-        while not base.check([CONTROL_STORE]) and time.monotonic() < until:
+        while not base.check([COORDINATOR]) and time.monotonic() < until:
             if cancelled():
                 raise AttemptCancelled
             time.sleep(POLL_S)
-        if not base.check([CONTROL_STORE]) and base.add(f"{CONTROL_STORE}/claims", 1) == 1:
+        if not base.check([COORDINATOR]) and base.add(f"{COORDINATOR}/claims", 1) == 1:
             return None
-        wait_keys(base, [CONTROL_STORE], cancelled, "the node that serves the control store")
-    return _load_control_store(base, str(base.host))
+        wait_keys(base, [COORDINATOR], cancelled, "the coordinator's address")
+    return _load_coordinator(base, str(base.host))
 
 
-def _load_control_store(store: Store, host: str) -> ControlStore:
-    row = json.loads(store.get(CONTROL_STORE))
-    return ControlStore(str(row["host"]) or host, int(row["port"]), str(row["key"]))
+def _find_in_round(
+    store: Store, node: MetNode, cancelled: Callable[[], bool], known: CoordinatorLocation | None
+) -> CoordinatorLocation | None:
+    """Find the coordinator beside a store that no agent serves (etcd): node 0 of the first round is it, for as long as the job lasts.
+
+    Such a store may hold other jobs too, so only the part of the round is read. Nodes that know the coordinator from an earlier round show
+    it there to those that are new.
+    """
+    mine = "" if known is None else json.dumps({"host": known.host, "port": known.port, "key": known.key})
+    store.set(f"{COORDINATOR}/known/{node.index}", mine)
+    if node.index == 0:
+        keys = [f"{COORDINATOR}/known/{index}" for index in range(node.count)]
+        wait_keys(store, keys, cancelled, "what each node knows of the coordinator")
+        shown = next((text for text in (store.get(key) for key in keys) if text), None)
+        if shown is None:
+            return None
+        store.set(COORDINATOR, shown.decode())
+    else:
+        wait_keys(store, [COORDINATOR], cancelled, "the coordinator's address")
+    return _load_coordinator(store, "")
 
 
-def name_control_store(store: Store, address: str, port: int, key: str) -> None:
-    """Show the other nodes where the control store is served. Beside torch's store it is reached as that is, else at `address`."""
+def _load_coordinator(store: Store, host: str) -> CoordinatorLocation:
+    row = json.loads(store.get(COORDINATOR))
+    return CoordinatorLocation(str(row["host"]) or host, int(row["port"]), str(row["key"]))
+
+
+def publish_coordinator(store: Store, place: CoordinatorLocation) -> None:
+    """Show the other nodes where the coordinator is. Beside torch's store it is reached as that is, else at the host of `place`."""
     base = unprefixed(store)
     shared = base if isinstance(base, TCPStore) else store
-    shared.set(CONTROL_STORE, json.dumps({"host": "" if served_here(base) else address, "port": port, "key": key}))
+    shared.set(COORDINATOR, json.dumps({"host": "" if served_here(base) else place.host, "port": place.port, "key": place.key}))
 
 
 def free_port(ephemeral: Path = EPHEMERAL) -> int:

@@ -1,7 +1,7 @@
 """What a node keeps of the protocol over the end of its supervisor, in two small files beside its journal.
 
-    cluster/node.json     what this node took part in (NodeMemory), and where the store was
-    cluster/store.json    on the host of the store: its rows that the next one begins with, its port and its key
+    cluster/node.json           what this node took part in (NodeMemory), and where the coordinator was
+    cluster/coordinator.json    on its host: the newest epoch, its end and the decision about it, its port and its key
 
 Both belong to one run that meets under one id (torch's --rdzv-id). Under another id this is another node: it remembers nothing, and nobody
 takes it for the one before. So a job that Slurm requeued waits for no node of the step that is over.
@@ -12,15 +12,14 @@ from __future__ import annotations
 import json
 import queue
 import threading
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from checkpointing.io import staging
-from supervisor.cluster.client import StoreAddress
-from supervisor.cluster.model import ClusterDecision
-from supervisor.cluster.node import NodeMemory
+from supervisor.cluster.client import CoordinatorAddress
+from supervisor.cluster.model import CoordinatorMemory, NodeMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,21 +39,21 @@ class KeptFor:
 
 @dataclass(frozen=True, slots=True)
 class KeptNode:
-    """The content of node.json. address: where the store was found last, None where it was not found yet."""
+    """The content of node.json. address: where the coordinator was found last, None: it was not found yet."""
 
     owner: KeptFor
     memory: NodeMemory
-    address: StoreAddress | None = None
+    address: CoordinatorAddress | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class KeptStore:
-    """The content of store.json."""
+class KeptCoordinator:
+    """The content of coordinator.json. port: where it was served. key: what lets a node in."""
 
     owner: KeptFor
     port: int
     key: str
-    rows: tuple[tuple[str, str], ...] = ()
+    memory: CoordinatorMemory
 
 
 class KeptFile:
@@ -74,7 +73,7 @@ class KeptFile:
         except (OSError, ValueError, msgspec.ValidationError):
             return None
 
-    def write(self, content: KeptNode | KeptStore) -> None:
+    def write(self, content: KeptNode | KeptCoordinator) -> None:
         """Return when it is on disk, or after WRITE_S: that is reported once."""
         if self._thread is None:
             thread = threading.Thread(target=self._write_all, name="kept-file", daemon=True)
@@ -108,23 +107,11 @@ class KeptFile:
             self._warn(f"{self._path} is not written: {why}; if supervise of this node ends now, it forgets what the nodes decided last")
 
 
-class RowsOnDisk:
-    """What outlives a store, on its host alone: KeptStore in a file. kept: what the next store begins with."""
+def remembered(kept: KeptNode | None, owner: KeptFor, new_name: str) -> tuple[NodeMemory, CoordinatorAddress | None]:
+    """Return what this node remembers, and where it found the coordinator.
 
-    def __init__(self, file: KeptFile, kept: KeptStore) -> None:
-        self._file, self.kept = file, kept
-
-    def keep(self, rows: tuple[tuple[str, str], ...]) -> None:
-        """Write them; see KeptFile for a disk that fails: a job that goes on is worth more."""
-        self.kept = replace(self.kept, rows=rows)
-        self._file.write(self.kept)
-
-
-def remembered(kept: KeptNode | None, owner: KeptFor, new_name: str) -> tuple[NodeMemory, StoreAddress | None]:
-    """Return what this node remembers, and where it found the store.
-
-    Nothing of another owner, nor of a life of the job that a decision ended: the node then has a new name. The store of that life may still
-    be served, and would end this node as it ended the others.
+    Nothing of another owner, nor of a life of the job that a decision ended: the node then has a new name. The coordinator of that life may
+    still be served, and would end this node as it ended the others.
     """
     if kept is None or kept.owner != owner:
         return NodeMemory(new_name), None
@@ -133,7 +120,7 @@ def remembered(kept: KeptNode | None, owner: KeptFor, new_name: str) -> tuple[No
     return (NodeMemory(new_name), None) if is_over else (memory, kept.address)
 
 
-def rows_of_the_last(kept: KeptStore) -> tuple[tuple[str, str], ...]:
-    """Return the rows with which the next store begins: none of a life of the job that a decision ended."""
-    decisions = (ClusterDecision.read(value) for key, value in kept.rows if key.startswith("decision/"))
-    return () if any(decision.is_final for decision in decisions) else kept.rows
+def memory_of_the_last(kept: KeptCoordinator) -> CoordinatorMemory:
+    """Return what the next coordinator begins with: nothing of a life of the job that a decision ended."""
+    decision = kept.memory.decision
+    return CoordinatorMemory() if decision is not None and decision.is_final else kept.memory

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 FAILURE, MEMBERSHIP, LEFT, DONE, VOID = "failure", "membership", "left", "done", "void"
 #: Kinds of a decision beside VOID: after the last two the job is over.
 RESTART, STOP, SUCCESS = "restart", "stop", "success"
+#: Kinds of a `Post` beside those of an end. SAVED: the ranks of the node saved, so that nodes that ask to join can be admitted. GATHER: its
+#: text for an all-gather. BEGAN: how its ranks began. STALLED: its ranks make no progress, and it asks for the look of every node. QUIT: it
+#: takes no part in the epoch any more.
+SAVED, GATHER, BEGAN, REPORT, STALLED, LOOK, QUIT = "saved", "gather", "began", "report", "stalled", "look", "quit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +45,21 @@ class ClusterRules:
     disconnect_timeout_s: float = 2.0  # and one whose connection has been closed for so long
     #: in place of both where the store began after the epoch; and how long a store without memory waits for nodes that know more
     rejoin_window_s: float = 20.0
-    report_s: float = 60.0  # how long the leader waits for reports
-    meeting_s: float = 60.0  # a meeting that gets no number in this time has failed
-    suspension_s: float = 1.5  # a longer gap in the store's ticks means that the store itself was suspended
+    report_s: float = 60.0  # how long reports are waited for
+    meeting_s: float = 90.0  # a meeting that gets no number in this time has failed: longer than `rejoin_s`
+    suspension_s: float = 1.5  # a longer gap in the own ticks means that this process itself was suspended
+    #: A node whose connection is closed, or leads nowhere, is lost after `closed_s` where no other rank ends a step, but after
+    #: `closed_after_end_s` where the attempt has ended anyway. One that is connected and silent is lost after `silent_s`.
+    closed_s: float = 10.0
+    closed_after_end_s: float = 3.0
+    silent_s: float = 60.0
+    #: Members have so long to come back to a coordinator that began after their epoch; one that knows of no epoch waits so long for nodes
+    #: that know more.
+    rejoin_s: float = 60.0
+    #: A node stops that finds no coordinator for so long (`nodes.wait_s`).
+    wait_s: float = 600.0
+    look_s: float = 20.0  # how long the looks of all nodes are waited for
+    looks_apart_s: float = 60.0  # from one round of looks to the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +135,28 @@ def nodes_of(rows: Mapping[str, str], kind: str, number: int) -> frozenset[str]:
     """Return the nodes that have a row of this kind in an epoch."""
     prefix = f"{kind}/{number}/"
     return frozenset(key[len(prefix) :] for key in rows if key.startswith(prefix))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMemory:
+    """What a node keeps for good: the newest epoch in which it took part, and what it did there.
+
+    acted: the decision, None: none yet. returning: how many members come to the next meeting, 0: not known. aside: this node takes no part
+    in the rest of the epoch. over: it ended as the job did without it, in a newer epoch.
+    """
+
+    node: str
+    epoch: Epoch | None = None
+    acted: ClusterDecision | None = None
+    aside: bool = False
+    over: bool = False
+    returning: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorMemory:
+    """What a coordinator keeps for good: the newest epoch, its end and the decision about it. None: none yet."""
+
+    epoch: Epoch | None = None
+    end: EpochEnd | None = None
+    decision: ClusterDecision | None = None

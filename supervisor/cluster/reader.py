@@ -1,20 +1,22 @@
-"""Asks a control store which nodes it knows, from a process that is no node: `supervise status --all-nodes`."""
+"""Asks a coordinator which nodes it knows, from a process that is no node: `supervise status --all-nodes`."""
 
 from __future__ import annotations
 
 import json
 import socket
+import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from supervisor.cluster import wire
-from supervisor.cluster.messages import AskNodes
+from supervisor.cluster.lines import LineSocket
+from supervisor.cluster.messages import Ask, Refused
 from supervisor.core.numeric import rank_list
 
 if TYPE_CHECKING:
-    from supervisor.cluster.client import StoreAddress
+    from supervisor.cluster.client import CoordinatorAddress
     from supervisor.cluster.messages import KnownNodes
     from supervisor.core.state import JobState
 
@@ -56,13 +58,25 @@ class NodeStanding:
             return None
 
 
-def known_nodes(address: StoreAddress, within_s: float) -> KnownNodes:
-    """Return what the store there knows. Raises OSError where none answers in time that takes the key."""
+def known_nodes(address: CoordinatorAddress, within_s: float) -> KnownNodes:
+    """Return what the coordinator there knows. Raises OSError where none answers in time, or it refuses to."""
     with socket.create_connection((address.host, address.port), timeout=within_s) as sock:
-        sock.sendall(wire.greeting(address.key) + wire.encode(AskNodes()))
-        with sock.makefile("rb") as file:
-            line = file.readline(wire.LONGEST_LINE)
+        connection = LineSocket(sock, wire.LONGEST_OF_THE_COORDINATOR)
+        sock.settimeout(within_s)  # nothing else waits here
+        connection.put(wire.greeting(address.key) + wire.encode(Ask()))
+        connection.flush()
+        until_t = time.monotonic() + within_s
+        while time.monotonic() < until_t:
+            for message in connection.messages():
+                return _answer(message)
+    raise TimeoutError(f"no answer within {within_s:g} s")
+
+
+def _answer(message: bytes) -> KnownNodes:
     try:
-        return wire.to_reader(line)
+        answer = wire.to_reader(message)
     except msgspec.DecodeError as error:
-        raise OSError(str(error) if line else "it closed the connection") from error
+        raise OSError(str(error)) from error
+    if isinstance(answer, Refused):
+        raise ConnectionRefusedError(answer.text)
+    return answer

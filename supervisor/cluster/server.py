@@ -1,7 +1,7 @@
-"""Serves the control store (store.py) over TCP, in a thread of its own: nothing that a peer or a disk does holds up the supervisor's loop.
+"""Serves the coordinator (coordinator.py) over TCP, in a thread of its own: no peer and no disk holds up the supervisor's loop.
 
-A connection that sends anything but the job's key and messages is closed, and nobody else notices. A node that opens a second connection
-has lost the first. A reader (reader.py) has the key and is no node: the store itself knows nothing of it.
+A connection that sends anything but a greeting and messages is closed, and nobody else notices; one of another version or another job is
+told why first. A node that opens a second connection has lost the first. A reader (reader.py) and a guardian have the key and are no nodes.
 """
 
 from __future__ import annotations
@@ -11,42 +11,42 @@ import selectors
 import socket
 import threading
 import time
-from collections import deque
-from dataclasses import replace
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from supervisor.cluster import store as storage
+from supervisor.cluster import coordinator as coordination
+from supervisor.cluster import messages as protocol
 from supervisor.cluster import wire
-from supervisor.cluster.lines import LineListener, LineSocket
-from supervisor.cluster.messages import AskNodes, NodeBeat
-from supervisor.cluster.model import nodes_of
+from supervisor.cluster.lines import ClosedByPeer, Inbox, LineListener, LineSocket, MessageTooLong
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from supervisor.cluster.messages import ToNode, ToStore
-    from supervisor.cluster.store import StoreInput, StoreOutput, StoreState
+    from supervisor.cluster.coordinator import CoordinatorInput, CoordinatorOutput, CoordinatorState
+    from supervisor.cluster.model import CoordinatorMemory
 
 TICK_S = 0.2
 #: Name of the thread.
-THREAD = "control-store"
-#: A connection without a greeting within this time is not a node.
+THREAD = "coordinator"
+#: A connection without a message of a node within this time is closed.
 GREETING_S = 10.0
 #: Connections that have not greeted yet; a port scanner opens many.
 MOST_STRANGERS = 256
 _BACKLOG = 1024
 
 
-class _NodeConnection:
-    """One connection. node: "" until its hello."""
+class _Connection:
+    """One connection.
+
+    node: "" until its Join. is_refused: its peer was told so, and what it sends is not read. is_last: nothing is sent over it any more.
+    """
 
     def __init__(self, lines: LineSocket, t: float) -> None:
         self.lines = lines
         self.since_t = t
-        self.is_greeted = False
         self.node = ""
+        self.is_greeted = self.is_refused = self.is_last = False
 
 
 def listen(port: int = 0) -> socket.socket:
@@ -57,34 +57,47 @@ def listen(port: int = 0) -> socket.socket:
     return socket.create_server(("", port), backlog=_BACKLOG)
 
 
-class StoreServer:
-    """A store that is served from `start` until `close`.
+class CoordinatorServer:
+    """A coordinator that is served from `start` until `close`.
 
-    keep: writes to the disk the rows with which the next store begins (kept.py). Called in the store's thread.
+    clock: of all its times, and of the core's. keep: writes to the disk what the next coordinator begins with (kept.py). emit: takes what
+    this node's core has to do. warn: prints a line at the terminal. All three are called in the coordinator's thread.
     """
 
-    def __init__(self, listener: socket.socket, key: str, state: StoreState, keep: Callable[[tuple[tuple[str, str], ...]], None]) -> None:
+    def __init__(  # noqa: PLR0913, PLR0917  whom it serves, by what, and who hears of it
+        self,
+        listener: socket.socket,
+        key: str,
+        state: CoordinatorState,
+        clock: Callable[[], float],
+        keep: Callable[[CoordinatorMemory], None],
+        emit: Callable[[CoordinatorOutput], None],
+        warn: Callable[[str], None],
+    ) -> None:
         self.port: int = listener.getsockname()[1]
         self.key = key
         self._state = state
-        self._keep = keep
-        self._connections: dict[int, _NodeConnection] = {}
-        self._of_node: dict[str, _NodeConnection] = {}
-        self._inbox: deque[StoreInput] = deque()  # the first is being answered
-        self._have: dict[str, int] = {}  # the revision that each node reported to have
-        self._encoded: tuple[ToNode | None, bytes] = None, b""
+        self._clock, self._keep, self._emit, self._warn = clock, keep, emit, warn
+        self._connections: dict[int, _Connection] = {}
+        self._of_node: dict[str, _Connection] = {}
+        self._unsent: set[_Connection] = set()  # for which there is something to be sent
+        self._told: set[str] = set()  # nodes that have read all that was sent to them, the decision too
+        self._warned: set[str] = set()
+        self._is_stepping = False
         self._selector = selectors.DefaultSelector()
-        self._listener = LineListener(listener, self._selector)
+        self._inbox: Inbox[CoordinatorInput] = Inbox(self._selector)
+        self._listener = LineListener(listener, self._selector, wire.LONGEST_OF_A_STRANGER)
         self._end_t: float | None = None  # by when it closes at the latest
         self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
+
+    # from any thread
 
     def start(self) -> None:
         """Begin to serve. Raises RuntimeError where no thread is to be had; its port is free then."""
         try:
             self._thread.start()
         except RuntimeError:
-            self._listener.close()
-            self._selector.close()
+            self._close_all()
             raise
 
     @property
@@ -92,12 +105,27 @@ class StoreServer:
         """Whether it serves."""
         return self._thread.is_alive()
 
+    @property
+    def memory(self) -> CoordinatorMemory:
+        """What the next coordinator begins with."""
+        return self._state.memory
+
+    def give(self, message: CoordinatorInput) -> None:
+        """Take the core's decision."""
+        self._inbox.give(message)
+
+    def standings(self) -> dict[str, str]:
+        """Return the standing of each connected node, as its last beat has it."""
+        nodes = coordination.known_nodes(self._state, self._clock()).nodes
+        return {node.node: node.standing for node in nodes if node.reached and node.standing}
+
     def close(self, linger_s: float) -> None:
         """Serve until every member of the last epoch knows its decision, `linger_s` at most, and return then. Not from the loop's thread.
 
-        Also where the job goes on without this node: its leaving ended the epoch, and nothing is decided without a store.
+        Also where the job goes on without this node: its leaving ended the epoch, and nothing is decided without a coordinator.
         """
         self._end_t = time.monotonic() + linger_s
+        self._inbox.wake()
         if self._thread.ident is not None:  # it began
             self._thread.join()
 
@@ -109,32 +137,48 @@ class StoreServer:
             while not self._is_closing():
                 now = time.monotonic()
                 if now >= next_tick:
-                    self._take(storage.StoreTick(now))
+                    self._take(protocol.CoordinatorTick(self._clock()))
                     self._drop_strangers(now)
+                    self._drop_unreachable()
                     self._listener.tick()
                     next_tick = now + TICK_S
                 for key, mask in self._selector.select(max(0.0, next_tick - time.monotonic())):
                     if key.data is self._listener:
                         self._accept()
+                    elif key.data is self._inbox:
+                        for message in self._inbox.items():
+                            self._take(message)
                     else:
                         self._serve(self._connections.get(key.fd), mask)
+                self._send_all()
         finally:
-            for connection in list(self._connections.values()):
-                connection.lines.close()
-            self._listener.close()
-            self._selector.close()
+            self._close_all()
+
+    def _close_all(self) -> None:
+        for connection in self._connections.values():
+            connection.lines.close()
+        self._listener.close()
+        self._inbox.close()
+        self._selector.close()
 
     def _is_closing(self) -> bool:
+        """Return whether nobody is served any more; let the members go that have read the decision."""
         if self._end_t is None:
             return False
-        state = self._state
-        if state.epoch is None or time.monotonic() >= self._end_t:
+        memory = self._state.memory
+        if memory.epoch is None or time.monotonic() >= self._end_t:
             return True
-        if state.is_open:
+        if memory.decision is None:
             return False
-        number = state.epoch.number
-        out = nodes_of(state.rows, "lost", number) | nodes_of(state.rows, "left", number) | {state.host}
-        return all(node in out or self._have.get(node, 0) >= state.revision for node in state.epoch.members)
+        known = coordination.known_nodes(self._state, self._clock())
+        awaited = {node.node for node in known.nodes if node.index >= 0 and not node.out.startswith(("lost", "left"))} - {known.host}
+        for node in awaited - self._told:
+            connection = self._of_node.get(node)
+            if connection is not None and not connection.lines.has_unsent and not connection.is_last:
+                connection.is_last = True
+                with contextlib.suppress(OSError):  # its end is read
+                    connection.lines.say_no_more()
+        return awaited <= self._told
 
     def _accept(self) -> None:
         lines = self._listener.accept()
@@ -143,10 +187,10 @@ class StoreServer:
         strangers = [connection for connection in self._connections.values() if not connection.is_greeted]
         if len(strangers) >= MOST_STRANGERS:
             self._drop(strangers[0])
-        self._connections[lines.fileno()] = _NodeConnection(lines, time.monotonic())
+        self._connections[lines.fileno()] = _Connection(lines, time.monotonic())
         self._selector.register(lines.sock, selectors.EVENT_READ)
 
-    def _serve(self, connection: _NodeConnection | None, mask: int) -> None:
+    def _serve(self, connection: _Connection | None, mask: int) -> None:
         if connection is None:
             return
         try:
@@ -154,72 +198,117 @@ class StoreServer:
                 connection.lines.flush()
                 self._await(connection)
             if mask & selectors.EVENT_READ:
-                for line in connection.lines.lines():
-                    self._on_line(connection, line)
+                self._read(connection)
+        except ClosedByPeer:
+            if self._state.memory.decision is not None and not connection.lines.has_unsent:
+                self._told.add(connection.node)
+            self._drop(connection)
         except (OSError, msgspec.DecodeError):
             self._drop(connection)
 
-    def _on_line(self, connection: _NodeConnection, line: bytes) -> None:
-        if not connection.is_greeted:
-            if not wire.is_greeting(line, self.key):
-                raise ConnectionAbortedError("no node of this job")
-            connection.is_greeted = True
+    def _read(self, connection: _Connection) -> None:
+        if connection.is_refused:
+            connection.lines.discard()
             return
-        message = wire.to_store(line)
-        if isinstance(message, AskNodes):
-            self._send(connection, wire.encode(storage.known_nodes(self._state, time.monotonic())))
-            return
-        if connection.node != message.node:
-            self._introduce(connection, message)
-        if isinstance(message, NodeBeat):
-            self._have[message.node] = message.have
-            # what was sent over this connection arrives: it is not sent again
-            message = replace(message, have=max(message.have, self._state.connected.get(message.node, 0)))
-        self._take(storage.FromNode(time.monotonic(), message))
+        try:
+            for message in connection.lines.messages():
+                if self._connections.get(connection.lines.fileno()) is not connection or connection.is_refused:
+                    return  # dropped meanwhile: another connection stands for its node
+                self._on_message(connection, message)
+        except MessageTooLong as error:
+            self._refuse(connection, f"the node at {connection.lines.peer} sent {error}: report this, and start supervise again there")
 
-    def _introduce(self, connection: _NodeConnection, message: ToStore) -> None:
+    def _on_message(self, connection: _Connection, data: bytes) -> None:
+        if not connection.is_greeted:
+            reason = wire.refusal(data, self.key, connection.lines.peer)
+            if reason:
+                self._refuse(connection, reason)
+            else:
+                connection.is_greeted, connection.lines.longest = True, wire.LONGEST_OF_A_NODE
+            return
+        message = wire.to_coordinator(data)
+        if isinstance(message, protocol.Ask):
+            self._send(connection, wire.encode(coordination.known_nodes(self._state, self._clock())))
+        elif isinstance(message, protocol.Gone):
+            self._on_gone(message)
+        else:
+            if isinstance(message, protocol.Join):
+                self._introduce(connection, message.node)
+            if not connection.node:
+                raise ConnectionAbortedError("a node that has not joined")
+            self._take(protocol.FromNode(self._clock(), connection.node, message))
+
+    def _on_gone(self, message: protocol.Gone) -> None:
+        """Take the word of a guardian, unless another supervisor of its node is connected: that speaks for itself."""
+        connection = self._of_node.get(message.node)
+        if connection is not None:
+            self._serve(connection, selectors.EVENT_READ)  # the end of the one that died may not be read yet
+        if message.node not in self._of_node:
+            self._take(protocol.FromNode(self._clock(), message.node, message))
+
+    def _introduce(self, connection: _Connection, node: str) -> None:
         """Give a node this connection in place of an earlier one."""
         if connection.node:
-            raise ConnectionAbortedError("a node does not change its name")
-        connection.node = message.node
-        before = self._of_node.get(message.node)
-        self._of_node[message.node] = connection
+            raise ConnectionAbortedError("a node joins once over a connection")
+        connection.node = node
+        before = self._of_node.get(node)
+        self._of_node[node] = connection
         if before is not None:
             self._drop(before)
 
-    def _take(self, given: StoreInput) -> None:
-        """Have the store answer. What a broken connection brings while the answers are sent comes after them."""
-        self._inbox.append(given)
-        if len(self._inbox) > 1:
+    def _refuse(self, connection: _Connection, reason: str) -> None:
+        """Tell both sides why a connection is refused, each once. Its peer closes it, or the time for strangers runs out."""
+        connection.is_refused, connection.since_t = True, time.monotonic()
+        self._forget(connection)
+        if reason not in self._warned and len(self._warned) < MOST_STRANGERS:
+            self._warned.add(reason)
+            self._warn(f"refused: {reason}")
+        self._send(connection, wire.encode(protocol.Refused(reason)))
+
+    def _take(self, given: CoordinatorInput) -> None:
+        """Have the coordinator answer. What a broken connection brings while the answers are sent comes after them."""
+        if self._is_stepping:
+            self._inbox.give(given)
             return
-        while self._inbox:
-            self._state, outputs = storage.step(self._state, self._inbox[0])
+        self._is_stepping = True
+        try:
+            before = self._state.memory
+            self._state, outputs = coordination.step(self._state, given)
+            if self._state.memory != before:
+                self._told.clear()
+                self._keep(self._state.memory)
             for output in outputs:
                 self._do(output)
-            self._inbox.popleft()
+        finally:
+            self._is_stepping = False
 
-    def _do(self, output: StoreOutput) -> None:
-        match output:
-            case storage.KeepRows(rows):
-                self._keep(rows)
-            case storage.SendToNode(node, message):
-                connection = self._of_node.get(node)
-                if connection is not None:
-                    if message != self._encoded[0]:  # many nodes get the same
-                        self._encoded = message, wire.encode(message)
-                    self._send(connection, self._encoded[1])
-            case _:
-                assert_never(output)
+    def _do(self, output: CoordinatorOutput) -> None:
+        if not isinstance(output, protocol.SendToNodes):
+            self._emit(output)
+            return
+        lines = wire.encode(output.message)  # once, for all of them
+        for node in output.nodes:
+            connection = self._of_node.get(node)
+            if connection is not None and not connection.is_last:
+                self._send(connection, lines)
 
-    def _send(self, connection: _NodeConnection, data: bytes) -> None:
-        try:
-            connection.lines.send(data)
-        except OSError:
-            self._drop(connection)
-        else:
-            self._await(connection)
+    def _send(self, connection: _Connection, lines: tuple[bytes, ...]) -> None:
+        connection.lines.put(lines)
+        self._unsent.add(connection)
 
-    def _await(self, connection: _NodeConnection) -> None:
+    def _send_all(self) -> None:
+        """Send what there is for each connection, in one go."""
+        while self._unsent:
+            connection = self._unsent.pop()
+            if self._connections.get(connection.lines.fileno()) is connection:
+                try:
+                    connection.lines.flush()
+                except OSError:
+                    self._drop(connection)
+                else:
+                    self._await(connection)
+
+    def _await(self, connection: _Connection) -> None:
         """Wait for what comes next on a connection."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.lines.has_unsent else 0)
         with contextlib.suppress(KeyError, ValueError):  # it was dropped meanwhile
@@ -231,14 +320,23 @@ class StoreServer:
             if not connection.node and now - connection.since_t > GREETING_S:
                 self._drop(connection)
 
-    def _drop(self, connection: _NodeConnection) -> None:
-        """Close a connection; the store learns of it where it was its node's newest."""
+    def _drop_unreachable(self) -> None:
+        for connection in list(self._connections.values()):
+            if connection.lines.is_unreachable:
+                self._drop(connection)
+
+    def _drop(self, connection: _Connection) -> None:
+        """Close a connection; the coordinator learns of it where it was its node's newest."""
         fd = connection.lines.fileno()
         if self._connections.get(fd) is not connection:
             return
         del self._connections[fd]
         self._selector.unregister(connection.lines.sock)
         connection.lines.close()
-        if connection.node and self._of_node.get(connection.node) is connection:
-            del self._of_node[connection.node]
-            self._take(storage.NodeClosed(time.monotonic(), connection.node))
+        self._forget(connection)
+
+    def _forget(self, connection: _Connection) -> None:
+        node, connection.node = connection.node, ""
+        if node and self._of_node.get(node) is connection:
+            del self._of_node[node]
+            self._take(protocol.NodeClosed(self._clock(), node))

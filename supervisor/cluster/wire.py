@@ -1,6 +1,7 @@
-"""The control store's messages on the wire: one line of JSON each, `["name", {fields}]`.
+"""The messages of the nodes' protocol on the wire: JSON objects whose `type` is the message's, each in lines (lines.py).
 
-A connection begins with a line that has the job's key; without it, it is refused.
+A connection begins with a greeting, which names the version of the protocol and the job's key. Its form and that of Refused are for ever,
+so that nodes of any two versions can tell their people why they do not work together.
 """
 
 from __future__ import annotations
@@ -8,87 +9,86 @@ from __future__ import annotations
 import hmac
 import json
 import re
-from typing import TYPE_CHECKING, TypeVar
+import socket
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from supervisor.cluster.messages import (
-    AskNodes,
-    KnownNodes,
-    MeetNodes,
-    NodeBeat,
-    NodeHello,
-    ReadReports,
-    StoreReports,
-    StoreRows,
-    WriteRow,
-)
+from supervisor.cluster.lines import PIECE, in_lines
+from supervisor.cluster.messages import FromTheCoordinator, Gone, KnownNodes, Refused, ToCoordinator
+from supervisor.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from supervisor.cluster.messages import Ask
 
-    from supervisor.cluster.messages import ToNode, ToStore
-
-#: A longer line is no message: a report has some hundred KiB at most.
-LONGEST_LINE = 16 * 2**20
-#: The key of a row: its kind, the number of its epoch, and perhaps more.
-_KEY = re.compile(r"[a-z]+/[0-9]{1,18}(?:/.*)?", re.ASCII | re.DOTALL)
-_GREETING = "supervise control store 1"
-_TO_STORE: dict[str, type[ToStore | AskNodes]] = {
-    "hello": NodeHello,
-    "beat": NodeBeat,
-    "write": WriteRow,
-    "meet": MeetNodes,
-    "read": ReadReports,
-    "ask": AskNodes,
-}
-_TO_NODE: dict[str, type[ToNode]] = {"rows": StoreRows, "reports": StoreReports}
-_TO_READER: dict[str, type[KnownNodes]] = {"nodes": KnownNodes}
-_NAMES: dict[type, str] = {kind: name for name, kind in (*_TO_STORE.items(), *_TO_NODE.items(), *_TO_READER.items())}
-_Kind = TypeVar("_Kind")
+#: Raised with each change of a message that an earlier version would misunderstand.
+PROTOCOL = 2
+#: Bytes of a message that are taken of a node, and of the coordinator, which sends the texts of all nodes in one. Of a stranger: a piece.
+LONGEST_OF_A_NODE = 4 * 2**20
+LONGEST_OF_THE_COORDINATOR = 64 * 2**20
+LONGEST_OF_A_STRANGER = PIECE
+_GREETING = re.compile(rb"supervise coordinator (\S{1,20}) (\S{1,200})", re.ASCII)
 
 
-def greeting(key: str) -> bytes:
+def greeting(key: str, version: str = str(PROTOCOL)) -> tuple[bytes, ...]:
     """Return the first line of a connection."""
-    return f"{_GREETING} {key}\n".encode()
+    return (f"supervise coordinator {version} {key}\n".encode(),)
 
 
-def is_greeting(line: bytes, key: str) -> bool:
-    """Return whether a line is the greeting of a node of this job."""
-    return hmac.compare_digest(line, greeting(key))
+def refusal(message: bytes, key: str, peer: str) -> str:
+    """Return why a connection is refused that begins with this message, for the people of both nodes; "" where it is not.
 
-
-def encode(message: ToStore | ToNode | AskNodes | KnownNodes) -> bytes:
-    """Return the line of a message."""
-    fields = msgspec.to_builtins(message)
-    return json.dumps([_NAMES[type(message)], fields], separators=(",", ":")).encode() + b"\n"
-
-
-def to_store(line: bytes) -> ToStore | AskNodes:
-    """Return the message of a node or of a reader.
-
-    Raises msgspec.DecodeError where the line is none, a field has another type, or the key of a row is none.
+    peer: the address of the node. Raises ConnectionAbortedError where it is no greeting: whoever connects is no supervise.
     """
-    message = _decoded(line, _TO_STORE)
-    if isinstance(message, WriteRow) and not _KEY.fullmatch(message.key):
-        raise msgspec.DecodeError(f"not the key of a row: {message.key[:80]!r}")
-    return message
+    words = _GREETING.fullmatch(message)
+    if words is None:
+        raise ConnectionAbortedError("no node of a job")
+    version, coordinator = words[1].decode("ascii", "replace"), f"the coordinator on {socket.gethostname()} (supervise {__version__})"
+    if version != str(PROTOCOL):
+        return (
+            f"the node at {peer} speaks version {version} of the protocol between nodes, {coordinator} speaks version {PROTOCOL}: "
+            "install the same supervise on all nodes, and start it again on that node"
+        )
+    if not hmac.compare_digest(words[2], key.encode()):
+        return (
+            f"the node at {peer} speaks version {version} of the protocol between nodes, like {coordinator}, but is of another job, "
+            "whose coordinator is not served there any more: start supervise again on that node with the --rdzv-endpoint of its job"
+        )
+    return ""
 
 
-def to_node(line: bytes) -> ToNode:
-    """Return a message of the store. Raises msgspec.DecodeError where the line is none, or a field has another type."""
-    return _decoded(line, _TO_NODE)
+def encode(message: ToCoordinator | FromTheCoordinator | Ask | KnownNodes | Refused) -> tuple[bytes, ...]:
+    """Return the lines of a message."""
+    return in_lines(json.dumps(msgspec.to_builtins(message), separators=(",", ":")).encode())
 
 
-def to_reader(line: bytes) -> KnownNodes:
-    """Return the answer to a reader. Raises msgspec.DecodeError where the line is none, or a field has another type."""
-    return _decoded(line, _TO_READER)
+def last_word(key: str, node: str) -> str:
+    """Return what a guardian sends once the supervisor of a node has died and its processes are ended."""
+    return b"".join((*greeting(key), *encode(Gone(node)))).decode()
 
 
-def _decoded(line: bytes, kinds: Mapping[str, type[_Kind]]) -> _Kind:
+def to_coordinator(message: bytes) -> ToCoordinator:
+    """Return the message of a node, a guardian or a reader. Raises msgspec.DecodeError where it is none, or a field has another type."""
+    return _decoded(message, ToCoordinator)  # type: ignore[no-any-return]
+
+
+def to_node(message: bytes) -> FromTheCoordinator | Refused:
+    """Return a message of the coordinator. Raises msgspec.DecodeError where it is none, or a field has another type."""
+    return _decoded(message, FromTheCoordinator | Refused)  # type: ignore[no-any-return]
+
+
+def to_reader(message: bytes) -> KnownNodes | Refused:
+    """Return the answer to a reader. Raises msgspec.DecodeError where it is none, or a field has another type."""
+    return _decoded(message, KnownNodes | Refused)  # type: ignore[no-any-return]
+
+
+def _decoded(message: bytes, kinds: Any) -> Any:  # noqa: ANN401  a union of types, and one of them
     try:
-        name, fields = json.loads(line)  # msgspec's decoder refuses lone surrogates, which stand for a name that is not UTF-8
-        kind = kinds[name]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise msgspec.DecodeError(f"no message of the control store: {error!r}") from error
-    return msgspec.convert(fields, kind)
+        return msgspec.json.decode(message, type=kinds)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        pass  # msgspec refuses lone surrogates, which stand for a name that is not UTF-8
+    try:
+        fields = json.loads(message)
+    except (ValueError, RecursionError) as error:
+        raise msgspec.DecodeError(f"no message of the nodes' protocol: {error!r}") from error
+    return msgspec.convert(fields, kinds)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from supervisor.config.settings import Settings
 
+#: Set by what starts a command again: Slurm, Kubernetes, and systemd for the process of a unit.
+_OF_A_SCHEDULER = ("SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST", "SYSTEMD_EXEC_PID")
+
 
 def to_policy(  # noqa: PLR0913  what is known of the command, each by name
     settings: Settings,
@@ -61,6 +64,7 @@ def to_policy(  # noqa: PLR0913  what is known of the command, each by name
         nodes=nodes or 1,
         least_nodes=least_nodes,
         check_nodes=settings.health.check_nodes,
+        is_scheduled=any(environ.get(name) for name in _OF_A_SCHEDULER),
         evict_on=evict_on(settings),
         on_hang="" if settings.origin("hang.action").kind == "default" else settings.hang.action,
         on_nan=settings.loss.on_nan,

@@ -240,7 +240,7 @@ _ROWS: dict[Cause, CauseRow] = {
     ),
     Cause.NODE_LOST: CauseRow(
         meaning="A node of the job was lost, or left",
-        proof="the store of the nodes: nothing came from it for as long as nodes.lease_s allows, or its supervise ended",
+        proof="the coordinator: the node's supervise ended, it was silent for 60 s, or it could not be reached and no other made steps",
         family=Family.INFRASTRUCTURE,
         breaks_collectives=False,
         ladder=(*GUARDS, LAST),

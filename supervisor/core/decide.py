@@ -27,8 +27,9 @@ lifecycle.py (start, run, end), failure.py (stop the ranks, judge, plan), node_h
 (this node's health), hangs.py (ranks that stand still), training.py (loss and pace), saved_by.py (whose checkpoint was loaded),
 shutdown.py (a request to stop).
 
-8. *Nodes decide together.* What happens to a shared attempt is decided once, on one node, on what all of them saw (ReportsGathered). All
-   act on that one decision (DecisionMade), and on nothing else (epoch.py).
+8. *Nodes decide together.* What happens to a shared attempt is decided once, at the coordinator, on what all of them saw
+   (ReportsGathered): also while that is stopping, or takes no part in the attempt. All act on that one decision (DecisionMade), and on
+   nothing else (epoch.py).
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from supervisor.core.events import (
     CheckpointSelected,
     CheckpointsLoaded,
     CheckpointVerified,
+    CoordinatorFellSilent,
     DecisionMade,
     EvidenceCollected,
     GpusListed,
@@ -60,6 +62,7 @@ from supervisor.core.events import (
     LeftBehind,
     NewestSaveGone,
     NodeBegan,
+    NodeCutOff,
     NodesGathered,
     NodesMissing,
     NodesWaiting,
@@ -76,7 +79,6 @@ from supervisor.core.events import (
     StacksRequested,
     StartCeilingPassed,
     StopRequested,
-    StoreFellSilent,
     SupervisorStarted,
     TimeLeft,
     TimerFired,
@@ -171,7 +173,7 @@ EVENTS: dict[type, EventRow] = {
     RankExited: EventRow(LIVES | ENDS, shutdown.on_rank_exited, _leads(LIVES, Stage.TEARDOWN)),
     LauncherExited: EventRow(LIVES | ENDS, failure.on_launcher_exited, _leads(LIVES, Stage.TEARDOWN)),
     AttemptEndedByPeer: EventRow(LIVES | {Stage.TEARDOWN}, epoch.on_attempt_ended_by_peer, _leads(LIVES, Stage.TEARDOWN, Stage.ADMITTING)),
-    ReportsGathered: EventRow(frozenset({Stage.TEARDOWN, Stage.FOLLOWING, Stage.ADMITTING}), epoch.on_reports_gathered),
+    ReportsGathered: EventRow(ANY, epoch.on_reports_gathered),
     DecisionMade: EventRow(
         LIVES | ENDS,
         epoch.on_decision_made,
@@ -180,7 +182,10 @@ EVENTS: dict[type, EventRow] = {
     LeftBehind: EventRow(
         LIVES | ENDS, epoch.on_left_behind, _leads(LIVES, Stage.FOLLOWING) | _leads([Stage.TEARDOWN, Stage.FOLLOWING], *WANTED)
     ),
-    StoreFellSilent: EventRow(LIVES, epoch.on_store_silent, _leads(LIVES, Stage.TEARDOWN)),
+    CoordinatorFellSilent: EventRow(LIVES, epoch.on_coordinator_silent, _leads(LIVES, Stage.TEARDOWN)),
+    NodeCutOff: EventRow(
+        frozenset({Stage.STARTING, Stage.FOLLOWING}), epoch.on_node_cut_off, _leads([Stage.STARTING, Stage.FOLLOWING], Stage.ENDED)
+    ),
     EvidenceCollected: EventRow(
         frozenset({Stage.TEARDOWN, Stage.STOPPING}),
         shutdown.on_evidence_collected,
@@ -236,6 +241,6 @@ def decide(state: JobState, event: Event) -> tuple[JobState, tuple[Action, ...]]
 
 
 def is_of_another_attempt(state: JobState, event: Event) -> bool:
-    """Whether an event speaks of another attempt than the state's: the fence."""
+    """Whether an event speaks of another attempt than the state's: the fence. The coordinator judges the attempts of others too."""
     number = state.attempt.number
-    return getattr(event, "attempt", number) != number
+    return getattr(event, "attempt", number) != number and not isinstance(event, ReportsGathered)

@@ -2,7 +2,7 @@
 
     the attempt ends on a node ─> EndForAll ─> AttemptEndedByPeer on the others, which stop their ranks
     its ranks are gone, its evidence is there ─> ReportEpoch
-    all have reported ─> ReportsGathered on one of them ─> ProposeDecision ─> DecisionMade on every node
+    all have reported ─> ReportsGathered at the coordinator ─> ProposeDecision ─> DecisionMade on every node
 
 An attempt is shared from the moment at which its nodes have met (Attempt.members) until the decision about it. A failure before that is
 one of this node alone: nothing of the others' runs, so it judges by itself, and meets them again.
@@ -34,11 +34,12 @@ if TYPE_CHECKING:
         AttemptEnded,
         AttemptEndedByPeer,
         CheckpointVerified,
+        CoordinatorFellSilent,
         DecisionMade,
         LeftBehind,
+        NodeCutOff,
         NodesWaiting,
         ReportsGathered,
-        StoreFellSilent,
     )
     from supervisor.core.state import Run, Step
 
@@ -47,6 +48,8 @@ MEMBERSHIP, VOID, LEFT = "membership", "void", "left"
 RESTART, STOP, SUCCESS, LEFT_BEHIND = "restart", "stop", "success", "left_behind"
 #: Ends of an attempt in which nothing failed.
 _WITHOUT_FAILURE = frozenset({MEMBERSHIP, VOID})
+#: Stages of a node whose attempt has ended, and that goes on with the job.
+_REPORTED = frozenset({Stage.TEARDOWN, Stage.FOLLOWING, Stage.ADMITTING})
 #: What the ranks of the others show when a node goes: they lose their connections, or wait for it.
 _OF_A_LOSS = frozenset(
     {
@@ -95,13 +98,12 @@ def admit(state: JobState, message: PrintMessage) -> Step:
     return state, (message, stop, sharing.teardown_timer(state, state.token))
 
 
-def on_store_silent(state: JobState, event: StoreFellSilent) -> Step:
-    """End an attempt that the others may have ended without us."""
+def on_coordinator_silent(state: JobState, event: CoordinatorFellSilent) -> Step:
+    """End an attempt that the others may have ended without this node."""
     if not state.attempt.is_shared:
         return state, ()
-    text = f"the control store of the nodes did not answer for {state.run.policy.node_rules.lease_s:g} s"
-    seen = Evidence("network", "store_silent", text, t=event.t, claim=Claim(Cause.RENDEZVOUS, 0.9, transient=True))
-    return failure.stop_attempt(replace(state, attempt=replace(state.attempt, ended_for=(seen,))), event.t, text)
+    seen = Evidence("network", "coordinator_silent", event.text, t=event.t, claim=Claim(Cause.RENDEZVOUS, 0.9, transient=True))
+    return failure.stop_attempt(replace(state, attempt=replace(state.attempt, ended_for=(seen,))), event.t, event.text)
 
 
 # nodes that ask to join
@@ -175,13 +177,25 @@ def on_attempt_ended(state: JobState, event: AttemptEnded) -> Step:
 
 
 def on_reports_gathered(state: JobState, event: ReportsGathered) -> Step:
-    """Decide for all nodes, on what all of them saw."""
-    number = state.attempt.number
-    if _is_without_failure(state.attempt, event.kind):
-        return state, (ProposeDecision(number, VOID if event.kind == VOID else RESTART),)
-    decision = decided(state, event)
-    decision = replace(decision, by=state.attempt.me)
-    return state, (ProposeDecision(number, decision.plan.kind.value, decision),)
+    """Decide for all nodes, on what all of them saw. Nothing changes here: this node acts when the decision comes back (DecisionMade)."""
+    view = _view(state, event)
+    if _is_without_failure(view.attempt, event.kind):
+        return state, (ProposeDecision(event.attempt, VOID if event.kind == VOID else RESTART),)
+    decision = replace(decided(view, event), by=view.attempt.me)
+    return state, (ProposeDecision(event.attempt, decision.plan.kind.value, decision),)
+
+
+def _view(state: JobState, event: ReportsGathered) -> JobState:
+    """Return the state by which the coordinator judges: its own where it takes part in the attempt, else that of a node that reported.
+
+    The node of that state alerts to the decision: a coordinator that is stopping, or takes no part, has no incident of it.
+    """
+    attempt = state.attempt
+    takes_part = attempt.number == event.attempt and attempt.is_shared and state.stage in _REPORTED
+    if takes_part or not event.reports:
+        return state
+    report = event.reports[0]
+    return replace(state, run=report.run, attempt=report.attempt, gpus=report.gpus)
 
 
 def decided(state: JobState, event: ReportsGathered) -> JobDecision:
@@ -203,9 +217,9 @@ def decided(state: JobState, event: ReportsGathered) -> JobDecision:
     culprit = _culprit(event, verdict, members)
     verdict = verdict if verdict.node or culprit is None else replace(verdict, node=sharing.shown(culprit.node, members))
     view = state if culprit is None else replace(state, gpus=culprit.gpus, attempt=culprit.attempt)
-    run = planning.with_saved(view.run, saved, state.attempt.number)
-    attempt = replace(_with_saved(view.attempt, saved), number=state.attempt.number, evidence=facts)
-    view = replace(view, run=run, attempt=attempt)
+    saved = max((report.attempt.saved_steps.highest or 0 for report in event.reports), default=0)  # one node alone may have seen it
+    run = planning.with_saved(view.run, saved, event.attempt)
+    view = replace(view, run=run, attempt=replace(_with_saved(view.attempt, saved), evidence=facts))
     decision = failure.judged(view, event.t, verdict)
     left = len(members) - len({node for node, _ in event.missing})  # one whose supervise came back is there
     return replace(decision, plan=_waiting(decision.plan, state.run, left)) if is_loss else decision
@@ -333,14 +347,36 @@ def _ended_elsewhere(state: JobState, event: DecisionMade) -> Step:
 
 
 def on_decision_overdue(state: JobState, t: float) -> Step:
-    """No decision comes: none of the nodes that may decide can be reached."""
+    """No decision comes: the coordinator is gone."""
     if state.attempt.decided:
         return state, ()
-    waited_s = state.run.policy.peer_deadline_s
-    verdict = Verdict(Cause.RENDEZVOUS, 0.7, f"no decision of the nodes within {waited_s:.0f} s", "peer:silent", transient=True)
-    plan = Plan(PlanKind.STOP, "nodes would otherwise diverge", "the scheduler's requeue continues this run", "peer", 75)
+    return _without_coordinator(state, t, f"no decision of the coordinator within {state.run.policy.node_rules.wait_s:g} s (nodes.wait_s)")
+
+
+def on_node_cut_off(state: JobState, event: NodeCutOff) -> Step:
+    """Stop this node, of which no rank runs: with 78 where the coordinator refuses it, else with 75."""
+    if state.attempt.decided:
+        return state, ()
+    if not event.refused:
+        return _without_coordinator(state, event.t, event.text)
+    verdict = Verdict(Cause.DEPENDENCY, 0.95, f"the coordinator of the nodes refuses this node: {event.text}"[:600], "nodes:refused")
+    return _left(state, event.t, verdict, Plan(PlanKind.STOP, "it takes no part in the job", event.text[:600], "beginning", 78))
+
+
+def _without_coordinator(state: JobState, t: float, text: str) -> Step:
+    """Stop with 75, and name what to start where if no scheduler does."""
+    host = sharing.shown(state.attempt.coordinator, state.attempt.members)
+    first = f"node {host}, or the node in its place, first" if host else "the node that serves the rendezvous first"
+    again = f"start the same command again on every node, {first}: it resumes at the newest checkpoint"
+    hint = "the scheduler's requeue continues this run" if state.run.policy.is_scheduled else again
+    verdict = Verdict(Cause.RENDEZVOUS, 0.7, f"{text}{f': it was node {host}' if host else ''}", "coordinator:gone", transient=True)
+    return _left(state, t, verdict, Plan(PlanKind.STOP, "nodes would otherwise diverge", hint, "coordinator", 75))
+
+
+def _left(state: JobState, t: float, verdict: Verdict, plan: Plan) -> Step:
+    """End this node alone, whose ranks are gone."""
     opening: tuple[Action, ...] = ()
     if state.run.incident is None:
         state, opening = start.with_incident(state, t, verdict.summary)
-    state, actions = start.give_up(state, verdict, plan)
+    state, actions = start.leave(state, verdict, plan)
     return state, (*opening, *actions)

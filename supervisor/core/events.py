@@ -75,8 +75,9 @@ class NodesGathered(Struct, frozen=True):
     node: int  # the number of this one among `nodes`
     nodes: int
     number: int = 0  # of the attempt from now on, the same on all nodes; 0: it stays
-    members: tuple[str, ...] = ()  # the nodes in their order; empty: no control store
+    members: tuple[str, ...] = ()  # the nodes in their order; empty: they have no coordinator
     world_size: int = 0  # the ranks that they have together, 0: unknown
+    coordinator: str = ""  # the node of the coordinator, which need not be a member
 
 
 class NodeBegan(Struct, frozen=True):
@@ -180,8 +181,9 @@ class NodesMissing(Struct, frozen=True):
 
 
 class ReportsGathered(Struct, frozen=True):
-    """This node decides for all: what the nodes of the attempt saw, and which of them report nothing, each with the reason.
+    """This node is the coordinator: what the nodes of the attempt saw, and which of them report nothing, each with the reason.
 
+    It may take no part in the attempt, or be stopping, so this is not void where its own attempt is another.
     kind, node, text: how the attempt was ended, by which node, and why.
     """
 
@@ -214,11 +216,21 @@ class LeftBehind(Struct, frozen=True):
     attempt: int
 
 
-class StoreFellSilent(Struct, frozen=True):
-    """The control store did not answer for the time of a lease: the other nodes may go on without this one."""
+class CoordinatorFellSilent(Struct, frozen=True):
+    """The coordinator does not answer, and no rank of this node makes steps: the other nodes may go on without this one."""
 
     t: float
     attempt: int
+    text: str = "the coordinator of the nodes does not answer"
+
+
+class NodeCutOff(Struct, frozen=True):
+    """This node can take part no more. text: why, for people. refused: by the coordinator, else that is gone for good."""
+
+    t: float
+    attempt: int
+    text: str
+    refused: bool = False
 
 
 class EvidenceCollected(Struct, frozen=True):
@@ -347,11 +359,15 @@ class HangSuspected(Struct, frozen=True):
 
 
 class HangConfirmed(Struct, frozen=True):
-    """Two looks at the ranks showed the same, and nothing moved between them. Again when the group's own timeout has passed."""
+    """Two looks at the ranks showed the same, and nothing moved between them. Again when the group's own timeout has passed.
+
+    acting: the node that alerts, or ends the attempt for all nodes; "" where that is this one.
+    """
 
     t: float
     attempt: int
     hang: Hang
+    acting: str = ""
 
 
 class HangCleared(Struct, frozen=True):
@@ -488,7 +504,8 @@ Event = (
     | ReportsGathered
     | DecisionMade
     | LeftBehind
-    | StoreFellSilent
+    | CoordinatorFellSilent
+    | NodeCutOff
     | EvidenceCollected
     | CheckpointSelected
     | CheckpointVerified

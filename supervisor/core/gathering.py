@@ -98,7 +98,8 @@ def on_nodes_gathered(state: JobState, event: NodesGathered) -> Step:
     token = state.token + 1
     me = event.members[event.node] if event.members else ""
     number = event.number or state.attempt.number
-    attempt = replace(state.attempt, number=number, node=event.node, members=event.members, me=me, met_ranks=event.world_size)
+    attempt = replace(state.attempt, number=number, node=event.node, members=event.members, me=me)
+    attempt = replace(attempt, coordinator=event.coordinator, met_ranks=event.world_size)
     state = replace(state, token=token, attempt=attempt)
     select = SelectCheckpoint(
         state.attempt.number,

@@ -2,7 +2,7 @@
 
 A suspicion alone decides nothing: it is recorded and logged. Once two looks agree, `auto` ends only what cannot go on by itself. `warn`
 ends nothing. Ranks that stand behind the end of their training are no hang of it: only `restart` ends them, once nothing of theirs has
-worked for 10 minutes, and nothing is trained again.
+worked for 10 minutes, and nothing is trained again. Of several nodes one acts for all; the others know of the hang, and raise no alert.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ def on_hang_suspected(state: JobState, _event: HangSuspected) -> Step:
 def on_hang_confirmed(state: JobState, event: HangConfirmed) -> Step:
     """End the attempt where that is due, else alert once for each kind of hang."""
     hang, before = event.hang, state.attempt.hang
+    if event.acting:  # its look, and the hang in its status: another node speaks for all
+        state = replace(state, attempt=replace(state.attempt, hang_suspected=False, hang=hang))
+        return state, (KeepLook(state.attempt.number, 0),)
     if hang.kind is HangKind.EXIT or (hang.at_exit and _is_saved(state, hang)):
         return _behind_the_end(state, event)
     goes_on = why_it_goes_on(state, hang, is_first=before is None)
@@ -52,7 +55,11 @@ def on_hang_confirmed(state: JobState, event: HangConfirmed) -> Step:
     if before is not None and (before.kind, before.slow) == (hang.kind, hang.slow):
         return state, ()
     text = f"no progress for {hang.still_s:.0f} s: {hang.text}; the job goes on: {goes_on}{_remedy(hang)}{_devices(hang)}"
-    return state, (KeepLook(state.attempt.number, 0), Alert("hang", state.attempt.number, text))
+    return state, (KeepLook(state.attempt.number, 0), _alert(state, hang, text))
+
+
+def _alert(state: JobState, hang: Hang, text: str) -> Alert:
+    return Alert("hang", state.attempt.number, text, culprit=(_only(hang.ranks), hang.node))
 
 
 def _devices(hang: Hang) -> str:
@@ -87,11 +94,13 @@ def _behind_the_end(state: JobState, event: HangConfirmed) -> Step:
         reports = hang.kind is HangKind.EXIT and is_first
         works = f"{hang.working}, so it goes on; " if hang.working else ""
         then = f"{works}--on-hang restart ends it once nothing of it has worked for 10 minutes"
-        return state, (look, Alert("hang", number, f"{text}; {then}{_devices(hang)}")) if reports else (look,)
+        return state, (look, _alert(state, hang, f"{text}; {then}{_devices(hang)}")) if reports else (look,)
     if state.run.policy.on_hang != "restart":
         then = "nothing of it has worked for 10 minutes; --on-hang restart ends it, and trains nothing again"
-        return state, () if before is not None and before.over else (look, Alert("hang", number, f"{text}; {then}{_devices(hang)}"))
-    fact = Evidence("hang", "at_exit", text, _only(hang.ranks), event.t, claim=Claim(Cause.EXIT_STUCK, SURE, transient=False))
+        return state, () if before is not None and before.over else (look, _alert(state, hang, f"{text}; {then}{_devices(hang)}"))
+    fact = Evidence(
+        "hang", "at_exit", text, _only(hang.ranks), event.t, node=hang.node, claim=Claim(Cause.EXIT_STUCK, SURE, transient=False)
+    )
     state = replace(state, attempt=replace(state.attempt, ended_for=(fact,)))
     state, actions = failure.stop_attempt(state, event.t, text)
     return state, (KeepLook(number, state.incidents), *actions)

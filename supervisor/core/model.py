@@ -166,7 +166,7 @@ class RankExit(Struct, frozen=True):
         return self.code != 0
 
 
-class Claim(Struct, frozen=True):
+class Claim(Struct, frozen=True, gc=False):  # as Evidence
     """What a signature concludes from its match. The evidence carries it, so that a verdict can be explained without the signatures."""
 
     cause: Cause
@@ -175,7 +175,7 @@ class Claim(Struct, frozen=True):
     consequence_of: tuple[str, ...] = ()  # the causes that this may merely follow from, "*" for any
 
 
-class Evidence(Struct, frozen=True):
+class Evidence(Struct, frozen=True, gc=False):  # a fact holds no cycle, and a large job has 100,000s: the collector need not search them
     """One observed fact."""
 
     # the observer: exit, error_file, tail, log, hang, kernel, nvml, health, cgroup, host, network, nccl, heartbeat, launcher,
@@ -220,6 +220,7 @@ class Hang(Struct, frozen=True):
     group_timeout_s: float | None = None  # of the process group that is waited in; None: unknown
     slow: bool = False  # bytes move, fewer than a sign of life, so it goes on
     left_file: str = ""  # a file that ranks wait for the end of, and that nobody is left to remove; "" for none
+    node: str = ""  # of the culprits, as people are shown it; "" where the job has one node, and where they are on several
     at_exit: str = ""  # who stands behind the end of the training, and in what; "" where a rank may still train
     working: str = ""  # what a rank, or a process below one, still did between the looks; "" for nothing
     end_step: int | None = None  # the absolute step to which all ranks came by then; None: unknown
@@ -228,7 +229,7 @@ class Hang(Struct, frozen=True):
 
     def evidence(self, t: float) -> Evidence:
         """Return what the looks showed, as evidence of a failure at the time `t`. It claims no cause."""
-        return Evidence("hang", self.kind.value, self.text, self.ranks[0] if len(self.ranks) == 1 else None, t)
+        return Evidence("hang", self.kind.value, self.text, self.ranks[0] if len(self.ranks) == 1 else None, t, node=self.node)
 
 
 class Finding(Struct, frozen=True):
@@ -487,8 +488,8 @@ class Policy(Struct, frozen=True):
     same_place_steps: int = 10
     start_window_s: float = 120.0  # a rank without an optimizer, in which nothing else ran, is believed to be still importing for this long
     select_silence_s: float = 1200.0  # a selection that does not move for so long is given up; a disk without a byte far earlier
-    peer_deadline_s: float = 120.0  # how long a node waits for the decision of the nodes
     check_nodes: str = "never"  # --check-nodes: never, doubt or start
+    is_scheduled: bool = False  # a scheduler or systemd starts this command again after 75
     nodes: int = 1
     least_nodes: int = 0  # an attempt begins with so many; 0: with all of them
     backoff_base_s: float = 1.0

@@ -67,13 +67,14 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class NodesSection:
-    """[nodes]: when a node of the job counts as lost, and what becomes of the global batch."""
+    """[nodes]: how long a node waits for the coordinator, and what becomes of the global batch."""
 
-    lease_s: float = setting(
-        6.0,
-        "Seconds of silence after which a node of the job counts as lost: the attempt ends on all nodes.",
-        "A third of it lies between two signs of life. [More](many-nodes.md#what-is-in-the-store).",
+    wait_s: float = setting(
+        600.0,
+        "Seconds that a node waits for the decision of the coordinator about an attempt that has ended, before it stops with 75.",
+        "Under a scheduler its requeue continues the run. [More](many-nodes.md#when-the-coordinator-is-lost).",
         minimum=1.0,
+        maximum=_MOST_POLLED_S,
     )
     batch: Literal["hold", "require", "ignore"] = setting(
         "hold",

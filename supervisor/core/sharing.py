@@ -50,7 +50,7 @@ def needed_nodes(run: Run) -> int:
 def report(state: JobState) -> Step:
     """Send what this node saw, and await the decision."""
     token = state.token + 1
-    wait = SetTimer("peer", token, state.run.policy.peer_deadline_s)
+    wait = SetTimer("decision", token, state.run.policy.node_rules.wait_s)
     return replace(state, stage=Stage.FOLLOWING, token=token), (ReportEpoch(state.attempt.number), wait)
 
 

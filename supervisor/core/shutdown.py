@@ -363,7 +363,7 @@ TIMERS: dict[tuple[str, Stage], Callable[[JobState, float], Step]] = {
     ("backoff", Stage.WAITING): start.select,
     ("own_signal", Stage.TEARDOWN): _own_signal_over,
     ("evidence", Stage.TEARDOWN): failure.on_evidence_overdue,
-    ("peer", Stage.FOLLOWING): epoch.on_decision_overdue,
+    ("decision", Stage.FOLLOWING): epoch.on_decision_overdue,
     ("evidence", Stage.STOPPING): _evidence_overdue,
     ("find", Stage.STOPPING): _nothing_found,
     ("find", Stage.TEARDOWN): _nothing_found,

@@ -196,6 +196,7 @@ class Attempt(Struct, frozen=True):
     awaits_agreement: bool = False  # its nodes meet, and agree on what to resume from, before a rank starts
     members: tuple[str, ...] = ()  # the nodes that met, in the order of their group rank; empty: one node, or they have not met
     me: str = ""  # this node among them
+    coordinator: str = ""  # the node whose supervisor coordinates them
     missing: int = 0  # nodes that it waits for at the rendezvous, where fewer are there than it may begin with
     missing_until_t: float | None = None  # how long it waits for them; None: it never did
     met_ranks: int = 0  # those of all members, 0: unknown
@@ -270,6 +271,7 @@ class NodeReport(Struct, frozen=True):
     node: str
     attempt: Attempt
     gpus: tuple[Gpu, ...] = ()
+    run: Run = Run()  # of the first that is reported: the coordinator may take no part, and the run is the same on all that do
 
 
 class JobState(Struct, frozen=True):

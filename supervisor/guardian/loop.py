@@ -15,6 +15,7 @@ import time
 
 from . import process_tree, protocol
 from .children import Children
+from .last_word import LastWord
 from .libc import become_subreaper, keep_little_memory
 from .link import GuardianLink
 from .outputs import Outputs
@@ -63,6 +64,7 @@ class GuardianLoop:
         self._link = GuardianLink(self._reactor, options.link_fd, self._on_request, self._on_supervisor_gone)
         self._outputs = Outputs(self._reactor, self._link.send, self._link.read, options.log_bytes)
         self._children = Children(self._reactor, self._link.send, self._outputs, options.ignored)
+        self._last_word = LastWord()
         self._endings: dict[str, tuple[TreeTermination, Callable[[TreeTermination], None]]] = {}  # by their target: orphans or all
         self._stuck: frozenset[tuple[int, int]] = frozenset()
         self._tick_s = _FIRST_TICK_S
@@ -99,7 +101,7 @@ class GuardianLoop:
         if signal.SIGWINCH in received:
             self._outputs.drain.resize(lambda: self._reactor.post(lambda: self._children.signal(signal.SIGWINCH, to_all=False)))
 
-    def _on_request(self, message: GuardianRequest, fds: list[int]) -> None:
+    def _on_request(self, message: GuardianRequest, fds: list[int]) -> None:  # noqa: C901  a row for each kind
         self._read_signals()  # first: a signal that came before this request counts for the command that it names
         try:
             if message["do"] == "spawn":
@@ -118,6 +120,8 @@ class GuardianLoop:
                 self._end(str(message["what"]), int(message["signum"]), float(message["grace_s"]))
             elif message["do"] == "tails":
                 self._outputs.send_tails(message["id"], message.get("attempt"))
+            elif message["do"] == "last_word":
+                self._last_word.prepare(message)
             elif message["do"] == "finish":
                 self._finish()
             else:
@@ -216,7 +220,8 @@ class GuardianLoop:
         self._children.reap()
         if self._children.childless:
             # the supervisor left in good order: a slow reader of our stdout still gets all that was written
-            self._outputs.drain.sync(DrainRequest(_leave, pass_s=float("inf"), log_s=LOG_FLUSH_S))
+            self._last_word.say()
+            self._outputs.drain.sync(DrainRequest(self._leave_with_last_word, pass_s=float("inf"), log_s=LOG_FLUSH_S))
             return
         # in a thread: a job directory that does not answer must not keep us from killing
         asking = threading.Thread(target=self._ask_for_save, daemon=True)
@@ -245,8 +250,14 @@ class GuardianLoop:
         self._begin("all", signal.SIGTERM, TERM_GRACE_S, hard_s, self._leave_as_orphan)
 
     def _leave_as_orphan(self, ending: TreeTermination) -> None:
+        if not ending.stuck:  # a process that survives KILL may still hold a GPU, and a connection to the other ranks
+            self._last_word.say()
         # only processes that asked to be left alone are left: their output goes on being read
-        self._outputs.drain.sync(DrainRequest(_leave, pass_s=0.4, log_s=0.4, to_the_end=bool(ending.detached)))
+        self._outputs.drain.sync(DrainRequest(self._leave_with_last_word, pass_s=0.4, log_s=0.4, to_the_end=bool(ending.detached)))
+
+    def _leave_with_last_word(self, streams: list[OutputStream]) -> None:
+        self._last_word.wait()
+        _leave(streams)
 
 
 def _ignore(_signum: int, _frame: object) -> None:

@@ -77,6 +77,15 @@ class TailsRequest(TypedDict):
     attempt: int | None
 
 
+class LastWordRequest(TypedDict):
+    """Send `message` to host and port once the supervisor has died and all its processes are ended; replaces an earlier one."""
+
+    do: Literal["last_word"]
+    host: str
+    port: int
+    message: str
+
+
 class FinishRequest(TypedDict):
     """The run is over, and nothing is killed from now on; answered by survivors."""
 
@@ -84,7 +93,15 @@ class FinishRequest(TypedDict):
 
 
 GuardianRequest = (
-    SpawnRequest | StandbyRequest | DropStandbyRequest | LogDirRequest | SignalRequest | EndRequest | TailsRequest | FinishRequest
+    SpawnRequest
+    | StandbyRequest
+    | DropStandbyRequest
+    | LogDirRequest
+    | SignalRequest
+    | EndRequest
+    | TailsRequest
+    | LastWordRequest
+    | FinishRequest
 )
 
 # the guardian's events

@@ -34,13 +34,13 @@ from supervisor.agent.messages import (
     MissingNodesCounted,
     NodesMet,
     PrepareStandbys,
+    PublishCoordinator,
     RankReaped,
     RanksStarted,
     RanksStopped,
     RendezvousCompleted,
     Renumber,
     ScriptArgs,
-    ServeStore,
     StandbysReported,
     StandbysUsed,
     Start,
@@ -127,9 +127,9 @@ class ElasticSession:
         nodes, least = self._context.nodes, action.least_nodes
         self._open(action.attempt, lambda: Go(action.attempt, nproc=action.nproc, returning=nodes.returning, least_nodes=least))
 
-    def serve_store(self, attempt: int, port: int, key: str) -> None:
+    def publish_coordinator(self, attempt: int, port: int, key: str) -> None:
         """See Session."""
-        self._send(ServeStore(attempt, port, key))
+        self._send(PublishCoordinator(attempt, port, key))
 
     def renumber(self, attempt: int, number: int) -> None:
         """See Session."""

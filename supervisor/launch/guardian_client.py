@@ -182,6 +182,10 @@ class GuardianClient:
         """Ask for the last output of each stream, of one attempt or of the last two; answered by one tails event of this id."""
         self._request({"do": "tails", "id": request_id, "attempt": attempt})
 
+    def last_word(self, host: str, port: int, message: str) -> None:
+        """Have it send `message` there once this process has died and all that it ran is ended."""
+        self._request({"do": "last_word", "host": host, "port": port, "message": message})
+
     def finish(self) -> None:
         """Declare the run over: nothing is killed from now on. Answered by survivors; the guardian's end is not reported after that."""
         self._dismissed = True

@@ -59,7 +59,7 @@ class PlainSession:
         """A plain command meets nobody: the core asks it of torchrun's agent only."""
         self.refuse(action.attempt, "nodes can meet under torchrun's agent only", "the start of the attempt")
 
-    def serve_store(self, attempt: int, port: int, key: str) -> None:
+    def publish_coordinator(self, attempt: int, port: int, key: str) -> None:
         """A plain command meets nobody."""
 
     def renumber(self, attempt: int, number: int) -> None:

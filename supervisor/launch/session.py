@@ -127,8 +127,8 @@ class Session(Protocol):
         """Have this node meet the others, and start no rank; answered by a call of NodesListener, or LauncherExited."""
         ...
 
-    def serve_store(self, attempt: int, port: int, key: str) -> None:
-        """Show the other nodes that this supervisor serves the control store, and where."""
+    def publish_coordinator(self, attempt: int, port: int, key: str) -> None:
+        """Show the other nodes that this supervisor is the coordinator, and where it listens."""
         ...
 
     def renumber(self, attempt: int, number: int) -> None:

@@ -1,7 +1,7 @@
 """Tries the nodes of a job against each other before an attempt: the node check (health/nodecheck), in the nodes' agreement.
 
 A failure between nodes rarely shows which of them is bad. Every rank of the check meets others, two at a time, and one of them reports who
-fails with several partners, is gone, or is slow. The node that serves the control store is rank 0 of the check: the others know how to
+fails with several partners, is gone, or is slow. The coordinator's node is rank 0 of the check: the others know how to
 reach it. A check without a verdict holds back no attempt.
 
 Three all-gathers of the agreement belong to it: where the check meets, what came of it, and whether each node that failed is excluded.
@@ -44,14 +44,14 @@ _NOT_INHERITED: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MAS
 class NodeCheckPlace(Struct, frozen=True):
     """How the check runs on this node.
 
-    interpreter: the ranks'. environ: theirs. gpus: UUIDs of those that they may use. store_host: where the control store is served, ""
+    interpreter: the ranks'. environ: theirs. gpus: UUIDs of those that they may use. coordinator_host: where the coordinator is, ""
     here, None: not known. program: the check's, with its first options.
     """
 
     interpreter: str
     environ: Mapping[str, str]
     gpus: tuple[str, ...]
-    store_host: str | None
+    coordinator_host: str | None
     program: tuple[str, ...] = ()
 
 
@@ -59,7 +59,7 @@ class NodeCheckResult(Struct, frozen=True):
     """What came of the check, the same on all nodes.
 
     unfit: the nodes that failed, by their number among the nodes of the attempt, each with the finding. not_excluded: those of them that
-    could not be taken out of use. may_leave: whether they may leave alone: none of them would come back, or takes the store with it.
+    could not be taken out of use. may_leave: whether they may leave alone: none of them would come back, or takes the coordinator with it.
     """
 
     unfit: tuple[tuple[int, str], ...] = ()
@@ -81,12 +81,12 @@ class NodeCheck:
 
     def run(self, all_gather: Callable[[int, str], list[str]], node: int, why: str) -> NodeCheckResult:
         """Run it, and exclude this node if it fails. Raises what all_gather raises where the attempt ends first."""
-        host = self._place.store_host
+        host = self._place.coordinator_host
         own = {"port": _free_port() if host == "" else 0, "reaches": host is not None, "ranks": max(1, len(self._place.gpus))}
         rows = [json.loads(text) for text in all_gather(MEET, json.dumps(own))]
         first = next((index for index, row in enumerate(rows) if row["port"]), None)
         if first is None or not all(row["reaches"] for row in rows):
-            self._print("warning", "the nodes are not tried against each other: not all of them know where the control store is")
+            self._print("warning", "the nodes are not tried against each other: not all of them know where the coordinator is")
             return NodeCheckResult()
         ranks, began = min(int(row["ranks"]) for row in rows), time.monotonic()
         self._print_start(node, len(rows), why)
@@ -109,7 +109,7 @@ class NodeCheck:
     def _excluded(self, unfit: Mapping[int, str], all_gather: Callable[[int, str], list[str]], node: int) -> NodeCheckResult:
         """Exclude this node if it is unfit; return which nodes are unfit, and which of them are not excluded."""
         is_excluded = node in unfit and self._exclude(f"node check: {unfit[node]}")
-        is_needed = self._place.store_host == ""
+        is_needed = self._place.coordinator_host == ""
         rows = [json.loads(text) for text in all_gather(EXCLUDED, json.dumps({"excluded": is_excluded, "needed": is_needed}))]
         found = tuple(sorted(unfit.items()))
         not_excluded = tuple(number for number, _ in found if not rows[number]["excluded"])
@@ -123,7 +123,7 @@ class NodeCheck:
     def _tried(self, rank: int, nodes: int, ranks: int, port: int, why: str) -> tuple[int, dict[str, Any] | None]:
         """Return the exit code of this node's part, and the report where it was printed here."""
         place, (deadline_s, rounds) = self._place, EXTENT[why]
-        host = place.store_host or "127.0.0.1"
+        host = place.coordinator_host or "127.0.0.1"
         options = {
             "nnodes": nodes,
             "node-rank": rank,

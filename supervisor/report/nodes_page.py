@@ -16,7 +16,7 @@ UNKNOWN = "unknown"
 #: How a node stands that takes no part any more, or of which nothing is known.
 _TONES = {"lost": Tone.BAD, "supervise died": Tone.BAD, UNKNOWN: Tone.WARNING, "left": Tone.WARNING}
 #: Where a node's line comes from.
-SOURCES = {"here": "this node", "store": "by the control store", "journal": "by its journal", "": "nothing is known of it"}
+SOURCES = {"here": "this node", "coordinator": "by the coordinator", "journal": "by its journal", "": "nothing is known of it"}
 #: Nodes that are listed one by one; of more, those that are not as the others.
 MOST_LISTED = 32
 
@@ -53,13 +53,13 @@ class NodeStatus(Struct, frozen=True):
 
 
 class JobNodesStatus(Struct, frozen=True):
-    """All nodes of a job. attempt: the newest. store: the node that serves the control store, "": none answered, for `no_store`."""
+    """All nodes of a job. attempt: the newest. coordinator: its node, "": none answered, for `no_coordinator`."""
 
     job: str
     attempt: int
     nodes: tuple[NodeStatus, ...]
-    store: str = ""
-    no_store: str = ""
+    coordinator: str = ""
+    no_coordinator: str = ""
 
 
 def nodes_page(job: JobNodesStatus, address: str, incidents: Sequence[Fact] = ()) -> FactPage:
@@ -72,7 +72,7 @@ def nodes_page(job: JobNodesStatus, address: str, incidents: Sequence[Fact] = ()
     facts = [
         *_listed("nodes", members),
         *_listed("others", others),
-        Fact("store", f"the control store on {job.store} answered" if job.store else job.no_store),
+        Fact("coordinator", f"the coordinator on {job.coordinator} answered" if job.coordinator else job.no_coordinator),
         *incidents,
         Fact("look", f"supervise status {address}", copied=True),
     ]

@@ -162,7 +162,7 @@ class CheckpointRequests:
 
     def _node_check(self, action: act.SelectCheckpoint) -> NodeCheck:
         """Return this node's part in a check of the nodes."""
-        host, command = self._nodes.store_host, self._factory.torchrun
+        host, command = self._nodes.coordinator_host, self._factory.torchrun
         interpreter = command.interpreter if command is not None and command.interpreter is not None else ""
         place = NodeCheckPlace(interpreter, self._job.environ, action.gpus, host)
 

@@ -108,9 +108,12 @@ class Executor:
         self._requests = itertools.count(1)
         self._tails_asked: dict[int, queue.SimpleQueue[list[StreamTail]]] = {}
         self._finish_asked: act.Finish | None = None
+        self._last_word: tuple[str, int, str] | None = None  # host, port and message to the coordinator of the nodes
         self._reported_problems: set[str] = set()  # with the checkpoints and between the nodes, each reported once
-        orders = AttemptOrders(self._serve_store, self._renumber, self._complete)
+        orders = AttemptOrders(self._publish_coordinator, self._renumber, self._complete, self._prepare_last_word)
         self.nodes = factory.nodes(loop, orders, self._warn_once)
+        self.sampling.job_hangs.join(self.nodes)
+        self.nodes.looks = self.sampling.job_hangs.take
         self._checkpoints = CheckpointRequests(
             job, loop, reporter, factory, self.threads, self.node, self.nodes, lambda: self._session, self._warn_once
         )
@@ -157,7 +160,8 @@ class Executor:
         self.sampling.sample(state.attempt.live_ranks)
         self.watch.tick(state.attempt.live_ranks)
         self.standbys.tick(state)
-        self.nodes.tick()
+        self.nodes.tick(*self.sampling.step_times)
+        self.sampling.job_hangs.tick()
         self._post_found_ranks(state)
 
     def _post_found_ranks(self, state: JobState) -> None:
@@ -181,6 +185,8 @@ class Executor:
                 lambda message: self._loop.call_soon(lambda: self._on_guardian(message)),
                 lambda: self._loop.call_soon(self._on_guardian_died),
             )
+            if self._last_word is not None:
+                self._guardian.last_word(*self._last_word)
         return self._guardian
 
     # attempts
@@ -336,9 +342,15 @@ class Executor:
 
     # what the nodes decide together
 
-    def _serve_store(self, attempt: int, port: int, key: str) -> None:
+    def _publish_coordinator(self, attempt: int, port: int, key: str) -> None:
         if self._session is not None:
-            self._session.serve_store(attempt, port, key)
+            self._session.publish_coordinator(attempt, port, key)
+
+    def _prepare_last_word(self, host: str, port: int, message: str) -> None:
+        """Have the guardian, and each that follows it, tell the coordinator if this supervisor dies."""
+        self._last_word = host, port, message
+        if self._guardian is not None:
+            self._guardian.last_word(host, port, message)
 
     def _renumber(self, attempt: int, number: int) -> None:
         """Give the attempt whose nodes have met the number that it has on all of them."""

@@ -1,7 +1,8 @@
 """This node among those of the job: carries what the core and the agent report to the protocol (supervisor/cluster), and its answers back.
 
 A job of one node makes none of this: no thread, no socket, no file. The rest begins when the agent reports that nodes have met, or when a
-supervisor takes over from one that had met others. The node whose agent serves torch's rendezvous store serves the control store too.
+supervisor takes over from one that had met others. The node whose agent serves torch's rendezvous store is the coordinator: its core judges
+what all nodes report, also while it takes no part in the attempt, or is stopping.
 """
 
 from __future__ import annotations
@@ -12,53 +13,62 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
 from supervisor.cluster import messages as protocol
-from supervisor.cluster.client import NodeClient, StoreAddress
-from supervisor.cluster.kept import KeptFile, KeptFor, KeptNode, KeptStore, RowsOnDisk, remembered, rows_of_the_last
-from supervisor.cluster.model import DONE, VOID, ClusterDecision, ClusterRules, Epoch, EpochEnd
+from supervisor.cluster import wire
+from supervisor.cluster.client import CoordinatorAddress, NodeClient
+from supervisor.cluster.coordinator import new_coordinator
+from supervisor.cluster.kept import KeptCoordinator, KeptFile, KeptFor, KeptNode, memory_of_the_last, remembered
+from supervisor.cluster.model import DONE, VOID, ClusterDecision, ClusterRules, CoordinatorMemory, Epoch, EpochEnd
 from supervisor.cluster.reader import NodeStanding
-from supervisor.cluster.server import StoreServer, listen
-from supervisor.cluster.store import new_store
+from supervisor.cluster.reports import decode_reports, encode_report
+from supervisor.cluster.server import CoordinatorServer, listen
 from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.gathering import began_text
 from supervisor.core.lifecycle import OUR_END_S
-from supervisor.core.model import Evidence, JobDecision
-from supervisor.core.state import Attempt, NodeReport, Stage
+from supervisor.core.model import JobDecision
+from supervisor.core.state import NodeReport, Run, Stage
 from supervisor.core.values import Struct, replace
+from supervisor.observe.hangs.judge import CONFIRM_S
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from supervisor.agent.messages import NodesMet
-    from supervisor.cluster.messages import NodeOutput
-    from supervisor.cluster.node import NodeMemory
+    from supervisor.cluster.coordinator import CoordinatorOutput
+    from supervisor.cluster.member import MemberInput, MemberOutput
+    from supervisor.cluster.model import NodeMemory
     from supervisor.job.job import Job
     from supervisor.run.loop import Loop
 
-#: What the host of the store gives the other nodes to decide and to learn how the job ended, and a node gives its last messages to leave.
+#: What the coordinator gives the other nodes to decide and to learn how the job ended, and a node gives its last messages to leave.
 LINGER_S = 15.0
 GOODBYE_S = 2.0
-#: After so many bugs in a row that end its thread the store is given up. One that comes so many leases after the last begins a new row.
-MOST_STORE_BUGS = 3
-STORE_WELL_LEASES = 20
+#: After so many bugs in a row that end its thread the coordinator is given up. One that comes so long after the last begins a new row.
+MOST_BUGS = 3
+BUGS_APART_S = 120.0
+#: A coordinator whose thread died is served again at once, and once in so long: such a bug may come again each time.
+SERVED_AGAIN_S = 6.0
 #: All-gather 0 of the agreement is the second of the protocol, in which 0 is how the ranks began.
 _FIRST_GATHER = 1
 
 
 class AttemptOrders(Struct, frozen=True):
-    """What the protocol orders of the session that runs the attempts, with the number of the attempt first.
+    """What the protocol orders of the session that runs the attempts, with the number of the attempt first; and of the guardian.
 
-    serve: show the others the port and the key of the store. renumber: the other number. complete: all ranks of all nodes exited 0.
+    publish: show the others the port and the key of the coordinator. renumber: the other number. complete: all ranks of all nodes exited 0.
+    last_word: host, port and message that the guardian sends once this supervisor has died.
     """
 
-    serve: Callable[[int, int, str], None]
+    publish: Callable[[int, int, str], None]
     renumber: Callable[[int, int], None]
     complete: Callable[[int], None]
+    last_word: Callable[[str, int, str], None]
 
 
 class JobNodes:
@@ -68,26 +78,28 @@ class JobNodes:
     """
 
     def __init__(self, job: Job, rdzv_id: str, loop: Loop, orders: AttemptOrders, warn: Callable[[str], None]) -> None:
-        self._job, self._loop, self._orders = job, loop, orders
+        self._job, self._loop, self._orders, self._warn = job, loop, orders, warn
         self._owner = KeptFor(job.run_id, rdzv_id)
         self._directory: Path = job.state / "cluster"
         self._node_file = KeptFile(self._directory / "node.json", warn)
-        self._store_file = KeptFile(self._directory / "store.json", warn)
+        self._coordinator_file = KeptFile(self._directory / "coordinator.json", warn)
         self._client: NodeClient | None = None
-        self._server: StoreServer | None = None  # of the control store, where this node serves it
-        self._rows: RowsOnDisk | None = None  # of that store
-        self._serves_again_t = 0.0  # when a store whose thread dies may be served again
-        self._store_bugs = 0  # in a row that ended the store's thread here since the last decision
-        self._store_bug_t = 0.0  # of the last of them
+        self._server: CoordinatorServer | None = None  # where this node is the coordinator
+        self._serves_again_t = 0.0  # when a coordinator whose thread died may be served again
+        self._bugs = 0  # in a row that ended its thread here since the last decision
+        self._bug_t = 0.0  # of the last of them
         self._met_for = 0  # the number that the attempt had here when its nodes met
         self._met_ranks = 0  # of all nodes that met
         self.returning = 0  # nodes of the last attempt that come to the next meeting, 0: not known
-        self._began_t = time.monotonic()
-        self._end = EpochEnd("", "", "")  # of the newest epoch
-        self._closed_without_us: ClusterDecision | None = None  # how the job ended, until the core can take it
+        self._began_t = loop.clock.now()
+        self._closed_without_us: tuple[str, JobDecision | None] | None = None  # how the job ended, until the core can take it
+        self._refused = ""  # why the coordinator refuses this node, until likewise
+        #: Who takes the looks of this node, and judges those of all. Called on the loop's thread.
+        self.looks: Callable[[protocol.LookWanted | protocol.LooksGathered | protocol.Looked], None] = lambda _output: None
+        self._last_word_to: CoordinatorAddress | None = None
         self._awaited: dict[int, Callable[[list[str]], None]] = {}  # by the number of the all-gather
         self._is_closing = False
-        self._taken_over: NodeOutput | None = None  # what the report of the attempt that was taken over is answered with, at once
+        self._taken_over: MemberOutput | None = None  # what the report of the attempt that was taken over is answered with, at once
 
     # the beginning
 
@@ -108,14 +120,14 @@ class JobNodes:
             client.give(protocol.GiveUp(self._now(), "its supervise ended"))
 
     def _serve_or_find(self, client: NodeClient) -> None:
-        """Serve the control store as the supervisor before this one did, or go where that found it."""
-        served = self._store_file.read(KeptStore)
+        """Be the coordinator as the supervisor before this one was, or go where that found it."""
+        served = self._coordinator_file.read(KeptCoordinator)
         if served is not None and served.owner == self._owner:
-            self._serve(replace(served, rows=rows_of_the_last(served)), client)
+            self._serve(client, memory_of_the_last(served), served.port, served.key)
         elif client.address is not None:
             client.find_at(client.address)
 
-    def _known_about(self, memory: NodeMemory | None) -> NodeOutput | None:
+    def _known_about(self, memory: NodeMemory | None) -> MemberOutput | None:
         """Return what is known about the attempt of the journal, None where the nodes have to decide about it, or it is over.
 
         The supervisor before this one may have ended between the decision and its record. Or what it kept is not there: it could not be
@@ -137,45 +149,39 @@ class JobNodes:
             client.start()
         return self._client
 
-    def _serve(self, kept: KeptStore | None, client: NodeClient) -> StoreServer:
-        """Serve the control store here, with what the last one on this node kept, at its port if that is free; return it."""
-        key = kept.key if kept is not None else secrets.token_hex(16)
+    def _serve(self, client: NodeClient, memory: CoordinatorMemory, port: int = 0, key: str = "") -> CoordinatorServer:
+        """Be the coordinator, with what the last one on this node kept, at its port if that is free; return it."""
+        key = key or secrets.token_hex(16)
         try:
-            listener = listen(kept.port if kept is not None else 0)
+            listener = listen(port)
         except OSError:  # somebody took the port: the nodes learn the new one when they meet
             listener = listen()
-        rows = () if kept is None else kept.rows
-        state = new_store(secrets.token_hex(8), client.name, self._rules(), time.monotonic(), rows, since_t=self._began_t)
-        port: int = listener.getsockname()[1]
-        self._rows = RowsOnDisk(self._store_file, KeptStore(self._owner, port, key, rows))
-        server = self._server = StoreServer(listener, key, state, self._rows.keep)
+        bound: int = listener.getsockname()[1]
+        state = new_coordinator(client.name, self._rules(), self._now(), memory, since_t=self._began_t)
+
+        def keep(kept: CoordinatorMemory) -> None:
+            self._coordinator_file.write(KeptCoordinator(self._owner, bound, key, kept))
+
+        server = CoordinatorServer(listener, key, state, self._now, keep, self._to_judge, self._warn)
+        self._server = server
         with contextlib.suppress(RuntimeError):  # no thread to be had, where loaders use up the processes for a moment: see _serve_again
             server.start()
-        client.find_at(StoreAddress("127.0.0.1", port, key))
+        client.find_at(CoordinatorAddress("127.0.0.1", bound, key))
         return server
 
     def _serve_again(self, client: NodeClient) -> None:
-        """Serve the store anew, with its rows, where its thread died of a bug or did not begin: without a store nothing is decided.
-
-        Once in a lease: such a bug may come again with each store.
-        """
-        server, rows, now = self._server, self._rows, time.monotonic()
-        if server is not None and rows is not None and not server.serves and now >= self._serves_again_t and not self._is_closing:
-            self._serves_again_t = now + self._rules().lease_s
-            self._serve(rows.kept, client)
+        """Be the coordinator anew, with its memory, where its thread died of a bug or did not begin: without one nothing is decided."""
+        server, now = self._server, time.monotonic()
+        if server is not None and not server.serves and now >= self._serves_again_t and not self._is_closing:
+            self._serves_again_t = now + SERVED_AGAIN_S
+            self._serve(client, server.memory, server.port, server.key)
 
     def _rules(self) -> ClusterRules:
-        lease_s, rules = self._job.settings.nodes.lease_s, ClusterRules()
-        return ClusterRules(
-            self._loop.state.run.policy.nodes,
-            beat_s=lease_s / 3,
-            lease_s=lease_s,
-            disconnect_timeout_s=min(rules.disconnect_timeout_s, lease_s / 3),
-            rejoin_window_s=max(rules.rejoin_window_s, 2 * lease_s),
-            meeting_s=max(rules.meeting_s, 4 * lease_s),
-        )
+        settings = self._job.settings
+        looks_apart_s = min(CONFIRM_S, settings.hang.train_s / 2)
+        return ClusterRules(self._loop.state.run.policy.nodes, wait_s=settings.nodes.wait_s, looks_apart_s=looks_apart_s)
 
-    def _keep(self, memory: NodeMemory, address: StoreAddress | None) -> None:
+    def _keep(self, memory: NodeMemory, address: CoordinatorAddress | None) -> None:
         self._node_file.write(KeptNode(self._owner, memory, address))
 
     def _now(self) -> float:
@@ -184,34 +190,35 @@ class JobNodes:
     # from the agent
 
     def met(self, message: NodesMet) -> None:
-        """The agents have met; their supervisors find each other, and get a number for the attempt."""
+        """The agents have met; their supervisors find the coordinator, and get a number for the attempt."""
         if not self._loop.state.awaits_ranks(message.attempt):
             return  # a stop came meanwhile
         client = self._connected(None)
-        self._find_store(message, client)
+        self._find_coordinator(message, client)
         self._met_for, self._met_ranks, self._awaited = message.attempt, message.world_size, {}
         client.give(protocol.NodesTogether(self._now(), message.token, message.node, message.nodes, message.attempt))
 
-    def _find_store(self, message: NodesMet, client: NodeClient) -> None:
-        """Serve the control store where this node's agent serves torch's; else go where that node serves it."""
+    def _find_coordinator(self, message: NodesMet, client: NodeClient) -> None:
+        """Be the coordinator where this node's agent serves torch's store; else go where that is."""
         if not message.port:
-            server = self._server or self._serve(None, client)
-            self._orders.serve(message.attempt, server.port, server.key)
+            server = self._server or self._serve(client, CoordinatorMemory())
+            self._orders.publish(message.attempt, server.port, server.key)
             return
-        if self._server is not None and message.key != self._server.key:  # another node of this meeting serves a newer one
-            threading.Thread(target=self._server.close, args=(0.0,), name="close-store", daemon=True).start()
+        if self._server is not None and message.key == self._server.key:  # torch's store has what this node published
+            return
+        if self._server is not None:  # another node of this meeting is a newer one
+            threading.Thread(target=self._server.close, args=(0.0,), name="close-coordinator", daemon=True).start()
             self._server = None
-        client.find_at(StoreAddress(message.host, message.port, message.key))
+        client.find_at(CoordinatorAddress(message.host, message.port, message.key))
 
-    def store_failed(self) -> bool:
-        """Note that a bug ended the thread of the store here; return whether it is given up. From that thread.
+    def coordinator_failed(self) -> bool:
+        """Note that a bug ended the coordinator's thread here; return whether it is given up. From that thread.
 
         A healthy attempt may last for weeks without a decision, so only those that come soon after one another count.
         """
         now = time.monotonic()
-        is_next = now - self._store_bug_t < STORE_WELL_LEASES * self._rules().lease_s
-        self._store_bugs, self._store_bug_t = self._store_bugs + 1 if is_next else 1, now
-        return self._store_bugs >= MOST_STORE_BUGS and not self._is_closing
+        self._bugs, self._bug_t = self._bugs + 1 if now - self._bug_t < BUGS_APART_S else 1, now
+        return self._bugs >= MOST_BUGS and not self._is_closing
 
     def done(self, attempt: int) -> None:
         """All ranks of this node exited 0: they are done, or they left after the save that was requested of them for nodes that join."""
@@ -221,21 +228,35 @@ class JobNodes:
             self._give(protocol.RanksSaved(self._now()) if is_for_others else protocol.RanksDone(self._now()))
 
     @property
-    def store_host(self) -> str | None:
-        """Where the control store is served, as this node reaches it; "" on the node that serves it, None where that is not known."""
+    def coordinator_host(self) -> str | None:
+        """Where the coordinator is, as this node reaches it; "" on its own node, None where that is not known."""
         if self._server is not None:
             return ""
         address = None if self._client is None else self._client.address
         return None if address is None else address.host
 
+    def standings(self) -> Mapping[str, str]:
+        """Return what each node's newest beat says of it, by the name of the node, where this one is the coordinator; else nothing."""
+        return {} if self._server is None else self._server.standings()
+
     # from the core and the executor
 
-    def tick(self) -> None:
-        """Let time pass."""
-        if self._client is not None:
-            self._serve_again(self._client)
-            self._client.give(protocol.NodeTick(self._now(), NodeStanding.of(self._loop.state).text()))
+    def tick(self, stepped_s: float | None = None, step_s: float | None = None) -> None:
+        """Let time pass. stepped_s: since a rank of this node last ended a step. step_s: its usual step. None: not known."""
+        client = self._client
+        if client is not None:
+            self._serve_again(client)
+            client.give(protocol.NodeTick(self._now(), NodeStanding.of(self._loop.state).text(), stepped_s, step_s))
+            self._prepare_last_word(client)
             self._end_as_the_others()
+            self._end_refused()
+
+    def _prepare_last_word(self, client: NodeClient) -> None:
+        """Have the guardian tell a coordinator on another node if this supervisor dies."""
+        address = client.address
+        if address is not None and address != self._last_word_to and self._server is None:
+            self._last_word_to = address
+            self._orders.last_word(address.host, address.port, wire.last_word(address.key, client.name))
 
     def no_meeting(self) -> None:
         """The attempt has ended here before its nodes had a number for it, or with it."""
@@ -252,12 +273,12 @@ class JobNodes:
         state, client, known = self._loop.state, self._client, self._taken_over
         if known is not None:
             self._taken_over = None
-            self._loop.call_soon(lambda: self._take(known))
+            self._emitted(known)
             return
         if client is None or not self._is_current(action.attempt):
             return
-        row = {"offset_s": client.offset_s, "report": msgspec.to_builtins(NodeReport(client.name, state.attempt, state.gpus))}
-        client.give(protocol.EpochReport(self._now(), json.dumps(row)))
+        report = NodeReport(client.name, state.attempt, state.gpus, state.run)
+        client.give(protocol.EpochReport(self._now(), encode_report(report, client.offset_s)))
 
     def saved(self, action: act.ReportSaved) -> None:
         """All ranks of this node have saved as requested."""
@@ -267,7 +288,8 @@ class JobNodes:
     def propose(self, action: act.ProposeDecision) -> None:
         """Have all nodes act on this."""
         text = "" if action.decision is None else json.dumps(msgspec.to_builtins(action.decision))
-        self._give(protocol.DecisionProposed(self._now(), action.attempt, ClusterDecision(action.kind, text)))
+        if self._server is not None:
+            self._server.give(protocol.DecisionProposed(self._now(), action.attempt, ClusterDecision(action.kind, text)))
 
     def complete(self, action: act.CompleteAttempt) -> None:
         """All ranks of all nodes exited 0."""
@@ -288,6 +310,35 @@ class JobNodes:
         if self._is_current(attempt):
             self._awaited[number + _FIRST_GATHER] = received
             self._give(protocol.NodeText(self._now(), number + _FIRST_GATHER, text))
+
+    def ask_looks(self, text: str) -> None:
+        """Have all nodes look at their ranks: those of this one make no progress. text: why, for people."""
+        self._give(protocol.AskLooks(self._now(), text))
+
+    def look_taken(self, look: int, text: str) -> None:
+        """Answer LookWanted."""
+        self._give(protocol.LookTaken(self._now(), look, text))
+
+    def want_looks(self, attempt: int) -> None:
+        """Have all nodes look at their ranks once more; where this node is the coordinator."""
+        if self._server is not None:
+            self._server.give(protocol.LooksDue(self._now(), attempt))
+
+    def tell_hang(self, attempt: int, text: str) -> None:
+        """Tell all nodes what their looks showed; where this node is the coordinator."""
+        if self._server is not None:
+            self._server.give(protocol.LooksJudged(self._now(), attempt, text))
+
+    @property
+    def own_name(self) -> str:
+        """What the protocol calls this node; "" before nodes have met."""
+        return "" if self._client is None else self._client.name
+
+    @property
+    def coordinated(self) -> tuple[str, ...]:
+        """The nodes of the newest attempt, where this one is the coordinator."""
+        epoch = None if self._server is None else self._server.memory.epoch
+        return () if epoch is None else epoch.members
 
     def close(self, reason: str, then: Callable[[], None]) -> None:
         """Leave the other nodes; `then` is called on the loop's thread once those that wait for this one know how the job ended."""
@@ -310,47 +361,88 @@ class JobNodes:
         threading.Thread(target=work, name="leave-nodes", daemon=True).start()
 
     def _linger_s(self) -> float:
-        """Return for how long the store may be served on: not until the environment kills this process, for its exit code counts."""
+        """Return for how long the coordinator may go on: not until the environment kills this process, for its exit code counts."""
         stop = self._loop.state.run.stop
         left_s = None if stop is None else stop.left_s
         return LINGER_S if stop is None or left_s is None else max(0.0, min(LINGER_S, stop.left_from_t + left_s - self._now() - OUR_END_S))
 
-    def _give(self, message: protocol.NodeInput) -> None:
+    def _give(self, message: MemberInput) -> None:
         if self._client is not None:
             self._client.give(message)
 
     def _is_current(self, attempt: int) -> bool:
         return self._loop.state.attempt.number == attempt and bool(self._loop.state.attempt.members)
 
+    # from the coordinator of this node
+
+    def _to_judge(self, output: CoordinatorOutput) -> None:
+        """Take what this node is to judge, from the coordinator's thread, which waits for nothing."""
+        match output:
+            case protocol.JudgeReports():
+                self._read_reports(output)
+            case protocol.LooksGathered():
+                self._loop.call_soon(lambda: self.looks(output))
+            case protocol.SendToNodes():
+                raise AssertionError(output)  # the server's own
+            case _:
+                assert_never(output)
+
+    def _read_reports(self, output: protocol.JudgeReports) -> None:
+        """Decode what the nodes reported, in a thread, and have the core judge it."""
+        memory = CoordinatorMemory() if self._server is None else self._server.memory
+        end = memory.end or EpochEnd("", "", "")
+
+        def work() -> None:
+            reports, missing = decode_reports(output.reports, output.missing)
+            reports = (*reports[:1], *(replace(report, run=Run()) for report in reports[1:]))  # one is enough, and the journal has them all
+            gathered = events.ReportsGathered(self._now(), output.number, reports, missing, end.kind, end.node, end.text)
+            self._loop.call_soon(lambda: self._loop.feed(replace(gathered, t=self._now())))
+
+        try:
+            threading.Thread(target=work, name="read-reports", daemon=True).start()
+        except RuntimeError:  # none to be had, where loaders use up the processes for a moment
+            work()
+
     # from the protocol
 
-    def _emitted(self, output: NodeOutput) -> None:
-        """Take an answer of the protocol, from the client's thread."""
-        self._loop.call_soon(lambda: self._take(output))
+    def _emitted(self, output: MemberOutput | protocol.Refused) -> None:
+        """Take an answer of the protocol, from the client's thread, which reads what another node wrote."""
+        try:
+            row = _read(output)
+        except (ValueError, TypeError, LookupError) as error:  # msgspec's errors are ValueErrors
+            self._warn(f"a message of another node cannot be read, as of another version of supervise: {error}")
+            if isinstance(output, protocol.PeerText):
+                return
+            output = protocol.Refused(
+                f"its decision cannot be read ({error}): install the same supervise on all nodes, and start this one again"
+            )
+            row = None
+        self._loop.call_soon(lambda: self._take(output, row))
 
-    def _take(self, output: NodeOutput) -> None:  # noqa: PLR0912, C901 (a row for each kind)
+    def _take(self, output: MemberOutput | protocol.Refused, row: Any) -> None:  # noqa: ANN401, PLR0912, C901 (what _read returned; a row for each kind)
         now, attempt = self._now(), self._loop.state.attempt.number
         match output:
             case protocol.EpochBegan(epoch):
-                self._began(epoch.number, epoch.members)
+                self._began(epoch)
             case protocol.EpochEnded(number, end):
-                self._end = end
                 if end.kind != DONE:
                     self._loop.feed(events.AttemptEndedByPeer(now, number, end.node, end.text, end.kind))
-            case protocol.JudgeReports(number, reports, missing):
-                end, read = self._end, tuple(self._read_report(text) for _, text in reports)
-                self._loop.feed(events.ReportsGathered(now, number, read, missing, end.kind, end.node, end.text))
             case protocol.ActOn(epoch, decision, returning):
-                self.returning, self._store_bugs = returning, 0
-                self._loop.feed(events.DecisionMade(now, epoch.number, decision.kind, _decision(decision)))
+                self.returning, self._bugs = returning, 0
+                self._loop.feed(events.DecisionMade(now, epoch.number, decision.kind, row))
             case protocol.StepAside(epoch):
                 self.returning = 0
                 self._loop.feed(events.LeftBehind(now, epoch.number))
             case protocol.ClosedWithoutUs(_, decision):
-                self._closed_without_us = decision
+                self._closed_without_us = decision.kind, row
                 self._end_as_the_others()
-            case protocol.StoreSilent(number):
-                self._loop.feed(events.StoreFellSilent(now, number))
+            case protocol.CoordinatorSilent(number, text):
+                self._loop.feed(events.CoordinatorFellSilent(now, number, text))
+            case protocol.CoordinatorGone(text):
+                self._loop.feed(events.NodeCutOff(now, attempt, text))  # ranks train on as long as they can
+            case protocol.Refused(text):
+                self._refused = text
+                self._end_refused()
             case protocol.MeetingFailed(_, text):
                 self._met_for = 0
                 self._loop.feed(events.AttemptEndedByPeer(now, attempt, self._job.node, text, VOID))
@@ -358,63 +450,52 @@ class JobNodes:
                 received = self._awaited.pop(number, None)
                 if received is not None:
                     received(list(texts))
-            case protocol.PeerText(_, text):
-                row = json.loads(text)
-                self._loop.feed(events.NodeBegan(now, attempt, str(row["text"]), row["first_step"], row["loaded_step"]))
-            case protocol.SendToStore():
+            case protocol.PeerText():
+                self._loop.feed(events.NodeBegan(now, attempt, *row))
+            case protocol.LookWanted() | protocol.Looked():
+                self.looks(output)
+            case protocol.SendToCoordinator():
                 raise AssertionError(output)  # the client's own
             case _:
                 assert_never(output)
 
     def _end_as_the_others(self) -> None:
         """Tell the core how the job ended without this node, once it waits for the others: it may still look at its GPUs."""
-        decision, state = self._closed_without_us, self._loop.state
-        if decision is not None and state.waits_to_meet:
+        closed, state = self._closed_without_us, self._loop.state
+        if closed is not None and state.waits_to_meet:
             self._closed_without_us = None
-            kind = decision.kind
-            self._loop.feed(events.DecisionMade(self._now(), state.attempt.number, kind, _decision(decision), elsewhere=True))
+            self._loop.feed(events.DecisionMade(self._now(), state.attempt.number, *closed, elsewhere=True))
 
-    def _began(self, number: int, members: tuple[str, ...]) -> None:
+    def _end_refused(self) -> None:
+        """Tell the core that this node is refused, once it waits for the others: its ranks train on as long as they can."""
+        state = self._loop.state
+        if self._refused and state.stage in {Stage.STARTING, Stage.FOLLOWING}:
+            text, self._refused = self._refused, ""
+            self._loop.feed(events.NodeCutOff(self._now(), state.attempt.number, text, refused=True))
+
+    def _began(self, epoch: Epoch) -> None:
         """The attempt has its number. Where it has ended here meanwhile, no rank of it starts anywhere."""
-        client, met_for = self._client, self._met_for
-        self._met_for, self._end, self.returning = 0, EpochEnd("", "", ""), 0
+        client, met_for, members = self._client, self._met_for, epoch.members
+        self._met_for, self.returning = 0, 0
         if client is None:
             return
         if not met_for or not self._loop.state.awaits_ranks(met_for):
             client.give(protocol.EndEpoch(self._now(), VOID, f"node {client.name} had given the meeting up"))
             return
-        if number != met_for:
-            self._orders.renumber(met_for, number)
+        if epoch.number != met_for:
+            self._orders.renumber(met_for, epoch.number)
         index = members.index(client.name)
-        self._loop.feed(events.NodesGathered(self._now(), met_for, index, len(members), number, members, self._met_ranks))
-
-    def _read_report(self, text: str) -> NodeReport:
-        """Return a report with its times by this node's clock."""
-        row = json.loads(text)
-        node_report = msgspec.convert(row["report"], NodeReport)
-        own_s, theirs_s = None if self._client is None else self._client.offset_s, row["offset_s"]
-        known = own_s is not None and theirs_s is not None  # else their clocks are taken for equal
-        return replace(node_report, attempt=_shifted(node_report.attempt, theirs_s - own_s)) if known else node_report
+        gathered = events.NodesGathered(self._now(), met_for, index, len(members), epoch.number, members, self._met_ranks, epoch.host)
+        self._loop.feed(gathered)
 
 
-def _decision(decision: ClusterDecision) -> JobDecision | None:
-    return msgspec.convert(json.loads(decision.text), JobDecision) if decision.text else None
-
-
-def _shifted(attempt: Attempt, by_s: float) -> Attempt:
-    """Return what a node saw, with its times moved by the difference of two clocks."""
-
-    def moved(t: float | None) -> float | None:
-        return None if t is None else t + by_s
-
-    def facts(found: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
-        return tuple(replace(fact, t=fact.t + by_s) if fact.t else fact for fact in found)
-
-    return replace(
-        attempt,
-        began_t=attempt.began_t + by_s,
-        started_t=moved(attempt.started_t),
-        over_t=moved(attempt.over_t),
-        evidence=None if attempt.evidence is None else facts(attempt.evidence),
-        ended_for=facts(attempt.ended_for),
-    )
+def _read(output: MemberOutput | protocol.Refused) -> Any:  # noqa: ANN401  of the decision the core's part, of a text the fields of NodeBegan
+    """Return what another node wrote, None where there is none. Raises ValueError, TypeError or LookupError where it cannot be read."""
+    match output:
+        case protocol.ActOn(_, decision, _) | protocol.ClosedWithoutUs(_, decision) if decision.text:
+            return msgspec.convert(json.loads(decision.text), JobDecision)
+        case protocol.PeerText(_, text):
+            row = json.loads(text)
+            return str(row["text"]), msgspec.convert(row["first_step"], int | None), msgspec.convert(row["loaded_step"], int | None)
+        case _:
+            return None

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from supervisor.checkpoints.mirror import restore_process
 from supervisor.checkpoints.mirror import session as mirror_session
 from supervisor.checkpoints.mirror.process import MirrorLink
-from supervisor.cluster.client import THREAD as CONTROL_NODE
-from supervisor.cluster.server import THREAD as CONTROL_STORE
+from supervisor.cluster.client import THREAD as NODE_THREAD
+from supervisor.cluster.server import THREAD as COORDINATOR_THREAD
 from supervisor.config.policy import to_policy
 from supervisor.core import losses
 from supervisor.core.decide import initial
@@ -224,11 +224,11 @@ class JobRun:
         """Report a bug that ended a thread which nobody waits for; threads.py reports those that the loop waits for.
 
         Without the thread that speaks with the other nodes this one would train on when they have begun another attempt: it ends the run.
-        So does a bug that comes again with each new store: nothing would be decided.
+        So does a bug of the coordinator that comes again and again: nothing would be decided.
         """
         threading.__excepthook__(args)
         name = args.thread.name if args.thread is not None else ""
-        if name == CONTROL_NODE or (name == CONTROL_STORE and self.executor.nodes.store_failed()):
+        if name == NODE_THREAD or (name == COORDINATOR_THREAD and self.executor.nodes.coordinator_failed()):
             self.loop.fail(args.exc_value or args.exc_type())
         elif name:
             text = f"a part of supervise failed ({name}): {args.exc_type.__name__}: {args.exc_value}; the job goes on"

@@ -17,7 +17,9 @@ from supervisor.observe.hangs import devices, diagnosis, look, rank_progress
 from supervisor.observe.hangs.watch import HangWatch
 from supervisor.observe.ranks import heartbeats, start_files
 from supervisor.observe.ranks.progress_sampler import START_CEILING_S, ProgressSampler
+from supervisor.observe.ranks.step_times import StepTimes
 from supervisor.report import look_page
+from supervisor.run.job_hangs import JobHangs
 from supervisor.run.load_watch import LoadWatch
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from supervisor.core.events import Event
     from supervisor.core.model import CheckpointRef, Hang, LoadedCheckpoint, RankInfo
+    from supervisor.core.state import Attempt
     from supervisor.job.job import Job
     from supervisor.observe.hangs.look import Look
     from supervisor.observe.hangs.rank_progress import RankProgress
@@ -64,22 +67,32 @@ class RankSampling:
         self._looks = RankLooks(loop, threads, readings)
         self._progress = ProgressSampler(loop.post, START_CEILING_S, is_ours, loss)
         self._loads = LoadWatch(loop, threads, loaded)
-        self._hangs = HangWatch(loop.post, job.settings.hang, self._looks, suspended_s=suspended_s)
+        self.job_hangs = JobHangs(job, loop, threads)
+        self._hangs = HangWatch(loop.post, job.settings.hang, self._looks, nodes=self.job_hangs, suspended_s=suspended_s)
+        self.job_hangs.watch = self._hangs
         self._directory: Path | None = None
         self._attempt, self._has_trained = 0, False
+        self._step_times = StepTimes()
 
     def watch(self, attempt: int, resume: CheckpointRef | None) -> None:
         """Begin with a new attempt."""
         directory = self._directory = self._looks.directory = self._job.attempt_dir(attempt)
         self._attempt, self._has_trained = attempt, False
+        self._step_times = StepTimes()
         self._progress.watch(attempt, directory, self._loop.clock.now(), resume)
         self._looks.begun[attempt] = time.time()
         self._hangs.watch(attempt)
+        self.job_hangs.forget()
         self._loads.watch(attempt)
 
     def forget(self) -> None:
         """Nothing runs."""
         self._directory = None
+
+    @property
+    def step_times(self) -> tuple[float | None, float | None]:
+        """Return the seconds since any rank here ended a step of the newest attempt, and of its usual step. None: not known."""
+        return self._step_times.since_s(time.monotonic_ns()), self._step_times.usual_s
 
     def sample(self, ranks: Sequence[RankInfo], *, last: bool = False) -> None:
         """Read the heartbeats and post what is new: at once if they are in memory, else in a thread, which a disk may hold up.
@@ -87,19 +100,26 @@ class RankSampling:
         The `last` sample before the attempt's end posts every new step.
         """
         directory, now, state, attempt = self._directory, self._loop.clock.now(), self._loop.state, self._attempt
-        is_watched, is_whole = state.stage is Stage.RUNNING and not last, state.attempt.world_size <= len(state.attempt.ranks)
+        step_times = self._step_times
+        is_watched = state.stage is Stage.RUNNING and not last
+        nodes = {
+            "is_whole": state.attempt.world_size <= len(state.attempt.ranks),
+            "is_shared": state.attempt.is_shared and len(state.attempt.members) > 1 and self.job_hangs.has_nodes,
+            "is_over": 0 < len(state.attempt.ranks) <= len(left_with_0(state.attempt)),
+        }
         if directory is None:
             return
 
         def work() -> None:
             beats = heartbeats.read(directory / "heartbeat")
+            step_times.take(beats)
             if not last:
                 self._loads.sample(directory)
             self._progress.sample(now, ranks, beats, last=last)
             if not self._has_trained and beats and len(beats) >= len(ranks) and all(beat.last_step_ns for beat in beats):
                 self._post_start(attempt, directory, len(beats))
             if is_watched:
-                self._threads.observe("hangs", lambda: self._hangs.sample(now, beats, ranks, is_whole=is_whole))
+                self._threads.observe("hangs", lambda: self._hangs.sample(now, beats, ranks, **nodes))
                 self._threads.observe("loss and pace", lambda: self._on_heartbeats(beats, now))
 
         if self._job.scratch.is_relative_to(SHM):
@@ -143,15 +163,16 @@ class RankLooks:
 
     def start(self, ranks: Sequence[RankInfo], beats: Sequence[RankHeartbeat], done: Callable[[Look | None], None]) -> None:
         """Take a look in a thread. From any thread."""
-        directory, begun = self.directory, dict(self.begun)
-        state = self._loop.state
+        directory, begun, state = self.directory, dict(self.begun), self._loop.state
+        over = left_with_0(state.attempt)
         gpu_of = {info.rank: planning.gpu_of_rank(state, info.rank) for info in ranks}
 
         def work() -> None:
             found = None
             try:
                 if directory is not None:
-                    found = look.take(look.with_beats(ranks, beats), directory, beats={beat.rank: beat for beat in beats}, begun=begun)
+                    known = {beat.rank: beat for beat in beats}
+                    found = look.take(look.with_beats(ranks, beats), directory, beats=known, begun=begun, left_with_0=over)
                     found = devices.named(found, self._readings(), gpu_of, time.time())
                     self._keep(look_page.text_of(found))
             finally:
@@ -173,6 +194,11 @@ class RankLooks:
         if self.directory is not None:
             with contextlib.suppress(OSError):  # whoever reads it reports that it is missing
                 staging.write(str(self.directory / LOOK_FILE), text.encode(errors="replace"), is_durable=False)
+
+
+def left_with_0(attempt: Attempt) -> frozenset[int]:
+    """Return the ranks that ended with exit code 0."""
+    return frozenset(death.rank for death in attempt.deaths if not death.failed)
 
 
 def suspended_s() -> float:

@@ -62,7 +62,7 @@ TRIED = {
     "name_unsynced": "a restart in which torch names what differs",
     "start_again": "another start",
     "users_row": "your own row",
-    "peer": "what another node decided",
+    "coordinator": "what the coordinator decided",
     "takeover": "a takeover",
 }
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.agent.messages import Complete, Go, ServeStore, Start, StopCommand, encode
+from supervisor.agent.messages import Complete, Go, PublishCoordinator, Start, StopCommand, encode
 from tests.support.waiting import is_running, wait_for
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Agent:
     """One agent process. Its messages are in `events`; what its ranks wrote is in `output`, by (attempt, rank, name).
 
     agrees: once its nodes have met it is told to start its ranks, as it was told to go. If it serves torch's rendezvous store, it is told
-    where the control store is; nobody listens there.
+    where the coordinator is; nobody listens there.
     """
 
     def __init__(self, cwd: Path, torchrun_args: list[str], *, options: tuple[str, ...] = (), **env: str) -> None:
@@ -146,7 +146,7 @@ class Agent:
                     self._changed.notify_all()
                 if event["ev"] == "gathered" and self.agrees:
                     if not event["port"]:
-                        self.send(ServeStore(event["attempt"], 4711, "key"))
+                        self.send(PublishCoordinator(event["attempt"], 4711, "key"))
                     self.send(Start(self._went[event["attempt"]]))
         self._link.close()
 

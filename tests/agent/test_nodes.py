@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.agent.messages import Admit, Go, Renumber, ServeStore, Start
+from supervisor.agent.messages import Admit, Go, PublishCoordinator, Renumber, Start
 from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
@@ -89,8 +89,8 @@ def test_no_rank_starts_before_the_supervisors_have_found_each_other_and_agreed(
         agent.agrees = False
         agent.send(Go(1))
     met = first.expect("gathered", 1, node=0, nodes=2, port=0)
-    assert not second.has("gathered", 1), "it does not know yet where the control store is"
-    first.send(ServeStore(1, 4711, "key of the job"))
+    assert not second.has("gathered", 1), "it does not know yet where the coordinator is"
+    first.send(PublishCoordinator(1, 4711, "key of the job"))
     assert second.expect("gathered", 1, node=1, nodes=2, host="127.0.0.1", port=4711, key="key of the job")["token"] == met["token"]
     first.fail(1, "no agreement")  # in the middle of it: no rank was started
     first.expect("stopped", 1, outcome="failed")

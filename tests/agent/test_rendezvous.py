@@ -207,39 +207,45 @@ def test_an_agent_that_comes_in_place_of_another_waits_for_the_round_after_the_o
         thread.join()
 
 
-def test_the_node_that_serves_torchs_store_serves_the_control_store_and_the_others_find_it(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other, found = another_client(store), queue.Queue[rendezvous.ControlStore | None]()
-    looks = threading.Thread(target=lambda: found.put(rendezvous.find_control_store(other, SECOND, never)))
+def test_the_node_that_serves_torchs_store_is_the_coordinator_and_the_others_find_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    other, found = another_client(store), queue.Queue[rendezvous.CoordinatorLocation | None]()
+    looks = threading.Thread(target=lambda: found.put(rendezvous.find_coordinator(other, SECOND, never)))
     looks.start()
-    assert rendezvous.find_control_store(store, FIRST, never) is None, "this node's supervisor is to serve it"
+    assert rendezvous.find_coordinator(store, FIRST, never) is None, "this node's supervisor is to be it"
     with pytest.raises(queue.Empty):
         found.get(timeout=0.2)
-    rendezvous.name_control_store(store, "a", 4711, "key")
-    assert found.get(timeout=DEADLINE_S) == rendezvous.ControlStore("127.0.0.1", 4711, "key")
+    rendezvous.publish_coordinator(store, rendezvous.CoordinatorLocation("a", 4711, "key"))
+    assert found.get(timeout=DEADLINE_S) == rendezvous.CoordinatorLocation("127.0.0.1", 4711, "key")
     looks.join()
-    assert rendezvous.find_control_store(store, FIRST, never) == rendezvous.ControlStore("127.0.0.1", 4711, "key"), "and stays there"
+    assert rendezvous.find_coordinator(store, FIRST, never) == rendezvous.CoordinatorLocation("127.0.0.1", 4711, "key"), "and stays there"
     monkeypatch.setattr(rendezvous, "served_here", lambda _store: False)  # a torch whose text of a store does not show it
     server = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # noqa: FBT003  as above
     unseen = PrefixStore("run", server)
     with pytest.raises(rendezvous.AttemptCancelled):
-        rendezvous.find_control_store(unseen, FIRST, lambda: True)
+        rendezvous.find_coordinator(unseen, FIRST, lambda: True)
     monkeypatch.setattr(rendezvous, "CLAIM_S", 0.1)
     monkeypatch.setattr(rendezvous, "PEER_TIMEOUT_S", 0.2)
-    assert rendezvous.find_control_store(unseen, FIRST, never) is None, "where nobody shows that it serves, the first serves"
-    with pytest.raises(TimeoutError, match="the node that serves the control store"):
-        rendezvous.find_control_store(unseen, FIRST, never)
+    assert rendezvous.find_coordinator(unseen, FIRST, never) is None, "where nobody shows that it serves, the first serves"
+    with pytest.raises(TimeoutError, match="the coordinator's address"):
+        rendezvous.find_coordinator(unseen, FIRST, never)
 
 
-def test_beside_a_store_that_no_agent_serves_the_first_node_serves_the_control_store(tmp_path: Path) -> None:
+def test_beside_a_store_that_no_agent_serves_node_0_of_the_first_round_is_the_coordinator_and_stays_it(tmp_path: Path) -> None:
     external = FileStore(str(tmp_path / "store"), -1)
-    external.set(rendezvous.CONTROL_STORE, '{"host": "gone", "port": 1, "key": "of another job"}')
-    round_store = PrefixStore("round 7", external)
-    found: queue.Queue[rendezvous.ControlStore | None] = queue.Queue()
-    looks = threading.Thread(target=lambda: found.put(rendezvous.find_control_store(round_store, SECOND, never)))
-    looks.start()
-    assert rendezvous.find_control_store(round_store, FIRST, never) is None
-    rendezvous.name_control_store(round_store, "10.0.0.1", 4711, "key")
-    assert found.get(timeout=DEADLINE_S) == rendezvous.ControlStore("10.0.0.1", 4711, "key")
-    looks.join()
+    external.set(rendezvous.COORDINATOR, '{"host": "gone", "port": 1, "key": "of another job"}')
+    place = rendezvous.CoordinatorLocation("10.0.0.1", 4711, "key")
+
+    def looks(store: Store, node: rendezvous.MetNode, known: rendezvous.CoordinatorLocation | None) -> queue.Queue[Any]:
+        found: queue.Queue[Any] = queue.Queue()
+        threading.Thread(target=lambda: found.put(rendezvous.find_coordinator(store, node, never, known)), daemon=True).start()
+        return found
+
+    first_round = PrefixStore("round 7", external)
+    second = looks(first_round, SECOND, None)
+    assert rendezvous.find_coordinator(first_round, FIRST, never) is None, "this node's supervisor is to be it"
+    rendezvous.publish_coordinator(first_round, place)
+    assert second.get(timeout=DEADLINE_S) == place
+    next_round = PrefixStore("round 8", external)
+    new = looks(next_round, FIRST, None)  # a node that joins is node 0 of the next round
+    assert looks(next_round, SECOND, place).get(timeout=DEADLINE_S) == place
+    assert new.get(timeout=DEADLINE_S) == place

@@ -138,7 +138,8 @@ events = st.one_of(
         core_events.ReportsGathered, st.just(0.0), attempts, reports, missing, st.sampled_from(["failure", "left", "membership", "void"])
     ),
     st.builds(core_events.LeftBehind, st.just(0.0), attempts),
-    st.builds(core_events.StoreFellSilent, st.just(0.0), attempts),
+    st.builds(core_events.CoordinatorFellSilent, st.just(0.0), attempts),
+    st.builds(core_events.NodeCutOff, st.just(0.0), attempts, st.just("why"), st.booleans()),
     st.builds(core_events.EvidenceCollected, st.just(0.0), attempts, st.just(1), evidence, st.just(0.5)),
     st.builds(core_events.CheckpointSelected, st.just(0.0), attempts, checkpoints, st.integers(0, 2)),
     st.builds(core_events.CheckpointVerified, st.just(0.0), attempts, checkpoints.filter(bool)),
@@ -181,7 +182,7 @@ events = st.one_of(
     st.builds(
         core_events.TimerFired,
         st.just(0.0),
-        st.sampled_from(["teardown", "stop", "backoff", "own_signal", "peer", "select", "health"]),
+        st.sampled_from(["teardown", "stop", "backoff", "own_signal", "decision", "select", "health"]),
         small,
     ),
     st.builds(core_events.JournalDegraded, st.just(0.0), st.just("x")),
@@ -269,7 +270,7 @@ def test_whatever_happens(
                     "no attempt begins while ranks live"
                 )
                 assert before.run.stop is None, "nobody restarts what a person stopped"
-            if isinstance(action, act.ReportDecision) and action.plan.kind is PlanKind.RESTART and action.plan.strategy != "peer":
+            if isinstance(action, act.ReportDecision) and action.plan.kind is PlanKind.RESTART and action.plan.strategy != "coordinator":
                 by_others = isinstance(event, core_events.DecisionMade)  # the node that decided counts
                 assert by_others or action.attempt < most, "no more attempts than a run may have"
             if isinstance(action, act.Finish):

@@ -297,8 +297,7 @@ def supervise(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callab
     Standbys are off unless a test asks for them: most tests end an attempt before one is ready, and it would take processor time from them.
     """
     runs: list[Supervised] = request.node.stash.setdefault(RUNS, [])
-    # a lease of its own: while all tests run at once, a supervisor of one of them may not come to its beat for some seconds
-    defaults = {"SUPERVISE_STANDBY_MODE": "on" if request.config.getoption("--standbys") else "off", "SUPERVISE_NODES_LEASE_S": "20"}
+    defaults = {"SUPERVISE_STANDBY_MODE": "on" if request.config.getoption("--standbys") else "off"}
     is_eager = request.config.getoption("--eager-hangs") or request.node.get_closest_marker("eager_hangs") is not None
 
     def start(

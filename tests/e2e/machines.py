@@ -22,13 +22,12 @@ if TYPE_CHECKING:
     from tests.support.network import Network
 
 NODES, STEPS, EVERY = 3, 400, 20
-LEASE_S = 8.0
 PORT = 29411
 _SHARED = re.compile(r"/node-\d+/")
 
 
 class Machines:
-    """The nodes of one job. `place` is the storage that they share; node `host` serves the stores."""
+    """The nodes of one job. `place` is the storage that they share; node `host` serves torch's store, and is the coordinator."""
 
     def __init__(  # noqa: PLR0913  what a test varies, by name
         self,
@@ -37,13 +36,13 @@ class Machines:
         network: Network,
         *job: str,
         nnodes: str = "",
-        lease_s: float = LEASE_S,
+        wait_s: float = 600.0,
         steps: int = STEPS,
         host: int = 0,
     ) -> None:
         self.count = len(network.names)
         self._start, self._job, self._nnodes, self.place, self.network = start, job, nnodes or str(self.count), place, network
-        self._lease_s, self._steps, self._host = lease_s, steps, host
+        self._wait_s, self._steps, self._host = wait_s, steps, host
         self.runs = [self.start(node) for node in range(self.count)]
 
     def start(self, node: int) -> Supervised:
@@ -59,7 +58,7 @@ class Machines:
             options=["--checkpoints", f"{self.place}/ckpt/*.pt", "--resume-args", "--resume {resume}"],
             place=self.place / f"node-{node}",
             around=Surroundings(prefix=("ip", "netns", "exec", self.network.names[node])),
-            SUPERVISE_NODES_LEASE_S=str(self._lease_s),
+            SUPERVISE_NODES_WAIT_S=str(self._wait_s),
             GLOO_SOCKET_IFNAME="eth0",
         )
 

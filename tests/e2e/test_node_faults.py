@@ -51,7 +51,7 @@ def last_attempt(run: Supervised) -> int:
     return max((row["attempt"] for row in found if row["event"] == "attempt.begun"), default=0)
 
 
-@pytest.mark.parametrize(("node", "ahead"), [(1, "-3600"), (0, "+3600")], ids=["a node behind", "the leader ahead"])
+@pytest.mark.parametrize(("node", "ahead"), [(1, "-3600"), (0, "+3600")], ids=["a node behind", "the coordinator ahead"])
 def test_a_node_whose_clock_is_wrong_by_an_hour_is_not_dropped_and_the_first_failure_is_the_first_for_all(
     supervise: Callable[..., Supervised], tmp_path: Path, node: int, ahead: str
 ) -> None:
@@ -80,7 +80,7 @@ def test_a_node_whose_clock_is_wrong_by_an_hour_is_not_dropped_and_the_first_fai
 
 
 def test_a_node_that_is_slow_is_not_lost(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
-    nodes = Cluster(supervise, tmp_path, "--step-ms=50", "--steps=300", SUPERVISE_NODES_LEASE_S="6")
+    nodes = Cluster(supervise, tmp_path, "--step-ms=50", "--steps=300")
     nodes.reached(0, EVERY)
     slow = nodes.runs[1]
     for _ in range(10):  # it gets a tenth of its time

@@ -41,10 +41,10 @@ def test_a_split_of_two_and_two_where_all_four_are_needed_has_nobody_train_until
     nodes.reached(2 * EVERY + 5)
     network.split([2, 3])
     for run in nodes.runs[:2]:
-        wait_for(lambda run=run: saw(run, "DecisionMade"), "the side with the store to decide", 90, alive=run.alive)
+        wait_for(lambda run=run: saw(run, "DecisionMade"), "the side with the coordinator to decide", 90, alive=run.alive)
     for run in nodes.runs[2:]:
-        wait_for(lambda run=run: saw(run, "StoreFellSilent"), "the other side to miss the store", 90, alive=run.alive)
-    assert [decisions_of(run) for run in nodes.runs[2:]] == [{}, {}], "nothing is decided without the store"
+        wait_for(lambda run=run: saw(run, "CoordinatorFellSilent"), "the other side to miss the coordinator", 90, alive=run.alive)
+    assert [decisions_of(run) for run in nodes.runs[2:]] == [{}, {}], "nothing is decided without the coordinator"
     assert [run.attempts() for run in nodes.runs] == [1] * 4
     network.heal([2, 3])
     nodes.end_well()
@@ -53,24 +53,24 @@ def test_a_split_of_two_and_two_where_all_four_are_needed_has_nobody_train_until
 
 
 @pytest.mark.parametrize("network", [4], indirect=True)
-def test_a_split_of_two_and_two_where_two_are_enough_has_the_side_with_the_store_train_and_all_after_it(
+def test_a_split_of_two_and_two_where_two_are_enough_has_the_side_with_the_coordinator_train_and_all_after_it(
     supervise: Callable[..., Supervised], tmp_path: Path, network: Network
 ) -> None:
     nodes = Machines(supervise, tmp_path, network, "--ask", nnodes="2:4", steps=8 * STEPS)
     nodes.reached(2 * EVERY + 5)
     network.split([2, 3])
     for run in nodes.runs[:2]:
-        wait_for(lambda run=run: trains_again(run), "the side with the store to go on", 120, alive=run.alive)
+        wait_for(lambda run=run: trains_again(run), "the side with the coordinator to go on", 120, alive=run.alive)
     for run in nodes.runs[2:]:
-        wait_for(lambda run=run: saw(run, "StoreFellSilent"), "the other side to miss the store", 90, alive=run.alive)
-    assert [decisions_of(run) for run in nodes.runs[2:]] == [{}, {}], "nothing is decided without the store"
+        wait_for(lambda run=run: saw(run, "CoordinatorFellSilent"), "the other side to miss the coordinator", 90, alive=run.alive)
+    assert [decisions_of(run) for run in nodes.runs[2:]] == [{}, {}], "nothing is decided without the coordinator"
     assert [run.attempts() for run in nodes.runs[2:]] == [1, 1]
     network.heal([2, 3])
     nodes.end_well(same_world=False)
     assert {len(gathered(run)[-1]["members"]) for run in nodes.runs} == {4}, "they ended in one epoch"
 
 
-@pytest.mark.parametrize("node", [2, 0], ids=["a node", "the host of the store"])
+@pytest.mark.parametrize("node", [2, 0], ids=["a node", "the coordinator"])
 @pytest.mark.parametrize("way", ["is not heard", "does not hear"])
 def test_a_link_that_is_cut_in_one_direction_is_a_link_that_is_cut(
     supervise: Callable[..., Supervised], tmp_path: Path, network: Network, node: int, way: str
@@ -82,7 +82,7 @@ def test_a_link_that_is_cut_in_one_direction_is_a_link_that_is_cut(
     for sender, receiver in ways:
         network.lose_way(sender, receiver)
     for run in nodes.runs:
-        seen = lambda run=run: saw(run, "StoreFellSilent") or saw(run, "AttemptEndedByPeer") or saw(run, "DecisionMade")  # noqa: E731
+        seen = lambda run=run: saw(run, "CoordinatorFellSilent") or saw(run, "AttemptEndedByPeer") or saw(run, "DecisionMade")  # noqa: E731
         wait_for(seen, "every node to notice", 90, alive=run.alive)
     time.sleep(20.0)  # what a node does that is cut off, it does meanwhile
     for sender, receiver in ways:

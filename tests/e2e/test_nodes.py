@@ -160,9 +160,9 @@ def test_a_rank_killed_while_another_saves_leaves_one_checkpoint_that_all_resume
 
 
 def running(run: Supervised) -> dict[str, Any] | None:
-    """Return what the control store tells of all nodes, once all run: each tells with its next beat."""
+    """Return what the coordinator tells of all nodes, once all run: each tells with its next beat."""
     found = all_nodes(run)
-    return found if found["store"] and {row["state"] for row in found["nodes"]} == {"running"} else None
+    return found if found["coordinator"] and {row["state"] for row in found["nodes"]} == {"running"} else None
 
 
 @pytest.mark.slow  # tests/cli/jobs/test_all_nodes.py, test_several_nodes.py and tests/report/test_reporter.py show the parts
@@ -177,11 +177,11 @@ def test_three_nodes_are_one_job_to_a_person_one_status_one_alert_and_one_story(
     nodes = Cluster(supervise, tmp_path, *job, options=["--config", str(config)], script=ALONE)
     pids = nodes.pids()
     nodes.reached(0, EVERY)
-    asked = wait_for(lambda: running(nodes.runs[2]), "the control store to know of three that run", 60)
+    asked = wait_for(lambda: running(nodes.runs[2]), "the coordinator to know of three that run", 60)
     assert [(row["number"], row["state"], row["attempt"], row["ranks"]) for row in asked["nodes"]] == [
         (number, "running", 1, f"rank {number}") for number in range(NODES)
     ]
-    assert sorted(row["source"] for row in asked["nodes"]) == ["here", "store", "store"]
+    assert sorted(row["source"] for row in asked["nodes"]) == ["coordinator", "coordinator", "here"]
     os.kill(pids[1], signal.SIGKILL)
     wait_for(lambda: all(run.attempts() >= 2 for run in nodes.runs), "the second attempt", 60)
     go_on.touch()
@@ -199,7 +199,7 @@ def test_three_nodes_are_one_job_to_a_person_one_status_one_alert_and_one_story(
 
 
 @pytest.mark.slow  # tests/agent/test_nodes.py shows the rounds in seconds
-@pytest.mark.parametrize(("lost", "what_the_others_see"), [(2, "DecisionMade"), (0, "StoreFellSilent")])  # node 0 serves the store
+@pytest.mark.parametrize(("lost", "what_the_others_see"), [(2, "DecisionMade"), (0, "CoordinatorFellSilent")])  # node 0 is the coordinator
 def test_all_ranks_save_and_exit_0_as_one_node_loses_its_supervise_and_the_job_waits_for_it_and_ends_whole(
     supervise: Callable[..., Supervised], tmp_path: Path, lost: int, what_the_others_see: str
 ) -> None:

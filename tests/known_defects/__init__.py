@@ -15,10 +15,6 @@ each marker names that change.
 | test_starts_and_ends.py | a directory of which another node wrote a file is never removed (`--keep`) | one pass |
 | test_starts_and_ends.py | a start that cannot restore leaves its directory in /dev/shm | one pass |
 | tests/scale/test_listing.py | a long list of a mirror counts as a stall, and every object is listed | one pass |
-| test_coordinator.py | a supervisor that stands still for some seconds ends a healthy job | one coordinator |
-| test_coordinator.py | the reports of all nodes are one line, which may be too long for ever | one coordinator |
-| test_coordinator.py | a connection that is closed for three seconds is a lost node, whatever the lease | one coordinator |
-| test_coordinator.py | a word of another version's report ends the supervisor that reads it | one coordinator |
 | test_coordinator.py | the deciding thread asks processes that KILL did not end, one after the other | one coordinator |
 | test_people.py | alerts and programs of alerts do not get the proxy; a heartbeat's refusal is not reported | what people see |
 """

@@ -18,11 +18,11 @@ from supervisor.agent.messages import (
     Complete,
     Go,
     NodesMet,
+    PublishCoordinator,
     RanksStarted,
     RanksStopped,
     Renumber,
     ScriptArgs,
-    ServeStore,
     SpawnedRank,
     Start,
     StopCommand,
@@ -372,8 +372,8 @@ def test_nodes_meet_and_start_under_the_number_that_they_agreed_on(stage: Stage)
     stage.says({"ev": "nodes_missing", "attempt": 2, "count": 1, "within_s": 600.0})
     stage.take(1)
     assert [(event.count, event.within_s) for event in stage.posted(NodesMissing)] == [(1, 600.0)]
-    stage.session.serve_store(2, 4712, "k")
-    assert stage.hears() == ServeStore(2, 4712, "k")
+    stage.session.publish_coordinator(2, 4712, "k")
+    assert stage.hears() == PublishCoordinator(2, 4712, "k")
     stage.session.renumber(2, 7)
     assert stage.hears() == Renumber(2, 7)
     stage.session.begin(BeginAttempt(7, "failure", CheckpointRef("c.pt", 7, "digest")), AS_WRITTEN)

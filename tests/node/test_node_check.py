@@ -35,7 +35,7 @@ sys.exit(69)
 
 
 class Nodes:
-    """Three nodes; that of the number `serves` has the control store."""
+    """Three nodes; that of the number `serves` is the coordinator."""
 
     def __init__(self, *program: str, serves: int = 1, gpus: Sequence[int] = (0, 0, 0), unknown: int = -1) -> None:
         self.lines: list[list[str]] = [[] for _ in range(NODES)]
@@ -107,7 +107,7 @@ def test_the_node_of_a_rank_that_failed_is_named_by_all_and_excludes_itself(made
 @pytest.mark.parametrize(
     ("serves", "ledger_full", "not_excluded", "may_leave"),
     [(1, False, (), False), (0, False, (), True), (0, True, (1,), False)],
-    ids=["it serves the store", "another serves it", "it is not excluded"],
+    ids=["it is the coordinator", "another is", "it is not excluded"],
 )
 def test_a_node_that_the_others_need_or_that_would_come_back_does_not_leave_alone(
     made: Callable[..., Nodes],
@@ -116,7 +116,7 @@ def test_a_node_that_the_others_need_or_that_would_come_back_does_not_leave_alon
     not_excluded: tuple[int, ...],
     may_leave: bool,  # noqa: FBT001
 ) -> None:
-    rank = 1 - serves  # of node 1: the node that serves the store has rank 0
+    rank = 1 - serves  # of node 1: the coordinator's node has rank 0
     nodes = made([finding(f"rank:{rank}", "it fails")], serves=serves)
     nodes.ledger_full = ledger_full
     assert nodes.run() == [NodeCheckResult(((1, "it fails"),), not_excluded, may_leave)] * NODES

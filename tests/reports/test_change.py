@@ -55,7 +55,7 @@ class TwoNodes:
         ]
         command += ["--steps=5000", "--save-every=10", "--pace-s=0.02"]
         options = ("--checkpoints", f"{self.place}/ckpt/step-*.pt", "--resume-args", "--resume {resume}")
-        return self._supervise(*command, options=options, place=self.place / f"node-{node}", SUPERVISE_NODES_LEASE_S="8", **OFTEN)
+        return self._supervise(*command, options=options, place=self.place / f"node-{node}", **OFTEN)
 
     def saved(self) -> int:
         """Return how many checkpoints there are."""

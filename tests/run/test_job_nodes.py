@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import queue
+import socket
 import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -12,17 +12,16 @@ import pytest
 
 from supervisor.agent.messages import NodesMet
 from supervisor.cluster import messages as protocol
-from supervisor.cluster.model import SUCCESS, ClusterDecision
+from supervisor.cluster.model import SUCCESS, ClusterDecision, CoordinatorMemory
 from supervisor.config.settings import Settings
 from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.decide import decide
-from supervisor.core.model import CheckpointRef, Evidence, Policy, RankExit, RankInfo
-from supervisor.core.policy_settings import NodesSection
+from supervisor.core.model import Cause, CheckpointRef, Claim, Evidence, Policy, RankExit, RankInfo
 from supervisor.core.state import Attempt, JobState, Stage
 from supervisor.core.values import replace
 from supervisor.job.clock import Clock
-from supervisor.run.job_nodes import STORE_WELL_LEASES, AttemptOrders, JobNodes
+from supervisor.run.job_nodes import BUGS_APART_S, AttemptOrders, JobNodes
 from supervisor.run.main import JobRun
 from tests.launch.conftest import make_job
 from tests.support.waiting import wait_for
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 #: Under which the nodes meet.
 ID = "job"
-SETTINGS = dataclasses.replace(Settings(), nodes=NodesSection(lease_s=12.0))
 
 
 class Node:
@@ -53,8 +51,9 @@ class Node:
 
     def fresh(self, rdzv_id: str = ID) -> JobNodes:
         """Return what a supervisor of this run begins with."""
-        orders = AttemptOrders(*(lambda *what, kind=kind: self.orders.append((kind, *what)) for kind in ("serve", "renumber", "complete")))  # type: ignore[misc]
-        job = replace(make_job(self.place, SETTINGS), run_id=f"run of {self.name}", node=self.name)
+        kinds = ("publish", "renumber", "complete", "last_word")
+        orders = AttemptOrders(*(lambda *what, kind=kind: self.orders.append((kind, *what)) for kind in kinds))  # type: ignore[misc]
+        job = replace(make_job(self.place, Settings()), run_id=f"run of {self.name}", node=self.name)
         return JobNodes(job, rdzv_id, self, orders, self.told.append)  # type: ignore[arg-type]  # a loop, as far as it is used
 
     def feed(self, event: events.Event) -> None:
@@ -84,7 +83,7 @@ class Node:
 
 
 class Pair:
-    """Two nodes; the first serves the control store."""
+    """Two nodes; the first is the coordinator."""
 
     def __init__(self, place: Path) -> None:
         self.nodes = [Node(place, "a"), Node(place, "b", ahead_s=3600.0)]
@@ -99,24 +98,25 @@ class Pair:
 
         wait_for(found, what, 60)
 
-    def meet(self, token: str, *numbers: int) -> None:
-        """The agents meet, each for the attempt that it knows."""
+    def meet(self, token: str, *numbers: int, at: tuple[str, int, str] | None = None) -> None:
+        """The agents meet, each for the attempt that it knows. at: where the coordinator is, None: on the first node."""
         policy = Policy(nodes=2, checkpoints_declared=True)
-        for index, (node, number) in enumerate(zip(self.nodes, numbers, strict=True)):
+        nodes = self.nodes[: len(numbers)]
+        for index, (node, number) in enumerate(zip(nodes, numbers, strict=True)):
             attempt = Attempt(number, awaits_agreement=True)
             node.state = replace(node.state, stage=Stage.STARTING, attempt=attempt, run=replace(node.state.run, policy=policy))
-            store = ("", 0, "") if not index else ("127.0.0.1", *self.served[1:])
-            node.nodes.met(NodesMet(number, index, 2, token, *store))  # type: ignore[arg-type]
-        self.until(lambda: all(node.state.attempt.members for node in self.nodes), "the number")
+            place = at or (("", 0, "") if not index else ("127.0.0.1", *self.served[1:]))
+            node.nodes.met(NodesMet(number, index, 2, token, *place))  # type: ignore[arg-type]
+        self.until(lambda: all(node.state.attempt.members for node in nodes), "the number")
 
     @property
     def served(self) -> tuple[Any, ...]:
-        """Return attempt, port and key of the store."""
-        return next(tuple(row[1:]) for row in self.nodes[0].orders if row[0] == "serve")
+        """Return attempt, port and key of the coordinator."""
+        return next(tuple(row[1:]) for row in self.nodes[0].orders if row[0] == "publish")
 
     def train(self) -> None:
         """Agree, and start the ranks."""
-        for rank, node in enumerate(self.nodes):
+        for rank, node in enumerate(self.nodes[:2]):
             number, chosen = node.state.attempt.number, CheckpointRef("c.pt", 60, "structure")
             node.feed(events.CheckpointSelected(node.clock.now(), number, chosen, 1, agreement=number))
             node.feed(events.AttemptStarted(node.clock.now(), number, (RankInfo(rank, 0, 100 + rank, 1),), 2))
@@ -171,6 +171,122 @@ def test_both_nodes_act_on_one_decision_about_what_both_saw_by_whichever_clock(p
     assert not second.find(events.ReportsGathered)
 
 
+def test_a_report_of_the_next_version_is_taken_as_far_as_it_is_understood(pair: Pair) -> None:
+    """It knows one cause more. Two versions may meet while the nodes of a cluster are updated one by one."""
+    first, second = pair.nodes
+    pair.meet("t", 1, 1)
+    pair.train()
+    cause: Any = "new_in_the_next_version"
+    now = second.clock.now()
+    second.feed(events.RankExited(now, 1, RankExit(1, 101, 1, signal=11)))
+    pair.until(lambda: first.state.stage is Stage.TEARDOWN, "the end on the other node")
+    pair.gone(first, 0)
+    signal_fact = Evidence("exit", "signal", "11", 1, t=now)
+    pair.gone(second, 1, signal_fact, Evidence("log", "new.signature", "a line that only it knows", 1, t=now, claim=Claim(cause, 0.9)))
+    pair.until(lambda: all(node.find(act.ReportDecision) for node in pair.nodes), "the decision")
+    assert {node.find(act.ReportDecision)[0].verdict.rank for node in pair.nodes} == {1}
+
+
+def test_the_guardian_of_a_node_gets_a_word_for_the_coordinator_and_that_of_the_coordinator_none(pair: Pair) -> None:
+    pair.meet("t", 1, 1)
+    first, second = pair.nodes
+    pair.until(lambda: [row for row in second.orders if row[0] == "last_word"], "the prepared word")
+    (word,) = (row for row in second.orders if row[0] == "last_word")
+    assert word[1:3] == ("127.0.0.1", pair.served[1])
+    pair.train()
+    second.nodes._client.close(5.0)  # type: ignore[union-attr]  # noqa: SLF001  as a process that is gone
+    second.nodes._client = None  # noqa: SLF001
+    with socket.create_connection(word[1:3]) as guardian:
+        guardian.sendall(word[3].encode())
+        pair.until(lambda: first.state.stage is Stage.TEARDOWN, "the end on the other node")
+    (end,) = first.find(events.AttemptEndedByPeer)
+    assert (end.node, end.text) == (f"{second.state.attempt.me}", "its supervise died, and its processes are ended")
+    assert not [row for row in first.orders if row[0] == "last_word"]
+
+
+def test_a_coordinator_that_leaves_decides_what_comes_after_it(pair: Pair) -> None:
+    first, second = pair.nodes
+    pair.meet("t", 1, 1)
+    pair.train()
+    first.feed(events.StopRequested(first.clock.now(), 15))
+    first.feed(events.AttemptEnded(first.clock.now(), 1, "stopped"))
+    (finish,) = first.find(act.Finish)
+    left: list[bool] = []
+    first.nodes.close(finish.reason, lambda: left.append(True))
+    pair.until(lambda: second.state.stage is Stage.TEARDOWN, "the end on the other node")
+    pair.gone(second, 1)
+    pair.until(lambda: second.find(act.ReportDecision), "the decision")
+    (told,) = second.find(act.ReportDecision)
+    assert (told.verdict.cause, told.verdict.node, told.alerts) == (Cause.NODE_LOST, "a:0", True)
+    assert len(first.find(events.ReportsGathered)) == 1
+    assert not first.find(act.ReportDecision)
+    pair.until(lambda: left, "the coordinator to leave once the other knows")
+
+
+def test_a_coordinator_that_takes_no_part_in_the_attempt_decides_about_it(pair: Pair, tmp_path: Path) -> None:
+    spare = Node(tmp_path, "c")
+    client = spare.nodes._connected(None)  # noqa: SLF001
+    server = spare.nodes._serve(client, CoordinatorMemory())  # noqa: SLF001
+    pair.nodes.append(spare)
+    try:
+        pair.meet("t", 1, 1, at=("127.0.0.1", server.port, server.key))
+        pair.train()
+        first, second = pair.nodes[:2]
+        now = second.clock.now()
+        second.feed(events.RankExited(now, 1, RankExit(1, 101, 1, signal=11)))
+        pair.until(lambda: first.state.stage is Stage.TEARDOWN, "the end on the other node")
+        pair.gone(first, 0)
+        pair.gone(second, 1, Evidence("exit", "signal", "11", 1, t=now))
+        pair.until(lambda: all(node.find(act.ReportDecision) for node in (first, second)), "the decision")
+        told = [node.find(act.ReportDecision)[0] for node in (first, second)]
+        assert told[0].verdict == told[1].verdict
+        assert (told[0].verdict.rank, told[0].verdict.node) == (1, "b:1")
+        assert [decision.alerts for decision in told] == [True, False], "one alert for the job"
+        assert first.find(events.NodesGathered)[0].coordinator == client.name
+    finally:
+        pair.close()
+
+
+def test_a_coordinator_whose_supervisor_is_started_again_goes_on_with_one_decision(pair: Pair) -> None:
+    first, second = pair.nodes
+    pair.meet("t", 1, 1)
+    pair.train()
+    pair.until(lambda: all(node.nodes._client.offset_s is not None for node in pair.nodes), "the nodes at the coordinator")  # type: ignore[union-attr]  # noqa: SLF001
+    before, port = first.nodes, pair.served[1]
+    before._client.close(5.0)  # type: ignore[union-attr]  # noqa: SLF001  as a process that is gone
+    before._server.close(0.0)  # type: ignore[union-attr]  # noqa: SLF001
+    first.nodes = first.fresh()
+    first.nodes.take_over()
+    assert first.nodes._server is not None  # noqa: SLF001
+    assert first.nodes._server.port == port  # noqa: SLF001
+    first.feed(events.SupervisorStarted(first.clock.now(), "run", first.state.run.policy, continues=True))
+    pair.until(lambda: second.state.stage is Stage.TEARDOWN, "the end on the other node")
+    pair.gone(second, 1)
+    pair.until(lambda: all(node.find(act.ReportDecision) for node in pair.nodes), "the decision")
+    decided = [[event.decision for event in node.find(events.DecisionMade)] for node in pair.nodes]
+    assert decided[0] == decided[1]
+    assert len(decided[0]) == 1
+    assert decided[0][0].verdict.summary == "node a:0 is lost: its supervise died, and its ranks with it"
+
+
+def test_a_node_with_the_key_of_another_job_stops_with_78_and_the_words_of_the_coordinator(pair: Pair) -> None:
+    first, second = pair.nodes
+    pair.meet("t", 1, 1)
+    second.nodes.close("it begins anew", lambda: None)
+    other = Node(second.place, "c")
+    pair.nodes.append(other)
+    policy = Policy(nodes=2, checkpoints_declared=True)
+    attempt = Attempt(1, awaits_agreement=True)
+    other.state = replace(other.state, stage=Stage.STARTING, attempt=attempt, run=replace(other.state.run, policy=policy))
+    other.nodes.met(NodesMet(1, 1, 2, "t2", "127.0.0.1", pair.served[1], "another"))
+    pair.until(lambda: other.find(act.Finish), "its end")
+    assert [action.exit_code for action in other.find(act.Finish)] == [78]
+    (told,) = other.find(act.ReportDecision)
+    assert "refuses this node: " in told.verdict.summary
+    assert "the --rdzv-endpoint of its job" in told.verdict.summary
+    assert any("of its job" in text for text in first.told), (first.told, "both sides are told")
+
+
 def test_success_is_that_of_all_nodes_and_is_known_to_all_before_the_first_leaves(pair: Pair) -> None:
     pair.meet("t", 1, 1)
     pair.train()
@@ -182,8 +298,8 @@ def test_success_is_that_of_all_nodes_and_is_known_to_all_before_the_first_leave
     pair.until(lambda: all(("complete", 1) in node.orders for node in pair.nodes), "success")
 
 
-def test_a_store_whose_thread_cannot_be_had_for_a_moment_is_served_a_moment_later(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    start, refused = threading.Thread.start, ["control-store"]
+def test_a_coordinator_whose_thread_is_not_to_be_had_is_served_a_moment_later(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, refused = threading.Thread.start, ["coordinator"]
 
     def started(thread: threading.Thread) -> None:
         if thread.name in refused:
@@ -197,11 +313,11 @@ def test_a_store_whose_thread_cannot_be_had_for_a_moment_is_served_a_moment_late
     assert pair.nodes[0].nodes._server.port == pair.served[1], "where the agents of the others were sent"  # type: ignore[union-attr]  # noqa: SLF001
 
 
-def test_a_store_whose_thread_dies_of_a_bug_is_served_anew_with_its_rows(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coordinator_whose_thread_dies_of_a_bug_is_served_anew_with_its_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = pair.nodes
     pair.meet("t", 1, 1)
     pair.train()
-    pair.until(lambda: all(node.nodes._client.address for node in pair.nodes), "the nodes at the store")  # type: ignore[union-attr]  # noqa: SLF001
+    pair.until(lambda: all(node.nodes._client.address for node in pair.nodes), "the nodes at the coordinator")  # type: ignore[union-attr]  # noqa: SLF001
     died: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", died.append)
     monkeypatch.setattr(first.nodes._server, "_drop_strangers", None)  # noqa: SLF001
@@ -215,7 +331,7 @@ def test_a_store_whose_thread_dies_of_a_bug_is_served_anew_with_its_rows(pair: P
     assert len(died) == 1
 
 
-def test_a_bug_that_comes_again_with_each_store_ends_the_run_unless_something_is_decided_in_between(
+def test_a_bug_that_comes_again_with_each_coordinator_ends_the_run_unless_something_is_decided_in_between(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = pair.nodes
@@ -230,8 +346,8 @@ def test_a_bug_that_comes_again_with_each_store_ends_the_run_unless_something_is
         assert server is not None
         monkeypatch.setattr(server, "_drop_strangers", None)
         wait_for(lambda: not server.serves, "the end of its thread")
-        first.nodes._serves_again_t = 0.0  # noqa: SLF001  a lease is over
-        pair.until(lambda: first.nodes._server is not server, "another store")  # noqa: SLF001
+        first.nodes._serves_again_t = 0.0  # noqa: SLF001  it is time
+        pair.until(lambda: first.nodes._server is not server, "another coordinator")  # noqa: SLF001
 
     pair.meet("t", 1, 1)
     pair.train()
@@ -246,14 +362,14 @@ def test_a_bug_that_comes_again_with_each_store_ends_the_run_unless_something_is
     dies()
     assert not failed
     assert [text.rpartition("; ")[2] for text in first.told] == ["the job goes on"] * 4
-    first.nodes._store_bug_t -= STORE_WELL_LEASES * SETTINGS.nodes.lease_s  # noqa: SLF001  a healthy attempt goes on without a decision
+    first.nodes._bug_t -= BUGS_APART_S  # noqa: SLF001  a healthy attempt goes on without a decision
     dies()
     dies()
     assert not failed
-    assert first.nodes._store_bugs == 2  # noqa: SLF001
+    assert first.nodes._bugs == 2  # noqa: SLF001
     dies()
     assert [type(error) for error in failed] == [TypeError]
-    pair.until(lambda: len(first.nodes._server._have) == 2, "the nodes at the last store: it need not linger for them")  # type: ignore[union-attr]  # noqa: SLF001
+    pair.until(lambda: len(first.nodes.standings()) == 2, "the nodes at the last coordinator: it need not linger for them")
 
 
 def test_a_supervisor_that_takes_over_finds_the_others_by_itself_and_ends_its_attempt(pair: Pair) -> None:

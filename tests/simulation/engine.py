@@ -412,7 +412,7 @@ class Play:
         if decided:
             kind = PlanKind.STOP if decided == "stop" else PlanKind.RESTART
             changes = tuple(Change(knob, "", value, knob) for knob, value in self.watch.overrides.items())
-            plan = Plan(kind, "its own failure", "the next", "peer", 65 if decided == "stop" else 0, changes=changes)
+            plan = Plan(kind, "its own failure", "the next", "coordinator", 65 if decided == "stop" else 0, changes=changes)
             decision = JobDecision(Verdict(Cause.USER_CODE, 0.9, "rank 0: exit code 1", "x", node="b:1"), plan, by=MEMBERS[1])
             after = self.rng.uniform(0.1, 60.0)
             self.later(after, events.DecisionMade(self.t + after, action.attempt, kind.value, decision))

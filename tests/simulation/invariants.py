@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from supervisor.core.state import JobState
 
 #: Plans that are made where no failure is judged.
-NOT_JUDGED = frozenset({"takeover", "peer", "beginning", "health"})
+NOT_JUDGED = frozenset({"takeover", "coordinator", "beginning", "health"})
 #: The codes of docs/reference/exit-codes.md that a strategy may stop with; () where they are the rank's own, 1 to 63 or 128+n.
 CODES: dict[str, tuple[int, ...]] = {
     "requeue": (ExitCode.REQUEUE,),
@@ -272,7 +272,7 @@ class Watch:
         demand(plan.reason and plan.next_rung, f"a plan without a reason or a next rung: {plan}")
         demand(action.incident in self.opened, f"a decision about incident {action.incident}, which is not open")
         self.decided = (verdict, plan)
-        if plan.strategy == "peer":
+        if plan.strategy == "coordinator":
             self.overrides.update({c.knob: c.new for c in plan.changes})
         if plan.strategy in NOT_JUDGED:
             return

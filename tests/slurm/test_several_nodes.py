@@ -48,7 +48,7 @@ def submit(slurm: SlurmCluster, place: Path, *words: str, sbatch: tuple[str, ...
     hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{slurm.network.address(node)} node-{node}\n" for node in range(len(names))))
     starter.write_text(ON_NODE.format(names=" ".join(names), hosts=hosts))
     starter.chmod(0o755)
-    text = text.replace("    supervise ", f"    {starter} supervise ", 1).replace("\nsrun", "\nexport SUPERVISE_NODES_LEASE_S=20\nsrun", 1)
+    text = text.replace("    supervise ", f"    {starter} supervise ", 1)
     number = slurm.submit(text, place)
     wait_for(lambda: steps(place) > 20, "steps", 180)
     return number

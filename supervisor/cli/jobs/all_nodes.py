@@ -1,6 +1,6 @@
-"""Finds out where all nodes of a job stand: by their control store, and by the journals of those that share the state directory.
+"""Finds out where all nodes of a job stand: by their coordinator, and by the journals of those that share the state directory.
 
-The store is asked (cluster/reader.py) by what a node keeps of its address and key beside its journal. It knows a node's last beat, and is
+It is asked (cluster/reader.py) by what a node keeps of its address and key beside its journal. It knows a node's last beat, and is
 there as long as the job. A journal is there for good, and is as old as its last record. What neither has is not known, and is shown so.
 """
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from supervisor.cluster.client import StoreAddress  # noqa: TC004  not for --help
+    from supervisor.cluster.client import CoordinatorAddress  # noqa: TC004  not for --help
     from supervisor.cluster.messages import KnownNode, KnownNodes
     from supervisor.journal.history import History  # noqa: TC004  likewise
 
-#: For the answer of one address of the store; a few are tried.
+#: For the answer of one address of the coordinator; a few are tried.
 _ANSWER_S = 2.0
 _MOST_TRIES = 3
 _LOOPBACK = "127.0.0.1"
@@ -39,26 +39,26 @@ class NodeJournal(Struct, frozen=True):
     history: History
     alive: bool | None
     name: str
-    address: StoreAddress | None
+    address: CoordinatorAddress | None
 
 
 def all_nodes(root: Path, place: JobFiles) -> JobNodesStatus:
     """Return where the nodes of a job stand. place: its files on one of them."""
     journals = journals_of(root, place)
     newest = max(journals, key=lambda one: (bool(one.history.members), not _is_behind(one, journals), one.history.last_t))
-    known, problem = (None, "the job has ended: no control store is asked") if newest.history.end is not None else _asked(journals)
+    known, problem = (None, "the job has ended: no coordinator is asked") if newest.history.end is not None else _asked(journals)
     if known is not None and known.number:
-        rows = [_by_store(node, journals) for node in known.nodes]
-        attempt, store = known.number, known.host.partition("/")[0]
+        rows = [_by_coordinator(node, journals) for node in known.nodes]
+        attempt, coordinator = known.number, known.host.partition("/")[0]
     else:
         members = newest.history.members
         rows = [_by_journal(member, index, journals) for index, member in enumerate(members)]
-        attempt, store = newest.history.attempt, ""
+        attempt, coordinator = newest.history.attempt, ""
     shown = {node_status.node for node_status in rows}
     rows += [_of_journal(journal, None) for journal in journals if journal.place.node not in shown] if rows else []
     if not rows:  # its nodes have never met: a job of one node, or one that only begins
         rows = [_of_journal(one, index if len(journals) == 1 else None) for index, one in enumerate(journals)]
-    return JobNodesStatus(place.job, attempt, tuple(rows), store, "" if store else problem)
+    return JobNodesStatus(place.job, attempt, tuple(rows), coordinator, "" if coordinator else problem)
 
 
 def _is_behind(one: NodeJournal, journals: Sequence[NodeJournal]) -> bool:
@@ -85,27 +85,27 @@ def journals_of(root: Path, place: JobFiles) -> list[NodeJournal]:
             kept = None
         address = None if kept is None else kept.address
         if address is not None and address.host == _LOOPBACK and job_files.node != identity.node_name():
-            address = replace(address, host=job_files.node)  # it serves the store itself
+            address = replace(address, host=job_files.node)  # it is the coordinator itself
         found.append(NodeJournal(job_files, history, alive, history.me if kept is None else kept.memory.node, address))
     return found
 
 
 def _asked(journals: Sequence[NodeJournal]) -> tuple[KnownNodes | None, str]:
-    """Return what the control store knows, and why there is no answer."""
+    """Return what the coordinator knows, and why there is no answer."""
     from supervisor.cluster.reader import known_nodes  # noqa: PLC0415  not for --help
 
     addresses = list(dict.fromkeys(journal.address for journal in journals if journal.address is not None and journal.history.end is None))
-    problem = "the nodes have not met, or it is a job of one node: there is no control store"
+    problem = "the nodes have not met, or it is a job of one node: there is no coordinator"
     for address in addresses[:_MOST_TRIES]:
         try:
             return known_nodes(address, _ANSWER_S), ""
         except OSError as error:
-            problem = f"the control store at {address.host}:{address.port} does not answer: {error}"
+            problem = f"the coordinator at {address.host}:{address.port} does not answer: {error}"
     return None, problem
 
 
-def _by_store(known: KnownNode, journals: Sequence[NodeJournal]) -> NodeStatus:
-    """Return where a node stands by what the store has of it; a node that is here is shown as it is now."""
+def _by_coordinator(known: KnownNode, journals: Sequence[NodeJournal]) -> NodeStatus:
+    """Return where a node stands by what the coordinator has of it; a node that is here is shown as it is now."""
     from supervisor.cluster.reader import NodeStanding  # noqa: PLC0415  not for --help
 
     number = known.index if known.index >= 0 else None
@@ -114,14 +114,14 @@ def _by_store(known: KnownNode, journals: Sequence[NodeJournal]) -> NodeStatus:
     if own is not None and own.alive and not why:
         return _of_journal(own, number)
     standing, host = NodeStanding.read(known.standing), known.node.partition("/")[0]
-    if standing is None and not why and own is not None:  # the store began after its last beat
+    if standing is None and not why and own is not None:  # the coordinator began after its last beat
         return _of_journal(own, number)
     if standing is None:
-        return NodeStatus(host, number, why or UNKNOWN, age_s=known.age_s, source="store", why=text)
+        return NodeStatus(host, number, why or UNKNOWN, age_s=known.age_s, source="coordinator", why=text)
     state = why or ("waits to join" if number is None else standing.stage)
     return NodeStatus(
         host, number, state, standing.attempt, standing.step, standing.relative, standing.phase,
-        "" if why else standing.ranks, standing.gpus_out, known.age_s, "store", text,
+        "" if why else standing.ranks, standing.gpus_out, known.age_s, "coordinator", text,
     )  # fmt: skip
 
 
@@ -162,4 +162,10 @@ def as_dict(found: JobNodesStatus) -> dict[str, Any]:
         }
         for node in found.nodes
     ]
-    return {"job": found.job, "attempt": found.attempt, "store": found.store or None, "no_store": found.no_store or None, "nodes": nodes}
+    return {
+        "job": found.job,
+        "attempt": found.attempt,
+        "coordinator": found.coordinator or None,
+        "no_coordinator": found.no_coordinator or None,
+        "nodes": nodes,
+    }

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from supervisor.core.values import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from health.model import Readings
+    from supervisor.observe.hangs.diagnosis import ComparedRank
     from supervisor.observe.hangs.look import Look, RankLook
 
 #: Older readings are of another time than the hang.
@@ -27,12 +28,12 @@ def named(look: Look, readings: Readings, gpu_of: Mapping[int, str], now: float)
     return replace(look, ranks=tuple(replace(rank, device=_device(readings, gpu_of.get(rank.rank, ""), now)) for rank in look.ranks))
 
 
-def text_of(look: Look, culprits: Collection[int]) -> str:
+def text_of(ranks: Sequence[ComparedRank], culprits: Collection[int]) -> str:
     """Return what is shown of the ranks, the culprits first; "" where no rank's GPU is known."""
-    if not any(rank.device for rank in look.ranks):
+    if not any(rank.device for rank in ranks):
         return ""
-    ranks = sorted(look.ranks, key=lambda rank: (rank.rank not in culprits, rank.rank))
-    rows = [f"rank {rank.rank}: {', '.join(filter(None, (rank.device, _place(rank))))}" for rank in ranks[:MOST_RANKS]]
+    ranks = sorted(ranks, key=lambda rank: (rank.activity.rank not in culprits, rank.activity.rank))
+    rows = [f"rank {rank.activity.rank}: {', '.join(filter(None, (rank.device, rank.recorded)))}" for rank in ranks[:MOST_RANKS]]
     more = len(ranks) - MOST_RANKS
     return "; ".join([*rows, *([f"and {more} more in the page of the look"] if more > 0 else [])])
 
@@ -52,7 +53,7 @@ def _device(readings: Readings, uuid: str, now: float) -> str:
     return ", ".join(parts)
 
 
-def _place(rank: RankLook) -> str:
+def place(rank: RankLook) -> str:
     """Return the collective under way in a rank, else its last one; "" where its recorder shows none."""
     groups = rank.collectives.groups
     pending = next((group.pending for group in groups if group.pending is not None), None)

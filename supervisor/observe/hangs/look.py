@@ -29,7 +29,7 @@ from supervisor.observe.hangs.recorder import RecordedCollectives
 from supervisor.observe.processes import stack_dumps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
@@ -84,7 +84,8 @@ class RankLook(Struct, frozen=True):
     """One rank. workers: the processes below it that run its program, such as a DataLoader's workers. helpers: those that run another one.
 
     phase, steps, step, total, script_over: of its heartbeat, None or False without one; so is world, the number of ranks that its process
-    group is to have. total: the step with which its training ends. device: what its GPU does, as people are shown it; "" unknown.
+    group is to have. total: the step with which its training ends. left_with_0: it ended, and its exit code was 0. device: what its GPU
+    does, as people are shown it; "" unknown.
     """
 
     rank: int
@@ -98,6 +99,7 @@ class RankLook(Struct, frozen=True):
     helpers: tuple[ProcessLook, ...] = ()
     world: int | None = None
     script_over: bool = False
+    left_with_0: bool = False
     total: int | None = None
     device: str = ""
 
@@ -116,18 +118,19 @@ class Look(Struct, frozen=True):
     took_s: float = 0.0
 
 
-def take(
+def take(  # noqa: PLR0913 (what is known of the ranks, by name)
     ranks: tuple[RankInfo, ...],
     directory: Path,
     *,
     deadline_s: float = 10.0,
     beats: Mapping[int, RankHeartbeat] | None = None,
     begun: Mapping[int, float] | None = None,
+    left_with_0: Collection[int] = (),
 ) -> Look:
     """Return what the ranks do now, after `deadline_s` seconds at most. It blocks: call it in a thread.
 
     directory: the attempt's. beats: heartbeats by rank; a wrapper's pid is replaced by that of the process that trains. begun: when each
-    attempt of this run began, in Unix seconds.
+    attempt of this run began, in Unix seconds. left_with_0: the ranks that ended with that exit code.
     """
     began, beats, around = time.monotonic(), beats or {}, Surroundings(begun)
     until = began + deadline_s
@@ -136,7 +139,7 @@ def take(
     for info in ranks:
         beat = beats.get(info.rank)
         trains = beat if beat is not None and beat.start_ticks >= info.start_ticks else info
-        look = RankLook(info.rank, info.local_rank, ProcessLook(trains.pid, trains.start_ticks))
+        look = RankLook(info.rank, info.local_rank, ProcessLook(trains.pid, trains.start_ticks), left_with_0=info.rank in left_with_0)
         if beat is not None:
             look = replace(look, phase=beat.phase, steps=beat.steps, step=beat.step, world=beat.world)
             look = replace(look, script_over=beat.script_over, total=beat.total)

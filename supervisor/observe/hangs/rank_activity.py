@@ -99,7 +99,8 @@ def _activity_of(look: RankLook) -> RankActivity:
     frame = thread.user_frame if thread is not None else None
     place, phase = "" if frame is None else frame.place, look.phase or Phase.UNKNOWN
     if process.is_gone:
-        return RankActivity(look.rank, process.pid, ActivityKind.GONE, "gone", phase=phase)
+        text = "gone (exit code 0)" if look.left_with_0 else "gone"
+        return RankActivity(look.rank, process.pid, ActivityKind.GONE, text, phase=phase)
     for held, how in ((ActivityKind.STOPPED, _stopped(process)), (ActivityKind.BLOCKED, _blocked(process))):
         if how is not None:
             return RankActivity(look.rank, process.pid, held, how, place, phase)

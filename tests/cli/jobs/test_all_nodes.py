@@ -1,5 +1,5 @@
 # ruff: noqa: ANN401  `Written` is a class of conftest.py
-"""`supervise status --all-nodes`: by the control store, by the journals of a shared directory, and what is not known."""
+"""`supervise status --all-nodes`: by the coordinator, by the journals of a shared directory, and what is not known."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.cli.jobs.status import status
-from supervisor.cluster.client import NodeClient, StoreAddress
-from supervisor.cluster.kept import KeptFile, KeptFor, KeptNode, KeptStore, RowsOnDisk
-from supervisor.cluster.messages import NodeTick, WriteRow
-from supervisor.cluster.model import ClusterRules, Epoch
-from supervisor.cluster.node import NodeMemory
+from supervisor.cluster.client import CoordinatorAddress, NodeClient
+from supervisor.cluster.coordinator import new_coordinator
+from supervisor.cluster.kept import KeptFile, KeptFor, KeptNode
+from supervisor.cluster.messages import NodeTick
+from supervisor.cluster.model import ClusterRules, CoordinatorMemory, Epoch, NodeMemory
 from supervisor.cluster.reader import NodeStanding, known_nodes
-from supervisor.cluster.server import StoreServer, listen
-from supervisor.cluster.store import FromNode, new_store, step
+from supervisor.cluster.server import CoordinatorServer, listen
+from supervisor.core.values import replace
 from supervisor.job import identity
 from supervisor.journal.records import Ended
 from tests.cli.jobs.several import JobOfNodes
@@ -48,21 +48,21 @@ def page(job: JobOfNodes, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[JobOfNodes], StoreAddress]]:
-    """Return what serves the store of a job's nodes, of which one has been lost; this node's files name it."""
-    servers: list[StoreServer] = []
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[JobOfNodes], CoordinatorAddress]]:
+    """Return what serves the coordinator of a job's nodes, of which one has been lost; this node's files name it."""
+    servers: list[CoordinatorServer] = []
     monkeypatch.setattr("supervisor.cluster.server.TICK_S", 0.05)
 
-    def start(job: JobOfNodes) -> StoreAddress:
-        rules = ClusterRules(nodes=1, beat_s=0.1, lease_s=600.0, disconnect_timeout_s=600.0, rejoin_window_s=600.0)
-        state = new_store("store", f"{HERE}/id", rules, time.monotonic())
+    def start(job: JobOfNodes) -> CoordinatorAddress:
         epoch = Epoch(1, tuple(f"{host}/id" for host in job.hosts), f"{HERE}/id", "t")
-        for key, value in (epoch.row(), (f"lost/1/{job.hosts[1]}/id", "silent for 6 s")):
-            state, _ = step(state, FromNode(time.monotonic(), WriteRow(f"{HERE}/id", key, value)))
-        kept = RowsOnDisk(KeptFile(job.nodes[HERE].directory / "cluster" / "store.json", pytest.fail), KeptStore(KeptFor("", ""), 0, ""))
-        servers.append(StoreServer(listen(), "key", state, kept.keep))
+        rules = ClusterRules(nodes=1, beat_s=0.1, rejoin_s=600.0)
+        state = new_coordinator(f"{HERE}/id", rules, time.monotonic(), CoordinatorMemory(epoch))
+        state = replace(state, out={f"{job.hosts[1]}/id": "lost: silent for 60 s"})
+        servers.append(
+            CoordinatorServer(listen(), "key", state, time.monotonic, lambda _kept: None, lambda _output: None, lambda _text: None)
+        )
         servers[-1].start()
-        address = StoreAddress("127.0.0.1", servers[-1].port, "key")
+        address = CoordinatorAddress("127.0.0.1", servers[-1].port, "key")
         place = job.nodes[HERE].directory / "cluster" / "node.json"
         KeptFile(place, pytest.fail).write(KeptNode(KeptFor(f"run of {HERE}", "none"), NodeMemory(f"{HERE}/id", epoch), address))
         return address
@@ -72,7 +72,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[JobOfNodes], St
         server.close(0.0)
 
 
-def beats(address: StoreAddress, name: str, standing: str) -> NodeClient:
+def beats(address: CoordinatorAddress, name: str, standing: str) -> NodeClient:
     """Start a node that beats, with what it reports."""
     client = NodeClient(NodeMemory(name), ClusterRules(beat_s=0.1), time.monotonic, lambda *_kept: None, lambda _output: None)
     client.find_at(address)
@@ -86,8 +86,8 @@ def beats(address: StoreAddress, name: str, standing: str) -> NodeClient:
     return client
 
 
-def test_the_store_has_each_node_as_of_its_last_beat_and_this_node_is_shown_as_it_is_now(
-    make_job: Any, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], serve: Callable[[JobOfNodes], StoreAddress]
+def test_the_coordinator_has_each_node_as_of_its_last_beat_and_this_node_is_shown_as_it_is_now(
+    make_job: Any, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], serve: Callable[[JobOfNodes], CoordinatorAddress]
 ) -> None:
     job = JobOfNodes(make_job, root, HERE, "gpu-2", "gpu-3", "gpu-4")
     job.meet(1, 1)
@@ -104,23 +104,23 @@ def test_the_store_has_each_node_as_of_its_last_beat_and_this_node_is_shown_as_i
         one.close(5.0)
     rows = {one.pop("node"): one for one in found["nodes"]}
     assert list(rows) == [HERE, "gpu-2", "gpu-3", "gpu-4", "gpu-9"]
-    assert (found["attempt"], found["store"], found["no_store"]) == (1, HERE, None)
+    assert (found["attempt"], found["coordinator"], found["no_coordinator"]) == (1, HERE, None)
     assert [row["state"] for row in rows.values()] == ["running", "lost", "running", "unknown", "waits to join"]
     assert [row["number"] for row in rows.values()] == [0, 1, 2, 3, None]
     assert (rows[HERE]["source"], rows[HERE]["age_s"], rows[HERE]["step"]) == ("here", 0.0, 7)
-    assert (rows["gpu-2"]["why"], rows["gpu-2"]["source"]) == ("silent for 6 s", "store")
+    assert (rows["gpu-2"]["why"], rows["gpu-2"]["source"]) == ("silent for 60 s", "coordinator")
     assert (rows["gpu-3"]["step"], rows["gpu-3"]["phase"], rows["gpu-3"]["ranks"]) == (7, "train", "rank 2")
     assert 0 <= rows["gpu-3"]["age_s"] < 30
     assert rows["gpu-4"] | {"number": None} == {
         "number": None, "state": "unknown", "why": None, "attempt": None, "step": None, "step_relative": False, "phase": "unknown",
-        "ranks": None, "gpus_out_of_use": 0, "age_s": None, "source": "store",
+        "ranks": None, "gpus_out_of_use": 0, "age_s": None, "source": "coordinator",
     }  # fmt: skip
     assert "on 4 nodes: attempt 1, 2 not there" in text
-    assert "gpu-2:1: lost: silent for 6 s" in text
+    assert "gpu-2:1: lost: silent for 60 s" in text
     assert f"{HERE}:0: running, attempt 1, step 7, phase train, rank 0 (this node)" in text
 
 
-def test_without_a_store_the_journals_of_a_shared_directory_show_each_node_with_the_age_of_its_last_record(
+def test_without_a_coordinator_the_journals_of_a_shared_directory_show_each_node_with_the_age_of_its_last_record(
     make_job: Any, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = JobOfNodes(make_job, root, HERE, "gpu-2", "gpu-3")
@@ -133,7 +133,7 @@ def test_without_a_store_the_journals_of_a_shared_directory_show_each_node_with_
     monkeypatch.setattr("supervisor.cli.jobs.all_nodes.time.time", lambda: job.nodes[HERE].T0 + 85)
     found = shown(job, capsys)
     rows = {one["node"]: one for one in found["nodes"]}
-    assert (found["attempt"], found["store"]) == (2, None)
+    assert (found["attempt"], found["coordinator"]) == (2, None)
     assert [(row["number"], row["state"], row["step"], row["source"], row["age_s"]) for row in rows.values()] == [
         (0, "running", 8, "here", 0.0),
         (1, "running", 8, "journal", 60.0),
@@ -155,14 +155,14 @@ def test_a_node_whose_journal_is_not_here_is_not_known(
     assert "gpu-2:1: unknown (nothing is known of it)" in page(job, capsys)
 
 
-def test_after_the_end_no_store_is_asked(make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_after_the_end_no_coordinator_is_asked(make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = JobOfNodes(make_job, root, HERE, "gpu-2")
     job.meet(1, 1)
     job.train(5, 7)
     job.end(9)
     found = shown(job, capsys)
     assert [row["state"] for row in found["nodes"]] == ["ended with 0", "ended with 0"]
-    assert "no control store is asked" in found["no_store"]
+    assert "no coordinator is asked" in found["no_coordinator"]
 
 
 def test_a_node_that_left_with_a_clock_ahead_does_not_end_the_job_of_the_others(
@@ -178,7 +178,7 @@ def test_a_node_that_left_with_a_clock_ahead_does_not_end_the_job_of_the_others(
     job.close()
     found = shown(job, capsys)
     assert found["attempt"] == 2
-    assert "has ended" not in found["no_store"]
+    assert "has ended" not in found["no_coordinator"]
     assert {one["node"]: one["state"] for one in found["nodes"]} == {HERE: "running", "gpu-2": "running", "gpu-3": "ended with 75"}
 
 
@@ -191,13 +191,13 @@ def test_a_job_of_one_node_is_one_line(written: Any, capsys: pytest.CaptureFixtu
     assert f"nodes {HERE}:0: running, attempt 1, ranks 0, 1 (this node)" in " ".join(capsys.readouterr().out.split())
 
 
-def test_who_asks_needs_the_key_and_is_no_node(make_job: Any, root: Path, serve: Callable[[JobOfNodes], StoreAddress]) -> None:
+def test_who_asks_needs_the_key_and_is_no_node(make_job: Any, root: Path, serve: Callable[[JobOfNodes], CoordinatorAddress]) -> None:
     job = JobOfNodes(make_job, root, HERE, "gpu-2")
     job.close()
     address = serve(job)
     before: KnownNodes = known_nodes(address, 5.0)
-    with pytest.raises(OSError, match=r"closed the connection|reset"):
-        known_nodes(StoreAddress(address.host, address.port, "another"), 5.0)
+    with pytest.raises(OSError, match="of another job"):
+        known_nodes(CoordinatorAddress(address.host, address.port, "another"), 5.0)
     assert [one.node for one in known_nodes(address, 5.0).nodes] == [one.node for one in before.nodes] == [f"{HERE}/id", "gpu-2/id"]
 
 

@@ -6,22 +6,27 @@ import json
 from typing import TYPE_CHECKING
 
 from supervisor.cluster import messages as protocol
-from supervisor.cluster.model import DONE, FAILURE, MEMBERSHIP, RESTART, STOP, SUCCESS, ClusterDecision, newest_epoch
+from supervisor.cluster.model import DONE, FAILURE, MEMBERSHIP, RESTART, STOP, SUCCESS, ClusterDecision
+from tests.simulation.cluster.laws import demand
 
 if TYPE_CHECKING:
-    from supervisor.cluster.messages import NodeOutput
+    from supervisor.cluster.coordinator import CoordinatorOutput
+    from supervisor.cluster.member import MemberInput, MemberOutput
     from supervisor.cluster.model import Epoch
     from tests.simulation.cluster.world import Machine
 
 STOP_S = (0.05, 3.0)
 #: As the core's timers: a node that neither trains nor meets for so long stops with 75.
-WAIT_S = 100.0
+WAIT_S = 150.0
 #: What a member that does not report is waited for.
 REPORT_S = 60.0
 
 
 class SimulatedCore:
-    """The core of one supervisor, from its start to its end. stage: meeting, agreeing, training, ending, reported, stopped or done."""
+    """The core of one supervisor, from its start to its end.
+
+    stage: meeting, agreeing, training, exited, ending, reported, stopped, done or leaving.
+    """
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -33,6 +38,9 @@ class SimulatedCore:
         self.reported: set[int] = set()
         self.ended_t: dict[int, float] = {}
         self.after_ranks = ""  # "meet" or "stop": what follows when the ranks are gone
+        self.stepped_t: float | None = None  # when a step ended, as far as this supervisor knows
+        self.looks: set[int] = set()
+        self.shows_steps = False
         memory = machine.memory
         if memory.epoch is not None:
             self.next_number = memory.epoch.number + 1
@@ -41,7 +49,7 @@ class SimulatedCore:
                 self.world.later(0.2, self._gone, memory.epoch.number)
                 self.give(protocol.EndEpoch(self.world.t, FAILURE, "its supervise died"))
 
-    def give(self, message: protocol.NodeInput) -> None:
+    def give(self, message: MemberInput) -> None:
         """Give the protocol a message."""
         self.machine.give(message)
 
@@ -49,7 +57,7 @@ class SimulatedCore:
         """Go to a stage."""
         self.stage, self.since_t = stage, self.world.t
 
-    def take(self, output: NodeOutput) -> None:
+    def take(self, output: MemberOutput | CoordinatorOutput) -> None:
         """Do what the protocol asks for."""
         world, machine = self.world, self.machine
         match output:
@@ -66,15 +74,77 @@ class SimulatedCore:
                 self._goes_on("meet")
             case protocol.ClosedWithoutUs(_, decision) if self.stage == "meeting":
                 self.to("done" if decision.kind == SUCCESS else "stopped")
-            case protocol.StoreSilent(number) if self.stage in {"agreeing", "training"}:
-                self.give(protocol.EndEpoch(world.t, FAILURE, "the store is silent"))
-                self.stop_ranks(number)
             case protocol.MeetingFailed():
                 machine.leave_meeting()
+            case protocol.CoordinatorSilent() | protocol.CoordinatorGone():
+                self._misses_coordinator(output)
+            case protocol.LookWanted() | protocol.LooksGathered() | protocol.Looked():
+                self._is_looked_at(output)
             case _:
                 self._begins(output)
 
-    def _begins(self, output: NodeOutput) -> None:
+    def _misses_coordinator(self, output: MemberOutput | CoordinatorOutput) -> None:
+        world, machine = self.world, self.machine
+        match output:
+            case protocol.CoordinatorSilent(number, text) if self.stage in {"agreeing", "training"}:
+                is_closed, rules = "reached" in text, world.rules
+                silent_s = machine.awake_s - (machine.lost_it if is_closed else machine.answered)
+                least_s = rules.closed_s if is_closed else rules.silent_s
+                demand(silent_s >= least_s - 1.0, f"{machine.name} says that {text}, and was there for {silent_s} s of that")
+                self.give(protocol.EndEpoch(world.t, FAILURE, "the coordinator is silent"))
+                self.stop_ranks(number)
+            case protocol.CoordinatorGone():
+                if self.stage not in {"stopped", "done", "leaving"}:
+                    machine.stops_with_75(world.t - world.rules.wait_s)
+            case _:
+                pass
+
+    def _is_looked_at(self, output: MemberOutput | CoordinatorOutput) -> None:
+        world, machine = self.world, self.machine
+        match output:
+            case protocol.LookWanted(_, look):
+                demand(look not in self.looks, f"{machine.name} is asked twice for look {look}")
+                self.looks.add(look)
+                world.later(world.rng.uniform(0.0, 3.0), self._looks, look)
+            case protocol.LooksGathered(number, look, texts, missing):
+                named = {*dict(texts), *dict(missing), *world.books.out[number]}
+                demand(named >= set(self.coordinated().members), f"look {look} of epoch {number} does not name all: {named}")
+                machine.give_coordinator(protocol.LooksJudged(world.t, number, f"look {look} of {number}"))
+            case protocol.Looked(number, text):
+                demand(
+                    text.endswith(f" of {number}") and number == self.epoch().number,
+                    f"{machine.name} hears of a hang of {number}",
+                )
+            case _:
+                pass
+
+    def coordinated(self) -> Epoch:
+        """The newest epoch of the coordinator here."""
+        coordinator = self.machine.coordinator
+        assert coordinator is not None
+        assert coordinator.memory.epoch is not None
+        return coordinator.memory.epoch
+
+    def _looks(self, look: int) -> None:
+        if self.alive():
+            self.give(protocol.LookTaken(self.world.t, look, "a stack"))
+
+    def stalls(self) -> None:
+        """The ranks of this node make no progress."""
+        if self.stage == "training":
+            self.give(protocol.AskLooks(self.world.t, "no progress"))
+
+    def steps(self) -> tuple[float | None, float | None]:
+        """Return how long ago a rank ended a step, and the usual step, as this supervisor knows it before it looks again."""
+        world = self.world
+        if self.stage != "training" or not self.shows_steps:
+            self.stepped_t = None
+            return None, None
+        known_t, steps = self.stepped_t, world.steps[self.epoch().token]
+        self.stepped_t = steps[-1] if steps else None
+        return (None, None) if known_t is None else (world.t - known_t, world.step_s)
+
+    def _begins(self, output: MemberOutput | CoordinatorOutput) -> None:
         """Agree with the other members, then train."""
         world, machine = self.world, self.machine
         match output:
@@ -83,6 +153,8 @@ class SimulatedCore:
                 self.next_number = epoch.number + 1
                 self.to("agreeing")
                 self.ranks_of = epoch.number
+                self.stepped_t, self.looks = None, set()
+                self.shows_steps = world.shows == "all" or (world.shows == "first" and epoch.members[0] == machine.name)
                 self.give(protocol.NodeText(world.t, 1, f"{machine.name}: {world.rng.randrange(100)}"))
             case protocol.TextsGathered(1, texts):
                 world.books.agreed(machine.name, self.epoch(), texts)
@@ -90,6 +162,7 @@ class SimulatedCore:
             case protocol.TextsGathered() if self.stage == "agreeing":
                 self.to("training")
                 world.books.trains(world.t, machine.name, self.ranks_of)
+                world.happened("trains", machine)
                 world.later(world.rng.uniform(*world.work_s), self._finished, self.ranks_of)
             case _:
                 pass
@@ -104,7 +177,7 @@ class SimulatedCore:
     def _judges(self, asked: protocol.JudgeReports) -> None:
         world, number = self.world, asked.number
         world.happened("judges", self.machine)
-        waited = world.t - self.ended_t.get(number, 0.0) >= REPORT_S
+        waited = world.t - self.ended_t.get(number, 0.0) >= REPORT_S - 2.0  # the coordinator knew of the end before this one
         late = [node for node, why in asked.missing if waited and why.startswith("no report")]
         kind = STOP if world.stops_in == number else RESTART
         text = json.dumps({"by": self.machine.name, "of": [node for node, _ in asked.reports], "late": late, "n": world.count()})
@@ -114,21 +187,23 @@ class SimulatedCore:
         if self.world.t < self.machine.paused_until:
             self.world.later(0.5, self._decide, number, decision)
         elif self.alive():
-            self.give(protocol.DecisionProposed(self.world.t, number, decision))
+            self.machine.give_coordinator(protocol.DecisionProposed(self.world.t, number, decision))
             self.world.happened("decided", self.machine)
 
     def _acts(self, epoch: Epoch, decision: ClusterDecision) -> None:
         fields = json.loads(decision.text or "{}")
         self.world.books.acts(self.machine.name, epoch, decision, tuple(fields.get("of", ())), tuple(fields.get("late", ())))
         self.world.happened("acts", self.machine)
-        if decision.kind == SUCCESS:
+        if decision.kind == SUCCESS and self.stage != "leaving":
             self.to("done")
             self.ranks_of = 0
-        elif self.stage not in {"stopped", "done"}:
+        elif self.stage not in {"stopped", "done", "leaving"}:
             self._goes_on("stop" if decision.kind == STOP else "meet")
 
     def _goes_on(self, what: str) -> None:
         """Meet again, or stop, when no rank is left."""
+        if self.stage == "leaving":
+            return
         if self.ranks_of and self.stage in {"agreeing", "training", "exited"}:
             self.after_ranks = what
             self.stop_ranks(self.ranks_of)
@@ -197,10 +272,9 @@ class SimulatedCore:
 
     def tick(self) -> None:
         """Stop with 75 where nothing gets on. A node that waits while the others train does no harm."""
-        state = self.machine.state
-        if self.stage == "meeting" and state is not None and state.connected and state.meeting is None:
-            number = newest_epoch(state.rows)
-            if number and f"decision/{number}" not in state.rows:
-                self.since_t = self.world.t
+        coordinator, member = self.world.host.coordinator, self.machine.state
+        others_train = self.machine.connection is not None and coordinator is not None and coordinator.open_epoch is not None
+        if self.stage == "meeting" and others_train and member is not None and member.meeting is None:
+            self.since_t = self.world.t
         if self.stage in {"meeting", "reported", "ending", "agreeing"} and self.world.t - self.since_t > WAIT_S:
             self.machine.stops_with_75(self.since_t)

@@ -7,10 +7,6 @@ from dataclasses import dataclass, field
 
 from supervisor.cluster.model import RESTART, STOP, SUCCESS, ClusterDecision, Epoch
 
-#: From the start of an attempt, how long ranks of an older one may live on a node that was lost: a lease, a stop of the ranks, and the
-#: way of some messages.
-OVERLAP_S = 14.0
-
 
 class LawBroken(AssertionError):  # noqa: N818  what it says is that a law is broken
     """A law does not hold."""
@@ -26,8 +22,14 @@ def demand(holds: bool, text: str) -> None:  # noqa: FBT001  as assert
 class Books:
     """What all nodes did, as none of them sees it. Epochs are known by the token of their meeting.
 
-    out: by number of the epoch, the members that a store counted as lost, or that left. forgotten: how often the host lost its disk. A
-    store without memory may give a number again that a node knows which it could not reach.
+    out: by number of the epoch, the members that the coordinator counted as lost, or that left. forgotten: how often the host lost its
+    disk. A coordinator without memory may give a number again that a node knows which it could not reach.
+
+    overlap_s: from the start of an attempt, how long ranks of an older one may live on a node that was lost. The node's rule is the
+    coordinator's: without a connection it ends its ranks `closed_s`, or two usual steps, after their last step. It may learn 3 s later than
+    the coordinator that its connection is closed (DEAD_S), saw a step 2 s later than the last beat says, and takes 3 s for the stop of its
+    ranks and some for messages. So these ranks end no step any more, for a step needs all of them. Where all members can reach each other
+    and none of them the coordinator, they end steps: then it is their `wait_s`, after which they stop, and the coordinator waits longer.
     """
 
     acted: dict[str, dict[str, ClusterDecision]] = field(default_factory=lambda: defaultdict(dict))
@@ -42,6 +44,7 @@ class Books:
     success: set[tuple[str, str]] = field(default_factory=set)
     saved: set[tuple[str, str]] = field(default_factory=set)
     forgotten: int = 0
+    overlap_s: float = 0.0
 
     def began(self, node: str, epoch: Epoch) -> None:
         """A node takes part in an epoch."""
@@ -84,12 +87,16 @@ class Books:
         """Ranks of an epoch begin to train."""
         self.trained.append((t, self.order[node, number]))
 
+    def steps(self, t: float, node: str, number: int) -> None:
+        """Ranks of an epoch end a step."""
+        later = [at for at, other in self.trained if other > self.order[node, number]]
+        demand(not later or self.forgotten > 0, f"ranks of epoch {number} end a step at {t:.1f}; ranks of newer epochs train since {later}")
+
     def gone(self, t: float, node: str, number: int, ran_t: float) -> None:
         """The ranks of an epoch are gone on a node, whose supervisor was last stopped, and could do nothing, until `ran_t`."""
         if (node, number) in self.ended:
             return  # they exited before
         self.ended.add((node, number))
         later = [at for at, other in self.trained if other > self.order[node, number]]
-        demand(
-            not later or t - max(min(later), ran_t) <= OVERLAP_S, f"ranks of epoch {number} lived on {node} until {t:.1f}; newer: {later}"
-        )
+        overlap_s = t - max(min(later), ran_t) if later else 0.0
+        demand(overlap_s <= self.overlap_s, f"ranks of epoch {number} lived on {node} until {t:.1f}; newer: {later}")

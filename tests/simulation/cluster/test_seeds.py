@@ -10,24 +10,29 @@ import pytest
 from supervisor.cluster.messages import (
     ActOn,
     ClosedWithoutUs,
+    CoordinatorSilent,
     EpochBegan,
     EpochEnded,
     JudgeReports,
+    Looked,
+    LooksGathered,
+    LookWanted,
     MeetingFailed,
     StepAside,
-    StoreSilent,
     TextsGathered,
 )
 from supervisor.cluster.model import DONE, FAILURE, LEFT, MEMBERSHIP, RESTART, STOP, SUCCESS, VOID
 from tests.simulation.cluster.core import SimulatedCore
-from tests.simulation.cluster.faults import STEPS, kills_host, kills_it, replaces_host, world_of
+from tests.simulation.cluster.faults import STEPS, cuts_and_resets, kills_host, kills_it, pauses_everyone, replaces_host, world_of
 from tests.simulation.cluster.laws import LawBroken
+from tests.simulation.cluster.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from supervisor.cluster.messages import NodeOutput
-    from tests.simulation.cluster.world import Machine, World
+    from supervisor.cluster.coordinator import CoordinatorOutput
+    from supervisor.cluster.member import MemberOutput
+    from tests.simulation.cluster.world import Machine
 
 SEEDS, A_CHUNK = 200, 25
 ALL_SEEDS, ALL_CHUNK = 10_000, 500
@@ -44,23 +49,9 @@ def broken(first: int, count: int) -> str:
     return "\n".join(found)
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(A_CHUNK, SEEDS, A_CHUNK))])
+@pytest.mark.parametrize("first", range(0, SEEDS, A_CHUNK))
 def test_no_law_is_broken(first: int) -> None:
     assert not broken(first, A_CHUNK)
-
-
-#: Histories that once broke a law. 85: a store without memory closed an epoch about which a node that was cut off had acted. 1459: a node
-#: stepped aside and was started again before the store had heard of it. 4135: the host of the store lost its disk, and the next store
-#: gave a number again, to other members, that a node cut off took part in. 7131: who had served the store was not told how the job ended.
-#: 5784: a store that was lost before the first epoch was waited for as if its members could come back. 9884: a machine without its disk
-#: began the job anew, while nodes still learned from the store how it had ended. 8304: who had served a store without an epoch did not know
-#: the next one for the store of the same job.
-ONCE_BROKEN = (85, 1459, 4135, 5784, 7131, 8304, 9884)
-
-
-@pytest.mark.parametrize("seed", ONCE_BROKEN)
-def test_what_once_broke_a_law_does_not_again(seed: int) -> None:
-    assert not broken(seed, 1)
 
 
 @pytest.mark.slow
@@ -72,9 +63,13 @@ def test_no_law_is_broken_in_any_of_many_seeds(first: int) -> None:
 
 @pytest.mark.parametrize("dies", [kills_it, *(pytest.param(strike, marks=pytest.mark.slow) for strike in (kills_host, replaces_host))])
 @pytest.mark.parametrize("step", STEPS)
-def test_whoever_takes_a_step_or_serves_the_store_may_die_in_it(step: str, dies: Callable[[World], Callable[[Machine], None]]) -> None:
+def test_whoever_takes_a_step_or_serves_the_coordinator_may_die_in_it(
+    step: str, dies: Callable[[World], Callable[[Machine], None]]
+) -> None:
     struck = []
-    for seed in range(1000, 1010):
+    for seed in range(1000, 1040):
+        if len(struck) == 5:
+            return
         world = world_of(seed)
         strikes = dies(world)
         world.triggers, world.work_s = (
@@ -82,14 +77,14 @@ def test_whoever_takes_a_step_or_serves_the_store_may_die_in_it(step: str, dies:
             (5.0, 40.0),
         )  # type: ignore[misc]
         world.play()
-    assert len(struck) >= 5
+    pytest.fail(f"only {len(struck)} were struck")
 
 
 def test_every_answer_of_the_protocol_comes_up(monkeypatch: pytest.MonkeyPatch) -> None:
     met: Counter[str] = Counter()
     take = SimulatedCore.take
 
-    def counted(core: SimulatedCore, output: NodeOutput) -> None:
+    def counted(core: SimulatedCore, output: MemberOutput | CoordinatorOutput) -> None:
         met[type(output).__name__] += 1
         if isinstance(output, ActOn):
             met[output.decision.kind] += 1
@@ -98,14 +93,25 @@ def test_every_answer_of_the_protocol_comes_up(monkeypatch: pytest.MonkeyPatch) 
         take(core, output)
 
     monkeypatch.setattr(SimulatedCore, "take", counted)
-    answers = (EpochBegan, EpochEnded, JudgeReports, ActOn, StepAside, ClosedWithoutUs, StoreSilent, MeetingFailed, TextsGathered)
+    answers = (EpochBegan, EpochEnded, JudgeReports, ActOn, StepAside, ClosedWithoutUs, CoordinatorSilent, MeetingFailed, TextsGathered)
+    looks = (LookWanted, LooksGathered, Looked)
     kinds = (RESTART, STOP, SUCCESS, VOID, FAILURE, MEMBERSHIP, LEFT, DONE)
-    names = {*(kind.__name__ for kind in answers), *kinds}
-    for seed in range(60):
+    names = {*(kind.__name__ for kind in (*answers, *looks)), *kinds}
+    for seed in range(150):
         if names <= met.keys():
             break
         world_of(seed).play()
     assert names - met.keys() == set()
+
+
+@pytest.mark.parametrize("disturb", [pauses_everyone, cuts_and_resets])
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(10, 300, 10))])
+def test_a_pause_of_30_s_or_a_connection_that_is_back_within_10_s_ends_nothing(first: int, disturb: Callable[[World], None]) -> None:
+    for seed in range(first, first + 10):
+        world = World(seed)
+        disturb(world)
+        world.play()
+        assert len(world.books.begun) == 1, f"seed {seed}: {world.books.begun}"
 
 
 def test_the_same_seed_is_the_same_history() -> None:

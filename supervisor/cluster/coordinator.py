@@ -1,0 +1,412 @@
+"""The coordinator of a job's nodes: it numbers the epochs, notices which nodes are lost, and passes one decision on to all.
+
+`step(state, message) -> (state, outputs)`, without a clock and without IO. It lives in the supervisor of one node, the host, whose core
+judges the reports. Each node has one connection to it, over which everything comes once and in order. Where `CoordinatorState.memory`
+differs after a step, it is on the disk before the outputs are carried out: so a coordinator that is started again goes on, once its members
+are back and have posted again.
+
+The rules:
+
+1. *The end.* The first stands. A member that is lost or has quit, and is not done, has ended the epoch; so have members that are all done,
+   or have all saved for nodes that ask to join (MEMBERSHIP), and a member that had given up the meeting (VOID).
+2. *The decision.* The reports of all members that are neither lost nor have quit are judged by the host's core, whether it takes part in
+   the epoch or not, and also while it stops. Its answer is the decision.
+3. *The number.* A meeting gets the next number once all its nodes are connected, and the epoch before has its decision.
+4. *The loss.* A node that its guardian says is gone is lost at once. Else one whose connection is closed is lost after `closed_s`, but only
+   when no other rank ends a step: while steps are made, its ranks live. One that is connected is lost after `silent_s` of silence.
+5. *Who was away accuses nobody.* Where the coordinator's own ticks stand still, that time counts for nobody.
+6. *A coordinator without memory*, whose host lost its disk, decides nothing about an epoch that it does not know. Its members step aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import assert_never
+
+from supervisor.cluster import messages as protocol
+from supervisor.cluster.losses import NodeRecord, loss
+from supervisor.cluster.messages import FromNode, FromTheCoordinator, Join, KnownNode, LookWanted, Meet, NodeClosed, Peer, Post, SendToNodes
+from supervisor.cluster.model import (
+    BEGAN,
+    DONE,
+    FAILURE,
+    GATHER,
+    LEFT,
+    LOOK,
+    MEMBERSHIP,
+    PLAIN_DECISIONS,
+    QUIT,
+    REPORT,
+    SAVED,
+    STALLED,
+    VOID,
+    ClusterDecision,
+    ClusterRules,
+    CoordinatorMemory,
+    Epoch,
+    EpochEnd,
+)
+from supervisor.core.values import Struct, replace
+
+CoordinatorInput = FromNode | NodeClosed | protocol.CoordinatorTick | protocol.DecisionProposed | protocol.LooksDue | protocol.LooksJudged
+CoordinatorOutput = SendToNodes | protocol.JudgeReports | protocol.LooksGathered
+
+_ENDS = frozenset({FAILURE, MEMBERSHIP, LEFT, VOID})
+
+
+class LookRound(Struct, frozen=True):
+    """Round `number` of looks, begun at `t`. wanted: another is to follow."""
+
+    number: int = 0
+    t: float = float("-inf")
+    is_open: bool = False
+    wanted: bool = False
+
+
+class CoordinatorState(Struct, frozen=True):
+    """All that the coordinator knows.
+
+    began_t: since when no rank lives here that an earlier coordinator let start, or this one began. forgot: a node may know a newer epoch.
+    nodes: those that joined this start of it. posts: of the newest epoch, by kind and index, and node. out: the members that take no part
+    any more, and why (`lost: …`, `left: …`). gone: those of whom their guardian says that they are. meetings: by token, who takes part.
+    ended_t: when the end was noted. judged: the core has the reports.
+    """
+
+    host: str
+    rules: ClusterRules
+    t: float
+    began_t: float
+    memory: CoordinatorMemory
+    forgot: bool
+    nodes: Mapping[str, NodeRecord]
+    posts: Mapping[tuple[str, int], Mapping[str, str]]
+    out: Mapping[str, str]
+    meetings: Mapping[str, Mapping[str, Meet]]
+    gone: frozenset[str] = frozenset()
+    ended_t: float = 0.0
+    judged: bool = False
+    looks: LookRound = LookRound()
+
+    @property
+    def open_epoch(self) -> Epoch | None:
+        """The newest epoch, as long as nothing is decided about it."""
+        return self.memory.epoch if self.memory.decision is None else None
+
+    @property
+    def running_epoch(self) -> Epoch | None:
+        """The newest epoch, as long as it has no end."""
+        return self.open_epoch if self.memory.end is None else None
+
+    def live(self, epoch: Epoch) -> tuple[str, ...]:
+        """Return the members that are neither lost nor have quit."""
+        return tuple(node for node in epoch.members if node not in self.out)
+
+    def posted(self, kind: str, index: int = 0) -> Mapping[str, str]:
+        """Return what was posted of a kind, by node."""
+        return self.posts.get((kind, index), {})
+
+
+Step = tuple[CoordinatorState, tuple[CoordinatorOutput, ...]]
+
+
+def new_coordinator(
+    host: str, rules: ClusterRules, t: float, memory: CoordinatorMemory | None = None, *, since_t: float | None = None
+) -> CoordinatorState:
+    """Return the coordinator as it begins, with what an earlier one on this host kept.
+
+    since_t: no rank that an earlier one let start on this host lives since then; by default since now.
+    """
+    began_t, memory = t if since_t is None else since_t, memory or CoordinatorMemory()
+    return CoordinatorState(host, rules, t, began_t, memory, memory.epoch is None, {}, {}, {}, {}, ended_t=t)
+
+
+def step(state: CoordinatorState, given: CoordinatorInput) -> Step:
+    """Return the next state and what is to be done. Raises nothing."""
+    state, outputs = _taken(state, given)
+    if isinstance(given, FromNode) and isinstance(given.message, protocol.Beat):
+        return state, outputs  # many come, and nothing follows from one
+    is_of_one = isinstance(given, FromNode) and not isinstance(given.message, protocol.Gone)
+    for rule in _RULES[1:] if is_of_one else _RULES:  # of a thousand members nobody is lost because one of them says something
+        state, more = rule(state)
+        outputs = (*outputs, *more)
+    return state, outputs
+
+
+def _taken(state: CoordinatorState, given: CoordinatorInput) -> Step:  # noqa: PLR0911  a row for each kind
+    match given:
+        case protocol.CoordinatorTick(t):
+            pause_s = t - state.t
+            return (_without(state, pause_s) if pause_s > state.rules.suspension_s else replace(state, t=t)), ()
+        case NodeClosed(t, node):
+            record = state.nodes.get(node, NodeRecord(t))
+            return replace(_out_of_meetings(state, node), nodes={**state.nodes, node: replace(record, closed_t=t)}), ()
+        case protocol.DecisionProposed(_, number, decision):
+            epoch = state.open_epoch
+            is_asked = epoch is not None and epoch.number == number and state.memory.end is not None
+            return _decided(state, decision) if is_asked else (state, ())
+        case protocol.LooksDue(_, number) | protocol.LooksJudged(_, number):
+            epoch = state.running_epoch
+            if epoch is None or epoch.number != number:
+                return state, ()
+            if isinstance(given, protocol.LooksDue):
+                return replace(state, looks=replace(state.looks, wanted=True)), ()
+            return state, (SendToNodes(epoch.members, protocol.Looked(number, given.text)),)
+        case FromNode():
+            return _of_node(state, given)
+        case _:
+            assert_never(given)
+
+
+def _of_node(state: CoordinatorState, given: FromNode) -> Step:
+    t, node, message = given.t, given.node, given.message
+    if isinstance(message, protocol.Gone):
+        return replace(state, gone=state.gone | {node}), ()
+    record = state.nodes.get(node, NodeRecord(t))
+    record = replace(record, heard_t=max(t, record.heard_t), closed_t=None)
+    if isinstance(message, protocol.Beat):
+        record = replace(record, beat_t=t, standing=message.standing, stepped_s=message.stepped_s, step_s=message.step_s)
+    state = replace(state, nodes={**state.nodes, node: record})
+    match message:
+        case Join():
+            return _joined(replace(_out_of_meetings(state, node), gone=state.gone - {node}), message)
+        case protocol.Beat():
+            return state, (SendToNodes((node,), protocol.BeatAnswer(message.sent_t, t)),)
+        case Meet():
+            state = _out_of_meetings(state, node)
+            return replace(state, meetings={**state.meetings, message.token: {**state.meetings.get(message.token, {}), node: message}}), ()
+        case Post():
+            return _posted(state, node, message)
+        case _:
+            assert_never(message)
+
+
+def _without(state: CoordinatorState, pause_s: float) -> CoordinatorState:
+    """Return the state in which the time of our own pause has not passed."""
+
+    def moved(record: NodeRecord) -> NodeRecord:
+        closed_t = None if record.closed_t is None else record.closed_t + pause_s
+        return replace(record, heard_t=record.heard_t + pause_s, beat_t=record.beat_t + pause_s, closed_t=closed_t)
+
+    nodes = {node: moved(record) for node, record in state.nodes.items()}
+    looks = replace(state.looks, t=state.looks.t + pause_s)
+    return replace(state, t=state.t + pause_s, nodes=nodes, looks=looks, began_t=state.began_t + pause_s, ended_t=state.ended_t + pause_s)
+
+
+def _out_of_meetings(state: CoordinatorState, node: str) -> CoordinatorState:
+    """Return the state in which a node takes part in no meeting: it does so in one, over one connection."""
+    meetings = {token: {name: meet for name, meet in meets.items() if name != node} for token, meets in state.meetings.items()}
+    return replace(state, meetings={token: meets for token, meets in meetings.items() if meets})
+
+
+def _joined(state: CoordinatorState, join: Join) -> Step:
+    """Tell a node where the job stands, and what it may have missed."""
+    node, theirs = join.node, join.epoch
+    state, outputs = _with_acted(state, join)
+    epoch, memory = state.memory.epoch, state.memory
+    newer = theirs is not None and theirs.number > (0 if epoch is None else epoch.number)
+    state = replace(state, forgot=state.forgot or newer)
+    if epoch is not None and state.open_epoch is not None and node in epoch.members and (newer or (join.aside and theirs == epoch)):
+        state = replace(state, out={node: "left: it stepped aside", **state.out})
+    answers: list[FromTheCoordinator] = [protocol.Welcome(state.host, epoch, memory.end, memory.decision, _returning(state, node))]
+    running = state.running_epoch
+    if running is not None and node in running.members:
+        gathered = (_gathered(state, running, index) for kind, index in state.posts if kind == GATHER)
+        answers += [message for message in gathered if message is not None]
+        answers += [Peer(running.number, other, text) for other, text in state.posted(BEGAN).items() if other != node]
+        if state.looks.is_open:
+            answers.append(LookWanted(running.number, state.looks.number))
+    return state, (*outputs, *(SendToNodes((node,), message) for message in answers))
+
+
+def _with_acted(state: CoordinatorState, join: Join) -> Step:
+    """Take over what a node acted on, where this coordinator does not know it: its disk did not take it, or is another."""
+    theirs, ours, is_open = join.epoch, state.memory.epoch, state.open_epoch is not None
+    if theirs is None or join.acted is None:
+        return state, ()
+    if not is_open and theirs.number > (0 if ours is None else ours.number):
+        state = _with_epoch(replace(state, forgot=True), CoordinatorMemory(theirs))
+    elif not (is_open and theirs == ours):
+        return state, ()
+    end = state.memory.end or EpochEnd(FAILURE, join.node, "it had ended before")
+    return _decided(replace(state, memory=CoordinatorMemory(theirs, end)), join.acted)
+
+
+def _posted(state: CoordinatorState, node: str, post: Post) -> Step:  # noqa: PLR0911  a row for each kind
+    """Take what a member says about the open epoch."""
+    epoch, kind = state.open_epoch, post.kind
+    if epoch is None or post.number != epoch.number or node not in epoch.members:
+        return state, ()
+    if kind in _ENDS:
+        return _ended(state, EpochEnd(kind, node, post.text))
+    if kind == QUIT:
+        return replace(state, out={node: f"left: {post.text}", **state.out}), ()
+    if kind == STALLED:
+        looks = state.looks
+        return (state if looks.is_open else replace(state, looks=replace(looks, wanted=True))), ()
+    before = state.posted(kind, post.index)
+    if node in before:
+        return state, ()
+    state = replace(state, posts={**state.posts, (kind, post.index): {**before, node: post.text}})
+    if kind == GATHER:
+        gathered = _gathered(state, epoch, post.index)
+        return state, () if gathered is None else (SendToNodes(epoch.members, gathered),)
+    if kind == BEGAN:
+        return state, (SendToNodes(tuple(name for name in epoch.members if name != node), Peer(epoch.number, node, post.text)),)
+    return state, ()
+
+
+def _gathered(state: CoordinatorState, epoch: Epoch, index: int) -> protocol.Gathered | None:
+    """Return the texts of an all-gather, None while one is missing."""
+    texts = state.posted(GATHER, index)
+    return (
+        protocol.Gathered(epoch.number, index, tuple(texts[node] for node in epoch.members)) if len(texts) == len(epoch.members) else None
+    )
+
+
+def _with_epoch(state: CoordinatorState, memory: CoordinatorMemory) -> CoordinatorState:
+    """Return the state with another newest epoch, of which nothing is known yet."""
+    nodes = {node: replace(record, stepped_s=None, step_s=None) for node, record in state.nodes.items()}
+    return replace(state, memory=memory, nodes=nodes, posts={}, out={}, gone=frozenset(), judged=False, looks=LookRound())
+
+
+def _ended(state: CoordinatorState, end: EpochEnd) -> Step:
+    """Note the first end of the epoch, and tell all."""
+    epoch = state.running_epoch
+    if epoch is None:
+        return state, ()
+    state = replace(state, memory=CoordinatorMemory(epoch, end), ended_t=state.t)
+    return state, (SendToNodes(epoch.members, protocol.Ended(epoch.number, end)),)
+
+
+def _decided(state: CoordinatorState, decision: ClusterDecision) -> Step:
+    """Note the decision about the epoch, and tell all: also those that wait to join, for whom the job may be over."""
+    epoch = state.open_epoch
+    if epoch is None:
+        return state, ()
+    state = replace(state, memory=CoordinatorMemory(epoch, state.memory.end, decision))
+    live = state.live(epoch)
+    others = tuple(node for node in state.nodes if node not in live)
+    told = ((live, len(live)), (others, 0))
+    return state, tuple(SendToNodes(nodes, protocol.Decided(epoch.number, decision, count)) for nodes, count in told if nodes)
+
+
+def _returning(state: CoordinatorState, node: str) -> int:
+    """Return how many members come to the next meeting. 0 to one that was lost: it is none of them, and would begin with one too few."""
+    epoch = state.memory.epoch
+    live = () if epoch is None else state.live(epoch)
+    return len(live) if node in live and set(live) <= state.nodes.keys() else 0
+
+
+# the rules
+
+
+def _losing(state: CoordinatorState) -> Step:
+    """Note the members that are lost; close an epoch that has none left."""
+    epoch = state.open_epoch
+    if epoch is None:
+        return state, ()
+    lost = {node: f"lost: {why}" for node in state.live(epoch) if node != state.host and (why := loss(state, node))}
+    state = replace(state, out={**state.out, **lost}) if lost else state
+    if state.live(epoch):
+        return state, ()
+    node = epoch.members[0]
+    state, ending = _ended(state, EpochEnd(FAILURE, node, state.out[node].partition(": ")[2]))
+    state, deciding = _decided(state, PLAIN_DECISIONS[VOID])
+    return state, (*ending, *deciding)
+
+
+def _ending(state: CoordinatorState) -> Step:
+    """End an epoch of which a member is lost or has quit before it was done, or whose members are all done, or have saved."""
+    epoch = state.running_epoch
+    if epoch is None:
+        return state, ()
+    done = state.posted(DONE).keys()
+    if done >= set(epoch.members):
+        return _ended(state, EpochEnd(DONE, state.host, "all ranks exited 0"))
+    if done | state.posted(SAVED).keys() >= set(epoch.members):
+        return _ended(state, EpochEnd(MEMBERSHIP, state.host, "all have saved, and nodes are admitted"))
+    out = next(((node, state.out[node]) for node in epoch.members if node in state.out and node not in done), None)
+    if out is None:
+        return state, ()
+    how, _, why = out[1].partition(": ")
+    return _ended(state, EpochEnd(LEFT if how == "left" else FAILURE, out[0], why))
+
+
+def _judging(state: CoordinatorState) -> Step:
+    """Have the reports judged once all are there, or those that come are."""
+    epoch, end = state.open_epoch, state.memory.end
+    if epoch is None or end is None or state.judged:
+        return state, ()
+    if end.kind in PLAIN_DECISIONS:
+        return _decided(state, PLAIN_DECISIONS[end.kind])
+    posted, rules = state.posted(REPORT), state.rules
+    if any(node not in posted for node in state.live(epoch)) and state.t - state.ended_t < rules.report_s:
+        return state, ()
+    reports = tuple((node, posted[node]) for node in epoch.members if node in posted)
+    missing = tuple((node, state.out.get(node, f"no report within {rules.report_s:g} s")) for node in epoch.members if node not in posted)
+    return replace(state, judged=True), (protocol.JudgeReports(epoch.number, reports, missing),)
+
+
+def _numbering(state: CoordinatorState) -> Step:
+    """Give the next number to a meeting in which all nodes take part, once the epoch before is over."""
+    memory, rules = state.memory, state.rules
+    if state.open_epoch is not None or (memory.decision is not None and memory.decision.is_final):
+        return state, ()
+    for token, meets in state.meetings.items():
+        if len(meets) < next(iter(meets.values())).count:
+            continue
+        if state.forgot and len(meets) < rules.nodes and state.t - state.began_t < rules.rejoin_s:
+            continue  # ranks of an attempt that is not known here may live, and their nodes are on their way
+        members = tuple(sorted(meets, key=lambda node: meets[node].index))
+        newest = 0 if memory.epoch is None else memory.epoch.number
+        epoch = Epoch(max(newest + 1, *(meet.number for meet in meets.values())), members, state.host, token)
+        others = {name: rest for name, rest in state.meetings.items() if name != token}
+        state = _with_epoch(replace(state, meetings=others, forgot=False), CoordinatorMemory(epoch))
+        return state, (SendToNodes(members, protocol.Began(epoch)),)
+    return state, ()
+
+
+def _looking(state: CoordinatorState) -> Step:
+    """Have all nodes look at their ranks where one asks for it, and hand over what they saw: one round at a time."""
+    epoch, looks, rules = state.running_epoch, state.looks, state.rules
+    if epoch is None or not (looks.is_open or looks.wanted):
+        return state, ()
+    live, age_s = state.live(epoch), state.t - looks.t
+    if not looks.is_open:
+        if age_s < rules.looks_apart_s:
+            return state, ()
+        # the members of a coordinator that began anew remember the numbers of its rounds before
+        looks = LookRound(max(looks.number + 1, int(state.t)), state.t, is_open=True)
+        return replace(state, looks=looks), (SendToNodes(live, LookWanted(epoch.number, looks.number)),)
+    posted = state.posted(LOOK, looks.number)
+    silent = tuple((node, f"no look within {rules.look_s:g} s") for node in live if node not in posted)
+    if silent and age_s < rules.look_s:
+        return state, ()
+    texts = tuple((node, posted[node]) for node in epoch.members if node in posted)
+    posts = {key: nodes for key, nodes in state.posts.items() if key[0] != LOOK}
+    return replace(state, looks=replace(looks, is_open=False), posts=posts), (
+        protocol.LooksGathered(epoch.number, looks.number, texts, silent),
+    )
+
+
+_RULES = (_losing, _ending, _judging, _numbering, _looking)
+
+
+# for people
+
+
+def known_nodes(state: CoordinatorState, t: float) -> protocol.KnownNodes:
+    """Return the members of the newest epoch, and the nodes that are connected and wait to join."""
+    epoch = state.memory.epoch
+    members, done = () if epoch is None else epoch.members, state.posted(DONE)
+
+    def known(node: str, index: int) -> KnownNode:
+        record = state.nodes.get(node)
+        out = state.out.get(node, "done" if node in done else "")
+        if record is None:
+            return KnownNode(node, index, None, out, "", reached=False)
+        return KnownNode(node, index, max(0.0, t - record.heard_t), out, record.standing, record.closed_t is None)
+
+    waiting = (node for node, record in state.nodes.items() if node not in members and record.closed_t is None)
+    nodes = (*(known(node, index) for index, node in enumerate(members)), *(known(node, -1) for node in waiting))
+    return protocol.KnownNodes(state.host, 0 if epoch is None else epoch.number, nodes)

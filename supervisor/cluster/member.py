@@ -1,0 +1,331 @@
+"""A node's side: what it tells the coordinator, and what it reports to its core of what the coordinator says.
+
+`step(state, message) -> (state, outputs)`, without a clock and without IO. Over one connection everything comes once and in order. Over the
+next one the node says again who it is and what it remembers (Join), and, once the coordinator has shown that it knows the epoch (Welcome),
+all that it posted about it. `MemberState.memory` is what a node must not forget: where it differs after a step, it is on the node's disk
+(kept.py) before the outputs are carried out.
+
+The rules:
+
+1. *The coordinator's word.* The node acts on the end and the decision that the coordinator sends, and on nothing else.
+2. *Another epoch* than its open one in a Welcome shows that the job went on without this node, or that the coordinator lost its memory: the
+   node steps aside. Its ranks are stopped, and nothing is counted.
+3. *A meeting that it had given up* when its number came is void.
+4. *No coordinator.* Where none can be reached for `closed_s` and no own rank ends a step, or one that can be reached is silent for
+   `silent_s`, the others may have gone on. After `wait_s` without a word the node stops.
+5. *Who was away accuses nobody.* Where the node's own ticks stand still, that time counts for nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace as changed
+from typing import assert_never
+
+from supervisor.cluster import messages as protocol
+from supervisor.cluster.losses import USUAL_STEPS
+from supervisor.cluster.messages import FromTheCoordinator, Post, SendToCoordinator
+from supervisor.cluster.model import (
+    BEGAN,
+    DONE,
+    GATHER,
+    LOOK,
+    QUIT,
+    REPORT,
+    SAVED,
+    STALLED,
+    VOID,
+    ClusterDecision,
+    ClusterRules,
+    Epoch,
+    EpochEnd,
+    NodeMemory,
+)
+from supervisor.core.values import Struct, replace
+
+MemberInput = (
+    protocol.LinkOpened
+    | protocol.LinkClosed
+    | protocol.FromCoordinator
+    | protocol.NodeTick
+    | protocol.NodesTogether
+    | protocol.MeetingGivenUp
+    | protocol.GiveUp
+    | protocol.EndEpoch
+    | protocol.RanksDone
+    | protocol.RanksSaved
+    | protocol.EpochReport
+    | protocol.NodeText
+    | protocol.AskLooks
+    | protocol.LookTaken
+)
+MemberOutput = (
+    SendToCoordinator
+    | protocol.EpochBegan
+    | protocol.EpochEnded
+    | protocol.ActOn
+    | protocol.StepAside
+    | protocol.ClosedWithoutUs
+    | protocol.CoordinatorSilent
+    | protocol.CoordinatorGone
+    | protocol.MeetingFailed
+    | protocol.TextsGathered
+    | protocol.PeerText
+    | protocol.LookWanted
+    | protocol.Looked
+)
+
+
+class MemberState(Struct, frozen=True):
+    """All that a node knows.
+
+    connected: to a coordinator; welcomed: by it, or by the last one. closed_t: since when there is no connection. answered_t: when the last
+    message came. tick_t, beat_t: of the last tick and the last beat. woke_t: when a pause of this process ended. meeting: the one that
+    waits for its number. posts: those about the newest epoch, by kind and index. end: of that epoch. noted: what was reported of it.
+    stalls: how often its ranks stalled.
+    """
+
+    memory: NodeMemory
+    rules: ClusterRules
+    t: float
+    closed_t: float
+    answered_t: float
+    woke_t: float
+    posts: Mapping[tuple[str, int], Post]
+    tick_t: float | None = None
+    beat_t: float = float("-inf")
+    connected: bool = False
+    welcomed: bool = False
+    meeting: protocol.NodesTogether | None = None
+    end: EpochEnd | None = None
+    noted: frozenset[str] = frozenset()
+    stalls: int = 0
+
+    @property
+    def open_epoch(self) -> Epoch | None:
+        """The epoch that this node takes part in, and that is not over for it."""
+        return self.memory.epoch if self.memory.acted is None and not self.memory.aside else None
+
+    @property
+    def running_epoch(self) -> Epoch | None:
+        """The same, as long as it has no end."""
+        return self.open_epoch if self.end is None else None
+
+
+Step = tuple[MemberState, tuple[MemberOutput, ...]]
+
+
+def new_member(memory: NodeMemory, rules: ClusterRules, t: float) -> MemberState:
+    """Return the state of a node whose supervisor begins, or takes over."""
+    return MemberState(memory, rules, t, closed_t=t, answered_t=t, woke_t=t, posts={})
+
+
+def step(state: MemberState, given: MemberInput) -> Step:  # noqa: PLR0911  a row for each kind
+    """Return the next state and what is to be done. Raises nothing."""
+    if isinstance(given, protocol.NodeTick):
+        return _ticked(state, given)
+    state = replace(state, t=given.t)
+    match given:
+        case protocol.LinkOpened():
+            # a host that is stopped lets in whoever comes, and says nothing
+            state = replace(state, answered_t=state.t) if state.welcomed else state
+            memory = state.memory
+            join = protocol.Join(memory.node, memory.epoch, memory.acted, memory.aside)
+            return replace(state, connected=True, welcomed=False, beat_t=float("-inf")), (SendToCoordinator(join),)
+        case protocol.LinkClosed():
+            return (replace(state, connected=False, closed_t=state.t) if state.connected else state), ()
+        case protocol.FromCoordinator(_, message):
+            return _of_coordinator(replace(state, answered_t=state.t), message)
+        case protocol.NodesTogether():
+            state = replace(state, meeting=given)
+            return state, _meeting_sent(state)
+        case protocol.MeetingGivenUp():
+            return replace(state, meeting=None), ()
+        case _:
+            return _of_core(state, given)
+
+
+# what the core says
+
+
+def _of_core(  # noqa: PLR0911  a row for each kind
+    state: MemberState,
+    given: protocol.EndEpoch
+    | protocol.RanksDone
+    | protocol.RanksSaved
+    | protocol.EpochReport
+    | protocol.NodeText
+    | protocol.GiveUp
+    | protocol.AskLooks
+    | protocol.LookTaken,
+) -> Step:
+    match given:
+        case protocol.GiveUp(_, text):
+            memory = changed(state.memory, over=True) if "over" in state.noted else state.memory
+            state, outputs = _posted(replace(state, memory=memory), QUIT, text)
+            return (_aside(state) if state.open_epoch is not None else state), outputs
+        case protocol.EndEpoch(_, kind, text):
+            return _posted(state, kind, text)
+        case protocol.RanksDone():
+            return _posted(state, DONE)
+        case protocol.RanksSaved():
+            return _posted(state, SAVED)
+        case protocol.EpochReport(_, text):
+            return _posted(state, REPORT, text)
+        case protocol.NodeText(_, number, text):
+            return _posted(state, GATHER, text, number) if number else _posted(state, BEGAN, text)
+        case protocol.AskLooks(_, text):
+            state = replace(_without(state, STALLED), stalls=state.stalls + 1)
+            return _posted(state, STALLED, text, state.stalls)
+        case protocol.LookTaken(_, look, text):
+            return _posted(_without(state, LOOK), LOOK, text, look)
+        case _:
+            assert_never(given)
+
+
+def _posted(state: MemberState, kind: str, text: str = "", index: int = 0) -> Step:
+    """Post it about the open epoch, now and over each next connection."""
+    epoch = state.open_epoch
+    if epoch is None or (kind, index) in state.posts:
+        return state, ()
+    post = Post(epoch.number, kind, text, index)
+    state = replace(state, posts={**state.posts, (kind, index): post})
+    return state, (SendToCoordinator(post),) if state.connected and state.welcomed else ()
+
+
+def _without(state: MemberState, kind: str) -> MemberState:
+    """Return the state without the posts of a kind of which the newest alone counts."""
+    return replace(state, posts={key: post for key, post in state.posts.items() if key[0] != kind})
+
+
+def _meeting_sent(state: MemberState) -> tuple[MemberOutput, ...]:
+    meeting = state.meeting
+    if meeting is None or not (state.connected and state.welcomed):
+        return ()
+    return (SendToCoordinator(protocol.Meet(meeting.token, meeting.index, meeting.count, meeting.number)),)
+
+
+def _aside(state: MemberState) -> MemberState:
+    """Return the state of a node that takes no part in the rest of its epoch."""
+    return replace(state, memory=changed(state.memory, aside=True))
+
+
+# what the coordinator says
+
+
+def _of_coordinator(state: MemberState, message: FromTheCoordinator) -> Step:  # noqa: PLR0911  a row for each kind
+    running = state.running_epoch
+    match message:
+        case protocol.Welcome():
+            return _welcomed(state, message)
+        case protocol.Began(epoch):
+            return _begun(state, epoch)
+        case protocol.Decided(number, decision, returning):
+            return _decided(state, number, decision, returning)
+        case protocol.BeatAnswer():
+            return state, ()
+        case protocol.Ended(number, end) if running is not None and number == running.number:
+            return replace(state, end=end), (protocol.EpochEnded(number, end),)
+        case protocol.Gathered(number, index, texts) if running is not None and number == running.number:
+            is_awaited = (GATHER, index) in state.posts
+            return _once(state, f"{GATHER} {index}", protocol.TextsGathered(index, texts)) if is_awaited else (state, ())
+        case protocol.Peer(number, node, text) if running is not None and number == running.number:
+            return _once(state, f"{BEGAN} {node}", protocol.PeerText(node, text))
+        case protocol.LookWanted(number, look) if running is not None and number == running.number:
+            return _once(state, f"{LOOK} {look}", message)
+        case protocol.Looked(number) if running is not None and number == running.number:
+            return state, (message,)
+        case _:
+            return state, ()
+
+
+def _once(state: MemberState, key: str, output: MemberOutput) -> Step:
+    """Report something of the epoch once, though it may come again over the next connection."""
+    return (state, ()) if key in state.noted else (replace(state, noted=state.noted | {key}), (output,))
+
+
+def _welcomed(state: MemberState, welcome: protocol.Welcome) -> Step:
+    """Say again what this node posted, if the coordinator has its epoch; take part in one whose beginning it missed."""
+    state = replace(state, welcomed=True, noted=state.noted - {"gone"})
+    theirs, ours, me = welcome.epoch, state.memory.epoch, state.memory.node
+    outputs: tuple[MemberOutput, ...] = ()
+    if theirs != ours:
+        if state.open_epoch is not None:
+            outputs = (protocol.StepAside(state.open_epoch),)
+            state = _aside(state)
+        is_missed = theirs is not None and me in theirs.members and theirs.number > (0 if ours is None else ours.number)
+        if theirs is not None and is_missed and welcome.decision is None:
+            state, begun = _begun(state, theirs)
+            outputs = (*outputs, *begun)
+    elif welcome.decision is None and state.open_epoch is not None:
+        outputs = tuple(SendToCoordinator(post) for post in state.posts.values())
+    if theirs is not None and welcome.decision is not None:
+        state, more = _decided(state, theirs.number, welcome.decision, welcome.returning)
+        outputs = (*outputs, *more)
+    if welcome.end is not None and state.running_epoch is not None and state.running_epoch == theirs:
+        state = replace(state, end=welcome.end)
+        outputs = (*outputs, protocol.EpochEnded(theirs.number, welcome.end))
+    return state, (*outputs, *_meeting_sent(state))
+
+
+def _begun(state: MemberState, epoch: Epoch) -> Step:
+    """Take part in the epoch of our meeting; void one of a meeting that was given up."""
+    node, meeting = state.memory.node, state.meeting
+    state = replace(state, memory=NodeMemory(node, epoch), posts={}, noted=frozenset(), end=None, stalls=0)
+    if meeting is not None and meeting.token == epoch.token:
+        return replace(state, meeting=None), (protocol.EpochBegan(epoch),)
+    return _posted(state, VOID, f"node {node} had given the meeting up")
+
+
+def _decided(state: MemberState, number: int, decision: ClusterDecision, returning: int) -> Step:
+    """Act on the decision about our epoch. Who stands aside, or takes no part, only notes that the job is over."""
+    epoch, memory = state.memory.epoch, state.memory
+    if epoch is not None and number == epoch.number and memory.acted is None and state.open_epoch is not None:
+        count = 0 if decision.is_final else returning
+        return replace(state, memory=changed(memory, acted=decision, returning=count)), (protocol.ActOn(epoch, decision, count),)
+    is_ours = epoch is not None and number <= epoch.number and not memory.aside
+    return (state, ()) if is_ours or not decision.is_final else _once(state, "over", protocol.ClosedWithoutUs(number, decision))
+
+
+# time
+
+
+def _ticked(state: MemberState, tick: protocol.NodeTick) -> Step:
+    """Beat if it is time for it, and report that no coordinator answers."""
+    rules = state.rules
+    pause_s = 0.0 if state.tick_t is None else tick.t - state.tick_t
+    state = replace(state, t=tick.t, tick_t=tick.t)
+    if pause_s > rules.suspension_s:
+        state = replace(state, closed_t=state.closed_t + pause_s, answered_t=state.answered_t + pause_s, woke_t=state.t)
+    # steps that ended while this process was away are not known yet
+    stepped_s = None if tick.stepped_s is None else min(tick.stepped_s, state.t - state.woke_t)
+    outputs: list[MemberOutput] = []
+    meeting = state.meeting
+    if meeting is not None and state.t - meeting.t > rules.meeting_s:
+        state = replace(state, meeting=None)
+        text = f"the meeting of {meeting.count} nodes got no number within {rules.meeting_s:g} s"
+        outputs.append(protocol.MeetingFailed(meeting.token, text))
+    if state.connected and state.t - state.beat_t >= rules.beat_s:
+        state = replace(state, beat_t=state.t)
+        outputs.append(SendToCoordinator(protocol.Beat(state.t, tick.standing, stepped_s, tick.step_s)))
+    state, silent = _silent(state, stepped_s, tick.step_s)
+    return state, (*outputs, *silent)
+
+
+def _silent(state: MemberState, stepped_s: float | None, step_s: float | None) -> Step:
+    epoch, rules = state.running_epoch, state.rules
+    silent_s = state.t - state.answered_t
+    text = ""
+    if silent_s > rules.silent_s and state.connected:
+        text = f"the coordinator of the nodes did not answer for {rules.silent_s:g} s"
+    elif not state.connected and state.t - state.closed_t > rules.closed_s:
+        limit_s = max(rules.closed_s, USUAL_STEPS * (step_s or 0.0))
+        if stepped_s is None or stepped_s >= limit_s:
+            text = f"the coordinator of the nodes cannot be reached for {rules.closed_s:g} s, and no rank of this node ended a step"
+    outputs: tuple[MemberOutput, ...] = ()
+    if epoch is not None and text:
+        state, outputs = _once(state, "silent", protocol.CoordinatorSilent(epoch.number, text))
+    if silent_s > rules.wait_s:
+        state, gone = _once(state, "gone", protocol.CoordinatorGone(f"no coordinator of the nodes answered for {rules.wait_s:g} s"))
+        outputs = (*outputs, *gone)
+    return state, outputs

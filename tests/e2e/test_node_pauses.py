@@ -1,0 +1,36 @@
+"""A supervisor of one of three nodes stands still for a while, as in a migration of its machine or while it swaps: its ranks train on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.test_nodes import STEPS, Cluster, digest_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.e2e.conftest import Supervised
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize("pause_s", [12.0, 25.0])
+@pytest.mark.parametrize("node", [1, 0], ids=["a node", "the coordinator"])
+def test_a_supervisor_that_stands_still_for_some_seconds_costs_nothing(
+    supervise: Callable[..., Supervised], tmp_path: Path, node: int, pause_s: float
+) -> None:
+    nodes = Cluster(supervise, tmp_path, f"--step-ms={1000 * (pause_s + 10) / STEPS}")
+    nodes.reached(0, 10)
+    pauses = nodes.runs[node]
+    os.kill(pauses.process.pid, signal.SIGSTOP)
+    time.sleep(pause_s)  # the pause is what is tested
+    os.kill(pauses.process.pid, signal.SIGCONT)
+    codes = [run.exit_code(200) for run in nodes.runs]
+    assert (codes, [run.attempts() for run in nodes.runs]) == ([0, 0, 0], [1, 1, 1])
+    assert (tmp_path / "digest").read_bytes() == digest_of(STEPS)

@@ -74,7 +74,8 @@ def the_machine_s_own_proc() -> Iterator[None]:
     """Have psutil read this machine again: a probe points it at the root that it is asked about, and its process ends with it."""
     yield
     psutil = sys.modules.get("psutil")
-    if psutil is not None and psutil.PROCFS_PATH != "/proc":
+    # it has no such name yet while a thread that a test left is importing it
+    if psutil is not None and getattr(psutil, "PROCFS_PATH", "/proc") != "/proc":
         psutil.PROCFS_PATH = "/proc"
         psutil.process_iter.cache_clear()
 

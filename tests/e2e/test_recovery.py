@@ -196,7 +196,7 @@ def test_what_worked_outlives_kill_9_of_the_supervisor_and_a_requeue_and_ends_wi
         def look() -> list[Step]:
             return [step for step in steps_of(tmp_path) if step.attempt == attempt and step.step > 4]
 
-        return wait_for(lambda: look()[1:], f"two steps of attempt {attempt}", 60, alive=run.alive)[-1]
+        return wait_for(lambda: look()[1:], f"two steps of attempt {attempt}", 180, alive=run.alive)[-1]
 
     command = [*MEMORY, ROOM, "--batch-size", "32", "--steps=100000", "--step-ms=50"]
     options = (*KNOBS, *RESUMING)

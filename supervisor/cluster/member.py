@@ -12,7 +12,7 @@ The rules:
    node steps aside. Its ranks are stopped, and nothing is counted.
 3. *A meeting that it had given up* when its number came is void.
 4. *No coordinator.* Where none can be reached for `closed_s` and no own rank ends a step, or one that can be reached is silent for
-   `silent_s`, the others may have gone on. After `wait_s` without a word the node stops.
+   `silent_s`, the others may have gone on. After `wait_s` without a word a node stops whose ranks do not train.
 5. *Who was away accuses nobody.* Where the node's own ticks stand still, that time counts for nobody.
 """
 

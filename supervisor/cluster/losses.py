@@ -17,26 +17,11 @@ from typing import TYPE_CHECKING
 from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
-    from supervisor.cluster.coordinator import CoordinatorState
     from supervisor.cluster.model import Epoch
+    from supervisor.cluster.records import CoordinatorState, NodeRecord
 
 #: A usual step may take so many times its time before it counts as missing: to the nodes, too.
 USUAL_STEPS = 2.0
-
-
-class NodeRecord(Struct, frozen=True):
-    """What the coordinator knows of a node that joined.
-
-    heard_t: when its last message came. closed_t: since when its connection is closed, None: it is open. beat_t, standing, stepped_s,
-    step_s: of its last beat.
-    """
-
-    heard_t: float
-    closed_t: float | None = None
-    beat_t: float = 0.0
-    standing: str = ""
-    stepped_s: float | None = None
-    step_s: float | None = None
 
 
 class _Steps(Struct, frozen=True):

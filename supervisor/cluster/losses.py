@@ -5,7 +5,7 @@
 | its guardian says that it is gone | at once, when its connection is closed |
 | its connection is closed, or leads nowhere, and the attempt has ended | after `closed_after_end_s`: nothing healthy is left to protect |
 | the same while the attempt runs | after `closed_s`, but only when no other rank ends a step: while steps are made, its ranks live |
-| the same where no member can be reached: the host takes no part in the attempt | not at all: they may train on |
+| the same where no member can be reached: the host takes no part in the attempt | after `wait_s`, and a minute for the end of its ranks |
 | it is connected and silent: stopped, or its disk hangs | after `silent_s` |
 | it has not come back to a coordinator that began after the epoch | after `rejoin_s` |
 """
@@ -63,19 +63,19 @@ def _loss(state: CoordinatorState, node: str, steps: _Steps) -> str:
     if record is not None and record.closed_t is not None:
         closed_t, limit_s = record.closed_t, rules.closed_s if runs else rules.closed_after_end_s
     closed_s = state.t - closed_t
-    if closed_s <= limit_s or (runs and _may_train(state, record, steps)):
+    if closed_s <= limit_s or (runs and _may_train(state, record, closed_s, steps)):
         return ""
     return f"it cannot be reached for {limit_s:g} s"
 
 
-def _may_train(state: CoordinatorState, record: NodeRecord | None, steps: _Steps) -> bool:
+def _may_train(state: CoordinatorState, record: NodeRecord | None, closed_s: float, steps: _Steps) -> bool:
     """Whether the ranks of a node that cannot be reached may live.
 
     A node says in each beat how long ago its ranks ended a step; what it does not say later, it does not know. The node that cannot be
     reached ends its ranks by the same rule, so that what it said last counts too. Where no member can be reached nobody knows: they may
-    train on together, and another attempt beside theirs would be worse than to wait for one of them.
+    train on together, and each ends its ranks after `wait_s` without a coordinator.
     """
     if not steps.reached:
-        return True
+        return closed_s <= state.rules.wait_s + state.rules.silent_s
     own_s = None if record is None or record.stepped_s is None else state.t - record.beat_t + record.stepped_s
     return any(ago_s is not None and ago_s < steps.limit_s for ago_s in (own_s, steps.ago_s))

@@ -12,7 +12,7 @@ The rules:
    node steps aside. Its ranks are stopped, and nothing is counted.
 3. *A meeting that it had given up* when its number came is void.
 4. *No coordinator.* Where none can be reached for `closed_s`, or one that can be reached is silent for `silent_s`, and no own rank ends a
-   step, the others may have gone on. After `wait_s` without a word a node stops whose ranks do not train.
+   step, the others may have gone on. After `wait_s` without a word they may have in any case.
 5. *Who was away accuses nobody.* Where the node's own ticks stand still, that time counts for nobody.
 """
 
@@ -322,12 +322,16 @@ def _silent(state: MemberState, stepped_s: float | None, step_s: float | None) -
     elif not state.connected and state.t - state.closed_t > rules.closed_s:
         text = f"the coordinator of the nodes cannot be reached for {rules.closed_s:g} s"
     limit_s = max(rules.closed_s, USUAL_STEPS * (step_s or 0.0))
-    if stepped_s is not None and stepped_s < limit_s:
+    if silent_s > rules.wait_s:
+        text = f"no coordinator of the nodes answered for {rules.wait_s:g} s"
+    elif text and stepped_s is not None and stepped_s < limit_s:
         text = ""  # every rank takes part in a step: nobody goes on without this node
+    elif text:
+        text += ", and no rank of this node ended a step"
     outputs: tuple[MemberOutput, ...] = ()
     if epoch is not None and text:
-        state, outputs = _once(state, "silent", protocol.CoordinatorSilent(epoch.number, f"{text}, and no rank of this node ended a step"))
+        state, outputs = _once(state, "silent", protocol.CoordinatorSilent(epoch.number, text))
     if silent_s > rules.wait_s:
-        state, gone = _once(state, "gone", protocol.CoordinatorGone(f"no coordinator of the nodes answered for {rules.wait_s:g} s"))
+        state, gone = _once(state, "gone", protocol.CoordinatorGone(text))
         outputs = (*outputs, *gone)
     return state, outputs

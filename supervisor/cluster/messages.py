@@ -341,7 +341,7 @@ class CoordinatorSilent(Struct, frozen=True):
 
 
 class CoordinatorGone(Struct, frozen=True):
-    """No coordinator answered for `wait_s`: this node stops, if no rank of it trains."""
+    """No coordinator answered for `wait_s`: this node stops, once no rank of it is left."""
 
     text: str
 

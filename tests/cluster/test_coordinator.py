@@ -416,16 +416,15 @@ def test_the_time_in_which_the_coordinator_stood_still_is_nobodys_silence(reache
     assert set(played.state.out) == {"b"}
 
 
-def test_members_of_which_none_can_be_reached_may_train_on_together() -> None:
-    """Node a is a spare: another attempt beside theirs would be worse than to wait until one of them is back, or is gone for sure."""
+def test_members_that_nobody_reaches_end_their_ranks_before_they_count_as_lost() -> None:
+    """Node a takes no part: b and c may train on together, until each finds no coordinator for `wait_s`."""
     played = Played(since_t=0.0)
     played.join(*ALL)
     played.meet("m", "b", "c")
     played.close("b", "c")
-    played.passes(3600.0, "a")
+    played.passes(RULES.wait_s + 59.0, "a")
     assert not played.state.out
-    for node in "bc":
-        played.take(protocol.FromNode(played.t, node, protocol.Gone(node)))
+    played.passes(2.0, "a")
     assert set(played.state.out) == {"b", "c"}
     assert played.state.memory.decision == ClusterDecision(VOID)
 

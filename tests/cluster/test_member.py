@@ -256,9 +256,9 @@ def test_steps_that_ended_during_a_pause_are_not_known_at_its_end() -> None:
     assert beat == protocol.Beat(played.t, "", 0.0, 1.0)
 
 
-def test_without_a_coordinator_the_node_stops_after_wait_s_also_where_it_trains() -> None:
+def test_after_wait_s_without_a_coordinator_the_ranks_are_ended_also_where_they_end_steps_and_the_node_stops() -> None:
     played = trains()
     played.take(protocol.LinkClosed(played.t))
     assert not played.passes(RULES.wait_s, stepped_s=0.1)
-    (gone,) = played.passes(1.0, stepped_s=0.1)
-    assert gone == protocol.CoordinatorGone("no coordinator of the nodes answered for 600 s")
+    text = "no coordinator of the nodes answered for 600 s"
+    assert played.passes(1.0, stepped_s=0.1) == [protocol.CoordinatorSilent(3, text), protocol.CoordinatorGone(text)]

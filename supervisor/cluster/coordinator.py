@@ -23,7 +23,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from supervisor.cluster import messages as protocol
-from supervisor.cluster.losses import loss
+from supervisor.cluster.losses import losses
 from supervisor.cluster.messages import FromNode, FromTheCoordinator, Join, KnownNode, LookWanted, Meet, NodeClosed, Peer, Post, SendToNodes
 from supervisor.cluster.model import (
     BEGAN,
@@ -209,8 +209,9 @@ def _gathered(state: CoordinatorState, epoch: Epoch, index: int) -> protocol.Gat
 
 
 def _with_epoch(state: CoordinatorState, memory: CoordinatorMemory) -> CoordinatorState:
-    """Return the state with another newest epoch, of which nothing is known yet."""
-    nodes = {node: replace(record, stepped_s=None, step_s=None) for node, record in state.nodes.items()}
+    """Return the state with another newest epoch, of which nothing is known yet, and without the nodes that went for good."""
+    here = {node: record for node, record in state.nodes.items() if record.closed_t is None}
+    nodes = {node: replace(record, stepped_s=None, step_s=None) for node, record in here.items()}
     return replace(state, memory=memory, nodes=nodes, posts={}, out={}, gone=frozenset(), judged=False, looks=LookRound())
 
 
@@ -229,9 +230,8 @@ def _decided(state: CoordinatorState, decision: ClusterDecision) -> Step:
     if epoch is None:
         return state, ()
     state = replace(state, memory=CoordinatorMemory(epoch, state.memory.end, decision))
-    live = state.live(epoch)
-    others = tuple(node for node in state.nodes if node not in live)
-    told = ((live, len(live)), (others, 0))
+    live = dict.fromkeys(state.live(epoch))
+    told = ((tuple(live), len(live)), (tuple(node for node in state.nodes if node not in live), 0))
     return state, tuple(SendToNodes(nodes, protocol.Decided(epoch.number, decision, count)) for nodes, count in told if nodes)
 
 
@@ -250,7 +250,7 @@ def _losing(state: CoordinatorState) -> Step:
     epoch = state.open_epoch
     if epoch is None:
         return state, ()
-    lost = {node: f"lost: {why}" for node in state.live(epoch) if node != state.host and (why := loss(state, node))}
+    lost = {node: f"lost: {why}" for node, why in losses(state, epoch).items()}
     state = replace(state, out={**state.out, **lost}) if lost else state
     if state.live(epoch):
         return state, ()

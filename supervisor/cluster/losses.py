@@ -17,7 +17,7 @@ from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
     from supervisor.cluster.model import Epoch
-    from supervisor.cluster.records import CoordinatorState
+    from supervisor.cluster.records import CoordinatorState, NodeRecord
 
 #: A usual step may take so many times its time before it counts as missing: to the nodes, too.
 USUAL_STEPS = 2.0

@@ -458,7 +458,7 @@ class JobNodes:
             case protocol.CoordinatorSilent(number, text):
                 self._loop.feed(events.CoordinatorFellSilent(now, number, text))
             case protocol.CoordinatorGone(text):
-                self._loop.feed(events.NodeCutOff(now, attempt, text))  # ranks train on as long as they can
+                self._loop.feed(events.NodeCutOff(now, attempt, text))  # ranks that train are ended before, by CoordinatorSilent
             case protocol.Refused(text):
                 self._refused = text
                 self._end_refused()

@@ -204,7 +204,7 @@ class ReportSaved(Struct, frozen=True):
 
 
 class FindSave(Struct, frozen=True):
-    """Search the disk for a whole checkpoint that was written since `since_t`; answered by SaveSearched."""
+    """Search the disk for a whole checkpoint that was written since `since_t`; answered by SaveSearched. No rank is alive."""
 
     attempt: int
     since_t: float

@@ -225,12 +225,12 @@ class CoordinatorFellSilent(Struct, frozen=True):
 
 
 class NodeCutOff(Struct, frozen=True):
-    """This node can take part no more. text: why, for people. refused: by the coordinator, else that is gone for good."""
+    """This node can take part no more. text: why, for people. is_refused: by the coordinator, else that is gone for good."""
 
     t: float
     attempt: int
     text: str
-    refused: bool = False
+    is_refused: bool = False
 
 
 class EvidenceCollected(Struct, frozen=True):
@@ -451,7 +451,7 @@ class UnsavedFound(Struct, frozen=True):
 
 
 class SaveSearched(Struct, frozen=True):
-    """The answer to FindSave: the newest whole checkpoint that was written since the ranks were asked to save, None: there is none."""
+    """The answer to FindSave: the newest whole checkpoint that was written since the time that it names, None: there is none."""
 
     t: float
     attempt: int

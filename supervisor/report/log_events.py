@@ -312,7 +312,7 @@ class LogEvent(StrEnum):
         "hang.confirmed",
         "warning",
         "attempt hang acting",
-        "two looks at the ranks showed the same; `hang` has the kind and the sentence. `acting`: the node that acts for all, empty: this one",
+        "two looks at the ranks showed the same; `hang` has the kind and the sentence. `acting`: who acts for all nodes, empty: this one",
     )
     HANG_CLEARED = "hang.cleared", "info", "attempt still_s text", "a rank made progress again, or moved between two looks"
     LOSS_CHANGED = (

@@ -50,7 +50,7 @@ def text_of_all(look: AllLooks, hang: Hang) -> str:
             steps = "" if rank.steps is None else f", {rank.steps} steps made"
             lines += _wrapped(f"rank {activity.rank} {does} {activity.text}{place}{more}{steps}, phase {activity.phase}")
             lines += [f"    waits for {clean(awaited.text)}" for awaited in activity.awaits]
-            lines += [f"    last collective: {clean(text)}" for text in rank.last]
+            lines += [f"    {clean(text)}" for text in (rank.recorded, rank.device) if text]
         lines += [f"{part.left_out} more ranks, for which there was no room"] if part.left_out else []
     for node, reason in look.silent:
         lines += _wrapped(f"node {node} {reason}")
@@ -75,6 +75,7 @@ def _rank(look: RankLook) -> Iterator[str]:
     phase = "" if look.phase is None else f", phase {look.phase}"
     place = f" ({activity.place})" if activity.place and activity.place not in activity.text else ""
     yield from _wrapped(f"rank {look.rank} is {activity.text}{place}{steps}{phase}")
+    yield from _wrapped(look.device, "  ") if look.device else ()
     yield from _process("process", look.process)
     for worker in look.workers:
         yield from _process("worker", worker)

@@ -85,6 +85,7 @@ class Executor:
         self.watch = AttemptWatch(job, factory.signatures, loop.clock, factory.loss_rules(), loop.post)
         self.threads = Threads(loop, lambda text: reporter.print_message(act.PrintMessage("warning", text)))
         self.left = LeftProcesses(loop, reporter)
+        self.node = NodeRequests(job, loop, reporter, factory, self.threads)
         self.sampling = RankSampling(
             job,
             loop,
@@ -94,8 +95,8 @@ class Executor:
             trained=reporter.starts.trained,
             loss=self.watch.newest_loss,
             loaded=factory.checkpoints.loaded,
+            readings=self.node.health.last_readings,
         )
-        self.node = NodeRequests(job, loop, reporter, factory, self.threads)
         self.standbys = Standbys(job, loop, self.threads, lambda: self._session, factory.standby_refusal, reporter)
         self._guardian: GuardianClient | None = None
         self._session: Session | None = None
@@ -470,7 +471,7 @@ class Executor:
         self.threads.start("health-close", self.node.health.close, awaited=False)
         if self._guardian is None:
             self._leave()
-        elif action.exit_code == 0 and not self._loop.state.attempt.late:  # of that the launcher is still there
+        elif action.exit_code == 0 and not self._loop.state.attempt.ended_for:  # of one that we ended the launcher is still there
             self._guardian.finish()
         else:
             if self._session is not None:

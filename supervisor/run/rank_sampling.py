@@ -8,10 +8,12 @@ import time
 from typing import TYPE_CHECKING
 
 from checkpointing.io import staging
+from health.model import Readings
+from supervisor.core import planning
 from supervisor.core.events import ProgressObserved
 from supervisor.core.state import Stage
 from supervisor.job.identity import LOOK_FILE, SHM
-from supervisor.observe.hangs import diagnosis, look, rank_progress
+from supervisor.observe.hangs import devices, diagnosis, look, rank_progress
 from supervisor.observe.hangs.watch import HangWatch
 from supervisor.observe.ranks import heartbeats, start_files
 from supervisor.observe.ranks.progress_sampler import START_CEILING_S, ProgressSampler
@@ -43,7 +45,8 @@ class RankSampling:
 
     is_ours: whether a path is a checkpoint of this job. on_heartbeats: gets the heartbeats of a running attempt, and when they were read.
     trained: gets, once for an attempt, its number and when its ranks came how far on the way to their first step (start_files.py).
-    loss: returns the newest loss that was seen. loaded: returns the checkpoints that the ranks of an attempt loaded.
+    loss: returns the newest loss that was seen. loaded: returns the checkpoints that the ranks of an attempt loaded. readings: returns the
+    newest readings of the GPUs.
     """
 
     def __init__(  # noqa: PLR0913 (for whom, and who else takes what is read)
@@ -57,10 +60,11 @@ class RankSampling:
         trained: Callable[[int, Mapping[str, int]], None],
         loss: Callable[[], float | None] = lambda: None,
         loaded: Callable[[int], tuple[LoadedCheckpoint, ...]] = lambda _attempt: (),
+        readings: Callable[[], Readings] = Readings,
     ) -> None:
         self._job, self._loop, self._threads, self._is_ours = job, loop, threads, is_ours
         self._on_heartbeats, self._trained = on_heartbeats, trained
-        self._looks = RankLooks(loop, threads)
+        self._looks = RankLooks(loop, threads, readings)
         self._progress = ProgressSampler(loop.post, START_CEILING_S, is_ours, loss)
         self._loads = LoadWatch(loop, threads, loaded)
         self.job_hangs = JobHangs(job, loop, threads)
@@ -152,14 +156,16 @@ class RankLooks:
     begun: when each attempt of this run began, in Unix seconds, as file times are.
     """
 
-    def __init__(self, loop: Loop, threads: Threads) -> None:
-        self._loop, self._threads = loop, threads
+    def __init__(self, loop: Loop, threads: Threads, readings: Callable[[], Readings] = Readings) -> None:
+        self._loop, self._threads, self._readings = loop, threads, readings
         self.directory: Path | None = None
         self.begun: dict[int, float] = {}
 
     def start(self, ranks: Sequence[RankInfo], beats: Sequence[RankHeartbeat], done: Callable[[Look | None], None]) -> None:
         """Take a look in a thread. From any thread."""
-        directory, begun, over = self.directory, dict(self.begun), left_with_0(self._loop.state.attempt)
+        directory, begun, state = self.directory, dict(self.begun), self._loop.state
+        over = left_with_0(state.attempt)
+        gpu_of = {info.rank: planning.gpu_of_rank(state, info.rank) for info in ranks}
 
         def work() -> None:
             found = None
@@ -167,6 +173,7 @@ class RankLooks:
                 if directory is not None:
                     known = {beat.rank: beat for beat in beats}
                     found = look.take(look.with_beats(ranks, beats), directory, beats=known, begun=begun, left_with_0=over)
+                    found = devices.named(found, self._readings(), gpu_of, time.time())
                     self._keep(look_page.text_of(found))
             finally:
                 done(found)

@@ -259,7 +259,7 @@ def test_one_node_alerts_and_all_know_of_one_sentence(tmp_path: Path, host: int)
     assert [event.acting for node in cluster.nodes for event in node.events(HangConfirmed)] == [acting[n != host] for n in range(3)]
     page = cluster.nodes[host].page.read_text()
     row = "-- ranks of node b:1\nrank 1 is in evaluate (train.py:112), 10 steps made, phase train\n"
-    assert f"{row}    last collective: all_reduce (seq 1840) in group 0, which is over\n" in page
+    assert f"{row}    last over: all_reduce (seq 1840)\n" in page
     assert "-- stack of rank 1, the innermost call first\n> /me/train.py:112 evaluate\n" in page
 
 

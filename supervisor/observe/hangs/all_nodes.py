@@ -124,9 +124,9 @@ class AllNodesWatch:
             self._look_later(look)
             return
         elif suspicion.look is not None and not (is_due and _follows(look, suspicion.look)):
-            suspicion.look, suspicion.due_t = look, t + suspicion.delay_s  # it is compared with the next one
+            suspicion.look, suspicion.look_t, suspicion.due_t = look, looked_t, t + suspicion.delay_s  # it is compared with the next one
             return
-        judge.take(t, look, has_trained=look.has_trained, is_whole=not look.silent)
+        judge.take(t, looked_t, look, has_trained=look.has_trained, is_whole=not look.silent)
         if judge.suspicion is None:
             self._look_later(look)
 

@@ -11,31 +11,30 @@ from typing import TYPE_CHECKING
 from supervisor.core.model import Hang, HangKind, Phase
 from supervisor.core.numeric import rank_list
 from supervisor.core.values import Struct, replace
+from supervisor.observe.hangs import devices
 from supervisor.observe.hangs.awaited import AwaitedKind
 from supervisor.observe.hangs.frames import StackFrame
-from supervisor.observe.hangs.rank_activity import ActivityKind, RankActivity, rank_activity, training_thread
+from supervisor.observe.hangs.rank_activity import AT_EXIT, ActivityKind, RankActivity, rank_activity, training_thread
 from supervisor.observe.hangs.rank_progress import RankProgress, compare
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from supervisor.observe.hangs.look import Look
-    from supervisor.observe.hangs.recorder import ProcessGroup
 
 #: Kinds in which the ranks that are waited for may come, if they do anything.
 _MAY_GO_ON = frozenset({HangKind.LATE, HangKind.WAITING, HangKind.EXIT, HangKind.STILL})
 #: So many nodes are named in one place of a sentence, and so many kinds of what ranks do.
 MOST_NAMED, MOST_KINDS = 3, 8
-#: Of so many process groups a rank's newest collective is shown.
-MOST_GROUPS = 4
 
 
 class ComparedRank(Struct, frozen=True):
     """One rank as two neighbouring looks show it: what it does now, and what it did between them.
 
     lasts: it did the same in the first look. busy, slow: what showed it, behind its name, "" for nothing; polls: it only asks again and
-    again. script_over, steps, world: of its heartbeat. last: its newest collective of each process group by torch's recorder, as people are
-    shown it. stack: of its training thread, the innermost call first. node: as people are shown it, "" where the job has one.
+    again. working: what it or a process below it still did, whichever thread. script_over, steps, step, world: of its heartbeat. has_ended:
+    nothing is left for it to train. recorded, device: where it is in its process group by torch's recorder, and what its GPU does, for
+    people. stack: of its training thread, the innermost call first. node: as people are shown it, "" where the job has one.
     """
 
     activity: RankActivity
@@ -43,10 +42,14 @@ class ComparedRank(Struct, frozen=True):
     busy: str = ""
     slow: str = ""
     polls: bool = False
+    working: str = ""
     script_over: bool = False
+    has_ended: bool = False
     steps: int | None = None
+    step: int | None = None
     world: int | None = None
-    last: tuple[str, ...] = ()
+    recorded: str = ""
+    device: str = ""
     stack: tuple[StackFrame, ...] = ()
     node: str = ""
 
@@ -54,7 +57,7 @@ class ComparedRank(Struct, frozen=True):
 def compared(first: Look, second: Look, progress: RankProgress) -> tuple[ComparedRank, ...]:
     """Return the ranks of the second look, compared with the first. progress: what moved between the two (rank_progress.compare)."""
     before = {look.rank: rank_activity(look) for look in first.ranks}
-    busy, slow = dict(progress.busy), dict(progress.slow)
+    busy, slow, working = dict(progress.busy), dict(progress.slow), dict(progress.working)
     ranks = []
     for look in second.ranks:
         activity, thread = rank_activity(look), training_thread(look.process.stacks)
@@ -65,19 +68,18 @@ def compared(first: Look, second: Look, progress: RankProgress) -> tuple[Compare
                 busy.get(look.rank, ""),
                 slow.get(look.rank, ""),
                 look.rank in progress.polling,
+                working.get(look.rank, ""),
                 look.script_over,
+                look.has_ended or (look.process.is_gone and look.steps is None),
                 None if look.process.is_gone else look.steps,  # one that ended lags behind nobody
+                look.step,
                 look.world,
-                tuple(_newest(group) for group in look.collectives.groups if group.last)[:MOST_GROUPS],
+                devices.place(look),
+                look.device,
                 () if thread is None else thread.frames,
             )
         )
     return tuple(ranks)
-
-
-def _newest(group: ProcessGroup) -> str:
-    newest = group.last[-1]
-    return f"{newest.text} in group {group.name}{', which is over' if newest.done else ''}"
 
 
 def hang(first: Look, second: Look, *, still_s: float, limit_s: float, calibrated: bool) -> Hang:
@@ -93,10 +95,12 @@ def hang_of(
         busy=tuple((rank.activity.rank, rank.busy) for rank in ranks if rank.busy),
         slow=tuple((rank.activity.rank, rank.slow) for rank in ranks if rank.slow),
         polling=tuple(rank.activity.rank for rank in ranks if rank.polls),
+        working=tuple((rank.activity.rank, rank.working) for rank in ranks if rank.working),
     )
     now = tuple(_in_full(rank) for rank in ranks)
     lasting = tuple(activity for activity, rank in zip(now, ranks, strict=True) if rank.lasts)
     kind, text, culprits = _judged(now, lasting, ranks, progress)
+    at_exit, end_step = _behind_the_end(now, ranks, progress)
     concerned = culprits or now
     waiters = [activity for activity in now if activity.group is not None]
     timeouts = [activity.group.timeout_s for activity in waiters if activity.group is not None and activity.group.timeout_s is not None]
@@ -120,8 +124,35 @@ def hang_of(
         min(timeouts, default=None),
         is_slow,
         "" if is_busy or is_slow else _left_file(concerned),
+        at_exit=at_exit,
+        end_step=end_step,
+        devices=devices.text_of(ranks, [activity.rank for activity in culprits]),
         node=min(of_culprits) if len(of_culprits) == 1 else "",
     )
+
+
+def _behind_the_end(now: Sequence[RankActivity], ranks: Sequence[ComparedRank], progress: RankProgress) -> tuple[str, int | None]:
+    """Return who stands behind the end of the training and in what, and the step to which all ranks came; "" where a rank may still train.
+
+    So it is where every rank has ended its training, and none that lives works: moves bytes, uses CPU time, has a checkpoint open for
+    writing.
+    """
+    alive = [activity for activity in now if activity.kind is not ActivityKind.GONE]
+    if progress.working or not alive or not all(rank.has_ended or rank.activity.at_exit for rank in ranks):
+        return "", None
+    alike: dict[str, list[RankActivity]] = {}
+    for activity in alive:
+        place = f" ({activity.place})" if activity.place and activity.place not in activity.text else ""
+        text = activity.text.removeprefix(AT_EXIT).removeprefix(", and ")
+        alike.setdefault(f"{text}{place}", []).append(activity)
+    nodes = _nodes(ranks)
+    parts = [
+        f"{_named(activities, nodes)} {'stands' if len(activities) == 1 else 'stand'} at {'its' if len(activities) == 1 else 'their'} exit"
+        f"{': ' if text.startswith('a thread') else ' '}{text}".rstrip()
+        for text, activities in list(alike.items())[:MOST_KINDS]
+    ]
+    steps = [rank.step for rank in ranks]
+    return "; ".join(parts), None if None in steps else min(step for step in steps if step is not None)
 
 
 def _silence(silent: Sequence[tuple[str, str]]) -> list[str]:
@@ -164,12 +195,15 @@ def _judged(
     if conflict := _mismatch(lasting):
         return HangKind.MISMATCH, f"{_waiting(conflict, _nodes(ranks))}: they wait for ever", conflict
     for kind, which in ((HangKind.STOPPED, ActivityKind.STOPPED), (HangKind.BLOCKED, ActivityKind.BLOCKED)):
-        if culprits := tuple(activity for activity in lasting if activity.kind is which):
+        if culprits := tuple(activity for activity in lasting if activity.kind is which and not _waits_for_another(activity, progress)):
             return kind, _sentence(waits, culprits, ranks), culprits
     rest = tuple(activity for activity in now if activity.kind not in {ActivityKind.WAITS, ActivityKind.GONE})
     goes_on = rest if len(rest) < len(now) else ()  # the others ended in order
-    if rest and (waits or all(activity.at_exit for activity in rest)):
-        return HangKind.LATE if waits else HangKind.EXIT, _sentence(waits, rest, ranks), rest
+    is_exit = not waits and all(activity.at_exit for activity in rest)
+    # who polls waits for another rank, and that one is late; where all poll, those are late that did not come to the collective
+    late = tuple(activity for activity in rest if not _waits_for_another(activity, progress))
+    if rest and (waits or is_exit or 0 < len(late) < len(rest)):
+        return HangKind.EXIT if is_exit else HangKind.LATE, _sentence(waits, rest, ranks), late or rest
     calls = {(activity.group.name if activity.group else "", activity.text) for activity in waits}
     if len(calls) == 1 and not any(activity.collective is not None and activity.collective.is_p2p for activity in waits):
         return HangKind.WAITING, _sentence(waits, (), ranks) + _missing(waits, ranks), ()
@@ -216,6 +250,25 @@ def _missed(
     for ranks in {wait.group.ranks if wait.group is not None else () for wait in waits}:
         awaited = None if awaited is None or not ranks else awaited | set(ranks)
     return tuple(activity for activity in gone if awaited is None or activity.rank in awaited)
+
+
+def _waits_for_another(activity: RankActivity, progress: RankProgress) -> bool:
+    """Return whether a rank waits for another one outside of torch's collectives.
+
+    It polls a file, or torch's store; or what is at the other end of its queue, connection or lock is another rank. A loop that only sleeps
+    and asks for what nobody knows waits too; but not one that reads from its own children, or asks a server of somebody else's.
+    """
+    if activity.kind not in {ActivityKind.ELSEWHERE, ActivityKind.BLOCKED} or activity.at_exit or activity.phase is Phase.DATA:
+        return False
+    if activity.rank in {rank for rank, _ in (*progress.busy, *progress.slow)}:
+        return False
+    polls = activity.rank in progress.polling
+    if not activity.awaits:
+        return polls and activity.kind is ActivityKind.ELSEWHERE
+    return any(
+        awaited.of_store or bool(set(awaited.ranks) - {activity.rank}) or (polls and awaited.kind is AwaitedKind.FILE and not awaited.pids)
+        for awaited in activity.awaits
+    )
 
 
 def _polls_in_vain(activity: RankActivity, progress: RankProgress) -> bool:

@@ -5,6 +5,7 @@ disturbs what it counts.
 
     the looks show nothing that moves      HangConfirmed; due again ever less often, and confirmed again where that shows more
     the same, with a few bytes that move   HangConfirmed, as slow; again once none moves
+    the same, behind the training's end    HangConfirmed; again, as over, once nothing of any rank worked for OVER_S
     the same, with CPU time at one place   due again, until 10 times the limit has passed: then HangConfirmed
     all wait, maybe for a node not seen    the same
     other stacks, another collective       HangCleared; the stillness begins anew, with twice the patience, up to four times
@@ -16,9 +17,11 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from supervisor.config.intervals import OVER_S
 from supervisor.core.events import HangCleared, HangConfirmed, HangSuspected
 from supervisor.core.hangs import TORCH_ACTS_S
 from supervisor.core.model import Hang, HangKind
+from supervisor.core.values import replace
 from supervisor.observe.hangs.threshold import Limit
 from supervisor.observe.ranks.heartbeats import SAMPLE_S
 
@@ -58,12 +61,17 @@ class Comparison(Protocol[L_contra]):
 
 @dataclass(slots=True)
 class Suspicion(Generic[L]):
-    """That ranks hang. limit: what was passed; delay_s: between two looks; due_t: the next look; look: the newest."""
+    """That ranks hang. limit: what was passed; delay_s: between two looks; due_t: the next look; look: the newest, asked for at look_t.
+
+    quiet_t: since when each look shows ranks behind the end of their training of which nothing works.
+    """
 
     limit: Limit
     delay_s: float
     due_t: float
     look: L | None = None
+    look_t: float = 0.0
+    quiet_t: float | None = None
     confirmed: list[Hang] = field(default_factory=list)  # the newest of each kind
     repeats_t: list[float] = field(default_factory=list)  # when it is confirmed again, if nothing moved until then
 
@@ -104,29 +112,35 @@ class HangJudge(Generic[L]):
         self.since_t = t
         self.patience = min(2 * self.patience, MOST_PATIENCE)
 
-    def take(self, t: float, look: L, *, has_trained: bool, is_whole: bool) -> None:
-        """Take a look at ranks that are suspected, and judge what it and the one before it show.
+    def take(self, t: float, asked_t: float, look: L, *, has_trained: bool, is_whole: bool) -> None:
+        """Take a look at ranks that are suspected, and judge what it and the one before it show. It was asked for at `asked_t`.
 
         has_trained: a rank has made a step. is_whole: no rank is on a node that was not looked at.
         """
         suspicion = self.suspicion
         if suspicion is None:
             return
-        first, suspicion.look = suspicion.look, look
+        first, first_t = suspicion.look, suspicion.look_t
+        suspicion.look, suspicion.look_t = look, asked_t
         suspicion.due_t = t + suspicion.delay_s
         if first is not None:
-            self._judge(t, suspicion, first, look, has_trained=has_trained, is_whole=is_whole)
+            self._judge(t, suspicion, first, first_t, look, has_trained=has_trained, is_whole=is_whole)
 
     def _judge(  # noqa: PLR0913 (what two looks are judged by)
-        self, t: float, suspicion: Suspicion[L], first: L, second: L, *, has_trained: bool, is_whole: bool
+        self, t: float, suspicion: Suspicion[L], first: L, first_t: float, second: L, *, has_trained: bool, is_whole: bool
     ) -> None:
-        """Decide on two neighbouring looks."""
+        """Decide on two neighbouring looks; `first_t`: when the first was asked for."""
         seen = self._comparison.compare(first, second)
         if seen.moved:
             self.begin_anew(t, seen.text)
             return
         still_s, limit_s = t - self.since_t, suspicion.limit.seconds
         hang = self._comparison.hang(first, second, still_s=still_s, limit_s=limit_s, calibrated=suspicion.limit.calibrated)
+        if hang.at_exit and is_whole:  # whoever was not looked at may still train
+            suspicion.quiet_t = first_t if suspicion.quiet_t is None else suspicion.quiet_t
+            hang = replace(hang, over=t - suspicion.quiet_t >= OVER_S)
+        else:
+            suspicion.quiet_t = None
         # a job without any step may be inference, or prepare its data for hours: as long as it computes, it may go on
         patient_s = math.inf if hang.busy and not has_trained else BUSY_TIMES * limit_s
         is_first = not suspicion.confirmed
@@ -137,12 +151,15 @@ class HangJudge(Generic[L]):
             return
         # the first sign of one that is not calibrated is a guess, whatever the second shows
         stopped_moving = not hang.slow and any(earlier.slow for earlier in suspicion.confirmed)
-        if is_first or stopped_moving or any(t >= due for due in suspicion.repeats_t) or (hang.calibrated and suspicion.is_news(hang)):
+        is_over = hang.over and not any(earlier.over for earlier in suspicion.confirmed)
+        is_repeated = any(t >= due for due in suspicion.repeats_t)
+        if is_first or stopped_moving or is_over or is_repeated or (hang.calibrated and suspicion.is_news(hang)):
             suspicion.repeats_t = self._repeats_t(t, hang, is_first=is_first)
             suspicion.confirmed = [*(earlier for earlier in suspicion.confirmed if earlier.kind is not hang.kind), hang]
             self._post(HangConfirmed(t, self._attempt, hang))
         suspicion.delay_s = min(2 * max(suspicion.delay_s, limit_s / 2), RELOOK_S)
-        suspicion.due_t = max(t + SAMPLE_S, min([t + suspicion.delay_s, *suspicion.repeats_t]))
+        over_t = [suspicion.quiet_t + OVER_S] if suspicion.quiet_t is not None and not hang.over else []
+        suspicion.due_t = max(t + SAMPLE_S, min([t + suspicion.delay_s, *suspicion.repeats_t, *over_t]))
 
     def _repeats_t(self, t: float, hang: Hang, *, is_first: bool) -> list[float]:
         """Return when a hang that stays is confirmed again, for the core to act: torch had its time, or the first sign was a guess."""

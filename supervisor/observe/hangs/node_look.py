@@ -134,7 +134,8 @@ def _without_ballast(rank: ComparedRank) -> ComparedRank:
     collective = None if activity.collective is None else replace(activity.collective, sizes=())
     awaits = tuple(replace(awaited, text=awaited.text[:MOST_TEXT], name=awaited.name[:MOST_TEXT]) for awaited in activity.awaits)
     activity = replace(activity, text=activity.text[:MOST_TEXT], group=group, collective=collective, awaits=awaits)
-    return replace(rank, activity=activity, busy=rank.busy[:MOST_TEXT], slow=rank.slow[:MOST_TEXT])
+    texts = {name: getattr(rank, name)[:MOST_TEXT] for name in ("busy", "slow", "working", "recorded", "device")}
+    return replace(rank, activity=activity, **texts)
 
 
 def _without_members(rank: ComparedRank) -> ComparedRank:

@@ -232,11 +232,11 @@ class HangWatch(Generic[L]):
             if t - self._asked_t < LOOK_LOST_S:
                 return
             look = None
-        self._asked_t = None
+        asked_t, self._asked_t = self._asked_t, None
         if look is None:
             self._judge.begin_anew(t, "the ranks could not be examined")
         else:
-            self._judge.take(t, look, has_trained=self._has_trained, is_whole=is_whole)
+            self._judge.take(t, asked_t, look, has_trained=self._has_trained, is_whole=is_whole)
 
     @property
     def _has_trained(self) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from supervisor.config.intervals import OVER_S
 from supervisor.core.model import Hang, HangKind, Phase
 from supervisor.core.values import replace
 from supervisor.observe.hangs import all_nodes, diagnosis, node_look
@@ -323,3 +324,16 @@ def test_a_confirmed_hang_that_moves_after_all_is_over(job: Job) -> None:
     job.nodes[1].ranks = (elsewhere(1, 2, line=300),)
     job.passes(100)
     assert [type(news) for news in job.told] == [Hang, str]
+
+
+@pytest.mark.parametrize("is_seen", [True, False], ids=["of all", "of all but one node"])
+def test_a_training_is_over_where_the_ranks_of_all_nodes_stand_behind_its_end(*, is_seen: bool) -> None:
+    ranks = (replace(elsewhere(rank, 2, 180, "finish"), script_over=True) for rank in range(2))
+    job = Job(*(VirtualNode(f"{'ab'[rank.rank]}:{rank.rank}", rank) for rank in ranks))
+    job.silent = set() if is_seen else {"b:1"}
+    job.ask()
+    job.passes(700 + OVER_S)
+    hangs = [news for news in job.told if isinstance(news, Hang)]
+    where = "ranks 0, 1 on nodes a:0, b:1 stand at their exit in finish (train.py:180)"
+    assert hangs[-1].at_exit == (where if is_seen else "rank 0 on node a:0 stands at its exit in finish (train.py:180)")
+    assert [hang.over for hang in hangs] == ([False, True] if is_seen else [False])

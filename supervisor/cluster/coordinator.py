@@ -174,15 +174,19 @@ def _of_node(state: CoordinatorState, given: FromNode) -> Step:
 
 
 def _without(state: CoordinatorState, pause_s: float) -> CoordinatorState:
-    """Return the state in which the time of our own pause has not passed."""
+    """Return the state in which the time of our own pause has not passed. What was noted since it ended stays."""
+    now = state.t + pause_s
 
-    def moved(record: NodeRecord) -> NodeRecord:
-        closed_t = None if record.closed_t is None else record.closed_t + pause_s
-        return replace(record, heard_t=record.heard_t + pause_s, beat_t=record.beat_t + pause_s, closed_t=closed_t)
+    def moved(t: float) -> float:
+        return min(t + pause_s, now)
 
-    nodes = {node: moved(record) for node, record in state.nodes.items()}
-    looks = replace(state.looks, t=state.looks.t + pause_s)
-    return replace(state, t=state.t + pause_s, nodes=nodes, looks=looks, began_t=state.began_t + pause_s, ended_t=state.ended_t + pause_s)
+    def without(record: NodeRecord) -> NodeRecord:
+        closed_t = None if record.closed_t is None else moved(record.closed_t)
+        return replace(record, heard_t=moved(record.heard_t), beat_t=moved(record.beat_t), closed_t=closed_t)
+
+    nodes = {node: without(record) for node, record in state.nodes.items()}
+    looks = replace(state.looks, t=moved(state.looks.t))
+    return replace(state, t=now, nodes=nodes, looks=looks, began_t=moved(state.began_t), ended_t=moved(state.ended_t))
 
 
 def _out_of_meetings(state: CoordinatorState, node: str) -> CoordinatorState:

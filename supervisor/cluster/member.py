@@ -293,9 +293,9 @@ def _ticked(state: MemberState, tick: protocol.NodeTick) -> Step:
     pause_s = 0.0 if state.tick_t is None else tick.t - state.tick_t
     state = replace(state, t=tick.t, tick_t=tick.t)
     if pause_s > rules.suspension_s:
-        state = replace(state, closed_t=state.closed_t + pause_s, answered_t=state.answered_t + pause_s, woke_t=state.t)
-    # steps that ended while this process was away are not known yet
-    stepped_s = None if tick.stepped_s is None else min(tick.stepped_s, state.t - state.woke_t)
+        closed_t, answered_t = (min(t + pause_s, state.t) for t in (state.closed_t, state.answered_t))  # perhaps noted since the pause
+        state = replace(state, closed_t=closed_t, answered_t=answered_t, woke_t=state.t)
+    stepped_s = _stepped_s(state, tick)
     outputs: list[MemberOutput] = []
     meeting = state.meeting
     if meeting is not None and state.t - meeting.t > rules.meeting_s:
@@ -307,6 +307,11 @@ def _ticked(state: MemberState, tick: protocol.NodeTick) -> Step:
         outputs.append(SendToCoordinator(protocol.Beat(state.t, tick.standing, stepped_s, tick.step_s)))
     state, silent = _silent(state, stepped_s, tick.step_s)
     return state, (*outputs, *silent)
+
+
+def _stepped_s(state: MemberState, tick: protocol.NodeTick) -> float | None:
+    """Return for how long no own rank ended a step. Steps that ended while this process was away are not known yet."""
+    return None if tick.stepped_s is None else min(tick.stepped_s, state.t - state.woke_t)
 
 
 def _silent(state: MemberState, stepped_s: float | None, step_s: float | None) -> Step:

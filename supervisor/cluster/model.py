@@ -1,29 +1,8 @@
-"""The rows of the control store, and the messages between it and the nodes.
-
-A row is written once: the first value stays. So a row may come late, twice, or after a later one, and nothing here counts on an order.
-
-    epoch/E          members, host, token       E: the number of the epoch, N: a node
-    lost/E/N         why                        written by the store
-    left/E/N         why
-    done/E/N
-    saved/E/N                                   its ranks saved, so that nodes that ask to join can be admitted
-    end/E            kind, node, text
-    report/E/N       what the node saw          sent to those only that read it
-    decision/E       what the leader decided
-    here/E/N                                    the node wrote again into a store without memory what it had acted on
-    kept/E                                      written by a store that begins with what an earlier one on its host kept
-    gather/E/I/N     a text of all-gather I
-    began/E/N        how the ranks began
-"""
+"""The epochs of a job of several nodes, their ends and decisions, what is remembered of them, and the times of the protocol."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 #: Kinds of an end. VOID: a member had given the meeting up before it got its number, so that no rank was started.
 FAILURE, MEMBERSHIP, LEFT, DONE, VOID = "failure", "membership", "left", "done", "void"
@@ -41,10 +20,6 @@ class ClusterRules:
 
     nodes: int = 1  # the greatest number of nodes of the job
     beat_s: float = 2.0  # between two beats of a node
-    lease_s: float = 6.0  # a member without a beat for so long is lost,
-    disconnect_timeout_s: float = 2.0  # and one whose connection has been closed for so long
-    #: in place of both where the store began after the epoch; and how long a store without memory waits for nodes that know more
-    rejoin_window_s: float = 20.0
     report_s: float = 60.0  # how long reports are waited for
     meeting_s: float = 90.0  # a meeting that gets no number in this time has failed: longer than `rejoin_s`
     suspension_s: float = 1.5  # a longer gap in the own ticks means that this process itself was suspended
@@ -64,22 +39,12 @@ class ClusterRules:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One meeting of nodes and its attempt. members: in the order of their group rank. host: the node that serves the store."""
+    """One meeting of nodes and its attempt. members: in the order of their group rank. host: the node of the coordinator."""
 
     number: int
     members: tuple[str, ...]
     host: str
     token: str
-
-    def row(self) -> tuple[str, str]:
-        """Return its key and its value."""
-        return f"epoch/{self.number}", json.dumps({"members": self.members, "host": self.host, "token": self.token})
-
-    @classmethod
-    def read(cls, number: int, value: str) -> Epoch:
-        """Return the epoch of a row."""
-        fields = json.loads(value)
-        return cls(number, tuple(fields["members"]), fields["host"], fields["token"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +54,6 @@ class EpochEnd:
     kind: str
     node: str
     text: str
-
-    def value(self) -> str:
-        """Return the value of its row."""
-        return json.dumps([self.kind, self.node, self.text])
-
-    @classmethod
-    def read(cls, value: str) -> EpochEnd:
-        """Return the end of a row."""
-        return cls(*json.loads(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,29 +68,9 @@ class ClusterDecision:
         """Whether the job is over after it."""
         return self.kind in {STOP, SUCCESS}
 
-    def value(self) -> str:
-        """Return the value of its row."""
-        return json.dumps([self.kind, self.text])
-
-    @classmethod
-    def read(cls, value: str) -> ClusterDecision:
-        """Return the decision of a row."""
-        return cls(*json.loads(value))
-
 
 #: Decisions that need no core, by the kind of the end.
 PLAIN_DECISIONS = {DONE: ClusterDecision(SUCCESS), VOID: ClusterDecision(VOID)}
-
-
-def newest_epoch(rows: Mapping[str, str]) -> int:
-    """Return the greatest number of an epoch in these rows, 0 for none."""
-    return max((int(key[6:]) for key in rows if key.startswith("epoch/")), default=0)
-
-
-def nodes_of(rows: Mapping[str, str], kind: str, number: int) -> frozenset[str]:
-    """Return the nodes that have a row of this kind in an epoch."""
-    prefix = f"{kind}/{number}/"
-    return frozenset(key[len(prefix) :] for key in rows if key.startswith(prefix))
 
 
 @dataclass(frozen=True, slots=True)

@@ -350,7 +350,7 @@ def on_node_cut_off(state: JobState, event: NodeCutOff) -> Step:
     """Stop this node, of which no rank runs: with 78 where the coordinator refuses it, else with 75."""
     if state.attempt.decided:
         return state, ()
-    if not event.refused:
+    if not event.is_refused:
         return _without_coordinator(state, event.t, event.text)
     verdict = Verdict(Cause.DEPENDENCY, 0.95, f"the coordinator of the nodes refuses this node: {event.text}"[:600], "nodes:refused")
     return _left(state, event.t, verdict, Plan(PlanKind.STOP, "it takes no part in the job", event.text[:600], "beginning", 78))

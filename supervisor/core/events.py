@@ -225,12 +225,12 @@ class CoordinatorFellSilent(Struct, frozen=True):
 
 
 class NodeCutOff(Struct, frozen=True):
-    """This node can take part no more. text: why, for people. refused: by the coordinator, else that is gone for good."""
+    """This node can take part no more. text: why, for people. is_refused: by the coordinator, else that is gone for good."""
 
     t: float
     attempt: int
     text: str
-    refused: bool = False
+    is_refused: bool = False
 
 
 class EvidenceCollected(Struct, frozen=True):

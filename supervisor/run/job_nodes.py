@@ -462,7 +462,7 @@ class JobNodes:
         state = self._loop.state
         if self._refused and state.stage in {Stage.STARTING, Stage.FOLLOWING}:
             text, self._refused = self._refused, ""
-            self._loop.feed(events.NodeCutOff(self._now(), state.attempt.number, text, refused=True))
+            self._loop.feed(events.NodeCutOff(self._now(), state.attempt.number, text, is_refused=True))
 
     def _began(self, epoch: Epoch) -> None:
         """The attempt has its number. Where it has ended here meanwhile, no rank of it starts anywhere."""

@@ -116,7 +116,7 @@ def stopped(node: Node) -> tuple[int, act.ReportDecision]:
 
 def test_a_node_that_the_coordinator_refuses_stops_with_78_and_a_card_with_its_words() -> None:
     node = Node()
-    node.feed(events.NodeCutOff(2.0, 1, "it speaks version 1, and the coordinator version 2: install the same", refused=True))
+    node.feed(events.NodeCutOff(2.0, 1, "it speaks version 1, and the coordinator version 2: install the same", is_refused=True))
     code, decision = stopped(node)
     assert code == 78
     assert "refuses this node: it speaks version 1, and the coordinator version 2" in decision.verdict.summary

@@ -82,7 +82,7 @@ hangs = st.builds(
 )
 
 ends = st.sampled_from(["failure", "left", "membership", "void"])
-missing = st.sampled_from([(), (("b/1", "lost: silent for 6 s"),)])
+missing = st.sampled_from([(), (("b/1", "lost: silent for 60 s"),)])
 decisions = st.one_of(
     st.none(),
     st.builds(

@@ -39,10 +39,11 @@ class Machines:
         wait_s: float = 600.0,
         steps: int = STEPS,
         host: int = 0,
+        script: Sequence[str] = DDP,
     ) -> None:
         self.count = len(network.names)
         self._start, self._job, self._nnodes, self.place, self.network = start, job, nnodes or str(self.count), place, network
-        self._wait_s, self._steps, self._host = wait_s, steps, host
+        self._wait_s, self._steps, self._host, self._script = wait_s, steps, host, script
         self.runs = [self.start(node) for node in range(self.count)]
 
     def start(self, node: int) -> Supervised:
@@ -51,7 +52,7 @@ class Machines:
         torchrun = ["torchrun", "--rdzv-backend=c10d", "--rdzv-id=e2e", f"--local-addr={address}", *self.rendezvous(node)]
         torchrun += [f"--nnodes={self._nnodes}", "--nproc-per-node=1"]
         files = [f"--progress={self.place}/progress", f"--ckpt-dir={self.place}/ckpt", f"--digest={self.place}/digest"]
-        script = [*DDP, f"--steps={self._steps}", f"--save-every={EVERY}", "--step-ms=20", *files, *self._job]
+        script = [*self._script, f"--steps={self._steps}", f"--save-every={EVERY}", "--step-ms=20", *files, *self._job]
         return self._start(
             *torchrun,
             *script,

@@ -1,4 +1,4 @@
-"""A supervisor of one of three nodes stands still for a while, as in a migration of its machine or while it swaps: its ranks train on."""
+"""A supervisor stands still for a while, as in a migration of its machine or while it swaps, or a link is cut: the ranks train on."""
 
 from __future__ import annotations
 
@@ -9,17 +9,35 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.test_nodes import STEPS, Cluster, digest_of
+from tests.e2e.machines import Machines
+from tests.e2e.test_nodes import ALONE, STEPS, Cluster, digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from tests.e2e.conftest import Supervised
+    from tests.support.network import Network
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
+@pytest.mark.parametrize("network", [2], indirect=True)
+def test_a_cut_link_and_a_pause_of_the_coordinator_of_some_seconds_cost_nothing(
+    supervise: Callable[..., Supervised], tmp_path: Path, network: Network
+) -> None:
+    nodes = Machines(supervise, tmp_path, network, script=ALONE, steps=450)
+    nodes.reached(10)
+    network.cut(1)
+    os.kill(nodes.runs[0].process.pid, signal.SIGSTOP)
+    time.sleep(4.0)  # the cut and the pause are what is tested
+    network.mend(1)
+    os.kill(nodes.runs[0].process.pid, signal.SIGCONT)
+    assert [run.exit_code(60) for run in nodes.runs] == [0, 0]
+    assert [run.attempts() for run in nodes.runs] == [1, 1]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("pause_s", [12.0, 25.0])
 @pytest.mark.parametrize("node", [1, 0], ids=["a node", "the coordinator"])
 def test_a_supervisor_that_stands_still_for_some_seconds_costs_nothing(

@@ -67,7 +67,7 @@ class JobOfNodes:
         """Let the rank of this node be killed, or the node be lost; all nodes that are left act on one decision."""
         failed, number = self.met.index(host), self.nodes[host].state.attempt.number
         left = [(index, one) for index, one in self.here if not (lost and index == failed)]
-        text = "silent for 6 s" if lost else f"rank {failed}: killed by signal 9"
+        text = "silent for 60 s" if lost else f"rank {failed}: killed by signal 9"
         for index, one in left:
             t, is_own = one.T0 + at, index == failed
             ended = events.RankExited(t, number, RankExit(failed, 100 + failed, 10, signal=9))

@@ -59,7 +59,7 @@ def test_each_incident_is_shown_once_and_names_the_node_that_failed_and_how_it_e
     assert "where rank 1 on gpu-2:1, attempt 1, step 61" in first, "the step of the node that failed"
     assert f"nodes {HERE}:0: its ranks were stopped; gpu-2:1: rank 1 was killed by SIGKILL; gpu-3:2: its ranks were stopped" in first
     second = explained(job, capsys)
-    assert "node gpu-3:2 is lost: silent for 6 s" in second
+    assert "node gpu-3:2 is lost: silent for 60 s" in second
     assert "gpu-3:2: lost" in second
     found = []
     for host in job.hosts:

@@ -40,6 +40,7 @@ class SimulatedCore:
         self.after_ranks = ""  # "meet" or "stop": what follows when the ranks are gone
         self.stepped_t: float | None = None  # when a step ended, as far as this supervisor knows
         self.looks: set[int] = set()
+        self.over: ClusterDecision | None = None  # how the job ended without this node
         self.shows_steps = False
         memory = machine.memory
         if memory.epoch is not None:
@@ -72,8 +73,8 @@ class SimulatedCore:
             case protocol.StepAside(epoch):
                 world.books.aside.add((machine.name, epoch.token))
                 self._goes_on("meet")
-            case protocol.ClosedWithoutUs(_, decision) if self.stage == "meeting":
-                self.to("done" if decision.kind == SUCCESS else "stopped")
+            case protocol.ClosedWithoutUs(_, decision):
+                self.over = decision  # until it waits for the others
             case protocol.MeetingFailed():
                 machine.leave_meeting()
             case protocol.CoordinatorSilent() | protocol.CoordinatorGone():
@@ -217,7 +218,7 @@ class SimulatedCore:
         if not self.alive() or number in self.reported:
             return
         if self.ranks_of == number:
-            self.world.books.gone(self.world.t, self.machine.name, number, self.machine.paused_until)
+            self.machine.ranks_gone(self)
             self.ranks_of = 0
         self.reported.add(number)
         if self.stage == "ending":
@@ -245,7 +246,7 @@ class SimulatedCore:
         if self.alive() and self.stage == "training" and self.ranks_of == number:
             self.to("exited")
             self.world.books.success.add((self.machine.name, self.epoch().token))
-            self.world.books.gone(self.world.t, self.machine.name, number, self.machine.paused_until)
+            self.machine.ranks_gone(self)
             self.give(protocol.RanksDone(self.world.t))
             self.world.happened("done", self.machine)
 
@@ -266,6 +267,8 @@ class SimulatedCore:
 
     def tick(self) -> None:
         """Stop with 75 where nothing gets on. A node that waits while the others train does no harm."""
+        if self.over is not None and self.stage == "meeting":
+            self.to("done" if self.over.kind == SUCCESS else "stopped")
         coordinator, member = self.world.host.coordinator, self.machine.state
         others_train = self.machine.connection is not None and coordinator is not None and coordinator.open_epoch is not None
         if self.stage == "meeting" and others_train and member is not None and member.meeting is None:

@@ -6,12 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.cluster.model import CoordinatorMemory
-from tests.simulation.cluster.world import World
+from tests.simulation.cluster.world import Machine, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from tests.simulation.cluster.world import Machine
 
 #: Steps of the protocol at which the node that makes one may die, or the host of the coordinator.
 STEPS = ("reports", "judges", "decided", "acts", "done")
@@ -92,11 +90,17 @@ def cuts_one_off_from_a_spare(world: World) -> Callable[[Machine], None]:
     """Return what cuts the link from a member to a coordinator that is none, and stops the supervisors of the other members."""
 
     def strike(machine: Machine) -> None:
-        host, others = world.host, [other for other in world.machines if other is not machine]
+        for other in world.machines:
+            if other.core is not None:
+                other.core.shows_steps = True
+        world.later(10.0, cut, machine)
+
+    def cut(machine: Machine) -> None:
+        host = world.host
         if machine is not host and host.core is not None and not host.core.ranks_of:
             _has_cut(world, {(machine.index, host.index), (host.index, machine.index)}, 60.0)
-            for other in others:
-                if other is not host:
+            for other in world.machines:
+                if other not in {machine, host}:
                     world.later(3.0, _is_paused_for, world, other, 25.0)
 
     return strike
@@ -145,6 +149,13 @@ def _trains_through(world: World) -> None:
     """Let all nodes meet at once, and train for as long as the world is watched."""
     world.least, world.calm_t, world.work_s, world.stops_in = world.rules.nodes, 240.0, (300.0, 300.0), 0
     world.machines = world.machines[: world.rules.nodes]
+
+
+def with_spare(world: World) -> World:
+    """Return a job in which all train, one machine is a spare, and nothing is broken."""
+    _trains_through(world)
+    world.machines.append(Machine(world, len(world.machines)))
+    return world
 
 
 AT_A_STEP = (kills_it, kills_it, kills_host, stops_it, stops_it, replaces_host)

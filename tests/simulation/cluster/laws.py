@@ -92,11 +92,11 @@ class Books:
         later = [at for at, other in self.trained if other > self.order[node, number]]
         demand(not later or self.forgotten > 0, f"ranks of epoch {number} end a step at {t:.1f}; ranks of newer epochs train since {later}")
 
-    def gone(self, t: float, node: str, number: int, ran_t: float) -> None:
-        """The ranks of an epoch are gone on a node, whose supervisor was last stopped, and could do nothing, until `ran_t`."""
+    def gone(self, t: float, node: str, number: int, told_t: float) -> None:
+        """The ranks of an epoch are gone on a node, that could not know that they are to end until `told_t`."""
         if (node, number) in self.ended:
             return  # they exited before
         self.ended.add((node, number))
         later = [at for at, other in self.trained if other > self.order[node, number]]
-        overlap_s = t - max(min(later), ran_t) if later else 0.0
+        overlap_s = t - max(min(later), told_t) if later else 0.0
         demand(overlap_s <= self.overlap_s, f"ranks of epoch {number} lived on {node} until {t:.1f}; newer: {later}")

@@ -18,14 +18,14 @@ from tests.simulation.cluster.faults import (
     gives_the_meeting_up,
     kills_host,
     replaces_a_spare_that_nobody_reaches,
+    with_spare,
     world_of,
 )
 from tests.simulation.cluster.laws import LawBroken
+from tests.simulation.cluster.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from tests.simulation.cluster.world import World
 
     Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -210,8 +210,7 @@ def pause_of_a_node_accuses(patch: pytest.MonkeyPatch) -> None:
 
 
 def steps_that_are_not_known_yet_are_missing(patch: pytest.MonkeyPatch) -> None:
-    real = member.step
-    patch.setattr(member, "step", lambda state, given: real(replace(state, woke_t=0.0), given))
+    patch.setattr(member, "_stepped_s", lambda _state, tick: tick.stepped_s)
 
 
 def lost_while_steps_are_made(patch: pytest.MonkeyPatch) -> None:
@@ -290,13 +289,28 @@ NEEDS = {
     steps_that_are_not_known_yet_are_missing: ("trains", cuts_one_off_from_a_spare),
     coordinator_without_memory_numbers_at_once: ("trains", replaces_a_spare_that_nobody_reaches),
 }
+#: Met where nothing else is broken, and one machine is a spare.
+WITH_SPARE = {steps_that_are_not_known_yet_are_missing, coordinator_without_memory_numbers_at_once}
 #: The seed that found a bug last is tried first.
-TRIED_FIRST: dict[Plant, int] = {}
+TRIED_FIRST: dict[Plant, int] = {
+    numbered_while_the_last_epoch_is_open: 23,
+    number_not_above_what_the_nodes_know: 16,
+    admitted_when_one_node_has_saved: 22,
+    silent_coordinator_ignored: 134,
+    lost_member_not_noticed: 10,
+    posts_not_repeated: 13,
+    missed_epoch_not_noticed: 16,
+    node_that_quit_does_not_say_so: 36,
+    pause_of_the_coordinator_accuses: 117,
+    lost_while_steps_are_made: 50,
+    lost_by_a_short_silence: 9,
+    looks_of_some_nodes_only: 17,
+}
 
 
 def world(seed: int, plant: Plant) -> World:
     """Return the job of a seed, in which happens what the bug needs."""
-    made = world_of(seed)
+    made = with_spare(World(seed)) if plant in WITH_SPARE else world_of(seed)
     if plant in NEEDS:
         step, strike = NEEDS[plant]
         strikes, struck = strike(made), made.rng.randrange(1, 4)
@@ -304,15 +318,7 @@ def world(seed: int, plant: Plant) -> World:
     return made
 
 
-#: Those that the fast tests plant, too: that the laws see anything at all. They are found in a moment.
-FAST = (reports_not_awaited, admitted_when_one_node_has_saved, pause_of_the_coordinator_accuses, lost_while_steps_are_made)
-
-
-@pytest.mark.parametrize(
-    "plant",
-    [pytest.param(plant, marks=() if plant in FAST else pytest.mark.slow) for plant in PLANTED],
-    ids=[plant.__name__ for plant in PLANTED],
-)
+@pytest.mark.parametrize("plant", PLANTED, ids=[plant.__name__ for plant in PLANTED])
 def test_a_law_is_broken(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     assert any(is_broken(world(seed, plant)) for seed in (TRIED_FIRST.get(plant, 0), *range(SEEDS)))

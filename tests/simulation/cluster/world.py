@@ -78,7 +78,7 @@ class Machine:
         if self.core is not None and self.core.ranks_of:
             if self.core.stage in {"agreeing", "training"}:
                 self.world.watch_loss(self, self.core.ranks_of)
-            self.world.books.gone(self.world.t, self.name, self.core.ranks_of, self.paused_until)
+            self.ranks_gone(self.core)
         self.core = self.state = self.coordinator = None
         self.gathering, self.connection, self.life = False, None, self.life + 1
         for connection in self.world.connections:
@@ -96,6 +96,11 @@ class Machine:
             self.generation += 1
             self.memory, self.kept = NodeMemory(f"n{self.index}/{self.generation}"), CoordinatorMemory()
 
+    def ranks_gone(self, core: SimulatedCore) -> None:
+        """The ranks here are gone. Until `told_t` nobody told this node to end them: it was stopped, or the coordinator was."""
+        told_t = max(self.paused_until, self.world.host.paused_until if self.connection is not None else 0.0)
+        self.world.books.gone(self.world.t, self.name, core.ranks_of, told_t)
+
     def _guardian_says(self, name: str, life: int) -> None:
         host = self.world.host
         if self.core is None and host.life == life and host.coordinator is not None and self.world.passes(self.index, host.index):
@@ -111,7 +116,7 @@ class Machine:
         if self.memory.epoch is not None and self.memory.acted is None:
             world.books.aside.add((self.name, self.memory.epoch.token))
         if self.core is not None and self.core.ranks_of:
-            world.books.gone(world.t, self.name, self.core.ranks_of, self.paused_until)
+            self.ranks_gone(self.core)
             self.core.ranks_of = 0
         self.give(protocol.GiveUp(world.t, "stopped with 75"))
         if self.core is not None:

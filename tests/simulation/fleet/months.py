@@ -213,7 +213,7 @@ class Months:
         kind = self.state.attempt.ended_as or "failure"
         own = NodeReport(MEMBERS[0], self.state.attempt, self.state.gpus)
         if self.gone:
-            self._feed(events.ReportsGathered(self.t, number, (own,), ((MEMBERS[1], "lost: no word for 6 s"),), kind=kind, node=MEMBERS[1]))
+            self._feed(events.ReportsGathered(self.t, number, (own,), ((MEMBERS[1], "lost: silent for 60 s"),), kind=kind, node=MEMBERS[1]))
             return
         other = NodeReport(MEMBERS[1], Attempt(number, ended=True, evidence=()))
         self._feed(events.ReportsGathered(self.t, number, (own, other), kind=kind, node=MEMBERS[0]))

@@ -48,7 +48,7 @@ from supervisor.cluster.model import (
 )
 from supervisor.core.values import Struct, replace
 
-CoordinatorInput = FromNode | NodeClosed | protocol.CoordinatorTick | protocol.DecisionProposed
+CoordinatorInput = FromNode | NodeClosed | protocol.CoordinatorTick | protocol.DecisionProposed | protocol.LooksDue | protocol.LooksJudged
 CoordinatorOutput = SendToNodes | protocol.JudgeReports | protocol.LooksGathered
 
 _ENDS = frozenset({FAILURE, MEMBERSHIP, LEFT, VOID})
@@ -132,7 +132,7 @@ def step(state: CoordinatorState, given: CoordinatorInput) -> Step:
     return state, outputs
 
 
-def _taken(state: CoordinatorState, given: CoordinatorInput) -> Step:
+def _taken(state: CoordinatorState, given: CoordinatorInput) -> Step:  # noqa: PLR0911  a row for each kind
     match given:
         case protocol.CoordinatorTick(t):
             pause_s = t - state.t
@@ -144,6 +144,13 @@ def _taken(state: CoordinatorState, given: CoordinatorInput) -> Step:
             epoch = state.open_epoch
             is_asked = epoch is not None and epoch.number == number and state.memory.end is not None
             return _decided(state, decision) if is_asked else (state, ())
+        case protocol.LooksDue(_, number) | protocol.LooksJudged(_, number):
+            epoch = state.running_epoch
+            if epoch is None or epoch.number != number:
+                return state, ()
+            if isinstance(given, protocol.LooksDue):
+                return replace(state, looks=replace(state.looks, wanted=True)), ()
+            return state, (SendToNodes(epoch.members, protocol.Looked(number, given.text)),)
         case FromNode():
             return _of_node(state, given)
         case _:
@@ -372,7 +379,8 @@ def _looking(state: CoordinatorState) -> Step:
     if not looks.is_open:
         if age_s < rules.looks_apart_s:
             return state, ()
-        looks = LookRound(looks.number + 1, state.t, is_open=True)
+        # the members of a coordinator that began anew remember the numbers of its rounds before
+        looks = LookRound(max(looks.number + 1, int(state.t)), state.t, is_open=True)
         return replace(state, looks=looks), (SendToNodes(live, LookWanted(epoch.number, looks.number)),)
     posted = state.posted(LOOK, looks.number)
     silent = tuple((node, f"no look within {rules.look_s:g} s") for node in live if node not in posted)

@@ -72,6 +72,7 @@ MemberOutput = (
     | protocol.TextsGathered
     | protocol.PeerText
     | protocol.LookWanted
+    | protocol.Looked
 )
 
 
@@ -232,6 +233,8 @@ def _of_coordinator(state: MemberState, message: FromTheCoordinator) -> Step:  #
             return _once(state, f"{BEGAN} {node}", protocol.PeerText(node, text))
         case protocol.LookWanted(number, look) if running is not None and number == running.number:
             return _once(state, f"{LOOK} {look}", message)
+        case protocol.Looked(number) if running is not None and number == running.number:
+            return state, (message,)
         case _:
             return state, ()
 

@@ -124,6 +124,13 @@ class LookWanted(_Message, frozen=True):
     look: int
 
 
+class Looked(_Message, frozen=True):
+    """What the looks of all nodes showed (run/job_hangs.py): a hang, or that there is none. Also an output of the node."""
+
+    number: int
+    text: str
+
+
 class BeatAnswer(_Message, frozen=True):
     """Answers a Beat. coordinator_t: when it came, by the coordinator's clock."""
 
@@ -161,7 +168,7 @@ class KnownNodes(_Message, frozen=True):
 
 
 ToCoordinator = Join | Beat | Meet | Post | Gone | Ask
-FromTheCoordinator = Welcome | Began | Ended | Decided | Gathered | Peer | LookWanted | BeatAnswer
+FromTheCoordinator = Welcome | Began | Ended | Decided | Gathered | Peer | LookWanted | Looked | BeatAnswer
 
 
 # what the coordinator takes in, and has to do
@@ -218,6 +225,21 @@ class LooksGathered(Struct, frozen=True):
     look: int
     looks: tuple[tuple[str, str], ...]
     missing: tuple[tuple[str, str], ...]
+
+
+class LooksDue(Struct, frozen=True):
+    """The core wants one more round of looks, to compare it with the last."""
+
+    t: float
+    number: int
+
+
+class LooksJudged(Struct, frozen=True):
+    """What the core found in looks. Sent to all members."""
+
+    t: float
+    number: int
+    text: str
 
 
 # what a node takes in

@@ -204,7 +204,7 @@ class ReportSaved(Struct, frozen=True):
 
 
 class FindSave(Struct, frozen=True):
-    """Search the disk for a whole checkpoint that was written since `since_t`; answered by SaveSearched."""
+    """Search the disk for a whole checkpoint that was written since `since_t`; answered by SaveSearched. No rank is alive."""
 
     attempt: int
     since_t: float
@@ -242,13 +242,15 @@ class Alert(Struct, frozen=True):
     trains with another value than a plan set, unkilled: KILL did not end a process, started_from_scratch: a checkpoint was there, and the
     attempt began without it, hang: the ranks stand still, and the attempt goes on, foreign_checkpoint: the ranks loaded another training's,
     save_gone: the newest save of this run was removed, strange_loss, or slow_training.
-    subject: tells alerts of one kind apart, such as a GPU's UUID.
+    subject: tells alerts of one kind apart, such as a GPU's UUID. culprit: the rank that a hang is blamed on, and its node; None and "":
+    unknown, or several.
     """
 
     kind: str
     attempt: int
     text: str
     subject: str = ""
+    culprit: tuple[int | None, str] = (None, "")
     waits_for_journal: ClassVar[bool] = False
 
 

@@ -501,6 +501,28 @@ _ROWS: dict[Cause, CauseRow] = {
             ),
         ),
     ),
+    Cause.EXIT_STUCK: CauseRow(
+        meaning="The training was over, and a rank did not leave",
+        proof=(
+            "two looks at all ranks behind the last step that the script or its Trainer named, or behind the end of their scripts, and "
+            "for 10 minutes no byte, no CPU time and no open checkpoint; it is ended by --on-hang restart alone"
+        ),
+        family=Family.KILLED,
+        breaks_collectives=False,
+        ladder=("training_over",),
+        hints=(_line("look at what rank {hang_ranks} does at its exit, at {hang_code}", "look at what the ranks do at their exit"),),
+    ),
+    Cause.EXIT_ABORT: CauseRow(
+        meaning="The training was over, and a rank died in its teardown",
+        proof=(
+            "an abort, a crash or an error of a destructor or of destroy_process_group after the last step that was named, of which a "
+            "verified checkpoint exists, or after the end of the script"
+        ),
+        family=Family.NATIVE,
+        breaks_collectives=False,
+        ladder=("training_over",),
+        hints=(_line("call destroy_process_group() and close loggers and writers before the script ends; nothing is to be trained again"),),
+    ),
     Cause.USER_CODE: CauseRow(
         meaning="The training program itself failed",
         proof="an exception that no other cause explains, or an exit code that the program chose",

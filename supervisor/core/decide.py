@@ -212,7 +212,11 @@ EVENTS: dict[type, EventRow] = {
     SaveOnRequestSeen: EventRow(BEFORE_THE_END, shutdown.on_save_on_request_seen),
     Saved: EventRow(frozenset({Stage.RUNNING, Stage.STOPPING}), shutdown.on_saved),
     UnsavedFound: EventRow(frozenset({Stage.STOPPING}), shutdown.on_unsaved_found),
-    SaveSearched: EventRow(frozenset({Stage.STOPPING}), shutdown.on_save_searched, _leads([Stage.STOPPING], Stage.ENDED)),
+    SaveSearched: EventRow(
+        frozenset({Stage.STOPPING, Stage.TEARDOWN}),
+        shutdown.on_save_searched,
+        _leads([Stage.STOPPING], Stage.ENDED) | _leads([Stage.TEARDOWN], Stage.FOLLOWING, Stage.SELECTING, Stage.WAITING, Stage.ENDED),
+    ),
     TimeLeft: EventRow(frozenset({Stage.STOPPING}), shutdown.on_time_left),
     HangSuspected: EventRow(frozenset({Stage.RUNNING}), hangs.on_hang_suspected),
     HangConfirmed: EventRow(frozenset({Stage.RUNNING}), hangs.on_hang_confirmed, _leads([Stage.RUNNING], Stage.TEARDOWN)),

@@ -15,6 +15,7 @@ any rank left with a failure: after that a handler of TERM may leave in order. A
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -48,8 +49,11 @@ KINDS: dict[EndKind, tuple[str, str]] = {
         "the run is done (0). If the last step is known and was not reached, the last line has both: `done at step 30 of 200`",
     ),
     EndKind.LATE: (
-        "the scripts are over, and a process does not leave: a thread of it still runs",
-        "an alert names the rank and the thread. `--on-hang restart` ends it, and the run is done (0): no attempt, no older checkpoint",
+        "the training is over (the scripts are, or the last step is made and verified), and a process does not leave",
+        (
+            "an alert names the rank and where it stands. Once nothing of it has worked for 10 minutes, `--on-hang restart` ends it as "
+            "`exit_stuck`: no attempt, no older checkpoint; 124, or 0 if rank 0 had left with 0"
+        ),
     ),
     EndKind.HIDDEN: (
         "a rank failed, nothing trained after that, and the command left with 0 (`cmd; echo`, `cmd \\| tee`, `cmd \\|\\| true`)",
@@ -65,17 +69,32 @@ KINDS: dict[EndKind, tuple[str, str]] = {
     ),
     EndKind.OVER: (
         "all came to their end, and one died after that; or a checkpoint holds the last step; or the attempt began there, and made none",
-        "stop with the failed rank's own code (124: a hang), never 75; no checkpoint is rejected. Card: `the training had ended at step N`",
+        (
+            "stop with the failed rank's own code (124: a hang), never 75; no checkpoint is rejected. Card: `the training had "
+            "ended at step N`. The cause of an abort is `exit_abort`"
+        ),
     ),
     EndKind.FAILED: ("in any other way", "the ladder of the cause decides"),
 }
 
 #: torch's functions in which the ranks wait for each other when nothing is left to train.
-_AT_THE_END = ("in barrier", "in monitored_barrier", "in destroy_process_group")
+_TEARDOWN = "in destroy_process_group"
+_AT_THE_END = ("in barrier", "in monitored_barrier", _TEARDOWN)
+#: The innermost function of a traceback.
+_LAST_FRAME = re.compile(r'File "[^"]*", line \d+, in ([^\s]+)(?![\s\S]*File ")')
+#: Of what a rank wrote when it died, so many characters are in the summary.
+_MOST_SAID = 160
 #: Signals of native code: what a process dies of that breaks down, and not one that is asked to end.
 _OF_NATIVE_CODE = frozenset({4, 6, 7, 8, 11})
 #: Causes that only say that another rank is gone. Nobody is killed because another one left.
 _OF_PEERS = frozenset(exits.OF_PEERS) - {Cause.KILLED_UNKNOWN}
+#: What the death of a process in its teardown looks like: an abort, a crash, a peer that is gone, or nothing but a code.
+_OF_TEARDOWNS = frozenset(
+    {
+        *exits.OF_PEERS,
+        *(Cause.UNKNOWN_NATIVE_ABORT, Cause.SEGFAULT, Cause.CUDA_ILLEGAL_ACCESS, Cause.USER_CODE, Cause.UNKNOWN, Cause.NONE),
+    }
+) - {Cause.KILLED_UNKNOWN}
 #: How sure it is that a rank which left with 0 is at fault, where nothing else is known to have failed.
 SURE = 0.9
 #: Before the summary of a failure after the last step.
@@ -87,7 +106,7 @@ class RankEnding(Struct, frozen=True):
 
     t: when, 0.0 unknown. code, signal: both None where it did not end by itself, or that is not known. steps: as counted in this attempt;
     step: absolute, None unknown. script_over: as in RankHeartbeat. raised: an uncaught exception ended it. at_end: it failed, or stood, in
-    a function that ends a training, or in a save.
+    a function that ends a training, or in a save. in_teardown: its exception came from where the ranks give up their process group.
     """
 
     rank: int
@@ -100,6 +119,7 @@ class RankEnding(Struct, frozen=True):
     script_over: bool = False
     raised: bool = False
     at_end: bool = False
+    in_teardown: bool = False
 
     @property
     def left_well(self) -> bool:
@@ -110,6 +130,12 @@ class RankEnding(Struct, frozen=True):
     def died_natively(self) -> bool:
         """Whether native code ended it; a shell passes that on as a code."""
         return (self.signal or (self.code or 0) - exits.OF_A_SIGNAL) in _OF_NATIVE_CODE
+
+    @property
+    def failed_in_teardown(self) -> bool:
+        """Whether it left with a code of its own behind its last step, and no exception but one of its teardown's says why."""
+        made_all = self.script_over or (self.step is not None and self.total is not None and self.step >= self.total)
+        return made_all and self.code not in {None, 0} and (not self.raised or self.in_teardown)
 
     @property
     def came_to_its_end(self) -> bool:
@@ -164,8 +190,7 @@ def of(state: JobState) -> Ending:
 def _kind(state: JobState, finished: tuple[RankEnding, ...], others: tuple[RankEnding, ...], *, at_last_step: bool) -> EndKind:
     ranks = (*finished, *others)
     last = max((rank.total for rank in ranks if rank.total is not None), default=None)
-    steps = [rank.step for rank in ranks if rank.step is not None]
-    if last is not None and steps and min(steps) >= last and is_held(min(steps), state.run.verified):
+    if (step := _made_last_step(ranks)) is not None and _holds(state, step):
         return EndKind.OVER  # else it was the last save that failed, and with it all that was trained since the one before
     early = EndKind.EARLY if any(rank.left_well for rank in finished) else EndKind.FAILED
     is_short = last is not None and any(rank.step is not None and rank.step < last for rank in finished)
@@ -175,6 +200,24 @@ def _kind(state: JobState, finished: tuple[RankEnding, ...], others: tuple[RankE
     if all_finished or at_last_step:
         return EndKind.OVER
     return EndKind.SEEMS_OVER if any(other.at_end for other in others) else early
+
+
+def _made_last_step(ranks: Iterable[RankEnding]) -> int | None:
+    """Return the step to which all ranks came, if the last one that was named is made; else None."""
+    last = max((rank.total for rank in ranks if rank.total is not None), default=None)
+    step = min((rank.step for rank in ranks if rank.step is not None), default=None)
+    return step if last is not None and step is not None and step >= last else None
+
+
+def _holds(state: JobState, step: int) -> bool:
+    """Whether a verified checkpoint, on this node or on another one that saved in this attempt, holds what was trained up to a step."""
+    return is_held(step, state.run.verified) or (state.attempt.saved_steps.highest or 0) >= step
+
+
+def lacks_last_save(state: JobState) -> bool:
+    """Whether the last step that was named is made, and no checkpoint of it is verified yet, though it is known where they are."""
+    step, policy = _made_last_step(_ranks(state)), state.run.policy
+    return step is not None and not _holds(state, step) and (policy.checkpoints_declared or policy.checkpoints_learned)
 
 
 def _began_at_the_last_step(state: JobState) -> bool:
@@ -221,6 +264,7 @@ def _rank(number: int, facts: list[Evidence], *, waits: bool) -> RankEnding:
         script_over="script_over" in beat,
         raised=bool(trace) or any((fact.source, fact.name) == ("error_file", "exception") for fact in facts),
         at_end=waits or any(text in trace for text in _AT_THE_END) or beat.get("phase") == Phase.CHECKPOINT,
+        in_teardown=_TEARDOWN in trace,
     )
 
 
@@ -267,19 +311,30 @@ def explained(state: JobState, verdict: Verdict) -> Verdict:
     if early is not None and verdict.cause in _OF_PEERS:
         at = "" if ending.step is None else f" at step {ending.step}"
         return _of_exit(early, f"rank {early.rank} left with 0{at}, the others went on", "left:early", verdict)
-    if not ending.is_over or verdict.summary.startswith(AFTER_THE_END):
+    if not ending.is_over or verdict.cause is Cause.EXIT_STUCK or verdict.summary.startswith(AFTER_THE_END):
         return verdict
     well = next((rank for rank in ending.ranks if rank.left_well), None)
     dead = next((rank for rank in ending.ranks if rank.died_natively), None)
-    if dead is not None and verdict.cause in _OF_PEERS:  # a watchdog's abort, and no collective that a training needs
-        signum = dead.signal or (dead.code or 0) - exits.OF_A_SIGNAL
-        claim = exits.BY_SIGNAL[signum]
-        verdict = replace(verdict, cause=claim.cause, summary=f"rank {dead.rank} was killed by {exits.signal_name(signum)}", rank=dead.rank)
+    failed = dead or next((rank for rank in ending.ranks if rank.failed_in_teardown), None)
+    if ending.kind is EndKind.OVER and failed is not None and verdict.cause in _OF_TEARDOWNS:
+        verdict = _of_teardown(state, failed, verdict)
     elif well is not None and verdict.cause in _OF_PEERS:
         waiter = next((rank for rank in ending.ranks if not rank.came_to_its_end), None)
         waiter = waiter or next((rank for rank in ending.ranks if not rank.left_well), well)
         verdict = _of_exit(waiter, f"rank {waiter.rank} waited for rank {well.rank}, which had left with 0", "left:last", verdict)
     return replace(verdict, summary=f"{AFTER_THE_END}{verdict.summary}")
+
+
+def _of_teardown(state: JobState, rank: RankEnding, verdict: Verdict) -> Verdict:
+    """Return the verdict on a rank that died once nothing was left to train, and in what: no collective that a training needs failed."""
+    signum = rank.signal or (rank.code or 0) - exits.OF_A_SIGNAL
+    how = f"was killed by {exits.signal_name(signum)}" if rank.died_natively else f"left with {rank.code}"
+    facts = [fact for fact in state.attempt.evidence or () if fact.rank in {rank.rank, None}]
+    frame = next((match[1] for fact in facts if fact.name == "traceback" and (match := _LAST_FRAME.search(fact.text))), "")
+    said = next((fact.text for fact in facts if fact.claim is not None and fact.source != "exit"), "")
+    what = f"in {frame}" if frame else "in its teardown"
+    summary = f"rank {rank.rank} {how} {what}" + (f": {said[:_MOST_SAID]}" if said else "")
+    return replace(verdict, cause=Cause.EXIT_ABORT, summary=summary, rank=rank.rank, transient=False)
 
 
 def _of_exit(rank: RankEnding, summary: str, fingerprint: str, verdict: Verdict) -> Verdict:

@@ -204,6 +204,8 @@ def decided(state: JobState, event: ReportsGathered) -> JobDecision:
     if wanted is not None:
         return wanted
     members = state.attempt.members
+    saved = max((report.attempt.saved_steps.highest or 0 for report in event.reports), default=0)  # one node alone may have seen it
+    state = replace(state, attempt=_with_saved(state.attempt, saved))
     facts = tuple(
         fact for report in event.reports for fact in failure.facts_of(report.attempt, event.t, sharing.shown(report.node, members))
     )
@@ -217,10 +219,15 @@ def decided(state: JobState, event: ReportsGathered) -> JobDecision:
     view = state if culprit is None else replace(state, gpus=culprit.gpus, attempt=culprit.attempt)
     saved = max((report.attempt.saved_steps.highest or 0 for report in event.reports), default=0)  # one node alone may have seen it
     run = planning.with_saved(view.run, saved, event.attempt)
-    view = replace(view, run=run, attempt=replace(view.attempt, members=members, evidence=facts))
+    view = replace(view, run=run, attempt=replace(_with_saved(view.attempt, saved), members=members, evidence=facts))
     decision = failure.judged(view, event.t, verdict)
     left = len(members) - len({node for node, _ in event.missing})  # one whose supervise came back is there
     return replace(decision, plan=_waiting(decision.plan, state.run, left)) if is_loss else decision
+
+
+def _with_saved(attempt: Attempt, step: int) -> Attempt:
+    """Return the attempt as one of which a checkpoint of this step is verified; 0: none is."""
+    return replace(attempt, saved_steps=attempt.saved_steps.with_one(step)) if step else attempt
 
 
 def _waiting(plan: Plan, run: Run, left: int) -> Plan:

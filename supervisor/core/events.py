@@ -359,11 +359,15 @@ class HangSuspected(Struct, frozen=True):
 
 
 class HangConfirmed(Struct, frozen=True):
-    """Two looks at the ranks showed the same, and nothing moved between them. Again when the group's own timeout has passed."""
+    """Two looks at the ranks showed the same, and nothing moved between them. Again when the group's own timeout has passed.
+
+    acting: the node that alerts, or ends the attempt for all nodes; "" where that is this one.
+    """
 
     t: float
     attempt: int
     hang: Hang
+    acting: str = ""
 
 
 class HangCleared(Struct, frozen=True):
@@ -447,7 +451,7 @@ class UnsavedFound(Struct, frozen=True):
 
 
 class SaveSearched(Struct, frozen=True):
-    """The answer to FindSave: the newest whole checkpoint that was written since the ranks were asked to save, None: there is none."""
+    """The answer to FindSave: the newest whole checkpoint that was written since the time that it names, None: there is none."""
 
     t: float
     attempt: int

@@ -11,6 +11,7 @@ from supervisor.core.actions import (
     SIGTERM,
     CollectEvidence,
     EndLauncher,
+    FindSave,
     SetTimer,
     StopRanks,
 )
@@ -34,11 +35,13 @@ from supervisor.strategies.situation import memory_text
 from supervisor.strategies.storage import without_kept
 
 if TYPE_CHECKING:
-    from supervisor.core.events import EvidenceCollected, LauncherExited, RankExited
+    from supervisor.core.events import EvidenceCollected, LauncherExited, RankExited, SaveSearched
     from supervisor.core.state import Step
 
 #: Beyond the deadline, for the observers' answer to arrive; without it the deaths are all the evidence there is.
 EVIDENCE_MARGIN_S = 5.0
+#: For the verification of the last save, if the last step that was named is made; and where other nodes wait for this one's report.
+LAST_SAVE_S, LAST_SAVE_FOR_ALL_S = 300.0, 30.0
 #: How long a death by TERM waits for the supervisor's own TERM: schedulers signal all processes of a job, in any order.
 OWN_SIGNAL_S = 1.0
 #: Two, because one save may be of the state before the first step.
@@ -147,10 +150,34 @@ def judge_if_ready(state: JobState, t: float) -> Step:
     """Judge when the ranks are gone, the evidence is in, and our own signal had its chance to arrive. Several nodes judge together."""
     if not state.attempt.ended or state.attempt.evidence is None or state.attempt.awaits_own_signal or state.run.incident is None:
         return state, ()
+    if ending.lacks_last_save(state) and not state.attempt.last_save_searched:
+        return _find_last_save(state)
     if state.attempt.is_shared:
         return sharing.report(state)
     decision = judged(state, t, classify(facts_of(state.attempt, t)))
     return act_on(state, t, decision)
+
+
+def _find_last_save(state: JobState) -> Step:
+    """Have the last save looked for: who died a moment after it may have been faster than its verification."""
+    if state.attempt.last_save_search:
+        return state, ()
+    state = replace(state, token=state.token + 1, attempt=replace(state.attempt, last_save_search=True))
+    deadline_s = LAST_SAVE_FOR_ALL_S if state.attempt.is_shared else LAST_SAVE_S
+    search = FindSave(state.attempt.number, state.attempt.began_t, deadline_s)
+    return state, (search, SetTimer("find", state.token, deadline_s + EVIDENCE_MARGIN_S))
+
+
+def on_last_save_searched(state: JobState, event: SaveSearched) -> Step:
+    """The disk was searched for the last save: judge, with it if it is whole."""
+    if not state.attempt.last_save_search:
+        return state, ()
+    state = replace(state, attempt=replace(state.attempt, last_save_searched=True))
+    if event.found is not None and event.found.step is not None:
+        saved_steps = state.attempt.saved_steps.with_one(event.found.step)
+        state = planning.with_verified(state, event.found, is_own=True)
+        state = replace(state, attempt=replace(state.attempt, saved_steps=saved_steps))
+    return judge_if_ready(state, event.t)
 
 
 def facts_of(attempt: Attempt, t: float, node: str = "") -> tuple[Evidence, ...]:
@@ -228,7 +255,9 @@ def _with_hang(state: JobState, verdict: Verdict) -> Verdict:
     if hang.group_timeout_s is not None:
         facts["hang_group_timeout_s"] = f"{hang.group_timeout_s:g}"
     seen = any(fact.source == "hang" for fact in verdict.because)
-    because = verdict.because if seen else (*verdict.because, hang.evidence(state.attempt.over_t or 0.0))
+    t = state.attempt.over_t or 0.0
+    because = verdict.because if seen else (*verdict.because, hang.evidence(t))
+    because = (*because, Evidence("hang", "devices", hang.devices, t=t)) if hang.devices else because
     rank = verdict.rank if verdict.rank is not None or len(hang.ranks) != 1 else hang.ranks[0]
     return replace(verdict, rank=rank, facts=(*verdict.facts, *facts.items()), because=because)
 

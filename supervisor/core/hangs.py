@@ -1,7 +1,8 @@
 """The ranks stand still: warn, or end the attempt (--on-hang). docs/explanation/hangs.md has the reasons.
 
 A suspicion alone decides nothing: it is recorded and logged. Once two looks agree, `auto` ends only what cannot go on by itself. `warn`
-ends nothing. Ranks whose scripts are over are no hang of the training: `restart` ends them, and the run is done.
+ends nothing. Ranks that stand behind the end of their training are no hang of it: only `restart` ends them, once nothing of theirs has
+worked for 10 minutes, and nothing is trained again. Of several nodes one acts for all; the others know of the hang, and raise no alert.
 """
 
 from __future__ import annotations
@@ -9,17 +10,16 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from supervisor.core import failure, sharing
-from supervisor.core.actions import SIGTERM, Alert, KeepLook, PrintMessage, StopRanks
-from supervisor.core.model import Cause, Claim, HangKind
-from supervisor.core.numeric import rank_list
-from supervisor.core.state import JobState, Stage
+from supervisor.core import failure
+from supervisor.core.actions import Alert, KeepLook, PrintMessage
+from supervisor.core.ending import is_held
+from supervisor.core.model import Cause, Claim, Evidence, HangKind
 from supervisor.core.values import replace
 
 if TYPE_CHECKING:
     from supervisor.core.events import HangCleared, HangConfirmed, HangSuspected
     from supervisor.core.model import Hang
-    from supervisor.core.state import Step
+    from supervisor.core.state import JobState, Step
 
 #: What no rank can end by itself.
 _FOR_EVER = frozenset({HangKind.GONE, HangKind.MISMATCH})
@@ -40,8 +40,11 @@ def on_hang_suspected(state: JobState, _event: HangSuspected) -> Step:
 def on_hang_confirmed(state: JobState, event: HangConfirmed) -> Step:
     """End the attempt where that is due, else alert once for each kind of hang."""
     hang, before = event.hang, state.attempt.hang
-    if hang.kind is HangKind.EXIT:
-        return _late(state, event, is_first=before is None or before.kind is not HangKind.EXIT)
+    if event.acting:  # its look, and the hang in its status: another node speaks for all
+        state = replace(state, attempt=replace(state.attempt, hang_suspected=False, hang=hang))
+        return state, (KeepLook(state.attempt.number, 0),)
+    if hang.kind is HangKind.EXIT or (hang.at_exit and _is_saved(state, hang)):
+        return _behind_the_end(state, event)
     goes_on = why_it_goes_on(state, hang, is_first=before is None)
     state = replace(state, attempt=replace(state.attempt, hang_suspected=False, hang=hang))
     if not goes_on:
@@ -51,8 +54,17 @@ def on_hang_confirmed(state: JobState, event: HangConfirmed) -> Step:
         return state, (KeepLook(state.attempt.number, state.incidents), *actions)
     if before is not None and (before.kind, before.slow) == (hang.kind, hang.slow):
         return state, ()
-    text = f"no progress for {hang.still_s:.0f} s: {hang.text}; the job goes on: {goes_on}{_remedy(hang)}"
-    return state, (KeepLook(state.attempt.number, 0), Alert("hang", state.attempt.number, text))
+    text = f"no progress for {hang.still_s:.0f} s: {hang.text}; the job goes on: {goes_on}{_remedy(hang)}{_devices(hang)}"
+    return state, (KeepLook(state.attempt.number, 0), _alert(state, hang, text))
+
+
+def _alert(state: JobState, hang: Hang, text: str) -> Alert:
+    return Alert("hang", state.attempt.number, text, culprit=(_only(hang.ranks), hang.node))
+
+
+def _devices(hang: Hang) -> str:
+    """Return what the GPUs of the ranks do: it proves nothing, and a person may know what it means."""
+    return f"; {hang.devices}" if hang.devices else ""
 
 
 def _remedy(hang: Hang) -> str:
@@ -60,25 +72,51 @@ def _remedy(hang: Hang) -> str:
     return f"; the wait ends once the file is gone: rm {shlex.quote(hang.left_file)}" if hang.left_file else ""
 
 
-def _late(state: JobState, event: HangConfirmed, *, is_first: bool) -> Step:
-    """Report ranks that do not leave though their scripts are over (EndKind.LATE); with --on-hang restart end them: the run is done.
+def _is_saved(state: JobState, hang: Hang) -> bool:
+    """Whether a verified checkpoint holds all that was trained: of the step at which the ranks stand, or the last one that they saved."""
+    if hang.end_step is not None:
+        return is_held(hang.end_step, state.run.verified)
+    newest, progress = state.run.newest, state.attempt.progress
+    return newest is not None and newest.step is not None and newest.step == state.attempt.saved_steps.highest and not progress.relative
 
-    On several nodes none ends for another: they decide together, and only once all ranks have left.
+
+def _behind_the_end(state: JobState, event: HangConfirmed) -> Step:
+    """Report ranks that stand behind the end of their training (EndKind.LATE); with --on-hang restart end them, as an incident of its own.
+
+    Scripts that are over are reported at once, since a thread of theirs may be uploading. What only the declared end shows is reported
+    once nothing of any rank has worked for so long that nothing more can be expected.
     """
-    hang, number = event.hang, state.attempt.number
+    hang, number, before = event.hang, state.attempt.number, state.attempt.hang
+    is_first = before is None or before.kind is not HangKind.EXIT
     state = replace(state, attempt=replace(state.attempt, hang_suspected=False, hang=hang))
-    step = None if state.attempt.progress.relative and state.attempt.resume is not None else state.attempt.progress.step
+    text, look = _end_text(state, hang), KeepLook(number, 0)
+    if not hang.over:
+        reports = hang.kind is HangKind.EXIT and is_first
+        works = f"{hang.working}, so it goes on; " if hang.working else ""
+        then = f"{works}--on-hang restart ends it once nothing of it has worked for 10 minutes"
+        return state, (look, _alert(state, hang, f"{text}; {then}{_devices(hang)}")) if reports else (look,)
+    if state.run.policy.on_hang != "restart":
+        then = "nothing of it has worked for 10 minutes; --on-hang restart ends it, and trains nothing again"
+        return state, () if before is not None and before.over else (look, _alert(state, hang, f"{text}; {then}{_devices(hang)}"))
+    fact = Evidence(
+        "hang", "at_exit", text, _only(hang.ranks), event.t, node=hang.node, claim=Claim(Cause.EXIT_STUCK, SURE, transient=False)
+    )
+    state = replace(state, attempt=replace(state.attempt, ended_for=(fact,)))
+    state, actions = failure.stop_attempt(state, event.t, text)
+    return state, (KeepLook(number, state.incidents), *actions)
+
+
+def _end_text(state: JobState, hang: Hang) -> str:
+    """Return that the training was over, and who stands at its exit in what."""
+    step = hang.end_step
+    if step is None and not (state.attempt.progress.relative and state.attempt.resume is not None):
+        step = state.attempt.progress.step
     at = "" if step is None else f" at step {step}"
-    have = "has" if len(hang.ranks) == 1 else "have"
-    text = f"training ended{at}; {rank_list(hang.ranks)} {have} not left for {hang.still_s:.0f} s: {hang.text}"
-    look = KeepLook(number, 0)
-    if state.run.policy.on_hang != "restart" or state.attempt.is_shared:
-        alert = Alert("hang", number, f"{text}; --on-hang restart ends it, and counts the run as done")
-        return state, (look, alert) if is_first else ()
-    state = replace(state, stage=Stage.TEARDOWN, token=state.token + 1, attempt=replace(state.attempt, late=True, over_t=event.t))
-    stop = StopRanks(number, SIGTERM, state.run.policy.stop.grace_s, "failure", text)
-    alert = Alert("hang", number, f"{text}; it is ended, and the run is done")
-    return state, (look, alert, stop, sharing.teardown_timer(state, state.token))
+    return f"the training was over{at}; {hang.at_exit or hang.text}, for {hang.still_s:.0f} s"
+
+
+def _only(ranks: tuple[int, ...]) -> int | None:
+    return ranks[0] if len(ranks) == 1 else None
 
 
 def why_it_goes_on(state: JobState, hang: Hang, *, is_first: bool) -> str:
@@ -92,8 +130,9 @@ def why_it_goes_on(state: JobState, hang: Hang, *, is_first: bool) -> str:
     if hang.kind in _FOR_EVER:
         is_guess = is_first and not hang.calibrated
         return f"fewer than {CALIBRATION_STEPS} steps were seen, so the first sign is only reported" if is_guess else ""
-    if hang.group_timeout_s is None:
-        return "it may end by itself; --on-hang restart ends every hang"
+    if state.gpus or hang.group_timeout_s is None:
+        may = "where GPUs are visible --on-hang auto ends only what cannot go on by itself" if state.gpus else "it may end by itself"
+        return f"{may}; --on-hang restart ends every hang"
     if hang.still_s > hang.group_timeout_s + TORCH_ACTS_S:
         return ""
     return f"torch's own timeout is {hang.group_timeout_s:.0f} s, and supervise ends what outlasts it; --on-hang restart ends every hang"

@@ -286,11 +286,9 @@ def on_attempt_ended(state: JobState, event: AttemptEnded) -> Step:
     state = replace(state, attempt=replace(state.attempt, ended=True, over_t=over_t))
     if state.stage is Stage.STOPPING:
         return finish_stopped(state, event.outcome)
-    if state.stage is Stage.TEARDOWN and state.attempt.late:
-        return done(state)
     if state.stage is Stage.TEARDOWN:
-        # one that was to be ended for its node's health may have come to its own end first
-        well = event.outcome == "succeeded" and not any(death.failed for death in state.attempt.deaths)
+        # one that was to be ended for its node's health may have come to its own end first; who leaves with 0 at our stop has not
+        well = not state.attempt.ended_for and event.outcome == "succeeded" and not any(death.failed for death in state.attempt.deaths)
         return done(state) if well else core_failure.judge_if_ready(state, event.t)
     if state.stage is Stage.ADMITTING:
         return start.select(replace(state, run=replace(state.run, reason="membership")), event.t)

@@ -51,6 +51,8 @@ class Cause(StrEnum):
     DDP_UNSYNCED = "ddp_unsynced"
     NAN_LOSS = "nan_loss"
     HANG_NO_ERROR = "hang_no_error"
+    EXIT_STUCK = "exit_stuck"  # the training was over, and a rank did not leave
+    EXIT_ABORT = "exit_abort"  # the training was over, and a rank died in its teardown
     USER_CODE = "user_code"
     DEPENDENCY = "dependency"
     PREEMPTED = "preempted"
@@ -218,10 +220,16 @@ class Hang(Struct, frozen=True):
     group_timeout_s: float | None = None  # of the process group that is waited in; None: unknown
     slow: bool = False  # bytes move, fewer than a sign of life, so it goes on
     left_file: str = ""  # a file that ranks wait for the end of, and that nobody is left to remove; "" for none
+    node: str = ""  # of the culprits, as people are shown it; "" where the job has one node, and where they are on several
+    at_exit: str = ""  # who stands behind the end of the training, and in what; "" where a rank may still train
+    working: str = ""  # what a rank, or a process below one, still did between the looks; "" for nothing
+    end_step: int | None = None  # the absolute step to which all ranks came by then; None: unknown
+    over: bool = False  # so it has been for so long that nothing more can be expected
+    devices: str = ""  # what the GPUs of the ranks draw and hold, and where each rank is in its process group; "" without a GPU
 
     def evidence(self, t: float) -> Evidence:
         """Return what the looks showed, as evidence of a failure at the time `t`. It claims no cause."""
-        return Evidence("hang", self.kind.value, self.text, self.ranks[0] if len(self.ranks) == 1 else None, t)
+        return Evidence("hang", self.kind.value, self.text, self.ranks[0] if len(self.ranks) == 1 else None, t, node=self.node)
 
 
 class Finding(Struct, frozen=True):

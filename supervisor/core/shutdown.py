@@ -240,6 +240,8 @@ def on_saved(state: JobState, event: Saved) -> Step:
 
 def on_save_searched(state: JobState, event: SaveSearched) -> Step:
     """The ranks reported no save: use what the disk holds."""
+    if state.stage is Stage.TEARDOWN:
+        return failure.on_last_save_searched(state, event)
     stop = state.run.stop
     if stop is None or not stop.save_search:
         return state, ()
@@ -364,6 +366,7 @@ TIMERS: dict[tuple[str, Stage], Callable[[JobState, float], Step]] = {
     ("decision", Stage.FOLLOWING): epoch.on_decision_overdue,
     ("evidence", Stage.STOPPING): _evidence_overdue,
     ("find", Stage.STOPPING): _nothing_found,
+    ("find", Stage.TEARDOWN): _nothing_found,
     ("left", Stage.STOPPING): _time_unknown,
     ("save", Stage.STOPPING): _time_is_over,
     ("unsaved", Stage.STOPPING): _find_unsaved,

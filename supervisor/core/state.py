@@ -234,8 +234,9 @@ class Attempt(Struct, frozen=True):
     evidence: tuple[Evidence, ...] | None = None
     awaits_own_signal: bool = False  # a rank died of a signal that may be on its way to us too
     eviction: tuple[Finding, ...] = ()  # what ends it by health.evict_on
+    last_save_search: bool = False  # the last step was made, and what was saved of it is looked for
+    last_save_searched: bool = False  # that was answered
     ended_for: tuple[Evidence, ...] = ()  # what ends it by loss.on_nan or --on-hang
-    late: bool = False  # its training had ended; we end what did not leave by itself
     # what the nodes decide about it
     ended_by: str = ""  # another node that ended it
     ended_as: str = ""  # kind of that end (supervisor/cluster/model.py)

@@ -311,8 +311,8 @@ class LogEvent(StrEnum):
     HANG_CONFIRMED = (
         "hang.confirmed",
         "warning",
-        "attempt hang",
-        "two looks at the ranks showed the same; `hang` has the kind and the sentence",
+        "attempt hang acting",
+        "two looks at the ranks showed the same; `hang` has the kind and the sentence. `acting`: who acts for all nodes, empty: this one",
     )
     HANG_CLEARED = "hang.cleared", "info", "attempt still_s text", "a rank made progress again, or moved between two looks"
     LOSS_CHANGED = (

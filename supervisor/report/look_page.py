@@ -9,13 +9,14 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from supervisor.core.numeric import rank_list
-from supervisor.observe.hangs.rank_activity import rank_activity
+from supervisor.observe.hangs.rank_activity import ActivityKind, rank_activity
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from supervisor.core.model import Hang
+    from supervisor.observe.hangs.all_nodes import AllLooks
     from supervisor.observe.hangs.frames import StackFrame, ThreadStack
     from supervisor.observe.hangs.look import Look, ProcessLook, RankLook
     from supervisor.observe.hangs.recorder import ProcessGroup
@@ -27,17 +28,44 @@ _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 
 def text_of(look: Look, hang: Hang | None = None) -> str:
     """Return the page, with a line feed at its end. hang: what two looks showed, of which this is the second."""
-    lines = []
-    if hang is not None:
-        lines += [f"-- hang: {hang.kind}", *_wrapped(hang.text), ""]
-        lines += _wrapped(f"No progress for {hang.still_s:.0f} s; the limit was {hang.limit_s:.0f} s.")
-        lines.append("")
+    lines = [] if hang is None else _head(hang)
     lines.append(f"-- {'rank' if len(look.ranks) == 1 else 'ranks'} of this node, a look of {look.took_s:.1f} s")
     for rank in look.ranks:
         lines += _rank(rank)
     for label, frames in _stacks(look):
         lines += ["", f"-- stack of {label}, the innermost call first", *(_frame(frame) for frame in frames)]
     return "\n".join(lines) + "\n"
+
+
+def text_of_all(look: AllLooks, hang: Hang) -> str:
+    """Return the page of a look at all nodes: what the ranks of each do, and each stack once. Each node's own page has more."""
+    lines = _head(hang)
+    for node, part in look.nodes:
+        lines.append(f"-- ranks of node {clean(node)}")
+        for rank in part.ranks:
+            activity = rank.activity
+            does = "waits" if activity.kind is ActivityKind.WAITS else "is"
+            place = f" ({activity.place})" if activity.place and activity.place not in activity.text else ""
+            more = "".join(f", {text}" for text in (rank.busy, rank.slow) if text)
+            steps = "" if rank.steps is None else f", {rank.steps} steps made"
+            lines += _wrapped(f"rank {activity.rank} {does} {activity.text}{place}{more}{steps}, phase {activity.phase}")
+            lines += [f"    waits for {clean(awaited.text)}" for awaited in activity.awaits]
+            lines += [f"    {clean(text)}" for text in (rank.recorded, rank.device) if text]
+        lines += [f"{part.left_out} more ranks, for which there was no room"] if part.left_out else []
+    for node, reason in look.silent:
+        lines += _wrapped(f"node {node} {reason}")
+    stacks: dict[tuple[StackFrame, ...], list[int]] = {}
+    for rank in look.ranks:
+        if rank.stack:
+            stacks.setdefault(rank.stack, []).append(rank.activity.rank)
+    for frames, ranks in stacks.items():
+        lines += ["", f"-- stack of {rank_list(ranks)}, the innermost call first", *(_frame(frame) for frame in frames)]
+    return "\n".join(lines) + "\n"
+
+
+def _head(hang: Hang) -> list[str]:
+    still = f"No progress for {hang.still_s:.0f} s; the limit was {hang.limit_s:.0f} s."
+    return [f"-- hang: {hang.kind}", *_wrapped(hang.text), "", *_wrapped(still), ""]
 
 
 def _rank(look: RankLook) -> Iterator[str]:
@@ -47,6 +75,7 @@ def _rank(look: RankLook) -> Iterator[str]:
     phase = "" if look.phase is None else f", phase {look.phase}"
     place = f" ({activity.place})" if activity.place and activity.place not in activity.text else ""
     yield from _wrapped(f"rank {look.rank} is {activity.text}{place}{steps}{phase}")
+    yield from _wrapped(look.device, "  ") if look.device else ()
     yield from _process("process", look.process)
     for worker in look.workers:
         yield from _process("worker", worker)

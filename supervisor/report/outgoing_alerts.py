@@ -51,7 +51,7 @@ WITHOUT_DECISION = frozenset(
     }
 )
 #: The alerts that every node of a job would send alike: the first node of the attempt sends them.
-OF_ALL_NODES = frozenset({"run_started", "run_finished", FROM_SCRATCH, "resume_suspect", "no_checkpoint", "hang", *OF_TRAINING.values()})
+OF_ALL_NODES = frozenset({"run_started", "run_finished", FROM_SCRATCH, "resume_suspect", "no_checkpoint", *OF_TRAINING.values()})
 #: Lines of evidence that an alert may carry, if its sink asks for them.
 MOST_LINES = 5
 
@@ -99,8 +99,12 @@ class OutgoingAlerts:
         about: str = "",
         subject: str = "",
         exit_code: int | None = None,
+        culprit: tuple[int | None, str] | None = None,
     ) -> None:
-        """Send one event. `decision`: the newest of the run. `began`: how its last restart began, in the alerts' words."""
+        """Send one event. `decision`: the newest of the run. `began`: how its last restart began, in the alerts' words.
+
+        culprit: rank and node where these are not those of the decision.
+        """
         if self.router is None or (self.node and event_name in OF_ALL_NODES):
             return
         from supervisor.alerts.model import AlertAction, AlertEvent, OutgoingAlert  # noqa: PLC0415 (only where a sink is configured)
@@ -108,6 +112,8 @@ class OutgoingAlerts:
         event = AlertEvent(event_name)
         stop = decision is not None and decision.plan.kind is PlanKind.STOP
         is_beginning = event in {AlertEvent.RESOLVED, AlertEvent.STARTED_FROM_SCRATCH}
+        if culprit is None:
+            culprit = (None, "") if decision is None else (decision.verdict.rank, decision.verdict.node)
         action = AlertAction(began) if is_beginning else AlertAction.STOP if stop else AlertAction.RESTART
         self.router.enqueue(
             OutgoingAlert(
@@ -120,11 +126,11 @@ class OutgoingAlerts:
                 ts=self._clock.now(),
                 cause=Cause.NONE if decision is None else decision.verdict.cause,
                 action=action,
-                rank=None if decision is None else decision.verdict.rank,
+                rank=culprit[0],
                 step=step,
                 about=about,
                 node=self._job.settings.alerts.alias_of(self._job.node),
-                failed_on="" if decision is None else self._name_of(decision.verdict.node),
+                failed_on=self._name_of(culprit[1]),
                 confidence=None if decision is None or not decision.verdict.confidence else decision.verdict.confidence,
                 subject=subject,
                 exit_code=exit_code,

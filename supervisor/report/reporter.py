@@ -369,7 +369,8 @@ class Reporter:
         if action.kind not in ALREADY_PRINTED:
             self._terminal.message(clean(action.text), "warning")
         incident, step = (decision.incident, decision.step) if decision is not None else (0, None)
-        self._alert(action.kind, incident, action.attempt, step, about=action.text, subject=action.subject)
+        culprit = {"culprit": action.culprit} if action.kind == "hang" else {}  # it follows from no decision
+        self._alert(action.kind, incident, action.attempt, step, about=action.text, subject=action.subject, **culprit)
 
     def quarantined(self, action: act.Quarantine) -> None:
         """Report how a GPU that is put out of use comes back into use."""

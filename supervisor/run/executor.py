@@ -79,6 +79,7 @@ class Executor:
         self.watch = AttemptWatch(job, factory.signatures, loop.clock, factory.loss_rules(), loop.post)
         self.threads = Threads(loop, lambda text: reporter.print_message(act.PrintMessage("warning", text)))
         self.left = LeftProcesses(loop, reporter)
+        self.node = NodeRequests(job, loop, reporter, factory, self.threads)
         self.sampling = RankSampling(
             job,
             loop,
@@ -88,8 +89,8 @@ class Executor:
             trained=reporter.starts.trained,
             loss=self.watch.newest_loss,
             loaded=factory.checkpoints.loaded,
+            readings=self.node.health.last_readings,
         )
-        self.node = NodeRequests(job, loop, reporter, factory, self.threads)
         self.standbys = Standbys(job, loop, self.threads, lambda: self._session, factory.standby_refusal, reporter)
         self._guardian = LivingGuardian(factory, loop, self._on_guardian, self._on_guardian_died)
         self._sweeps_at_end = False
@@ -104,6 +105,8 @@ class Executor:
         self._reported_problems: set[str] = set()  # with the checkpoints and between the nodes, each reported once
         orders = AttemptOrders(self._publish_coordinator, self._renumber, self._complete, self._guardian.prepare_last_word)
         self.nodes = factory.nodes(loop, orders, self._warn_once)
+        self.sampling.job_hangs.join(self.nodes)
+        self.nodes.looks = self.sampling.job_hangs.take
         self._checkpoints = CheckpointRequests(
             job, loop, reporter, factory, self.threads, self.node, self.nodes, lambda: self._session, self._warn_once
         )
@@ -153,6 +156,7 @@ class Executor:
         self.watch.tick(state.attempt.live_ranks)
         self.standbys.tick(state)
         self.nodes.tick(*self.sampling.step_times)
+        self.sampling.job_hangs.tick()
         self._post_found_ranks(state)
 
     def _post_found_ranks(self, state: JobState) -> None:
@@ -419,7 +423,7 @@ class Executor:
         guardian = self._guardian.living
         if guardian is None:
             self._leave()
-        elif action.exit_code == 0 and not self._loop.state.attempt.late:  # of that the launcher is still there
+        elif action.exit_code == 0 and not self._loop.state.attempt.ended_for:  # of one that we ended the launcher is still there
             guardian.finish()
         else:
             if self._session is not None:

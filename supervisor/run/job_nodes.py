@@ -25,17 +25,17 @@ from supervisor.cluster.coordinator import new_coordinator
 from supervisor.cluster.kept import KeptCoordinator, KeptFile, KeptFor, KeptNode, memory_of_the_last, remembered
 from supervisor.cluster.model import DONE, VOID, ClusterDecision, ClusterRules, CoordinatorMemory, Epoch, EpochEnd
 from supervisor.cluster.reader import NodeStanding
-from supervisor.cluster.reports import decode_reports, encode_report
+from supervisor.cluster.reports import decode_reports, encode_report, read_text
 from supervisor.cluster.server import CoordinatorServer, listen
 from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.gathering import began_text
 from supervisor.core.lifecycle import OUR_END_S
-from supervisor.core.model import JobDecision
 from supervisor.core.report_size import bounded
-from supervisor.core.state import NodeReport, Run, Stage
+from supervisor.core.state import NodeReport, Stage
 from supervisor.core.values import Struct, replace
-from supervisor.run.threads import RETRY_S
+from supervisor.observe.hangs.judge import CONFIRM_S
+from supervisor.run.threads import start_soon
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from supervisor.cluster.coordinator import CoordinatorOutput
     from supervisor.cluster.member import MemberInput, MemberOutput
     from supervisor.cluster.model import NodeMemory
+    from supervisor.core.model import JobDecision
     from supervisor.job.job import Job
     from supervisor.run.loop import Loop
 
@@ -97,7 +98,7 @@ class JobNodes:
         self._closed_without_us: tuple[str, JobDecision | None] | None = None  # how the job ended, until the core can take it
         self._refused = ""  # why the coordinator refuses this node, until likewise
         #: Who takes the looks of this node, and judges those of all. Called on the loop's thread.
-        self.looks: Callable[[protocol.LookWanted | protocol.LooksGathered], None] = lambda _output: None
+        self.looks: Callable[[protocol.LookWanted | protocol.LooksGathered | protocol.Looked], None] = lambda _output: None
         self._last_word_to: CoordinatorAddress | None = None
         self._awaited: dict[int, Callable[[list[str]], None]] = {}  # by the number of the all-gather
         self._is_closing = False
@@ -179,7 +180,9 @@ class JobNodes:
             self._serve(client, server.memory, server.port, server.key)
 
     def _rules(self) -> ClusterRules:
-        return ClusterRules(self._loop.state.run.policy.nodes, wait_s=self._job.settings.nodes.wait_s)
+        settings = self._job.settings
+        looks_apart_s = min(CONFIRM_S, settings.hang.train_s / 2)
+        return ClusterRules(self._loop.state.run.policy.nodes, wait_s=settings.nodes.wait_s, looks_apart_s=looks_apart_s)
 
     def _keep(self, memory: NodeMemory, address: CoordinatorAddress | None) -> None:
         self._node_file.write(KeptNode(self._owner, memory, address))
@@ -207,7 +210,7 @@ class JobNodes:
         if self._server is not None and message.key == self._server.key:  # torch's store has what this node published
             return
         if self._server is not None:  # another node of this meeting is a newer one
-            self._in_thread("close-coordinator", functools.partial(self._server.close, 0.0))
+            start_soon(self._loop, "close-coordinator", functools.partial(self._server.close, 0.0))
             self._server = None
         client.find_at(CoordinatorAddress(message.host, message.port, message.key))
 
@@ -319,6 +322,27 @@ class JobNodes:
         """Answer LookWanted."""
         self._give(protocol.LookTaken(self._now(), look, text))
 
+    def want_looks(self, attempt: int) -> None:
+        """Have all nodes look at their ranks once more; where this node is the coordinator."""
+        if self._server is not None:
+            self._server.give(protocol.LooksDue(self._now(), attempt))
+
+    def tell_hang(self, attempt: int, text: str) -> None:
+        """Tell all nodes what their looks showed; where this node is the coordinator."""
+        if self._server is not None:
+            self._server.give(protocol.LooksJudged(self._now(), attempt, text))
+
+    @property
+    def own_name(self) -> str:
+        """What the protocol calls this node; "" before nodes have met."""
+        return "" if self._client is None else self._client.name
+
+    @property
+    def coordinated(self) -> tuple[str, ...]:
+        """The nodes of the newest attempt, where this one is the coordinator."""
+        epoch = None if self._server is None else self._server.memory.epoch
+        return () if epoch is None else epoch.members
+
     def close(self, reason: str, then: Callable[[], None]) -> None:
         """Leave the other nodes; `then` is called on the loop's thread once those that wait for this one know how the job ended."""
         client, server = self._client, self._server
@@ -337,14 +361,7 @@ class JobNodes:
                 server.close(linger_s)
             self._loop.call_soon(then)
 
-        self._in_thread("leave-nodes", work)
-
-    def _in_thread(self, name: str, work: Callable[[], object]) -> None:
-        """Do what waits in a thread, later where none can be had: loaders may use up the limit on processes for a moment."""
-        try:
-            threading.Thread(target=work, name=name, daemon=True).start()
-        except RuntimeError:
-            self._loop.call_later(RETRY_S, lambda: self._in_thread(name, work))
+        start_soon(self._loop, "leave-nodes", work)
 
     def _linger_s(self) -> float:
         """Return for how long the coordinator may go on: not until the environment kills this process, for its exit code counts."""
@@ -380,12 +397,7 @@ class JobNodes:
         members = () if memory.epoch is None else memory.epoch.members
 
         def work() -> None:
-            reports, missing = decode_reports(output.reports, output.missing)
-            # one run is enough, and what all know is not sent (core/report_size.py)
-            reports = tuple(
-                replace(report, attempt=replace(report.attempt, members=members), run=Run() if index else report.run)
-                for index, report in enumerate(reports)
-            )
+            reports, missing = decode_reports(output.reports, output.missing, members)
             gathered = events.ReportsGathered(self._now(), output.number, reports, missing, end.kind, end.node, end.text)
             self._loop.call_soon(lambda: self._loop.feed(replace(gathered, t=self._now())))
 
@@ -399,7 +411,7 @@ class JobNodes:
     def _emitted(self, output: MemberOutput | protocol.Refused) -> None:
         """Take an answer of the protocol, from the client's thread, which reads what another node wrote."""
         try:
-            row = _read(output)
+            row = read_text(output)
         except (ValueError, TypeError, LookupError) as error:  # msgspec's errors are ValueErrors
             self._warn(f"a message of another node cannot be read, as of another version of supervise: {error}")
             if isinstance(output, protocol.PeerText):
@@ -410,7 +422,7 @@ class JobNodes:
             row = None
         self._loop.call_soon(lambda: self._take(output, row))
 
-    def _take(self, output: MemberOutput | protocol.Refused, row: Any) -> None:  # noqa: ANN401, PLR0912, C901 (what _read returned; a row for each kind)
+    def _take(self, output: MemberOutput | protocol.Refused, row: Any) -> None:  # noqa: ANN401, PLR0912, C901 (what read_text returned; a row for each kind)
         now, attempt = self._now(), self._loop.state.attempt.number
         match output:
             case protocol.EpochBegan(epoch):
@@ -443,7 +455,7 @@ class JobNodes:
                     received(list(texts))
             case protocol.PeerText():
                 self._loop.feed(events.NodeBegan(now, attempt, *row))
-            case protocol.LookWanted():
+            case protocol.LookWanted() | protocol.Looked():
                 self.looks(output)
             case protocol.SendToCoordinator():
                 raise AssertionError(output)  # the client's own
@@ -478,15 +490,3 @@ class JobNodes:
         index = members.index(client.name)
         gathered = events.NodesGathered(self._now(), met_for, index, len(members), epoch.number, members, self._met_ranks, epoch.host)
         self._loop.feed(gathered)
-
-
-def _read(output: MemberOutput | protocol.Refused) -> Any:  # noqa: ANN401  of the decision the core's part, of a text the fields of NodeBegan
-    """Return what another node wrote, None where there is none. Raises ValueError, TypeError or LookupError where it cannot be read."""
-    match output:
-        case protocol.ActOn(_, decision, _) | protocol.ClosedWithoutUs(_, decision) if decision.text:
-            return msgspec.convert(json.loads(decision.text), JobDecision)
-        case protocol.PeerText(_, text):
-            row = json.loads(text)
-            return str(row["text"]), msgspec.convert(row["first_step"], int | None), msgspec.convert(row["loaded_step"], int | None)
-        case _:
-            return None

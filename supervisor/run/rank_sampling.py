@@ -8,15 +8,18 @@ import time
 from typing import TYPE_CHECKING
 
 from checkpointing.io import staging
+from health.model import Readings
+from supervisor.core import planning
 from supervisor.core.events import ProgressObserved
 from supervisor.core.state import Stage
 from supervisor.job.identity import LOOK_FILE, SHM
-from supervisor.observe.hangs import diagnosis, look, rank_progress
+from supervisor.observe.hangs import devices, diagnosis, look, rank_progress
 from supervisor.observe.hangs.watch import HangWatch
 from supervisor.observe.ranks import heartbeats, start_files
 from supervisor.observe.ranks.progress_sampler import START_CEILING_S, ProgressSampler
 from supervisor.observe.ranks.step_times import StepTimes
 from supervisor.report import look_page
+from supervisor.run.job_hangs import JobHangs
 from supervisor.run.load_watch import LoadWatch
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
     from supervisor.core.events import Event
     from supervisor.core.model import CheckpointRef, Hang, LoadedCheckpoint, RankInfo
+    from supervisor.core.state import Attempt
     from supervisor.job.job import Job
     from supervisor.observe.hangs.look import Look
     from supervisor.observe.hangs.rank_progress import RankProgress
@@ -41,7 +45,8 @@ class RankSampling:
 
     is_ours: whether a path is a checkpoint of this job. on_heartbeats: gets the heartbeats of a running attempt, and when they were read.
     trained: gets, once for an attempt, its number and when its ranks came how far on the way to their first step (start_files.py).
-    loss: returns the newest loss that was seen. loaded: returns the checkpoints that the ranks of an attempt loaded.
+    loss: returns the newest loss that was seen. loaded: returns the checkpoints that the ranks of an attempt loaded. readings: returns the
+    newest readings of the GPUs.
     """
 
     def __init__(  # noqa: PLR0913 (for whom, and who else takes what is read)
@@ -55,13 +60,16 @@ class RankSampling:
         trained: Callable[[int, Mapping[str, int]], None],
         loss: Callable[[], float | None] = lambda: None,
         loaded: Callable[[int], tuple[LoadedCheckpoint, ...]] = lambda _attempt: (),
+        readings: Callable[[], Readings] = Readings,
     ) -> None:
         self._job, self._loop, self._threads, self._is_ours = job, loop, threads, is_ours
         self._on_heartbeats, self._trained = on_heartbeats, trained
-        self._looks = RankLooks(loop, threads)
+        self._looks = RankLooks(loop, threads, readings)
         self._progress = ProgressSampler(loop.post, START_CEILING_S, is_ours, loss)
         self._loads = LoadWatch(loop, threads, loaded)
-        self._hangs = HangWatch(loop.post, job.settings.hang, self._looks, suspended_s=suspended_s)
+        self.job_hangs = JobHangs(job, loop, threads)
+        self._hangs = HangWatch(loop.post, job.settings.hang, self._looks, nodes=self.job_hangs, suspended_s=suspended_s)
+        self.job_hangs.watch = self._hangs
         self._directory: Path | None = None
         self._attempt, self._has_trained = 0, False
         self._step_times = StepTimes()
@@ -74,6 +82,7 @@ class RankSampling:
         self._progress.watch(attempt, directory, self._loop.clock.now(), resume)
         self._looks.begun[attempt] = time.time()
         self._hangs.watch(attempt)
+        self.job_hangs.forget()
         self._loads.watch(attempt)
 
     def forget(self) -> None:
@@ -92,7 +101,12 @@ class RankSampling:
         """
         directory, now, state, attempt = self._directory, self._loop.clock.now(), self._loop.state, self._attempt
         step_times = self._step_times
-        is_watched, is_whole = state.stage is Stage.RUNNING and not last, state.attempt.world_size <= len(state.attempt.ranks)
+        is_watched = state.stage is Stage.RUNNING and not last
+        nodes = {
+            "is_whole": state.attempt.world_size <= len(state.attempt.ranks),
+            "is_shared": state.attempt.is_shared and len(state.attempt.members) > 1 and self.job_hangs.has_nodes,
+            "is_over": 0 < len(state.attempt.ranks) <= len(left_with_0(state.attempt)),
+        }
         if directory is None:
             return
 
@@ -105,7 +119,7 @@ class RankSampling:
             if not self._has_trained and beats and len(beats) >= len(ranks) and all(beat.last_step_ns for beat in beats):
                 self._post_start(attempt, directory, len(beats))
             if is_watched:
-                self._threads.observe("hangs", lambda: self._hangs.sample(now, beats, ranks, is_whole=is_whole))
+                self._threads.observe("hangs", lambda: self._hangs.sample(now, beats, ranks, **nodes))
                 self._threads.observe("loss and pace", lambda: self._on_heartbeats(beats, now))
 
         if self._job.scratch.is_relative_to(SHM):
@@ -142,20 +156,24 @@ class RankLooks:
     begun: when each attempt of this run began, in Unix seconds, as file times are.
     """
 
-    def __init__(self, loop: Loop, threads: Threads) -> None:
-        self._loop, self._threads = loop, threads
+    def __init__(self, loop: Loop, threads: Threads, readings: Callable[[], Readings] = Readings) -> None:
+        self._loop, self._threads, self._readings = loop, threads, readings
         self.directory: Path | None = None
         self.begun: dict[int, float] = {}
 
     def start(self, ranks: Sequence[RankInfo], beats: Sequence[RankHeartbeat], done: Callable[[Look | None], None]) -> None:
         """Take a look in a thread. From any thread."""
-        directory, begun = self.directory, dict(self.begun)
+        directory, begun, state = self.directory, dict(self.begun), self._loop.state
+        over = left_with_0(state.attempt)
+        gpu_of = {info.rank: planning.gpu_of_rank(state, info.rank) for info in ranks}
 
         def work() -> None:
             found = None
             try:
                 if directory is not None:
-                    found = look.take(look.with_beats(ranks, beats), directory, beats={beat.rank: beat for beat in beats}, begun=begun)
+                    known = {beat.rank: beat for beat in beats}
+                    found = look.take(look.with_beats(ranks, beats), directory, beats=known, begun=begun, left_with_0=over)
+                    found = devices.named(found, self._readings(), gpu_of, time.time())
                     self._keep(look_page.text_of(found))
             finally:
                 done(found)
@@ -176,6 +194,11 @@ class RankLooks:
         if self.directory is not None:
             with contextlib.suppress(OSError):  # whoever reads it reports that it is missing
                 staging.write(str(self.directory / LOOK_FILE), text.encode(errors="replace"), is_durable=False)
+
+
+def left_with_0(attempt: Attempt) -> frozenset[int]:
+    """Return the ranks that ended with exit code 0."""
+    return frozenset(death.rank for death in attempt.deaths if not death.failed)
 
 
 def suspended_s() -> float:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GUARDS", "LADDERS", "RUNGS", "SUSPECTS", "ladder", "propose", "summary"]
 
-_FAMILIES = (guards, own_change, users_row, memory, checkpoint, gpu, collectives, network, storage, repetition)
+_FAMILIES = (guards, after_training, own_change, users_row, memory, checkpoint, gpu, collectives, network, storage, repetition)
 #: Every built-in rung, by its name.
 RUNGS: dict[str, Rung] = {rung.name: rung for family in _FAMILIES for rung in family.RUNGS}
 #: The steps for each cause, of its row.

@@ -1,4 +1,7 @@
-"""What is done about a failure after the last step: it comes before every ladder, because no rung has anything left to train."""
+"""What is done about a failure after the last step: it comes before every ladder, because no rung has anything left to train.
+
+Two causes are of nothing else (exit_stuck, exit_abort): their ladder is this one rung.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from supervisor.core.model import FROM_OUTSIDE, Cause, Phase, Plan, PlanKind
 from supervisor.core.values import replace
 from supervisor.strategies.guards import within_cap
 from supervisor.strategies.repetition import HANGS, restart_within_budget
+from supervisor.strategies.rung import Rung
 from supervisor.strategies.situation import exit_code_of
 
 if TYPE_CHECKING:
@@ -16,6 +20,8 @@ if TYPE_CHECKING:
 
 #: `Plan.strategy` of its plans.
 NAME = "training_over"
+#: Causes of what comes after a training.
+OF_AN_EXIT = frozenset({Cause.EXIT_STUCK, Cause.EXIT_ABORT})
 #: Of where the last save goes to, and of where it comes from.
 _OF_PLACES = frozenset({Cause.DISK_FULL, Cause.IO_ERROR, Cause.STORAGE_REMOTE, Cause.NODE_LOST})
 
@@ -29,18 +35,28 @@ def training_over(situation: Situation) -> Plan | None:
     ending = situation.ending
     if not ending.is_over or situation.failed_gpus:  # a GPU that failed goes out of use, whenever that was
         return None
+    if situation.verdict.cause in OF_AN_EXIT:
+        return stop_after_training(situation)
     if situation.verdict.cause in FROM_OUTSIDE or (ending.kind is EndKind.SEEMS_OVER and _lost_its_last_save(situation)):
         return None
-    ended = ended_text(ending.step, situation.verified)
-    code = 124 if situation.verdict.cause in HANGS else exit_code_of(situation.first)
     if ending.kind is EndKind.SEEMS_OVER and _gets_a_checkpoint(situation) and not situation.tried_since(NAME):
         plan = within_cap(situation) or restart_within_budget(situation)
         if plan.kind is PlanKind.RESTART:
-            then = f"if it fails so again: stop with exit code {code}"
+            then = f"if it fails so again: stop with exit code {stop_after_training(situation).exit_code}"
+            ended = ended_text(ending.step, situation.verified)
             return replace(plan, reason=f"{ended}, as it seems: one more attempt shows whether it ends now", next_rung=then, strategy=NAME)
+    return stop_after_training(situation)
+
+
+def stop_after_training(situation: Situation) -> Plan:
+    """Stop, with a code that says what is true: the failed rank's own, 124 where ranks stood, and 0 if rank 0 had left with 0 by then."""
+    ending, cause = situation.ending, situation.verdict.cause
+    code = 124 if cause in HANGS or cause is Cause.EXIT_STUCK else exit_code_of(situation.first)
+    if cause is Cause.EXIT_STUCK and any(rank.rank == 0 and rank.left_well for rank in ending.ranks):
+        code = 0
     return Plan(
         kind=PlanKind.STOP,
-        reason=f"{ended}: another attempt would have nothing to train",
+        reason=f"{ended_text(ending.step, situation.verified)}: another attempt would have nothing to train",
         next_rung="correct what the program does after its last step; the training itself needs no other start",
         strategy=NAME,
         exit_code=code,
@@ -59,3 +75,6 @@ def _gets_a_checkpoint(situation: Situation) -> bool:
     """Whether the next attempt is known not to begin from scratch."""
     policy = situation.policy
     return policy.resumes_itself or situation.resume is not None or (policy.checkpoints_declared and bool(situation.verified))
+
+
+RUNGS = (Rung(NAME, stop_after_training, "stop: the training was over, and what failed or stood then trains nothing"),)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.core import ending, epoch, events, failure, lifecycle
-from supervisor.core.actions import Alert, CloseIncident, Finish, OpenIncident, PrintMessage, StopRanks
+from supervisor.core.actions import Alert, CloseIncident, FindSave, Finish, OpenIncident, PrintMessage, ReportDecision, StopRanks
 from supervisor.core.decide import decide
 from supervisor.core.ending import EndKind
 from supervisor.core.model import (
@@ -254,7 +254,8 @@ def test_the_watchdogs_abort_after_the_script_is_an_abort_and_no_collective_that
     claim = Claim(Cause.NCCL_TIMEOUT, 0.85, transient=True)
     text = Evidence("log", "nccl.watchdog", "Terminating the process after attempting to dump debug info", 0, 11.0, claim=claim)
     answer = decision(failed((*rank(0, signal=6, over=True), text), rank(1, code=0, over=True)))
-    assert (answer.verdict.cause, answer.plan.exit_code) == (Cause.UNKNOWN_NATIVE_ABORT, 134)
+    assert (answer.verdict.cause, answer.plan.exit_code) == (Cause.EXIT_ABORT, 134)
+    assert answer.verdict.summary.startswith("after the last step: rank 0 was killed by SIGABRT in its teardown: Terminating the process")
 
 
 def test_a_gpu_that_failed_goes_out_of_use_whenever_that_was() -> None:
@@ -283,31 +284,150 @@ def test_a_rank_that_leaves_with_0_ends_nothing_and_is_remembered() -> None:
     assert actions == (Finish(0, "done"),)
 
 
-LATE = events.HangConfirmed(
-    9.0, 1, Hang(HangKind.EXIT, "rank 0 is at its exit, and a thread of it is in upload (t.py:5)", (0,), still_s=300.0)
+AT_EXIT = "rank 0 stands at its exit: a thread of it is in upload (t.py:5)"
+THREAD = Hang(HangKind.EXIT, "rank 0 is at its exit, and a thread of it is in upload (t.py:5)", (0,), still_s=300.0, at_exit=AT_EXIT)
+LATE = events.HangConfirmed(9.0, 1, THREAD)
+OVER = events.HangConfirmed(600.0, 1, replace(THREAD, still_s=891.0, over=True))
+#: What only the declared end shows: rank 1 waits in a barrier for rank 0, which left with 0.
+IN_A_BARRIER = Hang(
+    HangKind.GONE,
+    "rank 1 waits in barrier (seq 7, train.py:9); rank 0 is gone",
+    (0,),
+    still_s=90.0,
+    at_exit="rank 1 stands at its exit in barrier (seq 7, train.py:9)",
+    end_step=200,
 )
 
 
 @pytest.mark.parametrize("launcher", [Launcher.ELASTIC, Launcher.PLAIN])
-def test_a_process_that_does_not_leave_is_ended_and_the_run_is_done(launcher: Launcher) -> None:
+def test_a_process_that_does_not_leave_is_ended_as_an_incident_of_its_own_and_never_with_0(launcher: Launcher) -> None:
     state = replace(RUNNING, run=Run(policy=Policy(launcher=launcher, on_hang="restart")))
     state, actions = decide(state, LATE)
-    (alert,) = (action for action in actions if isinstance(action, Alert))
-    assert alert.text.startswith("training ended; rank 0 has not left for 300 s: rank 0 is at its exit, and a thread of it is in upload")
+    assert [type(one).__name__ for one in actions] == ["KeepLook", "Alert"], "for 10 minutes it may be uploading"
+    state, actions = decide(state, OVER)
     assert any(isinstance(action, StopRanks) for action in actions)
-    assert not any(isinstance(action, OpenIncident) for action in actions)
-    state, _ = decide(state, events.RankExited(9.5, 1, RankExit(0, 100, 9, signal=15)))
-    state, actions = decide(state, events.AttemptEnded(10.0, 1, "failed"))
-    assert (state.stage, actions) == (Stage.ENDED, (Finish(0, "done"),))
+    (opened,) = (action for action in actions if isinstance(action, OpenIncident))
+    assert opened.summary == f"the training was over; {AT_EXIT}, for 891 s"
+    state, _ = decide(state, events.RankExited(600.5, 1, RankExit(0, 100, 9, signal=15)))
+    state, _ = decide(state, events.AttemptEnded(601.0, 1, "failed"))
+    exits = tuple(Evidence("exit", "ended_by_us", "15", number, 600.5) for number in (0, 1))
+    state, actions = decide(state, events.EvidenceCollected(602.0, 1, 1, exits))
+    assert state.stage is Stage.ENDED
+    (report,) = (action for action in actions if isinstance(action, ReportDecision))
+    assert (report.verdict.cause, report.verdict.rank, report.plan.exit_code) == (Cause.EXIT_STUCK, 0, 124)
+    assert report.verdict.summary == opened.summary
 
 
 @pytest.mark.parametrize("action", ["warn", "auto", ""])
 def test_a_process_that_does_not_leave_is_only_reported_unless_the_user_asks_for_more(action: str) -> None:
     state = replace(RUNNING, run=Run(policy=Policy(on_hang=action)))
-    state, actions = decide(state, LATE)
-    assert [type(one).__name__ for one in actions] == ["KeepLook", "Alert"]
+    for event, then in ((LATE, "once nothing of it has worked for 10 minutes"), (OVER, "and trains nothing again")):
+        state, actions = decide(state, event)
+        assert [type(one).__name__ for one in actions] == ["KeepLook", "Alert"]
+        assert then in next(one.text for one in actions if isinstance(one, Alert))
+        assert state.stage is Stage.RUNNING
+        assert not any(isinstance(one, Alert) for one in decide(state, event)[1]), "once"
+
+
+def declared(on_hang: str, *verified: CheckpointRef) -> JobState:
+    """Return a job whose last step is named and made; rank 0 left with 0."""
+    policy = Policy(launcher=Launcher.ELASTIC, on_hang=on_hang, checkpoints_declared=True)
+    return replace(
+        RUNNING,
+        run=Run(policy=policy, verified=verified, newest=verified[-1] if verified else None),
+        attempt=replace(RUNNING.attempt, deaths=(RankExit(0, 100, 5, code=0),)),
+    )
+
+
+def ended(state: JobState, *left: int) -> tuple[JobState, ReportDecision]:
+    """Return what is decided once the ranks are gone, of which these had left with 0."""
+    state, _ = decide(state, events.AttemptEnded(601.0, 1, "failed"))
+    exits = tuple(Evidence("exit", *(("exit_code", "0") if number in left else ("ended_by_us", "15")), number, 5.0) for number in (0, 1))
+    beats = tuple(
+        Evidence("heartbeat", name, text, number, 600.0)
+        for number in (0, 1)
+        for name, text in (("phase", "train"), ("steps", "200"), ("step", "200"), ("total", "200"))
+    )
+    state, actions = decide(state, events.EvidenceCollected(602.0, 1, 1, (*exits, *beats)))
+    if any(isinstance(action, FindSave) for action in actions):
+        state, actions = decide(state, events.SaveSearched(603.0, 1, None))
+    (report,) = (action for action in actions if isinstance(action, ReportDecision))
+    return state, report
+
+
+@pytest.mark.parametrize(("left", "code"), [((0,), 0), ((1,), 124), ((), 124)], ids=["rank 0", "another rank", "nobody"])
+def test_after_the_declared_end_the_run_ends_with_0_only_if_rank_0_had_left_so(left: tuple[int, ...], code: int) -> None:
+    state, actions = decide(declared("restart", STEP_200), events.HangConfirmed(100.0, 1, IN_A_BARRIER))
+    assert (state.stage, [type(one).__name__ for one in actions]) == (Stage.RUNNING, ["KeepLook"]), "for 10 minutes nothing is said"
+    state, actions = decide(state, events.HangConfirmed(700.0, 1, replace(IN_A_BARRIER, still_s=690.0, over=True)))
+    assert state.stage is Stage.TEARDOWN
+    state, report = ended(state, *left)
+    assert (report.verdict.cause, report.plan.kind, report.plan.exit_code) == (Cause.EXIT_STUCK, PlanKind.STOP, code)
+    assert report.verdict.summary == f"the training was over at step 200; {IN_A_BARRIER.at_exit}, for 690 s"
+    assert "the training had ended at step 200, checkpoint verified" in report.plan.reason
+    assert state.run.exit_code == code
+
+
+def test_what_still_works_behind_the_declared_end_is_never_ended() -> None:
+    works = replace(IN_A_BARRIER, still_s=5000.0, working="rank 1 moves 4 KB a second")
+    state, actions = decide(declared("restart", STEP_200), events.HangConfirmed(5000.0, 1, works))
+    assert (state.stage, [type(one).__name__ for one in actions]) == (Stage.RUNNING, ["KeepLook"])
+
+
+@pytest.mark.parametrize("action", ["warn", "auto"])
+def test_after_the_declared_end_only_restart_ends_what_waits_for_a_rank_that_is_gone(action: str) -> None:
+    state, actions = decide(declared(action, STEP_200), events.HangConfirmed(700.0, 1, replace(IN_A_BARRIER, still_s=690.0, over=True)))
     assert state.stage is Stage.RUNNING
-    assert decide(state, LATE)[1] == ()
+    (alert,) = (one for one in actions if isinstance(one, Alert))
+    assert alert.text.startswith("the training was over at step 200; rank 1 stands at its exit in barrier (seq 7, train.py:9), for 690 s")
+
+
+@pytest.mark.parametrize("verified", [(), (replace(STEP_200, step=180),)], ids=["none", "an older one"])
+def test_without_a_verified_checkpoint_of_the_last_step_it_is_a_hang_as_any_other(verified: tuple[CheckpointRef, ...]) -> None:
+    state, _ = decide(declared("auto", *verified), events.HangConfirmed(700.0, 1, replace(IN_A_BARRIER, over=True)))
+    assert state.stage is Stage.TEARDOWN
+    verdict = ended(state, 0)[1].verdict
+    assert (verdict.cause, verdict.runner_up) == (Cause.USER_CODE, Cause.HANG_NO_ERROR)
+    assert verdict.summary == "after the last step: rank 1 waited for rank 0, which had left with 0"
+
+
+DESTROY = '  File "torch/distributed/distributed_c10d.py", line 2200, in destroy_process_group\nRuntimeError: NCCL error: unhandled'
+AT_200 = {"step": 200, "total": 200}
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "what"),
+    [
+        ({"signal": 6}, 134, "was killed by SIGABRT in its teardown: terminate called after throwing an instance of 'c10::Error'"),
+        ({"signal": 11}, 139, "was killed by SIGSEGV in its teardown: terminate called"),
+        ({"code": 1, "trace": DESTROY}, 1, "left with 1 in destroy_process_group"),
+        ({"code": 3}, 3, "left with 3 in its teardown"),
+    ],
+    ids=["abort", "crash", "destroy_process_group", "a code"],
+)
+def test_who_dies_after_the_declared_end_is_named_and_nothing_is_trained_again(end: dict[str, object], code: int, what: str) -> None:
+    claim = Claim(Cause.UNKNOWN_NATIVE_ABORT, 0.9, transient=True)
+    text = Evidence(
+        "log", "unknown_native_abort.terminate", "terminate called after throwing an instance of 'c10::Error'", 1, 10.5, claim=claim
+    )
+    facts = (*rank(1, **AT_200, **end), *((text,) if "signal" in end else ()))  # type: ignore[arg-type]  # a table
+    answer = decision(failed(rank(0, **AT_200), facts))
+    assert (answer.verdict.cause, answer.verdict.rank) == (Cause.EXIT_ABORT, 1)
+    assert answer.verdict.summary.startswith(f"after the last step: rank 1 {what}")
+    assert (answer.plan.kind, answer.plan.exit_code) == (PlanKind.STOP, code)
+    assert "the training had ended at step 200, checkpoint verified" in answer.plan.reason
+
+
+def test_who_dies_after_the_declared_end_without_a_verified_checkpoint_has_failed() -> None:
+    answer = decision(failed(rank(0, **AT_200), rank(1, signal=6, **AT_200), verified=()))
+    assert answer.verdict.cause is Cause.UNKNOWN_NATIVE_ABORT
+    assert answer.plan.kind is PlanKind.RESTART
+
+
+def test_an_evaluation_that_fails_after_the_declared_end_keeps_its_cause() -> None:
+    answer = decision(failed(rank(0, **AT_200), rank(1, code=1, trace="ValueError: labels", **AT_200)))
+    assert (answer.verdict.cause, answer.plan.exit_code) == (Cause.USER_CODE, 1)
+    assert answer.plan.kind is PlanKind.STOP
 
 
 def test_a_failure_that_the_command_hides_is_an_incident_and_the_code_stays_0() -> None:

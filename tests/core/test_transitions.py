@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.core.decide import EVENTS, decide, initial
-from supervisor.core.events import AttemptEnded, CheckpointSelected, DecisionMade, LauncherFellBack, LauncherStarted, LeftBehind, TimerFired
+from supervisor.core.events import (
+    AttemptEnded,
+    CheckpointSelected,
+    DecisionMade,
+    LauncherFellBack,
+    LauncherStarted,
+    LeftBehind,
+    SaveSearched,
+    TimerFired,
+)
 from supervisor.core.model import Finding
 from supervisor.core.state import Stage
 from supervisor.core.values import replace
@@ -72,6 +81,7 @@ def kind_of(state: JobState) -> tuple[object, ...]:
         (attempt.is_shared, attempt.decided, attempt.decision is None),
         (policy.health, policy.checkpoints_declared, policy.checkpoints_learned, policy.nodes > 1, policy.launcher, bool(policy.evict_on)),
         (run.reason, bool(run.findings), run.incident is None, run.incident is not None and run.incident.plan is not None),
+        attempt.last_save_search,
         stop and (stop.ranks_not_yet_signalled, stop.save_search, stop.rank_failed),
     )
 
@@ -89,6 +99,9 @@ def variants(state: JobState, events: list[Event]) -> Iterator[tuple[JobState, l
     policy = state.run.policy
     for other in (replace(policy, health=True), replace(policy, nodes=1), replace(policy, nodes=1, health=True)):
         yield replace(state, run=replace(state.run, policy=other)), some
+    if state.attempt.last_save_search:  # the other nodes wait for what this one finds
+        shared = replace(state.attempt, members=("a/1", "b/1"), me="a/1", decided="")
+        yield replace(state, attempt=shared), [event for event in events if isinstance(event, SaveSearched)]
     if state.stage is Stage.SELECTING:  # the look at this node was quicker
         full = replace(state.run, findings=FULL_DISK, policy=replace(policy, health=True))
         yield replace(state, run=full, attempt=replace(state.attempt, number=max(1, state.attempt.number))), some

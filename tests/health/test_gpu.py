@@ -21,6 +21,9 @@ from health.model import Ask, Reading, Readings, Repair, Result, Severity
 from health.probes.gpu import nvml, nvml_calls
 from health.probing.runner import Runner
 from health.thresholds import Thresholds
+from supervisor.observe.hangs import devices
+from supervisor.observe.hangs.look import Look, ProcessLook, RankLook
+from supervisor.observe.hangs.recorder import Collective, ProcessGroup, RecordedCollectives
 from tests.health.conftest import FakeNvml
 from tests.health.looking import are_apart
 
@@ -30,6 +33,10 @@ if TYPE_CHECKING:
 
     from health.model import CheckResult
 
+AHEAD = ProcessGroup("0", last=(Collective("all_reduce", 41, done=True), Collective("all_reduce", 42, done=False)))
+BEHIND = ProcessGroup("0", last=(Collective("all_reduce", 41, done=True),))
+#: Of three ranks: one waits, the others did not come.
+IN_TURN = tuple(RecordedCollectives((group,)) for group in (AHEAD, BEHIND, BEHIND))
 GPU = "gpu:GPU-00000000-0000-4000-8000-{:012d}"
 UUID = "GPU-00000000-0000-4000-8000-00000000000"
 
@@ -379,6 +386,22 @@ def test_pending_events_are_returned_before_the_driver_is_asked_anything() -> No
     listening = nvml.session()
     listening._events.pending.append((GPU.format(0), {"kind": "xid", "data": 79}))  # noqa: SLF001  as its thread does
     assert next(listening.read(Ask())).value == [{"kind": "xid", "data": 79}]
+
+
+@pytest.mark.process
+def test_what_the_gpus_of_ranks_draw_and_how_busy_their_memory_is_is_evidence_of_a_hang(fake_nvml: FakeNvml, runner: Runner) -> None:
+    """All are busy, as NCCL's kernels that wait are; one draws a fraction of its limit."""
+    fake_nvml.set({"all.busy": 100, "0.power": 92_000, "0.memory_busy": 1, "1.power": 640_000, "1.memory_busy": 57})
+    readings = runner.sample(("nvml",), Ask())
+    seen = Look(0.0, tuple(RankLook(number, number, ProcessLook(100 + number, 1), collectives=IN_TURN[number]) for number in (0, 1, 2)))
+    gpu_of = {number: GPU.format(number).removeprefix("gpu:") for number in (0, 1)}
+    named = devices.named(seen, readings, gpu_of, time.time())
+    assert devices.text_of(named, [1]) == (
+        "rank 1: GPU 1, draws 640 of 700 W, its memory busy 57 % of the time, last over: all_reduce (seq 41); "
+        "rank 0: GPU 0, draws 92 of 700 W, its memory busy 1 % of the time, in all_reduce (seq 42); rank 2: last over: all_reduce (seq 41)"
+    )
+    assert devices.text_of(devices.named(seen, readings, gpu_of, time.time() + 100), [1]) == "", "of another time"
+    assert devices.text_of(devices.named(seen, Readings(), gpu_of, time.time()), []) == ""
 
 
 @pytest.mark.process

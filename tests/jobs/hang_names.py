@@ -17,4 +17,15 @@ HANGS = (
     "frozen",
 )
 #: Go on by themselves.
-HEALTHY = ("none", "evaluation", "slow_save", "first_step", "pause", "no_optimizer", "long_step", "rollouts", "inference")
+HEALTHY = (
+    "none",
+    "evaluation",
+    "evaluation_alone",
+    "slow_save",
+    "first_step",
+    "pause",
+    "no_optimizer",
+    "long_step",
+    "rollouts",
+    "inference",
+)

@@ -173,6 +173,8 @@ class Training:
             self.work()
         if self.is_culprit and self.here("one_sided", "python_loop", "c_loop", "c_wait", "pipe", "fuse", "frozen", "pause", "first_step"):
             getattr(self.culprit, self.name)()
+        if self.is_culprit and self.here("evaluation_alone"):
+            self.judge()
         inputs = torch.randn(16, 8, generator=torch.Generator().manual_seed(1000 * batch + self.job.rank))
         (self.model(inputs) - inputs).square().mean().backward()
         self.exchange()
@@ -232,6 +234,13 @@ class Training:
             time.sleep(self.args.long_s)
         self.model.train()
         self.dist.barrier()
+
+    def judge(self) -> None:
+        """Compute for long, while the peers wait in the next all_reduce."""
+        until = time.monotonic() + self.args.long_s
+        while time.monotonic() < until:
+            with self.torch.no_grad():
+                self.model(self.torch.zeros(4096, 8))
 
     def work(self) -> None:
         """Compute for long without a step: micro-batches of one large step, or the experience that a policy collects."""

@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
 #: Further words of the job, and shorter limits where its slow part is to pass them.
 HEALTHY: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "evaluation": (("--long-s=1.5", "--epoch-steps=40"), {}),
+    "evaluation_alone": (("--long-s=6",), {}),
     "slow_save": (("--long-s=5", "--at=152"), {}),
     "first_step": (("--long-s=6", "--at=1"), {}),
     "pause": (("--long-s=1.5",), {}),

@@ -83,7 +83,9 @@ def test_what_all_nodes_see_alike_is_alerted_by_the_first_and_what_is_of_one_nod
     reporter.took(NodesGathered(2.0, 2, node, 2, 2, ("a/1", "b/1")))
     reporter.run_finished(0, 2)
     of_all = ["run_started", "hang", "no_checkpoint", "node_health", "run_finished"]
-    assert [alert.event.value for alert in sent(reporter)] == (["node_health"] if node else of_all)
+    assert [alert.event.value for alert in sent(reporter)] == (["hang", "node_health"] if node else of_all), (
+        "of a hang one node speaks for all"
+    )
     assert said(reporter) == ["text"] * 3, "every terminal has it"
 
 
@@ -392,3 +394,10 @@ def test_an_alert_carries_the_node_the_confidence_and_lines_without_secrets(repo
     assert (alert.node, alert.confidence, alert.state_dir) == ("n", 0.9, "s")
     assert any("/data/x" in line for line in alert.lines)
     assert "CANARY" not in repr(alert.lines)
+
+
+def test_an_alert_about_a_hang_names_its_own_rank_and_node_and_not_those_of_an_earlier_failure(reporter: Reporter) -> None:
+    reporter.decided(ReportDecision(1, 1, replace(VERDICT, node="b.cluster:1"), PLAN, 65))
+    reporter.alerted(act.Alert("hang", 2, "text", culprit=(43, "n5.cluster:5")))
+    reporter.alerted(act.Alert("hang", 3, "text"))
+    assert [(alert.rank, alert.failed_on) for alert in sent(reporter)] == [(3, "b:1"), (43, "n5:5"), (None, "")]

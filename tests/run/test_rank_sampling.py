@@ -98,7 +98,9 @@ def test_one_reading_shows_progress_and_a_hang(tmp_path: Path, beat: HeartbeatWr
     (rank,) = look.with_beats((), heartbeats.read(tmp_path / "heartbeat"))
     nothing_moves = look.Look(0.0, ())
     monkeypatch.setattr(
-        look, "take", lambda ranks, directory, *, beats, begun: taken.append((ranks, directory, list(beats), list(begun))) or nothing_moves
+        look,
+        "take",
+        lambda ranks, directory, *, beats, begun, **_: taken.append((ranks, directory, list(beats), list(begun))) or nothing_moves,
     )
     made = sampling(loop, tmp_path)
     for step in range(1, 40):

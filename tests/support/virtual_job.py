@@ -57,6 +57,8 @@ class VirtualJob:
     group_timeout_s: float | None = None
     kind: HangKind = HangKind.STILL
     slow: bool = False
+    at_exit: str = ""
+    working: str = ""
     is_whole: bool = True
     suspended_s: float = 0.0
     posted: list[HangEvent] = field(default_factory=list)
@@ -99,6 +101,8 @@ class VirtualJob:
             busy=is_busy,
             group_timeout_s=self.group_timeout_s,
             slow=self.slow,
+            at_exit=self.at_exit,
+            working=self.working,
         )
 
     # what happens

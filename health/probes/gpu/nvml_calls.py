@@ -53,6 +53,10 @@ def _busy(answer: Any) -> Json:  # noqa: ANN401
     return int(answer.gpu)
 
 
+def _memory_busy(answer: Any) -> Json:  # noqa: ANN401
+    return int(answer.memory)
+
+
 #: In the order in which they are asked: the most informative first, in case a later one hangs.
 ROWS: Final = (
     NvmlCall("gpu.remapped_rows", ("nvmlDeviceGetRemappedRows",), shape=_pair),
@@ -73,6 +77,7 @@ ROWS: Final = (
     NvmlCall("gpu.margin_c", ("nvmlDeviceGetMarginTemperature",)),
     NvmlCall("gpu.throttle_reasons", ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")),
     NvmlCall("gpu.busy_percent", ("nvmlDeviceGetUtilizationRates",), shape=_busy),
+    NvmlCall("gpu.memory_busy_percent", ("nvmlDeviceGetUtilizationRates",), shape=_memory_busy),
     NvmlCall("gpu.clock_sm_mhz", ("nvmlDeviceGetClockInfo",), (1,)),
     NvmlCall("gpu.clock_sm_max_mhz", ("nvmlDeviceGetMaxClockInfo",), (1,), static=True),
     NvmlCall("gpu.power_mw", ("nvmlDeviceGetPowerUsage",)),

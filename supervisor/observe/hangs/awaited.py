@@ -48,7 +48,8 @@ class Awaited(Struct, frozen=True):
 
     name: the path, `host:port`, the pid. is_left: a file whose end is waited for, older than this attempt, that no living process has open,
     has locked or is named in. lives: a living process is at the other end, holds it, or is it. moved_bytes: that went over a connection so
-    far; -1 elsewhere.
+    far; -1 elsewhere. pids: the processes of this node at the other end; ranks: those of which they are, or below which. of_store: a
+    connection to torch's store: it waits for a key, which any rank may set.
     """
 
     kind: AwaitedKind
@@ -57,6 +58,9 @@ class Awaited(Struct, frozen=True):
     is_left: bool = False
     lives: bool = False
     moved_bytes: int = -1
+    pids: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
+    of_store: bool = False
 
 
 class Surroundings:
@@ -73,7 +77,7 @@ class Surroundings:
         self._files: dict[str, Awaited] = {}
 
     def holders(self, link: str, *, but: int = 0) -> list[int]:
-        """Return who has a pipe or a file open, by the links of /proc/PID/fd. They are read once."""
+        """Return who has a pipe, a connection or a file open, by the links of /proc/PID/fd. They are read once."""
         with self._lock:
             if self._open is None:
                 self._open = _open_files()
@@ -97,7 +101,7 @@ def of_call(pid: int, waits: ThreadWait, around: Surroundings, *, depth: int = 0
     if waits.file is not None:
         holder = _blocks(pid) if waits.file.call in {"flock", "fcntl"} else 0
         text = f"{shown_process(holder)}, which holds the lock" if holder else ""
-        return (Awaited(AwaitedKind.FILE, waits.file.path, text, lives=True),) if holder else ()
+        return (Awaited(AwaitedKind.FILE, waits.file.path, text, lives=True, pids=(holder,)),) if holder else ()
     if waits.call in {"wait4", "waitid"}:
         return _children(pid, waits, around, depth)
     if waits.call in {"open", "openat"} and (path := procfs.opened_path(pid, waits.call, waits.arguments)):
@@ -116,6 +120,8 @@ def of_polled(pid: int, held: Sequence[Held], around: Surroundings) -> tuple[Awa
         elif kind != "process":
             path = os.path.join(procfs.link(f"/proc/{pid}/cwd"), str(value))  # noqa: PTH118 - text
             file = around.file(path)
+            if file.pids == (pid,) and _locked_by(path) == pid:
+                continue  # it holds that lock itself
             objects.append(file if kind == polled.PRESENCE else replace(file, is_left=False))
     return tuple(objects)
 
@@ -163,14 +169,20 @@ def _of_fd(pid: int, fd: int, around: Surroundings) -> Awaited | None:
     peer = around.connections.of(int(inode[2]))
     if peer is None:
         return None
-    return Awaited(AwaitedKind.SOCKET, peer.peer, f"{peer.peer}", lives=True, moved_bytes=peer.moved_bytes)
+    other = around.connections.other_end(peer)
+    pids = tuple(around.holders(f"socket:[{other}]")) if other else ()
+    of_store = peer.peer.rpartition(":")[2] == procfs.environment(pid).get("MASTER_PORT")
+    text = f"a key of torch's store at {peer.peer}" if of_store else peer.peer
+    return Awaited(AwaitedKind.SOCKET, peer.peer, text, lives=True, moved_bytes=peer.moved_bytes, pids=pids, of_store=of_store)
 
 
 def _pipe(pid: int, link: str, around: Surroundings, text: str) -> Awaited:
     others = around.holders(link, but=pid)
     if others:
         who = ", ".join(map(shown_process, others[:MOST]))
-        return Awaited(AwaitedKind.PIPE, link, f"{text} that {who} {'has' if len(others) == 1 else 'have'} open", lives=True)
+        return Awaited(
+            AwaitedKind.PIPE, link, f"{text} that {who} {'has' if len(others) == 1 else 'have'} open", lives=True, pids=tuple(others)
+        )
     own = [fd for fd in procfs.descriptors(pid) if procfs.link(f"/proc/{pid}/fd/{fd}") == link]
     if len(own) > 1:
         return Awaited(AwaitedKind.PIPE, link, f"{text} to a thread of its own", lives=True)
@@ -178,13 +190,13 @@ def _pipe(pid: int, link: str, around: Surroundings, text: str) -> Awaited:
 
 
 def _open_files() -> dict[str, list[int]]:
-    """Return who has each pipe, and each file with a path, open; asks no file system."""
+    """Return who has each pipe and socket, and each file with a path, open; asks no file system."""
     holders_of: dict[str, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 - names
         with contextlib.suppress(OSError):
             for fd in os.listdir(f"/proc/{name}/fd"):  # noqa: PTH208 - as above
                 link = procfs.link(f"/proc/{name}/fd/{fd}")
-                if link.startswith(("pipe:", "/")) and not link.startswith("/dev/"):
+                if link.startswith(("pipe:", "socket:", "/")) and not link.startswith("/dev/"):
                     holders = holders_of.setdefault(link, [])
                     if int(name) not in holders:
                         holders.append(int(name))
@@ -237,7 +249,7 @@ def _file(path: str, holders: Sequence[int], begun: Mapping[int, float]) -> Awai
     writer = _pid_in(path, status.st_size)
     if locked_by or holders:
         who = f"locked by {shown_process(locked_by)}" if locked_by else f"{' and '.join(map(shown_process, holders[:MOST]))} opened it"
-        return replace(awaited, text=f"the file {path} ({age}; {who})", lives=True)
+        return replace(awaited, text=f"the file {path} ({age}; {who})", lives=True, pids=(locked_by,) if locked_by else tuple(holders))
     if writer and procfs.waits(writer).state not in {"", "Z", "X"}:
         return replace(awaited, text=f"the file {path} ({age}; it names {shown_process(writer)})", lives=True)
     left = _left_by(status.st_mtime, begun)

@@ -1,4 +1,8 @@
-"""What two neighbouring looks at the ranks between which none moved mean: what the hang is, and who is to blame. Pure."""
+"""What two neighbouring looks at the ranks between which none moved mean: what the hang is, and who is to blame. Pure.
+
+A node compares its own two looks (`compared`). What they show of all ranks, of one node or of many, is judged by the same rules
+(`hang_of`).
+"""
 
 from __future__ import annotations
 
@@ -6,30 +10,97 @@ from typing import TYPE_CHECKING
 
 from supervisor.core.model import Hang, HangKind, Phase
 from supervisor.core.numeric import rank_list
-from supervisor.core.values import replace
+from supervisor.core.values import Struct, replace
+from supervisor.observe.hangs import devices
 from supervisor.observe.hangs.awaited import AwaitedKind
-from supervisor.observe.hangs.rank_activity import ActivityKind, RankActivity, rank_activity
-from supervisor.observe.hangs.rank_progress import compare
+from supervisor.observe.hangs.frames import StackFrame
+from supervisor.observe.hangs.rank_activity import AT_EXIT, ActivityKind, RankActivity, rank_activity, training_thread
+from supervisor.observe.hangs.rank_progress import RankProgress, compare
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from supervisor.observe.hangs.look import Look
-    from supervisor.observe.hangs.rank_progress import RankProgress
 
 #: Kinds in which the ranks that are waited for may come, if they do anything.
 _MAY_GO_ON = frozenset({HangKind.LATE, HangKind.WAITING, HangKind.EXIT, HangKind.STILL})
+#: So many nodes are named in one place of a sentence, and so many kinds of what ranks do.
+MOST_NAMED, MOST_KINDS = 3, 8
+
+
+class ComparedRank(Struct, frozen=True):
+    """One rank as two neighbouring looks show it: what it does now, and what it did between them.
+
+    lasts: it did the same in the first look. busy, slow: what showed it, behind its name, "" for nothing; polls: it only asks again and
+    again. working: what it or a process below it still did, whichever thread. script_over, steps, step, world: of its heartbeat. has_ended:
+    nothing is left for it to train. recorded, device: where it is in its process group by torch's recorder, and what its GPU does, for
+    people. stack: of its training thread, the innermost call first. node: as people are shown it, "" where the job has one.
+    """
+
+    activity: RankActivity
+    lasts: bool = False
+    busy: str = ""
+    slow: str = ""
+    polls: bool = False
+    working: str = ""
+    script_over: bool = False
+    has_ended: bool = False
+    steps: int | None = None
+    step: int | None = None
+    world: int | None = None
+    recorded: str = ""
+    device: str = ""
+    stack: tuple[StackFrame, ...] = ()
+    node: str = ""
+
+
+def compared(first: Look, second: Look, progress: RankProgress) -> tuple[ComparedRank, ...]:
+    """Return the ranks of the second look, compared with the first. progress: what moved between the two (rank_progress.compare)."""
+    before = {look.rank: rank_activity(look) for look in first.ranks}
+    busy, slow, working = dict(progress.busy), dict(progress.slow), dict(progress.working)
+    ranks = []
+    for look in second.ranks:
+        activity, thread = rank_activity(look), training_thread(look.process.stacks)
+        ranks.append(
+            ComparedRank(
+                activity,
+                look.rank in before and _same(before[look.rank], activity),
+                busy.get(look.rank, ""),
+                slow.get(look.rank, ""),
+                look.rank in progress.polling,
+                working.get(look.rank, ""),
+                look.script_over,
+                look.has_ended or (look.process.is_gone and look.steps is None),
+                None if look.process.is_gone else look.steps,  # one that ended lags behind nobody
+                look.step,
+                look.world,
+                devices.place(look),
+                look.device,
+                () if thread is None else thread.frames,
+            )
+        )
+    return tuple(ranks)
 
 
 def hang(first: Look, second: Look, *, still_s: float, limit_s: float, calibrated: bool) -> Hang:
-    """Return what the hang is, of two neighbouring looks between which no rank moved."""
-    progress = compare(first, second)
-    before = {look.rank: rank_activity(look) for look in first.ranks}
-    plain = tuple(rank_activity(look) for look in second.ranks)
-    lasting_ranks = {activity.rank for activity in plain if activity.rank in before and _same(before[activity.rank], activity)}
-    now = tuple(_in_full(activity, progress) for activity in plain)
-    lasting = tuple(activity for activity in now if activity.rank in lasting_ranks)
-    kind, text, culprits = _judged(now, lasting, second, progress)
+    """Return what the hang is, of two neighbouring looks at the ranks of one node, between which no rank moved."""
+    return hang_of(compared(first, second, compare(first, second)), still_s=still_s, limit_s=limit_s, calibrated=calibrated)
+
+
+def hang_of(
+    ranks: Sequence[ComparedRank], *, still_s: float, limit_s: float, calibrated: bool, silent: Sequence[tuple[str, str]] = ()
+) -> Hang:
+    """Return what the hang is, of all ranks of the job that were looked at. silent: the nodes that were not, each with the reason."""
+    progress = RankProgress(
+        busy=tuple((rank.activity.rank, rank.busy) for rank in ranks if rank.busy),
+        slow=tuple((rank.activity.rank, rank.slow) for rank in ranks if rank.slow),
+        polling=tuple(rank.activity.rank for rank in ranks if rank.polls),
+        working=tuple((rank.activity.rank, rank.working) for rank in ranks if rank.working),
+    )
+    now = tuple(_in_full(rank) for rank in ranks)
+    lasting = tuple(activity for activity, rank in zip(now, ranks, strict=True) if rank.lasts)
+    kind, text, culprits = _judged(now, lasting, ranks, progress)
+    at_exit, end_step = _behind_the_end(now, ranks)
     concerned = culprits or now
     waiters = [activity for activity in now if activity.group is not None]
     timeouts = [activity.group.timeout_s for activity in waiters if activity.group is not None and activity.group.timeout_s is not None]
@@ -38,9 +109,11 @@ def hang(first: Look, second: Look, *, still_s: float, limit_s: float, calibrate
     goes_on = [activity.rank for activity in concerned if kind in _MAY_GO_ON or activity.rank in slow]
     is_busy = kind in _MAY_GO_ON and any(rank in busy for rank in goes_on)
     is_slow = any(rank in slow for rank in goes_on)
+    nodes = {rank.activity.rank: rank.node for rank in ranks}
+    of_culprits = {nodes[activity.rank] for activity in culprits}
     return Hang(
         kind,
-        text,
+        "; ".join([text, *_silence(silent)]),
         tuple(activity.rank for activity in culprits),
         _code(culprits),
         Phase.UNKNOWN if shown is None else shown.phase,
@@ -51,15 +124,53 @@ def hang(first: Look, second: Look, *, still_s: float, limit_s: float, calibrate
         min(timeouts, default=None),
         is_slow,
         "" if is_busy or is_slow else _left_file(concerned),
+        at_exit=at_exit,
+        working="; ".join(f"rank {rank} {does}" for rank, does in progress.working),
+        end_step=end_step,
+        devices=devices.text_of(ranks, [activity.rank for activity in culprits]),
+        node=min(of_culprits) if len(of_culprits) == 1 else "",
     )
 
 
-def _in_full(activity: RankActivity, progress: RankProgress) -> RankActivity:
+def _behind_the_end(now: Sequence[RankActivity], ranks: Sequence[ComparedRank]) -> tuple[str, int | None]:
+    """Return who stands behind the training's end and in what, and the step that all ranks made; "" where a rank may still train."""
+    alive = [activity for activity in now if activity.kind is not ActivityKind.GONE]
+    if not alive or not all(rank.has_ended or rank.activity.at_exit for rank in ranks):
+        return "", None
+    alike: dict[str, list[RankActivity]] = {}
+    for activity in alive:
+        place = f" ({activity.place})" if activity.place and activity.place not in activity.text else ""
+        text = activity.text.removeprefix(AT_EXIT).removeprefix(", and ")
+        alike.setdefault(f"{text}{place}", []).append(activity)
+    nodes = _nodes(ranks)
+    parts = [
+        f"{_named(activities, nodes)} {'stands' if len(activities) == 1 else 'stand'} at {'its' if len(activities) == 1 else 'their'} exit"
+        f"{': ' if text.startswith('a thread') else ' '}{text}".rstrip()
+        for text, activities in list(alike.items())[:MOST_KINDS]
+    ]
+    steps = [rank.step for rank in ranks]
+    return "; ".join(parts), None if None in steps else min(step for step in steps if step is not None)
+
+
+def _silence(silent: Sequence[tuple[str, str]]) -> list[str]:
+    """Return which nodes could not be looked at, by their reasons."""
+    alike: dict[str, list[str]] = {}
+    for node, reason in silent:
+        alike.setdefault(reason, []).append(node)
+    return [f"node{'s' * (len(nodes) > 1)} {_listed(nodes)} {reason}" for reason, nodes in alike.items()]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
+
+
+def _in_full(rank: ComparedRank) -> RankActivity:
     """Return what a rank does, with what it uses, moves and waits for, if it is not in a collective."""
+    activity = rank.activity
     if activity.kind not in {ActivityKind.ELSEWHERE, ActivityKind.BLOCKED}:
         return activity
-    busy = [f", and {text}" for rank, text in progress.busy if rank == activity.rank]
-    slow = [f", {text}" for rank, text in progress.slow if rank == activity.rank]
+    busy = [f", and {rank.busy}"] if rank.busy else []
+    slow = [f", {rank.slow}"] if rank.slow else []
     waits = [f", waiting for {' and '.join(awaited.text for awaited in activity.awaits)}"] if activity.awaits and not busy else []
     return replace(activity, text="".join([activity.text, *busy, *slow, *waits]))
 
@@ -71,31 +182,34 @@ def _left_file(concerned: Sequence[RankActivity]) -> str:
 
 
 def _judged(
-    now: tuple[RankActivity, ...], lasting: tuple[RankActivity, ...], look: Look, progress: RankProgress
+    now: tuple[RankActivity, ...], lasting: tuple[RankActivity, ...], ranks: Sequence[ComparedRank], progress: RankProgress
 ) -> tuple[HangKind, str, tuple[RankActivity, ...]]:
     """Return kind, sentence and culprits: the first kind that is proven. `lasting`: the ranks that do the same in both looks."""
     waits = tuple(activity for activity in now if activity.kind is ActivityKind.WAITS)
-    if missed := _missed(now, lasting, waits, progress, {rank.rank for rank in look.ranks if rank.script_over}):
+    if missed := _missed(now, lasting, waits, progress, {rank.activity.rank for rank in ranks if rank.script_over}):
         others = tuple(activity for activity in now if activity.kind is ActivityKind.ELSEWHERE)
-        return HangKind.GONE, _sentence(waits, (*others, *missed), look), missed
+        return HangKind.GONE, _sentence(waits, (*others, *missed), ranks), missed
     if conflict := _mismatch(lasting):
-        return HangKind.MISMATCH, f"{_waiting(conflict)}: they wait for ever", conflict
+        return HangKind.MISMATCH, f"{_waiting(conflict, _nodes(ranks))}: they wait for ever", conflict
     for kind, which in ((HangKind.STOPPED, ActivityKind.STOPPED), (HangKind.BLOCKED, ActivityKind.BLOCKED)):
-        if culprits := tuple(activity for activity in lasting if activity.kind is which):
-            return kind, _sentence(waits, culprits, look), culprits
+        if culprits := tuple(activity for activity in lasting if activity.kind is which and not _waits_for_another(activity, progress)):
+            return kind, _sentence(waits, culprits, ranks), culprits
     rest = tuple(activity for activity in now if activity.kind not in {ActivityKind.WAITS, ActivityKind.GONE})
     goes_on = rest if len(rest) < len(now) else ()  # the others ended in order
-    if rest and (waits or all(activity.at_exit for activity in rest)):
-        return HangKind.LATE if waits else HangKind.EXIT, _sentence(waits, rest, look), rest
+    is_exit = not waits and all(activity.at_exit for activity in rest)
+    # who polls waits for another rank, and that one is late; where all poll, those are late that did not come to the collective
+    late = tuple(activity for activity in rest if not _waits_for_another(activity, progress))
+    if rest and (waits or is_exit or 0 < len(late) < len(rest)):
+        return HangKind.EXIT if is_exit else HangKind.LATE, _sentence(waits, rest, ranks), late or rest
     calls = {(activity.group.name if activity.group else "", activity.text) for activity in waits}
     if len(calls) == 1 and not any(activity.collective is not None and activity.collective.is_p2p for activity in waits):
-        return HangKind.WAITING, _sentence(waits, (), look) + _missing(waits, look), ()
-    return HangKind.STILL, _sentence(waits, rest, look) or "no rank of this node is known", goes_on
+        return HangKind.WAITING, _sentence(waits, (), ranks) + _missing(waits, ranks), ()
+    return HangKind.STILL, _sentence(waits, rest, ranks) or "no rank is known", goes_on
 
 
-def _missing(waits: Sequence[RankActivity], look: Look) -> str:
-    """Return how many ranks came to the process group that is to be made, where it is to have more than there are on this node."""
-    world = max((rank.world or 0 for rank in look.ranks), default=0)
+def _missing(waits: Sequence[RankActivity], ranks: Sequence[ComparedRank]) -> str:
+    """Return how many ranks came to the process group that is to be made, where it is to have more than were looked at."""
+    world = max((rank.world or 0 for rank in ranks), default=0)
     if world <= len(waits) or not all("init_process_group" in activity.text for activity in waits):
         return ""
     rest = world - len(waits)
@@ -129,8 +243,29 @@ def _missed(
     polling = [activity for activity in alive if _polls_in_vain(activity, progress) and (activity.awaits or not in_order)]
     if len(polling) + len(gone) == len(now):
         return gone
-    groups = [wait.group for wait in waits]
-    return tuple(activity for activity in gone if any(group is None or not group.ranks or activity.rank in group.ranks for group in groups))
+    awaited: set[int] | None = set()  # the members of the groups that are waited in; None: one of them is unknown
+    for ranks in {wait.group.ranks if wait.group is not None else () for wait in waits}:
+        awaited = None if awaited is None or not ranks else awaited | set(ranks)
+    return tuple(activity for activity in gone if awaited is None or activity.rank in awaited)
+
+
+def _waits_for_another(activity: RankActivity, progress: RankProgress) -> bool:
+    """Return whether a rank waits for another one outside of torch's collectives.
+
+    It polls a file, or torch's store; or what is at the other end of its queue, connection or lock is another rank. A loop that only sleeps
+    and asks for what nobody knows waits too; but not one that reads from its own children, or asks a server of somebody else's.
+    """
+    if activity.kind not in {ActivityKind.ELSEWHERE, ActivityKind.BLOCKED} or activity.at_exit or activity.phase is Phase.DATA:
+        return False
+    if activity.rank in {rank for rank, _ in (*progress.busy, *progress.slow)}:
+        return False
+    polls = activity.rank in progress.polling
+    if not activity.awaits:
+        return polls and activity.kind is ActivityKind.ELSEWHERE
+    return any(
+        awaited.of_store or bool(set(awaited.ranks) - {activity.rank}) or (polls and awaited.kind is AwaitedKind.FILE and not awaited.pids)
+        for awaited in activity.awaits
+    )
 
 
 def _polls_in_vain(activity: RankActivity, progress: RankProgress) -> bool:
@@ -158,39 +293,62 @@ def _mismatch(lasting: tuple[RankActivity, ...]) -> tuple[RankActivity, ...]:
     for waiting in groups.values():
         calls = {(activity.collective.sequence, activity.collective.operation) for activity in waiting if activity.collective is not None}
         differ_in_name = len(calls) > len({sequence for sequence, _ in calls})
-        members = {rank for activity in waiting if activity.group is not None for rank in activity.group.ranks}
+        members = {rank for activity in waiting[:1] if activity.group is not None for rank in activity.group.ranks}
         all_wait = bool(members) and members == {activity.rank for activity in waiting}
         if differ_in_name or (len(calls) > 1 and all_wait):
             return tuple(waiting)
     return ()
 
 
-def _sentence(waits: tuple[RankActivity, ...], others: tuple[RankActivity, ...], look: Look) -> str:
-    """Return one sentence: who waits in what, and what the others do."""
-    parts = [_waiting(waits)] if waits else []
+def _sentence(waits: tuple[RankActivity, ...], others: tuple[RankActivity, ...], ranks: Sequence[ComparedRank]) -> str:
+    """Return one sentence: who waits in what, and what the others do. Of several nodes, with the node of each of the others."""
+    parts = [_waiting(waits, {})] if waits else []
     alike: dict[str, list[RankActivity]] = {}
     for activity in others:
         alike.setdefault(activity.text, []).append(activity)
+    nodes = _nodes(ranks)
     parts += [
-        f"{rank_list(activity.rank for activity in activities)} {'is' if len(activities) == 1 else 'are'} {text}"
-        for text, activities in alike.items()
+        f"{_named(activities, nodes)} {'is' if len(activities) == 1 else 'are'} {text}"
+        for text, activities in list(alike.items())[:MOST_KINDS]
     ]
-    behind = _behind(look)
+    if rest := [activity.rank for activities in list(alike.values())[MOST_KINDS:] for activity in activities]:
+        parts.append(f"{rank_list(rest)} {'is' if len(rest) == 1 else 'are'} elsewhere")
+    behind = _behind(ranks)
     return "; ".join([*parts, *([behind] if behind else [])])
 
 
-def _waiting(waits: Sequence[RankActivity]) -> str:
+def _nodes(ranks: Sequence[ComparedRank]) -> dict[int, str]:
+    """Return the node of each rank, none where the job has one."""
+    return {rank.activity.rank: rank.node for rank in ranks if rank.node}
+
+
+def _named(activities: Iterable[RankActivity], nodes: dict[int, str]) -> str:
+    """Return ranks as people are shown them, with their nodes: `rank 43 on node n5:5`, `ranks 0-127 on 16 nodes`."""
+    ranks = [activity.rank for activity in activities]
+    on = list(dict.fromkeys(nodes[rank] for rank in ranks if rank in nodes))
+    if not on:
+        return rank_list(ranks)
+    where = f"node {on[0]}" if len(on) == 1 else f"nodes {', '.join(on)}" if len(on) <= MOST_NAMED else f"{len(on)} nodes"
+    return f"{rank_list(ranks)} on {where}"
+
+
+def _waiting(waits: Sequence[RankActivity], nodes: dict[int, str]) -> str:
     """Return who waits in which collective, and where in the user's code: `ranks 0-6 wait in all_reduce (seq 1841, train.py:61)`."""
+    places: dict[str, set[str]] = {}
+    for activity in waits:
+        places.setdefault(activity.text, set()).add(activity.place)
     alike: dict[str, list[RankActivity]] = {}
     for activity in waits:
-        place = activity.place if all(other.place == activity.place for other in waits if other.text == activity.text) else ""
+        place = activity.place if len(places[activity.text]) == 1 else ""
         inner = f", {place})" if place else ")"
         text = activity.text[:-1] + inner if activity.text.endswith(")") else activity.text + (f" ({place})" if place else "")
         alike.setdefault(text, []).append(activity)
     parts: list[str] = []
-    for text, activities in alike.items():
+    for text, activities in list(alike.items())[:MOST_KINDS]:
         verb = "" if parts else " waits" if len(activities) == 1 else " wait"
-        parts.append(f"{rank_list(activity.rank for activity in activities)}{verb} {text}")
+        parts.append(f"{_named(activities, nodes)}{verb} {text}")
+    if rest := [activity.rank for activities in list(alike.values())[MOST_KINDS:] for activity in activities]:
+        parts.append(f"{rank_list(rest)} in others")
     return ", ".join(parts)
 
 
@@ -205,16 +363,16 @@ def _code(culprits: Sequence[RankActivity]) -> str:
     return ", ".join(f"{place} ({rank_list(ranks)})" for place, ranks in places.items())
 
 
-def _behind(look: Look) -> str:
-    """Return which ranks made fewer steps than the others; "" where all made as many. One that ended lags behind nobody."""
-    steps = {rank.rank: rank.steps for rank in look.ranks if rank.steps and not rank.process.is_gone}
+def _behind(ranks: Sequence[ComparedRank]) -> str:
+    """Return which ranks made fewer steps than the others; "" where all made as many."""
+    steps = {rank.activity.rank: rank.steps for rank in ranks if rank.steps}
     most = max(steps.values(), default=0)
     by_lag: dict[int, list[int]] = {}
     for rank, rank_steps in steps.items():
         by_lag.setdefault(most - rank_steps, []).append(rank)
     return ", ".join(
-        f"{rank_list(ranks)} {'is' if len(ranks) == 1 else 'are'} {'one step' if lag == 1 else f'{lag} steps'} behind"
-        for lag, ranks in sorted(by_lag.items())
+        f"{rank_list(behind)} {'is' if len(behind) == 1 else 'are'} {'one step' if lag == 1 else f'{lag} steps'} behind"
+        for lag, behind in sorted(by_lag.items())[: MOST_KINDS + 1]
         if lag
     )
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Phase, RankInfo
+from supervisor.core.numeric import rank_list
 from supervisor.core.values import Struct, replace
 from supervisor.guardian import process_tree
 from supervisor.instrument._supervise_shim.layout import start_ticks_of
@@ -28,7 +29,7 @@ from supervisor.observe.hangs.recorder import RecordedCollectives
 from supervisor.observe.processes import stack_dumps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
@@ -41,6 +42,8 @@ MOMENT_S = 0.5
 MOST_WORKERS = 32
 #: Of the descriptors of one process, so many are read.
 MOST_DESCRIPTORS = 1024
+#: The greatest descriptor of a process's output.
+_OUTPUT_FD = 2
 _ANOTHER_PROGRAM = "it runs another program"
 NOT_ASKED = RecordedCollectives(unreadable="it was not asked")
 
@@ -49,7 +52,8 @@ class ProcessLook(Struct, frozen=True):
     """One process. `waits` None: it did not answer in time. `stacks`: the main thread first; `no_stacks`: why there are none.
 
     before, after: its counters at the two ends of this look, None where they could not be read. awaits: what its main thread waits for.
-    socket_bytes: that went over its connections so far. files: the files that it has open, each with how far it has read or written it.
+    socket_bytes: that went over its connections so far. files: the files that it has open, each with how far it has read or written it;
+    writing: the paths of those that are open for writing, without its output.
     """
 
     pid: int
@@ -63,6 +67,7 @@ class ProcessLook(Struct, frozen=True):
     awaits: tuple[Awaited, ...] = ()
     socket_bytes: int = 0
     files: tuple[tuple[str, int], ...] = ()
+    writing: tuple[str, ...] = ()
 
     @property
     def state(self) -> str:
@@ -78,8 +83,9 @@ class ProcessLook(Struct, frozen=True):
 class RankLook(Struct, frozen=True):
     """One rank. workers: the processes below it that run its program, such as a DataLoader's workers. helpers: those that run another one.
 
-    phase, steps, step, script_over: of its heartbeat, None or False without one; so is world, the number of ranks that its process group is
-    to have.
+    phase, steps, step, total, script_over: of its heartbeat, None or False without one; so is world, the number of ranks that its process
+    group is to have. total: the step with which its training ends. left_with_0: it ended, and its exit code was 0. device: what its GPU
+    does, as people are shown it; "" unknown.
     """
 
     rank: int
@@ -93,6 +99,15 @@ class RankLook(Struct, frozen=True):
     helpers: tuple[ProcessLook, ...] = ()
     world: int | None = None
     script_over: bool = False
+    left_with_0: bool = False
+    total: int | None = None
+    device: str = ""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing is left for it to train: its script is over, or made the last step that was named and is in no other phase."""
+        made_all = self.step is not None and self.total is not None and self.step >= self.total
+        return self.script_over or (made_all and self.phase in {Phase.TRAIN, Phase.UNKNOWN})
 
 
 class Look(Struct, frozen=True):
@@ -103,18 +118,19 @@ class Look(Struct, frozen=True):
     took_s: float = 0.0
 
 
-def take(
+def take(  # noqa: PLR0913 (what is known of the ranks, by name)
     ranks: tuple[RankInfo, ...],
     directory: Path,
     *,
     deadline_s: float = 10.0,
     beats: Mapping[int, RankHeartbeat] | None = None,
     begun: Mapping[int, float] | None = None,
+    left_with_0: Collection[int] = (),
 ) -> Look:
     """Return what the ranks do now, after `deadline_s` seconds at most. It blocks: call it in a thread.
 
     directory: the attempt's. beats: heartbeats by rank; a wrapper's pid is replaced by that of the process that trains. begun: when each
-    attempt of this run began, in Unix seconds.
+    attempt of this run began, in Unix seconds. left_with_0: the ranks that ended with that exit code.
     """
     began, beats, around = time.monotonic(), beats or {}, Surroundings(begun)
     until = began + deadline_s
@@ -123,9 +139,10 @@ def take(
     for info in ranks:
         beat = beats.get(info.rank)
         trains = beat if beat is not None and beat.start_ticks >= info.start_ticks else info
-        look = RankLook(info.rank, info.local_rank, ProcessLook(trains.pid, trains.start_ticks))
+        look = RankLook(info.rank, info.local_rank, ProcessLook(trains.pid, trains.start_ticks), left_with_0=info.rank in left_with_0)
         if beat is not None:
-            look = replace(look, phase=beat.phase, steps=beat.steps, step=beat.step, world=beat.world, script_over=beat.script_over)
+            look = replace(look, phase=beat.phase, steps=beat.steps, step=beat.step, world=beat.world)
+            look = replace(look, script_over=beat.script_over, total=beat.total)
         looks[info.rank] = look
     answers = _Answers()
     for look in looks.values():
@@ -134,7 +151,23 @@ def take(
         for child in below:
             answers.ask((look.rank, child.pid), partial(_worker, look, child, directory, until, around))
     answers_by_process = answers.wait(until)
-    return Look(began, tuple(_assembled(look, answers_by_process) for _, look in sorted(looks.items())), time.monotonic() - began)
+    assembled = tuple(_assembled(look, answers_by_process) for _, look in sorted(looks.items()))
+    return Look(began, _with_peers(assembled), time.monotonic() - began)
+
+
+def _with_peers(looks: Sequence[RankLook]) -> tuple[RankLook, ...]:
+    """Return the looks with the rank that each waits for, where the other end of what it waits for is another rank of this node."""
+    rank_of = {process.pid: look.rank for look in looks for process in (look.process, *look.workers, *look.helpers)}
+
+    def named(thing: Awaited, own: int) -> Awaited:
+        ranks = tuple(sorted({rank_of[pid] for pid in thing.pids if rank_of.get(pid, own) != own}))
+        return replace(thing, ranks=ranks, text=f"{thing.text} ({rank_list(ranks)})") if ranks and not thing.of_store else thing
+
+    def with_peers(look: RankLook) -> RankLook:
+        awaits = tuple(named(thing, look.rank) for thing in look.process.awaits)
+        return replace(look, process=replace(look.process, awaits=awaits)) if awaits != look.process.awaits else look
+
+    return tuple(map(with_peers, looks))
 
 
 def with_beats(ranks: Sequence[RankInfo], beats: Sequence[RankHeartbeat]) -> tuple[RankInfo, ...]:
@@ -213,7 +246,7 @@ def _process(look: ProcessLook, directory: Path, until: float, around: Surroundi
         return replace(look, waits=ThreadWait(state), no_stacks="it is gone")
     before = procfs.counters(pid, time.monotonic())
     waits = _lasting(pid)
-    files, socket_bytes = _descriptors(pid, around)
+    files, writing, socket_bytes = _descriptors(pid, around)
     awaits = awaited.of_call(pid, waits, around)
     stacks, reason = _stacks(look, waits, directory, until, forked_by)
     if not forked_by and not awaits and _may_poll(waits, stacks) and _left(until) > 2 * VALUES_S:
@@ -231,6 +264,7 @@ def _process(look: ProcessLook, directory: Path, until: float, around: Surroundi
         awaits=awaits,
         socket_bytes=socket_bytes,
         files=files,
+        writing=writing,
     )
 
 
@@ -249,17 +283,19 @@ def _source(file: str) -> str:
         return ""
 
 
-def _descriptors(pid: int, around: Surroundings) -> tuple[tuple[tuple[str, int], ...], int]:
-    """Return the files that a process has open, with its place in each, and the bytes that went over its connections so far."""
-    files, moved = [], 0
+def _descriptors(pid: int, around: Surroundings) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...], int]:
+    """Return the files that a process has open, its place in each, those that it may write, and the bytes of its connections so far."""
+    files, writing, moved = [], [], 0
     for fd in procfs.descriptors(pid)[:MOST_DESCRIPTORS]:
         link = procfs.link(f"/proc/{pid}/fd/{fd}")
         if link.startswith("socket:["):
             connection = around.connections.of(int(link[8:-1]))
             moved += connection.moved_bytes if connection is not None else 0
         elif link.startswith("/") and not link.startswith(("/dev/", "/proc/", "/memfd:")):
-            files.append((link, procfs.place_in(pid, fd)))
-    return tuple(files), moved
+            place, is_writable = procfs.opened(pid, fd)
+            files.append((link, place))
+            writing += [link] if is_writable and fd > _OUTPUT_FD else []
+    return tuple(files), tuple(writing), moved
 
 
 def _lasting(pid: int) -> ThreadWait:

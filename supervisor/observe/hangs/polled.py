@@ -61,7 +61,7 @@ def polled(frames: Sequence[HeldFrame], source_of: Callable[[str], str]) -> tupl
             if asked:
                 return asked
     named = ((name, held) for frame in frames for name, held in frame.values.items() if held[0] == "path")
-    locks = (held for name, held in named if "lock" in name or str(held[1]).endswith(_LOCK_ENDINGS))
+    locks = (held for name, held in named if "lock" in name or ("/" in str(held[1]) and str(held[1]).endswith(_LOCK_ENDINGS)))
     return tuple(itertools.islice(locks, 1))
 
 

@@ -145,15 +145,22 @@ def descriptors(pid: int) -> list[int]:
         return []
 
 
-def place_in(pid: int, fd: int) -> int:
-    """Return how far a process has read or written what a descriptor of its is of."""
-    position = re.search(r"^pos:\s+(\d+)", text(f"/proc/{pid}/fdinfo/{fd}"), re.MULTILINE)
-    return int(position[1]) if position else 0
+def opened(pid: int, fd: int) -> tuple[int, bool]:
+    """Return how far a process has read or written what a descriptor of its is of, and whether it has that open for writing."""
+    info = text(f"/proc/{pid}/fdinfo/{fd}")
+    position = re.search(r"^pos:\s+(\d+)", info, re.MULTILINE)
+    flags = re.search(r"^flags:\s+(\d+)", info, re.MULTILINE)
+    return int(position[1]) if position else 0, bool(flags and int(flags[1], 8) & os.O_ACCMODE)
 
 
 def command_name(pid: int) -> str:
     """Return the name of the main thread; reading the command line could wait for a lock that a stuck process holds."""
     return text(f"/proc/{pid}/comm")
+
+
+def environment(pid: int) -> dict[str, str]:
+    """Return the variables with which a process began; none where they may not be read."""
+    return dict(row.split("=", 1) for row in text(f"/proc/{pid}/environ").split("\0") if "=" in row)
 
 
 def executable(pid: int) -> str:

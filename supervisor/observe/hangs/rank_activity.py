@@ -38,7 +38,7 @@ _POINT_TO_POINT = frozenset({"send", "recv"})
 _UNRECORDED = _POINT_TO_POINT | {"monitored_barrier"}
 #: Functions of the standard library in which a main thread waits for another thread of its process.
 _JOINS = {"join", "_wait_for_tstate_lock", "result", "wait", "_join", "_shutdown"}
-_AT_EXIT = "at its exit"
+AT_EXIT = "at its exit"
 #: What a function of a library shows that a rank does, and the phase: (module, functions, text, phase). The first on the stack counts.
 _ACTIVITIES: tuple[tuple[str, tuple[str, ...], str, Phase], ...] = (
     ("torch/utils/data/dataloader.py", (), "in DataLoader.__next__", Phase.DATA),
@@ -51,8 +51,8 @@ _ACTIVITIES: tuple[tuple[str, tuple[str, ...], str, Phase], ...] = (
     (_C10D, ("new_group", "_new_group_with_tag"), "in new_group", Phase.INIT),
     ("torch/autograd/", ("backward", "_engine_run_backward"), "in backward", Phase.TRAIN),
     # the interpreter waits there for threads and processes that the script started
-    ("threading.py", ("_shutdown",), _AT_EXIT, Phase.UNKNOWN),
-    ("multiprocessing/util.py", ("_exit_function",), _AT_EXIT, Phase.UNKNOWN),
+    ("threading.py", ("_shutdown",), AT_EXIT, Phase.UNKNOWN),
+    ("multiprocessing/util.py", ("_exit_function",), AT_EXIT, Phase.UNKNOWN),
 )
 
 
@@ -99,7 +99,8 @@ def _activity_of(look: RankLook) -> RankActivity:
     frame = thread.user_frame if thread is not None else None
     place, phase = "" if frame is None else frame.place, look.phase or Phase.UNKNOWN
     if process.is_gone:
-        return RankActivity(look.rank, process.pid, ActivityKind.GONE, "gone", phase=phase)
+        text = "gone (exit code 0)" if look.left_with_0 else "gone"
+        return RankActivity(look.rank, process.pid, ActivityKind.GONE, text, phase=phase)
     for held, how in ((ActivityKind.STOPPED, _stopped(process)), (ActivityKind.BLOCKED, _blocked(process))):
         if how is not None:
             return RankActivity(look.rank, process.pid, held, how, place, phase)
@@ -159,7 +160,7 @@ def _is_compiler(frame: StackFrame) -> bool:
 
 def _elsewhere(look: RankLook, thread: ThreadStack, place: str, phase: Phase) -> RankActivity:
     text, shown = shown_activity(thread)
-    if text == _AT_EXIT:
+    if text == AT_EXIT:
         return _at_exit(look)
     worker = _stuck_worker(look) if shown is Phase.DATA else None
     if place:
@@ -184,9 +185,9 @@ def _elsewhere(look: RankLook, thread: ThreadStack, place: str, phase: Phase) ->
 def _at_exit(look: RankLook) -> RankActivity:
     """Return what a rank does whose script is over: a thread that does not end keeps its process."""
     frame = next((thread.user_frame for thread in look.process.stacks[1:] if thread.user_frame is not None), None)
-    text, place = _AT_EXIT, ""
+    text, place = AT_EXIT, ""
     if frame is not None:
-        text, place = f"{_AT_EXIT}, and a thread of it is in {frame.function} ({frame.place})", frame.place
+        text, place = f"{AT_EXIT}, and a thread of it is in {frame.function} ({frame.place})", frame.place
     return RankActivity(look.rank, look.process.pid, ActivityKind.ELSEWHERE, text, place, at_exit=True)
 
 

@@ -10,6 +10,7 @@ thread: torch's other threads wake up now and then in a rank that hangs.
 from __future__ import annotations
 
 import itertools
+import re
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Phase
@@ -37,6 +38,8 @@ MOVED_BYTES = 1 << 20
 #: Bytes a second of the thread that trains, or of what it waits for, that show that it goes on. A small file that is read again every 0.1 s
 #: is less.
 SLOW_BYTES = 1024
+#: How a path shows that it is of a checkpoint, whole or half-written.
+_OF_CHECKPOINT = re.compile(r"\.(pt|pth|ckpt|bin|safetensors|distcp|npz)\b[^/]*$|(ckpt|checkpoint|global_step|iter_\d)", re.IGNORECASE)
 #: Where the standard library waits for another process.
 _PROCESS_MODULES = ("subprocess.py", "multiprocessing/", "concurrent/futures/process.py")
 
@@ -44,13 +47,15 @@ _PROCESS_MODULES = ("subprocess.py", "multiprocessing/", "concurrent/futures/pro
 class RankProgress(Struct, frozen=True):
     """Which ranks moved between two looks, each with what showed it. busy: what ranks do in one and the same place that takes CPU time.
 
-    slow: those whose few bytes move; polling: those that only ask again and again.
+    slow: those whose few bytes move; polling: those that only ask again and again. working: of which any thread, or any process below,
+    moved bytes or used CPU time, or has a checkpoint open for writing: what a rank whose training is over may still do.
     """
 
     moved: tuple[tuple[int, str], ...] = ()
     busy: tuple[tuple[int, str], ...] = ()
     slow: tuple[tuple[int, str], ...] = ()
     polling: tuple[int, ...] = ()
+    working: tuple[tuple[int, str], ...] = ()
 
     @property
     def text(self) -> str:
@@ -61,7 +66,7 @@ class RankProgress(Struct, frozen=True):
 def compare(first: Look, second: Look) -> RankProgress:
     """Return which ranks moved from the end of the first look to the beginning of the second."""
     before = {look.rank: look for look in first.ranks}
-    moved, busy, slow, polling = [], [], [], []
+    moved, busy, slow, polling, working = [], [], [], [], []
     for after in second.ranks:
         look = before.get(after.rank)
         what = "was not there before" if look is None else _moved(look, after)
@@ -71,8 +76,9 @@ def compare(first: Look, second: Look) -> RankProgress:
             busy += [(after.rank, does)] if (does := _activity(look, after)) else []
             slow += [(after.rank, does)] if (does := _trickle(look, after)) else []
             polling += [after.rank] if _polls(look.process, after.process) else []
+            working += [(after.rank, does)] if (does := _work(look, after)) else []
     moved += [(rank, "is not there any more") for rank in sorted(before.keys() - {look.rank for look in second.ranks})]
-    return RankProgress(tuple(moved), tuple(busy), tuple(slow), tuple(polling))
+    return RankProgress(tuple(moved), tuple(busy), tuple(slow), tuple(polling), tuple(working))
 
 
 def _moved(before: RankLook, after: RankLook) -> str:
@@ -228,6 +234,24 @@ def _trickle(before: RankLook, after: RankLook) -> str:
     pipe = next((awaited.name for awaited in new.awaits if awaited.kind is AwaitedKind.PIPE and awaited.name.startswith("/")), "")
     name = grown[0] if grown[0] and grown[1] > places.get(grown[0], grown[1]) else name or pipe
     return f"moving {moved / seconds / 1024:.0f} KB a second" + (f" of {name}" if name else "")
+
+
+def _work(before: RankLook, after: RankLook) -> str:
+    """Return what a rank or a process below it still does, behind its name, whichever thread does it; "" for nothing."""
+    old = {look.pid: look for look in (before.process, *before.workers, *before.helpers)}
+    for look in (after.process, *after.workers, *after.helpers):
+        was = old.get(look.pid)
+        if was is None:
+            return "started a process"
+        if path := next((path for path in look.writing if _OF_CHECKPOINT.search(path)), ""):
+            return f"has {path} open for writing"
+        moved = sum(max(0, _bytes(was, look, name)) for name in ("read_bytes", "written_bytes")) + look.socket_bytes - was.socket_bytes
+        seconds = _seconds(was, look)
+        if seconds and moved / seconds >= SLOW_BYTES:
+            return f"moves {moved / seconds / 1024:.0f} KB a second"
+        if _process_activity(was, look, BUSY_PROCESS):
+            return "uses CPU time"
+    return _activity(before, after)
 
 
 def _waits_for_process(process: ProcessLook) -> bool:

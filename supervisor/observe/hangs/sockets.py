@@ -38,10 +38,19 @@ class Connections:
 
     def of(self, inode: int) -> Connection | None:
         """Return the connection of a socket; None for another kind of socket, one that only listens, and where the kernel does not say."""
+        return self._all().get(inode)
+
+    def other_end(self, connection: Connection) -> int:
+        """Return the inode of the socket at the other end, where that is on this machine; 0 where it is not, or is not known."""
+        ports = (connection.port, int(connection.peer.rpartition(":")[2]))
+        ends = (inode for inode, end in self._all().items() if (int(end.peer.rpartition(":")[2]), end.port) == ports)
+        return next((inode for inode in ends if self._all()[inode] is not connection), 0)
+
+    def _all(self) -> dict[int, Connection]:
         with self._lock:
             if self._by_inode is None:
                 self._by_inode = read()
-            return self._by_inode.get(inode)
+            return self._by_inode
 
 
 def read() -> dict[int, Connection]:

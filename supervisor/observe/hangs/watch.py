@@ -1,41 +1,37 @@
-"""Watches whether a job stands still: suspects a hang, has the ranks examined, and posts what the looks agree on.
+"""Watches the heartbeats of this node's ranks: suspects a hang, and has the ranks examined.
 
-Once a second it gets the heartbeats of this node's ranks. It reads no clock and starts no thread: time and looks come from outside. A
-suspicion proves nothing; two looks decide. Each look is compared with the one before it alone, because a look disturbs what it counts.
+Once a second it gets the heartbeats. It reads no clock and starts no thread: time and looks come from outside. A suspicion proves nothing;
+two looks decide (judge.py).
 
-    still for longer than the limit        HangSuspected; look 1; after CONFIRM_S, look 2
-    the looks show nothing that moves      HangConfirmed; examined again ever less often, and again where that shows more
-    the same, with a few bytes that move   HangConfirmed, as slow; again once none moves
-    the same, with CPU time at one place   examined again, until 10 times the limit has passed: then HangConfirmed
-    all wait, maybe for another node       the same
-    other stacks, another collective       HangCleared; the stillness begins anew, with twice the patience, up to four times
+    still for longer than the limit        HangSuspected; look 1; after CONFIRM_S, look 2, and the judgement
     a sign of life                         HangCleared
     a pause that is not the job's          the stillness begins anew
+
+Where the job has other nodes, a look at all of them decides: the watch asks for it, and answers when one is wanted (all_nodes.py).
 """
 
 from __future__ import annotations
 
-import math
 import queue
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from supervisor.core.events import HangCleared, HangConfirmed, HangSuspected
-from supervisor.core.hangs import TORCH_ACTS_S
-from supervisor.core.model import Hang, HangKind, Phase
+from supervisor.core.model import Phase
+from supervisor.core.values import Struct
 from supervisor.observe.hangs import procfs
+from supervisor.observe.hangs.judge import RELOOK_S, Comparison, HangJudge, Suspicion
 from supervisor.observe.hangs.threshold import Limit, StepTimes
-from supervisor.observe.ranks.heartbeats import LEAST_APART_S, SAMPLE_S
+from supervisor.observe.ranks.heartbeats import LEAST_APART_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from supervisor.config.watch_settings import HangSection
-    from supervisor.core.model import RankInfo
-    from supervisor.observe.hangs.rank_progress import RankProgress
+    from supervisor.core.events import HangCleared, HangConfirmed, HangSuspected
+    from supervisor.core.model import Hang, RankInfo
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
 L = TypeVar("L")
+L_contra = TypeVar("L_contra", contravariant=True)
 
 #: So long without a sample means that we did not run ourselves: stopped, paused with the machine, or held up by a disk.
 PAUSE_S = 5.0
@@ -43,18 +39,8 @@ PAUSE_S = 5.0
 SUSPENDED_S = 1.0
 #: A look that has not come by then never comes.
 LOOK_LOST_S = 30.0
-MOST_PATIENCE = 4.0
-#: Between the two looks that must show the same; half of the limit where that is shorter. Most pauses of a healthy job end within it.
-CONFIRM_S = 30.0
-#: All ranks of this node may wait for one on another node, which evaluates.
-WAITS_ELSEWHERE = frozenset({HangKind.WAITING, HangKind.STILL})
-#: Where that is so, and where ranks use CPU time in one function, they get so many times the limit: a long computation looks like an
-#: endless loop.
-BUSY_TIMES = 10.0
-#: They are examined so often within one limit: the more looks see one place, the less it is chance.
-BUSY_LOOKS = 4
-#: The longest time between two looks at a hang that is confirmed.
-RELOOK_S = 600.0
+#: A look of all nodes that was asked for and not told of is asked for again after so long, then after twice that, up to RELOOK_S.
+ASK_AGAIN_S = 60.0
 #: In a minute, so many bytes read or written are a checkpoint; fewer may be a log.
 GROWTH_BYTES = 1 << 20
 GROWTH_S = 60.0
@@ -62,47 +48,50 @@ GROWTH_S = 60.0
 MOVES_FILES = {Phase.CHECKPOINT: "writes", Phase.LOAD: "reads", Phase.INIT: "reads"}
 
 
-class Looks(Protocol[L]):
+class Looks(Comparison[L], Protocol[L]):
     """Takes looks, and compares them."""
 
     def start(self, ranks: Sequence[RankInfo], beats: Sequence[RankHeartbeat], done: Callable[[L | None], None]) -> None:
         """Take a look in another thread, and call `done` with it there; with None if it failed."""
         ...
 
-    def compare(self, first: L, second: L) -> RankProgress:
-        """Return what moved from one look to the next."""
-        ...
 
-    def hang(self, first: L, second: L, *, still_s: float, limit_s: float, calibrated: bool) -> Hang:
-        """Return what two looks agree on."""
-        ...
+class Stillness(Struct, frozen=True):
+    """How long the ranks of one node show no sign of life. still_s: None without a heartbeat.
 
+    since_t: of the last sign, or of a pause of ours. limit: how long they may be still. life: the last sign, "" where it was a pause.
+    has_trained: one of them made a step.
+    """
 
-@dataclass(slots=True)
-class _Suspicion(Generic[L]):
+    still_s: float | None
+    since_t: float
     limit: Limit
-    delay_s: float  # between two looks
-    due_t: float  # the next look
-    look: L | None = None  # the newest
-    asked_t: float | None = None  # the look under way
-    confirmed: list[Hang] = field(default_factory=list)  # the newest of each kind
-    repeats_t: list[float] = field(default_factory=list)  # when it is confirmed again, if nothing moved until then
+    life: str = ""
+    has_trained: bool = False
 
-    def is_news(self, hang: Hang) -> bool:
-        """Whether a look shows more than those before it, whose ranks may not have answered: another kind, or the group's timeout."""
-        knows_more = hang.group_timeout_s is not None and all(confirmed.group_timeout_s is None for confirmed in self.confirmed)
-        return knows_more or all(confirmed.kind is not hang.kind for confirmed in self.confirmed)
+
+class AllNodes(Protocol[L_contra]):
+    """The looks at all nodes of the job, as far as one node takes part in them. Called in any thread."""
+
+    def ask(self, text: str) -> None:
+        """Ask for a look at all nodes, for the reason that `text` gives."""
+        ...
+
+    def answer(self, number: int, look: L_contra | None, stillness: Stillness) -> None:
+        """Give this node's part of a look; None: it failed."""
+        ...
 
 
 class HangWatch(Generic[L]):
-    """Watches one attempt at a time. Its methods are called one at a time; a look's answer may come in any thread."""
+    """Watches one attempt at a time. Its methods are called one at a time, but `want` and `told`, in any thread, like a look's answer."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what it works with, by name)
         self,
         post: Callable[[HangSuspected | HangConfirmed | HangCleared], None],
         limits: HangSection,
         looks: Looks[L],
         *,
+        nodes: AllNodes[L] | None = None,
         suspended_s: Callable[[], float] = lambda: 0.0,
         moved_bytes: Callable[[int], int | None] | None = None,
     ) -> None:
@@ -110,47 +99,74 @@ class HangWatch(Generic[L]):
 
         suspended_s: how long the machine was suspended since its start; moved_bytes: how much a process has read and written.
         """
-        self._post, self._limits, self._looks = post, limits, looks
+        self._judge = HangJudge[L](post, looks)
+        self._limits, self._looks, self._nodes = limits, looks, nodes
         self._suspended_s = suspended_s
         self._moved_bytes = moved_bytes or procfs.moved_bytes
 
     def watch(self, attempt: int) -> None:
         """Begin with a new attempt."""
-        self._attempt = attempt
+        self._judge.watch(attempt)
         self._times = StepTimes()
         self._beats: tuple[RankHeartbeat, ...] = ()
         self._sampled_t: float | None = None
         self._asleep_s = self._suspended_s()
-        self._since_t = 0.0  # the last sign of life
-        self._patience, self._is_whole = 1.0, True
-        self._suspicion: _Suspicion[L] | None = None
+        self._life = ""
+        self._asked_t: float | None = None  # the look under way
         self._answers: queue.SimpleQueue[L | None] = queue.SimpleQueue()  # of the look under way alone
+        self._wanted: queue.SimpleQueue[int] = queue.SimpleQueue()  # numbers of looks at all nodes
+        self._told: queue.SimpleQueue[Hang | str] = queue.SimpleQueue()
         self._files: dict[int, tuple[float, int]] = {}  # by pid: since when, and the bytes moved by then
 
-    def sample(self, t: float, beats: tuple[RankHeartbeat, ...], ranks: Sequence[RankInfo], *, is_whole: bool = True) -> None:
-        """Take the heartbeats, as often as they come; `t` is a time of the job's clock. is_whole: no rank is on another node."""
+    def want(self, number: int) -> None:
+        """Take a look at the next sample, as a part of one at all nodes."""
+        self._wanted.put(number)
+
+    def told(self, news: Hang | str) -> None:
+        """Take what a look at all nodes showed: a hang, or why there is none."""
+        self._told.put(news)
+
+    def sample(  # noqa: PLR0913 (plain facts, by name)
+        self,
+        t: float,
+        beats: tuple[RankHeartbeat, ...],
+        ranks: Sequence[RankInfo],
+        *,
+        is_whole: bool = True,
+        is_shared: bool = False,
+        is_over: bool = False,
+    ) -> None:
+        """Take the heartbeats, as often as they come; `t` is a time of the job's clock.
+
+        is_whole: no rank is on another node. is_shared: others have met this one, and can be asked. is_over: all ranks here left with 0.
+        """
         if self._sampled_t is not None and t - self._sampled_t < LEAST_APART_S:
             return
         pause = self._pause(t, beats)
         self._sampled_t = t
         if pause or not beats:
             self._times.interrupt()
-        if not beats:
-            return
+        if beats:
+            self._seen(t, beats, pause, may_suspect=not is_shared or not is_over)
+            self._hear(t)
+            if self._judge.suspicion is not None:
+                self._advance(t, self._judge.suspicion, ranks, is_whole=is_whole, is_shared=is_shared)
+        self._answer(t, ranks)
+
+    def _seen(self, t: float, beats: tuple[RankHeartbeat, ...], pause: str, *, may_suspect: bool) -> None:
+        """Note a sign of life, or suspect a hang."""
+        judge = self._judge
         self._times.add(beats)
         before, self._beats = self._beats, beats
         life = "" if beats == before else _sign(before, beats)
         life = life or self._moved_files(t, beats)
         if life or pause:
-            confirmed = self._suspicion is not None and bool(self._suspicion.confirmed)
+            confirmed = judge.suspicion is not None and bool(judge.suspicion.confirmed)
             if life or not confirmed:
                 self._clear(t, life or pause)
-            self._since_t, self._patience = t, 1.0
-        elif self._suspicion is None:
+            judge.since_t, judge.patience, self._life = t, 1.0, life
+        elif judge.suspicion is None and may_suspect:
             self._suspect(t, beats)
-        if self._suspicion is not None:
-            self._is_whole = is_whole
-            self._advance(t, self._suspicion, ranks)
 
     def _pause(self, t: float, beats: tuple[RankHeartbeat, ...]) -> str:
         """Return why this stillness is none of the job's, if it is not."""
@@ -162,7 +178,7 @@ class HangWatch(Generic[L]):
         if gap_s > PAUSE_S:
             return f"supervise did not read the heartbeats for {gap_s:.0f} s"
         if not beats:
-            self._since_t = t
+            self._judge.since_t, self._life = t, ""
             self._clear(t, "the heartbeats cannot be read")
         return ""
 
@@ -183,83 +199,73 @@ class HangWatch(Generic[L]):
         return ""
 
     def _suspect(self, t: float, beats: Sequence[RankHeartbeat]) -> None:
-        still_s = t - self._since_t
+        still_s = t - self._judge.since_t
         if still_s <= min(self._limits.train_s, self._limits.phase_s) and all(beat.phase_limit_s is None for beat in beats):
             return
         limit = self._times.limit(beats, self._limits)
-        if still_s <= limit.seconds * self._patience:
-            return
-        delay_s = min(CONFIRM_S, limit.seconds / 2)
-        self._suspicion = _Suspicion(limit, delay_s, t)
-        self._post(HangSuspected(t, self._attempt, still_s, limit.seconds, limit.phase))
+        if still_s > limit.seconds * self._judge.patience:
+            self._judge.suspect(t, limit)
 
     def _clear(self, t: float, text: str) -> None:
-        if self._suspicion is not None:
-            self._suspicion = None
-            self._post(HangCleared(t, self._attempt, t - self._since_t, text))
+        self._asked_t = None
+        self._judge.clear(t, text)
 
-    # looks
+    # looks at this node
 
-    def _advance(self, t: float, suspicion: _Suspicion[L], ranks: Sequence[RankInfo]) -> None:
+    def _advance(self, t: float, suspicion: Suspicion[L], ranks: Sequence[RankInfo], *, is_whole: bool, is_shared: bool) -> None:
         """Take the look that came, or ask for the one that is due."""
-        if suspicion.asked_t is None:
+        if is_shared and self._nodes is not None:
             if t >= suspicion.due_t:
-                suspicion.asked_t = t
+                suspicion.delay_s = min(2 * max(suspicion.delay_s, ASK_AGAIN_S / 2), RELOOK_S)
+                suspicion.due_t = t + suspicion.delay_s
+                self._nodes.ask(f"no progress for {t - self._judge.since_t:.0f} s")
+            return
+        if self._asked_t is None:
+            if t >= suspicion.due_t:
+                self._asked_t = t
                 answers = self._answers = queue.SimpleQueue()
                 self._looks.start(ranks, self._beats, answers.put)
             return
         try:
             look = self._answers.get_nowait()
         except queue.Empty:
-            if t - suspicion.asked_t < LOOK_LOST_S:
+            if t - self._asked_t < LOOK_LOST_S:
                 return
             look = None
-        suspicion.asked_t = None
+        asked_t, self._asked_t = self._asked_t, None
         if look is None:
-            self._begin_anew(t, "the ranks could not be examined")
-            return
-        first, suspicion.look = suspicion.look, look
-        suspicion.due_t = t + suspicion.delay_s
-        if first is not None:
-            self._judge(t, suspicion, first, look)
+            self._judge.begin_anew(t, "the ranks could not be examined")
+        else:
+            self._judge.take(t, asked_t, look, has_trained=self._has_trained, is_whole=is_whole)
 
-    def _judge(self, t: float, suspicion: _Suspicion[L], first: L, second: L) -> None:
-        """Decide on two neighbouring looks."""
-        seen = self._looks.compare(first, second)
-        if seen.moved:
-            self._begin_anew(t, seen.text)
-            return
-        still_s, limit_s = t - self._since_t, suspicion.limit.seconds
-        hang = self._looks.hang(first, second, still_s=still_s, limit_s=limit_s, calibrated=suspicion.limit.calibrated)
-        # a job without any step may be inference, or prepare its data for hours: as long as it computes, it may go on
-        has_trained = any(beat.last_step_ns is not None for beat in self._beats)
-        patient_s = math.inf if hang.busy and not has_trained else BUSY_TIMES * limit_s
-        is_first = not suspicion.confirmed
-        may_go_on = hang.busy or (hang.kind in WAITS_ELSEWHERE and not self._is_whole)
-        if is_first and may_go_on and still_s < patient_s:
-            suspicion.delay_s = max(suspicion.delay_s, limit_s / BUSY_LOOKS)
-            suspicion.due_t = min(t + suspicion.delay_s, max(self._since_t + patient_s, t + SAMPLE_S))
-            return
-        # the first sign of one that is not calibrated is a guess, whatever the second shows
-        stopped_moving = not hang.slow and any(earlier.slow for earlier in suspicion.confirmed)
-        if is_first or stopped_moving or any(t >= due for due in suspicion.repeats_t) or (hang.calibrated and suspicion.is_news(hang)):
-            suspicion.repeats_t = self._repeats_t(t, hang, is_first=is_first)
-            suspicion.confirmed = [*(earlier for earlier in suspicion.confirmed if earlier.kind is not hang.kind), hang]
-            self._post(HangConfirmed(t, self._attempt, hang))
-        suspicion.delay_s = min(2 * max(suspicion.delay_s, limit_s / 2), RELOOK_S)
-        suspicion.due_t = max(t + SAMPLE_S, min([t + suspicion.delay_s, *suspicion.repeats_t]))
+    @property
+    def _has_trained(self) -> bool:
+        return any(beat.last_step_ns is not None for beat in self._beats)
 
-    def _repeats_t(self, t: float, hang: Hang, *, is_first: bool) -> list[float]:
-        """Return when a hang that stays is confirmed again, for the core to act: torch had its time, or the first sign was a guess."""
-        due_times = [t + hang.limit_s] if is_first and not hang.calibrated else []
-        due_times += [] if hang.group_timeout_s is None else [self._since_t + hang.group_timeout_s + TORCH_ACTS_S]
-        return [due for due in due_times if due > t]
+    # looks at all nodes
 
-    def _begin_anew(self, t: float, text: str) -> None:
-        """Clear the suspicion, and be more patient: whatever this is, it may go on for long."""
-        self._clear(t, text)
-        self._since_t = t
-        self._patience = min(2 * self._patience, MOST_PATIENCE)
+    def _hear(self, t: float) -> None:
+        """Take what looks at all nodes showed."""
+        judge = self._judge
+        while not self._told.empty():
+            news = self._told.get_nowait()
+            if isinstance(news, str):
+                judge.begin_anew(t, news)
+                continue
+            if judge.suspicion is None:  # this node's ranks may take longer by their own limit
+                judge.suspicion = Suspicion(self._times.limit(self._beats, self._limits), RELOOK_S, t + RELOOK_S)
+            judge.suspicion.confirmed = [news]
+
+    def _answer(self, t: float, ranks: Sequence[RankInfo]) -> None:
+        """Take the look that is wanted of this node."""
+        number, nodes = 0, self._nodes
+        while not self._wanted.empty():
+            number = self._wanted.get_nowait()
+        if number and nodes is not None:
+            limit = self._times.limit(self._beats, self._limits)
+            since_t = self._judge.since_t
+            stillness = Stillness(t - since_t if self._beats else None, since_t, limit, self._life, self._has_trained)
+            self._looks.start(ranks, self._beats, lambda look: nodes.answer(number, look, stillness))
 
 
 def _sign(before: Sequence[RankHeartbeat], beats: Sequence[RankHeartbeat]) -> str:

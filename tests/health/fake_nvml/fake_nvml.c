@@ -236,7 +236,7 @@ typedef struct { u32 gpu, memory; } utilization;
 result nvmlDeviceGetUtilizationRates(void *handle, utilization *out) {
   GPU(handle);
   out->gpu = (u32)number_of(gpu, "busy", 0);
-  out->memory = 0;
+  out->memory = (u32)number_of(gpu, "memory_busy", 0);
   return OK;
 }
 NUMBER(nvmlDeviceGetPowerUsage, "power", 350000)

@@ -428,6 +428,103 @@ def test_the_peer_of_a_socket_is_in_the_sentence() -> None:
     assert hang.text.endswith("; rank 1 is in wait (train.py:70), waiting for 10.0.0.1:80")
 
 
+STANDS = unmoved(outside(1))
+MISSING = Awaited(AwaitedKind.FILE, "/c/part", "the file /c/part, which is not there")
+STORE = replace(SERVER, text="a key of torch's store at 10.0.0.1:80", of_store=True)
+OF_RANK_1 = {
+    "a connection": replace(SERVER, pids=(101,), ranks=(1,)),
+    "a lock that it polls": replace(HELD, pids=(101,), ranks=(1,)),
+    "a queue": replace(FIFO, lives=True, pids=(101,), ranks=(1,)),
+    "the store": STORE,
+}
+
+
+@pytest.mark.parametrize("waited", OF_RANK_1.values(), ids=OF_RANK_1)
+def test_who_waits_for_another_rank_by_a_socket_a_queue_or_a_lock_is_not_late(waited: Awaited) -> None:
+    hang = seen(unmoved(awaiting(0, waited)), STANDS)
+    assert (hang.kind, hang.ranks, hang.busy) == (HangKind.LATE, (1,), False)
+    assert hang.text.startswith("rank 0 is in wait (train.py:70), waiting for ")
+
+
+@pytest.mark.parametrize("objects", [(), (MISSING,)], ids=["unknown", "a file"])
+def test_who_polls_waits_for_the_ranks_that_stand_elsewhere(objects: tuple[Awaited, ...]) -> None:
+    hang = seen(polling(0, *objects), STANDS)
+    assert (hang.kind, hang.ranks) == (HangKind.LATE, (1,))
+    three = seen(unmoved(waiting(0)), polling(2, *objects), STANDS)
+    assert (three.kind, three.ranks) == (HangKind.LATE, (1,)), "of two that are not in the collective one waits too"
+    alone = seen(unmoved(waiting(0)), polling(2, *objects))
+    assert (alone.kind, alone.ranks) == (HangKind.LATE, (2,)), "where nobody else stands, it is the one that does not come"
+
+
+def test_a_rank_that_computes_and_also_polls_does_not_wait() -> None:
+    look = awaiting(0, MISSING)
+    hang = seen((look, later(look, switches=300, cpu_s=3.0)), STANDS)
+    assert (hang.kind, hang.ranks) == (HangKind.STILL, ())
+    assert "rank 0 is in wait (train.py:70), and uses CPU time" in hang.text
+
+
+@pytest.mark.parametrize("waited", [SERVER, CHILD, replace(FIFO, lives=True, pids=(500,))], ids=["a server", "a child", "its queue"])
+def test_a_rank_that_waits_for_a_server_or_its_own_child_is_late_itself(waited: Awaited) -> None:
+    hang = seen(unmoved(awaiting(0, waited)), STANDS)
+    assert (hang.kind, hang.ranks) == (HangKind.STILL, ())
+
+
+def ends(look: RankLook) -> RankLook:
+    """Return a rank that has made the last step that was named."""
+    return replace(look, phase=Phase.TRAIN, step=200, total=200)
+
+
+BARRIER = ends(waiting(0))
+LEFT = ends(replace(GONE, script_over=True))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ((BARRIER, LEFT), "rank 0 stands at its exit in all_reduce (seq 42) (train.py:61)"),
+        ((BARRIER, ends(waiting(1))), "ranks 0, 1 stand at their exit in all_reduce (seq 42) (train.py:61)"),
+        (
+            (BARRIER, ends(outside(1))),
+            "rank 0 stands at its exit in all_reduce (seq 42) (train.py:61); rank 1 stands at its exit in <module>",
+        ),
+        ((AT_EXIT, LEFT), "rank 0 stands at its exit: a thread of it is in send (metrics.py:12)"),
+    ],
+    ids=["one left", "all stand in a collective", "all stand", "a thread"],
+)
+def test_who_stands_behind_the_end_of_the_training_and_in_what(ranks: tuple[RankLook, ...], text: str) -> None:
+    hang = seen(*map(unmoved, ranks))
+    assert hang.at_exit.startswith(text)
+    assert hang.end_step == (200 if ranks[0].step else None)
+
+
+def works(**changes: object) -> tuple[RankLook, RankLook]:
+    """Return a rank at its end of which something changed between the two looks."""
+    second = later(BARRIER)
+    return BARRIER, replace(second, process=replace(second.process, **changes))
+
+
+def test_what_still_works_is_not_over() -> None:
+    busy = replace(counted(30.0), cpu_s=15.0)
+    writes = replace(counted(30.0), written_bytes=60_000)
+    assert seen(works(), unmoved(LEFT)).working == ""
+    for second in (works(socket_bytes=60_000), works(before=busy), works(before=writes), works(writing=("/c/step-200.pt.tmp",))):
+        assert seen(second, unmoved(LEFT)).working.startswith("rank 0 ")
+    assert seen(works(writing=("/c/train.log",)), unmoved(LEFT)).working == "", "a log stays open"
+    for cpu_s, text in ((0.0, ""), (9.0, "rank 0 uses CPU time")):
+        child = replace(helper(500, cpu_s), waits=FUTEX)
+        first, second = (replace(look, helpers=(child,)) for look in works())
+        assert seen((first, second), unmoved(LEFT)).working == text, "a child of it computes"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"step": 199}, {"total": None}, {"phase": Phase.EVAL}, {"phase": Phase.CHECKPOINT}],
+    ids=["a step is left", "no end", "eval", "save"],
+)
+def test_a_rank_that_may_still_train_save_or_evaluate_is_not_over(change: dict[str, object]) -> None:
+    assert seen(unmoved(replace(BARRIER, **change)), unmoved(LEFT)).at_exit == ""  # type: ignore[arg-type]  # a table
+
+
 @pytest.mark.parametrize("objects", [(), (LOCK,), (FIFO,)], ids=["unknown", "a file", "a pipe"])
 def test_a_rank_that_is_gone_counts_however_its_peers_wait(objects: tuple[Awaited, ...]) -> None:
     peer = unmoved(awaiting(0, *objects)) if FIFO in objects else polling(0, *objects)

@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from supervisor.core.events import HangConfirmed
-from supervisor.observe.hangs.watch import BUSY_TIMES, CONFIRM_S, MOST_PATIENCE
+from supervisor.observe.hangs.judge import BUSY_TIMES, CONFIRM_S, MOST_PATIENCE
 from tests.support.healthy_jobs import FAMILIES, SimulatedJob
 
 RUN_S = 4000.0

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from supervisor.config.intervals import OVER_S
 from supervisor.config.watch_settings import HangSection
 from supervisor.core.events import HangCleared, HangConfirmed, HangSuspected
 from supervisor.core.hangs import TORCH_ACTS_S
 from supervisor.core.model import HangKind, Phase
 from supervisor.core.values import replace
 from supervisor.observe.hangs import procfs
+from supervisor.observe.hangs.watch import RELOOK_S
 from tests.support.virtual_job import VirtualJob, VirtualLook
 from tests.support.waiting import wait_for
 
@@ -256,6 +258,50 @@ def test_it_is_posted_again_when_a_later_look_shows_more(job: VirtualJob) -> Non
     job.kind, job.group_timeout_s = HangKind.MISMATCH, 600.0
     job.passes(3000)
     assert len(job.posted) == 4, "the timeout that a later look showed has passed"
+
+
+def overs(job: VirtualJob) -> list[float]:
+    """Return when it was confirmed that the training was over."""
+    return [event.t for event in job.posted if isinstance(event, HangConfirmed) and event.hang.over]
+
+
+def test_ranks_behind_the_end_of_their_training_are_over_once_nothing_of_theirs_worked_for_10_minutes(job: VirtualJob) -> None:
+    job.at_exit = "rank 0 stands at its exit in barrier"
+    job.passes(3600)
+    (over_t,) = overs(job)
+    assert OVER_S <= over_t - job.looked_t[0] <= OVER_S + 3
+    assert job.kinds.count("Confirmed") == 2, "at first, and as over"
+
+
+def test_work_of_any_process_begins_the_10_minutes_anew(job: VirtualJob) -> None:
+    job.at_exit = "rank 0 stands at its exit in barrier"
+    job.passes(400)
+    job.working = "rank 0 moves 4 KB a second"
+    job.passes(300)
+    job.working = ""
+    uploaded_t = job.t
+    job.passes(3600)
+    (over_t,) = overs(job)
+    assert over_t - uploaded_t >= OVER_S - RELOOK_S / 2
+    first_t = next(t for t in job.looked_t if t > uploaded_t)
+    assert over_t > first_t
+
+
+@pytest.mark.parametrize("sign", ["a step", "a phase"])
+def test_a_second_phase_behind_the_declared_end_is_life(job: VirtualJob, sign: str) -> None:
+    job.at_exit = "rank 0 stands at its exit in barrier"
+    for _ in range(10):
+        job.passes(500)
+        job.step() if sign == "a step" else job.enter(Phase.EVAL, rank=1)
+        job.sample()
+        job.enter(Phase.TRAIN, rank=1)
+    assert overs(job) == []
+
+
+def test_ranks_behind_the_end_may_wait_for_one_on_another_node_which_still_trains(job: VirtualJob) -> None:
+    job.at_exit, job.is_whole, job.kind = "rank 0 stands at its exit in barrier", False, HangKind.WAITING
+    job.passes(7200)
+    assert overs(job) == []
 
 
 def test_before_calibration_it_is_a_guess_whatever_a_later_look_shows() -> None:

@@ -79,7 +79,7 @@ class SimulatedCore:
                 machine.leave_meeting()
             case protocol.CoordinatorSilent() | protocol.CoordinatorGone():
                 self._misses_coordinator(output)
-            case protocol.LookWanted() | protocol.LooksGathered():
+            case protocol.LookWanted() | protocol.LooksGathered() | protocol.Looked():
                 self._is_looked_at(output)
             case _:
                 self._begins(output)
@@ -110,6 +110,12 @@ class SimulatedCore:
             case protocol.LooksGathered(number, look, texts, missing):
                 named = {*dict(texts), *dict(missing), *world.books.out[number]}
                 demand(named >= set(self.coordinated().members), f"look {look} of epoch {number} does not name all: {named}")
+                machine.give_coordinator(protocol.LooksJudged(world.t, number, f"look {look} of {number}"))
+            case protocol.Looked(number, text):
+                demand(
+                    text.endswith(f" of {number}") and number == self.epoch().number,
+                    f"{machine.name} hears of a hang of {number}",
+                )
             case _:
                 pass
 

@@ -14,6 +14,7 @@ from supervisor.cluster.messages import (
     EpochBegan,
     EpochEnded,
     JudgeReports,
+    Looked,
     LooksGathered,
     LookWanted,
     MeetingFailed,
@@ -93,7 +94,7 @@ def test_every_answer_of_the_protocol_comes_up(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(SimulatedCore, "take", counted)
     answers = (EpochBegan, EpochEnded, JudgeReports, ActOn, StepAside, ClosedWithoutUs, CoordinatorSilent, MeetingFailed, TextsGathered)
-    looks = (LookWanted, LooksGathered)
+    looks = (LookWanted, LooksGathered, Looked)
     kinds = (RESTART, STOP, SUCCESS, VOID, FAILURE, MEMBERSHIP, LEFT, DONE)
     names = {*(kind.__name__ for kind in (*answers, *looks)), *kinds}
     for seed in range(150):

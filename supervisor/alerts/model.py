@@ -66,6 +66,7 @@ class AlertEvent(StrEnum):
     HANG = "hang"
     STRANGE_LOSS = "strange_loss"
     SLOW_TRAINING = "slow_training"
+    STRAGGLER = "straggler"
     RUN_STARTED = "run_started"
     RUN_FINISHED = "run_finished"
     UNIT_FAILED = "unit_failed"
@@ -92,7 +93,10 @@ class ThreadEffect(StrEnum):
 
 
 class AlertEventRow(Struct, frozen=True):
-    """What is fixed for one event. sentence: for people, with {subject} for the alert's; of an incident text.py writes its own."""
+    """What is fixed for one event.
+
+    sentence: for people, with {subject} for the alert's, and {whose} for its rank and node; of an incident text.py writes its own.
+    """
 
     severity: AlertSeverity
     thread: str
@@ -143,7 +147,8 @@ EVENTS: Final = {
     AlertEvent.NODE_HEALTH: AlertEventRow(_WARNING, "health", _OPEN, "A health check of this node is worse than before; the job goes on."),
     AlertEvent.HANG: AlertEventRow(_WARNING, "hang", _OPEN, "The ranks hang: two looks showed no progress."),
     AlertEvent.STRANGE_LOSS: AlertEventRow(_WARNING, "loss", _OPEN, "Loss is abnormal: NaN, infinite, spiked or flat."),
-    AlertEvent.SLOW_TRAINING: AlertEventRow(_WARNING, "pace", _OPEN, "Training is slow: one rank delays all, or each step takes longer."),
+    AlertEvent.SLOW_TRAINING: AlertEventRow(_WARNING, "pace", _OPEN, "Training is slow: each step takes longer than it did."),
+    AlertEvent.STRAGGLER: AlertEventRow(_WARNING, "straggler", _OPEN, "{whose} delays all others."),
     AlertEvent.RUN_STARTED: AlertEventRow(_INFO, "run", _ONCE, "The run started."),
     AlertEvent.RUN_FINISHED: AlertEventRow(_INFO, "run", _ONCE, "The run ended."),
     AlertEvent.UNIT_FAILED: AlertEventRow(
@@ -173,7 +178,7 @@ class OutgoingAlert(Struct, frozen=True):
 
     about: what tells two alerts of one kind and attempt apart (two GPUs that are put out of use). It is never sent. The fields below it
     are not sent to webhooks of version 1. node: this node's name for people. subject: tells two threads of one kind apart (a GPU).
-    failed_on: the node that failed, where the job has several. exit_code: of the run, None while it goes on. lines, state_dir:
+    failed_on: the node that failed or is slow, where the job has several. exit_code: of the run, None while it goes on. lines, state_dir:
     text that may hold paths and log lines, sent with detail `lines` only. hints: what a person does, which names no path and no address.
     """
 
@@ -208,6 +213,12 @@ class OutgoingAlert(Struct, frozen=True):
     def own_cause(self) -> Cause:
         """The cause, where the event is about a failure; `cause` is that of the last incident otherwise."""
         return self.cause if self.event.row.thread in _OF_FAILURES else Cause.NONE
+
+    @property
+    def own_place(self) -> tuple[int | None, str]:
+        """The rank and its node, where the event is of a rank: None and "" where they are not known."""
+        is_of_rank = self.own_cause is not Cause.NONE or self.event in {AlertEvent.HANG, AlertEvent.STRAGGLER}
+        return (self.rank, self.failed_on) if is_of_rank else (None, "")
 
     @property
     def own_incident(self) -> int:

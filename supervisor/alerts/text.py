@@ -76,8 +76,9 @@ def facts(sent: Notification, detail: AlertDetail) -> list[tuple[str, str]]:
     rows.append(("run", plain_name(alert.run_id)))
     if alert.own_cause is not Cause.NONE:
         rows.append(("cause", alert.cause.value + ("" if alert.confidence is None else f", {100 * alert.confidence:.0f} % sure")))
-    rows += [(name, str(value)) for name, value in (("rank", _rank(alert)), ("step", alert.step)) if value is not None]
-    rows += [("failed on", alert.failed_on)] if alert.failed_on and alert.own_cause is not Cause.NONE else []
+    rank, failed_on = alert.own_place
+    rows += [(name, str(value)) for name, value in (("rank", rank), ("step", alert.step)) if value is not None]
+    rows += [("culprit" if alert.own_cause is Cause.NONE else "failed on", failed_on)] if failed_on else []
     rows.append(("attempt", str(alert.attempt)))
     return rows
 
@@ -104,6 +105,7 @@ def command(sent: Notification, detail: AlertDetail) -> str:
 def document(sent: Notification, detail: AlertDetail) -> dict[str, Any]:
     """Return the notification as data (docs/guides/alerts.md): what `exec` gets."""
     alert = sent.alert
+    rank, failed_on = alert.own_place
     fields: dict[str, Any] = {
         "version": VERSION,
         "event_id": sent.event_id,
@@ -125,8 +127,8 @@ def document(sent: Notification, detail: AlertDetail) -> dict[str, Any]:
         "run_id": plain_name(alert.run_id),
         "cause": alert.own_cause.value,
         "confidence": alert.confidence,
-        "rank": _rank(alert),
-        "failed_on": alert.failed_on if alert.own_cause is not Cause.NONE else "",
+        "rank": rank,
+        "failed_on": failed_on,
         "step": alert.step,
         "attempt": alert.attempt,
         "action": alert.action.value,
@@ -139,11 +141,6 @@ def document(sent: Notification, detail: AlertDetail) -> dict[str, Any]:
 
 def _is_incident(alert: OutgoingAlert) -> bool:
     return alert.event.row.thread == INCIDENT and alert.event.row.effect is not ThreadEffect.JOIN
-
-
-def _rank(alert: OutgoingAlert) -> int | None:
-    """Return the rank that failed, where the event is about a failure."""
-    return None if alert.own_cause is Cause.NONE else alert.rank
 
 
 def _subject(sent: Notification) -> str:
@@ -184,7 +181,9 @@ def _joined(sent: Notification) -> list[str]:
 
 
 def _sentence(alert: OutgoingAlert) -> str:
-    return alert.event.row.sentence.replace("{subject}", alert.subject)
+    rank, node = alert.own_place
+    whose = f"Rank {rank}{f' on {node}' if node else ''}" if rank is not None else f"Node {node}"
+    return alert.event.row.sentence.replace("{subject}", alert.subject).replace("{whose}", whose)
 
 
 def _doing(sent: Notification) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,12 +12,18 @@ import msgspec
 from supervisor.cluster import wire
 from supervisor.cluster.lines import LineSocket
 from supervisor.cluster.messages import Ask, Refused
+from supervisor.core import training
 from supervisor.core.numeric import rank_list
+from supervisor.observe.pace.judge import NodePace
 
 if TYPE_CHECKING:
     from supervisor.cluster.client import CoordinatorAddress
     from supervisor.cluster.messages import KnownNodes
     from supervisor.core.state import JobState
+
+#: A longer standing leaves things out, bytes. The longest text in it, in characters, and how many of the slow nodes it names.
+MOST_BYTES = 2048
+LONGEST_TEXT, MOST_SLOW = 400, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,9 @@ class NodeStanding:
     """Where a node's attempt stands, as each of its beats has it.
 
     ranks: those of the node that live, such as `ranks 0-7`. step: of the rank that is furthest behind, None: not known. relative: as in
-    Progress. gpus_out: how many of its GPUs are out of use.
+    Progress. gpus_out: how many of its GPUs are out of use. pace: of the last minute or so. gpu: of the rank that is its slowest.
+    health: what checks and the kernel's log show to be wrong with that GPU and the node. slow: which ranks or nodes this one finds to be
+    slow, a sentence for each.
     """
 
     stage: str
@@ -36,26 +43,41 @@ class NodeStanding:
     phase: str = "unknown"
     ranks: str = ""
     gpus_out: int = 0
+    pace: NodePace | None = None
+    gpu: str = ""
+    health: str = ""
+    slow: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, state: JobState) -> NodeStanding:
-        """Return the standing of a node by its state."""
+    def of(cls, state: JobState, pace: NodePace | None = None) -> NodeStanding:
+        """Return the standing of a node by its state, and the pace of its ranks."""
         attempt, progress = state.attempt, state.attempt.progress
         ranks = rank_list(rank.rank for rank in attempt.live_ranks) if attempt.live_ranks else ""
         out = sum(bool(gpu.quarantined) for gpu in state.gpus)
-        return cls(state.stage.value, attempt.number, progress.step, progress.relative, progress.phase.value, ranks, out)
+        slow = tuple(_short(text) for *_, text in training.stragglers(attempt)[:MOST_SLOW])
+        rank = None if pace is None else pace.rank
+        gpu, health = training.gpu_text(state, rank), _short(training.health_text(state, rank))
+        known = (progress.step, progress.relative, progress.phase.value, ranks, out, pace, gpu, health, slow)
+        return cls(state.stage.value, attempt.number, *known)
 
     def text(self) -> str:
         """Return it for a beat."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        encoded = msgspec.json.encode(self)
+        if len(encoded) > MOST_BYTES:
+            encoded = msgspec.json.encode(replace(self, slow=self.slow[:1], health=""))
+        return encoded.decode()
 
     @classmethod
     def read(cls, text: str) -> NodeStanding | None:
         """Return what a beat brought, None where it brought none, or that of a later version."""
         try:
-            return msgspec.convert(json.loads(text), cls)
-        except (ValueError, msgspec.ValidationError):
+            return msgspec.json.decode(text, type=cls)
+        except (ValueError, msgspec.DecodeError):
             return None
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"
 
 
 def known_nodes(address: CoordinatorAddress, within_s: float) -> KnownNodes:

@@ -23,6 +23,9 @@ SCAN_S: Final = _interval(5.0)
 SAMPLE_S: Final = _interval(30.0)
 #: Over how long the pace of a training is judged: a minute evens out data loading, and is short against what a slow rank costs.
 PACE_WINDOW_S: Final = _interval(60.0)
+#: Between two comparisons of the nodes of a job; and for how long one must be slow before it is named, longer than most evaluations take.
+COMPARE_S: Final = _interval(10.0)
+SLOW_NODE_S: Final = _interval(300.0)
 #: Between two requests to the dead man's switch: such services count in minutes.
 PING_S: Final = _interval(60.0)
 #: So long no byte, no CPU time and no open checkpoint show that a rank which stands behind the end of its training does nothing more.

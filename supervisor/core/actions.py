@@ -241,9 +241,9 @@ class Alert(Struct, frozen=True):
     kind: recurring_failure, gpu_quarantined, memory_held, batch_changed, node_health: this node became worse, change_ignored: a rank
     trains with another value than a plan set, unkilled: KILL did not end a process, started_from_scratch: a checkpoint was there, and the
     attempt began without it, hang: the ranks stand still, and the attempt goes on, foreign_checkpoint: the ranks loaded another training's,
-    save_gone: the newest save of this run was removed, strange_loss, or slow_training.
-    subject: tells alerts of one kind apart, such as a GPU's UUID. culprit: the rank that a hang is blamed on, and its node; None and "":
-    unknown, or several.
+    save_gone: the newest save of this run was removed, strange_loss, slow_training, or straggler: a rank or a node makes the others wait.
+    subject: tells alerts of one kind apart, such as a GPU's UUID. culprit: the rank that a hang is blamed on or that the others wait for,
+    and its node; None and "": unknown, or several.
     """
 
     kind: str

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.core import failure, planning
+from supervisor.core import failure, planning, sharing
 from supervisor.core.actions import Alert, PrintMessage
 from supervisor.core.model import Cause, Claim, Evidence
 from supervisor.core.state import JobState, Stage
+from supervisor.core.training_events import NOBODY, STRAGGLER
 from supervisor.core.values import replace
 
 if TYPE_CHECKING:
-    from supervisor.core.state import Step
+    from supervisor.core.state import Attempt, Step
     from supervisor.core.training_events import LossChanged, PaceChanged
 
 STRANGE_LOSS = "strange_loss"
@@ -51,25 +52,51 @@ def on_loss_changed(state: JobState, event: LossChanged) -> Step:
 
 
 def on_pace_changed(state: JobState, event: PaceChanged) -> Step:
-    """Report that the training is slow, with the GPU and what the node's health shows of it; or that it is over."""
+    """Report that the training is slow, with the GPU and what the node's health shows of it; or that it is over.
+
+    Of several nodes only the comparison of all says who is slow: the slowest rank of a node may be as fast as those of the others.
+    """
+    members, is_ours = state.attempt.members, event.node is None
+    if event.kind == STRAGGLER and is_ours and len(members) > 1:
+        return state, ()
+    if event.node is not None and not 0 <= event.node < len(members):
+        return state, ()
     if event.is_over:
         return without_warning(state, event.about), (PrintMessage("info", f"pace: over: {event.text}"),)
-    text = f"{event.text}{_gpu_text(state, event.rank)}"
+    text = with_condition(event.text, gpu_text(state, event.rank), health_text(state, event.rank)) if is_ours else event.text
     state = with_warning(state, event.about, text)
-    return state, (Alert(SLOW_TRAINING, state.attempt.number, f"pace: {text}; the job goes on"),)
+    if event.kind != STRAGGLER:
+        return state, (Alert(SLOW_TRAINING, state.attempt.number, f"pace: {text}; the job goes on"),)
+    node = "" if event.node is None else sharing.shown(members[event.node], members)
+    return state, (Alert(STRAGGLER, state.attempt.number, f"pace: {text}; the job goes on", culprit=(event.rank, node)),)
 
 
-def _gpu_text(state: JobState, rank: int | None) -> str:
-    """Return the GPU of the rank and what is known to be wrong with it; without a rank what is wrong with any part of this node."""
+def stragglers(attempt: Attempt) -> tuple[tuple[int, int | None, str], ...]:
+    """Return who is slow now: the number of the node among those of the attempt, the rank, None where it is none alone, and the text."""
+    rows = [(about.split(), text) for about, text in attempt.warnings]
+    slow = [(words, text) for words, text in rows if words[:2] == ["pace", STRAGGLER]]
+    return tuple(
+        (attempt.node if node == NOBODY else int(node), None if rank == NOBODY else int(rank), text) for (_, _, node, rank), text in slow
+    )
+
+
+def gpu_text(state: JobState, rank: int | None) -> str:
+    """Return the GPU of a rank, such as `GPU 3`; "" where it is not known."""
     uuid = planning.gpu_of_rank(state, rank) if rank is not None else ""
     index = next((gpu.index for gpu in state.gpus if gpu.uuid == uuid), None)
-    named = f" (GPU {index})" if index is not None else ""
-    found = [
-        reported_finding.reason
-        for reported_finding in state.run.reported_findings
-        if rank is None or reported_finding.gpu == uuid or not reported_finding.gpu
-    ]
-    return f"{named}; health: {'; '.join(found[:MOST_FINDINGS])}" if found else named
+    return "" if index is None else f"GPU {index}"
+
+
+def health_text(state: JobState, rank: int | None) -> str:
+    """Return what is known to be wrong with the GPU of a rank and with this node; where that GPU is not known with any part of the node."""
+    uuid = planning.gpu_of_rank(state, rank) if rank is not None else ""
+    findings = [finding for finding in state.run.reported_findings if not uuid or finding.gpu == uuid or not finding.gpu]
+    return "; ".join(finding.reason for finding in findings[:MOST_FINDINGS])
+
+
+def with_condition(text: str, gpu: str, health: str) -> str:
+    """Return what is slow, with its GPU and what is wrong with that and its node, as far as they are known."""
+    return text + (f" ({gpu})" if gpu else "") + (f"; health: {health}" if health else "")
 
 
 def _where(event: LossChanged) -> str:

@@ -63,6 +63,20 @@ class RecordedIncident:
 
 
 @dataclass(slots=True)
+class RecordedStraggler:
+    """A rank or a node that made the others wait, in one attempt, as this node found. until_t: None: it still does.
+
+    about: the key by which its end is known (PaceChanged). text: the sentence with which it was reported.
+    """
+
+    t: float
+    attempt: int
+    about: str
+    text: str
+    until_t: float | None = None
+
+
+@dataclass(slots=True)
 class History:
     """A job on one node, as its journal describes it."""
 
@@ -100,6 +114,7 @@ class History:
     examined_t: float | None = None  # when this node was last examined
     hang: tuple[float, Hang] | None = None  # that holds: when it was confirmed, and what two looks showed
     meetings: dict[int, tuple[str, ...]] = field(default_factory=dict)  # of the last run: attempt to the nodes that met for it
+    stragglers: list[RecordedStraggler] = field(default_factory=list)  # of the last run, the oldest first
     me: str = ""  # this node among those that met last
     missing: int = 0  # nodes that the attempt waits for
     missing_until_t: float = 0.0

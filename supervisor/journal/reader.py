@@ -15,7 +15,8 @@ import msgspec
 from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.model import CheckpointRef, Failure, Progress
-from supervisor.journal.history import History, RecordedIncident, Round
+from supervisor.core.training_events import STRAGGLER, PaceChanged
+from supervisor.journal.history import History, RecordedIncident, RecordedStraggler, Round
 from supervisor.journal.records import (
     MIRRORED,
     RESTORED,
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 #: The newest reports of progress, one in a minute, from which the pace of the training is taken.
 _PACE_REPORTS = 4
+#: Stragglers of a run that are kept, the newest.
+_MOST_STRAGGLERS = 200
 
 
 def read_history(path: Path) -> History:
@@ -81,6 +84,7 @@ class HistoryReading:
         self.history = History()
         self.reports: deque[tuple[int, float, int | None, int]] = deque(maxlen=_PACE_REPORTS)  # of progress: attempt, time, step, steps
         self.resume: CheckpointRef | None = None
+        self.warnings: tuple[tuple[str, str], ...] = ()  # of the history, each with its key
         self.seq = 0
 
     def so_far(self) -> History:
@@ -94,6 +98,7 @@ class HistoryReading:
             first_deaths={**history.first_deaths},
             findings={**history.findings},
             meetings={**history.meetings},
+            stragglers=[replace(straggler) for straggler in history.stragglers],
             problems=[*history.problems],
         )
 
@@ -115,6 +120,7 @@ class HistoryReading:
             self.begin(body, record.t)
         elif isinstance(body, Ended):
             history.end, history.ranks, history.end_t = body, (), record.t
+            self.on_no_straggler(record.t)
             self.ended(body.exit_code)
         elif isinstance(body, Note):
             self.take_note(body, record.t)
@@ -161,7 +167,7 @@ class HistoryReading:
         if not run.continues:
             _abandon(history, t)
             history.attempt, history.ranks, history.progress, self.resume = 0, (), Progress(), None
-            history.first_deaths, history.meetings = {}, {}
+            history.first_deaths, history.meetings, history.stragglers = {}, {}, []
             history.failures, history.charged, history.verified, history.mirrored = (), 0, None, None
             history.attempt_t = history.start = None
 
@@ -187,12 +193,14 @@ class HistoryReading:
         history = self.history
         if taken.attempt != history.attempt:
             history.warnings = ()
+            self.on_no_straggler(history.last_t)
         history.attempt, history.stage = taken.attempt, taken.stage
         attempt = taken.state.get("attempt")
         warnings = (attempt if isinstance(attempt, dict) else {}).get("warnings", [] if taken.whole else None)
         if warnings is not None:
             with suppress(msgspec.ValidationError):
-                history.warnings = tuple(text for _, text in msgspec.convert(warnings, tuple[tuple[str, str], ...]))
+                self.warnings = msgspec.convert(warnings, tuple[tuple[str, str], ...])
+                history.warnings = tuple(text for _, text in self.warnings)
         if isinstance(attempt, dict) and (members := attempt.get("members")):
             history.meetings[taken.attempt], history.me = tuple(map(str, members)), str(attempt.get("me", history.me))
         self._take_budget(taken)
@@ -252,6 +260,7 @@ class HistoryReading:
                 self.round(event.attempt).deaths.append((event.t, event.exit))
         elif isinstance(event, events.AttemptEnded):
             history.ranks, history.hang, history.missing = (), None, 0
+            self.on_no_straggler(event.t)
             if history.open_incident is not None and event.outcome != "succeeded":
                 self.round(event.attempt).ended_t = event.t
         elif isinstance(event, events.EvidenceCollected):
@@ -283,6 +292,21 @@ class HistoryReading:
         else:
             self.on_health(event)
 
+    def on_straggler(self, event: PaceChanged) -> None:
+        """Take who makes the others wait, or does no more."""
+        stragglers = self.history.stragglers
+        self.on_no_straggler(event.t, event.about)
+        if not event.is_over:
+            text = next((text for about, text in self.warnings if about == event.about), event.text)
+            stragglers.append(RecordedStraggler(event.t, event.attempt, event.about, text))
+            del stragglers[:-_MOST_STRAGGLERS]
+
+    def on_no_straggler(self, t: float, about: str = "") -> None:
+        """Take that a straggler, or each of them, makes nobody wait any more."""
+        for straggler in self.history.stragglers:
+            if straggler.until_t is None and about in {"", straggler.about}:
+                straggler.until_t = t
+
     def on_missing(self, count: int) -> None:
         """Take how many nodes the attempt waits for."""
         self.history.missing = count
@@ -300,8 +324,10 @@ class HistoryReading:
                 incident.rounds[-1].missing_until_t = history.missing_until_t
 
     def on_health(self, event: events.Event) -> None:
-        """Take what an examination of this node found."""
+        """Take what an examination of this node found, and who makes the others wait."""
         history = self.history
+        if isinstance(event, PaceChanged) and event.kind == STRAGGLER:
+            self.on_straggler(event)
         if isinstance(event, events.HealthChecked):
             history.findings, history.examined_t = {finding.about: finding for finding in event.findings}, event.t
         elif isinstance(event, events.HealthChanged):

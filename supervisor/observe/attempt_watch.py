@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from supervisor.job.clock import Clock
     from supervisor.job.job import Job
     from supervisor.observe.log_watch import Signatures, StreamRead
+    from supervisor.observe.pace.judge import NodePace
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
     Sources = Mapping[str, Callable[[], Iterable[Evidence]]]
@@ -145,6 +146,10 @@ class AttemptWatch:
             self.rank_ends.add_claimed(RankInfo(beat.rank, beat.local_rank, beat.pid, beat.start_ticks) for beat in beats)
         self._losses.sample(beats, t)
         self._pace.sample(beats, t)
+
+    def node_pace(self) -> NodePace | None:
+        """Return the pace of this node's ranks over the last minute or so; None: not known yet. From any thread."""
+        return self._pace.node_pace
 
     def newest_loss(self) -> float | None:
         """Return the newest loss of the training; None: none was seen. From any thread."""

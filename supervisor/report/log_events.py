@@ -324,8 +324,8 @@ class LogEvent(StrEnum):
     PACE_CHANGED = (
         "pace.changed",
         "warning",
-        "attempt kind text rank is_over",
-        "one rank makes the others wait, or each step takes longer than it did; or that is over",
+        "attempt kind text rank is_over node",
+        "one rank, or one node, makes the others wait, or each step takes longer than it did; or that is over",
     )
     HEALTH_CHANGED = "health.changed", "warning", "findings", "this node became worse, or well again, while the job ran"
     STACKS_DUMPED = "stacks.dumped", "info", "attempt ranks", "SIGQUIT: the stacks of all ranks were requested; the terminal shows them"

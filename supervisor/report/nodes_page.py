@@ -25,7 +25,8 @@ class NodeStatus(Struct, frozen=True):
     """One node. number: among the nodes of the newest attempt, None: it takes no part in it. None and "" elsewhere: not known.
 
     state: a stage, `lost`, `left`, `done`, `waits to join`, `ended with 0`, `supervise died`, or UNKNOWN. step: of its rank that is
-    furthest behind. age_s: how old this is. source: a key of SOURCES. why: it is lost, or has left.
+    furthest behind. age_s: how old this is. source: a key of SOURCES. why: it is lost, or has left. step_s: seconds of a step, and own_s:
+    what of it the node needs by itself. health: what is found to be wrong with it.
     """
 
     node: str
@@ -40,6 +41,9 @@ class NodeStatus(Struct, frozen=True):
     age_s: float | None = None
     source: str = ""
     why: str = ""
+    step_s: float | None = None
+    own_s: float | None = None
+    health: str = ""
 
     @property
     def name(self) -> str:
@@ -53,13 +57,17 @@ class NodeStatus(Struct, frozen=True):
 
 
 class JobNodesStatus(Struct, frozen=True):
-    """All nodes of a job. attempt: the newest. coordinator: its node, "": none answered, for `no_coordinator`."""
+    """All nodes of a job. attempt: the newest. coordinator: its node, "": none answered, for `no_coordinator`.
+
+    slow: which ranks or nodes make the others wait, a sentence for each.
+    """
 
     job: str
     attempt: int
     nodes: tuple[NodeStatus, ...]
     coordinator: str = ""
     no_coordinator: str = ""
+    slow: tuple[str, ...] = ()
 
 
 def nodes_page(job: JobNodesStatus, address: str, incidents: Sequence[Fact] = ()) -> FactPage:
@@ -72,6 +80,7 @@ def nodes_page(job: JobNodesStatus, address: str, incidents: Sequence[Fact] = ()
     facts = [
         *_listed("nodes", members),
         *_listed("others", others),
+        *(Fact(wording.STRANGE, text, Tone.WARNING) for text in job.slow),
         Fact("coordinator", f"the coordinator on {job.coordinator} answered" if job.coordinator else job.no_coordinator),
         *incidents,
         Fact("look", f"supervise status {address}", copied=True),
@@ -104,6 +113,8 @@ def _text(node: NodeStatus) -> str:
         *([wording.step_text(node.step, relative=node.relative)] if node.step is not None else []),
         *([f"phase {node.phase}"] if node.phase not in {"", "unknown"} else []),
         *([node.ranks] if node.ranks else []),
+        *([f"{node.step_s:.3g} s a step, {node.own_s:.3g} s by itself"] if node.step_s is not None and node.own_s is not None else []),
+        *([f"health: {node.health}"] if node.health else []),
         *([f"{node.gpus_out} GPUs out of use"] if node.gpus_out else []),
     ]
     age = "" if node.age_s is None or node.source == "here" else f", {span_text(node.age_s)} ago"

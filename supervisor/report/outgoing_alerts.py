@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from supervisor.job.clock import Clock
     from supervisor.job.job import Job
 
-#: The alerts of what is strange about a training that runs.
-OF_TRAINING = {LossChanged: "strange_loss", PaceChanged: "slow_training"}
+#: The alerts of what is strange about a training that runs. One of STRAGGLER comes from the node that compared the ranks, or the nodes.
+STRAGGLER = "straggler"
+OF_TRAINING = ("strange_loss", "slow_training", STRAGGLER)
 FROM_SCRATCH = "started_from_scratch"
 #: Alerts whose text another line prints already: the decision's, or how the attempt began.
 ALREADY_PRINTED = frozenset({"batch_changed", FROM_SCRATCH, "resume_suspect", "foreign_checkpoint"})
@@ -39,6 +40,7 @@ WITHOUT_DECISION = frozenset(
         "hang",
         "strange_loss",
         "slow_training",
+        STRAGGLER,
         "mirror_failing",
         "mirror_recovered",
         "mirror_behind",
@@ -51,7 +53,7 @@ WITHOUT_DECISION = frozenset(
     }
 )
 #: The alerts that every node of a job would send alike: the first node of the attempt sends them.
-OF_ALL_NODES = frozenset({"run_started", "run_finished", FROM_SCRATCH, "resume_suspect", "no_checkpoint", *OF_TRAINING.values()})
+OF_ALL_NODES = frozenset({"run_started", "run_finished", FROM_SCRATCH, "resume_suspect", "no_checkpoint", "strange_loss", "slow_training"})
 #: Lines of evidence that an alert may carry, if its sink asks for them.
 MOST_LINES = 5
 
@@ -67,7 +69,7 @@ class OutgoingAlerts:
         self.node = 0
         self._job = job
         self._clock = clock
-        self._strange: dict[str, set[str]] = {kind: set() for kind in OF_TRAINING.values()}  # what is strange about the training now
+        self._strange: dict[str, set[str]] = {kind: set() for kind in OF_TRAINING}  # what is strange about the training now
 
     def took(self, event: Event) -> None:
         """Note what is strange about the training: its alert is over with the last of these things, or with the attempt."""
@@ -79,7 +81,7 @@ class OutgoingAlerts:
                 self.clear(kind)
         if not isinstance(event, LossChanged | PaceChanged):
             return
-        kind = OF_TRAINING[type(event)]
+        kind = "strange_loss" if isinstance(event, LossChanged) else STRAGGLER if event.kind == STRAGGLER else "slow_training"
         if not event.is_over:
             self._strange[kind].add(event.about)
             return

@@ -27,7 +27,7 @@ from supervisor.report.card import card
 from supervisor.report.incident_files import IncidentFiles
 from supervisor.report.layout import Fact, FactPage
 from supervisor.report.log_events import LogEvent
-from supervisor.report.outgoing_alerts import ALREADY_PRINTED, FROM_SCRATCH, WITHOUT_DECISION, OutgoingAlerts
+from supervisor.report.outgoing_alerts import ALREADY_PRINTED, FROM_SCRATCH, STRAGGLER, WITHOUT_DECISION, OutgoingAlerts
 from supervisor.report.start_times import StartClock, launched_t, note_of
 from supervisor.report.text import clean
 from supervisor.report.vitals import Vitals
@@ -369,7 +369,7 @@ class Reporter:
         if action.kind not in ALREADY_PRINTED:
             self._terminal.message(clean(action.text), "warning")
         incident, step = (decision.incident, decision.step) if decision is not None else (0, None)
-        culprit = {"culprit": action.culprit} if action.kind == "hang" else {}  # it follows from no decision
+        culprit = {"culprit": action.culprit} if action.kind in {"hang", STRAGGLER} else {}  # it follows from no decision
         self._alert(action.kind, incident, action.attempt, step, about=action.text, subject=action.subject, **culprit)
 
     def quarantined(self, action: act.Quarantine) -> None:

@@ -36,6 +36,7 @@ from supervisor.run.evidence_collection import EvidenceCollection, FailedAttempt
 from supervisor.run.job_nodes import AttemptOrders
 from supervisor.run.left_processes import LeftProcesses
 from supervisor.run.living_guardian import LivingGuardian
+from supervisor.run.node_paces import NodePaces
 from supervisor.run.node_requests import NodeRequests
 from supervisor.run.rank_requests import RankRequests
 from supervisor.run.rank_sampling import RankSampling
@@ -105,6 +106,7 @@ class Executor:
         self._reported_problems: set[str] = set()  # with the checkpoints and between the nodes, each reported once
         orders = AttemptOrders(self._publish_coordinator, self._renumber, self._complete, self._guardian.prepare_last_word)
         self.nodes = factory.nodes(loop, orders, self._warn_once)
+        self._node_paces = NodePaces(loop, self.threads, self.nodes)
         self.sampling.job_hangs.join(self.nodes)
         self.nodes.looks = self.sampling.job_hangs.take
         self._checkpoints = CheckpointRequests(
@@ -155,7 +157,8 @@ class Executor:
         self.sampling.sample(state.attempt.live_ranks)
         self.watch.tick(state.attempt.live_ranks)
         self.standbys.tick(state)
-        self.nodes.tick(*self.sampling.step_times)
+        self.nodes.tick(*self.sampling.step_times, self.watch.node_pace())
+        self._node_paces.tick()
         self.sampling.job_hangs.tick()
         self._post_found_ranks(state)
 

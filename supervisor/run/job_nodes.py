@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from supervisor.cluster.model import NodeMemory
     from supervisor.core.model import JobDecision
     from supervisor.job.job import Job
+    from supervisor.observe.pace.judge import NodePace
     from supervisor.run.loop import Loop
 
 #: What the coordinator gives the other nodes to decide and to learn how the job ended, and a node gives its last messages to leave.
@@ -239,17 +240,21 @@ class JobNodes:
         return None if address is None else address.host
 
     def standings(self) -> Mapping[str, str]:
-        """Return what each node's newest beat says of it, by the name of the node, where this one is the coordinator; else nothing."""
-        return {} if self._server is None else self._server.standings()
+        """Return what each node's newest beat says of it, by the name of the node, on the coordinator's; else nothing. From any thread."""
+        server = self._server
+        return {} if server is None else server.standings()
 
     # from the core and the executor
 
-    def tick(self, stepped_s: float | None = None, step_s: float | None = None) -> None:
-        """Let time pass. stepped_s: since a rank of this node last ended a step. step_s: its usual step. None: not known."""
+    def tick(self, stepped_s: float | None = None, step_s: float | None = None, pace: NodePace | None = None) -> None:
+        """Let time pass. stepped_s: since a rank of this node last ended a step. step_s: its usual step. None: not known.
+
+        pace: of the ranks of this node.
+        """
         client = self._client
         if client is not None:
             self._serve_again(client)
-            client.give(protocol.NodeTick(self._now(), NodeStanding.of(self._loop.state).text(), stepped_s, step_s))
+            client.give(protocol.NodeTick(self._now(), NodeStanding.of(self._loop.state, pace).text(), stepped_s, step_s))
             self._prepare_last_word(client)
             self._end_as_the_others()
             self._end_refused()

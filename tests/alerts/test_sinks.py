@@ -362,3 +362,18 @@ def test_a_process_that_survives_kill_is_named(notification: Callable[..., Notif
     sent = replace(sent, alert=replace(sent.alert, subject="4242"))
     assert "Process 4242 of the job survives KILL" in sentences(sent, AlertDetail.SUMMARY)
     assert "4242" not in sentences(sent, AlertDetail.NONE)
+
+
+@pytest.mark.parametrize(
+    ("rank", "failed_on", "sentence"),
+    [
+        (43, "gpu-5:5", "Rank 43 on gpu-5:5 delays all others."),
+        (None, "gpu-5:5", "Node gpu-5:5 delays all others."),
+        (3, "", "Rank 3 delays all others."),
+    ],
+)
+def test_a_straggler_is_named(notification: Callable[..., Notification], rank: int | None, failed_on: str, sentence: str) -> None:
+    sent = notification(AlertEvent.STRAGGLER)
+    sent = replace(sent, alert=replace(sent.alert, rank=rank, failed_on=failed_on))
+    assert sentence in sentences(sent, AlertDetail.SUMMARY)
+    assert "delays" not in sentences(sent, AlertDetail.NONE)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.ports import answers, free_port
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -45,9 +47,10 @@ def test_a_rank_that_computes_twice_as_much_is_named_and_the_job_goes_on(supervi
     assert run.status()["incidents"] == 0
 
 
+@pytest.mark.timeout(300)
 def test_two_ranks_that_are_alike_are_not(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*TORCHRUN, EXTRA="1", **QUICK)
-    wait_for(lambda: int(run.status().get("step") or 0) > 250, "half a minute of steps", 120, alive=run.alive)
+    wait_for(lambda: int(run.status().get("step") or 0) > 250, "half a minute of steps", 240, alive=run.alive)
     (run.place / "end").touch()
     assert run.exit_code(deadline_s=30) == 0
     assert '"event":"PaceChanged"' not in run.journal()
@@ -64,3 +67,38 @@ def test_steps_that_take_longer_than_they_did_are_reported_and_that_it_is_over(s
     assert run.status()["warnings"] == []
     (run.place / "end").touch()
     assert run.exit_code(deadline_s=30) == 0
+
+
+@pytest.mark.timeout(400)
+def test_of_two_nodes_the_one_that_makes_the_other_wait_is_named_once_and_once_that_it_is_over(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    port, files = free_port(), {"EVEN": str(tmp_path / "even"), "END": str(tmp_path / "end")}
+    torchrun = ["torchrun", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=pace", "--nnodes=2"]
+    command = [*torchrun, "--nproc-per-node=1", str(ROOT / "tests" / "jobs" / "sleepy_node.py")]
+
+    def start(node: int) -> Supervised:
+        return supervise(*command, place=tmp_path / f"node-{node}", _SUPERVISE_TEST_INTERVALS="0.1", **files)
+
+    runs = [start(0)]
+    wait_for(lambda: answers(port), "node 0 to serve the rendezvous", 60, alive=runs[0].alive)
+    runs.append(start(1))
+
+    def are_alive() -> bool:
+        return all(run.alive() for run in runs)
+
+    wait_for(lambda: "pace: node 1 (" in runs[0].stderr, "the warning", 200, alive=are_alive)
+    (line,) = (line for line in runs[0].stderr.splitlines() if "pace: node" in line)
+    assert "and the others wait for it: rank 1 sleeps" in line, line
+    for run in runs:
+        (slow,) = json.loads(run.ask("status", "--all-nodes", "--json").stdout)["slow"]
+        assert slow.startswith("node 1 (")
+    (warning,) = runs[0].status()["warnings"]
+    assert warning == slow
+    Path(files["EVEN"]).touch()
+    wait_for(lambda: "pace: over: node 1 (" in runs[0].stderr, "the end of it", 120, alive=are_alive)
+    Path(files["END"]).touch()
+    assert [run.exit_code(deadline_s=60) for run in runs] == [0, 0]
+    assert "pace:" not in runs[1].stderr, "it is said once"
+    (span,) = json.loads(runs[0].ask("report", "--json").stdout)["slow"]
+    assert span["text"] == slow

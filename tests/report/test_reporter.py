@@ -373,17 +373,29 @@ def test_a_new_run_that_trains_ends_what_an_earlier_one_gave_up_and_an_open_inci
 
 def test_a_strange_loss_is_over_with_the_last_number_that_is_strange_and_a_slow_training_with_the_attempt(reporter: Reporter) -> None:
     bad = [LossChanged(1.0, 1, "loss.nan", "nan", name, "x") for name in ("loss_a", "loss_b")]
-    slow = PaceChanged(1.0, 1, "straggler", "x", 3)
-    for event in (*bad, slow, replace(bad[0], is_over=True)):
+    slow = [PaceChanged(1.0, 1, "drop", "x"), PaceChanged(1.0, 1, "straggler", "x", 3, node=1)]
+    for event in (*bad, *slow, replace(bad[0], is_over=True)):
         reporter.took(event)
     assert cleared(reporter) == []
     reporter.took(replace(bad[1], is_over=True))
     assert cleared(reporter) == ["loss"]
     reporter.took(AttemptEnded(2.0, 1, "failed"))
-    assert set(cleared(reporter)[1:]) >= {"loss", "pace"}
+    assert set(cleared(reporter)[1:]) >= {"loss", "pace", "straggler"}
     reporter.alerted(act.Alert("slow_training", 1, "pace: rank 3 computes 2.0 times as long; the job goes on"))
     (alert,) = sent(reporter)
     assert (alert.event.value, alert.severity.value) == ("slow_training", "warning")
+
+
+def test_the_alert_of_a_straggler_names_it_and_not_who_failed_before_and_comes_from_the_node_that_compares(reporter: Reporter) -> None:
+    reporter.decided(ReportDecision(1, 1, VERDICT, PLAN, 40))
+    reporter.alerts.node = 2
+    reporter.alerted(act.Alert("straggler", 2, "pace: node 5 (gpu-5) is slow; the job goes on", culprit=(43, "gpu-5:5")))
+    reporter.alerted(act.Alert("slow_training", 2, "pace: a step takes 2 s; the job goes on"))
+    alert = sent(reporter)[-1]
+    assert (alert.event.value, alert.rank, alert.failed_on) == ("straggler", 43, "gpu-5:5")
+    reporter.took(PaceChanged(1.0, 2, "straggler", "x", 43, node=5))
+    reporter.took(PaceChanged(2.0, 2, "straggler", "x", 43, is_over=True, node=5))
+    assert cleared(reporter)[-1] == "straggler"
 
 
 def test_an_alert_carries_the_node_the_confidence_and_lines_without_secrets(reporter: Reporter) -> None:

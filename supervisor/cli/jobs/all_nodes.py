@@ -17,6 +17,7 @@ from supervisor.core.values import Struct, replace
 from supervisor.errors import SuperviseError
 from supervisor.job import identity
 from supervisor.report.nodes_page import UNKNOWN, JobNodesStatus, NodeStatus
+from supervisor.report.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from supervisor.cluster.client import CoordinatorAddress  # noqa: TC004  not for --help
     from supervisor.cluster.messages import KnownNode, KnownNodes
+    from supervisor.cluster.reader import NodeStanding
     from supervisor.journal.history import History  # noqa: TC004  likewise
 
 #: For the answer of one address of the coordinator; a few are tried.
@@ -46,10 +48,12 @@ def all_nodes(root: Path, place: JobFiles) -> JobNodesStatus:
     """Return where the nodes of a job stand. place: its files on one of them."""
     journals = journals_of(root, place)
     newest = max(journals, key=lambda one: (bool(one.history.members), not _is_behind(one, journals), one.history.last_t))
+    slow = {clean(row.text): None for one in journals if one.alive for row in one.history.stragglers if row.until_t is None}
     known, problem = (None, "the job has ended: no coordinator is asked") if newest.history.end is not None else _asked(journals)
     if known is not None and known.number:
         rows = [_by_coordinator(node, journals) for node in known.nodes]
         attempt, coordinator = known.number, known.host.partition("/")[0]
+        slow |= {clean(text): None for node in known.nodes if not node.out for text in _slow(node)}
     else:
         members = newest.history.members
         rows = [_by_journal(member, index, journals) for index, member in enumerate(members)]
@@ -58,7 +62,7 @@ def all_nodes(root: Path, place: JobFiles) -> JobNodesStatus:
     rows += [_of_journal(journal, None) for journal in journals if journal.place.node not in shown] if rows else []
     if not rows:  # its nodes have never met: a job of one node, or one that only begins
         rows = [_of_journal(one, index if len(journals) == 1 else None) for index, one in enumerate(journals)]
-    return JobNodesStatus(place.job, attempt, tuple(rows), coordinator, "" if coordinator else problem)
+    return JobNodesStatus(place.job, attempt, tuple(rows), coordinator, "" if coordinator else problem, tuple(slow))
 
 
 def _is_behind(one: NodeJournal, journals: Sequence[NodeJournal]) -> bool:
@@ -111,9 +115,10 @@ def _by_coordinator(known: KnownNode, journals: Sequence[NodeJournal]) -> NodeSt
     number = known.index if known.index >= 0 else None
     own = next((journal for journal in journals if journal.name == known.node), None)
     why, _, text = known.out.partition(": ")
-    if own is not None and own.alive and not why:
-        return _of_journal(own, number)
     standing, host = NodeStanding.read(known.standing), known.node.partition("/")[0]
+    if own is not None and own.alive and not why:
+        step_s, own_s = _pace_of(standing)
+        return replace(_of_journal(own, number), step_s=step_s, own_s=own_s)
     if standing is None and not why and own is not None:  # the coordinator began after its last beat
         return _of_journal(own, number)
     if standing is None:
@@ -122,7 +127,21 @@ def _by_coordinator(known: KnownNode, journals: Sequence[NodeJournal]) -> NodeSt
     return NodeStatus(
         host, number, state, standing.attempt, standing.step, standing.relative, standing.phase,
         "" if why else standing.ranks, standing.gpus_out, known.age_s, "coordinator", text,
+        *_pace_of(standing if not why else None), "" if why else clean(standing.health),
     )  # fmt: skip
+
+
+def _pace_of(standing: NodeStanding | None) -> tuple[float | None, float | None]:
+    """Return the seconds of a step, and what of it the node needs by itself, by its last beat."""
+    pace = None if standing is None else standing.pace
+    return (None, None) if pace is None else (round(pace.step_s, 6), round(pace.own_s, 6))
+
+
+def _slow(known: KnownNode) -> tuple[str, ...]:
+    from supervisor.cluster.reader import NodeStanding  # noqa: PLC0415  not for --help
+
+    standing = NodeStanding.read(known.standing)
+    return () if standing is None else standing.slow
 
 
 def _by_journal(member: str, number: int, journals: Sequence[NodeJournal]) -> NodeStatus:
@@ -138,8 +157,10 @@ def _of_journal(one: NodeJournal, number: int | None) -> NodeStatus:
     ranks = rank_list(rank.rank for rank in status.ranks) if status.ranks else ""
     out = sum(bool(gpu.quarantined) for gpu in status.gpus)
     source = "here" if status.supervisor_alive else "journal"
+    health = "; ".join(clean(finding.reason) for finding in status.findings if finding.result != "ok")
     return NodeStatus(
-        one.place.node, number, state, status.attempt, status.step, status.step_relative, status.phase, ranks, out, age_s, source
+        one.place.node, number, state, status.attempt, status.step, status.step_relative, status.phase, ranks, out, age_s, source,
+        health=health if status.runs else "",
     )  # fmt: skip
 
 
@@ -157,6 +178,9 @@ def as_dict(found: JobNodesStatus) -> dict[str, Any]:
             "phase": node.phase or "unknown",
             "ranks": node.ranks or None,
             "gpus_out_of_use": node.gpus_out,
+            "step_s": node.step_s,
+            "own_s": node.own_s,
+            "health": node.health or None,
             "age_s": None if node.age_s is None else round(node.age_s, 3),
             "source": node.source or None,
         }
@@ -167,5 +191,6 @@ def as_dict(found: JobNodesStatus) -> dict[str, Any]:
         "attempt": found.attempt,
         "coordinator": found.coordinator or None,
         "no_coordinator": found.no_coordinator or None,
+        "slow": list(found.slow),
         "nodes": nodes,
     }

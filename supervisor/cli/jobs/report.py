@@ -61,10 +61,13 @@ def report(settings: Settings, job: str | None, *, all_runs: bool = False, html_
 
 
 def _add_nodes(found: JobReport, root: Path, place: JobFiles, history: History) -> None:
-    """Add what each node of the job took part in, as far as the journals show it that are here."""
-    from supervisor.report.ledger.figures import node_shares  # noqa: PLC0415  not for --help
+    """Add what each node of the job took part in, and whom it found slow, as far as the journals show it that are here."""
+    from supervisor.report.ledger.figures import node_shares, slow_spans  # noqa: PLC0415  not for --help
 
-    found.nodes = node_shares(place.node, histories_of(root, place, history))
+    histories = histories_of(root, place, history)
+    found.nodes = node_shares(place.node, histories)
+    for other in (other for host, other in histories.items() if host != place.node):
+        found.slow += slow_spans(other, found.runs[-1].end_t if other.end is None else other.last_t)
 
 
 def read_journals(place: JobFiles) -> list[tuple[History, list[RunLedger]]]:

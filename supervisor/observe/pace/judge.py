@@ -1,20 +1,22 @@
 """Judges the pace of an attempt from samples of its ranks, one a second. Pure, but for what it remembers.
 
 The time of a rank is cut into intervals, each from one step of all ranks to a later one. An interval in which any rank was not training
-counts for nothing. Of each rank it gives the *busy* share: running, waiting for a processor, blocked by a disk; what is left is waiting
-for peers, for data, for a GPU.
+counts for nothing. Of each rank it gives the *busy* share: running, waiting for a processor, blocked by a disk, asleep (time.sleep); what
+is left is waiting for peers, for data, for a GPU.
 
     straggler  a rank that is busy nearly all the time, STRAGGLER times as much as the median of the others, in 80 % of the intervals
                of the window: the others wait for it. Who is merely busier (rank 0 logs) while all wait for something else is none
     drop       the median step takes DROP times as long as in the best earlier stretch, over three windows on end
 
 Nothing is judged in the first two windows of training (compilation, caches), nor across an evaluation or a save.
+
+Of a job of several nodes the nodes are compared (nodes.py), by what `node_pace` gives of each.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 from supervisor.config.intervals import PACE_WINDOW_S
@@ -25,6 +27,8 @@ from supervisor.core.values import Struct
 LEAST_S = 1.0
 #: A straggler is busy for this share of the time, and so many times as much as the others.
 BUSY, STRAGGLER = 0.7, 1.3
+#: A rank is named for its node where it is so much busier than the median of the node's others; a node is slow from there on (nodes.py).
+SLOWER = 1.2
 #: In so many of the intervals a rank must be the slow one, and in fewer than this it is so no more.
 MOSTLY, SELDOM = 0.8, 0.4
 LEAST_INTERVALS = 10
@@ -54,6 +58,7 @@ class RankSample(Struct, frozen=True):
     wait_ns: int
     is_blocked: bool
     trains: bool
+    is_asleep: bool = False
 
 
 class PaceNews(Struct, frozen=True):
@@ -65,16 +70,45 @@ class PaceNews(Struct, frozen=True):
     is_over: bool = False
 
 
-class _RankShare(Struct, frozen=True):
-    """Shares of an interval's time. busy: all of them."""
+class NodePace(Struct, frozen=True):
+    """The pace of the ranks of one node over the last window, as the other nodes need it.
 
+    intervals: how many were counted by then, so that a new pace differs from the one before. step_s: the wall time of a step. busy: the
+    share of it in which the busiest rank did not wait. rank: that rank, where it is busier than the others of its node. why: what the
+    kernel shows of why it is busy, "" for nothing. stolen: the share of the processors' time that the hypervisor keeps from the node.
+    """
+
+    intervals: int
+    step_s: float
     busy: float
+    rank: int | None = None
+    why: str = ""
+    stolen: float = 0.0
+
+    @property
+    def own_s(self) -> float:
+        """Seconds of a step that the node needs by itself, without the time in which it waits."""
+        return self.busy * self.step_s
+
+
+class _RankShare(Struct, frozen=True):
+    """Shares of an interval's time. ran: it ran. waited: for a processor. blocked, asleep: by samples."""
+
+    ran: float
     waited: float
     blocked: float
+    asleep: float
+
+    @property
+    def busy(self) -> float:
+        return min(1.0, self.ran + self.waited + self.blocked + self.asleep)
 
 
 class _Interval(Struct, frozen=True):
+    """The shares of each rank. steps: made by its end by the rank that made the fewest."""
+
     t: float
+    steps: int
     shares: Mapping[int, _RankShare]
 
 
@@ -86,9 +120,11 @@ class PaceJudge:
         self._window_s = window_s
         self._begin: tuple[float, dict[int, RankSample]] | None = None
         self._blocked: dict[int, int] = {}
+        self._asleep: dict[int, int] = {}
         self._samples = 0
         self._first_t: float | None = None
         self._intervals: deque[_Interval] = deque(maxlen=MOST_INTERVALS)
+        self._counted = 0  # intervals so far
         self._slow: dict[int, str] = {}  # stragglers that were reported
         self._pace = _Pace(window_s)
 
@@ -103,8 +139,10 @@ class PaceJudge:
         self._samples += 1
         for rank, sample in ranks.items():
             self._blocked[rank] += sample.is_blocked
+            self._asleep[rank] += sample.is_asleep
         began_t, before = self._begin
         if any(sample.steps < before[rank].steps for rank, sample in ranks.items()):
+            self._intervals.clear()
             self._start(t, ranks)  # another process in its place
             return []
         if t - began_t < LEAST_S or any(sample.steps == before[rank].steps for rank, sample in ranks.items()):
@@ -114,7 +152,8 @@ class PaceJudge:
         if t - self._first_t >= 2 * self._window_s:
             wall_ns = (t - began_t) * 1e9
             shares = {rank: self._share(rank, before[rank], sample, wall_ns) for rank, sample in ranks.items()}
-            self._intervals.append(_Interval(t, shares))
+            self._intervals.append(_Interval(t, min(sample.steps for sample in ranks.values()), shares))
+            self._counted += 1
             while self._intervals[0].t < t - self._window_s and len(self._intervals) > LEAST_INTERVALS:
                 self._intervals.popleft()
             found = [*self._stragglers(), *self._pace.take(t, *_steps(before, ranks))]
@@ -122,24 +161,45 @@ class PaceJudge:
         return found
 
     def _start(self, t: float, ranks: Mapping[int, RankSample]) -> None:
-        self._begin, self._blocked, self._samples = (t, dict(ranks)), dict.fromkeys(ranks, 0), 0
+        self._begin, self._samples = (t, dict(ranks)), 0
+        self._blocked, self._asleep = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)
 
     def _share(self, rank: int, before: RankSample, now: RankSample, wall_ns: float) -> _RankShare:
-        blocked = self._blocked[rank] / max(1, self._samples)
-        waited = (now.wait_ns - before.wait_ns) / wall_ns
-        return _RankShare(min(1.0, (now.run_ns - before.run_ns) / wall_ns + waited + blocked), waited, blocked)
+        samples = max(1, self._samples)
+        ran, waited = (now.run_ns - before.run_ns) / wall_ns, (now.wait_ns - before.wait_ns) / wall_ns
+        return _RankShare(ran, waited, self._blocked[rank] / samples, self._asleep[rank] / samples)
+
+    @property
+    def _whole_window(self) -> list[_Interval]:
+        """The intervals of the window, none where they are too few to judge by."""
+        intervals = list(self._intervals)
+        is_whole = len(intervals) >= LEAST_INTERVALS and intervals[-1].t - intervals[0].t >= 0.9 * self._window_s
+        return intervals if is_whole else []
+
+    def node_pace(self) -> NodePace | None:
+        """Return the pace of this node over the last window; None where too little of it is known."""
+        intervals = self._whole_window
+        steps = intervals[-1].steps - intervals[0].steps if intervals else 0
+        ranks = _ranks(intervals)
+        if steps <= 0 or not ranks:
+            return None
+        busy = {rank: _busy([interval.shares[rank] for interval in intervals]) for rank in ranks}
+        busiest = max(ranks, key=lambda rank: busy[rank])
+        others = [share for rank, share in busy.items() if rank != busiest]
+        stands_out = not others or busy[busiest] >= SLOWER * median(others)
+        why = _cause([interval.shares[busiest] for interval in intervals])
+        step_s = (intervals[-1].t - intervals[0].t) / steps
+        return NodePace(self._counted, step_s, busy[busiest], busiest if stands_out else None, why)
 
     def _stragglers(self) -> list[PaceNews]:
-        found = list(self._intervals)
-        if len(found) < LEAST_INTERVALS or found[-1].t - found[0].t < 0.9 * self._window_s:
-            return []
+        found = self._whole_window
         news: list[PaceNews] = []
-        ranks = set.intersection(*(set(interval.shares) for interval in found))
-        for rank in sorted(ranks):
+        for rank in _ranks(found):
             share = sum(self._is_slow(interval, rank) for interval in found) / len(found)
             if share >= MOSTLY and rank not in self._slow:
                 ratio = median(interval.shares[rank].busy / max(_others(interval, rank), 0.01) for interval in found)
-                text = f"rank {rank} {_times(ratio)}, and the others wait for it{_cause([interval.shares[rank] for interval in found])}"
+                why = _cause([interval.shares[rank] for interval in found])
+                text = f"rank {rank} {times_text(ratio)}, and the others wait for it{f': it {why}' if why else ''}"
                 self._slow[rank] = text
                 news.append(PaceNews(PaceKind.STRAGGLER, text, rank))
             elif share < SELDOM and self._slow.pop(rank, None) is not None:
@@ -178,11 +238,11 @@ class _Pace:
         self._best = min(self._best, slowest) if self._best else slowest
         if not self._is_slow and fastest >= DROP * self._best:
             self._is_slow = True
-            longer = f"{fastest / self._best:.1f} times as long as it did ({_seconds(self._best)})"
-            return [PaceNews(PaceKind.DROP, f"a step takes {_seconds(median(self._last))}, {longer}")]
+            longer = f"{fastest / self._best:.1f} times as long as it did ({seconds_text(self._best)})"
+            return [PaceNews(PaceKind.DROP, f"a step takes {seconds_text(median(self._last))}, {longer}")]
         if self._is_slow and self._last[-1] < (1 + DROP) / 2 * self._best:
             self._is_slow = False
-            return [PaceNews(PaceKind.DROP, f"a step takes {_seconds(self._last[-1])} again", is_over=True)]
+            return [PaceNews(PaceKind.DROP, f"a step takes {seconds_text(self._last[-1])} again", is_over=True)]
         return []
 
 
@@ -197,19 +257,35 @@ def _others(one: _Interval, rank: int) -> float:
     return median([share.busy for other, share in one.shares.items() if other != rank] or [0.0])
 
 
-def _times(ratio: float) -> str:
+def _ranks(intervals: Sequence[_Interval]) -> list[int]:
+    """Return the ranks of all these intervals."""
+    return sorted(set.intersection(*(set(interval.shares) for interval in intervals))) if intervals else []
+
+
+def _busy(shares: Sequence[_RankShare]) -> float:
+    """Return the busy share over several intervals: the median of what the kernel counts, and the mean of what is sampled."""
+    counted, sampled = median(share.ran + share.waited for share in shares), sum(share.blocked + share.asleep for share in shares)
+    return min(1.0, counted + sampled / len(shares))
+
+
+def times_text(ratio: float) -> str:
+    """Return in words how much longer than the others somebody computes."""
     return f"computes {ratio:.1f} times as long per step as the others" if ratio < 10 else "alone computes"  # noqa: PLR2004 (the others hardly do)
 
 
-def _cause(shares: list[_RankShare]) -> str:
+def _cause(shares: Sequence[_RankShare]) -> str:
     """Return what the kernel shows of why it is slow, "" for nothing."""
-    waited, blocked = median(share.waited for share in shares), sum(share.blocked for share in shares) / len(shares)
+    waited = median(share.waited for share in shares)
+    blocked, asleep = (sum(parts) / len(shares) for parts in zip(*((share.blocked, share.asleep) for share in shares), strict=True))
+    if asleep >= NAMED and asleep >= max(waited, blocked):
+        return f"sleeps {100 * asleep:.0f} % of the time (time.sleep: the script's own, or that of a library that tries something again)"
     if blocked >= NAMED and blocked >= waited:
-        return f": it waits for a disk or a network file system {100 * blocked:.0f} % of the time"
+        return f"waits for a disk or a network file system {100 * blocked:.0f} % of the time"
     if waited >= NAMED:
-        return f": it waits for a processor {100 * waited:.0f} % of the time, because others use them"
+        return f"waits for a processor {100 * waited:.0f} % of the time, because others use them"
     return ""
 
 
-def _seconds(time_s: float) -> str:
+def seconds_text(time_s: float) -> str:
+    """Return the time of a step, as people write it."""
     return f"{time_s:.3g} s" if time_s >= 0.1 else f"{1000 * time_s:.3g} ms"  # noqa: PLR2004 (as people write it)

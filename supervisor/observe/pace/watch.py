@@ -1,16 +1,18 @@
 """Samples the ranks of this node once a second, from their heartbeats and the kernel's counters, and posts PaceChanged. One per attempt.
 
-It costs two small reads of /proc for each rank and second, and nothing in the ranks.
+It costs two or three small reads of /proc for each rank and second, and nothing in the ranks.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from supervisor.config.intervals import PACE_WINDOW_S
 from supervisor.core.model import Phase
 from supervisor.core.training_events import PaceChanged
-from supervisor.observe.pace.judge import PaceJudge, RankSample
-from supervisor.observe.pace.usage import thread_usage
+from supervisor.core.values import replace
+from supervisor.observe.pace.judge import NodePace, PaceJudge, RankSample
+from supervisor.observe.pace.usage import stolen_ticks, thread_usage
 from supervisor.observe.ranks.heartbeats import LEAST_APART_S
 
 if TYPE_CHECKING:
@@ -18,6 +20,24 @@ if TYPE_CHECKING:
 
     from supervisor.core.events import Event
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
+
+
+class StealWatch:
+    """The share of the processors' time that the hypervisor keeps from this machine, measured anew in each window."""
+
+    def __init__(self) -> None:
+        """Begin with nothing measured."""
+        self._since_t, self._ticks = float("-inf"), stolen_ticks()
+        self._share = 0.0
+
+    def take(self, t: float) -> float:
+        """Return the share of the last whole window, 0 where it is not known."""
+        if t - self._since_t >= PACE_WINDOW_S:
+            before, self._ticks = self._ticks, stolen_ticks()
+            if before is not None and self._ticks is not None and self._ticks[1] > before[1]:
+                self._share = (self._ticks[0] - before[0]) / (self._ticks[1] - before[1])
+            self._since_t = t
+        return self._share
 
 
 class PaceWatch:
@@ -28,6 +48,13 @@ class PaceWatch:
         self._judge = PaceJudge()
         self._attempt, self._post = attempt, post
         self._sampled_t: float | None = None
+        self._steal = StealWatch()
+        self._node_pace: NodePace | None = None
+
+    @property
+    def node_pace(self) -> NodePace | None:
+        """The pace of this node's ranks over the last window; None: not known yet. From any thread."""
+        return self._node_pace
 
     def sample(self, beats: Sequence[RankHeartbeat], t: float) -> None:
         """Take the heartbeats that were read at `t`."""
@@ -40,6 +67,11 @@ class PaceWatch:
             if usage is None or beat.last_step_ns is None:
                 continue
             trains = beat.phase is Phase.TRAIN
-            ranks[beat.rank] = RankSample(beat.steps, beat.last_step_ns, usage.run_ns, usage.wait_ns, usage.is_blocked, trains)
-        for news in self._judge.take(t, ranks):
+            ranks[beat.rank] = RankSample(
+                beat.steps, beat.last_step_ns, usage.run_ns, usage.wait_ns, usage.is_blocked, trains, usage.is_asleep
+            )
+        news_of_ranks = self._judge.take(t, ranks)
+        pace, stolen = self._judge.node_pace(), self._steal.take(t)
+        self._node_pace = None if pace is None else replace(pace, stolen=stolen)
+        for news in news_of_ranks:
             self._post(PaceChanged(t, self._attempt, news.kind.value, news.text, news.rank, news.is_over))

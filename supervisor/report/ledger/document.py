@@ -25,6 +25,7 @@ def document(report: JobReport) -> dict[str, Any]:
         "incidents": [asdict(incident) for incident in report.incidents],
         "problems": report.problems,
         "nodes": [asdict(node) for node in report.nodes],
+        "slow": [asdict(span) for span in report.slow],
     }
 
 

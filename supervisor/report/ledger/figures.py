@@ -105,11 +105,26 @@ class NodeShare:
     alone: list[int] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SlowSpan:
+    """How long a rank or a node made the others wait: Unix seconds, until now where it still does. text: who, and why."""
+
+    begin_t: float
+    end_t: float
+    attempt: int
+    text: str
+
+    @property
+    def took_s(self) -> float:
+        """Seconds."""
+        return self.end_t - self.begin_t
+
+
 @dataclass(slots=True)
 class JobReport:
     """A report: the runs that it is about, the oldest first, their incidents and figures. kept_runs: how many the journals hold.
 
-    nodes: those that took part in the last run, none for a job of one node.
+    nodes: those that took part in the last run, none for a job of one node. slow: which ranks or nodes made the others wait.
     """
 
     job: str
@@ -120,6 +135,7 @@ class JobReport:
     kept_runs: int
     problems: list[str] = field(default_factory=list)
     nodes: list[NodeShare] = field(default_factory=list)
+    slow: list[SlowSpan] = field(default_factory=list)
 
 
 def node_shares(own: str, histories: Mapping[str, History]) -> list[NodeShare]:
@@ -127,6 +143,12 @@ def node_shares(own: str, histories: Mapping[str, History]) -> list[NodeShare]:
     joint = joint_incidents(own, {host: one.incidents for host, one in histories.items()})
     alone = {host: [joint_incident.incident.number for joint_incident in joint if joint_incident.node == host != own] for host in histories}
     return [NodeShare(host, attempts, alone.get(host)) for host, attempts in attempts_of(histories).items()]
+
+
+def slow_spans(history: History, until_t: float) -> list[SlowSpan]:
+    """Return how long which ranks or nodes made the others wait, in the last run of a journal. until_t: its end, or now."""
+    rows = ((straggler, until_t if straggler.until_t is None else straggler.until_t) for straggler in history.stragglers)
+    return [SlowSpan(straggler.t, max(straggler.t, end_t), straggler.attempt, clean(straggler.text)) for straggler, end_t in rows]
 
 
 def report_of(job: str, node: str, read: Sequence[tuple[History, Sequence[RunLedger]]], *, all_runs: bool = False) -> JobReport:
@@ -141,7 +163,9 @@ def report_of(job: str, node: str, read: Sequence[tuple[History, Sequence[RunLed
     spent = {id(run): _spans_of_incidents(run) for run in chosen}
     with_runs = [(incident, _run_of(incident, ledgers)) for history, ledgers in read if ledgers for incident in history.incidents]
     incidents = [incident_cost(one, run, spent[id(run)].get(one.number, ())) for one, run in with_runs if id(run) in spent]
-    return JobReport(job, node, list(chosen), incidents, figures_of(chosen, incidents), len(runs), list(read[-1][0].problems))
+    slow = [span for history, ledgers in (read if all_runs else read[-1:]) if ledgers for span in slow_spans(history, ledgers[-1].end_t)]
+    problems = list(read[-1][0].problems)
+    return JobReport(job, node, list(chosen), incidents, figures_of(chosen, incidents), len(runs), problems, slow=slow)
 
 
 def _run_of(incident: RecordedIncident, ledgers: Sequence[RunLedger]) -> RunLedger:

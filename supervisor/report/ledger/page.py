@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Incidents that the page lists: those that cost most.
 MOST_INCIDENTS = 5
+#: Ranks and nodes that made the others wait and that the page lists: those that did so for longest.
+MOST_SLOW = 5
 #: Nodes that the page lists.
 MOST_NODES = 16
 NOT_RECORDED = "not recorded"
@@ -68,6 +70,7 @@ def report_facts(report: JobReport, address: str, *, all_runs: bool = False, has
         *_run_facts(report, address, all_runs=all_runs),
         *_node_facts(report),
         *_share_facts(report),
+        *_slow_facts(report),
         *(_state_facts(figures) if has_states else []),
         *_failure_facts(figures),
         *_cost_facts(report),
@@ -126,6 +129,14 @@ def _share_facts(report: JobReport) -> list[Fact]:
         text = "steps made again may be among the new ones: from which step an attempt went on is not recorded"
         facts.append(Fact("note", text, Tone.WARNING))
     return facts
+
+
+def _slow_facts(report: JobReport) -> list[Fact]:
+    """Return which ranks or nodes made the others wait."""
+    longest = sorted(report.slow, key=lambda span: span.took_s, reverse=True)[:MOST_SLOW]
+    texts = [f"for {span_text(span.took_s)} in attempt {span.attempt}: {span.text}" for span in longest]
+    texts += [f"and {len(report.slow) - len(texts)} for a shorter time: --json has all of them"] if len(texts) < len(report.slow) else []
+    return [Fact("" if at else "slow", text, Tone.WARNING) for at, text in enumerate(texts)]
 
 
 def _state_facts(found: Figures) -> list[Fact]:

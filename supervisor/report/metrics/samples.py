@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from health.model import WORST_FIRST, Result
-from supervisor.core import budget
+from supervisor.core import budget, training
 from supervisor.core.model import Cause, PlanKind
 from supervisor.core.state import Stage
 from supervisor.observe.ranks.progress_sampler import REPORT_S
@@ -75,6 +75,8 @@ def _of_the_run(live: LiveFacts) -> Iterator[MetricSample]:
         yield MetricSample(Metric.PROGRESS, live.last_progress_t)
     yield MetricSample(Metric.HANG, attempt.hang is not None)
     yield MetricSample(Metric.WARNINGS, len(attempt.warnings))
+    for node, rank, _ in training.stragglers(attempt):
+        yield MetricSample(Metric.STRAGGLER, 1, (str(node), "" if rank is None else str(rank)))
     yield MetricSample(Metric.INCIDENT_OPEN, run.incident is not None)
     yield MetricSample(Metric.RESTARTS_LEFT, budget.restarts_left(run.failures, live.now, run.policy, run.charged))
 

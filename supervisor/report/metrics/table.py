@@ -55,6 +55,15 @@ class Metric(StrEnum):
     )
     HANG = "hang", "gauge", "", "1 while the ranks are confirmed to [hang](hangs.md), else 0"
     WARNINGS = "training_warnings", "gauge", "", "how many things are strange about the [loss or the pace](loss-and-pace.md) now"
+    STRAGGLER = (
+        "straggler",
+        "gauge",
+        "node rank",
+        (
+            "1 for a rank or a node that [makes the others wait](loss-and-pace.md#slow-nodes), as long as it does. `node` is its number "
+            "in the attempt, `rank` is empty where its ranks are alike. Only on the coordinator's node; no sample where none is slow"
+        ),
+    )
     # where the time goes
     TIME = (
         "time_seconds",

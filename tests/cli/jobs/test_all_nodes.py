@@ -18,9 +18,13 @@ from supervisor.cluster.messages import NodeTick
 from supervisor.cluster.model import ClusterRules, CoordinatorMemory, Epoch, NodeMemory
 from supervisor.cluster.reader import NodeStanding, known_nodes
 from supervisor.cluster.server import CoordinatorServer, listen
+from supervisor.core.events import HealthChanged
+from supervisor.core.model import Finding
+from supervisor.core.training_events import PaceChanged
 from supervisor.core.values import replace
 from supervisor.job import identity
 from supervisor.journal.records import Ended
+from supervisor.observe.pace.judge import NodePace
 from tests.cli.jobs.several import JobOfNodes
 from tests.support.waiting import wait_for
 
@@ -113,11 +117,33 @@ def test_the_coordinator_has_each_node_as_of_its_last_beat_and_this_node_is_show
     assert 0 <= rows["gpu-3"]["age_s"] < 30
     assert rows["gpu-4"] | {"number": None} == {
         "number": None, "state": "unknown", "why": None, "attempt": None, "step": None, "step_relative": False, "phase": "unknown",
-        "ranks": None, "gpus_out_of_use": 0, "age_s": None, "source": "coordinator",
+        "ranks": None, "gpus_out_of_use": 0, "step_s": None, "own_s": None, "health": None, "age_s": None, "source": "coordinator",
     }  # fmt: skip
     assert "on 4 nodes: attempt 1, 2 not there" in text
     assert "gpu-2:1: lost: silent for 60 s" in text
     assert f"{HERE}:0: running, attempt 1, step 7, phase train, rank 0 (this node)" in text
+
+
+def test_the_time_of_each_nodes_steps_is_shown_and_who_is_slow_by_the_beat_of_the_coordinator(
+    make_job: Any, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], serve: Callable[[JobOfNodes], CoordinatorAddress]
+) -> None:
+    job = JobOfNodes(make_job, root, HERE, "gpu-2", "gpu-3")
+    job.meet(1, 1)
+    job.train(5, 7)
+    other = job.nodes["gpu-3"]
+    other.feed(PaceChanged(other.T0 + 6, 1, "straggler", "node 0 is slow", 0, node=0))
+    other.feed(HealthChanged(other.T0 + 7, (Finding("gpu_throttle", "gpu:GPU-a", "degraded", "GPU 3 is throttled: heat"),)))
+    job.close()
+    for host in ("gpu-2", "gpu-3"):
+        (root / "train" / "nodes" / host).rename(tmp_path / host)  # they share nothing
+    client = beats(serve(job), "gpu-3/id", NodeStanding.of(other.state, NodePace(20, 0.5, 0.6, 2)).text())
+    found, text = shown(job, capsys), page(job, capsys)
+    client.close(5.0)
+    assert found["slow"] == ["node 0 is slow"]
+    assert [(row["step_s"], row["own_s"]) for row in found["nodes"]] == [(None, None), (None, None), (0.5, 0.3)]
+    assert [row["health"] for row in found["nodes"]] == [None, None, "GPU 3 is throttled: heat"]
+    assert "rank 2, 0.5 s a step, 0.3 s by itself, health: GPU 3 is throttled: heat (by the coordinator" in text
+    assert "strange node 0 is slow" in text
 
 
 def test_without_a_coordinator_the_journals_of_a_shared_directory_show_each_node_with_the_age_of_its_last_record(

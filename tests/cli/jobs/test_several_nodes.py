@@ -13,6 +13,7 @@ from supervisor.cli.jobs.status import status
 from supervisor.cli.jobs.why import why
 from supervisor.core.events import AttemptEnded, EvidenceCollected, LauncherExited
 from supervisor.core.model import Cause, Claim, Evidence
+from supervisor.core.training_events import PaceChanged
 from supervisor.errors import SuperviseError
 from supervisor.job import identity
 from tests.cli.jobs.several import JobOfNodes
@@ -146,3 +147,29 @@ def test_a_node_whose_journal_has_no_run_shows_the_job_by_that_of_another_node(
     assert (json.loads(out)["node"], json.loads(out)["incidents"]) == ("gpu-2", 2)
     assert told in err
     assert ("journal: " in err) is bool(content)
+
+
+def test_the_report_names_who_was_slow_for_how_long_on_whichever_node_it_is_asked_for(
+    make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = JobOfNodes(make_job, root, HERE, "gpu-2")
+    job.meet(1, 1)
+    job.train(5, 61)
+    other = job.nodes["gpu-2"]
+    other.feed(PaceChanged(other.T0 + 100, 1, "straggler", "node 0 computes 1.5 times as long", 0, node=0))
+    other.feed(PaceChanged(other.T0 + 220, 1, "straggler", "node 0 is as fast as the others again", 0, is_over=True, node=0))
+    other.feed(PaceChanged(other.T0 + 300, 1, "straggler", "node 1 computes 1.3 times as long", node=1))
+    job.fail(480, "gpu-2")
+    job.end(500)
+    for host in job.hosts:
+        capsys.readouterr()
+        assert report(job.nodes[host].settings, "train", as_json=True) == 0
+        slow = json.loads(capsys.readouterr().out)["slow"]
+        assert [(row["attempt"], row["text"], row["end_t"] - row["begin_t"]) for row in slow] == [
+            (1, "node 0 computes 1.5 times as long", 120.0),
+            (1, "node 1 computes 1.3 times as long", pytest.approx(180, abs=2)),
+        ]
+        assert report(job.nodes[host].settings, "train") == 0
+        text = " ".join(capsys.readouterr().out.split())
+        longest = "slow for 3 min in attempt 1: node 1 computes 1.3 times as long"
+        assert f"{longest} for 2 min in attempt 1: node 0 computes 1.5 times as long" in text

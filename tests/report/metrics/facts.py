@@ -40,7 +40,7 @@ def live() -> LiveFacts:
         world_size=4,
         progress=Progress(1200, phase=Phase.TRAIN),
         hang=Hang(HangKind.LATE, "rank 1 does not come", (1,), still_s=700.0, limit_s=600.0),
-        warnings=(("loss", "loss is NaN"),),
+        warnings=(("loss", "loss is NaN"), ("pace straggler 5 43", "node 5 is slow"), ("pace straggler 6 -", "node 6 is slow")),
     )
     state = JobState(Run("run-1"), attempt, Stage.RUNNING, gpus=(Gpu(3, UUID, quarantined="xid 79"),))
     return LiveFacts(

@@ -74,8 +74,7 @@ def the_machine_s_own_proc() -> Iterator[None]:
     """Have psutil read this machine again: a probe points it at the root that it is asked about, and its process ends with it."""
     yield
     psutil = sys.modules.get("psutil")
-    # it has no such name yet while a thread that a test left is importing it
-    if psutil is not None and getattr(psutil, "PROCFS_PATH", "/proc") != "/proc":
+    if psutil is not None and getattr(psutil, "PROCFS_PATH", "/proc") != "/proc":  # without one: a thread is importing it just now
         psutil.PROCFS_PATH = "/proc"
         psutil.process_iter.cache_clear()
 

@@ -1,4 +1,4 @@
-"""What a node saw of an attempt, as the text of its Post: written by the node, read by the coordinator, whose version may be another."""
+"""Texts of other nodes, whose version may be another: what a node saw of an attempt (its Post), what was decided, how ranks began."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from supervisor.core.model import Evidence, Gpu
-from supervisor.core.state import Attempt, NodeReport
+from supervisor.cluster import messages as protocol
+from supervisor.core.model import Evidence, Gpu, JobDecision
+from supervisor.core.state import Attempt, NodeReport, Run
 from supervisor.core.values import Struct, replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from supervisor.cluster.member import MemberOutput
 
 
 class _Row(Struct, frozen=True):
@@ -48,16 +51,34 @@ def _row_of_another_version(text: str) -> _Row:
 
 
 def decode_reports(
-    reports: Sequence[tuple[str, str]], missing: Sequence[tuple[str, str]]
+    reports: Sequence[tuple[str, str]], missing: Sequence[tuple[str, str]], members: tuple[str, ...] = ()
 ) -> tuple[tuple[NodeReport, ...], tuple[tuple[str, str], ...]]:
-    """Return the reports that can be read, and the nodes without one, each with the reason. reports: node and text of each."""
+    """Return the reports that can be read, and the nodes without one, each with the reason. reports: node and text of each.
+
+    members: of the attempt, which no report has (core/report_size.py). The run, which is the same on all nodes, stays in the first.
+    """
     read, unread = list[NodeReport](), list(missing)
     for node, text in reports:
         try:
-            read.append(decode_report(text))
+            report = decode_report(text)
         except ValueError as error:
             unread.append((node, str(error)))
+        else:
+            run = Run() if read else report.run
+            read.append(replace(report, run=run, attempt=replace(report.attempt, members=members)))
     return tuple(read), tuple(unread)
+
+
+def read_text(output: MemberOutput | protocol.Refused) -> Any:  # noqa: ANN401  of the decision the core's part, of a text the fields of NodeBegan
+    """Return what another node wrote, None where there is none. Raises ValueError, TypeError or LookupError where it cannot be read."""
+    match output:
+        case protocol.ActOn(_, decision, _) | protocol.ClosedWithoutUs(_, decision) if decision.text:
+            return msgspec.convert(json.loads(decision.text), JobDecision)
+        case protocol.PeerText(_, text):
+            row = json.loads(text)
+            return str(row["text"]), msgspec.convert(row["first_step"], int | None), msgspec.convert(row["loaded_step"], int | None)
+        case _:
+            return None
 
 
 def _understood(row: dict[str, Any]) -> dict[str, Any]:

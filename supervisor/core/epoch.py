@@ -195,8 +195,7 @@ def _view(state: JobState, event: ReportsGathered) -> JobState:
     if takes_part or not event.reports:
         return state
     report = event.reports[0]
-    attempt = replace(report.attempt, members=event.members or report.attempt.members)
-    return replace(state, run=report.run, attempt=attempt, gpus=report.gpus)
+    return replace(state, run=report.run, attempt=report.attempt, gpus=report.gpus)
 
 
 def decided(state: JobState, event: ReportsGathered) -> JobDecision:
@@ -220,8 +219,7 @@ def decided(state: JobState, event: ReportsGathered) -> JobDecision:
     view = state if culprit is None else replace(state, gpus=culprit.gpus, attempt=culprit.attempt)
     saved = max((report.attempt.saved_steps.highest or 0 for report in event.reports), default=0)  # one node alone may have seen it
     run = planning.with_saved(view.run, saved, event.attempt)
-    attempt = replace(_with_saved(view.attempt, saved), number=event.attempt, members=members, evidence=facts)
-    view = replace(view, run=run, attempt=attempt)
+    view = replace(view, run=run, attempt=replace(_with_saved(view.attempt, saved), members=members, evidence=facts))
     decision = failure.judged(view, event.t, verdict)
     left = len(members) - len({node for node, _ in event.missing})  # one whose supervise came back is there
     return replace(decision, plan=_waiting(decision.plan, state.run, left)) if is_loss else decision

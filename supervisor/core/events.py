@@ -194,7 +194,6 @@ class ReportsGathered(Struct, frozen=True):
     kind: str = "failure"
     node: str = ""
     text: str = ""
-    members: tuple[str, ...] = ()  # the nodes of the attempt in their order: a report does not repeat them
 
 
 class DecisionMade(Struct, frozen=True):

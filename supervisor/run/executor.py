@@ -6,9 +6,6 @@ running, checkpoint_requests.py on what they resume from.
 
 from __future__ import annotations
 
-import itertools
-import queue
-import random
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -17,7 +14,6 @@ from supervisor.config import recover_rows
 from supervisor.core import actions as act
 from supervisor.core.events import (
     AttemptEnded,
-    EvidenceCollected,
     LauncherExited,
     LauncherFellBack,
     ProgramIdentified,
@@ -32,11 +28,11 @@ from supervisor.job.identity import is_gone
 from supervisor.knobs import program_identity
 from supervisor.launch.session import SessionContext
 from supervisor.observe import collect
-from supervisor.observe.attempt_watch import ANSWER_S, AttemptWatch, LauncherFacts
+from supervisor.observe.attempt_watch import AttemptWatch
 from supervisor.observe.processes.launched_ranks import with_found
 from supervisor.observe.ranks import heartbeats
-from supervisor.observe.reconcile import reconciled
 from supervisor.run.checkpoint_requests import CheckpointRequests
+from supervisor.run.evidence_collection import EvidenceCollection, FailedAttempt
 from supervisor.run.job_nodes import AttemptOrders
 from supervisor.run.left_processes import LeftProcesses
 from supervisor.run.living_guardian import LivingGuardian
@@ -51,23 +47,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from supervisor.checkpoints.repair import RepairPermission
-    from supervisor.core.model import Evidence, RankExit
-    from supervisor.core.state import Attempt, JobState
-    from supervisor.guardian.messages import GuardianEvent, StreamTail
+    from supervisor.core.model import Evidence
+    from supervisor.core.state import JobState
+    from supervisor.guardian.messages import GuardianEvent
     from supervisor.job.job import Job
     from supervisor.knobs.knob_set import AttemptCommand
     from supervisor.launch.guardian_client import GuardianClient
     from supervisor.launch.session import Session
-    from supervisor.observe.processes.launched_ranks import LaunchedRanks
-    from supervisor.observe.ranks.heartbeats import RankHeartbeat
     from supervisor.report.reporter import Reporter
     from supervisor.run.factory import JobFactory
     from supervisor.run.loop import Loop
 
 #: Heartbeat slots where the number of local ranks is not known beforehand (accelerate, deepspeed).
 SLOTS = 64
-#: What the guardian gets to answer with the last lines of the ranks, and to leave at the end.
-ANSWER_DEADLINE_S = 1.0
+#: What the guardian gets to leave at the end.
 LEAVE_DEADLINE_S = 6.0
 #: What the guardian gets to end everything: more than its own grace and KILL take.
 END_DEADLINE_S = 8.0
@@ -109,8 +102,6 @@ class Executor:
         self._preparing = False
         self._began_ns = 0
         self._gone = threading.Event()  # of each attempt its own: no rank of it is left
-        self._requests = itertools.count(1)
-        self._tails_asked: dict[int, queue.SimpleQueue[list[StreamTail]]] = {}
         self._finish_asked: act.Finish | None = None
         self._reported_problems: set[str] = set()  # with the checkpoints and between the nodes, each reported once
         orders = AttemptOrders(self._publish_coordinator, self._renumber, self._complete, self._guardian.prepare_last_word)
@@ -121,6 +112,8 @@ class Executor:
         self._checkpoints = CheckpointRequests(
             job, loop, reporter, factory, self.threads, self.node, self.nodes, lambda: self._session, self._warn_once
         )
+        parts = (self.watch, self.node, self._guardian, self._checkpoints.distrust)
+        self._evidence = EvidenceCollection(job, loop, reporter, factory, self.threads, *parts)
         self._rank_requests = RankRequests(job, loop, reporter, self.threads, factory.checkpoints.saved_since)
         self._do: dict[type, Callable[[Any], None]] = {
             act.BeginAttempt: self._begin,
@@ -381,9 +374,7 @@ class Executor:
 
     def _on_guardian(self, message: GuardianEvent) -> None:
         if message["ev"] == "tails":
-            answer = self._tails_asked.pop(message["id"], None)
-            if answer is not None:
-                answer.put(message["tails"])
+            self._evidence.take_tails(message)
         elif message["ev"] == "survivors":
             self._reporter.survivors(message["pids"])
             self._leave()
@@ -409,67 +400,9 @@ class Executor:
 
     def _collect(self, action: act.CollectEvidence) -> None:
         """Evidence is whole when the ranks are gone; it is taken at the deadline where they are not."""
-        is_current = self._is_current(action.attempt)
-        ranks = self._loop.state.attempt.ranks if is_current else ()
-        session, began_ns = self._session if is_current else None, self._began_ns
-        first, gone, watchers = self._loop.state.attempt, self._gone, self.watch.watchers
-        self.watch.read_now()
-
-        def work() -> None:
-            gone.wait(action.deadline_s)
-            self._checkpoints.distrust()
-            failed = self._as_it_ended(first)
-            launcher = LauncherFacts(lambda: self._tails(action), lambda: session.facts if session else (), failed.overrides)
-            sources = self.watch.sources(action.attempt, watchers, ranks, began_ns, failed.deaths, launcher)
-            found = collect.together({**sources, "nvml": lambda: self.node.health.after(self.node.ranks_on_gpus(ranks))}, ANSWER_S)
-            named = collect.together({"paths": lambda: self._factory.checkpoints.path_faults(action.attempt, found)}, ANSWER_S)
-            found = collect.without_secrets((*found, *named))
-            beats = heartbeats.read(self._job.attempt_dir(action.attempt) / "heartbeat")
-            self._loop.call_soon(lambda: self._collected(action, found, beats, session, self._as_it_ended(first), watchers.rank_ends))
-
-        self.threads.start("evidence", work, awaited=False)  # the core has a timer for it, and judges by the deaths then
-
-    def _tails(self, action: act.CollectEvidence) -> list[StreamTail]:
-        """Ask the guardian for the ranks' last lines, and wait for them. In a thread of the collection's."""
-        answer: queue.SimpleQueue[list[StreamTail]] = queue.SimpleQueue()
-
-        def ask() -> None:
-            if self._guardian.living is None:
-                answer.put([])
-                return
-            number = next(self._requests)
-            self._tails_asked = {number: answer}  # who asked before has given up, or is of an attempt that is over
-            self._guardian.living.tails(number, action.attempt)
-
-        self._loop.call_soon(ask)
-        try:
-            return answer.get(timeout=ANSWER_DEADLINE_S)
-        except queue.Empty:
-            return []
-
-    def _as_it_ended(self, attempt: Attempt) -> Attempt:
-        """Return an attempt as the state has it now; as it was, where the next one has begun meanwhile."""
-        current = self._loop.state.attempt
-        return current if current.number == attempt.number else attempt
-
-    def _collected(  # noqa: PLR0913, PLR0917  what was found, and of what
-        self,
-        action: act.CollectEvidence,
-        found: list[Evidence],
-        beats: tuple[RankHeartbeat, ...],
-        session: Session | None,
-        attempt: Attempt,
-        started: LaunchedRanks | None,
-    ) -> None:
-        deaths: tuple[RankExit, ...] = attempt.deaths
-        clock, grace_s = self._loop.clock, self._job.settings.stop.grace_s
-        ends, pids = (started.ends, started.pids) if started is not None else ((), {})
-        of_launcher = collect.without_secrets(collect.of_launcher(session.facts if session else (), found))
-        of_ranks = collect.exits(deaths, clock, grace_s, ends, pids, stopped_t=attempt.stopped_t)
-        facts = reconciled((*of_ranks, *found, *of_launcher), deaths, beats, clock)
-        self._reporter.evidence(action.incident, facts)
-        event = EvidenceCollected(self._loop.clock.now(), action.attempt, action.incident, collect.trimmed(facts), random.random())  # noqa: S311 (jitter, no secret)
-        self._loop.feed(event)
+        is_current, attempt = self._is_current(action.attempt), self._loop.state.attempt
+        ranks, session = (attempt.ranks, self._session) if is_current else ((), None)
+        self._evidence.collect(action, FailedAttempt(attempt, ranks, self._began_ns, self._gone, session))
 
     def _warn_once(self, text: str) -> None:
         """Print a warning that was not printed before. From any thread."""

@@ -25,18 +25,17 @@ from supervisor.cluster.coordinator import new_coordinator
 from supervisor.cluster.kept import KeptCoordinator, KeptFile, KeptFor, KeptNode, memory_of_the_last, remembered
 from supervisor.cluster.model import DONE, VOID, ClusterDecision, ClusterRules, CoordinatorMemory, Epoch, EpochEnd
 from supervisor.cluster.reader import NodeStanding
-from supervisor.cluster.reports import decode_reports, encode_report
+from supervisor.cluster.reports import decode_reports, encode_report, read_text
 from supervisor.cluster.server import CoordinatorServer, listen
 from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.gathering import began_text
 from supervisor.core.lifecycle import OUR_END_S
-from supervisor.core.model import JobDecision
 from supervisor.core.report_size import bounded
-from supervisor.core.state import NodeReport, Run, Stage
+from supervisor.core.state import NodeReport, Stage
 from supervisor.core.values import Struct, replace
 from supervisor.observe.hangs.judge import CONFIRM_S
-from supervisor.run.threads import RETRY_S
+from supervisor.run.threads import start_soon
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from supervisor.cluster.coordinator import CoordinatorOutput
     from supervisor.cluster.member import MemberInput, MemberOutput
     from supervisor.cluster.model import NodeMemory
+    from supervisor.core.model import JobDecision
     from supervisor.job.job import Job
     from supervisor.observe.pace.judge import NodePace
     from supervisor.run.loop import Loop
@@ -211,7 +211,7 @@ class JobNodes:
         if self._server is not None and message.key == self._server.key:  # torch's store has what this node published
             return
         if self._server is not None:  # another node of this meeting is a newer one
-            self._in_thread("close-coordinator", functools.partial(self._server.close, 0.0))
+            start_soon(self._loop, "close-coordinator", functools.partial(self._server.close, 0.0))
             self._server = None
         client.find_at(CoordinatorAddress(message.host, message.port, message.key))
 
@@ -366,14 +366,7 @@ class JobNodes:
                 server.close(linger_s)
             self._loop.call_soon(then)
 
-        self._in_thread("leave-nodes", work)
-
-    def _in_thread(self, name: str, work: Callable[[], object]) -> None:
-        """Do what waits in a thread, later where none can be had: loaders may use up the limit on processes for a moment."""
-        try:
-            threading.Thread(target=work, name=name, daemon=True).start()
-        except RuntimeError:
-            self._loop.call_later(RETRY_S, lambda: self._in_thread(name, work))
+        start_soon(self._loop, "leave-nodes", work)
 
     def _linger_s(self) -> float:
         """Return for how long the coordinator may go on: not until the environment kills this process, for its exit code counts."""
@@ -409,12 +402,8 @@ class JobNodes:
         members = () if memory.epoch is None else memory.epoch.members
 
         def work() -> None:
-            reports, missing = decode_reports(output.reports, output.missing)
-            reports = (
-                *reports[:1],
-                *(replace(report, run=Run()) for report in reports[1:]),
-            )  # one is enough, as of the members: the journal has them all
-            gathered = events.ReportsGathered(self._now(), output.number, reports, missing, end.kind, end.node, end.text, members)
+            reports, missing = decode_reports(output.reports, output.missing, members)
+            gathered = events.ReportsGathered(self._now(), output.number, reports, missing, end.kind, end.node, end.text)
             self._loop.call_soon(lambda: self._loop.feed(replace(gathered, t=self._now())))
 
         try:
@@ -427,7 +416,7 @@ class JobNodes:
     def _emitted(self, output: MemberOutput | protocol.Refused) -> None:
         """Take an answer of the protocol, from the client's thread, which reads what another node wrote."""
         try:
-            row = _read(output)
+            row = read_text(output)
         except (ValueError, TypeError, LookupError) as error:  # msgspec's errors are ValueErrors
             self._warn(f"a message of another node cannot be read, as of another version of supervise: {error}")
             if isinstance(output, protocol.PeerText):
@@ -438,7 +427,7 @@ class JobNodes:
             row = None
         self._loop.call_soon(lambda: self._take(output, row))
 
-    def _take(self, output: MemberOutput | protocol.Refused, row: Any) -> None:  # noqa: ANN401, PLR0912, C901 (what _read returned; a row for each kind)
+    def _take(self, output: MemberOutput | protocol.Refused, row: Any) -> None:  # noqa: ANN401, PLR0912, C901 (what read_text returned; a row for each kind)
         now, attempt = self._now(), self._loop.state.attempt.number
         match output:
             case protocol.EpochBegan(epoch):
@@ -506,15 +495,3 @@ class JobNodes:
         index = members.index(client.name)
         gathered = events.NodesGathered(self._now(), met_for, index, len(members), epoch.number, members, self._met_ranks, epoch.host)
         self._loop.feed(gathered)
-
-
-def _read(output: MemberOutput | protocol.Refused) -> Any:  # noqa: ANN401  of the decision the core's part, of a text the fields of NodeBegan
-    """Return what another node wrote, None where there is none. Raises ValueError, TypeError or LookupError where it cannot be read."""
-    match output:
-        case protocol.ActOn(_, decision, _) | protocol.ClosedWithoutUs(_, decision) if decision.text:
-            return msgspec.convert(json.loads(decision.text), JobDecision)
-        case protocol.PeerText(_, text):
-            row = json.loads(text)
-            return str(row["text"]), msgspec.convert(row["first_step"], int | None), msgspec.convert(row["loaded_step"], int | None)
-        case _:
-            return None

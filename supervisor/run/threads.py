@@ -73,6 +73,14 @@ def attempted(work: Callable[[], None], deadline_s: float) -> str:
     return problem
 
 
+def start_soon(loop: Loop, name: str, work: Callable[[], object]) -> None:
+    """Do `work` in a thread, which is started later where none can be had now. On the loop's thread."""
+    try:
+        threading.Thread(target=work, name=name, daemon=True).start()
+    except RuntimeError:
+        loop.call_later(RETRY_S, lambda: start_soon(loop, name, work))
+
+
 class Threads:
     """Its methods are called on the loop's thread. `warn` prints a warning; it runs on the loop's thread."""
 
@@ -91,10 +99,7 @@ class Threads:
             except BaseException as error:  # noqa: BLE001  (whatever it is, the loop must hear of it)
                 self._failed(name, error, awaited=awaited)
 
-        try:
-            threading.Thread(target=run, name=name, daemon=True).start()
-        except RuntimeError:
-            self._loop.call_later(RETRY_S, lambda: self.start(name, work, awaited=awaited))
+        start_soon(self._loop, name, run)
 
     def recur(self, name: str, work: Callable[[], None], *, wait_s: float = 0.0) -> None:
         """Run `work` in a thread, unless the last one of that name is still under way: a disk that hangs must not gather threads.

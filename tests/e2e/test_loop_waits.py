@@ -6,10 +6,11 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.e2e.test_nodes import Cluster
 from tests.e2e.test_survival import LAUNCHERS, NO_TORCH, RESUMING, STEADY
 from tests.support.waiting import wait_for
 
@@ -70,3 +71,22 @@ def test_the_loop_waits_for_nothing_under_torchrun_with_checkpoints_and_an_alert
     run.signal(signal.SIGTERM)
     run.exit_code()
     assert waits.read_text() == ""
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.timeout(300)
+def test_the_loops_of_three_nodes_wait_for_nothing_through_a_failure_and_the_end(
+    supervise: Callable[..., Supervised], surroundings: type[Surroundings], tmp_path: Path
+) -> None:
+    around = surroundings(prefix=(sys.executable, WATCHED))
+
+    def start(*words: str, place: Path, **more: Any) -> Supervised:  # noqa: ANN401  what the fixture takes
+        return supervise(*words, place=place, around=around, LOOP_WAITS=str(place / "waits"), **more)
+
+    nodes = Cluster(start, tmp_path)
+    nodes.reached(0, 5)
+    os.kill(nodes.pids()[1], signal.SIGKILL)
+    assert [run.exit_code(200) for run in nodes.runs] == [0, 0, 0]
+    assert [run.attempts() for run in nodes.runs] == [2, 2, 2]
+    assert [(run.place / "waits").read_text() for run in nodes.runs] == ["", "", ""]

@@ -5,6 +5,7 @@
 | its guardian says that it is gone | at once, when its connection is closed |
 | its connection is closed, or leads nowhere, and the attempt has ended | after `closed_after_end_s`: nothing healthy is left to protect |
 | the same while the attempt runs | after `closed_s`, but only when no other rank ends a step: while steps are made, its ranks live |
+| the same where no member can be reached: the host takes no part in the attempt | after `wait_s`, and a minute for the end of its ranks |
 | it is connected and silent: stopped, or its disk hangs | after `silent_s` |
 | it has not come back to a coordinator that began after the epoch | after `rejoin_s` |
 """
@@ -71,8 +72,8 @@ def _may_train(state: CoordinatorState, record: NodeRecord | None, closed_s: flo
     """Whether the ranks of a node that cannot be reached may live.
 
     A node says in each beat how long ago its ranks ended a step; what it does not say later, it does not know. The node that cannot be
-    reached ends its ranks by the same rule, so that what it said last counts too. Where no member can be reached nobody knows: each of them
-    stops after `wait_s` without a coordinator.
+    reached ends its ranks by the same rule, so that what it said last counts too. Where no member can be reached nobody knows: they may
+    train on together, and each ends its ranks after `wait_s` without a coordinator.
     """
     if not steps.reached:
         return closed_s <= state.rules.wait_s + state.rules.silent_s

@@ -1,4 +1,4 @@
-"""Keeps the global batch of a run when nodes come or go, and with them ranks (docs/explanation/many-nodes.md#the-global-batch).
+"""Keeps the global batch of a run when nodes come or go, and with them ranks (docs/explanation/global-batch.md).
 
 `Run.batch_ranks` are those with which the values of the command, and of the plans of the run, make its global batch: those of its first
 attempt, with the nodes that left it for the node check, or of the one that a plan about the batch was made for. An attempt with other

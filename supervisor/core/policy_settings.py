@@ -79,7 +79,7 @@ class NodesSection:
     batch: Literal["hold", "require", "ignore"] = setting(
         "hold",
         "The global batch with fewer or more nodes. hold: keep it if possible; require: stop if impossible; ignore: let it change.",
-        "`hold` reports where it cannot be kept; `require` stops with 75. [More](many-nodes.md#the-global-batch).",
+        "`hold` reports where it cannot be kept; `require` stops with 75. [More](global-batch.md).",
     )
 
 

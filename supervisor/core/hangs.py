@@ -92,7 +92,8 @@ def _behind_the_end(state: JobState, event: HangConfirmed) -> Step:
     text, look = _end_text(state, hang), KeepLook(number, 0)
     if not hang.over:
         reports = hang.kind is HangKind.EXIT and is_first
-        then = "--on-hang restart ends it once nothing of it has worked for 10 minutes"
+        works = f"{hang.working}, so it goes on; " if hang.working else ""
+        then = f"{works}--on-hang restart ends it once nothing of it has worked for 10 minutes"
         return state, (look, _alert(state, hang, f"{text}; {then}{_devices(hang)}")) if reports else (look,)
     if state.run.policy.on_hang != "restart":
         then = "nothing of it has worked for 10 minutes; --on-hang restart ends it, and trains nothing again"
@@ -102,7 +103,8 @@ def _behind_the_end(state: JobState, event: HangConfirmed) -> Step:
     )
     state = replace(state, attempt=replace(state.attempt, ended_for=(fact,)))
     state, actions = failure.stop_attempt(state, event.t, text)
-    return state, (KeepLook(number, state.incidents), *actions)
+    told = PrintMessage("warning", f"{text}; it is ended, and nothing is trained again")  # no card is printed where the code is 0
+    return state, (KeepLook(number, state.incidents), told, *actions)
 
 
 def _end_text(state: JobState, hang: Hang) -> str:

@@ -368,6 +368,12 @@ def test_after_the_declared_end_the_run_ends_with_0_only_if_rank_0_had_left_so(l
     assert state.run.exit_code == code
 
 
+def test_what_still_works_behind_the_declared_end_is_never_ended() -> None:
+    works = replace(IN_A_BARRIER, still_s=5000.0, working="rank 1 moves 4 KB a second")
+    state, actions = decide(declared("restart", STEP_200), events.HangConfirmed(5000.0, 1, works))
+    assert (state.stage, [type(one).__name__ for one in actions]) == (Stage.RUNNING, ["KeepLook"])
+
+
 @pytest.mark.parametrize("action", ["warn", "auto"])
 def test_after_the_declared_end_only_restart_ends_what_waits_for_a_rank_that_is_gone(action: str) -> None:
     state, actions = decide(declared(action, STEP_200), events.HangConfirmed(700.0, 1, replace(IN_A_BARRIER, still_s=690.0, over=True)))

@@ -58,6 +58,7 @@ class VirtualJob:
     kind: HangKind = HangKind.STILL
     slow: bool = False
     at_exit: str = ""
+    working: str = ""
     is_whole: bool = True
     suspended_s: float = 0.0
     posted: list[HangEvent] = field(default_factory=list)
@@ -101,6 +102,7 @@ class VirtualJob:
             group_timeout_s=self.group_timeout_s,
             slow=self.slow,
             at_exit=self.at_exit,
+            working=self.working,
         )
 
     # what happens

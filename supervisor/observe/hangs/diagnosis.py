@@ -100,7 +100,7 @@ def hang_of(
     now = tuple(_in_full(rank) for rank in ranks)
     lasting = tuple(activity for activity, rank in zip(now, ranks, strict=True) if rank.lasts)
     kind, text, culprits = _judged(now, lasting, ranks, progress)
-    at_exit, end_step = _behind_the_end(now, ranks, progress)
+    at_exit, end_step = _behind_the_end(now, ranks)
     concerned = culprits or now
     waiters = [activity for activity in now if activity.group is not None]
     timeouts = [activity.group.timeout_s for activity in waiters if activity.group is not None and activity.group.timeout_s is not None]
@@ -125,20 +125,17 @@ def hang_of(
         is_slow,
         "" if is_busy or is_slow else _left_file(concerned),
         at_exit=at_exit,
+        working="; ".join(f"rank {rank} {does}" for rank, does in progress.working),
         end_step=end_step,
         devices=devices.text_of(ranks, [activity.rank for activity in culprits]),
         node=min(of_culprits) if len(of_culprits) == 1 else "",
     )
 
 
-def _behind_the_end(now: Sequence[RankActivity], ranks: Sequence[ComparedRank], progress: RankProgress) -> tuple[str, int | None]:
-    """Return who stands behind the end of the training and in what, and the step to which all ranks came; "" where a rank may still train.
-
-    So it is where every rank has ended its training, and none that lives works: moves bytes, uses CPU time, has a checkpoint open for
-    writing.
-    """
+def _behind_the_end(now: Sequence[RankActivity], ranks: Sequence[ComparedRank]) -> tuple[str, int | None]:
+    """Return who stands behind the training's end and in what, and the step that all ranks made; "" where a rank may still train."""
     alive = [activity for activity in now if activity.kind is not ActivityKind.GONE]
-    if progress.working or not alive or not all(rank.has_ended or rank.activity.at_exit for rank in ranks):
+    if not alive or not all(rank.has_ended or rank.activity.at_exit for rank in ranks):
         return "", None
     alike: dict[str, list[RankActivity]] = {}
     for activity in alive:

@@ -506,14 +506,14 @@ def works(**changes: object) -> tuple[RankLook, RankLook]:
 def test_what_still_works_is_not_over() -> None:
     busy = replace(counted(30.0), cpu_s=15.0)
     writes = replace(counted(30.0), written_bytes=60_000)
-    assert seen(works(), unmoved(LEFT)).at_exit
+    assert seen(works(), unmoved(LEFT)).working == ""
     for second in (works(socket_bytes=60_000), works(before=busy), works(before=writes), works(writing=("/c/step-200.pt.tmp",))):
-        assert seen(second, unmoved(LEFT)).at_exit == ""
-    assert seen(works(writing=("/c/train.log",)), unmoved(LEFT)).at_exit, "a log stays open"
-    for cpu_s, is_over in ((0.0, True), (9.0, False)):
+        assert seen(second, unmoved(LEFT)).working.startswith("rank 0 ")
+    assert seen(works(writing=("/c/train.log",)), unmoved(LEFT)).working == "", "a log stays open"
+    for cpu_s, text in ((0.0, ""), (9.0, "rank 0 uses CPU time")):
         child = replace(helper(500, cpu_s), waits=FUTEX)
         first, second = (replace(look, helpers=(child,)) for look in works())
-        assert bool(seen((first, second), unmoved(LEFT)).at_exit) == is_over, "a child of it computes"
+        assert seen((first, second), unmoved(LEFT)).working == text, "a child of it computes"
 
 
 @pytest.mark.parametrize(

@@ -276,9 +276,9 @@ def test_ranks_behind_the_end_of_their_training_are_over_once_nothing_of_theirs_
 def test_work_of_any_process_begins_the_10_minutes_anew(job: VirtualJob) -> None:
     job.at_exit = "rank 0 stands at its exit in barrier"
     job.passes(400)
-    job.at_exit = ""  # a thread of it uploads
+    job.working = "rank 0 moves 4 KB a second"
     job.passes(300)
-    job.at_exit = "rank 0 stands at its exit in barrier"
+    job.working = ""
     uploaded_t = job.t
     job.passes(3600)
     (over_t,) = overs(job)

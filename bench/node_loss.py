@@ -91,7 +91,7 @@ def one_run(kind: str, place: Path, watch_s: float) -> float | None:
                 raise SystemExit(f"{kind}: no steps: {(place / 'out-0').read_text()[-2000:]}")
             time.sleep(0.1)
         time.sleep(8.0)  # standbys are ready, and the limits known
-        lost = NODES - 1  # the first serves the stores
+        lost = NODES - 1  # the first is the coordinator
         since_ns = time.monotonic_ns()
         network.cut(lost)
         kill_all(network.names[lost])

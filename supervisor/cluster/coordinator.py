@@ -20,11 +20,10 @@ The rules:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import assert_never
 
 from supervisor.cluster import messages as protocol
-from supervisor.cluster.losses import NodeRecord, loss
+from supervisor.cluster.losses import losses
 from supervisor.cluster.messages import FromNode, FromTheCoordinator, Join, KnownNode, LookWanted, Meet, NodeClosed, Peer, Post, SendToNodes
 from supervisor.cluster.model import (
     BEGAN,
@@ -46,64 +45,13 @@ from supervisor.cluster.model import (
     Epoch,
     EpochEnd,
 )
-from supervisor.core.values import Struct, replace
+from supervisor.cluster.records import CoordinatorState, LookRound, NodeRecord
+from supervisor.core.values import replace
 
 CoordinatorInput = FromNode | NodeClosed | protocol.CoordinatorTick | protocol.DecisionProposed | protocol.LooksDue | protocol.LooksJudged
 CoordinatorOutput = SendToNodes | protocol.JudgeReports | protocol.LooksGathered
 
 _ENDS = frozenset({FAILURE, MEMBERSHIP, LEFT, VOID})
-
-
-class LookRound(Struct, frozen=True):
-    """Round `number` of looks, begun at `t`. wanted: another is to follow."""
-
-    number: int = 0
-    t: float = float("-inf")
-    is_open: bool = False
-    wanted: bool = False
-
-
-class CoordinatorState(Struct, frozen=True):
-    """All that the coordinator knows.
-
-    began_t: since when no rank lives here that an earlier coordinator let start, or this one began. forgot: a node may know a newer epoch.
-    nodes: those that joined this start of it. posts: of the newest epoch, by kind and index, and node. out: the members that take no part
-    any more, and why (`lost: …`, `left: …`). gone: those of whom their guardian says that they are. meetings: by token, who takes part.
-    ended_t: when the end was noted. judged: the core has the reports.
-    """
-
-    host: str
-    rules: ClusterRules
-    t: float
-    began_t: float
-    memory: CoordinatorMemory
-    forgot: bool
-    nodes: Mapping[str, NodeRecord]
-    posts: Mapping[tuple[str, int], Mapping[str, str]]
-    out: Mapping[str, str]
-    meetings: Mapping[str, Mapping[str, Meet]]
-    gone: frozenset[str] = frozenset()
-    ended_t: float = 0.0
-    judged: bool = False
-    looks: LookRound = LookRound()
-
-    @property
-    def open_epoch(self) -> Epoch | None:
-        """The newest epoch, as long as nothing is decided about it."""
-        return self.memory.epoch if self.memory.decision is None else None
-
-    @property
-    def running_epoch(self) -> Epoch | None:
-        """The newest epoch, as long as it has no end."""
-        return self.open_epoch if self.memory.end is None else None
-
-    def live(self, epoch: Epoch) -> tuple[str, ...]:
-        """Return the members that are neither lost nor have quit."""
-        return tuple(node for node in epoch.members if node not in self.out)
-
-    def posted(self, kind: str, index: int = 0) -> Mapping[str, str]:
-        """Return what was posted of a kind, by node."""
-        return self.posts.get((kind, index), {})
 
 
 Step = tuple[CoordinatorState, tuple[CoordinatorOutput, ...]]
@@ -268,8 +216,9 @@ def _gathered(state: CoordinatorState, epoch: Epoch, index: int) -> protocol.Gat
 
 
 def _with_epoch(state: CoordinatorState, memory: CoordinatorMemory) -> CoordinatorState:
-    """Return the state with another newest epoch, of which nothing is known yet."""
-    nodes = {node: replace(record, stepped_s=None, step_s=None) for node, record in state.nodes.items()}
+    """Return the state with another newest epoch, of which nothing is known yet, and without the nodes that went for good."""
+    here = {node: record for node, record in state.nodes.items() if record.closed_t is None}
+    nodes = {node: replace(record, stepped_s=None, step_s=None) for node, record in here.items()}
     return replace(state, memory=memory, nodes=nodes, posts={}, out={}, gone=frozenset(), judged=False, looks=LookRound())
 
 
@@ -288,9 +237,8 @@ def _decided(state: CoordinatorState, decision: ClusterDecision) -> Step:
     if epoch is None:
         return state, ()
     state = replace(state, memory=CoordinatorMemory(epoch, state.memory.end, decision))
-    live = state.live(epoch)
-    others = tuple(node for node in state.nodes if node not in live)
-    told = ((live, len(live)), (others, 0))
+    live = dict.fromkeys(state.live(epoch))
+    told = ((tuple(live), len(live)), (tuple(node for node in state.nodes if node not in live), 0))
     return state, tuple(SendToNodes(nodes, protocol.Decided(epoch.number, decision, count)) for nodes, count in told if nodes)
 
 
@@ -309,7 +257,7 @@ def _losing(state: CoordinatorState) -> Step:
     epoch = state.open_epoch
     if epoch is None:
         return state, ()
-    lost = {node: f"lost: {why}" for node in state.live(epoch) if node != state.host and (why := loss(state, node))}
+    lost = {node: f"lost: {why}" for node, why in losses(state, epoch).items()}
     state = replace(state, out={**state.out, **lost}) if lost else state
     if state.live(epoch):
         return state, ()

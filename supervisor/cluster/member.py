@@ -11,8 +11,8 @@ The rules:
 2. *Another epoch* than its open one in a Welcome shows that the job went on without this node, or that the coordinator lost its memory: the
    node steps aside. Its ranks are stopped, and nothing is counted.
 3. *A meeting that it had given up* when its number came is void.
-4. *No coordinator.* Where none can be reached for `closed_s` and no own rank ends a step, or one that can be reached is silent for
-   `silent_s`, the others may have gone on. After `wait_s` without a word the node stops.
+4. *No coordinator.* Where none can be reached for `closed_s`, or one that can be reached is silent for `silent_s`, and no own rank ends a
+   step, the others may have gone on. After `wait_s` without a word they may have in any case.
 5. *Who was away accuses nobody.* Where the node's own ticks stand still, that time counts for nobody.
 """
 
@@ -194,7 +194,7 @@ def _posted(state: MemberState, kind: str, text: str = "", index: int = 0) -> St
 
 
 def _without(state: MemberState, kind: str) -> MemberState:
-    """Return the state without the posts of a kind of which the newest alone counts."""
+    """Return the state without the posts of a kind."""
     return replace(state, posts={key: post for key, post in state.posts.items() if key[0] != kind})
 
 
@@ -232,7 +232,7 @@ def _of_coordinator(state: MemberState, message: FromTheCoordinator) -> Step:  #
         case protocol.Peer(number, node, text) if running is not None and number == running.number:
             return _once(state, f"{BEGAN} {node}", protocol.PeerText(node, text))
         case protocol.LookWanted(number, look) if running is not None and number == running.number:
-            return _once(state, f"{LOOK} {look}", message)
+            return _once(_without(state, STALLED), f"{LOOK} {look}", message)  # it is answered, and not posted again
         case protocol.Looked(number) if running is not None and number == running.number:
             return state, (message,)
         case _:
@@ -319,18 +319,22 @@ def _stepped_s(state: MemberState, tick: protocol.NodeTick) -> float | None:
 
 def _silent(state: MemberState, stepped_s: float | None, step_s: float | None) -> Step:
     epoch, rules = state.running_epoch, state.rules
-    silent_s = state.t - state.answered_t
-    text = ""
-    if silent_s > rules.silent_s and state.connected:
+    silent_s, text = state.t - state.answered_t, ""
+    if state.connected and silent_s > rules.silent_s:
         text = f"the coordinator of the nodes did not answer for {rules.silent_s:g} s"
     elif not state.connected and state.t - state.closed_t > rules.closed_s:
-        limit_s = max(rules.closed_s, USUAL_STEPS * (step_s or 0.0))
-        if stepped_s is None or stepped_s >= limit_s:
-            text = f"the coordinator of the nodes cannot be reached for {rules.closed_s:g} s, and no rank of this node ended a step"
+        text = f"the coordinator of the nodes cannot be reached for {rules.closed_s:g} s"
+    limit_s = max(rules.closed_s, USUAL_STEPS * (step_s or 0.0))
+    if silent_s > rules.wait_s:
+        text = f"no coordinator of the nodes answered for {rules.wait_s:g} s"
+    elif text and stepped_s is not None and stepped_s < limit_s:
+        text = ""  # every rank takes part in a step: nobody goes on without this node
+    elif text:
+        text += ", and no rank of this node ended a step"
     outputs: tuple[MemberOutput, ...] = ()
     if epoch is not None and text:
         state, outputs = _once(state, "silent", protocol.CoordinatorSilent(epoch.number, text))
     if silent_s > rules.wait_s:
-        state, gone = _once(state, "gone", protocol.CoordinatorGone(f"no coordinator of the nodes answered for {rules.wait_s:g} s"))
+        state, gone = _once(state, "gone", protocol.CoordinatorGone(text))
         outputs = (*outputs, *gone)
     return state, outputs

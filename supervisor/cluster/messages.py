@@ -363,7 +363,7 @@ class CoordinatorSilent(Struct, frozen=True):
 
 
 class CoordinatorGone(Struct, frozen=True):
-    """No coordinator answered for `wait_s`: this node stops."""
+    """No coordinator answered for `wait_s`: this node stops, once no rank of it is left."""
 
     text: str
 

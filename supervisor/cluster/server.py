@@ -23,8 +23,9 @@ from supervisor.cluster.lines import ClosedByPeer, Inbox, LineListener, LineSock
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from supervisor.cluster.coordinator import CoordinatorInput, CoordinatorOutput, CoordinatorState
+    from supervisor.cluster.coordinator import CoordinatorInput, CoordinatorOutput
     from supervisor.cluster.model import CoordinatorMemory
+    from supervisor.cluster.records import CoordinatorState
 
 TICK_S = 0.2
 #: Name of the thread.

@@ -417,14 +417,14 @@ def test_the_time_in_which_the_coordinator_stood_still_is_nobodys_silence(reache
 
 
 def test_members_that_nobody_reaches_end_their_ranks_before_they_count_as_lost() -> None:
-    """Node a is a spare: b and c may train on together, until each finds no coordinator for `wait_s`."""
+    """Node a takes no part: b and c may train on together, until each finds no coordinator for `wait_s`."""
     played = Played(since_t=0.0)
     played.join(*ALL)
     played.meet("m", "b", "c")
     played.close("b", "c")
-    played.passes(RULES.wait_s)
+    played.passes(RULES.wait_s + 59.0, "a")
     assert not played.state.out
-    played.passes(RULES.silent_s + 1.0)
+    played.passes(2.0, "a")
     assert set(played.state.out) == {"b", "c"}
     assert played.state.memory.decision == ClusterDecision(VOID)
 

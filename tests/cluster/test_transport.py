@@ -416,7 +416,7 @@ print("unreachable", flush=True)
 
 @pytest.mark.process
 @pytest.mark.parametrize("limit_s", [1, pytest.param(UNREACHABLE_S, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("how", ["is silent", "talks"])
+@pytest.mark.parametrize("how", ["is silent", "talks", "hears, and is not heard"])
 def test_a_host_that_vanishes_without_a_word_is_noticed_on_both_sides_within_ten_seconds(limit_s: int, how: str) -> None:
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and iproute2")
@@ -437,7 +437,10 @@ def test_a_host_that_vanishes_without_a_word_is_noticed_on_both_sides_within_ten
         assert server.readline() == "up\n"
         client = end("client", network.names[1])
         assert [server.readline(), client.readline()] == ["connected\n", "connected\n"]
-        network.cut(1)
+        if how == "hears, and is not heard":
+            network.lose_way(1, 0)
+        else:
+            network.cut(1)
         began = time.monotonic()
         assert [server.readline(), client.readline()] == ["unreachable\n", "unreachable\n"]
         assert time.monotonic() - began < 10.0

@@ -78,9 +78,9 @@ class JobOfNodes:
             one.feed(events.EvidenceCollected(t + 1, number, one.state.incidents, (*facts, *beats)))
         reports = tuple(NodeReport(f"{self.met[index]}/id", one.state.attempt) for index, one in left)
         missing = ((f"{host}/id", f"lost: {text}"),) if lost else ()
-        leader = left[0][1]
-        leader.feed(events.ReportsGathered(leader.T0 + at + 2, number, reports, missing, "failure", f"{host}/id", text))
-        proposed = next(a for a in reversed(leader.said) if isinstance(a, act.ProposeDecision))
+        coordinator = left[0][1]
+        coordinator.feed(events.ReportsGathered(coordinator.T0 + at + 2, number, reports, missing, "failure", f"{host}/id", text))
+        proposed = next(a for a in reversed(coordinator.said) if isinstance(a, act.ProposeDecision))
         for _, one in left:
             one.feed(events.DecisionMade(one.T0 + at + 2, number, proposed.kind, proposed.decision))
 

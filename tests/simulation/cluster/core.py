@@ -95,7 +95,7 @@ class SimulatedCore:
                 self.give(protocol.EndEpoch(world.t, FAILURE, "the coordinator is silent"))
                 self.stop_ranks(number)
             case protocol.CoordinatorGone():
-                if self.stage not in {"stopped", "done", "leaving"}:
+                if self.stage not in {"stopped", "done", "leaving", "ending"}:  # it waits for the end of its ranks
                     machine.stops_with_75(world.t - world.rules.wait_s)
             case _:
                 pass

@@ -29,7 +29,7 @@ class Books:
     coordinator's: without a connection it ends its ranks `closed_s`, or two usual steps, after their last step. It may learn 3 s later than
     the coordinator that its connection is closed (DEAD_S), saw a step 2 s later than the last beat says, and takes 3 s for the stop of its
     ranks and some for messages. So these ranks end no step any more, for a step needs all of them. Where all members can reach each other
-    and none of them the coordinator, they end steps: then it is their `wait_s`, after which they stop, and the coordinator waits longer.
+    and none of them the coordinator, they train on for their `wait_s`, and no newer attempt begins before.
     """
 
     acted: dict[str, dict[str, ClusterDecision]] = field(default_factory=lambda: defaultdict(dict))

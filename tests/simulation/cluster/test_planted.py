@@ -123,7 +123,7 @@ def silent_coordinator_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def lost_member_not_noticed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(coordinator, "loss", lambda _state, _node: "")
+    patch.setattr(coordinator, "losses", lambda _state, _epoch: {})
 
 
 def posts_not_repeated(patch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ def steps_that_are_not_known_yet_are_missing(patch: pytest.MonkeyPatch) -> None:
 
 
 def lost_while_steps_are_made(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(losses, "_steps_are_made", lambda _state, _node, _closed_s: False)
+    patch.setattr(losses, "_may_train", lambda *_: False)
 
 
 def lost_by_a_closed_connection_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -227,13 +227,9 @@ def lost_by_a_short_silence(patch: pytest.MonkeyPatch) -> None:
 
 def with_rules(patch: pytest.MonkeyPatch, name: str, value: float) -> None:
     """Judge losses by another time."""
-    real = coordinator.loss
+    real = coordinator.losses
     other = {name: value}
-
-    def loss(state: Any, node: str) -> str:  # noqa: ANN401
-        return real(replace(state, rules=changed(state.rules, **other)), node)
-
-    patch.setattr(coordinator, "loss", loss)
+    patch.setattr(coordinator, "losses", lambda state, epoch: real(replace(state, rules=changed(state.rules, **other)), epoch))
 
 
 def looks_of_some_nodes_only(patch: pytest.MonkeyPatch) -> None:
@@ -300,7 +296,7 @@ TRIED_FIRST: dict[Plant, int] = {
     lost_member_not_noticed: 10,
     posts_not_repeated: 13,
     missed_epoch_not_noticed: 16,
-    node_that_quit_does_not_say_so: 36,
+    node_that_quit_does_not_say_so: 64,
     pause_of_the_coordinator_accuses: 117,
     lost_while_steps_are_made: 50,
     lost_by_a_short_silence: 9,

@@ -97,7 +97,7 @@ def test_every_answer_of_the_protocol_comes_up(monkeypatch: pytest.MonkeyPatch) 
     looks = (LookWanted, LooksGathered, Looked)
     kinds = (RESTART, STOP, SUCCESS, VOID, FAILURE, MEMBERSHIP, LEFT, DONE)
     names = {*(kind.__name__ for kind in (*answers, *looks)), *kinds}
-    for seed in range(150):
+    for seed in (144, *range(60)):  # a void epoch is rare
         if names <= met.keys():
             break
         world_of(seed).play()

@@ -1,0 +1,80 @@
+"""What the coordinator knows (coordinator.py): of the job, of each node, and of the looks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from supervisor.cluster.messages import Meet
+from supervisor.cluster.model import ClusterRules, CoordinatorMemory
+from supervisor.core.values import Struct
+
+if TYPE_CHECKING:
+    from supervisor.cluster.model import Epoch
+
+
+class NodeRecord(Struct, frozen=True):
+    """What the coordinator knows of a node that joined.
+
+    heard_t: when its last message came. closed_t: since when its connection is closed, None: it is open. beat_t, standing, stepped_s,
+    step_s: of its last beat.
+    """
+
+    heard_t: float
+    closed_t: float | None = None
+    beat_t: float = 0.0
+    standing: str = ""
+    stepped_s: float | None = None
+    step_s: float | None = None
+
+
+class LookRound(Struct, frozen=True):
+    """Round `number` of looks, begun at `t`. wanted: another is to follow."""
+
+    number: int = 0
+    t: float = float("-inf")
+    is_open: bool = False
+    wanted: bool = False
+
+
+class CoordinatorState(Struct, frozen=True):
+    """All that the coordinator knows.
+
+    began_t: since when no rank lives here that an earlier coordinator let start, or this one began. forgot: a node may know a newer epoch.
+    nodes: those that joined this start of it. posts: of the newest epoch, by kind and index, and node. out: the members that take no part
+    any more, and why (`lost: …`, `left: …`). gone: those of whom their guardian says that they are. meetings: by token, who takes part.
+    ended_t: when the end was noted. judged: the core has the reports.
+    """
+
+    host: str
+    rules: ClusterRules
+    t: float
+    began_t: float
+    memory: CoordinatorMemory
+    forgot: bool
+    nodes: Mapping[str, NodeRecord]
+    posts: Mapping[tuple[str, int], Mapping[str, str]]
+    out: Mapping[str, str]
+    meetings: Mapping[str, Mapping[str, Meet]]
+    gone: frozenset[str] = frozenset()
+    ended_t: float = 0.0
+    judged: bool = False
+    looks: LookRound = LookRound()
+
+    @property
+    def open_epoch(self) -> Epoch | None:
+        """The newest epoch, as long as nothing is decided about it."""
+        return self.memory.epoch if self.memory.decision is None else None
+
+    @property
+    def running_epoch(self) -> Epoch | None:
+        """The newest epoch, as long as it has no end."""
+        return self.open_epoch if self.memory.end is None else None
+
+    def live(self, epoch: Epoch) -> tuple[str, ...]:
+        """Return the members that are neither lost nor have quit."""
+        return tuple(node for node in epoch.members if node not in self.out)
+
+    def posted(self, kind: str, index: int = 0) -> Mapping[str, str]:
+        """Return what was posted of a kind, by node."""
+        return self.posts.get((kind, index), {})

@@ -65,7 +65,8 @@ def new_coordinator(
     since_t: no rank that an earlier one let start on this host lives since then; by default since now.
     """
     began_t, memory = t if since_t is None else since_t, memory or CoordinatorMemory()
-    return CoordinatorState(host, rules, t, began_t, memory, memory.epoch is None, {}, {}, {}, {}, ended_t=t)
+    looks = LookRound(int(t) if memory.epoch is not None else 0)  # members remember the numbers of the rounds of an earlier one
+    return CoordinatorState(host, rules, t, began_t, memory, memory.epoch is None, {}, {}, {}, {}, ended_t=t, looks=looks)
 
 
 def step(state: CoordinatorState, given: CoordinatorInput) -> Step:
@@ -327,8 +328,7 @@ def _looking(state: CoordinatorState) -> Step:
     if not looks.is_open:
         if age_s < rules.looks_apart_s:
             return state, ()
-        # the members of a coordinator that began anew remember the numbers of its rounds before
-        looks = LookRound(max(looks.number + 1, int(state.t)), state.t, is_open=True)
+        looks = LookRound(looks.number + 1, state.t, is_open=True)
         return replace(state, looks=looks), (SendToNodes(live, LookWanted(epoch.number, looks.number)),)
     posted = state.posted(LOOK, looks.number)
     silent = tuple((node, f"no look within {rules.look_s:g} s") for node in live if node not in posted)

@@ -47,7 +47,7 @@ OWN_SIGNAL_S = 1.0
 #: Two, because one save may be of the state before the first step.
 _SAVES_OF_A_TRAINING = 2
 #: Verdicts about a rank that does not come: what the looks showed of it belongs to them.
-OF_HANGS = frozenset({Cause.HANG_NO_ERROR, Cause.NCCL_TIMEOUT, Cause.GLOO_ERROR})
+OF_HANGS = frozenset({Cause.HANG_NO_ERROR, Cause.NCCL_TIMEOUT, Cause.GLOO_ERROR, Cause.EXIT_STUCK})
 #: Exceptions of an import, or of a file that is no Python.
 _OF_IMPORTS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError"})
 #: Signatures of a command that cannot be started as it is written.

@@ -103,7 +103,8 @@ def _behind_the_end(state: JobState, event: HangConfirmed) -> Step:
     )
     state = replace(state, attempt=replace(state.attempt, ended_for=(fact,)))
     state, actions = failure.stop_attempt(state, event.t, text)
-    return state, (KeepLook(number, state.incidents), *actions)
+    told = PrintMessage("warning", f"{text}; it is ended, and nothing is trained again")  # no card is printed where the code is 0
+    return state, (KeepLook(number, state.incidents), told, *actions)
 
 
 def _end_text(state: JobState, hang: Hang) -> str:

@@ -141,7 +141,7 @@ class LogEvent(StrEnum):
     NODES_GATHERED = (
         "nodes.gathered",
         "info",
-        "attempt node nodes number members world_size",
+        "attempt node nodes number members world_size coordinator",
         (
             "the nodes of an attempt have met, and agree on a checkpoint before any rank starts; this one is `node`, and the attempt's "
             "number is `number` from now on, on all of them"

@@ -142,6 +142,7 @@ ROWS: list[tuple[str, Verdict, Verdict]] = [
     ),
     ("call the same collectives", verdict(C.HANG_NO_ERROR, hang_kind="mismatch"), verdict(C.HANG_NO_ERROR)),
     ("what rank 1 did, at train.py:7", verdict(C.HANG_NO_ERROR, hang_ranks="1", hang_code="train.py:7"), verdict(C.HANG_NO_ERROR)),
+    ("what rank 1 does at its exit, at train.py:7", verdict(C.EXIT_STUCK, hang_ranks="1", hang_code="train.py:7"), verdict(C.EXIT_STUCK)),
     ("in the cache of Triton", verdict(C.CACHE_CORRUPT, cache="Triton"), verdict(C.CACHE_CORRUPT)),
     ("run mv /c/2.pt /aside/a", verdict(C.CHECKPOINT_LEFTOVER, remedy="mv /c/2.pt /aside/a"), verdict(C.CHECKPOINT_LEFTOVER)),
     ("run ln -sfn 2.pt last.pt", verdict(C.CHECKPOINT_POINTER, remedy="ln -sfn 2.pt last.pt"), verdict(C.CHECKPOINT_POINTER)),

@@ -474,3 +474,25 @@ def test_no_round_of_looks_begins_once_the_epoch_has_ended() -> None:
     played.said()
     played.post(STALLED, "c", index=1)
     assert not played.said()
+
+
+def test_the_core_may_want_another_round_and_tells_all_members_what_it_found() -> None:
+    played = together(*ALL)
+    played.take(protocol.LooksDue(played.t, 7))
+    assert not played.said(), "of another epoch"
+    played.take(protocol.LooksDue(played.t, 1))
+    assert played.said() == [(node, LookWanted(1, 1)) for node in ALL]
+    played.take(protocol.LooksJudged(played.t, 7, "a hang"))
+    played.take(protocol.LooksJudged(played.t, 1, "a hang"))
+    assert played.said() == [(node, protocol.Looked(1, "a hang")) for node in ALL]
+
+
+def test_a_coordinator_that_is_started_again_asks_for_looks_that_no_member_has_given_yet() -> None:
+    played = Played(CoordinatorMemory(EPOCH))
+    for node in ALL:
+        played.join(node, epoch=EPOCH)
+    played.said()
+    played.post(STALLED, "c", index=1)
+    ((_, wanted), *_) = played.said()
+    assert isinstance(wanted, LookWanted)
+    assert wanted.look > 100

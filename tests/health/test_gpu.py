@@ -22,7 +22,9 @@ from health.probes.gpu import nvml, nvml_calls
 from health.probing.runner import Runner
 from health.thresholds import Thresholds
 from supervisor.observe.hangs import devices
+from supervisor.observe.hangs.diagnosis import compared
 from supervisor.observe.hangs.look import Look, ProcessLook, RankLook
+from supervisor.observe.hangs.rank_progress import RankProgress
 from supervisor.observe.hangs.recorder import Collective, ProcessGroup, RecordedCollectives
 from tests.health.conftest import FakeNvml
 from tests.health.looking import are_apart
@@ -395,13 +397,17 @@ def test_what_the_gpus_of_ranks_draw_and_how_busy_their_memory_is_is_evidence_of
     readings = runner.sample(("nvml",), Ask())
     seen = Look(0.0, tuple(RankLook(number, number, ProcessLook(100 + number, 1), collectives=IN_TURN[number]) for number in (0, 1, 2)))
     gpu_of = {number: GPU.format(number).removeprefix("gpu:") for number in (0, 1)}
-    named = devices.named(seen, readings, gpu_of, time.time())
-    assert devices.text_of(named, [1]) == (
+
+    def shown(of: Readings, culprits: list[int], t: float) -> str:
+        named = devices.named(seen, of, gpu_of, t)
+        return devices.text_of(compared(named, named, RankProgress()), culprits)
+
+    assert shown(readings, [1], time.time()) == (
         "rank 1: GPU 1, draws 640 of 700 W, its memory busy 57 % of the time, last over: all_reduce (seq 41); "
         "rank 0: GPU 0, draws 92 of 700 W, its memory busy 1 % of the time, in all_reduce (seq 42); rank 2: last over: all_reduce (seq 41)"
     )
-    assert devices.text_of(devices.named(seen, readings, gpu_of, time.time() + 100), [1]) == "", "of another time"
-    assert devices.text_of(devices.named(seen, Readings(), gpu_of, time.time()), []) == ""
+    assert shown(readings, [1], time.time() + 100) == "", "of another time"
+    assert shown(Readings(), [], time.time()) == ""
 
 
 @pytest.mark.process

@@ -231,7 +231,7 @@ def _missed(
     ranks that are gone came to their end and nothing shows what it polls, it may be a service on another machine that it asks.
     """
     gone = tuple(activity for activity in lasting if activity.kind is ActivityKind.GONE)
-    if len(gone) == len(now):
+    if len(gone) == len(now) or not gone:
         return gone
     active = {rank for rank, _ in (*progress.busy, *progress.slow)}
     in_order = all(activity.rank in over for activity in gone)
@@ -244,8 +244,8 @@ def _missed(
     if len(polling) + len(gone) == len(now):
         return gone
     awaited: set[int] | None = set()  # the members of the groups that are waited in; None: one of them is unknown
-    for ranks in {wait.group.ranks if wait.group is not None else () for wait in waits}:
-        awaited = None if awaited is None or not ranks else awaited | set(ranks)
+    for group in {id(wait.group): wait.group for wait in waits}.values():  # the ranks of one node share the object
+        awaited = None if awaited is None or group is None or not group.ranks else awaited.union(group.ranks)
     return tuple(activity for activity in gone if awaited is None or activity.rank in awaited)
 
 
@@ -281,6 +281,7 @@ def _mismatch(lasting: tuple[RankActivity, ...]) -> tuple[RankActivity, ...]:
     only if all ranks of the group are seen, and all wait: a broadcast is over for its source before the others have come.
     """
     groups: dict[tuple[str, str, tuple[int, ...]], list[RankActivity]] = {}  # two groups that share no rank may share a name
+    of_object: dict[int, list[RankActivity]] = {}  # the same, by the object that the ranks of one node share: of 1,000 ranks each is long
     for activity in lasting:
         if (
             activity.kind is ActivityKind.WAITS
@@ -289,7 +290,10 @@ def _mismatch(lasting: tuple[RankActivity, ...]) -> tuple[RankActivity, ...]:
             and activity.collective is not None
             and not activity.collective.is_p2p
         ):
-            groups.setdefault((activity.group.name, activity.group.backend, activity.group.ranks), []).append(activity)
+            group = activity.group
+            if id(group) not in of_object:
+                of_object[id(group)] = groups.setdefault((group.name, group.backend, group.ranks), [])
+            of_object[id(group)].append(activity)
     for waiting in groups.values():
         calls = {(activity.collective.sequence, activity.collective.operation) for activity in waiting if activity.collective is not None}
         differ_in_name = len(calls) > len({sequence for sequence, _ in calls})

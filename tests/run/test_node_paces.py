@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,16 @@ from supervisor.core import training
 from supervisor.core.decide import decide
 from supervisor.core.model import Finding, Gpu, Launcher, Policy, RankInfo
 from supervisor.core.state import Attempt, JobState, Run, Stage
+from supervisor.core.training_events import PaceChanged
 from supervisor.core.values import replace
 from supervisor.observe.pace.judge import NodePace
 from supervisor.run.node_paces import NodePaces
+from tests.run.test_job_nodes import Pair
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 MEMBERS = ("gpu-1/a", "gpu-2/b", "gpu-3/c")
 
@@ -131,3 +136,37 @@ def test_a_standing_is_no_longer_than_two_kibibytes_whatever_is_wrong_with_the_n
     standing = NodeStanding.read(text)
     assert standing is not None
     assert standing.pace is not None
+
+
+def test_the_paces_of_two_nodes_go_over_real_connections_and_the_coordinator_names_the_slow_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in {"nodes.SLOW_NODE_S": 0.3, "nodes.COMPARE_S": 0.05}.items():
+        monkeypatch.setattr(f"supervisor.observe.pace.{name}", seconds)
+    monkeypatch.setattr("supervisor.run.node_paces.COMPARE_S", 0.05)
+    pair = Pair(tmp_path)
+    try:
+        pair.meet("token", 1, 1)
+        pair.train()
+        threads = SimpleNamespace(recur=lambda _name, work: work())
+        for node in pair.nodes:
+            node.post = node.feed  # type: ignore[attr-defined]  # in the thread of the test
+        compared = [NodePaces(node, threads, node.nodes) for node in pair.nodes]  # type: ignore[arg-type]  # as far as they are used
+        at = itertools.count()
+
+        def found() -> bool:
+            for node, paces, busy in zip(pair.nodes, compared, (0.5, 0.95), strict=True):
+                while not node.soon.empty():
+                    node.soon.get()()
+                node.nodes.tick(pace=NodePace(next(at), 0.5, busy))
+                paces.tick()
+            return bool(pair.nodes[0].find(PaceChanged))
+
+        wait_for(found, "the coordinator to name the slow node", 60)
+        (change,) = pair.nodes[0].find(PaceChanged)
+        assert (change.node, change.text[:8]) == (1, "node 1 (")
+        (alert,) = (alert for alert in pair.nodes[0].find(act.Alert) if alert.kind == "straggler")
+        assert alert.culprit == (None, "b:1")
+        assert pair.nodes[1].find(PaceChanged) == []
+    finally:
+        pair.close()

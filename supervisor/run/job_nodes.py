@@ -398,8 +398,7 @@ class JobNodes:
     def _read_reports(self, output: protocol.JudgeReports) -> None:
         """Decode what the nodes reported, in a thread, and have the core judge it."""
         memory = CoordinatorMemory() if self._server is None else self._server.memory
-        end = memory.end or EpochEnd("", "", "")
-        members = () if memory.epoch is None else memory.epoch.members
+        end, members = memory.end or EpochEnd("", "", ""), () if memory.epoch is None else memory.epoch.members
 
         def work() -> None:
             reports, missing = decode_reports(output.reports, output.missing, members)

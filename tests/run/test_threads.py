@@ -6,7 +6,7 @@ import hashlib
 import threading
 import time
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -18,7 +18,7 @@ from supervisor.job.clock import Clock
 from supervisor.run import threads
 from supervisor.run.loop import Loop
 from supervisor.run.main import JobRun
-from supervisor.run.threads import Threads, attempted, reported_wait
+from supervisor.run.threads import Threads, attempted, reported_wait, start_soon
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -153,3 +153,15 @@ def test_the_thread_that_speaks_with_the_other_nodes_ends_the_run_and_another_on
     thread.join()
     assert [str(error) for error in failed] == (["a bug"] if ends else [])
     assert told == ([] if ends else [f"a part of supervise failed ({name}): LookupError: a bug; the job goes on"])
+
+
+def test_a_thread_that_cannot_be_had_now_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    later: list[Callable[[], None]] = []
+    loop: Any = SimpleNamespace(call_later=lambda _delay_s, call: later.append(call))
+    done = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", MagicMock(side_effect=RuntimeError("can't start new thread")))
+        start_soon(loop, "work", done.set)
+    (again,) = later
+    again()
+    assert done.wait(10)

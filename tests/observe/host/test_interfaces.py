@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -73,3 +75,9 @@ def test_a_job_without_other_nodes_says_nothing_of_interfaces() -> None:
     watch.begin()
     assert watch.evidence({}) == ()
     assert [dict(fact.fields)["used"] for fact in watch.evidence({}, "gone0") if "used" in dict(fact.fields)] == ["yes"]
+
+
+def test_an_attempt_begins_where_no_thread_can_be_had_for_the_resolver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaders may use up the limit on processes for a moment, also when the next attempt begins."""
+    monkeypatch.setattr(threading.Thread, "start", MagicMock(side_effect=RuntimeError("can't start new thread")))
+    InterfaceWatch(["127.0.0.1:29500"], {}).begin()

@@ -92,7 +92,7 @@ class JobNodes:
         self.returning = 0  # nodes of the last attempt that come to the next meeting, 0: not known
         self._began_t = loop.clock.now()
         self._closed_without_us: tuple[str, JobDecision | None] | None = None  # how the job ended, until the core can take it
-        self._refused = ""  # why the coordinator refuses this node, until likewise
+        self._cut_off: tuple[str, bool] | None = None  # why this node can take part no more, and whether it is refused, until likewise
         #: Who takes the looks of this node, and judges those of all. Called on the loop's thread.
         self.looks: Callable[[protocol.LookWanted | protocol.LooksGathered], None] = lambda _output: None
         self._last_word_to: CoordinatorAddress | None = None
@@ -246,7 +246,7 @@ class JobNodes:
             client.give(protocol.NodeTick(self._now(), NodeStanding.of(self._loop.state).text(), stepped_s, step_s))
             self._prepare_last_word(client)
             self._end_as_the_others()
-            self._end_refused()
+            self._end_cut_off()
 
     def _prepare_last_word(self, client: NodeClient) -> None:
         """Have the guardian tell a coordinator on another node if this supervisor dies."""
@@ -415,10 +415,11 @@ class JobNodes:
             case protocol.CoordinatorSilent(number, text):
                 self._loop.feed(events.CoordinatorFellSilent(now, number, text))
             case protocol.CoordinatorGone(text):
-                self._loop.feed(events.NodeCutOff(now, attempt, text))  # ranks that train are ended before, by CoordinatorSilent
+                self._cut_off = text, False  # ranks that train are ended before, by CoordinatorSilent
+                self._end_cut_off()
             case protocol.Refused(text):
-                self._refused = text
-                self._end_refused()
+                self._cut_off = text, True
+                self._end_cut_off()
             case protocol.MeetingFailed(_, text):
                 self._met_for = 0
                 self._loop.feed(events.AttemptEndedByPeer(now, attempt, self._job.node, text, VOID))
@@ -442,12 +443,15 @@ class JobNodes:
             self._closed_without_us = None
             self._loop.feed(events.DecisionMade(self._now(), state.attempt.number, *closed, elsewhere=True))
 
-    def _end_refused(self) -> None:
-        """Tell the core that this node is refused, once it waits for the others: its ranks train on as long as they can."""
-        state = self._loop.state
-        if self._refused and state.stage in {Stage.STARTING, Stage.FOLLOWING}:
-            text, self._refused = self._refused, ""
-            self._loop.feed(events.NodeCutOff(self._now(), state.attempt.number, text, is_refused=True))
+    def _end_cut_off(self) -> None:
+        """Tell the core that this node can take part no more, once none of its ranks is left."""
+        cut_off, state, client = self._cut_off, self._loop.state, self._client
+        if cut_off is None or state.stage not in {Stage.STARTING, Stage.FOLLOWING}:
+            return
+        self._cut_off = None
+        text, is_refused = cut_off
+        if is_refused or client is None or client.offset_s is None:  # else a coordinator answers again
+            self._loop.feed(events.NodeCutOff(self._now(), state.attempt.number, text, is_refused))
 
     def _began(self, epoch: Epoch) -> None:
         """The attempt has its number. Where it has ended here meanwhile, no rank of it starts anywhere."""

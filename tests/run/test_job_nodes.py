@@ -293,6 +293,26 @@ def test_a_coordinator_that_dies_after_the_reports_and_before_its_decision_decid
     assert len(decided[0]) == 1
 
 
+def test_a_node_whose_coordinator_is_gone_for_good_stops_with_75_once_its_ranks_are_gone(pair: Pair) -> None:
+    first, second = pair.nodes
+    pair.meet("t", 1, 1)
+    pair.train()
+    pair.until(lambda: second.nodes._client.offset_s is not None, "an answer of the coordinator")  # type: ignore[union-attr]  # noqa: SLF001
+    first.nodes._serves_again_t = float("inf")  # noqa: SLF001
+    first.nodes._server.close(0.0)  # type: ignore[union-attr]  # noqa: SLF001
+    pair.until(lambda: second.nodes._client.offset_s is None, "the closed connection")  # type: ignore[union-attr]  # noqa: SLF001
+    text = "no coordinator of the nodes answered for 600 s"
+    for output in (protocol.CoordinatorSilent(1, text), protocol.CoordinatorGone(text)):  # as after that time
+        second.nodes._emitted(output)  # noqa: SLF001
+    pair.until(lambda: second.state.stage is Stage.TEARDOWN, "its ranks to be ended")
+    pair.gone(second, 1)
+    pair.until(lambda: second.find(act.Finish), "its end")
+    assert [action.exit_code for action in second.find(act.Finish)] == [75]
+    (told,) = second.find(act.ReportDecision)
+    assert told.verdict.summary == f"{text}: it was node a:0"
+    assert "start the same command again on every node, node a:0, or the node in its place, first" in told.plan.next_rung
+
+
 def test_a_node_with_the_key_of_another_job_stops_with_78_and_the_words_of_the_coordinator(pair: Pair) -> None:
     first, second = pair.nodes
     pair.meet("t", 1, 1)

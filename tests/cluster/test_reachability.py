@@ -41,6 +41,14 @@ def test_a_way_that_is_closed_for_some_seconds_is_no_lost_node(cluster: Cluster,
     cluster.is_well()
 
 
+def test_a_way_that_is_cut_for_a_moment_changes_nothing(cluster: Cluster) -> None:
+    cluster.meet()
+    cluster.relays[1].is_cut = True
+    time.sleep(RULES.beat_s * 1.5)
+    cluster.relays[1].is_cut = False
+    cluster.is_well()
+
+
 def test_a_node_says_again_over_its_next_connection_what_it_said(cluster: Cluster) -> None:
     cluster.meet()
     cluster.relays[1].is_cut = True

@@ -13,7 +13,7 @@ import pytest
 from supervisor.cluster import messages as protocol
 from supervisor.cluster import wire
 from supervisor.cluster.lines import PAUSE_S, LineSocket
-from supervisor.cluster.model import FAILURE, RESTART, STOP, ClusterDecision
+from supervisor.cluster.model import FAILURE, RESTART, STOP, ClusterDecision, ClusterRules
 from supervisor.cluster.server import listen
 from supervisor.version import __version__
 from tests.cluster.crowd import figures
@@ -262,3 +262,18 @@ def test_a_crowd_is_judged_on_reports_of_their_true_size_within_three_seconds_an
     assert (numbers["judged0"], numbers["judged1"]) == (nodes, 0)
     assert is_within(times["judged"] - times["reported"], 3.0)
     assert numbers["peak0"] <= 300
+
+
+def test_64_nodes_meet_agree_and_decide() -> None:
+    cluster = Cluster(64, ClusterRules(nodes=64))
+    try:
+        cluster.meet()
+        for number in (1, 2, 3):
+            for member in cluster.members:
+                member.client.give(protocol.NodeText(time.monotonic(), number, "x" * 4000))
+            for member in cluster.members:
+                wait_for(lambda member=member, number=number: len(member.all_of(protocol.TextsGathered)) >= number, "the texts", 120)
+        cluster.members[63].client.give(protocol.EndEpoch(time.monotonic(), FAILURE, "rank 63"))
+        cluster.decide(cluster.members[::-1])
+    finally:
+        cluster.close()

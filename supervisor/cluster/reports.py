@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from supervisor.cluster import messages as protocol
-from supervisor.core.model import Evidence, Gpu, JobDecision
+from supervisor.core.model import Evidence, Gpu, Hang, JobDecision
 from supervisor.core.state import Attempt, NodeReport, Run
 from supervisor.core.values import Struct, replace
 
@@ -69,11 +69,25 @@ def decode_reports(
     return tuple(read), tuple(unread)
 
 
-def read_text(output: MemberOutput | protocol.Refused) -> Any:  # noqa: ANN401  of the decision the core's part, of a text the fields of NodeBegan
+class HangNews(Struct, frozen=True):
+    """What the coordinator tells all nodes of an attempt. acting: the node that alerts, and ends the attempt where that is due.
+
+    hang: None: there is none (any more), for the reason `text`.
+    """
+
+    attempt: int
+    acting: str
+    hang: Hang | None = None
+    text: str = ""
+
+
+def read_text(output: MemberOutput | protocol.Refused) -> Any:  # noqa: ANN401  of a decision the core's part, HangNews, or the fields of NodeBegan
     """Return what another node wrote, None where there is none. Raises ValueError, TypeError or LookupError where it cannot be read."""
     match output:
         case protocol.ActOn(_, decision, _) | protocol.ClosedWithoutUs(_, decision) if decision.text:
             return msgspec.convert(json.loads(decision.text), JobDecision)
+        case protocol.Looked(_, text):
+            return msgspec.json.decode(text, type=HangNews)
         case protocol.PeerText(_, text):
             row = json.loads(text)
             return str(row["text"]), msgspec.convert(row["first_step"], int | None), msgspec.convert(row["loaded_step"], int | None)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from checkpointing.io import staging
-from supervisor.cluster.messages import Looked, LooksGathered, LookWanted
+from supervisor.cluster.messages import LooksGathered, LookWanted
+from supervisor.cluster.reports import HangNews
 from supervisor.core.events import HangConfirmed
 from supervisor.core.model import Hang
 from supervisor.core.sharing import shown
 from supervisor.core.state import Stage
-from supervisor.core.values import Struct
 from supervisor.job.identity import LOOK_FILE
 from supervisor.observe.hangs import all_nodes, node_look
 from supervisor.observe.hangs.all_nodes import AllNodesWatch
@@ -60,17 +60,6 @@ class OtherNodes(Protocol):
     def tell_hang(self, attempt: int, text: str) -> None:
         """Tell all nodes what their looks showed; where this node is the coordinator."""
         ...
-
-
-class HangNews(Struct, frozen=True):
-    """What the coordinator tells all nodes. acting: the node that alerts, and ends the attempt where that is due.
-
-    hang: None: there is none (any more), for the reason `text`.
-    """
-
-    acting: str
-    hang: Hang | None = None
-    text: str = ""
 
 
 class JobHangs:
@@ -116,15 +105,15 @@ class JobHangs:
         if nodes is not None:
             self._loop.call_soon(lambda: nodes.look_taken(number, text))
 
-    def take(self, output: LookWanted | LooksGathered | Looked) -> None:
+    def take(self, output: LookWanted | LooksGathered | HangNews) -> None:
         """Take what comes from the other nodes."""
         match output:
             case LookWanted(attempt, number):
                 self._wanted(attempt, number)
             case LooksGathered():
                 self._take_looks(output)
-            case Looked(attempt, text):
-                self._told(attempt, text)
+            case HangNews():
+                self._told(output)
 
     def _wanted(self, attempt: int, number: int) -> None:
         """Have a look taken, by the next sample of the heartbeats. Ranks that start, or are being stopped, are none that hang."""
@@ -135,10 +124,9 @@ class JobHangs:
         elif nodes is not None:
             nodes.look_taken(number, node_look.text_without(number, "", f"its stage is {state.stage}"))
 
-    def _told(self, attempt: int, text: str) -> None:
+    def _told(self, news: HangNews) -> None:
         """Take what the coordinator found: the hang stands in the state of each node, and one of them acts."""
-        state, nodes = self._loop.state, self._nodes
-        news = msgspec.json.decode(text, type=HangNews)
+        state, nodes, attempt = self._loop.state, self._nodes, news.attempt
         if nodes is None or state.stage is not Stage.RUNNING or state.attempt.number != attempt:
             return
         self.watch.told(news.hang or news.text)
@@ -195,7 +183,7 @@ class JobHangs:
         acting = nodes.own_name if nodes.own_name in names or not names else names[0]
         if isinstance(news, Hang):
             self._keep_page(attempt, look_page.text_of_all(seen, news))
-        told = HangNews(acting, news) if isinstance(news, Hang) else HangNews(acting, text=news)
+        told = HangNews(attempt, acting, news) if isinstance(news, Hang) else HangNews(attempt, acting, text=news)
         text = msgspec.json.encode(told).decode()
         self._loop.call_soon(lambda: nodes.tell_hang(attempt, text))
 

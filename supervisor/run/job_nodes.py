@@ -25,7 +25,7 @@ from supervisor.cluster.coordinator import new_coordinator
 from supervisor.cluster.kept import KeptCoordinator, KeptFile, KeptFor, KeptNode, memory_of_the_last, remembered
 from supervisor.cluster.model import DONE, VOID, ClusterDecision, ClusterRules, CoordinatorMemory, Epoch, EpochEnd
 from supervisor.cluster.reader import NodeStanding
-from supervisor.cluster.reports import decode_reports, encode_report, read_text
+from supervisor.cluster.reports import HangNews, decode_reports, encode_report, read_text
 from supervisor.cluster.server import CoordinatorServer, listen
 from supervisor.core import actions as act
 from supervisor.core import events
@@ -99,7 +99,7 @@ class JobNodes:
         self._closed_without_us: tuple[str, JobDecision | None] | None = None  # how the job ended, until the core can take it
         self._cut_off: tuple[str, bool] | None = None  # why this node can take part no more, and whether it is refused, until likewise
         #: Who takes the looks of this node, and judges those of all. Called on the loop's thread.
-        self.looks: Callable[[protocol.LookWanted | protocol.LooksGathered | protocol.Looked], None] = lambda _output: None
+        self.looks: Callable[[protocol.LookWanted | protocol.LooksGathered | HangNews], None] = lambda _output: None
         self._last_word_to: CoordinatorAddress | None = None
         self._awaited: dict[int, Callable[[list[str]], None]] = {}  # by the number of the all-gather
         self._is_closing = False
@@ -418,7 +418,7 @@ class JobNodes:
             row = read_text(output)
         except (ValueError, TypeError, LookupError) as error:  # msgspec's errors are ValueErrors
             self._warn(f"a message of another node cannot be read, as of another version of supervise: {error}")
-            if isinstance(output, protocol.PeerText):
+            if isinstance(output, protocol.PeerText | protocol.Looked):
                 return
             output = protocol.Refused(
                 f"its decision cannot be read ({error}): install the same supervise on all nodes, and start this one again"
@@ -460,8 +460,10 @@ class JobNodes:
                     received(list(texts))
             case protocol.PeerText():
                 self._loop.feed(events.NodeBegan(now, attempt, *row))
-            case protocol.LookWanted() | protocol.Looked():
+            case protocol.LookWanted():
                 self.looks(output)
+            case protocol.Looked():
+                self.looks(row)
             case protocol.SendToCoordinator():
                 raise AssertionError(output)  # the client's own
             case _:

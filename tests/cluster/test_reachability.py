@@ -193,8 +193,8 @@ while not is_over:
     try:
         is_over = connection.is_unreachable
         list(connection.messages())
-    except TimeoutError as error:
-        is_over = is_over or error.errno is not None  # the kernel's, not that of the socket
+    except OSError as error:
+        is_over = is_over or error.errno is not None  # the kernel's, or a reset; not that of the socket
 print("unreachable", flush=True)
 """
 

@@ -6,9 +6,11 @@ import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from supervisor.cluster.messages import Looked, LooksGathered, LookWanted
+from supervisor.cluster.reports import HangNews, read_text
 from supervisor.config.watch_settings import HangSection
 from supervisor.core import actions as act
 from supervisor.core import events
@@ -133,7 +135,7 @@ class VirtualNode:
         """As job_nodes.py."""
         assert self.index == self.cluster.host
         for node in self.cluster.nodes:
-            node.hangs.take(Looked(attempt, text))
+            node.hangs.take(read_text(Looked(attempt, text)))
 
     def sample(self) -> None:
         """Have the watch take what is there."""
@@ -204,7 +206,7 @@ class VirtualCluster:
 def test_looks_of_two_nodes_go_over_real_connections_and_what_they_show_comes_to_both(pair: Pair) -> None:
     pair.meet("t", 1, 1)
     pair.train()
-    came: list[list[LookWanted | LooksGathered | Looked]] = [[], []]
+    came: list[list[LookWanted | LooksGathered | HangNews]] = [[], []]
     for node, outputs in zip(pair.nodes, came, strict=True):
         node.nodes.looks = outputs.append
     first, second = (node.nodes for node in pair.nodes)
@@ -220,9 +222,11 @@ def test_looks_of_two_nodes_go_over_real_connections_and_what_they_show_comes_to
     assert first.coordinated == (first.own_name, second.own_name)
     gathered = LooksGathered(1, wanted.look, ((first.own_name, "a" * node_look.MOST_BYTES), (second.own_name, "b")), ())
     assert came[0][1:] == [gathered]
-    first.tell_hang(1, "a hang")
+    news = HangNews(1, first.own_name, text="a rank made a step")
+    first.tell_hang(1, "[no news that this version can read]")
+    first.tell_hang(1, msgspec.json.encode(news).decode())
     pair.until(lambda: len(came[1]) > 1 and len(came[0]) > 2, "what they show")
-    assert (came[0][2:], came[1][1:]) == ([Looked(1, "a hang")], [Looked(1, "a hang")])
+    assert (came[0][2:], came[1][1:]) == ([news], [news])
     first.tell_hang(7, "of another attempt")
     pair.nodes[1].feed(events.RankExited(pair.nodes[1].clock.now(), 1, RankExit(1, 101, 1, signal=11)))
     pair.until(lambda: pair.nodes[0].state.stage is Stage.TEARDOWN, "the end")

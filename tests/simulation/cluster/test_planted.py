@@ -296,7 +296,7 @@ TRIED_FIRST: dict[Plant, int] = {
     lost_member_not_noticed: 10,
     posts_not_repeated: 13,
     missed_epoch_not_noticed: 16,
-    node_that_quit_does_not_say_so: 36,
+    node_that_quit_does_not_say_so: 64,
     pause_of_the_coordinator_accuses: 117,
     lost_while_steps_are_made: 50,
     lost_by_a_short_silence: 9,

@@ -136,9 +136,17 @@ class JobHangs:
             nodes.look_taken(number, node_look.text_without(number, "", f"its stage is {state.stage}"))
 
     def _told(self, attempt: int, text: str) -> None:
-        """Take what the coordinator found: the hang stands in the state of each node, and one of them acts."""
+        """Take what the coordinator found, which may be of another version of supervise: it is read in a thread, whose error is reported."""
+
+        def read() -> None:
+            news = msgspec.json.decode(text, type=HangNews)
+            self._loop.call_soon(lambda: self._take_news(attempt, news))
+
+        self._threads.start("read what the nodes' looks showed", read, awaited=False)
+
+    def _take_news(self, attempt: int, news: HangNews) -> None:
+        """Take it: the hang stands in the state of each node, and one of them acts."""
         state, nodes = self._loop.state, self._nodes
-        news = msgspec.json.decode(text, type=HangNews)
         if nodes is None or state.stage is not Stage.RUNNING or state.attempt.number != attempt:
             return
         self.watch.told(news.hang or news.text)

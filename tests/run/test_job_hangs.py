@@ -6,6 +6,7 @@ import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from supervisor.cluster.messages import Looked, LooksGathered, LookWanted
@@ -53,6 +54,7 @@ class VirtualNode:
         self.cluster, self.own_name, self.index, self.answers = cluster, NAMES[index], index, True
         self.taken: list[Event] = []
         self.actions: list[act.Action] = []
+        self.failed: list[str] = []  # threads for which nobody waits
         ranks = (RankInfo(index, 0, 1000 + index, 1),)
         attempt = Attempt(1, members=NAMES, node=index, ranks=ranks, world_size=3)
         self.state = JobState(stage=Stage.RUNNING, attempt=attempt, run=Run(policy=policy))
@@ -94,7 +96,10 @@ class VirtualNode:
     def start(self, *what: Any, **_awaited: bool) -> None:  # noqa: ANN401 - two protocols
         """Take a look; or run the work of a thread."""
         if isinstance(what[0], str):
-            what[1]()
+            try:
+                what[1]()
+            except msgspec.MsgspecError as error:
+                self.failed.append(type(error).__name__)
         elif self.answers:
             what[2](Look(self.cluster.t, (later(self.rank, self.cluster.t),)))
 
@@ -333,3 +338,12 @@ def test_after_a_confirmed_hang_a_step_ends_it_on_every_node_by_itself(cluster: 
     cluster.passes(2)
     assert [node.state.attempt.hang for node in cluster.nodes] == [None] * 3
     assert all(node.events(HangCleared) for node in cluster.nodes)
+
+
+def test_what_another_version_found_ends_no_node(cluster: VirtualCluster) -> None:
+    node, taken = cluster.nodes[1], len(cluster.nodes[1].taken)
+    node.hangs.take(Looked(1, '{"acting":"a/1","hang":{"kind":"of the next version"}}'))
+    node.hangs.take(Looked(1, "no JSON"))
+    cluster.passes(2)
+    assert node.failed == ["ValidationError", "DecodeError"]
+    assert len(node.taken) == taken

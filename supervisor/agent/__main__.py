@@ -31,7 +31,7 @@ if not __package__:
         _spec.loader.exec_module(_package)
 
 from supervisor.agent import signals
-from supervisor.agent.link import AgentLink
+from supervisor.agent.link import SupervisorLink
 from supervisor.agent.messages import AgentFailed, AgentFinished, AgentHello, AgentUnfit
 from supervisor.agent.selfcheck import UNFIT
 
@@ -60,7 +60,7 @@ def main() -> int:
     gc.disable()  # a collection during torch's import finds nothing, and costs a sixth of it
     options = _options()
     args: list[str] = options.torchrun[1:] if options.torchrun[:1] == ["--"] else options.torchrun
-    link = AgentLink(_socket(options.link_fd))
+    link = SupervisorLink(_socket(options.link_fd))
 
     from supervisor.agent import selfcheck  # noqa: PLC0415  imports torch: after the signals are in our hands
 
@@ -90,7 +90,7 @@ def main() -> int:
     return code
 
 
-def _run(controller: Any, link: AgentLink, options: argparse.Namespace, args: list[str]) -> int:  # noqa: ANN401  a Director, known after torch
+def _run(controller: Any, link: SupervisorLink, options: argparse.Namespace, args: list[str]) -> int:  # noqa: ANN401  a Director, known after torch
     """Run torchrun from parsing to its end. Raises torch's own exceptions, SystemExit where the supervisor orders us to leave."""
     import torch  # noqa: PLC0415
     from torch.distributed import launch, run  # noqa: PLC0415

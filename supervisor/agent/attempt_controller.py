@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import Store  # type: ignore[attr-defined]  # exported where the build has it
 
-    from supervisor.agent.link import AgentLink
+    from supervisor.agent.link import SupervisorLink
     from supervisor.agent.messages import Command
 
 LEAVE_S = 2.5  # from the last rank's end to ours, when the supervisor ordered us to leave
@@ -54,7 +54,7 @@ POLL_S = 0.2  # between two checks whether an attempt was stopped
 class AttemptController:
     """The threads beside torch's, and the gate between them."""
 
-    def __init__(self, link: AgentLink, *, grace_s: float, ignore_signals: Callable[[], None]) -> None:
+    def __init__(self, link: SupervisorLink, *, grace_s: float, ignore_signals: Callable[[], None]) -> None:
         """Start the watcher; the link is read from `start` on."""
         self._link = link
         self._grace_s = grace_s

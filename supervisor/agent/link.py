@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from supervisor.agent.messages import AgentMessage, Command
 
 
-class AgentLink:
+class SupervisorLink:
     """Events out, commands in, over one stream socket."""
 
     def __init__(self, sock: socket.socket) -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from typing import Protocol
 
-    class RankInstrument(Protocol):
+    class BatchCounter(Protocol):
         """The part of the instrumentation that this module calls, in a rank that a supervisor started."""
 
         def batch_left_out(self) -> None:
@@ -57,7 +57,7 @@ class StepAgreement:
         self._left_out: deque[int] = deque()  # the calls
         self._barriers: Counter[str] = Counter()  # how often each was called
 
-    def agree(self, ok: bool, reason: str, instrument: RankInstrument | None) -> bool:  # noqa: FBT001  the caller's word
+    def agree(self, ok: bool, reason: str, counter: BatchCounter | None) -> bool:  # noqa: FBT001  the caller's word
         """Answer one call; see worker.agree."""
         self._calls += 1
         c10d = sys.modules.get("torch.distributed.distributed_c10d")
@@ -68,7 +68,7 @@ class StepAgreement:
             bad_rank, reason = self._among_all(c10d, rank, reason, ok=ok)
         if bad_rank < 0:
             return True
-        self._leave_out(rank, bad_rank, reason, instrument)
+        self._leave_out(rank, bad_rank, reason, counter)
         return False
 
     def barrier(self, name: str, timeout_s: float) -> None:
@@ -133,10 +133,10 @@ class StepAgreement:
             return "worker.agree: all ranks wait for one another: the network between them does not deliver"
         return f"worker.agree: not every rank made call {self._calls}: {text}"
 
-    def _leave_out(self, rank: int, bad_rank: int, reason: str, instrument: RankInstrument | None) -> None:
+    def _leave_out(self, rank: int, bad_rank: int, reason: str, counter: BatchCounter | None) -> None:
         """Count it; raise where the budget is used up."""
-        if instrument is not None:
-            instrument.batch_left_out()
+        if counter is not None:
+            counter.batch_left_out()
         allowed = os.environ.get(BUDGET_VARIABLE, "")
         if not allowed.isdecimal():
             return

@@ -63,7 +63,7 @@ class NodeClient:
         rules: ClusterRules,
         clock: Callable[[], float],
         keep: Callable[[NodeMemory, CoordinatorAddress | None], None],
-        emit: Callable[[MemberOutput | protocol.Refused], None],
+        emit: Callable[[MemberOutput | protocol.Refusal], None],
         address: CoordinatorAddress | None = None,
     ) -> None:
         self.name = memory.node
@@ -184,7 +184,7 @@ class NodeClient:
 
     def _on_message(self, data: bytes) -> None:
         message, now = wire.to_node(data), self._clock()
-        if isinstance(message, protocol.Refused):
+        if isinstance(message, protocol.Refusal):
             self._refused = self._address
             self._emit(message)
             self._drop()

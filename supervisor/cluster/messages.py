@@ -63,7 +63,7 @@ class Gone(_Message, frozen=True):
     node: str
 
 
-class Ask(_Message, frozen=True):
+class AskNodes(_Message, frozen=True):
     """A reader, who is no node, asks which nodes the coordinator knows. Answered by KnownNodes."""
 
 
@@ -138,7 +138,7 @@ class BeatAnswer(_Message, frozen=True):
     coordinator_t: float
 
 
-class Refused(_Message, frozen=True):
+class Refusal(_Message, frozen=True):
     """The connection is refused: another version of the protocol, another key. text: for people, without secrets."""
 
     text: str
@@ -167,7 +167,7 @@ class KnownNodes(_Message, frozen=True):
     nodes: tuple[KnownNode, ...]
 
 
-ToCoordinator = Join | Beat | Meet | Post | Gone | Ask
+ToCoordinator = Join | Beat | Meet | Post | Gone | AskNodes
 FromTheCoordinator = Welcome | Began | Ended | Decided | Gathered | Peer | LookWanted | Looked | BeatAnswer
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from supervisor.cluster import wire
 from supervisor.cluster.lines import LineSocket
-from supervisor.cluster.messages import Ask, Refused
+from supervisor.cluster.messages import AskNodes, Refusal
 from supervisor.core import training
 from supervisor.core.numeric import rank_list
 from supervisor.observe.pace.judge import NodePace
@@ -85,7 +85,7 @@ def known_nodes(address: CoordinatorAddress, within_s: float) -> KnownNodes:
     with socket.create_connection((address.host, address.port), timeout=within_s) as sock:
         connection = LineSocket(sock, wire.LONGEST_OF_THE_COORDINATOR)
         sock.settimeout(within_s)  # nothing else waits here
-        connection.put(wire.greeting(address.key) + wire.encode(Ask()))
+        connection.put(wire.greeting(address.key) + wire.encode(AskNodes()))
         connection.flush()
         until_t = time.monotonic() + within_s
         while time.monotonic() < until_t:
@@ -99,6 +99,6 @@ def _answer(message: bytes) -> KnownNodes:
         answer = wire.to_reader(message)
     except msgspec.DecodeError as error:
         raise OSError(str(error)) from error
-    if isinstance(answer, Refused):
+    if isinstance(answer, Refusal):
         raise ConnectionRefusedError(answer.text)
     return answer

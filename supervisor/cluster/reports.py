@@ -81,7 +81,7 @@ class HangNews(Struct, frozen=True):
     text: str = ""
 
 
-def read_text(output: MemberOutput | protocol.Refused) -> Any:  # noqa: ANN401  of a decision the core's part, HangNews, or the fields of NodeBegan
+def read_text(output: MemberOutput | protocol.Refusal) -> Any:  # noqa: ANN401  of a decision the core's part, HangNews, or the fields of NodeBegan
     """Return what another node wrote, None where there is none. Raises ValueError, TypeError or LookupError where it cannot be read."""
     match output:
         case protocol.ActOn(_, decision, _) | protocol.ClosedWithoutUs(_, decision) if decision.text:

@@ -228,7 +228,7 @@ class CoordinatorServer:
                 connection.is_greeted, connection.lines.longest = True, wire.LONGEST_OF_A_NODE
             return
         message = wire.to_coordinator(data)
-        if isinstance(message, protocol.Ask):
+        if isinstance(message, protocol.AskNodes):
             self._send(connection, wire.encode(coordination.known_nodes(self._state, self._clock())))
         elif isinstance(message, protocol.Gone):
             self._on_gone(message)
@@ -264,7 +264,7 @@ class CoordinatorServer:
         if reason not in self._warned and len(self._warned) < MOST_STRANGERS:
             self._warned.add(reason)
             self._warn(f"refused: {reason}")
-        self._send(connection, wire.encode(protocol.Refused(reason)))
+        self._send(connection, wire.encode(protocol.Refusal(reason)))
 
     def _take(self, given: CoordinatorInput) -> None:
         """Have the coordinator answer. What a broken connection brings while the answers are sent comes after them."""

@@ -1,6 +1,6 @@
 """The messages of the nodes' protocol on the wire: JSON objects whose `type` is the message's, each in lines (lines.py).
 
-A connection begins with a greeting, which names the version of the protocol and the job's key. Its form and that of Refused are for ever,
+A connection begins with a greeting, which names the version of the protocol and the job's key. Its form and that of Refusal are for ever,
 so that nodes of any two versions can tell their people why they do not work together.
 """
 
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from supervisor.cluster.lines import PIECE, in_lines
-from supervisor.cluster.messages import FromTheCoordinator, Gone, KnownNodes, Refused, ToCoordinator
+from supervisor.cluster.messages import FromTheCoordinator, Gone, KnownNodes, Refusal, ToCoordinator
 from supervisor.version import __version__
 
 if TYPE_CHECKING:
-    from supervisor.cluster.messages import Ask
+    from supervisor.cluster.messages import AskNodes
 
 #: Raised with each change of a message that an earlier version would misunderstand.
 PROTOCOL = 2
@@ -57,7 +57,7 @@ def refusal(message: bytes, key: str, peer: str) -> str:
     return ""
 
 
-def encode(message: ToCoordinator | FromTheCoordinator | Ask | KnownNodes | Refused) -> tuple[bytes, ...]:
+def encode(message: ToCoordinator | FromTheCoordinator | AskNodes | KnownNodes | Refusal) -> tuple[bytes, ...]:
     """Return the lines of a message."""
     return in_lines(json.dumps(msgspec.to_builtins(message), separators=(",", ":")).encode())
 
@@ -72,14 +72,14 @@ def to_coordinator(message: bytes) -> ToCoordinator:
     return _decoded(message, ToCoordinator)  # type: ignore[no-any-return]
 
 
-def to_node(message: bytes) -> FromTheCoordinator | Refused:
+def to_node(message: bytes) -> FromTheCoordinator | Refusal:
     """Return a message of the coordinator. Raises msgspec.DecodeError where it is none, or a field has another type."""
-    return _decoded(message, FromTheCoordinator | Refused)  # type: ignore[no-any-return]
+    return _decoded(message, FromTheCoordinator | Refusal)  # type: ignore[no-any-return]
 
 
-def to_reader(message: bytes) -> KnownNodes | Refused:
+def to_reader(message: bytes) -> KnownNodes | Refusal:
     """Return the answer to a reader. Raises msgspec.DecodeError where it is none, or a field has another type."""
-    return _decoded(message, KnownNodes | Refused)  # type: ignore[no-any-return]
+    return _decoded(message, KnownNodes | Refusal)  # type: ignore[no-any-return]
 
 
 def _decoded(message: bytes, kinds: Any) -> Any:  # noqa: ANN401  a union of types, and one of them

@@ -8,7 +8,7 @@ from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.model import CheckpointRef, Evidence, Failure, Finding, Gpu, Hang, Policy, Progress, RankExit, RankInfo
 from supervisor.core.state import Stage
-from supervisor.journal.records import Ended, Header, Note, RunBegan, StartTimes
+from supervisor.journal.records import Header, Note, RunBegan, RunEnded, StartTimes
 
 #: An opening that stands nowhere in the journal because the supervisor died before it could write one.
 _DIED = "supervise died while this attempt ran"
@@ -82,7 +82,7 @@ class History:
 
     header: Header | None = None
     run: RunBegan | None = None
-    end: Ended | None = None
+    end: RunEnded | None = None
     attempt: int = 0
     stage: str = "new"
     warnings: tuple[str, ...] = ()  # what is strange about the loss and the pace of the current attempt

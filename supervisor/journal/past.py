@@ -13,7 +13,7 @@ import msgspec
 
 from supervisor.core.state import JobState, Stage
 from supervisor.core.values import Struct, replace
-from supervisor.journal.records import Damage, Ended, EventTaken, Header, Record, RunBegan
+from supervisor.journal.records import Damage, EventTaken, Header, Record, RunBegan, RunEnded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,7 +36,7 @@ class Past(Struct, frozen=True):
     next_seq: int
     version: str
     last_run: RunBegan | None
-    last_end: Ended | None
+    last_end: RunEnded | None
     problems: tuple[str, ...]
     incidents_before: int | None = None
     unrecorded_incidents: int = 0
@@ -71,7 +71,7 @@ class _Reading:
         self.version = self.node = ""
         self.records = self.events = self.last_seq = self.incidents = 0
         self.last_run: RunBegan | None = None
-        self.last_end: Ended | None = None
+        self.last_end: RunEnded | None = None
         self.incident_open = False
         self.stage = ""
         self.problems: list[str] = []
@@ -92,7 +92,7 @@ class _Reading:
             self.incidents = max(self.incidents, body.incidents_before or 0)
         elif isinstance(body, Header):
             self.version, self.node = body.version, body.node
-        elif isinstance(body, Ended):
+        elif isinstance(body, RunEnded):
             self.last_end = body
         elif isinstance(body, EventTaken):
             self.take_event(body)

@@ -25,12 +25,12 @@ from supervisor.journal.records import (
     START_TIMES,
     SUMMARY,
     Damage,
-    Ended,
     EventTaken,
     Header,
     Note,
     Record,
     RunBegan,
+    RunEnded,
     StartTimes,
     action_of,
     event_of,
@@ -118,7 +118,7 @@ class HistoryReading:
             history.header = history.header or body
         elif isinstance(body, RunBegan):
             self.begin(body, record.t)
-        elif isinstance(body, Ended):
+        elif isinstance(body, RunEnded):
             history.end, history.ranks, history.end_t = body, (), record.t
             self.on_no_straggler(record.t)
             self.ended(body.exit_code)

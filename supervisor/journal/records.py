@@ -96,7 +96,7 @@ class EventTaken(Struct, frozen=True):
         return next((data for action, data in self.actions if action == name), None)
 
 
-class Ended(Struct, frozen=True):
+class RunEnded(Struct, frozen=True):
     """The run is over."""
 
     exit_code: int
@@ -143,8 +143,8 @@ class StartTimes(Struct, frozen=True):
 #: The name of the note with the last line of a run (report/last_line.py): `data` has path and step of its newest verified checkpoint.
 SUMMARY = "summary"
 
-Body = Header | RunBegan | EventTaken | Ended | Note
-KINDS: dict[str, type[Body]] = {"header": Header, "run": RunBegan, "event": EventTaken, "end": Ended, "note": Note}
+Body = Header | RunBegan | EventTaken | RunEnded | Note
+KINDS: dict[str, type[Body]] = {"header": Header, "run": RunBegan, "event": EventTaken, "end": RunEnded, "note": Note}
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 
 

@@ -412,7 +412,7 @@ class JobNodes:
 
     # from the protocol
 
-    def _emitted(self, output: MemberOutput | protocol.Refused) -> None:
+    def _emitted(self, output: MemberOutput | protocol.Refusal) -> None:
         """Take an answer of the protocol, from the client's thread, which reads what another node wrote."""
         try:
             row = read_text(output)
@@ -420,13 +420,13 @@ class JobNodes:
             self._warn(f"a message of another node cannot be read, as of another version of supervise: {error}")
             if isinstance(output, protocol.PeerText | protocol.Looked):
                 return
-            output = protocol.Refused(
+            output = protocol.Refusal(
                 f"its decision cannot be read ({error}): install the same supervise on all nodes, and start this one again"
             )
             row = None
         self._loop.call_soon(lambda: self._take(output, row))
 
-    def _take(self, output: MemberOutput | protocol.Refused, row: Any) -> None:  # noqa: ANN401, PLR0912, C901 (what read_text returned; a row for each kind)
+    def _take(self, output: MemberOutput | protocol.Refusal, row: Any) -> None:  # noqa: ANN401, PLR0912, C901 (what read_text returned; a row for each kind)
         now, attempt = self._now(), self._loop.state.attempt.number
         match output:
             case protocol.EpochBegan(epoch):
@@ -448,7 +448,7 @@ class JobNodes:
             case protocol.CoordinatorGone(text):
                 self._cut_off = text, False  # ranks that train are ended before, by CoordinatorSilent
                 self._end_cut_off()
-            case protocol.Refused(text):
+            case protocol.Refusal(text):
                 self._cut_off = text, True
                 self._end_cut_off()
             case protocol.MeetingFailed(_, text):

@@ -32,7 +32,7 @@ from supervisor.job import digest_key, identity, known_jobs, loop_beat, resume_p
 from supervisor.job.clock import Clock
 from supervisor.job.loop_beat import LoopBeat
 from supervisor.job.sd_notify import Notifier
-from supervisor.journal.records import SAVES_COUNTED, SUMMARY, Ended, Note, RunBegan
+from supervisor.journal.records import SAVES_COUNTED, SUMMARY, Note, RunBegan, RunEnded
 from supervisor.journal.writer import open_journal
 from supervisor.report import event_log
 from supervisor.report.alert_watch import AlertWatch
@@ -160,7 +160,7 @@ class JobRun:
                 return self._go()
             except SuperviseError as error:
                 if not self.continues or error.exit_code == ExitCode.REQUEUE:  # else the next start is to go on with what the state holds
-                    self.journal.append(Ended(exit_code=error.exit_code, reason=error.message), t=self.clock.now(), durable=True)
+                    self.journal.append(RunEnded(exit_code=error.exit_code, reason=error.message), t=self.clock.now(), durable=True)
                     self.journal.close(CLOSE_DEADLINE_S)
                 raise
             finally:
@@ -429,7 +429,7 @@ class JobRun:
         if counted:
             self.journal.append(Note(SAVES_COUNTED, counted), t=self.clock.now(), durable=False)
         self.journal.append(Note(SUMMARY, summary, known), t=self.clock.now(), durable=False)
-        self.journal.append(Ended(exit_code=code, reason=end.reason), t=self.clock.now(), durable=True)
+        self.journal.append(RunEnded(exit_code=code, reason=end.reason), t=self.clock.now(), durable=True)
         cost = losses.total(state)
         self.log.write(LogEvent.RUN_FINISHED, exit_code=code, incidents=cost.incidents, lost_s=round(cost.lost_s, 3))
         if not state.run.hidden:  # its failure is not over

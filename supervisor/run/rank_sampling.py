@@ -17,7 +17,7 @@ from supervisor.observe.hangs import devices, diagnosis, look, rank_progress
 from supervisor.observe.hangs.watch import HangWatch
 from supervisor.observe.ranks import heartbeats, start_files
 from supervisor.observe.ranks.progress_sampler import START_CEILING_S, ProgressSampler
-from supervisor.observe.ranks.step_times import StepTimes
+from supervisor.observe.ranks.step_times import NodeSteps
 from supervisor.report import look_page
 from supervisor.run.job_hangs import JobHangs
 from supervisor.run.load_watch import LoadWatch
@@ -72,13 +72,13 @@ class RankSampling:
         self.job_hangs.watch = self._hangs
         self._directory: Path | None = None
         self._attempt, self._has_trained = 0, False
-        self._step_times = StepTimes()
+        self._step_times = NodeSteps()
 
     def watch(self, attempt: int, resume: CheckpointRef | None) -> None:
         """Begin with a new attempt."""
         directory = self._directory = self._looks.directory = self._job.attempt_dir(attempt)
         self._attempt, self._has_trained = attempt, False
-        self._step_times = StepTimes()
+        self._step_times = NodeSteps()
         self._progress.watch(attempt, directory, self._loop.clock.now(), resume)
         self._looks.begun[attempt] = time.time()
         self._hangs.watch(attempt)

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from supervisor.agent.link import AgentLink
+from supervisor.agent.link import SupervisorLink
 from supervisor.agent.messages import (
     Admit,
     AgentFinished,
@@ -71,7 +71,7 @@ def test_anything_else_is_a_bug_and_says_so(line: bytes) -> None:
 
 def test_a_broken_link_ends_the_commands_and_does_not_fail_the_sender() -> None:
     ours, theirs = socket.socketpair()
-    link = AgentLink(ours)
+    link = SupervisorLink(ours)
     theirs.sendall(b'{"do":"admit","attempt":1}\n')
     link.send(AgentFinished(1))
     assert json.loads(theirs.makefile("rb").readline()) == {"ev": "finished", "attempt": 1}

@@ -195,7 +195,7 @@ def greeted(port: int, sent: bytes = b"") -> socket.socket:
 
 def reached(cluster: Cluster, node: str) -> bool:
     """Whether the connection of a node is open, as the coordinator has it."""
-    with greeted(cluster.server.port, b"".join(wire.encode(protocol.Ask()))) as sock, sock.makefile("rb") as file:
+    with greeted(cluster.server.port, b"".join(wire.encode(protocol.AskNodes()))) as sock, sock.makefile("rb") as file:
         known = wire.to_reader(file.readline()[1:-1])
     assert isinstance(known, protocol.KnownNodes)
     return any(one.node == node and one.reached for one in known.nodes)

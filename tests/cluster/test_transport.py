@@ -119,9 +119,9 @@ def test_a_node_of_another_version_or_job_is_told_so_once_and_tries_no_more(
     monkeypatch.setattr(wire, "greeting", lambda key: greeting(key, version))
     stranger = Member(7, cluster.server.port, key)
     for _ in range(2):
-        wait_for(lambda: stranger.all_of(protocol.Refused), "the refusal", 10)
+        wait_for(lambda: stranger.all_of(protocol.Refusal), "the refusal", 10)
         time.sleep(0.7)  # longer than between two tries
-    (refused,) = stranger.all_of(protocol.Refused)
+    (refused,) = stranger.all_of(protocol.Refusal)
     stranger.close()
     assert reason.format(f"the coordinator on {socket.gethostname()} (supervise {__version__})") in refused.text
     assert key not in refused.text.split()
@@ -162,7 +162,7 @@ def test_a_beat_overtakes_a_long_report() -> None:
 def test_a_message_that_is_too_long_is_refused_with_a_sentence_and_not_sent_again(cluster: Cluster) -> None:
     cluster.meet()
     cluster.members[1].client.give(protocol.NodeText(time.monotonic(), 1, "x" * (wire.LONGEST_OF_A_NODE + 1)))
-    (refused,) = wait_for(lambda: cluster.members[1].all_of(protocol.Refused), "the refusal", 10)
+    (refused,) = wait_for(lambda: cluster.members[1].all_of(protocol.Refusal), "the refusal", 10)
     assert f"sent a message of more than {wire.LONGEST_OF_A_NODE} bytes" in refused.text
     time.sleep(0.7)  # longer than between two tries
     assert cluster.warned == [f"refused: {refused.text}"]

@@ -22,7 +22,7 @@ from health.probes.gpu import nvml, nvml_calls
 from health.probing.runner import Runner
 from health.thresholds import Thresholds
 from supervisor.observe.hangs import devices
-from supervisor.observe.hangs.diagnosis import compared
+from supervisor.observe.hangs.diagnosis import compared, devices_text
 from supervisor.observe.hangs.look import Look, ProcessLook, RankLook
 from supervisor.observe.hangs.rank_progress import RankProgress
 from supervisor.observe.hangs.recorder import Collective, ProcessGroup, RecordedCollectives
@@ -400,7 +400,7 @@ def test_what_the_gpus_of_ranks_draw_and_how_busy_their_memory_is_is_evidence_of
 
     def shown(of: Readings, culprits: list[int], t: float) -> str:
         named = devices.named(seen, of, gpu_of, t)
-        return devices.text_of(compared(named, named, RankProgress()), culprits)
+        return devices_text(compared(named, named, RankProgress()), culprits)
 
     assert shown(readings, [1], time.time()) == (
         "rank 1: GPU 1, draws 640 of 700 W, its memory busy 57 % of the time, last over: all_reduce (seq 41); "

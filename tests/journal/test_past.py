@@ -14,11 +14,11 @@ from supervisor.journal.past import read_past, state_of
 from supervisor.journal.records import (
     VERSION,
     Damage,
-    Ended,
     EventTaken,
     Header,
     Record,
     RunBegan,
+    RunEnded,
     decode,
     encode,
     event_taken,
@@ -78,11 +78,11 @@ def test_a_takeover_decides_on_no_event_of_the_past(story: Story) -> None:
 def test_what_is_known_beside_the_state(story: Story) -> None:
     run = RunBegan("run-1", supervise="0.1.0")
     shifted = [replace(r, seq=r.seq + 1) for r in records_of(story())]
-    end = decoded(shifted[-1].seq + 1, Ended(0, "done"))
+    end = decoded(shifted[-1].seq + 1, RunEnded(0, "done"))
     alive = read_past([HEAD, decoded(2, run), *shifted])
     assert (alive.last_run, alive.last_end) == (run, None)
     done = read_past([HEAD, decoded(2, run), *shifted, end])
-    assert (done.last_end, done.next_seq, done.version) == (Ended(0, "done"), end.seq + 1, VERSION)
+    assert (done.last_end, done.next_seq, done.version) == (RunEnded(0, "done"), end.seq + 1, VERSION)
 
 
 def test_after_a_lost_record_the_next_whole_state_holds_all_again(story: Story) -> None:

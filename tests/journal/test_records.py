@@ -21,13 +21,13 @@ from supervisor.journal.records import (
     ACTIONS,
     EVENTS,
     Damage,
-    Ended,
     EventTaken,
     Header,
     Note,
     OtherFormatError,
     Record,
     RunBegan,
+    RunEnded,
     action_of,
     decode,
     encode,
@@ -88,7 +88,7 @@ def test_the_lists_of_classes_are_the_core_s() -> None:
     [
         Header("job", "node"),
         RunBegan("run", ("torchrun", "é"), "digest", "0.1.0", 7, 8, "boot", "/dev/shm/x", continues=True, incidents_before=3),  # noqa: S108
-        Ended(75, "requeue"),
+        RunEnded(75, "requeue"),
         Note("spawned", "pid 5", {"pid": 5, "all": [1, 2]}),
     ],
 )
@@ -103,7 +103,7 @@ def test_a_line_is_json_by_itself_and_named_as_the_page_says() -> None:
     assert list(read) == ["crc", "len", "rec"]
     assert read["rec"]["kind"] == "header"
     page = DOCS.read_text(encoding="utf-8")
-    for cls in (Header, RunBegan, EventTaken, Ended, Note):
+    for cls in (Header, RunBegan, EventTaken, RunEnded, Note):
         for name in cls.__struct_fields__:
             assert f"`{name}`" in page, f"{cls.__name__}.{name} is not on the page"
 

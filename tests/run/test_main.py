@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.journal.records import Ended, Record, RunBegan, scan
+from supervisor.journal.records import Record, RunBegan, RunEnded, scan
 from supervisor.run.upkeep import record_pause_s
 from tests.e2e.conftest import clean_environment
 from tests.support.few import few, few_rows
@@ -60,7 +60,7 @@ def test_a_signal_before_the_first_attempt_ends_the_run_with_a_record_and_starts
 ) -> None:
     ended = run(tmp_path, "-c", SIGNALLED, str(signum), before)
     assert ended.returncode == code, ended.stderr
-    assert [body.exit_code for body in bodies(tmp_path) if isinstance(body, Ended)] == [code]
+    assert [body.exit_code for body in bodies(tmp_path) if isinstance(body, RunEnded)] == [code]
     assert ended.stderr.splitlines()[-1] == "supervise: stopped before the first attempt: the command was not started"
     assert not (tmp_path / "started").exists()
 

@@ -9,7 +9,7 @@ import pytest
 
 from supervisor.config.settings import Settings
 from supervisor.job.job import Job
-from supervisor.journal.records import Ended, Header, RunBegan, encode
+from supervisor.journal.records import Header, RunBegan, RunEnded, encode
 from supervisor.run.moved_job import JOURNAL, carry_along
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ def life(place: Path, node: str, *times: tuple[float, float]) -> Path:
     """Write a node's journal with lives of the job: when each began and ended. Its time of change is that of the last end."""
     path = place / "slurm-7100" / "nodes" / node / JOURNAL
     path.parent.mkdir(parents=True)
-    bodies: list[tuple[float, Header | RunBegan | Ended]] = [(0.0, Header("slurm-7100", node))]
+    bodies: list[tuple[float, Header | RunBegan | RunEnded]] = [(0.0, Header("slurm-7100", node))]
     for began_t, end_t in times:
-        bodies += [(began_t, RunBegan(f"run-of-{node}")), (end_t, Ended(75))]
+        bodies += [(began_t, RunBegan(f"run-of-{node}")), (end_t, RunEnded(75))]
     path.write_bytes(b"".join(encode(seq, t, t, body) for seq, (t, body) in enumerate(bodies, start=1)))
     os.utime(path, (bodies[-1][0], bodies[-1][0]))
     return path

@@ -12,7 +12,7 @@ from supervisor.core.values import replace
 from supervisor.job import identity
 from supervisor.job.job import Job
 from supervisor.journal.past import Past
-from supervisor.journal.records import Ended, RunBegan
+from supervisor.journal.records import RunBegan, RunEnded
 from supervisor.run import previous_runs
 
 HERE = Path("/")
@@ -22,7 +22,7 @@ JOB = Job("job", "new", "node", ("python", "train.py"), HERE, {}, Settings(), HE
 def past(exit_code: int | None, command: tuple[str, ...] = JOB.command) -> Past:
     """Return the past of a run that a rank was seen to train in with nanoGPT."""
     began = RunBegan("old", command, identity.command_digest(command), "1", 1, 1, "boot")
-    end = None if exit_code is None else Ended(exit_code, "")
+    end = None if exit_code is None else RunEnded(exit_code, "")
     return Past(JobState(Run("old", programs=("nanogpt",))), 3, 1, 4, "3.1", began, end, ())
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from supervisor.errors import SuperviseError
-from supervisor.journal.records import Ended, EventTaken, Record, RunBegan, scan
+from supervisor.journal.records import EventTaken, Record, RunBegan, RunEnded, scan
 from supervisor.report.ledger.reader import ledgers_of
 from supervisor.report.ledger.spans import RunLedger, TimeState
 
@@ -41,7 +41,7 @@ def check_ledgers(records: Iterable[Record | Damage], *, least_accounted: float 
     for record in found:
         if isinstance(record.body, RunBegan) and (not spent or not record.body.continues):
             spent.append([record.t, record.t])
-        elif spent and isinstance(record.body, EventTaken | Ended):
+        elif spent and isinstance(record.body, EventTaken | RunEnded):
             spent[-1][1] = max(spent[-1][1], record.t)
     runs = ledgers_of(found)
     assert len(runs) == len(spent)

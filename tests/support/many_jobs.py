@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.model import Evidence, Gpu, Phase, RankExit
-from supervisor.journal.records import Ended, Header, Record, RunBegan, encode, event_taken, frame, scan
+from supervisor.journal.records import Header, Record, RunBegan, RunEnded, encode, event_taken, frame, scan
 from tests.cli.jobs.conftest import Written
 from tests.cli.jobs.stories import STORIES, Story
 
@@ -82,7 +82,7 @@ def many_jobs(root: Path, now: float, *, pid: int = 1, start_ticks: int = 1) -> 
         done.start(8)
         t = trains(done, 20, range(1, 300 + 100 * number), loss=4.0)
         done.feed(events.AttemptEnded(done.T0 + t, 1, "succeeded"))
-        done.journal.append(Ended(0), t=done.T0 + t + 1, durable=True)
+        done.journal.append(RunEnded(0), t=done.T0 + t + 1, durable=True)
         done.close()
     hostile = job_at(root, "hostile", now - 900)
     hostile.begin(pid=pid, start_ticks=start_ticks)
@@ -119,7 +119,7 @@ def many_attempts(path: Path, begin_t: float, attempts: int = 5000, *, ends: boo
             (events.EvidenceCollected(t0 + 7, n, n, ()), "selecting", act.CloseIncident(n, n, "resolved", n)),
         ):
             bodies.append((event.t - begin_t, event_taken(event, actions, attempt=n, stage=stage)))
-    bodies += [(10.0 * attempts + 9, Ended(1))] if ends else []
+    bodies += [(10.0 * attempts + 9, RunEnded(1))] if ends else []
     lines = (encode(number, begin_t + t, begin_t + t, body) for number, (t, body) in enumerate(bodies, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"".join(lines))

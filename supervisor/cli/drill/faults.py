@@ -300,7 +300,7 @@ def _identity(path: Path) -> tuple[int, ...]:
 
 def _take(account: Account, t: float, body: Any) -> None:  # noqa: ANN401 (any record's body)
     """Take what one record says into the account: of each kind the first."""
-    if isinstance(body, records.Ended):
+    if isinstance(body, records.RunEnded):
         account.exit_code = body.exit_code
     if not isinstance(body, records.EventTaken):
         return

@@ -11,31 +11,18 @@ from typing import TYPE_CHECKING
 from supervisor.core.values import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping
 
     from health.model import Readings
-    from supervisor.observe.hangs.diagnosis import ComparedRank
     from supervisor.observe.hangs.look import Look, RankLook
 
 #: Older readings are of another time than the hang.
 FRESH_S = 90.0
-#: So many ranks are shown: those that the others wait for, and then the first.
-MOST_RANKS = 8
 
 
 def named(look: Look, readings: Readings, gpu_of: Mapping[int, str], now: float) -> Look:
     """Return the look with what the GPU of each rank does. gpu_of: UUIDs by rank; now: in Unix seconds, as the readings are."""
     return replace(look, ranks=tuple(replace(rank, device=_device(readings, gpu_of.get(rank.rank, ""), now)) for rank in look.ranks))
-
-
-def text_of(ranks: Sequence[ComparedRank], culprits: Collection[int]) -> str:
-    """Return what is shown of the ranks, the culprits first; "" where no rank's GPU is known."""
-    if not any(rank.device for rank in ranks):
-        return ""
-    ranks = sorted(ranks, key=lambda rank: (rank.activity.rank not in culprits, rank.activity.rank))
-    rows = [f"rank {rank.activity.rank}: {', '.join(filter(None, (rank.device, rank.recorded)))}" for rank in ranks[:MOST_RANKS]]
-    more = len(ranks) - MOST_RANKS
-    return "; ".join([*rows, *([f"and {more} more in the page of the look"] if more > 0 else [])])
 
 
 def _device(readings: Readings, uuid: str, now: float) -> str:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _MAY_GO_ON = frozenset({HangKind.LATE, HangKind.WAITING, HangKind.EXIT, HangKind.STILL})
 #: So many nodes are named in one place of a sentence, and so many kinds of what ranks do.
 MOST_NAMED, MOST_KINDS = 3, 8
+#: What the GPUs of so many ranks do is shown: of those that the others wait for, and then of the first.
+MOST_RANKS = 8
 
 
 class ComparedRank(Struct, frozen=True):
@@ -127,9 +129,19 @@ def hang_of(
         at_exit=at_exit,
         working="; ".join(f"rank {rank} {does}" for rank, does in progress.working),
         end_step=end_step,
-        devices=devices.text_of(ranks, [activity.rank for activity in culprits]),
+        devices=devices_text(ranks, [activity.rank for activity in culprits]),
         node=min(of_culprits) if len(of_culprits) == 1 else "",
     )
+
+
+def devices_text(ranks: Sequence[ComparedRank], culprits: Collection[int]) -> str:
+    """Return what is shown of the ranks, the culprits first; "" where no rank's GPU is known."""
+    if not any(rank.device for rank in ranks):
+        return ""
+    ranks = sorted(ranks, key=lambda rank: (rank.activity.rank not in culprits, rank.activity.rank))
+    rows = [f"rank {rank.activity.rank}: {', '.join(filter(None, (rank.device, rank.recorded)))}" for rank in ranks[:MOST_RANKS]]
+    hidden = len(ranks) - MOST_RANKS
+    return "; ".join([*rows, *([f"and {hidden} more in the page of the look"] if hidden > 0 else [])])
 
 
 def _behind_the_end(now: Sequence[RankActivity], ranks: Sequence[ComparedRank]) -> tuple[str, int | None]:

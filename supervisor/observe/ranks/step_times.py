@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _INTERVALS = 30
 
 
-class StepTimes:
+class NodeSteps:
     """The steps of one attempt on this node. Times are CLOCK_MONOTONIC ns."""
 
     def __init__(self) -> None:

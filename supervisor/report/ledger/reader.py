@@ -20,7 +20,7 @@ import msgspec
 from supervisor.core.model import BEFORE_FIRST_STEP, Phase
 from supervisor.core.state import Stage
 from supervisor.errors import ExitCode
-from supervisor.journal.records import START_TIMES, SUMMARY, Ended, EventTaken, Note, Record, RunBegan, StartTimes
+from supervisor.journal.records import START_TIMES, SUMMARY, EventTaken, Note, Record, RunBegan, RunEnded, StartTimes
 from supervisor.report.ledger.spans import (
     NEW_STEPS,
     WINDOW_S,
@@ -87,7 +87,7 @@ class LedgerReading:
             self._last = RunReader(RunLedger(body.run_id, record.t, gpus=self._over[-1].gpus if self._over else 0))
         elif run is not None and isinstance(body, EventTaken):
             run.take_event(body, record.t)
-        elif run is not None and isinstance(body, Ended):
+        elif run is not None and isinstance(body, RunEnded):
             run.end(body, record.t)
         elif run is not None and isinstance(body, Note):
             run.take_note(body)
@@ -142,7 +142,7 @@ class RunReader:
         self._absence = TimeState.PREEMPTED if run.exit_code == ExitCode.REQUEUE else TimeState.WAITING
         run.is_over, run.exit_code = False, None
 
-    def end(self, ended: Ended, t: float) -> None:
+    def end(self, ended: RunEnded, t: float) -> None:
         """Take the end record."""
         self._advance(t)
         self._leave_attempt()

@@ -16,7 +16,7 @@ from supervisor.core import events as core_events
 from supervisor.core.decide import decide
 from supervisor.core.model import CheckpointRef, Evidence, Phase, Policy, RankExit, RankInfo
 from supervisor.job import identity
-from supervisor.journal.records import START_TIMES, Ended, Note, RunBegan
+from supervisor.journal.records import START_TIMES, Note, RunBegan, RunEnded
 from supervisor.journal.writer import open_journal
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Written:
 
     def end(self, code: int, at: float | None = None) -> None:
         """Write the end record, now or so many seconds after T0."""
-        self.journal.append(Ended(code), t=time.time() if at is None else self.T0 + at, durable=True)
+        self.journal.append(RunEnded(code), t=time.time() if at is None else self.T0 + at, durable=True)
         self.close()
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from supervisor.core import events
 from supervisor.core.model import CheckpointRef, Evidence, Phase, Policy, RankExit, RankInfo
 from supervisor.core.state import NodeReport
 from supervisor.job import identity
-from supervisor.journal.records import Ended, RunBegan
+from supervisor.journal.records import RunBegan, RunEnded
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,7 +89,7 @@ class JobOfNodes:
         for _, one in self.here:
             one.feed(events.DecisionMade(one.T0 + at, one.state.attempt.number, "success"))
             one.feed(events.AttemptEnded(one.T0 + at, one.state.attempt.number, "succeeded"))
-            one.journal.append(Ended(code), t=one.T0 + at, durable=True)
+            one.journal.append(RunEnded(code), t=one.T0 + at, durable=True)
         self.close()
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.model import CheckpointRef, Evidence, Gpu, Phase, Policy, RankExit
 from supervisor.core.policy_settings import Restart
-from supervisor.journal.records import MIRRORED, START_TIMES, Ended, Note, RunBegan
+from supervisor.journal.records import MIRRORED, START_TIMES, Note, RunBegan, RunEnded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,7 +108,7 @@ class Story:
         """Write the end record, and return the last decision."""
         w = self.w
         assert w.state.run.exit_code is not None
-        w.journal.append(Ended(w.state.run.exit_code), t=w.T0 + self.t + 2, durable=True)
+        w.journal.append(RunEnded(w.state.run.exit_code), t=w.T0 + self.t + 2, durable=True)
         w.close()
         return next(a for a in reversed(w.said) if isinstance(a, act.ReportDecision))
 

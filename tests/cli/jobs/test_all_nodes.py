@@ -23,7 +23,7 @@ from supervisor.core.model import Finding
 from supervisor.core.training_events import PaceChanged
 from supervisor.core.values import replace
 from supervisor.job import identity
-from supervisor.journal.records import Ended
+from supervisor.journal.records import RunEnded
 from supervisor.observe.pace.judge import NodePace
 from tests.cli.jobs.several import JobOfNodes
 from tests.support.waiting import wait_for
@@ -198,7 +198,7 @@ def test_a_node_that_left_with_a_clock_ahead_does_not_end_the_job_of_the_others(
     job.meet(1, 1)
     job.train(5, 7)
     job.fail(10, "gpu-3", lost=True)
-    job.nodes["gpu-3"].journal.append(Ended(75), t=job.nodes["gpu-3"].T0 + 3600, durable=True)
+    job.nodes["gpu-3"].journal.append(RunEnded(75), t=job.nodes["gpu-3"].T0 + 3600, durable=True)
     job.meet(20, 2, HERE, "gpu-2")
     job.train(25, 8)
     job.close()

@@ -18,7 +18,7 @@ from supervisor.core.events import GpusListed, ProgressObserved
 from supervisor.core.model import Gpu, Phase
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
-from supervisor.journal.records import Ended, EventTaken, Header, RunBegan, encode, scan
+from supervisor.journal.records import EventTaken, Header, RunBegan, RunEnded, encode, scan
 from supervisor.report.ledger.spans import TimeState
 from tests.support.ledgers import check_ledgers
 from tests.support.pages import page_text
@@ -162,7 +162,7 @@ def test_a_report_on_five_thousand_attempts_takes_seconds(written: Any, capsys: 
         ):
             t = 10.0 * n + at
             bodies.append((t, EventTaken(name, {"t": written.T0 + t, "attempt": n, **data}, n, stage, {}, actions=actions)))
-    bodies.append((50009.0, Ended(1)))
+    bodies.append((50009.0, RunEnded(1)))
     path = written.directory / "journal.jsonl"
     lines = (encode(number, written.T0 + t, written.T0 + t, body) for number, (t, body) in enumerate(bodies, 1))
     path.write_bytes(b"".join(lines))

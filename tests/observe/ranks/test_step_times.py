@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from supervisor.core.model import Phase
 from supervisor.observe.ranks.heartbeats import RankHeartbeat
-from supervisor.observe.ranks.step_times import StepTimes
+from supervisor.observe.ranks.step_times import NodeSteps
 
 S = 10**9
 
@@ -15,7 +15,7 @@ def beat(rank: int, steps: int, last_step_s: float | None) -> RankHeartbeat:
 
 
 def test_the_rank_that_stepped_last_counts_and_the_usual_step_is_that_of_most_intervals() -> None:
-    times = StepTimes()
+    times = NodeSteps()
     times.take([beat(0, 0, None), beat(1, 0, None)])
     assert (times.since_s(5 * S), times.usual_s) == (None, None)
     for second in range(1, 10):
@@ -26,7 +26,7 @@ def test_the_rank_that_stepped_last_counts_and_the_usual_step_is_that_of_most_in
 
 
 def test_a_heartbeat_that_did_not_move_is_no_step() -> None:
-    times = StepTimes()
+    times = NodeSteps()
     for _ in range(3):
         times.take([beat(0, 7, 3.0)])
     assert (times.since_s(4 * S), times.usual_s) == (1.0, None)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.journal.records import START_TIMES, Ended, EventTaken, Header, Note, Record, RunBegan
+from supervisor.journal.records import START_TIMES, EventTaken, Header, Note, Record, RunBegan, RunEnded
 from supervisor.report.ledger.reader import ledgers_of
 from supervisor.report.ledger.spans import MOST_SAMPLES, RunLedger, TimeState
 from tests.support.ledgers import check_ledger
@@ -69,7 +69,7 @@ def trained(journal: Journal) -> Journal:
 
 def test_a_run_that_nothing_happens_to(journal: Journal) -> None:
     trained(journal).event(67, "AttemptEnded", "ended", attempt=1, outcome="succeeded")
-    journal.add(70, Ended(0))
+    journal.add(70, RunEnded(0))
     assert journal.seconds() == {"start_and_load": 6.0, "productive": 61.0, "tear_down": 3.0}
     run = journal.ledger()
     assert (run.reached, run.attempts, run.exit_code, run.is_over, run.unkept_s()) == (61, 1, 0, True, 0.0)
@@ -85,7 +85,7 @@ def test_an_incident_that_is_withdrawn_leaves_the_time_to_an_earlier_one(journal
     journal.event(81, "StopRequested", "stopping", attempt=2, signum=15)
     closing = ("CloseIncident", {"incident": 2, "outcome": "withdrawn"})
     journal.event(82, "AttemptEnded", "ended", closing, attempt=2, outcome="failed")
-    journal.add(85, Ended(143))
+    journal.add(85, RunEnded(143))
     assert journal.ledger().spans[-1].incident == 1
 
 
@@ -189,7 +189,7 @@ def test_the_time_until_a_requeue_is_preempted_and_a_later_run_is_another_ledger
     trained(journal).event(67, "StopRequested", "stopping", signum=10)
     journal.train(70, 65, 65, stage="stopping")
     journal.event(72, "AttemptEnded", "ended", ("Finish", {"exit_code": 75, "reason": "notice"}), attempt=1, outcome="stopped")
-    journal.add(73, Ended(75))
+    journal.add(73, RunEnded(75))
     journal.add(373, RunBegan("run", continues=True))
     journal.event(374, "SupervisorStarted", "selecting", continues=True)
     seconds = journal.seconds()
@@ -237,7 +237,7 @@ def test_new_steps_that_took_long_are_degraded(journal: Journal) -> None:
 def test_what_no_checkpoint_kept_is_known_once_the_run_is_given_up(journal: Journal) -> None:
     trained(journal).event(66, "CheckpointVerified", "running", checkpoint={"path": "c", "step": 41, "level": "full"}, made_in=1)
     journal.fail(66.5)
-    journal.add(70, Ended(65))
+    journal.add(70, RunEnded(65))
     assert journal.ledger().unkept_s() == pytest.approx(20.0, abs=0.2)
 
 

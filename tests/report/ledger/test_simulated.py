@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from supervisor.core.actions import Finish
-from supervisor.journal.records import Ended, EventTaken, Header, Record, RunBegan, event_taken
+from supervisor.journal.records import EventTaken, Header, Record, RunBegan, RunEnded, event_taken
 from supervisor.journal.writer import difference
 from supervisor.report.ledger.reader import ledgers_of
 from supervisor.report.ledger.spans import NEW_STEPS, TimeState
@@ -55,7 +55,7 @@ class Recorded(Play):
                 self.write(given.t, plain)
             for action in actions:
                 if isinstance(action, Finish):
-                    self.write(given.t, Ended(action.exit_code))
+                    self.write(given.t, RunEnded(action.exit_code))
             return after, actions
 
         self.judge = judged

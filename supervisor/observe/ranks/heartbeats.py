@@ -100,7 +100,7 @@ def read(path: Path, *, now_ns: int | None = None) -> tuple[RankHeartbeat, ...]:
 
 
 def _total(total: int, step: int | None) -> int | None:
-    """Return the step with which the training ends; None where it goes on beyond it: that was the end of an epoch, or of another training."""
+    """Return the step with which the training ends; None where it goes on beyond it: that was the end of an epoch or of another."""
     return total if total > 0 and (step is None or step <= total) else None
 
 

@@ -87,7 +87,7 @@ class StepAgreement:
         """Return the greatest rank whose batch is bad, -1 for none, and its reason."""
         torch = sys.modules["torch"]
         group = self._group_of(c10d)
-        word = torch.tensor([0 if ok else rank + 1], dtype=torch.int32)
+        word = torch.tensor([0 if ok else rank + 1], dtype=torch.int32, device="cpu")  # whatever the script's default device is
         self._here.task = f"{_KEYS}/{os.environ.get('SUPERVISE_JOB_ATTEMPT', '')}/{self._number}/{self._calls}"
         try:
             c10d.all_reduce(word, op=c10d.ReduceOp.MAX, group=group)

@@ -44,6 +44,10 @@ def test_a_step_costs_one_all_reduce_of_four_bytes(tmp_path: Path) -> None:
     assert ranks("messages", 2, tmp_path) == [{"all": True, "count": 100, "bytes": [4]}] * 2
 
 
+def test_ranks_agree_whatever_the_default_device_of_the_script_is(tmp_path: Path) -> None:
+    assert ranks("elsewhere", 2, tmp_path) == [{"answers": [True, False]}] * 2
+
+
 def test_with_one_bad_batch_more_than_the_budget_every_rank_raises_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BUDGET_VARIABLE, "3")
     text = (

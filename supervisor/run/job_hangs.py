@@ -136,7 +136,7 @@ class JobHangs:
             nodes.look_taken(number, node_look.text_without(number, "", f"its stage is {state.stage}"))
 
     def _told(self, attempt: int, text: str) -> None:
-        """Take what the coordinator found, which may be of another version of supervise: it is read in a thread, whose error is reported."""
+        """Take what the coordinator found: read in a thread, whose error is reported, for it may be of another version of supervise."""
 
         def read() -> None:
             news = msgspec.json.decode(text, type=HangNews)

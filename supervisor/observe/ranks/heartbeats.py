@@ -30,7 +30,7 @@ class RankHeartbeat(Struct, frozen=True):
     reported by the script or held by the optimizer. `phase` is IMPORT, INIT or LOAD only where that proves that no step was made.
     `asks`: the script asks whether to save, and `save_asked`: it was asked to. `went_on`: after that it trained on, or ended in order, with
     no save under way, and `saved`: by then a save had ended. `first_step`: the absolute step at which its training began. `total`: the one
-    with which it ends, until it goes on beyond it. `phase_limit_s`: what the script allows without a sign of life in the phase that it declared.
+    with which it ends, until it goes on beyond it. `phase_limit_s`: what the script allows without a sign of life in its declared phase.
     `loss`: the one that the script reported last (worker.report), `losses`: how many it reported. `optimizer_made`: it made one of torch's.
     `ran`: more than imports ran (a process group, data, an evaluation, a checkpoint). `loader`: a DataLoader started worker processes.
     `world`: so many ranks its process group is to have. `over_ns`: since when its script was over without an exception, or had given up
@@ -99,7 +99,7 @@ def read(path: Path, *, now_ns: int | None = None) -> tuple[RankHeartbeat, ...]:
 
 
 def _total(total: int, step: int | None) -> int | None:
-    """Return the step with which the training ends. One that goes on beyond it shows that it was not: it was that of an epoch, or of another."""
+    """Return the step with which the training ends, unless it goes on beyond it: that was the last of an epoch, or of another training."""
     return total if total > 0 and (step is None or step <= total) else None
 
 

@@ -23,7 +23,7 @@ from supervisor.observe.hangs.look import Look
 from supervisor.observe.hangs.watch import HangWatch
 from supervisor.run.job_hangs import JobHangs
 from tests.run.test_job_nodes import Pair
-from tests.support.node_looks import elsewhere, later, waiting
+from tests.support.node_looks import BEGAN_T, elsewhere, later, nodes_of, waiting
 from tests.support.virtual_job import NEW_RANK
 
 if TYPE_CHECKING:
@@ -373,3 +373,20 @@ def test_a_second_hang_of_an_attempt_is_told_as_soon_as_the_first(cluster: Virtu
     hang = cluster.nodes[0].state.attempt.hang
     assert hang is not None
     assert hang.text == "ranks 0, 1 wait in all_reduce (seq 2000, train.py:61); rank 2 on node c:2 is in evaluate (train.py:300)"
+
+
+def test_a_look_at_an_attempt_in_which_the_coordinator_takes_no_part_has_a_time_of_its_own(cluster: VirtualCluster) -> None:
+    """The numbers of the looks begin anew with each attempt, and this node was asked for those of the last one alone."""
+    host, told = cluster.nodes[0], list[str]()
+    host.tell_hang = lambda _attempt, text: told.append(text)  # type: ignore[method-assign]
+    for number in (1, 2):
+        host.hangs.take(LookWanted(1, number))
+    host.watch.watch(1)
+    cluster.t += 4000
+    others = nodes_of([waiting(0, 2), elsewhere(1, 2)], 1)
+    for number in (1, 2):
+        host.hangs.take(LooksGathered(2, number, tuple((node.name, node.text(number, BEGAN_T + 30 * number)) for node in others), ()))
+        cluster.t += 30
+        while cluster.soon:
+            cluster.soon.pop(0)()
+    assert 60 < msgspec.json.decode(told[-1])["hang"]["still_s"] < 200

@@ -65,7 +65,7 @@ def _loss(state: CoordinatorState, node: str, steps: _Steps) -> str:
     closed_s = state.t - closed_t
     if closed_s <= limit_s or (runs and _may_train(state, record, closed_s, steps)):
         return ""
-    return f"it cannot be reached for {limit_s:g} s"
+    return f"it could not be reached for {limit_s:g} s"
 
 
 def _may_train(state: CoordinatorState, record: NodeRecord | None, closed_s: float, steps: _Steps) -> bool:

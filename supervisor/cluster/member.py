@@ -323,7 +323,7 @@ def _silent(state: MemberState, stepped_s: float | None, step_s: float | None) -
     if state.connected and silent_s > rules.silent_s:
         text = f"the coordinator of the nodes did not answer for {rules.silent_s:g} s"
     elif not state.connected and state.t - state.closed_t > rules.closed_s:
-        text = f"the coordinator of the nodes cannot be reached for {rules.closed_s:g} s"
+        text = f"the coordinator of the nodes could not be reached for {rules.closed_s:g} s"
     limit_s = max(rules.closed_s, USUAL_STEPS * (step_s or 0.0))
     if silent_s > rules.wait_s:
         text = f"no coordinator of the nodes answered for {rules.wait_s:g} s"

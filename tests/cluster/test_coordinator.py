@@ -344,7 +344,7 @@ def test_a_closed_connection_that_is_back_within_10_s_costs_nothing() -> None:
     played.passes(9.5, "a")
     played.join("c", epoch=EPOCH)
     played.passes(1.0, "a", "c")
-    assert played.state.out == {"b": "lost: it cannot be reached for 10 s"}
+    assert played.state.out == {"b": "lost: it could not be reached for 10 s"}
 
 
 def test_nobody_is_lost_for_a_closed_connection_while_others_end_steps() -> None:

@@ -325,8 +325,9 @@ def _silent(state: MemberState, stepped_s: float | None, step_s: float | None) -
     elif not state.connected and state.t - state.closed_t > rules.closed_s:
         text = f"the coordinator of the nodes could not be reached for {rules.closed_s:g} s"
     limit_s = max(rules.closed_s, USUAL_STEPS * (step_s or 0.0))
-    if silent_s > rules.wait_s:
-        text = f"no coordinator of the nodes answered for {rules.wait_s:g} s"
+    wait_s = max(rules.wait_s, rules.silent_s if state.connected else rules.closed_s)  # a pause of the coordinator ends nothing
+    if silent_s > wait_s:
+        text = f"no coordinator of the nodes answered for {wait_s:g} s"
     elif text and stepped_s is not None and stepped_s < limit_s:
         text = ""  # every rank takes part in a step: nobody goes on without this node
     elif text:
@@ -334,7 +335,7 @@ def _silent(state: MemberState, stepped_s: float | None, step_s: float | None) -
     outputs: tuple[MemberOutput, ...] = ()
     if epoch is not None and text:
         state, outputs = _once(state, "silent", protocol.CoordinatorSilent(epoch.number, text))
-    if silent_s > rules.wait_s:
+    if silent_s > wait_s:
         state, gone = _once(state, "gone", protocol.CoordinatorGone(text))
         outputs = (*outputs, *gone)
     return state, outputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -38,9 +39,9 @@ END = EpochEnd(FAILURE, "a", "a rank failed")
 class Played:
     """Node b, and what it had to do since it was last asked."""
 
-    def __init__(self, memory: NodeMemory | None = None) -> None:
+    def __init__(self, memory: NodeMemory | None = None, rules: ClusterRules = RULES) -> None:
         self.t = 100.0
-        self.state: MemberState = new_member(memory or NodeMemory("b"), RULES, self.t)
+        self.state: MemberState = new_member(memory or NodeMemory("b"), rules, self.t)
 
     def take(self, given: MemberInput) -> list[MemberOutput]:
         """Give it something; return what it has to do, without beats."""
@@ -262,3 +263,14 @@ def test_after_wait_s_without_a_coordinator_the_ranks_are_ended_also_where_they_
     assert not played.passes(RULES.wait_s, stepped_s=0.1)
     text = "no coordinator of the nodes answered for 600 s"
     assert played.passes(1.0, stepped_s=0.1) == [protocol.CoordinatorSilent(3, text), protocol.CoordinatorGone(text)]
+
+
+@pytest.mark.parametrize(("reaches", "pause_s", "wait_s"), [(True, 60.0, 60), (False, 10.0, 10)])
+def test_a_short_wait_s_makes_no_pause_of_the_coordinator_its_end(*, reaches: bool, pause_s: float, wait_s: int) -> None:
+    played = Played(NodeMemory("b", EPOCH), replace(RULES, wait_s=1.0))
+    played.opens()
+    if not reaches:
+        played.take(protocol.LinkClosed(played.t))
+    assert not played.passes(pause_s, stepped_s=0.1)
+    text = f"no coordinator of the nodes answered for {wait_s} s"
+    assert played.passes(0.5, stepped_s=0.1) == [protocol.CoordinatorSilent(3, text), protocol.CoordinatorGone(text)]

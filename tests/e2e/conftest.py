@@ -33,6 +33,7 @@ from supervisor.config.intervals import FACTOR_VARIABLE
 from supervisor.config.settings import JobSection, Settings
 from supervisor.errors import SuperviseError
 from supervisor.journal.records import Damage, scan
+from tests.checkpointing.mirror import servers
 from tests.support.figures import within
 from tests.support.folding import check_fold
 from tests.support.frameworks import variables
@@ -346,6 +347,36 @@ def network(request: pytest.FixtureRequest) -> Iterator[Network]:
         pytest.skip(f"no network namespace can be made here: {error.stderr[-200:]}")
     yield found
     found.close()
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A mirror in a real S3 server, and the variables to reach it."""
+
+    name: str
+    reach: dict[str, str]
+    client: Any
+
+    @property
+    def url(self) -> str:
+        """The mirror as a user would write it."""
+        return f"s3://{self.name}/prefix"
+
+    def has_whole(self, step: int) -> bool:
+        """Return whether the joint manifest of a step is there."""
+        keys = [row["Key"] for row in self.client.list_objects_v2(Bucket=self.name).get("Contents", ())]
+        return any(f"/step_{step}-" in key and key.endswith("/manifest.json") for key in keys)
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Iterator[Bucket]:
+    (tmp_path / "swift").mkdir()
+    with servers.swift(tmp_path / "swift") as server:
+        name = f"b{uuid.uuid4().hex[:16]}"
+        server.client().create_bucket(Bucket=name)
+        reach = {"AWS_ACCESS_KEY_ID": servers.KEY, "AWS_SECRET_ACCESS_KEY": servers.SECRET, "AWS_DEFAULT_REGION": "us-east-1"}
+        reach |= {"AWS_ENDPOINT_URL_S3": server.endpoint}
+        yield Bucket(name, reach, server.client())
 
 
 @pytest.fixture(scope="session")

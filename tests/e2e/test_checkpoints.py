@@ -11,6 +11,7 @@ import json
 import re
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,9 +25,11 @@ from tests.e2e.untouched import assert_untouched, listing, moved
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-    from tests.e2e.conftest import Supervised, Surroundings
+    from tests.e2e.conftest import Bucket, Supervised, Surroundings
+
+#: A job that imports no torch.
+ALONE = str(Path(__file__).parents[1] / "jobs" / "no_torch.py")
 
 pytestmark = [
     pytest.mark.process,
@@ -87,6 +90,21 @@ def test_an_empty_disk_gets_the_newest_checkpoint_of_this_job_from_the_mirror(su
     assert second.exit_code() == 0
     assert f"restored {node}/ckpt/step_20.pt of step 20 from" in second.stderr
     assert "resumed at 20" in second.stdout
+
+
+@pytest.mark.s3
+def test_a_wiped_disk_goes_on_from_s3(supervise: Callable[..., Supervised], tmp_path: Path, bucket: Bucket) -> None:
+    """As above, from a real server, by a job that starts in a moment."""
+    node = tmp_path / "node"
+    node.mkdir()
+    options = ["--checkpoints", "ckpt/*.pt", "--resume-args", "--resume {resume}", "--mirror", bucket.url]
+    job = [sys.executable, ALONE, "--save-every=10", "--progress=progress"]
+    assert supervise(*job, "--steps=20", options=options, place=node, **bucket.reach).exit_code() == 0
+    shutil.rmtree(node)
+    second = supervise(*job, "--steps=30", options=options, place=node, **bucket.reach)
+    assert second.exit_code() == 0
+    assert f"restored {node}/ckpt/step-000020.pt of step 20 from {bucket.url}" in second.stderr
+    assert [step for _, step in second.progress()] == list(range(21, 31))
 
 
 #: A program whose saves no hook sees: weights by a plain open, as a C++ writer would make them.

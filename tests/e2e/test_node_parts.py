@@ -6,58 +6,25 @@ import os
 import shutil
 import signal
 import subprocess
-import uuid
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from checkpointing.model import Verdict
 from checkpointing.verification import verify
-from tests.checkpointing.mirror import servers
-from tests.e2e.conftest import Supervised, clean_environment
+from tests.e2e.conftest import Bucket, Supervised, clean_environment
 from tests.e2e.test_nodes import selections
 from tests.support.ports import answers, free_port
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 SCRIPT = str(Path(__file__).parents[1] / "jobs" / "dcp_parts.py")
 STEPS, EVERY = 120, 20
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """A mirror in a real S3 server, and the variables to reach it."""
-
-    name: str
-    reach: dict[str, str]
-    client: Any
-
-    @property
-    def url(self) -> str:
-        """The mirror as a user would write it."""
-        return f"s3://{self.name}/prefix"
-
-    def has_whole(self, step: int) -> bool:
-        """Return whether the joint manifest of a step is there."""
-        keys = [row["Key"] for row in self.client.list_objects_v2(Bucket=self.name).get("Contents", ())]
-        return any(f"/step_{step}-" in key and key.endswith("/manifest.json") for key in keys)
-
-
-@pytest.fixture
-def bucket(tmp_path: Path) -> Iterator[Bucket]:
-    (tmp_path / "swift").mkdir()
-    with servers.swift(tmp_path / "swift") as server:
-        name = f"b{uuid.uuid4().hex[:16]}"
-        server.client().create_bucket(Bucket=name)
-        reach = {"AWS_ACCESS_KEY_ID": servers.KEY, "AWS_SECRET_ACCESS_KEY": servers.SECRET, "AWS_DEFAULT_REGION": "us-east-1"}
-        reach |= {"AWS_ENDPOINT_URL_S3": server.endpoint}
-        yield Bucket(name, reach, server.client())
 
 
 class TwoNodes:

@@ -8,6 +8,7 @@ stacks first, then the members of the groups, then ranks that wait like the othe
 from __future__ import annotations
 
 import itertools
+import json
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -92,18 +93,18 @@ def bounded(frame: NodeLook, compared_ranks: Sequence[ComparedRank]) -> str:
     ranks = [_without_ballast(rank) for rank in compared_ranks]
     ranks.sort(key=lambda rank: rank.activity.kind is ActivityKind.WAITS)  # who waits explains least
     for depth in STACK_DEPTHS:
-        if len(text := _encoded(frame, ranks, depth)) <= MOST_BYTES:
+        if len((text := _encoded(frame, ranks, depth)).encode()) <= MOST_BYTES:
             return text
     ranks = [_without_members(rank) for rank in ranks]
     most = len(ranks)
-    while len(text := _encoded(replace(frame, left_out=len(ranks) - most), ranks[:most], 0)) > MOST_BYTES and most:
+    while len((text := _encoded(replace(frame, left_out=len(ranks) - most), ranks[:most], 0)).encode()) > MOST_BYTES and most:
         most = most * 3 // 4
     return text
 
 
 def text_without(number: int, problem: str, life: str = "") -> str:
     """Return what a node sends that cannot look at its ranks, for the reason `problem`. life: why they are none that could hang."""
-    return msgspec.json.encode(NodeLook(number, problem=problem, still_s=0.0 if life else None, life=life, lived=bool(life))).decode()
+    return _text(NodeLook(number, problem=problem, still_s=0.0 if life else None, life=life, lived=bool(life)))
 
 
 def read(text: str) -> NodeLook:
@@ -161,7 +162,13 @@ def _encoded(frame: NodeLook, ranks: Sequence[ComparedRank], depth: int) -> str:
         stacks=tuple(stacks),
         stack_of=tuple(stack_of),
     )
-    return msgspec.json.encode(look).decode()
+    return _text(look)
+
+
+def _text(look: NodeLook) -> str:
+    """Return a look as JSON. A name of a file or a process that is not UTF-8 gets question marks: msgspec would refuse the whole look."""
+    text = json.dumps(msgspec.to_builtins(look), ensure_ascii=False, separators=(",", ":"))
+    return text.encode(errors="replace").decode()
 
 
 def _runs(numbers: Sequence[int]) -> tuple[Run, ...]:

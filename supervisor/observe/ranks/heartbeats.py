@@ -30,7 +30,8 @@ class RankHeartbeat(Struct, frozen=True):
     reported by the script or held by the optimizer. `phase` is IMPORT, INIT or LOAD only where that proves that no step was made.
     `asks`: the script asks whether to save, and `save_asked`: it was asked to. `went_on`: after that it trained on, or ended in order, with
     no save under way, and `saved`: by then a save had ended. `first_step`: the absolute step at which its training began. `total`: the one
-    with which it ends. `phase_limit_s`: what the script allows without a sign of life in the phase that it declared.
+    with which it ends, until it goes on beyond it. `phase_limit_s`: what the script allows without a sign of life in the phase that it
+    declared.
     `loss`: the one that the script reported last (worker.report), `losses`: how many it reported. `optimizer_made`: it made one of torch's.
     `ran`: more than imports ran (a process group, data, an evaluation, a checkpoint). `loader`: a DataLoader started worker processes.
     `world`: so many ranks its process group is to have. `over_ns`: since when its script was over without an exception, or had given up
@@ -98,6 +99,11 @@ def read(path: Path, *, now_ns: int | None = None) -> tuple[RankHeartbeat, ...]:
     return tuple(beat for beat in beats if beat is not None)
 
 
+def _total(total: int, step: int | None) -> int | None:
+    """Return the step with which the training ends; None where it goes on beyond it: that was the end of an epoch or of another."""
+    return total if total > 0 and (step is None or step <= total) else None
+
+
 def _beat(index: int, slot: tuple[int, ...], now_ns: int) -> RankHeartbeat | None:
     if not slot[shim.PID]:
         return None
@@ -124,7 +130,7 @@ def _beat(index: int, slot: tuple[int, ...], now_ns: int) -> RankHeartbeat | Non
         went_on=bool(flags & shim.FLAG_WENT_ON),
         saved=bool(flags & shim.FLAG_SAVED),
         first_step=slot[shim.BEGAN] - 1 if slot[shim.BEGAN] else None,
-        total=slot[shim.TOTAL] if slot[shim.TOTAL] > 0 else None,
+        total=_total(slot[shim.TOTAL], step),
         loss=struct.unpack("<d", struct.pack("<q", slot[shim.LOSS]))[0] if slot[shim.LOSS] else None,
         losses=slot[shim.LOSSES],
         left_out=slot[shim.LEFT_OUT],

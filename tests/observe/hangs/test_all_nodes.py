@@ -12,8 +12,12 @@ from supervisor.core.model import Hang, HangKind, Phase
 from supervisor.core.values import replace
 from supervisor.observe.hangs import all_nodes, diagnosis, node_look
 from supervisor.observe.hangs.all_nodes import AllNodesWatch
+from supervisor.observe.hangs.awaited import Awaited, AwaitedKind
+from supervisor.observe.hangs.diagnosis import ComparedRank
 from supervisor.observe.hangs.frames import StackFrame
+from supervisor.observe.hangs.node_look import NodeLook
 from supervisor.observe.hangs.procfs import FileWait, ThreadWait
+from supervisor.observe.hangs.rank_activity import ActivityKind, RankActivity
 from supervisor.observe.hangs.threshold import Limit
 from tests.support.node_looks import BEGAN_T, SITE, VirtualNode, at, elsewhere, gone, nodes_of, stack, waiting
 
@@ -168,6 +172,15 @@ def test_what_a_node_sends_holds_all_that_the_diagnosis_uses() -> None:
     assert all(rank.lasts for rank in ranks.values())
     assert ranks[9].stack[0] == at(112, "evaluate")
     assert (ranks[9].steps, ranks[10].steps) == (10, None)
+
+
+def test_a_name_that_is_not_utf_8_costs_no_look() -> None:
+    name = "/data/\udce9t\udce9.lock"  # as os.readlink gives the byte 0xe9
+    activity = RankActivity(3, 1003, ActivityKind.ELSEWHERE, f"in wait, and polls {name}", awaits=(Awaited(AwaitedKind.FILE, name, name),))
+    text = node_look.bounded(NodeLook(1), [ComparedRank(activity)])
+    (rank,) = node_look.read(text).ranks
+    assert (rank.activity.text, rank.activity.awaits[0].name) == ("in wait, and polls /data/?t?.lock", "/data/?t?.lock")
+    assert node_look.read(node_look.text_without(1, f"cannot open {name}")).problem == "cannot open /data/?t?.lock"
 
 
 # when it is told

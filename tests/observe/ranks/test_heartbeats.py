@@ -118,3 +118,13 @@ def test_a_file_that_can_be_opened_and_not_read_has_no_beats(path: Path) -> None
     path.unlink()
     path.mkdir()  # opening it works; reading says EISDIR, where a broken disk says EIO and a server that was restarted ESTALE
     assert heartbeats.read(path) == ()
+
+
+def test_a_training_that_goes_on_beyond_the_end_that_it_named_has_named_none(path: Path, beat: HeartbeatWriter) -> None:
+    """As where it names the steps of an epoch, or where a second training follows the first."""
+    seen = []
+    for step in (99, 100, 101):
+        beat.report_step(step)
+        beat.report_total(100)
+        seen += [heartbeat.total for heartbeat in heartbeats.read(path)]
+    assert seen == [100, 100, None]

@@ -279,7 +279,7 @@ def test_a_coordinator_that_dies_after_the_reports_and_before_its_decision_decid
     pair.gone(first, 0)
     pair.gone(second, 1, Evidence("exit", "signal", "11", 1, t=now))
     before = first.nodes
-    wait_for(lambda: before._server._state.judged, "the reports at its core, whose loop stands still")  # type: ignore[union-attr]  # noqa: SLF001
+    wait_for(lambda: before._server._state.is_judged, "the reports at its core, whose loop stands still")  # type: ignore[union-attr]  # noqa: SLF001
     before._client.close(5.0)  # type: ignore[union-attr]  # noqa: SLF001  as a process that is gone
     before._server.close(0.0)  # type: ignore[union-attr]  # noqa: SLF001
     first.soon = queue.SimpleQueue()

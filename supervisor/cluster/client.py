@@ -135,13 +135,13 @@ class NodeClient:
             self._inbox.close()
 
     def _take_all(self) -> None:
-        for given in self._inbox.items():
-            self._take(given)
+        for message in self._inbox.items():
+            self._take(message)
 
-    def _take(self, given: MemberInput) -> None:
-        before = self._state.memory
-        self._state, outputs = members.step(self._state, given)
-        if self._state.memory != before:
+    def _take(self, message: MemberInput) -> None:
+        memory = self._state.memory
+        self._state, outputs = members.step(self._state, message)
+        if self._state.memory != memory:
             self._keep(self._state.memory, self._address)
         for output in outputs:
             if isinstance(output, protocol.SendToCoordinator):

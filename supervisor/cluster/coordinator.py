@@ -69,23 +69,23 @@ def new_coordinator(
     return CoordinatorState(host, rules, t, began_t, memory, memory.epoch is None, {}, {}, {}, {}, ended_t=t, looks=looks)
 
 
-def step(state: CoordinatorState, given: CoordinatorInput) -> Step:
+def step(state: CoordinatorState, event: CoordinatorInput) -> Step:
     """Return the next state and what is to be done. Raises nothing."""
-    state, outputs = _taken(state, given)
-    if isinstance(given, FromNode) and isinstance(given.message, protocol.Beat):
+    state, outputs = _apply(state, event)
+    if isinstance(event, FromNode) and isinstance(event.message, protocol.Beat):
         return state, outputs  # many come, and nothing follows from one
-    is_of_one = isinstance(given, FromNode) and not isinstance(given.message, protocol.Gone)
-    for rule in _RULES[1:] if is_of_one else _RULES:  # of a thousand members nobody is lost because one of them says something
-        state, more = rule(state)
-        outputs = (*outputs, *more)
+    is_of_a_node = isinstance(event, FromNode) and not isinstance(event.message, protocol.Gone)
+    for rule in _RULES[1:] if is_of_a_node else _RULES:  # of a thousand members nobody is lost because one of them says something
+        state, rule_outputs = rule(state)
+        outputs = (*outputs, *rule_outputs)
     return state, outputs
 
 
-def _taken(state: CoordinatorState, given: CoordinatorInput) -> Step:  # noqa: PLR0911  a row for each kind
-    match given:
+def _apply(state: CoordinatorState, event: CoordinatorInput) -> Step:  # noqa: PLR0911  a row for each kind
+    match event:
         case protocol.CoordinatorTick(t):
             pause_s = t - state.t
-            return (_without(state, pause_s) if pause_s > state.rules.suspension_s else replace(state, t=t)), ()
+            return (_without_pause(state, pause_s) if pause_s > state.rules.suspension_s else replace(state, t=t)), ()
         case NodeClosed(t, node, unreachable_s):
             record = state.nodes.get(node, NodeRecord(t))
             record = replace(record, closed_t=max(record.heard_t, t - unreachable_s))  # our own pause, which moved `heard_t`, is not in it
@@ -98,19 +98,19 @@ def _taken(state: CoordinatorState, given: CoordinatorInput) -> Step:  # noqa: P
             epoch = state.running_epoch
             if epoch is None or epoch.number != number:
                 return state, ()
-            if isinstance(given, protocol.LooksDue):
-                return replace(state, looks=replace(state.looks, wanted=True)), ()
-            return state, (SendToNodes(epoch.members, protocol.Looked(number, given.text)),)
+            if isinstance(event, protocol.LooksDue):
+                return replace(state, looks=replace(state.looks, is_wanted=True)), ()
+            return state, (SendToNodes(epoch.members, protocol.Looked(number, event.text)),)
         case FromNode():
-            return _of_node(state, given)
+            return _of_node(state, event)
         case _:
-            assert_never(given)
+            assert_never(event)
 
 
-def _of_node(state: CoordinatorState, given: FromNode) -> Step:
-    t, node, message = given.t, given.node, given.message
+def _of_node(state: CoordinatorState, event: FromNode) -> Step:
+    t, node, message = event.t, event.node, event.message
     if isinstance(message, protocol.Gone):
-        return replace(state, gone=state.gone | {node}), ()
+        return replace(state, gone_nodes=state.gone_nodes | {node}), ()
     record = state.nodes.get(node, NodeRecord(t))
     record = replace(record, heard_t=max(t, record.heard_t), closed_t=None)
     if isinstance(message, protocol.Beat):
@@ -118,7 +118,7 @@ def _of_node(state: CoordinatorState, given: FromNode) -> Step:
     state = replace(state, nodes={**state.nodes, node: record})
     match message:
         case Join():
-            return _joined(replace(_out_of_meetings(state, node), gone=state.gone - {node}), message)
+            return _joined(replace(_out_of_meetings(state, node), gone_nodes=state.gone_nodes - {node}), message)
         case protocol.Beat():
             return state, (SendToNodes((node,), protocol.BeatAnswer(message.sent_t, t)),)
         case Meet():
@@ -130,20 +130,20 @@ def _of_node(state: CoordinatorState, given: FromNode) -> Step:
             assert_never(message)
 
 
-def _without(state: CoordinatorState, pause_s: float) -> CoordinatorState:
+def _without_pause(state: CoordinatorState, pause_s: float) -> CoordinatorState:
     """Return the state in which the time of our own pause has not passed. What was noted since it ended stays."""
     now = state.t + pause_s
 
-    def moved(t: float) -> float:
+    def shift(t: float) -> float:
         return min(t + pause_s, now)
 
-    def without(record: NodeRecord) -> NodeRecord:
-        closed_t = None if record.closed_t is None else moved(record.closed_t)
-        return replace(record, heard_t=moved(record.heard_t), beat_t=moved(record.beat_t), closed_t=closed_t)
+    def shift_record(record: NodeRecord) -> NodeRecord:
+        closed_t = None if record.closed_t is None else shift(record.closed_t)
+        return replace(record, heard_t=shift(record.heard_t), beat_t=shift(record.beat_t), closed_t=closed_t)
 
-    nodes = {node: without(record) for node, record in state.nodes.items()}
-    looks = replace(state.looks, t=moved(state.looks.t))
-    return replace(state, t=now, nodes=nodes, looks=looks, began_t=moved(state.began_t), ended_t=moved(state.ended_t))
+    nodes = {node: shift_record(record) for node, record in state.nodes.items()}
+    looks = replace(state.looks, t=shift(state.looks.t))
+    return replace(state, t=now, nodes=nodes, looks=looks, began_t=shift(state.began_t), ended_t=shift(state.ended_t))
 
 
 def _out_of_meetings(state: CoordinatorState, node: str) -> CoordinatorState:
@@ -154,19 +154,19 @@ def _out_of_meetings(state: CoordinatorState, node: str) -> CoordinatorState:
 
 def _joined(state: CoordinatorState, join: Join) -> Step:
     """Tell a node where the job stands, and what it may have missed."""
-    node, theirs = join.node, join.epoch
+    node, node_epoch = join.node, join.epoch
     state, outputs = _with_acted(state, join)
     epoch, memory = state.memory.epoch, state.memory
-    newer = theirs is not None and theirs.number > (0 if epoch is None else epoch.number)
-    state = replace(state, forgot=state.forgot or newer)
-    if epoch is not None and state.open_epoch is not None and node in epoch.members and (newer or (join.aside and theirs == epoch)):
-        state = replace(state, out={node: "left: it stepped aside", **state.out})
+    is_newer = node_epoch is not None and node_epoch.number > (0 if epoch is None else epoch.number)
+    state = replace(state, forgot=state.forgot or is_newer)
+    if epoch is not None and state.open_epoch is not None and node in epoch.members and (is_newer or (join.aside and node_epoch == epoch)):
+        state = replace(state, absences={node: "left: it stepped aside", **state.absences})
     answers: list[FromTheCoordinator] = [protocol.Welcome(state.host, epoch, memory.end, memory.decision, _returning(state, node))]
     running = state.running_epoch
     if running is not None and node in running.members:
         gathered = (_gathered(state, running, index) for kind, index in state.posts if kind == GATHER)
         answers += [message for message in gathered if message is not None]
-        answers += [Peer(running.number, other, text) for other, text in state.posted(BEGAN).items() if other != node]
+        answers += [Peer(running.number, peer, text) for peer, text in state.posted(BEGAN).items() if peer != node]
         if state.looks.is_open:
             answers.append(LookWanted(running.number, state.looks.number))
     return state, (*outputs, *(SendToNodes((node,), message) for message in answers))
@@ -174,15 +174,15 @@ def _joined(state: CoordinatorState, join: Join) -> Step:
 
 def _with_acted(state: CoordinatorState, join: Join) -> Step:
     """Take over what a node acted on, where this coordinator does not know it: its disk did not take it, or is another."""
-    theirs, ours, is_open = join.epoch, state.memory.epoch, state.open_epoch is not None
-    if theirs is None or join.acted is None:
+    node_epoch, own_epoch, is_open = join.epoch, state.memory.epoch, state.open_epoch is not None
+    if node_epoch is None or join.acted is None:
         return state, ()
-    if not is_open and theirs.number > (0 if ours is None else ours.number):
-        state = _with_epoch(replace(state, forgot=True), CoordinatorMemory(theirs))
-    elif not (is_open and theirs == ours):
+    if not is_open and node_epoch.number > (0 if own_epoch is None else own_epoch.number):
+        state = _with_epoch(replace(state, forgot=True), CoordinatorMemory(node_epoch))
+    elif not (is_open and node_epoch == own_epoch):
         return state, ()
     end = state.memory.end or EpochEnd(FAILURE, join.node, "it had ended before")
-    return _decided(replace(state, memory=CoordinatorMemory(theirs, end)), join.acted)
+    return _decided(replace(state, memory=CoordinatorMemory(node_epoch, end)), join.acted)
 
 
 def _posted(state: CoordinatorState, node: str, post: Post) -> Step:  # noqa: PLR0911  a row for each kind
@@ -193,14 +193,14 @@ def _posted(state: CoordinatorState, node: str, post: Post) -> Step:  # noqa: PL
     if kind in _ENDS:
         return _ended(state, EpochEnd(kind, node, post.text))
     if kind == QUIT:
-        return replace(state, out={node: f"left: {post.text}", **state.out}), ()
+        return replace(state, absences={node: f"left: {post.text}", **state.absences}), ()
     if kind == STALLED:
         looks = state.looks
-        return (state if looks.is_open else replace(state, looks=replace(looks, wanted=True))), ()
-    before = state.posted(kind, post.index)
-    if node in before:
+        return (state if looks.is_open else replace(state, looks=replace(looks, is_wanted=True))), ()
+    texts = state.posted(kind, post.index)
+    if node in texts:
         return state, ()
-    state = replace(state, posts={**state.posts, (kind, post.index): {**before, node: post.text}})
+    state = replace(state, posts={**state.posts, (kind, post.index): {**texts, node: post.text}})
     if kind == GATHER:
         gathered = _gathered(state, epoch, post.index)
         return state, () if gathered is None else (SendToNodes(epoch.members, gathered),)
@@ -219,9 +219,9 @@ def _gathered(state: CoordinatorState, epoch: Epoch, index: int) -> protocol.Gat
 
 def _with_epoch(state: CoordinatorState, memory: CoordinatorMemory) -> CoordinatorState:
     """Return the state with another newest epoch, of which nothing is known yet, and without the nodes that went for good."""
-    here = {node: record for node, record in state.nodes.items() if record.closed_t is None}
-    nodes = {node: replace(record, stepped_s=None, step_s=None) for node, record in here.items()}
-    return replace(state, memory=memory, nodes=nodes, posts={}, out={}, gone=frozenset(), judged=False, looks=LookRound())
+    present = {node: record for node, record in state.nodes.items() if record.closed_t is None}
+    nodes = {node: replace(record, stepped_s=None, step_s=None) for node, record in present.items()}
+    return replace(state, memory=memory, nodes=nodes, posts={}, absences={}, gone_nodes=frozenset(), is_judged=False, looks=LookRound())
 
 
 def _ended(state: CoordinatorState, end: EpochEnd) -> Step:
@@ -240,8 +240,8 @@ def _decided(state: CoordinatorState, decision: ClusterDecision) -> Step:
         return state, ()
     state = replace(state, memory=CoordinatorMemory(epoch, state.memory.end, decision))
     live = dict.fromkeys(state.live(epoch))
-    told = ((tuple(live), len(live)), (tuple(node for node in state.nodes if node not in live), 0))
-    return state, tuple(SendToNodes(nodes, protocol.Decided(epoch.number, decision, count)) for nodes, count in told if nodes)
+    recipients = ((tuple(live), len(live)), (tuple(node for node in state.nodes if node not in live), 0))
+    return state, tuple(SendToNodes(nodes, protocol.Decided(epoch.number, decision, count)) for nodes, count in recipients if nodes)
 
 
 def _returning(state: CoordinatorState, node: str) -> int:
@@ -259,12 +259,12 @@ def _losing(state: CoordinatorState) -> Step:
     epoch = state.open_epoch
     if epoch is None:
         return state, ()
-    lost = {node: f"lost: {why}" for node, why in losses(state, epoch).items()}
-    state = replace(state, out={**state.out, **lost}) if lost else state
+    new_losses = {node: f"lost: {why}" for node, why in losses(state, epoch).items()}
+    state = replace(state, absences={**state.absences, **new_losses}) if new_losses else state
     if state.live(epoch):
         return state, ()
     node = epoch.members[0]
-    state, ending = _ended(state, EpochEnd(FAILURE, node, state.out[node].partition(": ")[2]))
+    state, ending = _ended(state, EpochEnd(FAILURE, node, state.absences[node].partition(": ")[2]))
     state, deciding = _decided(state, PLAIN_DECISIONS[VOID])
     return state, (*ending, *deciding)
 
@@ -274,22 +274,22 @@ def _ending(state: CoordinatorState) -> Step:
     epoch = state.running_epoch
     if epoch is None:
         return state, ()
-    done = state.posted(DONE).keys()
-    if done >= set(epoch.members):
+    done_nodes = state.posted(DONE).keys()
+    if done_nodes >= set(epoch.members):
         return _ended(state, EpochEnd(DONE, state.host, "all ranks exited 0"))
-    if done | state.posted(SAVED).keys() >= set(epoch.members):
+    if done_nodes | state.posted(SAVED).keys() >= set(epoch.members):
         return _ended(state, EpochEnd(MEMBERSHIP, state.host, "all have saved, and nodes are admitted"))
-    out = next(((node, state.out[node]) for node in epoch.members if node in state.out and node not in done), None)
-    if out is None:
+    absence = next(((node, state.absences[node]) for node in epoch.members if node in state.absences and node not in done_nodes), None)
+    if absence is None:
         return state, ()
-    how, _, why = out[1].partition(": ")
-    return _ended(state, EpochEnd(LEFT if how == "left" else FAILURE, out[0], why))
+    how, _, why = absence[1].partition(": ")
+    return _ended(state, EpochEnd(LEFT if how == "left" else FAILURE, absence[0], why))
 
 
 def _judging(state: CoordinatorState) -> Step:
     """Have the reports judged once all are there, or those that come are."""
     epoch, end = state.open_epoch, state.memory.end
-    if epoch is None or end is None or state.judged:
+    if epoch is None or end is None or state.is_judged:
         return state, ()
     if end.kind in PLAIN_DECISIONS:
         return _decided(state, PLAIN_DECISIONS[end.kind])
@@ -297,8 +297,10 @@ def _judging(state: CoordinatorState) -> Step:
     if any(node not in posted for node in state.live(epoch)) and state.t - state.ended_t < rules.report_s:
         return state, ()
     reports = tuple((node, posted[node]) for node in epoch.members if node in posted)
-    missing = tuple((node, state.out.get(node, f"no report within {rules.report_s:g} s")) for node in epoch.members if node not in posted)
-    return replace(state, judged=True), (protocol.JudgeReports(epoch.number, reports, missing),)
+    silent = tuple(
+        (node, state.absences.get(node, f"no report within {rules.report_s:g} s")) for node in epoch.members if node not in posted
+    )
+    return replace(state, is_judged=True), (protocol.JudgeReports(epoch.number, reports, silent),)
 
 
 def _numbering(state: CoordinatorState) -> Step:
@@ -314,8 +316,8 @@ def _numbering(state: CoordinatorState) -> Step:
         members = tuple(sorted(meets, key=lambda node: meets[node].index))
         newest = 0 if memory.epoch is None else memory.epoch.number
         epoch = Epoch(max(newest + 1, *(meet.number for meet in meets.values())), members, state.host, token)
-        others = {name: rest for name, rest in state.meetings.items() if name != token}
-        state = _with_epoch(replace(state, meetings=others, forgot=False), CoordinatorMemory(epoch))
+        other_meetings = {name: other_meets for name, other_meets in state.meetings.items() if name != token}
+        state = _with_epoch(replace(state, meetings=other_meetings, forgot=False), CoordinatorMemory(epoch))
         return state, (SendToNodes(members, protocol.Began(epoch)),)
     return state, ()
 
@@ -323,7 +325,7 @@ def _numbering(state: CoordinatorState) -> Step:
 def _looking(state: CoordinatorState) -> Step:
     """Have all nodes look at their ranks where one asks for it, and hand over what they saw: one round at a time."""
     epoch, looks, rules = state.running_epoch, state.looks, state.rules
-    if epoch is None or not (looks.is_open or looks.wanted):
+    if epoch is None or not (looks.is_open or looks.is_wanted):
         return state, ()
     live, age_s = state.live(epoch), state.t - looks.t
     if not looks.is_open:
@@ -351,15 +353,15 @@ _RULES = (_losing, _ending, _judging, _numbering, _looking)
 def known_nodes(state: CoordinatorState, t: float) -> protocol.KnownNodes:
     """Return the members of the newest epoch, and the nodes that are connected and wait to join."""
     epoch = state.memory.epoch
-    members, done = () if epoch is None else epoch.members, state.posted(DONE)
+    members, done_nodes = () if epoch is None else epoch.members, state.posted(DONE)
 
-    def known(node: str, index: int) -> KnownNode:
+    def known_node(node: str, index: int) -> KnownNode:
         record = state.nodes.get(node)
-        out = state.out.get(node, "done" if node in done else "")
+        absence = state.absences.get(node, "done" if node in done_nodes else "")
         if record is None:
-            return KnownNode(node, index, None, out, "", reached=False)
-        return KnownNode(node, index, max(0.0, t - record.heard_t), out, record.standing, record.closed_t is None)
+            return KnownNode(node, index, None, absence, "", reached=False)
+        return KnownNode(node, index, max(0.0, t - record.heard_t), absence, record.standing, record.closed_t is None)
 
     waiting = (node for node, record in state.nodes.items() if node not in members and record.closed_t is None)
-    nodes = (*(known(node, index) for index, node in enumerate(members)), *(known(node, -1) for node in waiting))
+    nodes = (*(known_node(node, index) for index, node in enumerate(members)), *(known_node(node, -1) for node in waiting))
     return protocol.KnownNodes(state.host, 0 if epoch is None else epoch.number, nodes)

@@ -107,20 +107,20 @@ class KeptFile:
             self._warn(f"{self._path} is not written: {why}; if supervise of this node ends now, it forgets what the nodes decided last")
 
 
-def remembered(kept: KeptNode | None, owner: KeptFor, new_name: str) -> tuple[NodeMemory, CoordinatorAddress | None]:
+def remembered(content: KeptNode | None, owner: KeptFor, new_name: str) -> tuple[NodeMemory, CoordinatorAddress | None]:
     """Return what this node remembers, and where it found the coordinator.
 
     Nothing of another owner, nor of a life of the job that a decision ended: the node then has a new name. The coordinator of that life may
     still be served, and would end this node as it ended the others.
     """
-    if kept is None or kept.owner != owner:
+    if content is None or content.owner != owner:
         return NodeMemory(new_name), None
-    memory = kept.memory
+    memory = content.memory
     is_over = memory.over or (memory.acted is not None and memory.acted.is_final)
-    return (NodeMemory(new_name), None) if is_over else (memory, kept.address)
+    return (NodeMemory(new_name), None) if is_over else (memory, content.address)
 
 
-def memory_of_the_last(kept: KeptCoordinator) -> CoordinatorMemory:
+def memory_of_the_last(content: KeptCoordinator) -> CoordinatorMemory:
     """Return what the next coordinator begins with: nothing of a life of the job that a decision ended."""
-    decision = kept.memory.decision
-    return CoordinatorMemory() if decision is not None and decision.is_final else kept.memory
+    decision = content.memory.decision
+    return CoordinatorMemory() if decision is not None and decision.is_final else content.memory

@@ -56,7 +56,7 @@ def _loss(state: CoordinatorState, node: str, steps: _Steps) -> str:
     rules, record = state.rules, state.nodes.get(node)
     if record is not None and record.closed_t is None:
         return f"silent for {rules.silent_s:g} s, though it can be reached" if state.t - record.heard_t > rules.silent_s else ""
-    if node in state.gone:
+    if node in state.gone_nodes:
         return "its supervise died, and its processes are ended"
     runs = state.running_epoch is not None
     closed_t, limit_s = state.began_t, rules.rejoin_s
@@ -65,7 +65,7 @@ def _loss(state: CoordinatorState, node: str, steps: _Steps) -> str:
     closed_s = state.t - closed_t
     if closed_s <= limit_s or (runs and _may_train(state, record, closed_s, steps)):
         return ""
-    return f"it cannot be reached for {limit_s:g} s"
+    return f"it could not be reached for {limit_s:g} s"
 
 
 def _may_train(state: CoordinatorState, record: NodeRecord | None, closed_s: float, steps: _Steps) -> bool:

@@ -81,7 +81,7 @@ class MemberState(Struct, frozen=True):
 
     connected: to a coordinator; welcomed: by it, or by the last one. closed_t: since when there is no connection. answered_t: when the last
     message came. tick_t, beat_t: of the last tick and the last beat. woke_t: when a pause of this process ended. meeting: the one that
-    waits for its number. posts: those about the newest epoch, by kind and index. end: of that epoch. noted: what was reported of it.
+    waits for its number. posts: those about the newest epoch, by kind and index. end: of that epoch. reported: what was reported of it.
     stalls: how often its ranks stalled.
     """
 
@@ -98,7 +98,7 @@ class MemberState(Struct, frozen=True):
     welcomed: bool = False
     meeting: protocol.NodesTogether | None = None
     end: EpochEnd | None = None
-    noted: frozenset[str] = frozenset()
+    reported: frozenset[str] = frozenset()
     stalls: int = 0
 
     @property
@@ -120,12 +120,12 @@ def new_member(memory: NodeMemory, rules: ClusterRules, t: float) -> MemberState
     return MemberState(memory, rules, t, closed_t=t, answered_t=t, woke_t=t, posts={})
 
 
-def step(state: MemberState, given: MemberInput) -> Step:  # noqa: PLR0911  a row for each kind
+def step(state: MemberState, event: MemberInput) -> Step:  # noqa: PLR0911  a row for each kind
     """Return the next state and what is to be done. Raises nothing."""
-    if isinstance(given, protocol.NodeTick):
-        return _ticked(state, given)
-    state = replace(state, t=given.t)
-    match given:
+    if isinstance(event, protocol.NodeTick):
+        return _ticked(state, event)
+    state = replace(state, t=event.t)
+    match event:
         case protocol.LinkOpened():
             # a host that is stopped lets in whoever comes, and says nothing
             state = replace(state, answered_t=state.t) if state.welcomed else state
@@ -138,12 +138,12 @@ def step(state: MemberState, given: MemberInput) -> Step:  # noqa: PLR0911  a ro
         case protocol.FromCoordinator(_, message):
             return _of_coordinator(replace(state, answered_t=state.t), message)
         case protocol.NodesTogether():
-            state = replace(state, meeting=given)
+            state = replace(state, meeting=event)
             return state, _meeting_sent(state)
         case protocol.MeetingGivenUp():
             return replace(state, meeting=None), ()
         case _:
-            return _of_core(state, given)
+            return _of_core(state, event)
 
 
 # what the core says
@@ -151,7 +151,7 @@ def step(state: MemberState, given: MemberInput) -> Step:  # noqa: PLR0911  a ro
 
 def _of_core(  # noqa: PLR0911  a row for each kind
     state: MemberState,
-    given: protocol.EndEpoch
+    message: protocol.EndEpoch
     | protocol.RanksDone
     | protocol.RanksSaved
     | protocol.EpochReport
@@ -160,9 +160,9 @@ def _of_core(  # noqa: PLR0911  a row for each kind
     | protocol.AskLooks
     | protocol.LookTaken,
 ) -> Step:
-    match given:
+    match message:
         case protocol.GiveUp(_, text):
-            memory = changed(state.memory, over=True) if "over" in state.noted else state.memory
+            memory = changed(state.memory, over=True) if "over" in state.reported else state.memory
             state, outputs = _posted(replace(state, memory=memory), QUIT, text)
             return (_aside(state) if state.open_epoch is not None else state), outputs
         case protocol.EndEpoch(_, kind, text):
@@ -176,12 +176,12 @@ def _of_core(  # noqa: PLR0911  a row for each kind
         case protocol.NodeText(_, number, text):
             return _posted(state, GATHER, text, number) if number else _posted(state, BEGAN, text)
         case protocol.AskLooks(_, text):
-            state = replace(_without(state, STALLED), stalls=state.stalls + 1)
+            state = replace(_without_posts(state, STALLED), stalls=state.stalls + 1)
             return _posted(state, STALLED, text, state.stalls)
         case protocol.LookTaken(_, look, text):
-            return _posted(_without(state, LOOK), LOOK, text, look)
+            return _posted(_without_posts(state, LOOK), LOOK, text, look)
         case _:
-            assert_never(given)
+            assert_never(message)
 
 
 def _posted(state: MemberState, kind: str, text: str = "", index: int = 0) -> Step:
@@ -194,7 +194,7 @@ def _posted(state: MemberState, kind: str, text: str = "", index: int = 0) -> St
     return state, (SendToCoordinator(post),) if state.connected and state.welcomed else ()
 
 
-def _without(state: MemberState, kind: str) -> MemberState:
+def _without_posts(state: MemberState, kind: str) -> MemberState:
     """Return the state without the posts of a kind."""
     return replace(state, posts={key: post for key, post in state.posts.items() if key[0] != kind})
 
@@ -233,7 +233,7 @@ def _of_coordinator(state: MemberState, message: FromTheCoordinator) -> Step:  #
         case protocol.Peer(number, node, text) if running is not None and number == running.number:
             return _once(state, f"{BEGAN} {node}", protocol.PeerText(node, text))
         case protocol.LookWanted(number, look) if running is not None and number == running.number:
-            return _once(_without(state, STALLED), f"{LOOK} {look}", message)  # it is answered, and not posted again
+            return _once(_without_posts(state, STALLED), f"{LOOK} {look}", message)  # it is answered, and not posted again
         case protocol.Looked(number) if running is not None and number == running.number:
             return state, (message,)
         case _:
@@ -242,37 +242,37 @@ def _of_coordinator(state: MemberState, message: FromTheCoordinator) -> Step:  #
 
 def _once(state: MemberState, key: str, output: MemberOutput) -> Step:
     """Report something of the epoch once, though it may come again over the next connection."""
-    return (state, ()) if key in state.noted else (replace(state, noted=state.noted | {key}), (output,))
+    return (state, ()) if key in state.reported else (replace(state, reported=state.reported | {key}), (output,))
 
 
 def _welcomed(state: MemberState, welcome: protocol.Welcome) -> Step:
     """Say again what this node posted, if the coordinator has its epoch; take part in one whose beginning it missed."""
-    state = replace(state, welcomed=True, noted=state.noted - {"gone"})
-    theirs, ours, me = welcome.epoch, state.memory.epoch, state.memory.node
+    state = replace(state, welcomed=True, reported=state.reported - {"gone"})
+    job_epoch, own_epoch, me = welcome.epoch, state.memory.epoch, state.memory.node
     outputs: tuple[MemberOutput, ...] = ()
-    if theirs != ours:
+    if job_epoch != own_epoch:
         if state.open_epoch is not None:
             outputs = (protocol.StepAside(state.open_epoch),)
             state = _aside(state)
-        is_missed = theirs is not None and me in theirs.members and theirs.number > (0 if ours is None else ours.number)
-        if theirs is not None and is_missed and welcome.decision is None:
-            state, begun = _begun(state, theirs)
+        is_missed = job_epoch is not None and me in job_epoch.members and job_epoch.number > (0 if own_epoch is None else own_epoch.number)
+        if job_epoch is not None and is_missed and welcome.decision is None:
+            state, begun = _begun(state, job_epoch)
             outputs = (*outputs, *begun)
     elif welcome.decision is None and state.open_epoch is not None:
         outputs = tuple(SendToCoordinator(post) for post in state.posts.values())
-    if theirs is not None and welcome.decision is not None:
-        state, more = _decided(state, theirs.number, welcome.decision, welcome.returning)
-        outputs = (*outputs, *more)
-    if welcome.end is not None and state.running_epoch is not None and state.running_epoch == theirs:
+    if job_epoch is not None and welcome.decision is not None:
+        state, decision_outputs = _decided(state, job_epoch.number, welcome.decision, welcome.returning)
+        outputs = (*outputs, *decision_outputs)
+    if welcome.end is not None and state.running_epoch is not None and state.running_epoch == job_epoch:
         state = replace(state, end=welcome.end)
-        outputs = (*outputs, protocol.EpochEnded(theirs.number, welcome.end))
+        outputs = (*outputs, protocol.EpochEnded(job_epoch.number, welcome.end))
     return state, (*outputs, *_meeting_sent(state))
 
 
 def _begun(state: MemberState, epoch: Epoch) -> Step:
     """Take part in the epoch of our meeting; void one of a meeting that was given up."""
     node, meeting = state.memory.node, state.meeting
-    state = replace(state, memory=NodeMemory(node, epoch), posts={}, noted=frozenset(), end=None, stalls=0)
+    state = replace(state, memory=NodeMemory(node, epoch), posts={}, reported=frozenset(), end=None, stalls=0)
     if meeting is not None and meeting.token == epoch.token:
         return replace(state, meeting=None), (protocol.EpochBegan(epoch),)
     return _posted(state, VOID, f"node {node} had given the meeting up")
@@ -324,7 +324,7 @@ def _silent(state: MemberState, stepped_s: float | None, step_s: float | None) -
     if state.connected and silent_s > rules.silent_s:
         text = f"the coordinator of the nodes did not answer for {rules.silent_s:g} s"
     elif not state.connected and state.t - state.closed_t > rules.closed_s:
-        text = f"the coordinator of the nodes cannot be reached for {rules.closed_s:g} s"
+        text = f"the coordinator of the nodes could not be reached for {rules.closed_s:g} s"
     limit_s = max(rules.closed_s, USUAL_STEPS * (step_s or 0.0))
     wait_s = max(rules.wait_s, rules.silent_s if state.connected else rules.closed_s)  # a pause of the coordinator ends nothing
     if silent_s > wait_s:
@@ -337,6 +337,6 @@ def _silent(state: MemberState, stepped_s: float | None, step_s: float | None) -
     if epoch is not None and text:
         state, outputs = _once(state, "silent", protocol.CoordinatorSilent(epoch.number, text))
     if silent_s > wait_s:
-        state, gone = _once(state, "gone", protocol.CoordinatorGone(text))
-        outputs = (*outputs, *gone)
+        state, gone_outputs = _once(state, "gone", protocol.CoordinatorGone(text))
+        outputs = (*outputs, *gone_outputs)
     return state, outputs

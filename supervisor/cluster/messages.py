@@ -147,14 +147,15 @@ class Refusal(_Message, frozen=True):
 class KnownNode(Struct, frozen=True):
     """What the coordinator knows of one node.
 
-    index: among the members of the newest epoch, -1: it waits to join. age_s: since its last message, None: none came. out: why it takes no
-    part in the epoch any more (`lost: …`, `left: …`, `done`), "": it does. standing: of its last beat. reached: its connection is open.
+    index: among the members of the newest epoch, -1: it waits to join. age_s: since its last message, None: none came. absence: why it
+    takes no part in the epoch any more (`lost: …`, `left: …`, `done`), "": it takes part. standing: of its last beat. reached: its
+    connection is open.
     """
 
     node: str
     index: int
     age_s: float | None
-    out: str
+    absence: str
     standing: str
     reached: bool = True
 

@@ -29,21 +29,21 @@ class NodeRecord(Struct, frozen=True):
 
 
 class LookRound(Struct, frozen=True):
-    """Round `number` of looks, begun at `t`. wanted: another is to follow."""
+    """Round `number` of looks, begun at `t`. is_wanted: another is to follow."""
 
     number: int = 0
     t: float = float("-inf")
     is_open: bool = False
-    wanted: bool = False
+    is_wanted: bool = False
 
 
 class CoordinatorState(Struct, frozen=True):
     """All that the coordinator knows.
 
     began_t: since when no rank lives here that an earlier coordinator let start, or this one began. forgot: a node may know a newer epoch.
-    nodes: those that joined this start of it. posts: of the newest epoch, by kind and index, and node. out: the members that take no part
-    any more, and why (`lost: …`, `left: …`). gone: those of whom their guardian says that they are. meetings: by token, who takes part.
-    ended_t: when the end was noted. judged: the core has the reports.
+    nodes: those that joined this start of it. posts: of the newest epoch, by kind and index, and node. absences: why a member takes no part
+    any more (`lost: …`, `left: …`), by node. gone_nodes: whose guardian says so. meetings: by token, who takes part. ended_t: when the end
+    was noted. is_judged: the core has the reports.
     """
 
     host: str
@@ -54,11 +54,11 @@ class CoordinatorState(Struct, frozen=True):
     forgot: bool
     nodes: Mapping[str, NodeRecord]
     posts: Mapping[tuple[str, int], Mapping[str, str]]
-    out: Mapping[str, str]
+    absences: Mapping[str, str]
     meetings: Mapping[str, Mapping[str, Meet]]
-    gone: frozenset[str] = frozenset()
+    gone_nodes: frozenset[str] = frozenset()
     ended_t: float = 0.0
-    judged: bool = False
+    is_judged: bool = False
     looks: LookRound = LookRound()
 
     @property
@@ -73,7 +73,7 @@ class CoordinatorState(Struct, frozen=True):
 
     def live(self, epoch: Epoch) -> tuple[str, ...]:
         """Return the members that are neither lost nor have quit."""
-        return tuple(node for node in epoch.members if node not in self.out)
+        return tuple(node for node in epoch.members if node not in self.absences)
 
     def posted(self, kind: str, index: int = 0) -> Mapping[str, str]:
         """Return what was posted of a kind, by node."""

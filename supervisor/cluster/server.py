@@ -171,8 +171,8 @@ class CoordinatorServer:
             return True
         if memory.decision is None:
             return False
-        known = coordination.known_nodes(self._state, self._clock())
-        awaited = {node.node for node in known.nodes if node.index >= 0 and not node.out.startswith(("lost", "left"))} - {known.host}
+        job = coordination.known_nodes(self._state, self._clock())
+        awaited = {node.node for node in job.nodes if node.index >= 0 and not node.absence.startswith(("lost", "left"))} - {job.host}
         for node in awaited - self._told:
             connection = self._of_node.get(node)
             if connection is not None and not connection.lines.has_unsent and not connection.is_last:
@@ -254,10 +254,10 @@ class CoordinatorServer:
         if connection.node:
             raise ConnectionAbortedError("a node joins once over a connection")
         connection.node = node
-        before = self._of_node.get(node)
+        earlier = self._of_node.get(node)
         self._of_node[node] = connection
-        if before is not None:
-            self._drop(before)
+        if earlier is not None:
+            self._drop(earlier)
 
     def _refuse(self, connection: _Connection, reason: str) -> None:
         """Tell both sides why a connection is refused, each once. Its peer closes it, or the time for strangers runs out."""
@@ -268,16 +268,16 @@ class CoordinatorServer:
             self._warn(f"refused: {reason}")
         self._send(connection, wire.encode(protocol.Refusal(reason)))
 
-    def _take(self, given: CoordinatorInput) -> None:
+    def _take(self, message: CoordinatorInput) -> None:
         """Have the coordinator answer. What a broken connection brings while the answers are sent comes after them."""
         if self._is_stepping:
-            self._inbox.give(given)
+            self._inbox.give(message)
             return
         self._is_stepping = True
         try:
-            before = self._state.memory
-            self._state, outputs = coordination.step(self._state, given)
-            if self._state.memory != before:
+            memory = self._state.memory
+            self._state, outputs = coordination.step(self._state, message)
+            if self._state.memory != memory:
                 self._told.clear()
                 self._keep(self._state.memory)
             for output in outputs:

@@ -226,8 +226,11 @@ _ROWS: dict[Cause, CauseRow] = {
         ),
     ),
     Cause.RENDEZVOUS: CauseRow(
-        meaning="The ranks did not find each other",
-        proof="errors of torch's rendezvous and TCPStore, of init_process_group, of etcd; an address in use",
+        meaning="The ranks, or their nodes, did not reach each other",
+        proof=(
+            "errors of torch's rendezvous and TCPStore, of init_process_group, of etcd; an address in use; a coordinator that does "
+            "not answer"
+        ),
         family=Family.INFRASTRUCTURE,
         breaks_collectives=False,
         ladder=(*SUSPECTS, "interface", "start_tries", "wait_for_network", LAST),

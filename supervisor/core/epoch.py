@@ -217,7 +217,6 @@ def decided(state: JobState, event: ReportsGathered) -> JobDecision:
     culprit = _culprit(event, verdict, members)
     verdict = verdict if verdict.node or culprit is None else replace(verdict, node=sharing.shown(culprit.node, members))
     view = state if culprit is None else replace(state, gpus=culprit.gpus, attempt=culprit.attempt)
-    saved = max((report.attempt.saved_steps.highest or 0 for report in event.reports), default=0)  # one node alone may have seen it
     run = planning.with_saved(view.run, saved, event.attempt)
     view = replace(view, run=run, attempt=replace(_with_saved(view.attempt, saved), members=members, evidence=facts))
     decision = failure.judged(view, event.t, verdict)
@@ -350,7 +349,9 @@ def on_decision_overdue(state: JobState, t: float) -> Step:
     """No decision comes: the coordinator is gone."""
     if state.attempt.decided:
         return state, ()
-    return _without_coordinator(state, t, f"no decision of the coordinator within {state.run.policy.node_rules.wait_s:g} s (nodes.wait_s)")
+    return _without_coordinator(
+        state, t, f"no decision came from the coordinator within {state.run.policy.node_rules.wait_s:g} s (nodes.wait_s)"
+    )
 
 
 def on_node_cut_off(state: JobState, event: NodeCutOff) -> Step:
@@ -360,17 +361,18 @@ def on_node_cut_off(state: JobState, event: NodeCutOff) -> Step:
     if not event.is_refused:
         return _without_coordinator(state, event.t, event.text)
     verdict = Verdict(Cause.DEPENDENCY, 0.95, f"the coordinator of the nodes refuses this node: {event.text}"[:600], "nodes:refused")
-    return _left(state, event.t, verdict, Plan(PlanKind.STOP, "it takes no part in the job", event.text[:600], "beginning", 78))
+    hint = event.text.rpartition(": ")[2]  # `what happened: what to do` (cluster/wire.py)
+    return _left(state, event.t, verdict, Plan(PlanKind.STOP, "this node cannot take part in the job", hint[:600], "beginning", 78))
 
 
 def _without_coordinator(state: JobState, t: float, text: str) -> Step:
     """Stop with 75, and name what to start where if no scheduler does."""
     host = sharing.shown(state.attempt.coordinator, state.attempt.members)
-    first = f"node {host}, or the node in its place, first" if host else "the node that serves the rendezvous first"
-    again = f"start the same command again on every node, {first}: it resumes at the newest checkpoint"
+    first = f"node {host} or the node that replaces it" if host else "the node that serves the rendezvous"
+    again = f"start the same command again on every node, beginning with {first}; the job resumes from its newest checkpoint"
     hint = "the scheduler's requeue continues this run" if state.run.policy.is_scheduled else again
-    verdict = Verdict(Cause.RENDEZVOUS, 0.7, f"{text}{f': it was node {host}' if host else ''}", "coordinator:gone", transient=True)
-    return _left(state, t, verdict, Plan(PlanKind.STOP, "nodes would otherwise diverge", hint, "coordinator", 75))
+    verdict = Verdict(Cause.RENDEZVOUS, 0.7, f"{text}{f'; it was on node {host}' if host else ''}", "coordinator:gone", transient=True)
+    return _left(state, t, verdict, Plan(PlanKind.STOP, "without a coordinator the nodes would diverge", hint, "coordinator", 75))
 
 
 def _left(state: JobState, t: float, verdict: Verdict, plan: Plan) -> Step:

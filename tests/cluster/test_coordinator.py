@@ -325,7 +325,7 @@ def test_a_node_that_its_guardian_says_is_gone_is_lost_at_once() -> None:
     played = together(*ALL)
     played.close("b")
     played.take(protocol.FromNode(played.t, "b", protocol.Gone("b")))
-    assert played.state.out == {"b": "lost: its supervise died, and its processes are ended"}
+    assert played.state.absences == {"b": "lost: its supervise died, and its processes are ended"}
     assert played.state.memory.end == EpochEnd(FAILURE, "b", "its supervise died, and its processes are ended")
 
 
@@ -335,7 +335,7 @@ def test_a_node_that_came_back_meanwhile_is_not_gone() -> None:
     played.join("b", epoch=EPOCH)
     played.close("b")
     played.passes(5.0, "a", "c")
-    assert not played.state.out
+    assert not played.state.absences
 
 
 def test_a_closed_connection_that_is_back_within_10_s_costs_nothing() -> None:
@@ -344,7 +344,7 @@ def test_a_closed_connection_that_is_back_within_10_s_costs_nothing() -> None:
     played.passes(9.5, "a")
     played.join("c", epoch=EPOCH)
     played.passes(1.0, "a", "c")
-    assert played.state.out == {"b": "lost: it cannot be reached for 10 s"}
+    assert played.state.absences == {"b": "lost: it could not be reached for 10 s"}
 
 
 def test_a_host_that_had_not_answered_when_its_connection_ended_is_lost_10_s_after_it_was_heard_last() -> None:
@@ -373,20 +373,20 @@ def test_nobody_is_lost_for_a_closed_connection_while_others_end_steps() -> None
     played = together(*ALL)
     played.close("b")
     played.passes(600.0, "a", "c", stepped_s=4.0, step_s=3.0)
-    assert not played.state.out
+    assert not played.state.absences
     (b,) = [node for node in known_nodes(played.state, played.t).nodes if node.node == "b"]
-    assert (b.out, b.reached) == ("", False)
+    assert (b.absence, b.reached) == ("", False)
     played.passes(1.0, "a", "c", stepped_s=10.0, step_s=3.0)
-    assert set(played.state.out) == {"b"}
+    assert set(played.state.absences) == {"b"}
 
 
 def test_a_usual_step_may_take_twice_its_time() -> None:
     played = together(*ALL)
     played.close("b")
     played.passes(60.0, "a", "c", stepped_s=70.0, step_s=40.0)
-    assert not played.state.out
+    assert not played.state.absences
     played.passes(1.0, "a", "c", stepped_s=80.0, step_s=40.0)
-    assert set(played.state.out) == {"b"}
+    assert set(played.state.absences) == {"b"}
 
 
 def test_a_node_that_does_not_know_what_its_ranks_did_meanwhile_accuses_nobody() -> None:
@@ -395,7 +395,7 @@ def test_a_node_that_does_not_know_what_its_ranks_did_meanwhile_accuses_nobody()
     played.of("a", Beat(played.t, "", 2.0, 1.0))
     played.close("b")
     played.passes(30.0, "c")
-    assert not played.state.out
+    assert not played.state.absences
 
 
 def test_once_the_epoch_has_ended_a_closed_connection_is_a_loss_after_3_s() -> None:
@@ -403,23 +403,23 @@ def test_once_the_epoch_has_ended_a_closed_connection_is_a_loss_after_3_s() -> N
     played.post(FAILURE, "a")
     played.close("b")
     played.passes(3.0, "a", "c", stepped_s=0.0)
-    assert not played.state.out
+    assert not played.state.absences
     played.passes(0.5, "a", "c", stepped_s=0.0)
-    assert set(played.state.out) == {"b"}
+    assert set(played.state.absences) == {"b"}
 
 
 def test_a_node_that_is_connected_and_silent_is_lost_after_60_s() -> None:
     played = together(*ALL)
     played.passes(60.0, "a", "c", stepped_s=0.1)
-    assert not played.state.out
+    assert not played.state.absences
     played.passes(0.5, "a", "c", stepped_s=0.1)
-    assert played.state.out == {"b": "lost: silent for 60 s, though it can be reached"}
+    assert played.state.absences == {"b": "lost: silent for 60 s, though it can be reached"}
 
 
 def test_the_host_is_not_lost_at_its_own_coordinator() -> None:
     played = together(*ALL)
     played.passes(100.0, "b", "c")
-    assert not played.state.out
+    assert not played.state.absences
 
 
 @pytest.mark.parametrize("reaches", [True, False])
@@ -433,9 +433,9 @@ def test_the_time_in_which_the_coordinator_stood_still_is_nobodys_silence(reache
     played.t += 500.0
     played.take(protocol.CoordinatorTick(played.t))
     played.passes(4.0, "a", "c")
-    assert not played.state.out
+    assert not played.state.absences
     played.passes(10.0, "a", "c")
-    assert set(played.state.out) == {"b"}
+    assert set(played.state.absences) == {"b"}
 
 
 def test_members_that_nobody_reaches_end_their_ranks_before_they_count_as_lost() -> None:
@@ -445,9 +445,9 @@ def test_members_that_nobody_reaches_end_their_ranks_before_they_count_as_lost()
     played.meet("m", "b", "c")
     played.close("b", "c")
     played.passes(RULES.wait_s + 59.0, "a")
-    assert not played.state.out
+    assert not played.state.absences
     played.passes(2.0, "a")
-    assert set(played.state.out) == {"b", "c"}
+    assert set(played.state.absences) == {"b", "c"}
     assert played.state.memory.decision == ClusterDecision(VOID)
 
 

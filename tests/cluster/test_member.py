@@ -201,7 +201,7 @@ def test_a_coordinator_that_cannot_be_reached_for_10_s_is_silent_unless_own_rank
     assert not played.passes(60.0, stepped_s=1.0)
     (silent,) = played.passes(1.0, stepped_s=10.5)
     assert silent == protocol.CoordinatorSilent(
-        3, "the coordinator of the nodes cannot be reached for 10 s, and no rank of this node ended a step"
+        3, "the coordinator of the nodes could not be reached for 10 s, and no rank of this node ended a step"
     )
     played = trains()
     played.take(protocol.LinkClosed(played.t))

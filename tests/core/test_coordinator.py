@@ -103,8 +103,8 @@ def waits_in_vain(policy: Policy) -> act.ReportDecision:
 
 def test_a_coordinator_that_is_gone_for_good_ends_each_node_with_75_and_the_card_says_what_to_start_where() -> None:
     decision = waits_in_vain(POLICY)
-    assert decision.verdict.summary == "no decision of the coordinator within 600 s (nodes.wait_s): it was node c"
-    assert "start the same command again on every node, node c, or the node in its place, first" in decision.plan.next_rung
+    assert decision.verdict.summary == "no decision came from the coordinator within 600 s (nodes.wait_s); it was on node c"
+    assert "start the same command again on every node, beginning with node c or the node that replaces it" in decision.plan.next_rung
 
 
 def stopped(node: Node) -> tuple[int, act.ReportDecision]:
@@ -120,6 +120,7 @@ def test_a_node_that_the_coordinator_refuses_stops_with_78_and_a_card_with_its_w
     code, decision = stopped(node)
     assert code == 78
     assert "refuses this node: it speaks version 1, and the coordinator version 2" in decision.verdict.summary
+    assert decision.plan.next_rung == "install the same"
 
 
 def test_a_node_that_waits_to_meet_stops_with_75_once_the_coordinator_is_gone_for_good_and_one_that_trains_goes_on() -> None:

@@ -279,7 +279,7 @@ def test_a_coordinator_that_dies_after_the_reports_and_before_its_decision_decid
     pair.gone(first, 0)
     pair.gone(second, 1, Evidence("exit", "signal", "11", 1, t=now))
     before = first.nodes
-    wait_for(lambda: before._server._state.judged, "the reports at its core, whose loop stands still")  # type: ignore[union-attr]  # noqa: SLF001
+    wait_for(lambda: before._server._state.is_judged, "the reports at its core, whose loop stands still")  # type: ignore[union-attr]  # noqa: SLF001
     before._client.close(5.0)  # type: ignore[union-attr]  # noqa: SLF001  as a process that is gone
     before._server.close(0.0)  # type: ignore[union-attr]  # noqa: SLF001
     first.soon = queue.SimpleQueue()
@@ -309,8 +309,8 @@ def test_a_node_whose_coordinator_is_gone_for_good_stops_with_75_once_its_ranks_
     pair.until(lambda: second.find(act.Finish), "its end")
     assert [action.exit_code for action in second.find(act.Finish)] == [75]
     (told,) = second.find(act.ReportDecision)
-    assert told.verdict.summary == f"{text}: it was node a:0"
-    assert "start the same command again on every node, node a:0, or the node in its place, first" in told.plan.next_rung
+    assert told.verdict.summary == f"{text}; it was on node a:0"
+    assert "start the same command again on every node, beginning with node a:0 or the node that replaces it" in told.plan.next_rung
 
 
 def test_a_node_with_the_key_of_another_job_stops_with_78_and_the_words_of_the_coordinator(pair: Pair) -> None:

@@ -53,7 +53,7 @@ def all_nodes(root: Path, place: JobFiles) -> JobNodesStatus:
     if known is not None and known.number:
         rows = [_by_coordinator(node, journals) for node in known.nodes]
         attempt, coordinator = known.number, known.host.partition("/")[0]
-        slow |= {clean(text): None for node in known.nodes if not node.out for text in _slow(node)}
+        slow |= {clean(text): None for node in known.nodes if not node.absence for text in _slow(node)}
     else:
         members = newest.history.members
         rows = [_by_journal(member, index, journals) for index, member in enumerate(members)]
@@ -114,7 +114,7 @@ def _by_coordinator(known: KnownNode, journals: Sequence[NodeJournal]) -> NodeSt
 
     number = known.index if known.index >= 0 else None
     own = next((journal for journal in journals if journal.name == known.node), None)
-    why, _, text = known.out.partition(": ")
+    why, _, text = known.absence.partition(": ")
     standing, host = NodeStanding.read(known.standing), known.node.partition("/")[0]
     if own is not None and own.alive and not why:
         step_s, own_s = _pace_of(standing)

@@ -61,7 +61,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[JobOfNodes], Co
         epoch = Epoch(1, tuple(f"{host}/id" for host in job.hosts), f"{HERE}/id", "t")
         rules = ClusterRules(nodes=1, beat_s=0.1, rejoin_s=600.0)
         state = new_coordinator(f"{HERE}/id", rules, time.monotonic(), CoordinatorMemory(epoch))
-        state = replace(state, out={f"{job.hosts[1]}/id": "lost: silent for 60 s"})
+        state = replace(state, absences={f"{job.hosts[1]}/id": "lost: silent for 60 s"})
         servers.append(
             CoordinatorServer(listen(), "key", state, time.monotonic, lambda _kept: None, lambda _output: None, lambda _text: None)
         )

@@ -40,7 +40,7 @@ def swap(patch: pytest.MonkeyPatch, rule: str, bug: Callable[[Any, Callable[[Any
 
 
 def decision_is_overwritten(patch: pytest.MonkeyPatch) -> None:
-    real = coordinator._taken  # noqa: SLF001
+    real = coordinator._apply  # noqa: SLF001
 
     def taken(state: Any, given: Any) -> Any:  # noqa: ANN401
         if isinstance(given, DecisionProposed):
@@ -48,8 +48,8 @@ def decision_is_overwritten(patch: pytest.MonkeyPatch) -> None:
             state = replace(state, memory=CoordinatorMemory(memory.epoch, memory.end))
         return real(state, given)
 
-    patch.setattr(coordinator, "_taken", taken)
-    swap(patch, "_judging", lambda state, rule: (replace(state, judged=False), rule(state)[1]))
+    patch.setattr(coordinator, "_apply", taken)
+    swap(patch, "_judging", lambda state, rule: (replace(state, is_judged=False), rule(state)[1]))
 
 
 def decision_of_another_epoch_is_acted_on(patch: pytest.MonkeyPatch) -> None:
@@ -197,7 +197,7 @@ def node_that_quit_does_not_say_so(patch: pytest.MonkeyPatch) -> None:
 
 
 def pause_of_the_coordinator_accuses(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(coordinator, "_without", lambda state, pause_s: replace(state, t=state.t + pause_s))
+    patch.setattr(coordinator, "_without_pause", lambda state, pause_s: replace(state, t=state.t + pause_s))
 
 
 def pause_of_a_node_accuses(patch: pytest.MonkeyPatch) -> None:

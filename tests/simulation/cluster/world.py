@@ -161,10 +161,10 @@ class Machine:
         after = self.coordinator
         self.kept = after.memory  # on the disk before anything else happens
         epoch = after.memory.epoch
-        if epoch is not None and after.out != before.out:
-            self.world.books.out[epoch.number].update(after.out)
-            for node in after.out.keys() - before.out.keys():
-                self.world.judge_loss(self, before, node, after.out[node])
+        if epoch is not None and after.absences != before.absences:
+            self.world.books.out[epoch.number].update(after.absences)
+            for node in after.absences.keys() - before.absences.keys():
+                self.world.judge_loss(self, before, node, after.absences[node])
         for output in outputs:
             if not isinstance(output, protocol.SendToNodes):
                 if self.core is not None:
@@ -301,7 +301,7 @@ class World:
         limit_s, slack_s = max(rules.closed_s, 2 * self.step_s), rules.beat_s + 2 * TICK_S + 8 * self.delay_s
         for name in epoch.members:
             other = self.machine_of(name)
-            if other is None or name == node or name in before.out or name not in host.links or other.core is None:
+            if other is None or name == node or name in before.absences or name not in host.links or other.core is None:
                 continue
             if not other.core.shows_steps or self.t < other.paused_until or other.core.stage != "training":
                 continue

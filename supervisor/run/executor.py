@@ -27,6 +27,7 @@ from supervisor.errors import SuperviseError
 from supervisor.job.identity import is_gone
 from supervisor.knobs import program_identity
 from supervisor.launch.session import SessionContext
+from supervisor.node.visible_gpus import precision
 from supervisor.observe import collect
 from supervisor.observe.attempt_watch import AttemptWatch
 from supervisor.observe.processes.launched_ranks import with_found
@@ -219,14 +220,21 @@ class Executor:
             try:
                 overrides = recover_rows.with_values(self._job.settings.recover, action.overrides)
                 applied = self._job.knobs.apply(self._job.command, overrides, directory, world_size, self._places(action))
+                applied = self._with_precision(applied, action)
             except (SuperviseError, OSError) as error:
                 refused = f"{type(error).__name__}: {error}", "the making of the attempt's command"
         self._loop.call_soon(lambda: self._prepared(action, unmade, refused, applied))
 
     def _places(self, action: act.BeginAttempt) -> tuple[int, ...]:
-        """Return which of the job's GPUs the ranks may see, in CUDA's order; () where they are not known, or those of other nodes are not."""
+        """Return which of the job's GPUs the ranks may see, in CUDA's order; () where they, or those of other nodes, are not known."""
         gpus = () if self._factory.has_several_nodes else self._loop.state.gpus
         return tuple(place for place, gpu in enumerate(gpus) if not action.gpus or gpu.uuid in action.gpus)
+
+    def _with_precision(self, applied: AttemptCommand, action: act.BeginAttempt) -> AttemptCommand:
+        """Give the ranks the number format that all GPUs have. What those of other nodes have is not known here."""
+        gpus = action.gpus or tuple(gpu.uuid for gpu in self._loop.state.gpus)
+        name = "" if self._factory.has_several_nodes else precision(self.node.health.last_readings(), gpus)
+        return replace(applied, environment={**applied.environment, "SUPERVISE_JOB_PRECISION": name}) if name else applied
 
     def _program(self) -> tuple[tuple[str, str], ...]:
         return program_identity.measure(self._job.command, self._job.cwd, self._job.environ)

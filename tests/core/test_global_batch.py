@@ -140,8 +140,8 @@ def test_unequal_gpus_share_the_same_global_batch_with_any_number_of_ranks_and_m
     assert node.begins(4) == {}
     node.fails()
     assert node.begins(3) == {}
-    held = "the global batch stays: 64, shared by 4 ranks, 8 at once on the least memory, now 64, shared by 3 ranks, 8 at once on the least memory"
-    assert node.said == [("info", held)]
+    shares = [f"64, shared by {ranks} ranks, 8 at once on the least memory" for ranks in (4, 3)]
+    assert node.said == [("info", f"the global batch stays: {shares[0]}, now {shares[1]}")]
     node.fails(Change("batch_size", "8", "4", "--batch"))
     assert node.begins(3) == {"batch_size": "4"}
     node.fails()

@@ -148,7 +148,7 @@ def test_a_declared_plan_is_given_to_the_ranks_anew_for_each_attempt(tmp_path: P
     assert given_plan(world=None)[0] == text, "a plain command launches its ranks by itself"
     assert given_plan(("batch_size", "4"))[0] == '{"micro":[6,6,2,2],"accumulation":4}', "out of memory"
     assert given_plan(world=3, gpus=(0, 2, 3))[0] == '{"micro":[18,7,7],"accumulation":2}', "the second GPU is out of use"
-    assert given_plan(world=3, gpus=(0, 1, 2, 3))[0] == '{"micro":[12,12,8],"accumulation":2}', "it is back, and the run has 3 ranks"
+    assert given_plan(world=3, gpus=(0, 1, 2, 3))[0] == '{"micro":[14,13,5],"accumulation":2}', "it is back, and the run has 3 ranks"
     with pytest.raises(SuperviseError, match="names 4 GPUs, and the attempt has 3 ranks"):
         given_plan(world=3)
 

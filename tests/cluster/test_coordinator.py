@@ -352,9 +352,9 @@ def test_a_host_that_had_not_answered_when_its_connection_ended_is_lost_10_s_aft
     played.passes(5.0, "a", "c")
     played.take(protocol.NodeClosed(played.t, "b", 5.0))
     played.passes(5.0, "a", "c")
-    assert not played.state.out
+    assert not played.state.absences
     played.passes(0.5, "a", "c")
-    assert set(played.state.out) == {"b"}
+    assert set(played.state.absences) == {"b"}
 
 
 def test_a_pause_of_the_coordinator_is_no_time_in_which_a_host_did_not_answer() -> None:
@@ -364,9 +364,9 @@ def test_a_pause_of_the_coordinator_is_no_time_in_which_a_host_did_not_answer() 
     played.take(protocol.CoordinatorTick(played.t))
     played.take(protocol.NodeClosed(played.t, "b", 5.0))
     played.passes(10.0, "a", "c")
-    assert not played.state.out
+    assert not played.state.absences
     played.passes(0.5, "a", "c")
-    assert set(played.state.out) == {"b"}
+    assert set(played.state.absences) == {"b"}
 
 
 def test_nobody_is_lost_for_a_closed_connection_while_others_end_steps() -> None:

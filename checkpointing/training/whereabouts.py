@@ -29,8 +29,8 @@ _MOST_BYTES: Final = 4096
 #: Ranks that are asked where they stand, and named; the others are only counted.
 MOST_ASKED: Final = 16
 MOST_NAMED: Final = 4
-_LIBRARIES: Final = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
-_NOT_THE_USERS: Final = ("/site-packages/", "/dist-packages/", "<frozen ")
+_LIBRARIES: Final = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(os.path.dirname(__file__))})  # noqa: PTH120
+_NOT_THE_USERS: Final = ("/site-packages/", "/dist-packages/", "<frozen ", "/supervisor/worker.py", "/supervisor/agent/")
 
 
 class Here:

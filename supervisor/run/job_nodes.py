@@ -92,8 +92,8 @@ class JobNodes:
         self._serves_again_t = 0.0  # when a coordinator whose thread died may be served again
         self._bugs = 0  # in a row that ended its thread here since the last decision
         self._bug_t = 0.0  # of the last of them
-        self._met_for = 0  # the number that the attempt had here when its nodes met
-        self._met_ranks = 0  # of all nodes that met
+        self._meeting_attempt = 0  # the number that the attempt had here when its nodes met
+        self._world_size = 0  # of all nodes that met
         self.returning = 0  # nodes of the last attempt that come to the next meeting, 0: not known
         self._began_t = loop.clock.now()
         self._closed_without_us: tuple[str, JobDecision | None] | None = None  # how the job ended, until the core can take it
@@ -199,7 +199,7 @@ class JobNodes:
             return  # a stop came meanwhile
         client = self._connected(None)
         self._find_coordinator(message, client)
-        self._met_for, self._met_ranks, self._awaited = message.attempt, message.world_size, {}
+        self._meeting_attempt, self._world_size, self._awaited = message.attempt, message.world_size, {}
         client.give(protocol.NodesTogether(self._now(), message.token, message.node, message.nodes, message.attempt))
 
     def _find_coordinator(self, message: NodesMet, client: NodeClient) -> None:
@@ -268,8 +268,8 @@ class JobNodes:
 
     def no_meeting(self) -> None:
         """The attempt has ended here before its nodes had a number for it, or with it."""
-        if self._client is not None and self._met_for:
-            self._met_for = 0
+        if self._client is not None and self._meeting_attempt:
+            self._meeting_attempt = 0
             self._client.give(protocol.MeetingGivenUp(self._now()))
 
     def end_epoch(self, action: act.EndForAll) -> None:
@@ -452,7 +452,7 @@ class JobNodes:
                 self._cut_off = text, True
                 self._end_cut_off()
             case protocol.MeetingFailed(_, text):
-                self._met_for = 0
+                self._meeting_attempt = 0
                 self._loop.feed(events.AttemptEndedByPeer(now, attempt, self._job.node, text, VOID))
             case protocol.TextsGathered(number, texts):
                 received = self._awaited.pop(number, None)
@@ -488,8 +488,8 @@ class JobNodes:
 
     def _began(self, epoch: Epoch) -> None:
         """The attempt has its number. Where it has ended here meanwhile, no rank of it starts anywhere."""
-        client, met_for, members = self._client, self._met_for, epoch.members
-        self._met_for, self.returning = 0, 0
+        client, met_for, members = self._client, self._meeting_attempt, epoch.members
+        self._meeting_attempt, self.returning = 0, 0
         if client is None:
             return
         if not met_for or not self._loop.state.awaits_ranks(met_for):
@@ -498,5 +498,5 @@ class JobNodes:
         if epoch.number != met_for:
             self._orders.renumber(met_for, epoch.number)
         index = members.index(client.name)
-        gathered = events.NodesGathered(self._now(), met_for, index, len(members), epoch.number, members, self._met_ranks, epoch.host)
+        gathered = events.NodesGathered(self._now(), met_for, index, len(members), epoch.number, members, self._world_size, epoch.host)
         self._loop.feed(gathered)

@@ -236,12 +236,13 @@ def _waiting(plan: Plan, run: Run, nodes_left: int) -> Plan:
     least = sharing.needed_nodes(run)
     if plan.kind is not PlanKind.RESTART or nodes_left >= least:
         return plan
-    lack = f"{least - nodes_left} more node{'s' * (least > nodes_left + 1)}"
+    count = least - nodes_left
+    lack = f"{count} more node{'s' * (count > 1)}"
     shortage = f"{nodes_left} of the {least} that the job needs {'is' if nodes_left == 1 else 'are'} left"
     return replace(
         plan,
         reason=f"waits for {lack}, because {shortage}; then {plan.reason}",
-        next_rung=f"stop with exit code 75, if {lack} {'does' if least == nodes_left + 1 else 'do'} not come in time (torch's join_timeout)",
+        next_rung=f"stop with exit code 75, if {lack} {'does' if count == 1 else 'do'} not come in time (torch's join_timeout)",
     )
 
 

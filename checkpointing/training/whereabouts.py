@@ -33,7 +33,7 @@ _LIBRARIES: Final = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("pla
 _NOT_THE_USERS: Final = ("/site-packages/", "/dist-packages/", "<frozen ", "/supervisor/worker.py", "/supervisor/agent/")
 
 
-class Here:
+class OwnTask:
     """What the training thread of this process waits in, by its own word; "": nothing that others wait in too."""
 
     task = ""
@@ -78,7 +78,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def ask(store: Any, rank: int) -> tuple[str, str]:  # noqa: ANN401 -- torch's store
-    """Return what a rank waits in (Here), and where it stands, such as `train.py:112 in evaluate`. Takes ANSWER_S at most.
+    """Return what a rank waits in (OwnTask), and where it stands, such as `train.py:112 in evaluate`. Takes ANSWER_S at most.
 
     Both are "" where it never showed an address.
     """
@@ -110,17 +110,17 @@ def described(store: Any, ranks: Sequence[int], task: str = "") -> str:  # noqa:
 
     task: who waits in it too is passed over. "" where nobody is left.
     """
-    texts, more = list[str](), 0
+    texts, unnamed = list[str](), 0
     for number, rank in enumerate(ranks):
         if number >= MOST_ASKED or len(texts) >= MOST_NAMED:
-            more = len(ranks) - number
+            unnamed = len(ranks) - number
             break
         their_task, where = ask(store, rank)
         if task and their_task == task:
             continue
         stands = where if not where or where.startswith("its ") else f"it stands at {where}"
         texts.append(f"rank {rank} did not" + (f": {stands}" if stands else ""))
-    return ", ".join(texts) + (f", and {more} more" if texts and more else "")
+    return ", ".join(texts) + (f", and {unnamed} more" if texts and unnamed else "")
 
 
 def place(frame: FrameType | None) -> str:
@@ -128,8 +128,11 @@ def place(frame: FrameType | None) -> str:
     innermost = frame
     while frame is not None and _is_library(frame.f_code.co_filename):
         frame = frame.f_back
-    shown = frame or innermost
-    return "" if shown is None else f"{os.path.basename(shown.f_code.co_filename)}:{shown.f_lineno} in {shown.f_code.co_name}"  # noqa: PTH119
+    user_frame = frame or innermost
+    if user_frame is None:
+        return ""
+    code = user_frame.f_code
+    return f"{os.path.basename(code.co_filename)}:{user_frame.f_lineno} in {code.co_name}"  # noqa: PTH119
 
 
 def _is_library(path: str) -> bool:
@@ -149,7 +152,7 @@ def _answer_all(listener: socket.socket, password: str, thread: int) -> None:
                         question += chunk
                     if hmac.compare_digest(question.strip(), password.encode()):
                         where = place(sys._current_frames().get(thread))  # noqa: SLF001 -- the only way
-                        connection.sendall(f"{Here.task}\n{where}".encode()[:_MOST_BYTES])
+                        connection.sendall(f"{OwnTask.task}\n{where}".encode()[:_MOST_BYTES])
 
 
 def _own_host() -> str:

@@ -3,8 +3,8 @@
 Usable without the supervisor (docs/reference/library-checkpointing.md). Reading never executes a pickle. No file that is not ours is
 written, moved or removed, unless the caller asks for it.
 
-Every name is imported when it is first used, so `import checkpointing` costs nothing. Only `save`, `load_latest` and `Loaded`
-need torch.
+Every name is imported when it is first used, so `import checkpointing` costs nothing. Only `save`, `load_latest`,
+`Loaded`, `state` and `apply` need torch.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from checkpointing.select import Selection, newest
     from checkpointing.training.load import Loaded, load_latest
     from checkpointing.training.save import save
+    from checkpointing.training.state import apply, state
     from checkpointing.verification import verify
 
 __all__ = [
@@ -31,11 +32,13 @@ __all__ = [
     "Selection",
     "Verdict",
     "Verification",
+    "apply",
     "find",
     "latest",
     "load_latest",
     "newest",
     "save",
+    "state",
     "verify",
 ]
 
@@ -48,11 +51,13 @@ _MODULES: Final = {
     "Selection": "select",
     "Verdict": "model",
     "Verification": "model",
+    "apply": "training.state",
     "find": "discover",
     "latest": "examine",
     "load_latest": "training.load",
     "newest": "select",
     "save": "training.save",
+    "state": "training.state",
     "verify": "verification",
 }
 

@@ -140,3 +140,8 @@ def ranks(what: str, timeout_s: float = TIMEOUT_S, place: str = "") -> Ranks:
     store = c10d._get_default_store()  # noqa: SLF001 -- the only way to the ranks' store
     whereabouts.show(store, c10d.get_rank())
     return Ranks(what, c10d.get_rank(), c10d.get_world_size(), timeout_s, store, place)
+
+
+def show_place() -> None:
+    """Let the other ranks ask where this one stands from now on, where this process is in a group."""
+    ranks("")

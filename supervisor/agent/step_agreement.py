@@ -163,5 +163,12 @@ def _timeout(c10d: Any, group: Any) -> Any:  # noqa: ANN401  torch's
         return None
 
 
+def show_place() -> None:
+    """Let the other ranks ask where this one stands, before it first waits for them. The shim calls it once a process group is made."""
+    from checkpointing.training import ranks  # noqa: PLC0415  only ranks of a group pay for it
+
+    ranks.show_place()
+
+
 #: One per process, as a process has one place in the training.
 agreement = StepAgreement()

@@ -155,5 +155,12 @@ class StepAgreement:
             sys.stderr.flush()
 
 
+def show_place() -> None:
+    """Let the other ranks ask where this one stands, before it first waits for them. The shim calls it once a process group is made."""
+    from checkpointing.training import ranks  # noqa: PLC0415  only ranks of a group pay for it
+
+    ranks.show_place()
+
+
 #: One per process, as a process has one place in the training.
 agreement = StepAgreement()

@@ -22,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import json
 import os
 import secrets
 import shlex
@@ -538,4 +539,16 @@ _Row = TypeVar("_Row", NodeState, CheckpointsHere, Proof)
 
 
 def _gathered(all_gather: AllGather, number: int, own_row: _Row) -> list[_Row]:
-    return [msgspec.json.decode(text, type=type(own_row)) for text in all_gather(number, msgspec.json.encode(own_row).decode())]
+    """Return the rows of all nodes. A path that is not UTF-8 goes by escapes, which msgspec neither writes nor reads."""
+    try:
+        own = msgspec.json.encode(own_row).decode()
+    except UnicodeEncodeError:
+        own = json.dumps(msgspec.to_builtins(own_row))
+    return [_row(text, type(own_row)) for text in all_gather(number, own)]
+
+
+def _row(text: str, kind: type[_Row]) -> _Row:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.DecodeError:
+        return msgspec.convert(json.loads(text), kind)

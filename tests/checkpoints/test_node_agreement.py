@@ -621,3 +621,11 @@ def test_a_node_that_fails_the_node_check_goes_alone_where_the_others_are_enough
     assert [one.not_excluded for one in found] == [stays] * 3
     assert [one.batch.ranks for one in found] == [3] * 3, "the batch that is held is that of all who met"
     assert nodes.steps(found) == [None] * 3
+
+
+def test_a_directory_whose_name_is_not_utf_8_is_refused_on_all_nodes_and_ends_none(tmp_path: Path) -> None:
+    place = tmp_path / os.fsdecode(b"\xe9t\xe9")
+    place.mkdir()
+    nodes = Nodes(place, 2, shared=True)
+    nodes.saved(40, 0)
+    assert [[why for _, why in one.refused] for one in nodes.agree()] == [["its name is not UTF-8"]] * 2

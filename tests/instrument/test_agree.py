@@ -99,7 +99,7 @@ def test_a_roll_call_asks_the_store_once_for_each_rank_that_has_come(monkeypatch
     c10d = SimpleNamespace(_get_default_store=lambda: store, get_world_size=lambda: 1000)
     monkeypatch.setattr(step_agreement, "ROLL_CALL_S", 0.3)
     agreement = StepAgreement()
-    agreement._here = SimpleNamespace(task="calls")  # noqa: SLF001  as it is while the rank waits
+    agreement._own_task = SimpleNamespace(task="calls")  # noqa: SLF001  as it is while the rank waits
     assert agreement._absence(c10d, 0).startswith("worker.agree: not every rank made call 0: rank 7 did not")  # noqa: SLF001
     assert asked.pop("calls/7") > 1
     assert {count for key, count in asked.items() if key.startswith("calls/")} == {1}

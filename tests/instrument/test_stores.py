@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported where the build has it
 
+from supervisor.instrument._supervise_shim.stores import AgentStore
 from tests.support.ports import free_port
 
 if TYPE_CHECKING:
@@ -69,3 +71,17 @@ def test_a_second_group_and_one_at_a_place_of_the_scripts_own(attempt: Attempt, 
         for rank in ranks:
             rank.kill()
     assert [out for out, _ in ended] == ["[2, 2, 2, 2, 2]\n"] * 2, ended
+
+
+@pytest.mark.parametrize("module", ["supervisor.agent.step_agreement", "checkpointing.training.ranks"])
+def test_a_rank_shows_where_it_stands_once_its_group_is_made_if_its_script_has_imported_ours(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("supervisor.agent.step_agreement", "checkpointing.training.ranks"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    shown: list[str] = []
+    store = AgentStore(lambda _world: None)
+    store.group_made()
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(show_place=lambda: shown.append(module)))  # type: ignore[arg-type]
+    store.group_made()
+    assert shown == [module]

@@ -57,10 +57,11 @@ class AgentStore:
     @quiet
     def _let_others_ask(self) -> None:
         """Where the script uses our functions in which ranks wait for each other: show where to ask, also before it calls the first."""
-        if "supervisor.worker" in sys.modules or "checkpointing" in sys.modules:
-            import checkpointing.training.ranks  # noqa: PLC0415 - of a script that has imported ours
-
-            checkpointing.training.ranks.ranks("")
+        for name in ("supervisor.agent.step_agreement", "checkpointing.training.ranks"):  # the script has imported it, or what needs it
+            module = sys.modules.get(name)
+            if module is not None:
+                module.show_place()
+                return
 
     def group_made(self) -> None:
         """`init_process_group` has returned: the next one by the agent's store must not read what this one wrote."""

@@ -51,7 +51,7 @@ class StepAgreement:
     def __init__(self) -> None:
         self._default_group: Any = None  # torch's, for which the group of our own was made
         self._group: Any = None
-        self._here: Any = None  # what this process waits in, for ranks that ask (whereabouts.Here)
+        self._own_task: Any = None  # what this process waits in, for ranks that ask (whereabouts.OwnTask)
         self._number = 0  # of groups made so far: every rank makes the same ones
         self._calls = 0
         self._left_out: deque[int] = deque()  # the calls
@@ -88,7 +88,7 @@ class StepAgreement:
         torch = sys.modules["torch"]
         group = self._group_of(c10d)
         word = torch.tensor([0 if ok else rank + 1], dtype=torch.int32, device="cpu")  # whatever the script's default device is
-        self._here.task = f"{_KEYS}/{os.environ.get('SUPERVISE_JOB_ATTEMPT', '')}/{self._number}/{self._calls}"
+        self._own_task.task = f"{_KEYS}/{os.environ.get('SUPERVISE_JOB_ATTEMPT', '')}/{self._number}/{self._calls}"
         try:
             c10d.all_reduce(word, op=c10d.ReduceOp.MAX, group=group)
         except RuntimeError as error:
@@ -96,7 +96,7 @@ class StepAgreement:
                 raise  # a peer is gone: its own end says why
             raise RuntimeError(self._absence(c10d, rank)) from error
         finally:
-            self._here.task = ""
+            self._own_task.task = ""
         bad_rank = int(word.item()) - 1
         if bad_rank < 0:
             return bad_rank, ""
@@ -110,10 +110,11 @@ class StepAgreement:
         default_group = c10d._get_default_group()  # noqa: SLF001  there is no public name
         if default_group is not self._default_group:
             from checkpointing.training import whereabouts  # noqa: PLC0415  only scripts that use it pay for it
+            from checkpointing.training.ranks import group_timeout  # noqa: PLC0415  as above
 
             whereabouts.show(c10d._get_default_store(), c10d.get_rank())  # noqa: SLF001  there is no public name
-            self._here = whereabouts.Here
-            self._group = c10d.new_group(backend="gloo", timeout=_timeout(c10d, default_group))
+            self._own_task = whereabouts.OwnTask
+            self._group = c10d.new_group(backend="gloo", timeout=group_timeout())
             self._default_group, self._number = default_group, self._number + 1
         return self._group
 
@@ -121,10 +122,10 @@ class StepAgreement:
         """Say which ranks did not make this call, and where they stand."""
         from checkpointing.training import whereabouts  # noqa: PLC0415  only where something went wrong
 
-        store, world, key = c10d._get_default_store(), c10d.get_world_size(), self._here.task  # noqa: SLF001  as above
+        store, world, key = c10d._get_default_store(), c10d.get_world_size(), self._own_task.task  # noqa: SLF001  as above
         store.set(f"{key}/{rank}", "")
         until, absent = time.monotonic() + ROLL_CALL_S, list(range(world))
-        while absent := [other for other in absent if not store.check([f"{key}/{other}"])]:  # all ranks ask one store
+        while absent := [peer for peer in absent if not store.check([f"{key}/{peer}"])]:  # all ranks ask one store
             if time.monotonic() > until:
                 break
             time.sleep(_LOOK_S)  # torch's store has no wait that leaves its other users alone
@@ -144,23 +145,14 @@ class StepAgreement:
         while self._left_out[0] <= self._calls - WINDOW:
             self._left_out.popleft()
         count = len(self._left_out)
-        which = f"at call {self._calls} of worker.agree by rank {bad_rank}: {reason or 'no reason given'}"
+        where = f"at call {self._calls} of worker.agree by rank {bad_rank}: {reason or 'no reason given'}"
         if count > int(allowed):
             raise TooManyBatchesLeftOut(
-                f"{count} batches were left out within {WINDOW} steps, and guard.skips allows {allowed}; the last {which}"
+                f"{count} batches were left out within {WINDOW} steps, and guard.skips allows {allowed}; the last {where}"
             )
         if rank == bad_rank:
-            sys.stderr.write(f"supervise: all ranks leave out a batch ({count} of {allowed} in {WINDOW} steps) {which}\n")
+            sys.stderr.write(f"supervise: all ranks leave out a batch ({count} of {allowed} in {WINDOW} steps) {where}\n")
             sys.stderr.flush()
-
-
-def _timeout(c10d: Any, group: Any) -> Any:  # noqa: ANN401  torch's
-    """Return the time limit that the script gave its own group; None, torch's default, where that cannot be read."""
-    try:
-        device = "cuda" if c10d.get_backend(group) == "nccl" else "cpu"
-        return group._get_backend(sys.modules["torch"].device(device)).options._timeout  # noqa: SLF001  there is no public name
-    except (AttributeError, RuntimeError, KeyError):
-        return None
 
 
 #: One per process, as a process has one place in the training.

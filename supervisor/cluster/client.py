@@ -70,13 +70,13 @@ class NodeClient:
         self.offset_s: float | None = None
         self._clock, self._keep, self._emit = clock, keep, emit
         self._state: members.MemberState = members.new_member(memory, rules, clock())
-        self._wanted: CoordinatorAddress | None = None  # where it is to connect
-        self._refused: CoordinatorAddress | None = None  # where it is not let in
+        self._target: CoordinatorAddress | None = None  # where it is to connect
+        self._refusing: CoordinatorAddress | None = None  # where it is not let in
         self._connection: LineSocket | None = None
         self._address = address  # of the connection, or of the last one
         self._next_try_t = 0.0
         self._is_trying = False
-        self._tried: deque[tuple[CoordinatorAddress, socket.socket | None]] = deque()  # what a try has made, None: nothing
+        self._tries: deque[tuple[CoordinatorAddress, socket.socket | None]] = deque()  # what a try has made, None: nothing
         self._offsets: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)  # how long the way was, the coordinator's clock less ours
         self._is_closing = False
         self._selector = selectors.DefaultSelector()
@@ -100,8 +100,8 @@ class NodeClient:
 
     def find_at(self, address: CoordinatorAddress) -> None:
         """Connect to the coordinator there, unless it is connected to it already."""
-        if address != self._wanted:
-            self._wanted = address
+        if address != self._target:
+            self._target = address
             self._inbox.wake()
 
     def close(self, within_s: float) -> None:
@@ -128,7 +128,7 @@ class NodeClient:
         finally:
             if self._connection is not None:
                 self._connection.close()
-            for _, sock in self._tried:
+            for _, sock in self._tries:
                 if sock is not None:
                     sock.close()
             self._selector.close()
@@ -185,7 +185,7 @@ class NodeClient:
     def _on_message(self, data: bytes) -> None:
         message, now = wire.to_node(data), self._clock()
         if isinstance(message, protocol.Refusal):
-            self._refused = self._address
+            self._refusing = self._address
             self._emit(message)
             self._drop()
             return
@@ -198,8 +198,8 @@ class NodeClient:
 
     def _connect(self) -> None:
         """Connect where there is no connection to the coordinator's newest address, every RETRY_S."""
-        address, now = self._wanted, time.monotonic()
-        if address is None or address == self._refused or (self._connection is not None and address == self._address):
+        address, now = self._target, time.monotonic()
+        if address is None or address == self._refusing or (self._connection is not None and address == self._address):
             return
         if now < self._next_try_t:
             return
@@ -217,22 +217,22 @@ class NodeClient:
         try:
             sock = socket.create_connection((address.host, address.port), timeout=CONNECT_S)
         except (OSError, ValueError, OverflowError):  # ValueError: a name that is none
-            self._tried.append((address, None))
+            self._tries.append((address, None))
         else:
             if self._is_closing:
                 sock.close()
             else:
-                self._tried.append((address, sock))
+                self._tries.append((address, sock))
         self._inbox.wake()
 
     def _take_connection(self) -> None:
         """Use the connection that a try has made, if it is still wanted."""
-        if not self._tried:
+        if not self._tries:
             return
-        address, sock = self._tried.popleft()
+        address, sock = self._tries.popleft()
         self._is_trying = False
         self._next_try_t = time.monotonic() + RETRY_S
-        if sock is None or address != self._wanted or self._is_closing:
+        if sock is None or address != self._target or self._is_closing:
             if sock is not None:
                 sock.close()
             return

@@ -37,7 +37,7 @@ _UNREACHABLE = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH
 #: Of the kernel's tcp_info: segments that are not acknowledged, and milliseconds since the last acknowledgement.
 _TCP_INFO = struct.Struct("24xI28xI")
 
-_Given = TypeVar("_Given")
+_Item = TypeVar("_Item")
 
 
 class MessageTooLong(OSError):  # noqa: N818  it says what happened
@@ -75,8 +75,8 @@ class LineSocket:
         self.longest = longest
         self._in = bytearray()
         self._pieces = bytearray()  # of a message that is not whole yet
-        self._out: deque[bytes] = deque()  # lines that other connections may have too
-        self._sent = 0  # bytes of the first of them
+        self._queue: deque[bytes] = deque()  # lines that other connections may have too
+        self._sent_bytes = 0  # bytes of the first of them
         self._unsent = 0  # bytes of all
 
     def fileno(self) -> int:
@@ -94,7 +94,7 @@ class LineSocket:
     @property
     def has_unsent(self) -> bool:
         """Whether it waits for the peer to take more."""
-        return bool(self._out)
+        return bool(self._queue)
 
     @property
     def is_unreachable(self) -> bool:
@@ -137,25 +137,25 @@ class LineSocket:
 
     def put(self, lines: tuple[bytes, ...], *, overtakes: bool = False) -> None:
         """Have this sent at the next `flush`. overtakes: before the lines that wait."""
-        if overtakes and self._out:
-            for index, line in enumerate(lines, 1 if self._sent else 0):
-                self._out.insert(index, line)
+        if overtakes and self._queue:
+            for index, line in enumerate(lines, 1 if self._sent_bytes else 0):
+                self._queue.insert(index, line)
         else:
-            self._out.extend(lines)
+            self._queue.extend(lines)
         self._unsent += sum(map(len, lines))
 
     def flush(self) -> None:
         """Send as much as the peer takes now, and keep the rest."""
-        while self._out:
-            lines: list[memoryview | bytes] = [memoryview(self._out[0])[self._sent :], *itertools.islice(self._out, 1, _LINES)]
+        while self._queue:
+            lines: list[memoryview | bytes] = [memoryview(self._queue[0])[self._sent_bytes :], *itertools.islice(self._queue, 1, _LINES)]
             try:
-                sent = self.sock.sendmsg(lines)
+                count = self.sock.sendmsg(lines)
             except BlockingIOError:
                 break
-            self._unsent -= sent
-            self._sent += sent
-            while self._out and self._sent >= len(self._out[0]):
-                self._sent -= len(self._out.popleft())
+            self._unsent -= count
+            self._sent_bytes += count
+            while self._queue and self._sent_bytes >= len(self._queue[0]):
+                self._sent_bytes -= len(self._queue.popleft())
         if self._unsent > MOST_UNSENT:
             raise ConnectionAbortedError(f"the peer left {self._unsent} bytes unread")
 
@@ -212,19 +212,19 @@ class LineListener:
         self._listener.close()
 
 
-class Inbox(Generic[_Given]):
+class Inbox(Generic[_Item]):
     """What other threads give to the thread that waits in a selector. Its descriptor stands there with the inbox as its data."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
-        self._given: deque[_Given] = deque()
+        self._items: deque[_Item] = deque()
         self._wake, self._woken = socket.socketpair()
         self._wake.settimeout(0.0)  # a full pipe wakes as well
         self._woken.settimeout(0.0)
         selector.register(self._woken, selectors.EVENT_READ, self)
 
-    def give(self, item: _Given) -> None:
+    def give(self, item: _Item) -> None:
         """Add this, and wake the thread."""
-        self._given.append(item)
+        self._items.append(item)
         self.wake()
 
     def wake(self) -> None:
@@ -232,12 +232,12 @@ class Inbox(Generic[_Given]):
         with contextlib.suppress(OSError):
             self._wake.send(b".")
 
-    def items(self) -> Iterator[_Given]:
+    def items(self) -> Iterator[_Item]:
         """Yield what was given, also meanwhile, in its order."""
         with contextlib.suppress(BlockingIOError):
             self._woken.recv(4096)
-        while self._given:
-            yield self._given.popleft()
+        while self._items:
+            yield self._items.popleft()
 
     def close(self) -> None:
         """Close it."""

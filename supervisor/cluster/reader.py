@@ -53,12 +53,12 @@ class NodeStanding:
         """Return the standing of a node by its state, and the pace of its ranks."""
         attempt, progress = state.attempt, state.attempt.progress
         ranks = rank_list(rank.rank for rank in attempt.live_ranks) if attempt.live_ranks else ""
-        out = sum(bool(gpu.quarantined) for gpu in state.gpus)
+        gpus_out = sum(bool(gpu.quarantined) for gpu in state.gpus)
         slow = tuple(_short(text) for *_, text in training.stragglers(attempt)[:MOST_SLOW])
         rank = None if pace is None else pace.rank
         gpu, health = training.gpu_text(state, rank), _short(training.health_text(state, rank))
-        known = (progress.step, progress.relative, progress.phase.value, ranks, out, pace, gpu, health, slow)
-        return cls(state.stage.value, attempt.number, *known)
+        facts = (progress.step, progress.relative, progress.phase.value, ranks, gpus_out, pace, gpu, health, slow)
+        return cls(state.stage.value, attempt.number, *facts)
 
     def text(self) -> str:
         """Return it for a beat."""
@@ -77,6 +77,7 @@ class NodeStanding:
 
 
 def _short(text: str) -> str:
+    text = text.encode(errors="replace").decode()  # a health check may name a path that is not UTF-8, which no JSON takes
     return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"
 
 

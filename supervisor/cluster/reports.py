@@ -57,16 +57,16 @@ def decode_reports(
 
     members: of the attempt, which no report has (core/report_size.py). The run, which is the same on all nodes, stays in the first.
     """
-    read, unread = list[NodeReport](), list(missing)
+    decoded, unreadable = list[NodeReport](), list(missing)
     for node, text in reports:
         try:
             report = decode_report(text)
         except ValueError as error:
-            unread.append((node, str(error)))
+            unreadable.append((node, str(error)))
         else:
-            run = Run() if read else report.run
-            read.append(replace(report, run=run, attempt=replace(report.attempt, members=members)))
-    return tuple(read), tuple(unread)
+            run = Run() if decoded else report.run
+            decoded.append(replace(report, run=run, attempt=replace(report.attempt, members=members)))
+    return tuple(decoded), tuple(unreadable)
 
 
 class HangNews(Struct, frozen=True):
@@ -101,8 +101,8 @@ def _understood(row: dict[str, Any]) -> dict[str, Any]:
         name: list(_facts(value)) if name in {"evidence", "ended_for"} and isinstance(value, list) else value
         for name, value in row["attempt"].items()
     }
-    kept = {name: value for name, value in attempt.items() if _is_valid({name: value}, Attempt)}
-    report = {**row, "attempt": kept, "gpus": [gpu for gpu in row["gpus"] if _is_valid(gpu, Gpu)]}
+    attempt_fields = {name: value for name, value in attempt.items() if _is_valid({name: value}, Attempt)}
+    report = {**row, "attempt": attempt_fields, "gpus": [gpu for gpu in row["gpus"] if _is_valid(gpu, Gpu)]}
     return {name: value for name, value in report.items() if _is_valid({"node": "", "attempt": {}, name: value}, NodeReport)}
 
 
@@ -125,7 +125,7 @@ def _is_valid(row: object, kind: type) -> bool:
 def _shifted(attempt: Attempt, by_s: float) -> Attempt:
     """Return what a node saw, with its times moved by the difference of two clocks, in seconds."""
 
-    def moved(t: float | None) -> float | None:
+    def shift(t: float | None) -> float | None:
         return None if t is None else t + by_s
 
     def facts(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
@@ -134,8 +134,8 @@ def _shifted(attempt: Attempt, by_s: float) -> Attempt:
     return replace(
         attempt,
         began_t=attempt.began_t + by_s,
-        started_t=moved(attempt.started_t),
-        over_t=moved(attempt.over_t),
+        started_t=shift(attempt.started_t),
+        over_t=shift(attempt.over_t),
         evidence=None if attempt.evidence is None else facts(attempt.evidence),
         ended_for=facts(attempt.ended_for),
     )

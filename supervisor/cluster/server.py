@@ -82,8 +82,8 @@ class CoordinatorServer:
         self._connections: dict[int, _Connection] = {}
         self._of_node: dict[str, _Connection] = {}
         self._unsent: set[_Connection] = set()  # for which there is something to be sent
-        self._told: set[str] = set()  # nodes that have read all that was sent to them, the decision too
-        self._warned: set[str] = set()
+        self._informed_nodes: set[str] = set()  # nodes that have read all that was sent to them, the decision too
+        self._warnings: set[str] = set()
         self._is_stepping = False
         self._selector = selectors.DefaultSelector()
         self._inbox: Inbox[CoordinatorInput] = Inbox(self._selector)
@@ -173,13 +173,13 @@ class CoordinatorServer:
             return False
         job = coordination.known_nodes(self._state, self._clock())
         awaited = {node.node for node in job.nodes if node.index >= 0 and not node.absence.startswith(("lost", "left"))} - {job.host}
-        for node in awaited - self._told:
+        for node in awaited - self._informed_nodes:
             connection = self._of_node.get(node)
             if connection is not None and not connection.lines.has_unsent and not connection.is_last:
                 connection.is_last = True
                 with contextlib.suppress(OSError):  # its end is read
                     connection.lines.say_no_more()
-        return awaited <= self._told
+        return awaited <= self._informed_nodes
 
     def _accept(self) -> None:
         lines = self._listener.accept()
@@ -202,7 +202,7 @@ class CoordinatorServer:
                 self._read(connection)
         except ClosedByPeer:
             if self._state.memory.decision is not None and not connection.lines.has_unsent:
-                self._told.add(connection.node)
+                self._informed_nodes.add(connection.node)
             self._drop(connection)
         except OSError as error:
             self._drop(connection, unanswered_s(error))
@@ -263,8 +263,8 @@ class CoordinatorServer:
         """Tell both sides why a connection is refused, each once. Its peer closes it, or the time for strangers runs out."""
         connection.is_refused, connection.since_t = True, time.monotonic()
         self._forget(connection)
-        if reason not in self._warned and len(self._warned) < MOST_STRANGERS:
-            self._warned.add(reason)
+        if reason not in self._warnings and len(self._warnings) < MOST_STRANGERS:
+            self._warnings.add(reason)
             self._warn(f"refused: {reason}")
         self._send(connection, wire.encode(protocol.Refusal(reason)))
 
@@ -278,7 +278,7 @@ class CoordinatorServer:
             memory = self._state.memory
             self._state, outputs = coordination.step(self._state, message)
             if self._state.memory != memory:
-                self._told.clear()
+                self._informed_nodes.clear()
                 self._keep(self._state.memory)
             for output in outputs:
                 self._do(output)

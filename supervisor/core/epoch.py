@@ -102,8 +102,8 @@ def on_coordinator_silent(state: JobState, event: CoordinatorFellSilent) -> Step
     """End an attempt that the others may have ended without this node."""
     if not state.attempt.is_shared:
         return state, ()
-    seen = Evidence("network", "coordinator_silent", event.text, t=event.t, claim=Claim(Cause.RENDEZVOUS, 0.9, transient=True))
-    return failure.stop_attempt(replace(state, attempt=replace(state.attempt, ended_for=(seen,))), event.t, event.text)
+    fact = Evidence("network", "coordinator_silent", event.text, t=event.t, claim=Claim(Cause.RENDEZVOUS, 0.9, transient=True))
+    return failure.stop_attempt(replace(state, attempt=replace(state.attempt, ended_for=(fact,))), event.t, event.text)
 
 
 # nodes that ask to join
@@ -115,13 +115,15 @@ def on_nodes_waiting(state: JobState, event: NodesWaiting) -> Step:
     With as many nodes as the job may have, the others are spares: they wait for a failure.
     """
     attempt = state.attempt
-    before = attempt.admission
+    admission = attempt.admission
     if not attempt.is_shared or len(attempt.members) >= state.run.policy.nodes:
         return state, ()
-    if before is not None and before.count:
-        return replace(state, attempt=replace(attempt, admission=replace(before, count=event.count))), ()
+    if admission is not None and admission.count:
+        return replace(state, attempt=replace(attempt, admission=replace(admission, count=event.count))), ()
     step = None if attempt.progress.relative else attempt.progress.step
-    state = replace(state, attempt=replace(attempt, admission=Admission(event.count, step, before is not None and before.save_requested)))
+    state = replace(
+        state, attempt=replace(attempt, admission=Admission(event.count, step, admission is not None and admission.save_requested))
+    )
     if not event.count:
         return state, ()
     state, actions = request_save(state)
@@ -159,8 +161,8 @@ def on_checkpoint_verified(state: JobState, event: CheckpointVerified) -> Step:
         return state, actions
     ending = sharing.end(state, MEMBERSHIP, "nodes are admitted")
     text = f"attempt {attempt.number} has saved, and is stopped: the next one begins with {admission.count} more node(s)"
-    state, more = admit(state, PrintMessage("info", text))
-    return state, (*actions, *ending, *more)
+    state, admission_actions = admit(state, PrintMessage("info", text))
+    return state, (*actions, *ending, *admission_actions)
 
 
 def on_attempt_ended(state: JobState, event: AttemptEnded) -> Step:
@@ -200,9 +202,9 @@ def _view(state: JobState, event: ReportsGathered) -> JobState:
 
 def decided(state: JobState, event: ReportsGathered) -> JobDecision:
     """Return the decision: a stop that a node wants, the loss of a node, or what the evidence of all nodes says."""
-    wanted = next((report.attempt.stop_wanted for report in event.reports if report.attempt.stop_wanted is not None), None)
-    if wanted is not None:
-        return wanted
+    stop_decision = next((report.attempt.stop_wanted for report in event.reports if report.attempt.stop_wanted is not None), None)
+    if stop_decision is not None:
+        return stop_decision
     members = state.attempt.members
     saved = max((report.attempt.saved_steps.highest or 0 for report in event.reports), default=0)  # one node alone may have seen it
     state = replace(state, attempt=_with_saved(state.attempt, saved))
@@ -210,18 +212,18 @@ def decided(state: JobState, event: ReportsGathered) -> JobDecision:
         fact for report in event.reports for fact in failure.facts_of(report.attempt, event.t, sharing.shown(report.node, members))
     )
     verdict = ending.explained(replace(state, attempt=replace(state.attempt, evidence=facts)), classify(facts))
-    gone = _gone(event, members)
-    is_loss = gone is not None and verdict.cause in _OF_A_LOSS
-    if gone is not None and is_loss:
-        verdict = _lost(*gone, verdict, event.t)
+    gone_node = _gone_node(event, members)
+    is_loss = gone_node is not None and verdict.cause in _OF_A_LOSS
+    if gone_node is not None and is_loss:
+        verdict = _loss_verdict(*gone_node, verdict, event.t)
     culprit = _culprit(event, verdict, members)
     verdict = verdict if verdict.node or culprit is None else replace(verdict, node=sharing.shown(culprit.node, members))
     view = state if culprit is None else replace(state, gpus=culprit.gpus, attempt=culprit.attempt)
     run = planning.with_saved(view.run, saved, event.attempt)
     view = replace(view, run=run, attempt=replace(_with_saved(view.attempt, saved), members=members, evidence=facts))
     decision = failure.judged(view, event.t, verdict)
-    left = len(members) - len({node for node, _ in event.missing})  # one whose supervise came back is there
-    return replace(decision, plan=_waiting(decision.plan, state.run, left)) if is_loss else decision
+    nodes_left = len(members) - len({node for node, _ in event.missing})  # one whose supervise came back is there
+    return replace(decision, plan=_waiting(decision.plan, state.run, nodes_left)) if is_loss else decision
 
 
 def _with_saved(attempt: Attempt, step: int) -> Attempt:
@@ -229,47 +231,48 @@ def _with_saved(attempt: Attempt, step: int) -> Attempt:
     return replace(attempt, saved_steps=attempt.saved_steps.with_one(step)) if step else attempt
 
 
-def _waiting(plan: Plan, run: Run, left: int) -> Plan:
+def _waiting(plan: Plan, run: Run, nodes_left: int) -> Plan:
     """Return the plan after the loss of a node, with what the nodes that are left wait for if they are too few."""
     least = sharing.needed_nodes(run)
-    if plan.kind is not PlanKind.RESTART or left >= least:
+    if plan.kind is not PlanKind.RESTART or nodes_left >= least:
         return plan
-    wanted = f"{least - left} more node{'s' * (least - left > 1)}"
-    there = f"{left} of the {least} that the job needs {'is' if left == 1 else 'are'} left"
+    count = least - nodes_left
+    lack = f"{count} more node{'s' * (count > 1)}"
+    shortage = f"{nodes_left} of the {least} that the job needs {'is' if nodes_left == 1 else 'are'} left"
     return replace(
         plan,
-        reason=f"waits for {wanted}, because {there}; then {plan.reason}",
-        next_rung=f"stop with exit code 75, if {wanted} {'does' if least - left == 1 else 'do'} not come in time (torch's join_timeout)",
+        reason=f"waits for {lack}, because {shortage}; then {plan.reason}",
+        next_rung=f"stop with exit code 75, if {lack} {'does' if count == 1 else 'do'} not come in time (torch's join_timeout)",
     )
 
 
-def _gone(event: ReportsGathered, members: tuple[str, ...]) -> tuple[str, str] | None:
+def _gone_node(event: ReportsGathered, members: tuple[str, ...]) -> tuple[str, str] | None:
     """Return a node that went, and how: the one that ended the attempt, if several did."""
     died = ((r.node, f.text) for r in event.reports for f in r.attempt.evidence or () if f.name == sharing.SUPERVISE_DIED)
-    gone = [*event.missing, *died]
-    first = next((row for row in gone if row[0] == event.node), gone[0] if gone else None)
+    rows = [*event.missing, *died]
+    first = next((row for row in rows if row[0] == event.node), rows[0] if rows else None)
     return None if first is None else (sharing.shown(first[0], members), first[1])
 
 
-def _lost(node: str, how: str, seen: Verdict, t: float) -> Verdict:
+def _loss_verdict(node: str, how: str, verdict: Verdict, t: float) -> Verdict:
     """Return the verdict on a node that went. Its own evidence is lost with it, or was none."""
-    left = how.startswith("left: ")
+    has_left = how.startswith("left: ")
     how = how.removeprefix("left: ").removeprefix("lost: ")
     if how.startswith("no report"):  # it lives, as far as is known
         summary = f"node {node}: {how}"
     else:
-        summary = f"node {node} left: {how}" if left else f"node {node} is lost: {how}"
+        summary = f"node {node} left: {how}" if has_left else f"node {node} is lost: {how}"
     fact = Evidence("launcher", "node_lost", summary, node=node, t=t)
     return Verdict(
         Cause.NODE_LOST,
         0.95,
         summary,
-        "node:left" if left else "node:lost",
+        "node:left" if has_left else "node:lost",
         transient=True,
-        because=(fact, *(other for other in seen.because if other.name != ENDED_BY_US))[:10],
+        because=(fact, *(row for row in verdict.because if row.name != ENDED_BY_US))[:10],
         node=node,
-        runner_up=seen.cause if seen.cause not in {Cause.UNKNOWN, Cause.NONE} else None,
-        runner_up_confidence=seen.confidence,
+        runner_up=verdict.cause if verdict.cause not in {Cause.UNKNOWN, Cause.NONE} else None,
+        runner_up_confidence=verdict.confidence,
     )
 
 
@@ -362,7 +365,7 @@ def on_node_cut_off(state: JobState, event: NodeCutOff) -> Step:
         return _without_coordinator(state, event.t, event.text)
     verdict = Verdict(Cause.DEPENDENCY, 0.95, f"the coordinator of the nodes refuses this node: {event.text}"[:600], "nodes:refused")
     hint = event.text.rpartition(": ")[2]  # `what happened: what to do` (cluster/wire.py)
-    return _left(state, event.t, verdict, Plan(PlanKind.STOP, "this node cannot take part in the job", hint[:600], "beginning", 78))
+    return _leave_alone(state, event.t, verdict, Plan(PlanKind.STOP, "this node cannot take part in the job", hint[:600], "beginning", 78))
 
 
 def _without_coordinator(state: JobState, t: float, text: str) -> Step:
@@ -372,10 +375,10 @@ def _without_coordinator(state: JobState, t: float, text: str) -> Step:
     again = f"start the same command again on every node, beginning with {first}; the job resumes from its newest checkpoint"
     hint = "the scheduler's requeue continues this run" if state.run.policy.is_scheduled else again
     verdict = Verdict(Cause.RENDEZVOUS, 0.7, f"{text}{f'; it was on node {host}' if host else ''}", "coordinator:gone", transient=True)
-    return _left(state, t, verdict, Plan(PlanKind.STOP, "without a coordinator the nodes would diverge", hint, "coordinator", 75))
+    return _leave_alone(state, t, verdict, Plan(PlanKind.STOP, "without a coordinator the nodes would diverge", hint, "coordinator", 75))
 
 
-def _left(state: JobState, t: float, verdict: Verdict, plan: Plan) -> Step:
+def _leave_alone(state: JobState, t: float, verdict: Verdict, plan: Plan) -> Step:
     """End this node alone, whose ranks are gone."""
     opening: tuple[Action, ...] = ()
     if state.run.incident is None:

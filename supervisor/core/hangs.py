@@ -39,20 +39,20 @@ def on_hang_suspected(state: JobState, _event: HangSuspected) -> Step:
 
 def on_hang_confirmed(state: JobState, event: HangConfirmed) -> Step:
     """End the attempt where that is due, else alert once for each kind of hang."""
-    hang, before = event.hang, state.attempt.hang
+    hang, earlier = event.hang, state.attempt.hang
     if event.acting:  # its look, and the hang in its status: another node speaks for all
         state = replace(state, attempt=replace(state.attempt, hang_suspected=False, hang=hang))
         return state, (KeepLook(state.attempt.number, 0),)
     if hang.kind is HangKind.EXIT or (hang.at_exit and _is_saved(state, hang)):
         return _behind_the_end(state, event)
-    goes_on = why_it_goes_on(state, hang, is_first=before is None)
+    goes_on = why_it_goes_on(state, hang, is_first=earlier is None)
     state = replace(state, attempt=replace(state.attempt, hang_suspected=False, hang=hang))
     if not goes_on:
         fact = replace(hang.evidence(event.t), claim=Claim(Cause.HANG_NO_ERROR, SURE, transient=True))
         state = replace(state, attempt=replace(state.attempt, ended_for=(fact,)))
         state, actions = failure.stop_attempt(state, event.t, hang.text)
         return state, (KeepLook(state.attempt.number, state.incidents), *actions)
-    if before is not None and (before.kind, before.slow) == (hang.kind, hang.slow):
+    if earlier is not None and (earlier.kind, earlier.slow) == (hang.kind, hang.slow):
         return state, ()
     text = f"no progress for {hang.still_s:.0f} s: {hang.text}; the job goes on: {goes_on}{_remedy(hang)}{_devices(hang)}"
     return state, (KeepLook(state.attempt.number, 0), _alert(state, hang, text))
@@ -86,8 +86,8 @@ def _behind_the_end(state: JobState, event: HangConfirmed) -> Step:
     Scripts that are over are reported at once, since a thread of theirs may be uploading. What only the declared end shows is reported
     once nothing of any rank has worked for so long that nothing more can be expected.
     """
-    hang, number, before = event.hang, state.attempt.number, state.attempt.hang
-    is_first = before is None or before.kind is not HangKind.EXIT
+    hang, number, earlier = event.hang, state.attempt.number, state.attempt.hang
+    is_first = earlier is None or earlier.kind is not HangKind.EXIT
     state = replace(state, attempt=replace(state.attempt, hang_suspected=False, hang=hang))
     text, look = _end_text(state, hang), KeepLook(number, 0)
     if not hang.over:
@@ -97,14 +97,14 @@ def _behind_the_end(state: JobState, event: HangConfirmed) -> Step:
         return state, (look, _alert(state, hang, f"{text}; {then}{_devices(hang)}")) if reports else (look,)
     if state.run.policy.on_hang != "restart":
         then = "nothing of it has worked for 10 minutes; --on-hang restart ends it, and trains nothing again"
-        return state, () if before is not None and before.over else (look, _alert(state, hang, f"{text}; {then}{_devices(hang)}"))
+        return state, () if earlier is not None and earlier.over else (look, _alert(state, hang, f"{text}; {then}{_devices(hang)}"))
     fact = Evidence(
         "hang", "at_exit", text, _only(hang.ranks), event.t, node=hang.node, claim=Claim(Cause.EXIT_STUCK, SURE, transient=False)
     )
     state = replace(state, attempt=replace(state.attempt, ended_for=(fact,)))
     state, actions = failure.stop_attempt(state, event.t, text)
-    told = PrintMessage("warning", f"{text}; it is ended, and nothing is trained again")  # no card is printed where the code is 0
-    return state, (KeepLook(number, state.incidents), told, *actions)
+    message = PrintMessage("warning", f"{text}; it is ended, and nothing is trained again")  # no card is printed where the code is 0
+    return state, (KeepLook(number, state.incidents), message, *actions)
 
 
 def _end_text(state: JobState, hang: Hang) -> str:

@@ -48,8 +48,8 @@ def bounded(report: NodeReport, most_bytes: int = MOST_BYTES) -> NodeReport:
     if attempt.evidence is None:
         return replace(report, attempt=attempt)
     room = max(most_bytes, MOST_BYTES_OF_A_RANK * len(attempt.ranks))
-    kept, left_out = _chosen(attempt.evidence, room)
-    facts = tuple(attempt.evidence[index] for index in sorted(kept))
+    indexes, left_out = _chosen(attempt.evidence, room)
+    facts = tuple(attempt.evidence[index] for index in sorted(indexes))
     return replace(report, attempt=replace(attempt, evidence=(*facts, *left_out)))
 
 
@@ -58,28 +58,28 @@ def _chosen(facts: Sequence[Evidence], room: int) -> tuple[set[int], tuple[Evide
     ended = [fact.rank for fact in facts if fact.source == "exit"]  # the earliest first (observe/collect.py)
     order = {rank: place for place, rank in reversed(list(enumerate(ended)))}
     alike = Counter[tuple[str, ...]]()
-    seen = set[tuple[int | str | None, ...]]()  # kinds with the rank
+    known_kinds = set[tuple[int | str | None, ...]]()  # kinds with the rank
     rows = []
     for index in sorted(range(len(facts)), key=lambda index: _age(facts[index])):
         fact = facts[index]
         standing, place = _standing(fact), order.get(fact.rank, len(order))
         kind = fact.source, fact.name, _kind_text(fact)
         count = alike[kind]
-        is_known = count >= MOST_ALIKE or (*kind, fact.rank) in seen or (fact.name in _PROGRESS and count > 0)
+        is_known = count >= MOST_ALIKE or (*kind, fact.rank) in known_kinds or (fact.name in _PROGRESS and count > 0)
         if standing == _LINES and is_known:
             continue
         alike[kind] += 1
-        seen.add((*kind, fact.rank))
+        known_kinds.add((*kind, fact.rank))
         rows.append((standing, count if standing != _TAILS else 0, -_weight(fact), place, index))
-    kept, tails = set[int](), 0
+    indexes, tails = set[int](), 0
     for standing, *_, index in sorted(rows):
         size = _size(facts[index])
         if size > room or (standing == _TAILS and tails == MOST_TAILS):
             continue
         room -= size
         tails += standing == _TAILS
-        kept.add(index)
-    return kept, _left_out([fact for index, fact in enumerate(facts) if index not in kept])
+        indexes.add(index)
+    return indexes, _left_out([fact for index, fact in enumerate(facts) if index not in indexes])
 
 
 def _weight(fact: Evidence) -> float:
@@ -123,8 +123,8 @@ def _left_out(facts: Iterable[Evidence]) -> tuple[Evidence, ...]:
     ranks = len({fact.rank for fact in facts if fact.rank is not None})
     kinds = Counter(fact.name if fact.source != "tail" else "last lines" for fact in facts).most_common()
     named = ", ".join(f"{count} {name}" for name, count in kinds[:_NAMED])
-    rest = sum(count for _, count in kinds[_NAMED:])
+    other_count = sum(count for _, count in kinds[_NAMED:])
     whose = f" of {ranks} rank{'s' * (ranks > 1)}" if ranks else ""
-    named += f", {rest} others" if rest else ""
+    named += f", {other_count} others" if other_count else ""
     text = f"{len(facts)} more facts{whose} were left out of the report ({named}); the node's journal has them"
     return (Evidence("observer", "left_out", text),)

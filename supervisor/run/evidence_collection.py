@@ -45,13 +45,13 @@ ANSWER_DEADLINE_S = 1.0
 class FailedAttempt(Struct, frozen=True):
     """What is known of an attempt when it fails.
 
-    gone: set when no rank of it is left. began_ns: when it began, by CLOCK_MONOTONIC. session: None where it was not given to one.
+    ranks_gone: set when no rank of it is left. began_ns: when it began, by CLOCK_MONOTONIC. session: None where it was not given to one.
     """
 
     state: Attempt
     ranks: tuple[RankInfo, ...]
     began_ns: int
-    gone: threading.Event
+    ranks_gone: threading.Event
     session: Session | None
 
 
@@ -82,16 +82,16 @@ class EvidenceCollection:
         session, ranks = failed.session, failed.ranks
 
         def work() -> None:
-            failed.gone.wait(action.deadline_s)
+            failed.ranks_gone.wait(action.deadline_s)
             self._distrust()
             attempt = self._as_it_ended(failed.state)
             launcher = LauncherFacts(lambda: self._tails(action), lambda: session.facts if session else (), attempt.overrides)
             sources = self._watch.sources(action.attempt, watchers, ranks, failed.began_ns, attempt.deaths, launcher)
-            found = collect.together({**sources, "nvml": lambda: self._node.health.after(self._node.ranks_on_gpus(ranks))}, ANSWER_S)
-            named = collect.together({"paths": lambda: self._factory.checkpoints.path_faults(action.attempt, found)}, ANSWER_S)
-            found = collect.without_secrets((*found, *named))
+            evidence = collect.together({**sources, "nvml": lambda: self._node.health.after(self._node.ranks_on_gpus(ranks))}, ANSWER_S)
+            path_faults = collect.together({"paths": lambda: self._factory.checkpoints.path_faults(action.attempt, evidence)}, ANSWER_S)
+            evidence = collect.without_secrets((*evidence, *path_faults))
             beats = heartbeats.read(self._job.attempt_dir(action.attempt) / "heartbeat")
-            self._loop.call_soon(lambda: self._collected(action, failed, found, beats, watchers.rank_ends))
+            self._loop.call_soon(lambda: self._collected(action, failed, evidence, beats, watchers.rank_ends))
 
         self._threads.start("evidence", work, awaited=False)  # the core has a timer for it, and judges by the deaths then
 
@@ -129,7 +129,7 @@ class EvidenceCollection:
         self,
         action: CollectEvidence,
         failed: FailedAttempt,
-        found: list[Evidence],
+        evidence: list[Evidence],
         beats: tuple[RankHeartbeat, ...],
         started: LaunchedRanks | None,
     ) -> None:
@@ -137,9 +137,9 @@ class EvidenceCollection:
         deaths: tuple[RankExit, ...] = attempt.deaths
         clock, grace_s = self._loop.clock, self._job.settings.stop.grace_s
         ends, pids = (started.ends, started.pids) if started is not None else ((), {})
-        of_launcher = collect.without_secrets(collect.of_launcher(session.facts if session else (), found))
+        of_launcher = collect.without_secrets(collect.of_launcher(session.facts if session else (), evidence))
         of_ranks = collect.exits(deaths, clock, grace_s, ends, pids, stopped_t=attempt.stopped_t)
-        facts = reconciled((*of_ranks, *found, *of_launcher), deaths, beats, clock)
+        facts = reconciled((*of_ranks, *evidence, *of_launcher), deaths, beats, clock)
         self._reporter.evidence(action.incident, facts)
         event = EvidenceCollected(self._loop.clock.now(), action.attempt, action.incident, collect.trimmed(facts), random.random())  # noqa: S311 (jitter, no secret)
         self._loop.feed(event)

@@ -71,10 +71,10 @@ class JobHangs:
         self._job, self._loop, self._threads = job, loop, threads
         self._nodes: OtherNodes | None = None
         self._own = node_look.NodeLooks()
-        self._judge = AllNodesWatch(self._want, self._tell)
-        self._judged = 0  # the attempt
+        self._judge = AllNodesWatch(self._ask_all, self._tell)
+        self._judged_attempt = 0
         self._is_judging = False
-        self._wanted_t: dict[tuple[int, int], float] = {}  # when each look was asked for, by the attempt and its number
+        self._request_t: dict[tuple[int, int], float] = {}  # when each look was asked for, by the attempt and its number
         self._gathered: tuple[AllLooks, tuple[str, ...]] | None = None  # the newest, with the names of its nodes
 
     def join(self, nodes: OtherNodes) -> None:
@@ -88,7 +88,7 @@ class JobHangs:
 
     def forget(self) -> None:
         """Begin with a new attempt."""
-        self._own, self._wanted_t = node_look.NodeLooks(), {}
+        self._own, self._request_t = node_look.NodeLooks(), {}
 
     # as a node
 
@@ -109,27 +109,27 @@ class JobHangs:
         """Take what comes from the other nodes."""
         match output:
             case LookWanted(attempt, number):
-                self._wanted(attempt, number)
+                self._on_request(attempt, number)
             case LooksGathered():
                 self._take_looks(output)
             case HangNews():
-                self._told(output)
+                self._on_news(output)
 
-    def _wanted(self, attempt: int, number: int) -> None:
+    def _on_request(self, attempt: int, number: int) -> None:
         """Have a look taken, by the next sample of the heartbeats. Ranks that start, or are being stopped, are none that hang."""
         state, nodes = self._loop.state, self._nodes
-        self._wanted_t = {**self._wanted_t, (attempt, number): self._loop.clock.now()}
+        self._request_t = {**self._request_t, (attempt, number): self._loop.clock.now()}
         if state.stage is Stage.RUNNING and state.attempt.number == attempt:
             self.watch.want(number)
         elif nodes is not None:
             nodes.look_taken(number, node_look.text_without(number, "", f"its stage is {state.stage}"))
 
-    def _told(self, news: HangNews) -> None:
+    def _on_news(self, news: HangNews) -> None:
         """Take what the coordinator found: the hang stands in the state of each node, and one of them acts."""
         state, nodes, attempt = self._loop.state, self._nodes, news.attempt
         if nodes is None or state.stage is not Stage.RUNNING or state.attempt.number != attempt:
             return
-        self.watch.told(news.hang or news.text)
+        self.watch.take_news(news.hang or news.text)
         if news.hang is not None:
             acting = "" if news.acting == nodes.own_name else shown(news.acting, state.attempt.members)
             self._loop.feed(HangConfirmed(self._loop.clock.now(), attempt, news.hang, acting))
@@ -140,8 +140,8 @@ class JobHangs:
         """Ask for the look that is due."""
         attempt = self._loop.state.attempt
         takes_part = self._nodes is not None and self._nodes.own_name in attempt.members
-        runs = self._loop.state.stage is Stage.RUNNING and attempt.number == self._judged
-        if self._judged and not self._is_judging and (runs or not takes_part):
+        runs = self._loop.state.stage is Stage.RUNNING and attempt.number == self._judged_attempt
+        if self._judged_attempt and not self._is_judging and (runs or not takes_part):
             self._judge.tick(self._loop.clock.now())
 
     def _take_looks(self, gathered: LooksGathered) -> None:
@@ -150,16 +150,16 @@ class JobHangs:
         if self._is_judging or nodes is None:
             return
         names, now = nodes.coordinated, self._loop.clock.now()
-        looked_t = self._wanted_t.get((gathered.number, gathered.look), now)
+        looked_t = self._request_t.get((gathered.number, gathered.look), now)
         self._is_judging = True
 
         def work() -> None:
             try:
-                if gathered.number != self._judged:
-                    self._judged = gathered.number
+                if gathered.number != self._judged_attempt:
+                    self._judged_attempt = gathered.number
                     self._judge.watch(gathered.number)
                 looks, missing = ([(shown(node, names), text) for node, text in rows] for rows in (gathered.looks, gathered.missing))
-                looked = all_nodes.gathered(gathered.look, looks, missing)
+                looked = all_nodes.all_looks(gathered.look, looks, missing)
                 self._gathered = looked, tuple(node for node, _ in gathered.looks)
                 self._judge.take(now, looked_t, looked)
             finally:
@@ -167,24 +167,24 @@ class JobHangs:
 
         self._threads.start("judge a hang", work, awaited=False)
 
-    def _want(self) -> None:
+    def _ask_all(self) -> None:
         if self._nodes is not None:
-            self._nodes.want_looks(self._judged)
+            self._nodes.want_looks(self._judged_attempt)
 
     def _has_judged(self) -> None:
         self._is_judging = False
 
     def _tell(self, news: Hang | str) -> None:
         """Tell all nodes, from any thread. This node acts, or the first that was looked at where this one takes no part in the attempt."""
-        nodes, attempt, gathered = self._nodes, self._judged, self._gathered
+        nodes, attempt, gathered = self._nodes, self._judged_attempt, self._gathered
         if nodes is None or gathered is None:
             return
-        seen, names = gathered
+        looks, names = gathered
         acting = nodes.own_name if nodes.own_name in names or not names else names[0]
         if isinstance(news, Hang):
-            self._keep_page(attempt, look_page.text_of_all(seen, news))
-        told = HangNews(attempt, acting, news) if isinstance(news, Hang) else HangNews(attempt, acting, text=news)
-        text = msgspec.json.encode(told).decode()
+            self._keep_page(attempt, look_page.text_of_all(looks, news))
+        message = HangNews(attempt, acting, news) if isinstance(news, Hang) else HangNews(attempt, acting, text=news)
+        text = msgspec.json.encode(message).decode()
         self._loop.call_soon(lambda: nodes.tell_hang(attempt, text))
 
     def _keep_page(self, attempt: int, text: str) -> None:

@@ -7,12 +7,9 @@ what all nodes report, also while it takes no part in the attempt, or is stoppin
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import secrets
-import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, assert_never
 
@@ -21,20 +18,20 @@ import msgspec
 from supervisor.cluster import messages as protocol
 from supervisor.cluster import wire
 from supervisor.cluster.client import CoordinatorAddress, NodeClient
-from supervisor.cluster.coordinator import new_coordinator
-from supervisor.cluster.kept import KeptCoordinator, KeptFile, KeptFor, KeptNode, memory_of_the_last, remembered
-from supervisor.cluster.model import DONE, VOID, ClusterDecision, ClusterRules, CoordinatorMemory, Epoch, EpochEnd
+from supervisor.cluster.kept import KeptFile, KeptFor, KeptNode, remembered
+from supervisor.cluster.model import DONE, VOID, ClusterDecision, ClusterRules, CoordinatorMemory, Epoch
 from supervisor.cluster.reader import NodeStanding
-from supervisor.cluster.reports import HangNews, decode_reports, encode_report, read_text
-from supervisor.cluster.server import CoordinatorServer, listen
+from supervisor.cluster.reports import HangNews, encode_report, read_text
+from supervisor.cluster.server import CoordinatorServer
 from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.gathering import began_text
 from supervisor.core.lifecycle import OUR_END_S
 from supervisor.core.report_size import bounded
 from supervisor.core.state import NodeReport, Stage
-from supervisor.core.values import Struct, replace
+from supervisor.core.values import Struct
 from supervisor.observe.hangs.judge import CONFIRM_S
+from supervisor.run.own_coordinator import OwnCoordinator
 from supervisor.run.threads import start_soon
 
 if TYPE_CHECKING:
@@ -42,9 +39,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from supervisor.agent.messages import NodesMet
-    from supervisor.cluster.coordinator import CoordinatorOutput
     from supervisor.cluster.member import MemberInput, MemberOutput
     from supervisor.cluster.model import NodeMemory
+    from supervisor.cluster.server import CoordinatorServer
     from supervisor.core.model import JobDecision
     from supervisor.job.job import Job
     from supervisor.observe.pace.judge import NodePace
@@ -53,11 +50,6 @@ if TYPE_CHECKING:
 #: What the coordinator gives the other nodes to decide and to learn how the job ended, and a node gives its last messages to leave.
 LINGER_S = 15.0
 GOODBYE_S = 2.0
-#: After so many bugs in a row that end its thread the coordinator is given up. One that comes so long after the last begins a new row.
-MOST_BUGS = 3
-BUGS_APART_S = 120.0
-#: A coordinator whose thread died is served again at once, and once in so long: such a bug may come again each time.
-SERVED_AGAIN_S = 6.0
 #: All-gather 0 of the agreement is the second of the protocol, in which 0 is how the ranks began.
 _FIRST_GATHER = 1
 
@@ -86,48 +78,43 @@ class JobNodes:
         self._owner = KeptFor(job.run_id, rdzv_id)
         self._directory: Path = job.state / "cluster"
         self._node_file = KeptFile(self._directory / "node.json", warn)
-        self._coordinator_file = KeptFile(self._directory / "coordinator.json", warn)
+        file = KeptFile(self._directory / "coordinator.json", warn)
+        self._coordinator = OwnCoordinator(file, self._owner, loop, lambda looks: self.looks(looks), warn)  # noqa: PLW0108  set later
         self._client: NodeClient | None = None
-        self._server: CoordinatorServer | None = None  # where this node is the coordinator
-        self._serves_again_t = 0.0  # when a coordinator whose thread died may be served again
-        self._bugs = 0  # in a row that ended its thread here since the last decision
-        self._bug_t = 0.0  # of the last of them
-        self._met_for = 0  # the number that the attempt had here when its nodes met
-        self._met_ranks = 0  # of all nodes that met
+        self._meeting_attempt = 0  # the number that the attempt had here when its nodes met
+        self._world_size = 0  # of all nodes that met
         self.returning = 0  # nodes of the last attempt that come to the next meeting, 0: not known
-        self._began_t = loop.clock.now()
         self._closed_without_us: tuple[str, JobDecision | None] | None = None  # how the job ended, until the core can take it
         self._cut_off: tuple[str, bool] | None = None  # why this node can take part no more, and whether it is refused, until likewise
         #: Who takes the looks of this node, and judges those of all. Called on the loop's thread.
         self.looks: Callable[[protocol.LookWanted | protocol.LooksGathered | HangNews], None] = lambda _output: None
         self._last_word_to: CoordinatorAddress | None = None
         self._awaited: dict[int, Callable[[list[str]], None]] = {}  # by the number of the all-gather
-        self._is_closing = False
         self._taken_over: MemberOutput | None = None  # what the report of the attempt that was taken over is answered with, at once
 
     # the beginning
 
     def take_over(self) -> None:
         """Go on where the supervisor of this run before this one left the other nodes, if it had met any."""
-        kept = self._node_file.read(KeptNode) if self._directory.exists() else None
-        if kept is not None and kept.owner != self._owner:
-            kept = None
-        self._taken_over = self._known_about(None if kept is None else kept.memory)
-        if kept is None:
+        content = self._node_file.read(KeptNode) if self._directory.exists() else None
+        if content is not None and content.owner != self._owner:
+            content = None
+        self._taken_over = self._known_about(None if content is None else content.memory)
+        if content is None:
             return
-        self.returning = kept.memory.returning
-        client = self._connected(kept)
+        self.returning = content.memory.returning
+        client = self._connected(content)
         self._serve_or_find(client)
-        epoch, state = kept.memory.epoch, self._loop.state
+        epoch, state = content.memory.epoch, self._loop.state
         is_known = epoch is not None and state.attempt.is_shared and state.attempt.number == epoch.number and state.stage is not Stage.ENDED
         if epoch is not None and not is_known:  # it has ended for this node, before this was recorded
             client.give(protocol.GiveUp(self._now(), "its supervise ended"))
 
     def _serve_or_find(self, client: NodeClient) -> None:
         """Be the coordinator as the supervisor before this one was, or go where that found it."""
-        served = self._coordinator_file.read(KeptCoordinator)
-        if served is not None and served.owner == self._owner:
-            self._serve(client, memory_of_the_last(served), served.port, served.key)
+        server = self._coordinator.serve_as_before(client.name, self._rules())
+        if server is not None:
+            _find_own(client, server)
         elif client.address is not None:
             client.find_at(client.address)
 
@@ -145,40 +132,13 @@ class JobNodes:
             return protocol.StepAside(Epoch(attempt.number, attempt.members, "", ""))
         return None if memory.acted is None else protocol.ActOn(epoch, memory.acted, memory.returning)
 
-    def _connected(self, kept: KeptNode | None) -> NodeClient:
+    def _connected(self, content: KeptNode | None) -> NodeClient:
         """Return the client, starting it where none runs."""
         if self._client is None:
-            memory, known = remembered(kept, self._owner, f"{self._job.node}/{secrets.token_hex(4)}")
-            client = self._client = NodeClient(memory, self._rules(), self._now, self._keep, self._emitted, known)
+            memory, address = remembered(content, self._owner, f"{self._job.node}/{secrets.token_hex(4)}")
+            client = self._client = NodeClient(memory, self._rules(), self._now, self._keep, self._emitted, address)
             client.start()
         return self._client
-
-    def _serve(self, client: NodeClient, memory: CoordinatorMemory, port: int = 0, key: str = "") -> CoordinatorServer:
-        """Be the coordinator, with what the last one on this node kept, at its port if that is free; return it."""
-        key = key or secrets.token_hex(16)
-        try:
-            listener = listen(port)
-        except OSError:  # somebody took the port: the nodes learn the new one when they meet
-            listener = listen()
-        bound: int = listener.getsockname()[1]
-        state = new_coordinator(client.name, self._rules(), self._now(), memory, since_t=self._began_t)
-
-        def keep(kept: CoordinatorMemory) -> None:
-            self._coordinator_file.write(KeptCoordinator(self._owner, bound, key, kept))
-
-        server = CoordinatorServer(listener, key, state, self._now, keep, self._to_judge, self._warn)
-        self._server = server
-        with contextlib.suppress(RuntimeError):  # no thread to be had, where loaders use up the processes for a moment: see _serve_again
-            server.start()
-        client.find_at(CoordinatorAddress("127.0.0.1", bound, key))
-        return server
-
-    def _serve_again(self, client: NodeClient) -> None:
-        """Be the coordinator anew, with its memory, where its thread died of a bug or did not begin: without one nothing is decided."""
-        server, now = self._server, time.monotonic()
-        if server is not None and not server.serves and now >= self._serves_again_t and not self._is_closing:
-            self._serves_again_t = now + SERVED_AGAIN_S
-            self._serve(client, server.memory, server.port, server.key)
 
     def _rules(self) -> ClusterRules:
         settings = self._job.settings
@@ -199,30 +159,27 @@ class JobNodes:
             return  # a stop came meanwhile
         client = self._connected(None)
         self._find_coordinator(message, client)
-        self._met_for, self._met_ranks, self._awaited = message.attempt, message.world_size, {}
+        self._meeting_attempt, self._world_size, self._awaited = message.attempt, message.world_size, {}
         client.give(protocol.NodesTogether(self._now(), message.token, message.node, message.nodes, message.attempt))
 
     def _find_coordinator(self, message: NodesMet, client: NodeClient) -> None:
         """Be the coordinator where this node's agent serves torch's store; else go where that is."""
+        server = self._coordinator.server
         if not message.port:
-            server = self._server or self._serve(client, CoordinatorMemory())
+            server = server or self._coordinator.serve(client.name, self._rules(), CoordinatorMemory())
+            _find_own(client, server)
             self._orders.publish(message.attempt, server.port, server.key)
             return
-        if self._server is not None and message.key == self._server.key:  # torch's store has what this node published
+        if server is not None and message.key == server.key:  # torch's store has what this node published
             return
-        if self._server is not None:  # another node of this meeting is a newer one
-            start_soon(self._loop, "close-coordinator", functools.partial(self._server.close, 0.0))
-            self._server = None
+        if server is not None:  # another node of this meeting is a newer one
+            start_soon(self._loop, "close-coordinator", functools.partial(server.close, 0.0))
+            self._coordinator.server = None
         client.find_at(CoordinatorAddress(message.host, message.port, message.key))
 
     def coordinator_failed(self) -> bool:
-        """Note that a bug ended the coordinator's thread here; return whether it is given up. From that thread.
-
-        A healthy attempt may last for weeks without a decision, so only those that come soon after one another count.
-        """
-        now = time.monotonic()
-        self._bugs, self._bug_t = self._bugs + 1 if now - self._bug_t < BUGS_APART_S else 1, now
-        return self._bugs >= MOST_BUGS and not self._is_closing
+        """Note that a bug ended the coordinator's thread here; return whether it is given up. From that thread."""
+        return self._coordinator.failed()
 
     def done(self, attempt: int) -> None:
         """All ranks of this node exited 0: they are done, or they left after the save that was requested of them for nodes that join."""
@@ -234,15 +191,14 @@ class JobNodes:
     @property
     def coordinator_host(self) -> str | None:
         """Where the coordinator is, as this node reaches it; "" on its own node, None where that is not known."""
-        if self._server is not None:
+        if self._coordinator.server is not None:
             return ""
         address = None if self._client is None else self._client.address
         return None if address is None else address.host
 
     def standings(self) -> Mapping[str, str]:
         """Return what each node's newest beat says of it, by the name of the node, on the coordinator's; else nothing. From any thread."""
-        server = self._server
-        return {} if server is None else server.standings()
+        return self._coordinator.standings()
 
     # from the core and the executor
 
@@ -253,7 +209,9 @@ class JobNodes:
         """
         client = self._client
         if client is not None:
-            self._serve_again(client)
+            server = self._coordinator.serve_again(client.name, self._rules())
+            if server is not None:
+                _find_own(client, server)
             client.give(protocol.NodeTick(self._now(), NodeStanding.of(self._loop.state, pace).text(), stepped_s, step_s))
             self._prepare_last_word(client)
             self._end_as_the_others()
@@ -262,14 +220,14 @@ class JobNodes:
     def _prepare_last_word(self, client: NodeClient) -> None:
         """Have the guardian tell a coordinator on another node if this supervisor dies."""
         address = client.address
-        if address is not None and address != self._last_word_to and self._server is None:
+        if address is not None and address != self._last_word_to and self._coordinator.server is None:
             self._last_word_to = address
             self._orders.last_word(address.host, address.port, wire.last_word(address.key, client.name))
 
     def no_meeting(self) -> None:
         """The attempt has ended here before its nodes had a number for it, or with it."""
-        if self._client is not None and self._met_for:
-            self._met_for = 0
+        if self._client is not None and self._meeting_attempt:
+            self._meeting_attempt = 0
             self._client.give(protocol.MeetingGivenUp(self._now()))
 
     def end_epoch(self, action: act.EndForAll) -> None:
@@ -278,10 +236,10 @@ class JobNodes:
 
     def report(self, action: act.ReportEpoch) -> None:
         """Send what this node saw, as the state has it."""
-        state, client, known = self._loop.state, self._client, self._taken_over
-        if known is not None:
+        state, client, answer = self._loop.state, self._client, self._taken_over
+        if answer is not None:
             self._taken_over = None
-            self._emitted(known)
+            self._emitted(answer)
             return
         if client is None or not self._is_current(action.attempt):
             return
@@ -296,8 +254,7 @@ class JobNodes:
     def propose(self, action: act.ProposeDecision) -> None:
         """Have all nodes act on this."""
         text = "" if action.decision is None else json.dumps(msgspec.to_builtins(action.decision))
-        if self._server is not None:
-            self._server.give(protocol.DecisionProposed(self._now(), action.attempt, ClusterDecision(action.kind, text)))
+        self._coordinator.give(protocol.DecisionProposed(self._now(), action.attempt, ClusterDecision(action.kind, text)))
 
     def complete(self, action: act.CompleteAttempt) -> None:
         """All ranks of all nodes exited 0."""
@@ -329,13 +286,11 @@ class JobNodes:
 
     def want_looks(self, attempt: int) -> None:
         """Have all nodes look at their ranks once more; where this node is the coordinator."""
-        if self._server is not None:
-            self._server.give(protocol.LooksDue(self._now(), attempt))
+        self._coordinator.give(protocol.LooksDue(self._now(), attempt))
 
     def tell_hang(self, attempt: int, text: str) -> None:
         """Tell all nodes what their looks showed; where this node is the coordinator."""
-        if self._server is not None:
-            self._server.give(protocol.LooksJudged(self._now(), attempt, text))
+        self._coordinator.give(protocol.LooksJudged(self._now(), attempt, text))
 
     @property
     def own_name(self) -> str:
@@ -345,18 +300,19 @@ class JobNodes:
     @property
     def coordinated(self) -> tuple[str, ...]:
         """The nodes of the newest attempt, where this one is the coordinator."""
-        epoch = None if self._server is None else self._server.memory.epoch
+        server = self._coordinator.server
+        epoch = None if server is None else server.memory.epoch
         return () if epoch is None else epoch.members
 
     def close(self, reason: str, then: Callable[[], None]) -> None:
         """Leave the other nodes; `then` is called on the loop's thread once those that wait for this one know how the job ended."""
-        client, server = self._client, self._server
+        client, server = self._client, self._coordinator.server
         if client is None:
             then()
             return
-        if self._is_closing:
+        if self._coordinator.is_closing:
             return
-        self._is_closing = True
+        self._coordinator.is_closing = True
         self._give(protocol.GiveUp(self._now(), reason))
         linger_s = self._linger_s()
 
@@ -380,35 +336,6 @@ class JobNodes:
 
     def _is_current(self, attempt: int) -> bool:
         return self._loop.state.attempt.number == attempt and bool(self._loop.state.attempt.members)
-
-    # from the coordinator of this node
-
-    def _to_judge(self, output: CoordinatorOutput) -> None:
-        """Take what this node is to judge, from the coordinator's thread, which waits for nothing."""
-        match output:
-            case protocol.JudgeReports():
-                self._read_reports(output)
-            case protocol.LooksGathered():
-                self._loop.call_soon(lambda: self.looks(output))
-            case protocol.SendToNodes():
-                raise AssertionError(output)  # the server's own
-            case _:
-                assert_never(output)
-
-    def _read_reports(self, output: protocol.JudgeReports) -> None:
-        """Decode what the nodes reported, in a thread, and have the core judge it."""
-        memory = CoordinatorMemory() if self._server is None else self._server.memory
-        end, members = memory.end or EpochEnd("", "", ""), () if memory.epoch is None else memory.epoch.members
-
-        def work() -> None:
-            reports, missing = decode_reports(output.reports, output.missing, members)
-            gathered = events.ReportsGathered(self._now(), output.number, reports, missing, end.kind, end.node, end.text)
-            self._loop.call_soon(lambda: self._loop.feed(replace(gathered, t=self._now())))
-
-        try:
-            threading.Thread(target=work, name="read-reports", daemon=True).start()
-        except RuntimeError:  # none to be had, where loaders use up the processes for a moment
-            work()
 
     # from the protocol
 
@@ -435,7 +362,7 @@ class JobNodes:
                 if end.kind != DONE:
                     self._loop.feed(events.AttemptEndedByPeer(now, number, end.node, end.text, end.kind))
             case protocol.ActOn(epoch, decision, returning):
-                self.returning, self._bugs = returning, 0
+                self.returning, self._coordinator.bugs = returning, 0
                 self._loop.feed(events.DecisionMade(now, epoch.number, decision.kind, row))
             case protocol.StepAside(epoch):
                 self.returning = 0
@@ -452,7 +379,7 @@ class JobNodes:
                 self._cut_off = text, True
                 self._end_cut_off()
             case protocol.MeetingFailed(_, text):
-                self._met_for = 0
+                self._meeting_attempt = 0
                 self._loop.feed(events.AttemptEndedByPeer(now, attempt, self._job.node, text, VOID))
             case protocol.TextsGathered(number, texts):
                 received = self._awaited.pop(number, None)
@@ -488,15 +415,20 @@ class JobNodes:
 
     def _began(self, epoch: Epoch) -> None:
         """The attempt has its number. Where it has ended here meanwhile, no rank of it starts anywhere."""
-        client, met_for, members = self._client, self._met_for, epoch.members
-        self._met_for, self.returning = 0, 0
+        client, meeting_attempt, members = self._client, self._meeting_attempt, epoch.members
+        self._meeting_attempt, self.returning = 0, 0
         if client is None:
             return
-        if not met_for or not self._loop.state.awaits_ranks(met_for):
+        if not meeting_attempt or not self._loop.state.awaits_ranks(meeting_attempt):
             client.give(protocol.EndEpoch(self._now(), VOID, f"node {client.name} had given the meeting up"))
             return
-        if epoch.number != met_for:
-            self._orders.renumber(met_for, epoch.number)
-        index = members.index(client.name)
-        gathered = events.NodesGathered(self._now(), met_for, index, len(members), epoch.number, members, self._met_ranks, epoch.host)
+        if epoch.number != meeting_attempt:
+            self._orders.renumber(meeting_attempt, epoch.number)
+        index, size = members.index(client.name), len(members)
+        gathered = events.NodesGathered(self._now(), meeting_attempt, index, size, epoch.number, members, self._world_size, epoch.host)
         self._loop.feed(gathered)
+
+
+def _find_own(client: NodeClient, server: CoordinatorServer) -> None:
+    """Have this node's client connect to the coordinator here."""
+    client.find_at(CoordinatorAddress("127.0.0.1", server.port, server.key))

@@ -42,8 +42,8 @@ class NodePaces:
         if attempt.number != self._attempt:
             self._judge, self._attempt = NodesJudge(), attempt.number
         numbers = {node: number for number, node in enumerate(attempt.members)}
-        read = ((node, NodeStanding.read(text)) for node, text in texts.items() if node in numbers)
-        current = {node: standing for node, standing in read if standing is not None and standing.attempt == attempt.number}
+        standings = ((node, NodeStanding.read(text)) for node, text in texts.items() if node in numbers)
+        current = {node: standing for node, standing in standings if standing is not None and standing.attempt == attempt.number}
         for change in self._judge.take(t, {node: standing.pace for node, standing in current.items() if standing.pace is not None}):
             number, standing = numbers[change.node], current[change.node]
             text = change.text(f"node {number} ({change.node.partition('/')[0]})", standing.gpu, standing.health)

@@ -71,6 +71,7 @@ TORCH_ALLOWED = (
     "checkpointing.training.ranks",
     "checkpointing.training.sampler",
     "checkpointing.training.save",
+    "checkpointing.training.state",
     "health.nodecheck.__main__",
     "health.nodecheck.measure",
 )

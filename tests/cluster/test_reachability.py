@@ -53,7 +53,7 @@ def test_a_node_says_again_over_its_next_connection_what_it_said(cluster: Cluste
     cluster.meet()
     cluster.relays[1].is_cut = True
     cluster.members[1].client.give(protocol.NodeText(time.monotonic(), 1, "of 1"))  # it is on the way, and gets lost
-    wait_for(lambda: not cluster.members[1].client._inbox._given, "its words to be sent", 10)  # noqa: SLF001
+    wait_for(lambda: not cluster.members[1].client._inbox._items, "its words to be sent", 10)  # noqa: SLF001
     for member in (cluster.members[0], cluster.members[2]):
         member.client.give(protocol.NodeText(time.monotonic(), 1, f"of {member.index}"))
     before, cluster.relays[1] = cluster.relays[1], Relay(cluster.server.port)

@@ -12,6 +12,7 @@ import pytest
 
 from supervisor.agent.messages import NodesMet
 from supervisor.cluster import messages as protocol
+from supervisor.cluster.client import CoordinatorAddress
 from supervisor.cluster.model import SUCCESS, ClusterDecision, CoordinatorMemory
 from supervisor.config.settings import Settings
 from supervisor.core import actions as act
@@ -21,8 +22,9 @@ from supervisor.core.model import Cause, CheckpointRef, Claim, Evidence, Policy,
 from supervisor.core.state import Attempt, JobState, Stage
 from supervisor.core.values import replace
 from supervisor.job.clock import Clock
-from supervisor.run.job_nodes import BUGS_APART_S, AttemptOrders, JobNodes
+from supervisor.run.job_nodes import AttemptOrders, JobNodes
 from supervisor.run.main import JobRun
+from supervisor.run.own_coordinator import BUGS_APART_S
 from tests.launch.conftest import make_job
 from tests.support.waiting import wait_for
 
@@ -132,7 +134,7 @@ class Pair:
         for node in reversed(self.nodes):
             node.nodes.close("the test is over", lambda: None)
         for node in self.nodes:
-            for part in (node.nodes._client, node.nodes._server):  # noqa: SLF001  to wait for their threads
+            for part in (node.nodes._client, node.nodes._coordinator.server):  # noqa: SLF001  to wait for their threads
                 if part is not None:
                     part._thread.join(20)  # noqa: SLF001
 
@@ -226,7 +228,8 @@ def test_a_coordinator_that_leaves_decides_what_comes_after_it(pair: Pair) -> No
 def test_a_coordinator_that_takes_no_part_in_the_attempt_decides_about_it(pair: Pair, tmp_path: Path) -> None:
     spare = Node(tmp_path, "c")
     client = spare.nodes._connected(None)  # noqa: SLF001
-    server = spare.nodes._serve(client, CoordinatorMemory())  # noqa: SLF001
+    server = spare.nodes._coordinator.serve(client.name, spare.nodes._rules(), CoordinatorMemory())  # noqa: SLF001
+    client.find_at(CoordinatorAddress("127.0.0.1", server.port, server.key))
     pair.nodes.append(spare)
     try:
         pair.meet("t", 1, 1, at=("127.0.0.1", server.port, server.key))
@@ -254,11 +257,11 @@ def test_a_coordinator_whose_supervisor_is_started_again_goes_on_with_one_decisi
     pair.until(lambda: all(node.nodes._client.offset_s is not None for node in pair.nodes), "the nodes at the coordinator")  # type: ignore[union-attr]  # noqa: SLF001
     before, port = first.nodes, pair.served[1]
     before._client.close(5.0)  # type: ignore[union-attr]  # noqa: SLF001  as a process that is gone
-    before._server.close(0.0)  # type: ignore[union-attr]  # noqa: SLF001
+    before._coordinator.server.close(0.0)  # type: ignore[union-attr]  # noqa: SLF001
     first.nodes = first.fresh()
     first.nodes.take_over()
-    assert first.nodes._server is not None  # noqa: SLF001
-    assert first.nodes._server.port == port  # noqa: SLF001
+    assert first.nodes._coordinator.server is not None  # noqa: SLF001
+    assert first.nodes._coordinator.server.port == port  # noqa: SLF001
     first.feed(events.SupervisorStarted(first.clock.now(), "run", first.state.run.policy, continues=True))
     pair.until(lambda: second.state.stage is Stage.TEARDOWN, "the end on the other node")
     pair.gone(second, 1)
@@ -279,9 +282,9 @@ def test_a_coordinator_that_dies_after_the_reports_and_before_its_decision_decid
     pair.gone(first, 0)
     pair.gone(second, 1, Evidence("exit", "signal", "11", 1, t=now))
     before = first.nodes
-    wait_for(lambda: before._server._state.is_judged, "the reports at its core, whose loop stands still")  # type: ignore[union-attr]  # noqa: SLF001
+    wait_for(lambda: before._coordinator.server._state.is_judged, "the reports at its core, whose loop stands still")  # type: ignore[union-attr]  # noqa: SLF001
     before._client.close(5.0)  # type: ignore[union-attr]  # noqa: SLF001  as a process that is gone
-    before._server.close(0.0)  # type: ignore[union-attr]  # noqa: SLF001
+    before._coordinator.server.close(0.0)  # type: ignore[union-attr]  # noqa: SLF001
     first.soon = queue.SimpleQueue()
     first.call_soon = first.soon.put
     first.nodes = first.fresh()
@@ -298,8 +301,8 @@ def test_a_node_whose_coordinator_is_gone_for_good_stops_with_75_once_its_ranks_
     pair.meet("t", 1, 1)
     pair.train()
     pair.until(lambda: second.nodes._client.offset_s is not None, "an answer of the coordinator")  # type: ignore[union-attr]  # noqa: SLF001
-    first.nodes._serves_again_t = float("inf")  # noqa: SLF001
-    first.nodes._server.close(0.0)  # type: ignore[union-attr]  # noqa: SLF001
+    first.nodes._coordinator._serves_again_t = float("inf")  # noqa: SLF001
+    first.nodes._coordinator.server.close(0.0)  # type: ignore[union-attr]  # noqa: SLF001
     pair.until(lambda: second.nodes._client.offset_s is None, "the closed connection")  # type: ignore[union-attr]  # noqa: SLF001
     text = "no coordinator of the nodes answered for 600 s"
     for output in (protocol.CoordinatorSilent(1, text), protocol.CoordinatorGone(text)):  # as after that time
@@ -354,7 +357,7 @@ def test_a_coordinator_whose_thread_is_not_to_be_had_is_served_a_moment_later(pa
     monkeypatch.setattr(threading.Thread, "start", started)
     pair.meet("t", 1, 1)
     assert not refused
-    assert pair.nodes[0].nodes._server.port == pair.served[1], "where the agents of the others were sent"  # type: ignore[union-attr]  # noqa: SLF001
+    assert pair.nodes[0].nodes._coordinator.server.port == pair.served[1], "where the agents of the others were sent"  # type: ignore[union-attr]  # noqa: SLF001
 
 
 def test_a_coordinator_whose_thread_dies_of_a_bug_is_served_anew_with_its_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,7 +367,7 @@ def test_a_coordinator_whose_thread_dies_of_a_bug_is_served_anew_with_its_memory
     pair.until(lambda: all(node.nodes._client.address for node in pair.nodes), "the nodes at the coordinator")  # type: ignore[union-attr]  # noqa: SLF001
     died: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", died.append)
-    monkeypatch.setattr(first.nodes._server, "_drop_strangers", None)  # noqa: SLF001
+    monkeypatch.setattr(first.nodes._coordinator.server, "_drop_strangers", None)  # noqa: SLF001
     wait_for(lambda: died, "the end of its thread")
     second.feed(events.RankExited(second.clock.now(), 1, RankExit(1, 101, 1, signal=11)))
     pair.until(lambda: first.state.stage is Stage.TEARDOWN, "the end on the other node")
@@ -386,12 +389,12 @@ def test_a_bug_that_comes_again_with_each_coordinator_ends_the_run_unless_someth
     monkeypatch.setattr(threading, "excepthook", lambda args: JobRun._thread_failed(run, args))  # type: ignore[arg-type]  # noqa: SLF001
 
     def dies() -> None:
-        server = first.nodes._server  # noqa: SLF001
+        server = first.nodes._coordinator.server  # noqa: SLF001
         assert server is not None
         monkeypatch.setattr(server, "_drop_strangers", None)
         wait_for(lambda: not server.serves, "the end of its thread")
-        first.nodes._serves_again_t = 0.0  # noqa: SLF001  it is time
-        pair.until(lambda: first.nodes._server is not server, "another coordinator")  # noqa: SLF001
+        first.nodes._coordinator._serves_again_t = 0.0  # noqa: SLF001  it is time
+        pair.until(lambda: first.nodes._coordinator.server is not server, "another coordinator")  # noqa: SLF001
 
     pair.meet("t", 1, 1)
     pair.train()
@@ -406,11 +409,11 @@ def test_a_bug_that_comes_again_with_each_coordinator_ends_the_run_unless_someth
     dies()
     assert not failed
     assert [text.rpartition("; ")[2] for text in first.told] == ["the job goes on"] * 4
-    first.nodes._bug_t -= BUGS_APART_S  # noqa: SLF001  a healthy attempt goes on without a decision
+    first.nodes._coordinator._bug_t -= BUGS_APART_S  # noqa: SLF001  a healthy attempt goes on without a decision
     dies()
     dies()
     assert not failed
-    assert first.nodes._bugs == 2  # noqa: SLF001
+    assert first.nodes._coordinator.bugs == 2  # noqa: SLF001
     dies()
     assert [type(error) for error in failed] == [TypeError]
     pair.until(lambda: len(first.nodes.standings()) == 2, "the nodes at the last coordinator: it need not linger for them")
@@ -481,7 +484,7 @@ def test_a_job_of_one_node_has_no_thread_no_socket_and_no_file(tmp_path: Path) -
     left: list[bool] = []
     node.nodes.close("done", lambda: left.append(True))
     assert left == [True]
-    assert (node.nodes._client, node.nodes._server) == (None, None)  # noqa: SLF001
+    assert (node.nodes._client, node.nodes._coordinator.server) == (None, None)  # noqa: SLF001
     assert not node.place.exists()
 
 

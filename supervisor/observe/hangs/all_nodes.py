@@ -42,7 +42,7 @@ class AllLooks(Struct, frozen=True):
     def life(self, *, but_pauses: bool) -> str:
         """Return a sign of life since the look before; "" without one. but_pauses: that supervise was stopped for a while is none."""
         for node, look in self.nodes:
-            if look.lived and (look.life or not but_pauses):
+            if look.has_lived and (look.life or not but_pauses):
                 return f"{look.life or 'its supervise was stopped for a while'} (node {node})"
         return ""
 
@@ -57,7 +57,7 @@ class AllLooks(Struct, frozen=True):
         return any(look.has_trained for _, look in self.nodes)
 
 
-def gathered(number: int, looks: Sequence[tuple[str, str]], missing: Sequence[tuple[str, str]]) -> AllLooks:
+def all_looks(number: int, looks: Sequence[tuple[str, str]], missing: Sequence[tuple[str, str]]) -> AllLooks:
     """Return a look at all nodes, of the texts that came. missing: the nodes of which none came, each with the reason."""
     nodes, silent = [], [(node, f"did not answer ({reason})" if reason else "did not answer") for node, reason in missing]
     for node, text in looks:
@@ -118,8 +118,8 @@ class AllNodesWatch:
                 self._look_later(look)
                 return
             judge.suspect(t, look.limit)
-        elif lived := look.life(but_pauses=bool(suspicion.confirmed)):
-            judge.clear(t, lived)
+        elif life := look.life(but_pauses=bool(suspicion.confirmed)):
+            judge.clear(t, life)
             judge.since_t, judge.patience = looked_t - min(still), 1.0
             self._look_later(look)
             return
@@ -137,7 +137,7 @@ class AllNodesWatch:
 
     def compare(self, _first: AllLooks, second: AllLooks) -> RankProgress:
         """Return what moved from one look to the next: each node compared its own."""
-        return RankProgress(tuple(moved for _, look in second.nodes for moved in look.moved))
+        return RankProgress(tuple(row for _, look in second.nodes for row in look.moved))
 
     def hang(self, _first: AllLooks, second: AllLooks, *, still_s: float, limit_s: float, calibrated: bool) -> Hang:
         """Return what two looks agree on."""
@@ -152,4 +152,4 @@ class AllNodesWatch:
 
 def _follows(second: AllLooks, first: AllLooks) -> bool:
     """Return whether each node compared its part with that of the look before."""
-    return all(look.before == first.number for _, look in second.nodes if look.ranks)
+    return all(look.previous == first.number for _, look in second.nodes if look.ranks)

@@ -58,7 +58,7 @@ class ComparedRank(Struct, frozen=True):
 
 def compared(first: Look, second: Look, progress: RankProgress) -> tuple[ComparedRank, ...]:
     """Return the ranks of the second look, compared with the first. progress: what moved between the two (rank_progress.compare)."""
-    before = {look.rank: rank_activity(look) for look in first.ranks}
+    first_activities = {look.rank: rank_activity(look) for look in first.ranks}
     busy, slow, working = dict(progress.busy), dict(progress.slow), dict(progress.working)
     ranks = []
     for look in second.ranks:
@@ -66,7 +66,7 @@ def compared(first: Look, second: Look, progress: RankProgress) -> tuple[Compare
         ranks.append(
             ComparedRank(
                 activity,
-                look.rank in before and _same(before[look.rank], activity),
+                look.rank in first_activities and _is_same(first_activities[look.rank], activity),
                 busy.get(look.rank, ""),
                 slow.get(look.rank, ""),
                 look.rank in progress.polling,
@@ -101,12 +101,12 @@ def hang_of(
     )
     now = tuple(_in_full(rank) for rank in ranks)
     lasting = tuple(activity for activity, rank in zip(now, ranks, strict=True) if rank.lasts)
-    kind, text, culprits = _judged(now, lasting, ranks, progress)
+    kind, text, culprits = _kind_of(now, lasting, ranks, progress)
     at_exit, end_step = _behind_the_end(now, ranks)
     concerned = culprits or now
     waiters = [activity for activity in now if activity.group is not None]
     timeouts = [activity.group.timeout_s for activity in waiters if activity.group is not None and activity.group.timeout_s is not None]
-    shown = concerned[0] if concerned else None
+    first_concerned = concerned[0] if concerned else None
     busy, slow = ({rank for rank, _ in rows} for rows in (progress.busy, progress.slow))
     goes_on = [activity.rank for activity in concerned if kind in _MAY_GO_ON or activity.rank in slow]
     is_busy = kind in _MAY_GO_ON and any(rank in busy for rank in goes_on)
@@ -118,7 +118,7 @@ def hang_of(
         "; ".join([text, *_silence(silent)]),
         tuple(activity.rank for activity in culprits),
         _code(culprits),
-        Phase.UNKNOWN if shown is None else shown.phase,
+        Phase.UNKNOWN if first_concerned is None else first_concerned.phase,
         still_s,
         limit_s,
         calibrated,
@@ -193,39 +193,41 @@ def _left_file(concerned: Sequence[RankActivity]) -> str:
     return min(set.intersection(*files), default="") if files else ""
 
 
-def _judged(
+def _kind_of(
     now: tuple[RankActivity, ...], lasting: tuple[RankActivity, ...], ranks: Sequence[ComparedRank], progress: RankProgress
 ) -> tuple[HangKind, str, tuple[RankActivity, ...]]:
     """Return kind, sentence and culprits: the first kind that is proven. `lasting`: the ranks that do the same in both looks."""
     waits = tuple(activity for activity in now if activity.kind is ActivityKind.WAITS)
     if missed := _missed(now, lasting, waits, progress, {rank.activity.rank for rank in ranks if rank.script_over}):
-        others = tuple(activity for activity in now if activity.kind is ActivityKind.ELSEWHERE)
-        return HangKind.GONE, _sentence(waits, (*others, *missed), ranks), missed
+        elsewhere = tuple(activity for activity in now if activity.kind is ActivityKind.ELSEWHERE)
+        return HangKind.GONE, _sentence(waits, (*elsewhere, *missed), ranks), missed
     if conflict := _mismatch(lasting):
         return HangKind.MISMATCH, f"{_waiting(conflict, _nodes(ranks))}: they wait for ever", conflict
-    for kind, which in ((HangKind.STOPPED, ActivityKind.STOPPED), (HangKind.BLOCKED, ActivityKind.BLOCKED)):
-        if culprits := tuple(activity for activity in lasting if activity.kind is which and not _waits_for_another(activity, progress)):
+    for kind, activity_kind in ((HangKind.STOPPED, ActivityKind.STOPPED), (HangKind.BLOCKED, ActivityKind.BLOCKED)):
+        if culprits := tuple(
+            activity for activity in lasting if activity.kind is activity_kind and not _waits_for_another(activity, progress)
+        ):
             return kind, _sentence(waits, culprits, ranks), culprits
-    rest = tuple(activity for activity in now if activity.kind not in {ActivityKind.WAITS, ActivityKind.GONE})
-    goes_on = rest if len(rest) < len(now) else ()  # the others ended in order
-    is_exit = not waits and all(activity.at_exit for activity in rest)
+    remainder = tuple(activity for activity in now if activity.kind not in {ActivityKind.WAITS, ActivityKind.GONE})
+    goes_on = remainder if len(remainder) < len(now) else ()  # the others ended in order
+    is_exit = not waits and all(activity.at_exit for activity in remainder)
     # who polls waits for another rank, and that one is late; where all poll, those are late that did not come to the collective
-    late = tuple(activity for activity in rest if not _waits_for_another(activity, progress))
-    if rest and (waits or is_exit or 0 < len(late) < len(rest)):
-        return HangKind.EXIT if is_exit else HangKind.LATE, _sentence(waits, rest, ranks), late or rest
+    late = tuple(activity for activity in remainder if not _waits_for_another(activity, progress))
+    if remainder and (waits or is_exit or 0 < len(late) < len(remainder)):
+        return HangKind.EXIT if is_exit else HangKind.LATE, _sentence(waits, remainder, ranks), late or remainder
     calls = {(activity.group.name if activity.group else "", activity.text) for activity in waits}
     if len(calls) == 1 and not any(activity.collective is not None and activity.collective.is_p2p for activity in waits):
-        return HangKind.WAITING, _sentence(waits, (), ranks) + _missing(waits, ranks), ()
-    return HangKind.STILL, _sentence(waits, rest, ranks) or "no rank is known", goes_on
+        return HangKind.WAITING, _sentence(waits, (), ranks) + _absence(waits, ranks), ()
+    return HangKind.STILL, _sentence(waits, remainder, ranks) or "no rank is known", goes_on
 
 
-def _missing(waits: Sequence[RankActivity], ranks: Sequence[ComparedRank]) -> str:
+def _absence(waits: Sequence[RankActivity], ranks: Sequence[ComparedRank]) -> str:
     """Return how many ranks came to the process group that is to be made, where it is to have more than were looked at."""
     world = max((rank.world or 0 for rank in ranks), default=0)
     if world <= len(waits) or not all("init_process_group" in activity.text for activity in waits):
         return ""
-    rest = world - len(waits)
-    where = "the other one is on another node" if rest == 1 else f"the {rest} others are on other nodes"
+    absent_count = world - len(waits)
+    where = "the other one is on another node" if absent_count == 1 else f"the {absent_count} others are on other nodes"
     return f": {len(waits)} of {world} ranks came; {where}, or never started"
 
 
@@ -393,6 +395,6 @@ def _behind(ranks: Sequence[ComparedRank]) -> str:
     )
 
 
-def _same(before: RankActivity, after: RankActivity) -> bool:
+def _is_same(first: RankActivity, second: RankActivity) -> bool:
     """Return whether a rank does the same in both looks."""
-    return (before.kind, before.pid, before.text) == (after.kind, after.pid, after.text)
+    return (first.kind, first.pid, first.text) == (second.kind, second.pid, second.text)

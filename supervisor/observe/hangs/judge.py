@@ -130,9 +130,9 @@ class HangJudge(Generic[L]):
         self, t: float, suspicion: Suspicion[L], first: L, first_t: float, second: L, *, has_trained: bool, is_whole: bool
     ) -> None:
         """Decide on two neighbouring looks; `first_t`: when the first was asked for."""
-        seen = self._comparison.compare(first, second)
-        if seen.moved:
-            self.begin_anew(t, seen.text)
+        progress = self._comparison.compare(first, second)
+        if progress.moved:
+            self.begin_anew(t, progress.text)
             return
         still_s, limit_s = t - self.since_t, suspicion.limit.seconds
         hang = self._comparison.hang(first, second, still_s=still_s, limit_s=limit_s, calibrated=suspicion.limit.calibrated)

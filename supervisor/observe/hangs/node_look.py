@@ -38,21 +38,21 @@ Run = tuple[int, int, int]
 
 
 class NodeLook(Struct, frozen=True, omit_defaults=True):
-    """One node's part of a look at all nodes. number: of the look; before: of the one that it is compared with, 0: none.
+    """One node's part of a look at all nodes. number: of the look; previous: of the look that it is compared with, 0: none.
 
-    problem: why its ranks were not looked at, "" if they were. still_s, limit, life, has_trained: as in watch.Stillness. lived: the last
-    sign of life, or pause, came after the look before. moved: ranks that moved since that look, each with what showed it. groups, members:
-    the process groups that ranks wait in, and the members of each as runs (first, count, difference). stacks: of the ranks. group_of,
+    problem: why its ranks were not looked at, "" if they were. still_s, limit, life, has_trained: as in watch.Stillness. has_lived: the
+    last sign of life, or pause, came after the previous look. moved: ranks that moved since, each with what showed it. groups, members: the
+    process groups that ranks wait in, and the members of each as runs (first, count, difference). stacks: of the ranks. group_of,
     stack_of: of each rank the number of its group and of its stack, -1 without. left_out: ranks for which there was no room.
     """
 
     number: int
-    before: int = 0
+    previous: int = 0
     problem: str = ""
     still_s: float | None = None
     limit: Limit = Limit(0.0, Phase.UNKNOWN, calibrated=False)
     life: str = ""
-    lived: bool = False
+    has_lived: bool = False
     has_trained: bool = False
     moved: tuple[tuple[int, str], ...] = ()
     ranks: tuple[ComparedRank, ...] = ()
@@ -68,20 +68,20 @@ class NodeLooks:
     """Compares each look at the ranks of this node with the one before it. From one thread at a time."""
 
     def __init__(self) -> None:
-        self._before: tuple[int, Look, float] | None = None
+        self._last: tuple[int, Look, float] | None = None
 
     def text(self, number: int, look: Look, stillness: Stillness) -> str:
         """Return what is sent of a look."""
-        before, self._before = self._before, (number, look, stillness.since_t)
-        first = look if before is None else before[1]
-        progress = RankProgress() if before is None else compare(first, look)
+        last, self._last = self._last, (number, look, stillness.since_t)
+        first = look if last is None else last[1]
+        progress = RankProgress() if last is None else compare(first, look)
         frame = NodeLook(
             number,
-            0 if before is None else before[0],
+            0 if last is None else last[0],
             still_s=stillness.still_s,
             limit=stillness.limit,
             life=stillness.life[:MOST_TEXT],
-            lived=before is not None and stillness.still_s is not None and stillness.since_t > before[2],
+            has_lived=last is not None and stillness.still_s is not None and stillness.since_t > last[2],
             has_trained=stillness.has_trained,
             moved=tuple((rank, text[:MOST_TEXT]) for rank, text in progress.moved[:MOST_MOVED]),
         )
@@ -104,7 +104,7 @@ def bounded(frame: NodeLook, compared_ranks: Sequence[ComparedRank]) -> str:
 
 def text_without(number: int, problem: str, life: str = "") -> str:
     """Return what a node sends that cannot look at its ranks, for the reason `problem`. life: why they are none that could hang."""
-    return _text(NodeLook(number, problem=problem, still_s=0.0 if life else None, life=life, lived=bool(life)))
+    return _text(NodeLook(number, problem=problem, still_s=0.0 if life else None, life=life, has_lived=bool(life)))
 
 
 def read(text: str) -> NodeLook:

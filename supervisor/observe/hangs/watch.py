@@ -115,16 +115,16 @@ class HangWatch(Generic[L]):
         self._asked_t: float | None = None  # the look under way
         self._answers: queue.SimpleQueue[L | None] = queue.SimpleQueue()  # of the look under way alone
         self._wanted: queue.SimpleQueue[int] = queue.SimpleQueue()  # numbers of looks at all nodes
-        self._told: queue.SimpleQueue[Hang | str] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[Hang | str] = queue.SimpleQueue()
         self._files: dict[int, tuple[float, int]] = {}  # by pid: since when, and the bytes moved by then
 
     def want(self, number: int) -> None:
         """Take a look at the next sample, as a part of one at all nodes."""
         self._wanted.put(number)
 
-    def told(self, news: Hang | str) -> None:
+    def take_news(self, news: Hang | str) -> None:
         """Take what a look at all nodes showed: a hang, or why there is none."""
-        self._told.put(news)
+        self._news.put(news)
 
     def sample(  # noqa: PLR0913 (plain facts, by name)
         self,
@@ -249,8 +249,8 @@ class HangWatch(Generic[L]):
     def _hear(self, t: float) -> None:
         """Take what looks at all nodes showed."""
         judge = self._judge
-        while not self._told.empty():
-            news = self._told.get_nowait()
+        while not self._news.empty():
+            news = self._news.get_nowait()
             if isinstance(news, str):
                 if judge.suspicion is not None:  # else this node has seen life by itself
                     judge.begin_anew(t, news)

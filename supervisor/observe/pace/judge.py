@@ -185,20 +185,20 @@ class PaceJudge:
             return None
         busy = {rank: _busy([interval.shares[rank] for interval in intervals]) for rank in ranks}
         busiest = max(ranks, key=lambda rank: busy[rank])
-        others = [share for rank, share in busy.items() if rank != busiest]
-        stands_out = not others or busy[busiest] >= SLOWER * median(others)
+        other_shares = [share for rank, share in busy.items() if rank != busiest]
+        stands_out = not other_shares or busy[busiest] >= SLOWER * median(other_shares)
         why = _cause([interval.shares[busiest] for interval in intervals])
         step_s = (intervals[-1].t - intervals[0].t) / steps
         return NodePace(self._counted, step_s, busy[busiest], busiest if stands_out else None, why)
 
     def _stragglers(self) -> list[PaceNews]:
-        found = self._whole_window
+        intervals = self._whole_window
         news: list[PaceNews] = []
-        for rank in _ranks(found):
-            share = sum(self._is_slow(interval, rank) for interval in found) / len(found)
+        for rank in _ranks(intervals):
+            share = sum(self._is_slow(interval, rank) for interval in intervals) / len(intervals)
             if share >= MOSTLY and rank not in self._slow:
-                ratio = median(interval.shares[rank].busy / max(_others(interval, rank), 0.01) for interval in found)
-                why = _cause([interval.shares[rank] for interval in found])
+                ratio = median(interval.shares[rank].busy / max(_median_of_others(interval, rank), 0.01) for interval in intervals)
+                why = _cause([interval.shares[rank] for interval in intervals])
                 text = f"rank {rank} {times_text(ratio)}, and the others wait for it{f': it {why}' if why else ''}"
                 self._slow[rank] = text
                 news.append(PaceNews(PaceKind.STRAGGLER, text, rank))
@@ -206,9 +206,9 @@ class PaceJudge:
                 news.append(PaceNews(PaceKind.STRAGGLER, f"rank {rank} is as fast as the others again", rank, is_over=True))
         return news
 
-    def _is_slow(self, one: _Interval, rank: int) -> bool:
-        busy = one.shares[rank].busy
-        return len(one.shares) > 1 and busy >= BUSY and busy >= STRAGGLER * _others(one, rank)
+    def _is_slow(self, interval: _Interval, rank: int) -> bool:
+        busy = interval.shares[rank].busy
+        return len(interval.shares) > 1 and busy >= BUSY and busy >= STRAGGLER * _median_of_others(interval, rank)
 
 
 class _Pace:
@@ -253,8 +253,8 @@ def _steps(before: Mapping[int, RankSample], now: Mapping[int, RankSample]) -> t
     return steps, (now[rank].last_step_ns - before[rank].last_step_ns) / 1e9 / steps
 
 
-def _others(one: _Interval, rank: int) -> float:
-    return median([share.busy for other, share in one.shares.items() if other != rank] or [0.0])
+def _median_of_others(interval: _Interval, rank: int) -> float:
+    return median([share.busy for peer, share in interval.shares.items() if peer != rank] or [0.0])
 
 
 def _ranks(intervals: Sequence[_Interval]) -> list[int]:

@@ -102,28 +102,28 @@ class NodesJudge:
             changes += self._changed(self._nodes[node], change, passed_s)
         return changes
 
-    def _changed(self, watched: _Watched, now: SlowNode, passed_s: float) -> list[SlowNode]:
-        is_busy = now.pace.busy >= BUSY
-        watched.above_s = watched.above_s + passed_s if is_busy and now.ratio >= SLOWER else 0.0
-        watched.below_s = watched.below_s + passed_s if now.ratio < AGAIN or not is_busy else 0.0
+    def _changed(self, watched: _Watched, change: SlowNode, passed_s: float) -> list[SlowNode]:
+        is_busy = change.pace.busy >= BUSY
+        watched.above_s = watched.above_s + passed_s if is_busy and change.ratio >= SLOWER else 0.0
+        watched.below_s = watched.below_s + passed_s if change.ratio < AGAIN or not is_busy else 0.0
         if not watched.is_slow and watched.above_s >= SLOW_NODE_S:
-            watched.is_slow, watched.rank = True, now.pace.rank
-            return [_named(now, watched, is_over=False)]
+            watched.is_slow, watched.rank = True, change.pace.rank
+            return [_named(change, watched, is_over=False)]
         if watched.is_slow and watched.below_s >= PACE_WINDOW_S:
             watched.is_slow = False
-            return [_named(now, watched, is_over=True)]
+            return [_named(change, watched, is_over=True)]
         return []
 
 
-def _named(now: SlowNode, watched: _Watched, *, is_over: bool) -> SlowNode:
-    return SlowNode(now.node, now.pace, now.ratio, now.others_s, now.waited_for, watched.rank, is_over)
+def _named(change: SlowNode, watched: _Watched, *, is_over: bool) -> SlowNode:
+    return SlowNode(change.node, change.pace, change.ratio, change.others_s, change.waited_for, watched.rank, is_over)
 
 
 def _median_without(numbers: list[float], own: float) -> float:
     """Return the median of sorted numbers without one that is among them. There are two at least."""
-    at, others = bisect_left(numbers, own), len(numbers) - 1
+    at, count = bisect_left(numbers, own), len(numbers) - 1
 
-    def other(place: int) -> float:
+    def remaining(place: int) -> float:
         return numbers[place if place < at else place + 1]
 
-    return other(others // 2) if others % 2 else (other(others // 2 - 1) + other(others // 2)) / 2
+    return remaining(count // 2) if count % 2 else (remaining(count // 2 - 1) + remaining(count // 2)) / 2

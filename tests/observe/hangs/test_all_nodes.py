@@ -33,7 +33,7 @@ def judged(nodes: Sequence[VirtualNode], missing: Sequence[tuple[str, str]] = ()
     """Return what two looks at all nodes agree on."""
     for number in (1, 2):
         texts = [(node.name, node.text(number, 30.0 * number)) for node in nodes]
-    look = all_nodes.gathered(2, texts, missing)
+    look = all_nodes.all_looks(2, texts, missing)
     return diagnosis.hang_of(look.ranks, still_s=91, limit_s=60, calibrated=True, silent=look.silent)
 
 
@@ -103,7 +103,7 @@ def test_who_moves_bytes_slowly_is_late_and_no_hang_that_is_ended() -> None:
     nodes = with_rank(elsewhere(43, WORLD, 26, "restore"))
     nodes[5].text(1, 30.0)
     nodes[5].used[43] = {"n_bytes": 300 << 10}
-    look = all_nodes.gathered(2, [(node.name, node.text(2, 60.0)) for node in nodes], ())
+    look = all_nodes.all_looks(2, [(node.name, node.text(2, 60.0)) for node in nodes], ())
     hang = diagnosis.hang_of(look.ranks, still_s=91, limit_s=60, calibrated=True)
     assert (hang.kind, hang.slow, hang.ranks) == (HangKind.LATE, True, (43,))
     assert "rank 43 on node n5:5 is in restore (train.py:26), moving 10 KB a second" in hang.text
@@ -118,7 +118,7 @@ def test_a_node_that_did_not_answer_is_named() -> None:
 
 
 def test_a_look_that_cannot_be_read_is_that_of_a_node_that_did_not_answer() -> None:
-    look = all_nodes.gathered(1, [("a:0", '{"number":"x"}'), ("b:1", node_look.text_without(1, "could not look at its ranks"))], ())
+    look = all_nodes.all_looks(1, [("a:0", '{"number":"x"}'), ("b:1", node_look.text_without(1, "could not look at its ranks"))], ())
     assert [node for node, _ in look.silent] == ["a:0", "b:1"]
     assert "cannot be read" in look.silent[0][1]
 
@@ -130,7 +130,7 @@ def test_the_ranks_of_125_or_1000_nodes_are_judged_in_a_moment_of_texts_that_are
         texts = [(node.name, node.text(number, 30.0 * number)) for node in nodes]
     assert max(len(text) for _, text in texts) < 16 * 1024, "a look of 8 ranks with their stacks"
     began = time.process_time()
-    look = all_nodes.gathered(2, texts, ())
+    look = all_nodes.all_looks(2, texts, ())
     hang = diagnosis.hang_of(look.ranks, still_s=91, limit_s=60, calibrated=True, silent=look.silent)
     took_s = time.process_time() - began
     assert hang.text.startswith(f"ranks 0-742, 744-{world - 1} wait in all_reduce (seq 1841, train.py:61); rank 743 on node n92:92 is in ")
@@ -209,7 +209,7 @@ class Job:
         texts = [(node.name, node.text(self.number, self.t)) for node in self.nodes if node.name not in self.silent]
         looked_t, missing = self.t, [(node, "no look within 20 s") for node in sorted(self.silent)]
         self.t += 2.0
-        self.watch.take(self.t, looked_t, all_nodes.gathered(self.number, texts, missing))
+        self.watch.take(self.t, looked_t, all_nodes.all_looks(self.number, texts, missing))
 
     def passes(self, seconds: float) -> None:
         """Let time pass, with looks where they are asked for."""
@@ -328,7 +328,7 @@ def test_a_pause_of_one_supervisor_begins_the_stillness_anew_unless_the_hang_is_
 def test_ranks_that_are_being_stopped_are_none_that_hang(job: Job) -> None:
     job.passes(5)
     stopping = node_look.text_without(2, "", "its stage is stopping")
-    job.watch.take(1040.0, 1038.0, all_nodes.gathered(2, [("a:0", job.nodes[0].text(2, 1038.0)), ("b:1", stopping)], ()))
+    job.watch.take(1040.0, 1038.0, all_nodes.all_looks(2, [("a:0", job.nodes[0].text(2, 1038.0)), ("b:1", stopping)], ()))
     assert job.told == ["its stage is stopping (node b:1)"]
 
 

@@ -97,6 +97,11 @@ SECTIONS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "none",
                 ((shared("hang"), "{{job_name}} hangs"), (shared("training_warnings"), "{{job_name}} warnings of loss and pace")),
             ),
+            Panel(
+                "who makes the others wait",
+                "none",
+                (("max by (job_name, node, rank) (supervise_straggler{%})", "{{job_name}} node {{node}} rank {{rank}}"),),
+            ),
         ),
     ),
     (

@@ -11,6 +11,7 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported where the build has it
 
 from supervisor.instrument._supervise_shim.stores import AgentStore
+from supervisor.launch.environment import INSTRUMENT_DIR
 from tests.support.ports import free_port
 
 if TYPE_CHECKING:
@@ -46,6 +47,27 @@ for _ in range(3):
 found.append(group(init_method=sys.argv[1], rank=rank, world_size=2))
 print(found)
 """
+
+#: A process group was made in a process that imported what the argument names.
+GROUP_MADE = """
+import sys
+for name in sys.argv[1:]:
+    __import__(name)
+from _supervise_shim.stores import AgentStore
+AgentStore(print).group_made()
+print(sorted(name for name in sys.modules if name.startswith("checkpointing")))
+"""
+
+
+def test_only_a_script_that_imports_our_functions_gets_what_lets_others_ask_where_it_stands() -> None:
+    def loaded(*names: str) -> str:
+        command = [sys.executable, "-c", GROUP_MADE, *names]
+        env = {"PYTHONPATH": f"{INSTRUMENT_DIR}:{INSTRUMENT_DIR.parents[1]}", "PATH": "/usr/bin:/bin"}
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True).stdout  # noqa: S603  ours
+
+    assert loaded() == "[]\n"
+    for name in ("checkpointing", "supervisor.worker"):
+        assert "'checkpointing.training.ranks'" in loaded(name), name
 
 
 @pytest.mark.slow

@@ -210,7 +210,7 @@ def pause_of_a_node_accuses(patch: pytest.MonkeyPatch) -> None:
 
 
 def what_was_heard_meanwhile_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    real = coordinator._taken  # noqa: SLF001
+    real = coordinator._apply  # noqa: SLF001
 
     def taken(state: Any, given: Any) -> Any:  # noqa: ANN401
         state, outputs = real(state, given)
@@ -219,7 +219,7 @@ def what_was_heard_meanwhile_is_forgotten(patch: pytest.MonkeyPatch) -> None:
             state = replace(state, nodes={**state.nodes, given.node: record})
         return state, outputs
 
-    patch.setattr(coordinator, "_taken", taken)
+    patch.setattr(coordinator, "_apply", taken)
 
 
 def steps_that_are_not_known_yet_are_missing(patch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,8 @@
 Usable without the supervisor (docs/reference/library-checkpointing.md). Reading never executes a pickle. No file that is not ours is
 written, moved or removed, unless the caller asks for it.
 
-Every name is imported when it is first used, so `import checkpointing` costs nothing. Only `save`, `load_latest` and `Loaded`
-need torch.
+Every name is imported when it is first used, so `import checkpointing` costs nothing. Only `save`, `load_latest`, `Loaded` and
+the shuffling of `UnevenSampler` need torch.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from checkpointing.model import Candidate, CheckpointingError, Verdict, Verification
     from checkpointing.select import Selection, newest
     from checkpointing.training.load import Loaded, load_latest
+    from checkpointing.training.sampler import UnevenSampler
     from checkpointing.training.save import save
     from checkpointing.verification import verify
 
@@ -29,6 +30,7 @@ __all__ = [
     "Loaded",
     "Mirror",
     "Selection",
+    "UnevenSampler",
     "Verdict",
     "Verification",
     "find",
@@ -46,6 +48,7 @@ _MODULES: Final = {
     "Loaded": "training.load",
     "Mirror": "mirror.client",
     "Selection": "select",
+    "UnevenSampler": "training.sampler",
     "Verdict": "model",
     "Verification": "model",
     "find": "discover",

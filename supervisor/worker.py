@@ -10,13 +10,14 @@
     with worker.phase("eval"): ...      report what the script does, so that a long one is not called a hang; at_most_s=900 sets its limit
     if not worker.agree(ok): ...        once per step: a batch is bad on some rank, so that every rank leaves it out
     worker.barrier("data", 600)         wait for all ranks; who does not come is named, with the line where it stands
+    worker.batch_plan()                 this rank's share of the global batch on unequal GPUs, or None
     worker.saved()                      report that the checkpoint is complete, if torch did not write it
     worker.resume_from()                the verified checkpoint to start from, or None
     worker.resume_step()                the step of that checkpoint, or None
 
-Nothing here imports torch; nothing but `agree` and `barrier`, in which ranks wait for each other, raises, or costs more than a few
-microseconds. The functions find the instrumentation in `sys.modules`, because its module has another name in a rank than in the supervisor.
-The only state is in what the ranks agreed on (supervisor/agent/save_agreement.py, step_agreement.py).
+Nothing here imports torch; nothing but `agree` and `barrier`, in which ranks wait for each other, costs more than a few microseconds;
+nothing but these and `batch_plan` raises. The functions find the instrumentation in `sys.modules`, because its module has another name in a
+rank than in the supervisor. The only state is in what the ranks agreed on (supervisor/agent/save_agreement.py, step_agreement.py).
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
+from supervisor.agent import batch_plan as plans
 from supervisor.agent import step_agreement
+from supervisor.agent.batch_plan import BatchPlan as BatchPlan  # noqa: PLC0414, TC001  a script may make a plan of its own
 from supervisor.agent.save_agreement import agreement
 from supervisor.agent.step_agreement import TooManyBatchesLeftOut as TooManyBatchesLeftOut  # noqa: PLC0414  a script may catch it
 
@@ -104,6 +107,14 @@ def barrier(name: str, timeout_s: float = 1800.0) -> None:
     It goes through the store of torch's process group: no GPU, no collective. Outside torch.distributed it returns at once.
     """
     step_agreement.agreement.barrier(name, timeout_s)
+
+
+def batch_plan() -> BatchPlan | None:
+    """Return this rank's share of the global batch, where it is shared out over unequal GPUs (docs/guides/training-scripts.md); else None.
+
+    Raises ValueError where the plan is for another number of ranks: the training would go on with another batch.
+    """
+    return plans.of_rank(os.environ)
 
 
 def saved() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import ipaddress
 import os
 import secrets
 import socket
@@ -38,24 +39,42 @@ class OwnTask:
     task = ""
 
 
-_listening: Final = threading.Lock()
-_stores: set[int] = set()  # ids in which this process has shown its address: a process has one place in the training
+class _OwnAddress:
+    """Where this process answers, which has one place in the training: in each store that it meets others in, the same."""
+
+    lock = threading.Lock()
+    listener: socket.socket | None = None
+    address = ""
 
 
 def show(store: Any, rank: int) -> None:  # noqa: ANN401 -- torch's store
     """Let the other ranks of this store ask where this thread stands. Raises nothing: without it a rank is named without its line."""
-    with _listening, contextlib.suppress(Exception):
-        if id(store) in _stores:
-            return
-        _stores.add(id(store))
-        dual = socket.has_dualstack_ipv6()
-        listener = socket.create_server(("", 0), family=socket.AF_INET6 if dual else socket.AF_INET, dualstack_ipv6=dual)
-        password = secrets.token_hex(16)
-        thread = threading.Thread(
-            target=_answer_all, args=(listener, password, threading.get_ident()), name="checkpointing-whereabouts", daemon=True
-        )
-        thread.start()
-        store.set(f"{_KEYS}/{rank}", f"{_own_host()} {listener.getsockname()[1]} {password}")
+    with _OwnAddress.lock, contextlib.suppress(Exception):
+        if not _OwnAddress.address:
+            _OwnAddress.address = _listen()
+        store.set(f"{_KEYS}/{rank}", _OwnAddress.address)
+
+
+def _listen() -> str:
+    """Begin to answer; return the address and the password."""
+    host, password, dual = _own_host(), secrets.token_hex(16), socket.has_dualstack_ipv6()
+    listener = socket.create_server(("", 0), family=socket.AF_INET6 if dual else socket.AF_INET, dualstack_ipv6=dual)
+    thread = threading.Thread(
+        target=_answer_all, args=(listener, password, threading.get_ident()), name="checkpointing-whereabouts", daemon=True
+    )
+    thread.start()
+    _OwnAddress.listener = listener
+    return f"{host} {listener.getsockname()[1]} {password}"
+
+
+def _after_fork() -> None:
+    """Leave the port to the parent: nobody answers here, and a DataLoader's worker may outlive a rank that is gone."""
+    if _OwnAddress.listener is not None:
+        _OwnAddress.listener.close()
+    _OwnAddress.lock, _OwnAddress.listener, _OwnAddress.address = threading.Lock(), None, ""
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def ask(store: Any, rank: int) -> tuple[str, str]:  # noqa: ANN401 -- torch's store
@@ -68,6 +87,8 @@ def ask(store: Any, rank: int) -> tuple[str, str]:  # noqa: ANN401 -- torch's st
         if not store.check([key]):
             return "", ""
         host, port, password = store.get(key).decode().split()
+        if ipaddress.ip_address(host).is_loopback:  # it is on the host of MASTER_ADDR, whose own name may be 127.0.1.1 there (Debian)
+            host = os.environ.get("MASTER_ADDR", host)
     except Exception:  # noqa: BLE001 -- torch's store raises what it likes; the caller has an error of its own to raise
         return "", ""
     try:

@@ -87,7 +87,7 @@ class StepAgreement:
         """Return the greatest rank whose batch is bad, -1 for none, and its reason."""
         torch = sys.modules["torch"]
         group = self._group_of(c10d)
-        word = torch.tensor([0 if ok else rank + 1], dtype=torch.int32)
+        word = torch.tensor([0 if ok else rank + 1], dtype=torch.int32, device="cpu")  # whatever the script's default device is
         self._own_task.task = f"{_KEYS}/{os.environ.get('SUPERVISE_JOB_ATTEMPT', '')}/{self._number}/{self._calls}"
         try:
             c10d.all_reduce(word, op=c10d.ReduceOp.MAX, group=group)
@@ -123,8 +123,8 @@ class StepAgreement:
 
         store, world, key = c10d._get_default_store(), c10d.get_world_size(), self._own_task.task  # noqa: SLF001  as above
         store.set(f"{key}/{rank}", "")
-        until = time.monotonic() + ROLL_CALL_S
-        while absent := [peer for peer in range(world) if not store.check([f"{key}/{peer}"])]:
+        until, absent = time.monotonic() + ROLL_CALL_S, list(range(world))
+        while absent := [peer for peer in absent if not store.check([f"{key}/{peer}"])]:  # all ranks ask one store
             if time.monotonic() > until:
                 break
             time.sleep(_LOOK_S)  # torch's store has no wait that leaves its other users alone

@@ -23,7 +23,7 @@ import msgspec
 from supervisor.cluster import member as members
 from supervisor.cluster import messages as protocol
 from supervisor.cluster import wire
-from supervisor.cluster.lines import Inbox, LineSocket
+from supervisor.cluster.lines import Inbox, LineSocket, unanswered_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,7 +121,7 @@ class NodeClient:
                     if key.data is not self._inbox:
                         self._serve(mask)
                 if self._connection is not None and self._connection.is_unreachable:
-                    self._drop()
+                    self._drop(unanswered_s(None))
                 self._take_all()
             self._take_all()
             self._say_goodbye()
@@ -155,8 +155,8 @@ class NodeClient:
         try:
             self._connection.put(wire.encode(message), overtakes=isinstance(message, protocol.Beat))
             self._connection.flush()
-        except OSError:
-            self._drop()
+        except OSError as error:
+            self._drop(unanswered_s(error))
         else:
             self._await()
 
@@ -178,9 +178,9 @@ class NodeClient:
                     if self._connection is not connection:
                         return  # it was dropped meanwhile
                     self._on_message(message)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError) as error:
             if self._connection is connection:
-                self._drop()
+                self._drop(unanswered_s(error) if isinstance(error, OSError) else 0.0)
 
     def _on_message(self, data: bytes) -> None:
         message, now = wire.to_node(data), self._clock()
@@ -249,7 +249,7 @@ class NodeClient:
         self._selector.register(sock, selectors.EVENT_READ)
         self._take(protocol.LinkOpened(self._clock()))
 
-    def _drop(self) -> None:
+    def _drop(self, unreachable_s: float = 0.0) -> None:
         connection, self._connection = self._connection, None
         if connection is None:
             return
@@ -258,7 +258,7 @@ class NodeClient:
         self._next_try_t = time.monotonic() + RETRY_S
         self._offsets.clear()  # the next coordinator may be on another machine
         self.offset_s = None
-        self._take(protocol.LinkClosed(self._clock()))
+        self._take(protocol.LinkClosed(self._clock(), unreachable_s))
 
     def _say_goodbye(self) -> None:
         """Send what is left, and await the coordinator's end of the connection: it has read all then."""

@@ -86,9 +86,10 @@ def _apply(state: CoordinatorState, event: CoordinatorInput) -> Step:  # noqa: P
         case protocol.CoordinatorTick(t):
             pause_s = t - state.t
             return (_without_pause(state, pause_s) if pause_s > state.rules.suspension_s else replace(state, t=t)), ()
-        case NodeClosed(t, node):
+        case NodeClosed(t, node, unreachable_s):
             record = state.nodes.get(node, NodeRecord(t))
-            return replace(_out_of_meetings(state, node), nodes={**state.nodes, node: replace(record, closed_t=t)}), ()
+            record = replace(record, closed_t=max(record.heard_t, t - unreachable_s))  # our own pause, which moved `heard_t`, is not in it
+            return replace(_out_of_meetings(state, node), nodes={**state.nodes, node: record}), ()
         case protocol.DecisionProposed(_, number, decision):
             epoch = state.open_epoch
             is_asked = epoch is not None and epoch.number == number and state.memory.end is not None

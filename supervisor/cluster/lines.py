@@ -7,6 +7,7 @@ message holds up no other connection, and a beat may overtake its pieces. A line
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import selectors
 import socket
@@ -31,6 +32,8 @@ PAUSE_S = 0.5
 #: connection of such a process too, once it has taken all that fits.)
 UNREACHABLE_S = 5
 _PROBE_S = 1  # after so long without a byte the host is asked, and then as often
+#: With which the kernel ends a connection to such a host.
+_UNREACHABLE = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
 #: Of the kernel's tcp_info: segments that are not acknowledged, and milliseconds since the last acknowledgement.
 _TCP_INFO = struct.Struct("24xI28xI")
 
@@ -43,6 +46,11 @@ class MessageTooLong(OSError):  # noqa: N818  it says what happened
 
 class ClosedByPeer(OSError):  # noqa: N818  likewise
     """The peer has ended the connection in good order: it had read what was sent by then."""
+
+
+def unanswered_s(error: OSError | None) -> float:
+    """Return for how long the peer's host was unreachable when a connection ended with this error. None: `is_unreachable` showed it."""
+    return UNREACHABLE_S if error is None or error.errno in _UNREACHABLE else 0.0
 
 
 def in_lines(message: bytes) -> tuple[bytes, ...]:

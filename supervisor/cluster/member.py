@@ -132,8 +132,9 @@ def step(state: MemberState, event: MemberInput) -> Step:  # noqa: PLR0911  a ro
             memory = state.memory
             join = protocol.Join(memory.node, memory.epoch, memory.acted, memory.aside)
             return replace(state, connected=True, welcomed=False, beat_t=float("-inf")), (SendToCoordinator(join),)
-        case protocol.LinkClosed():
-            return (replace(state, connected=False, closed_t=state.t) if state.connected else state), ()
+        case protocol.LinkClosed(t, unreachable_s):
+            closed_t = max(state.answered_t, t - unreachable_s)  # our own pause, which moved `answered_t`, is not in it
+            return (replace(state, connected=False, closed_t=closed_t) if state.connected else state), ()
         case protocol.FromCoordinator(_, message):
             return _of_coordinator(replace(state, answered_t=state.t), message)
         case protocol.NodesTogether():

@@ -184,10 +184,14 @@ class FromNode(Struct, frozen=True):
 
 
 class NodeClosed(Struct, frozen=True):
-    """The newest connection of a node has ended, or leads nowhere. Not given where a newer one has taken its place."""
+    """The newest connection of a node has ended, or leads nowhere. Not given where a newer one has taken its place.
+
+    unreachable_s: its host did not answer for so long before.
+    """
 
     t: float
     node: str
+    unreachable_s: float = 0.0
 
 
 class CoordinatorTick(Struct, frozen=True):
@@ -253,9 +257,10 @@ class LinkOpened(Struct, frozen=True):
 
 
 class LinkClosed(Struct, frozen=True):
-    """The connection has ended, or leads nowhere."""
+    """The connection has ended, or leads nowhere. unreachable_s: the coordinator's host did not answer for so long before."""
 
     t: float
+    unreachable_s: float = 0.0
 
 
 class FromCoordinator(Struct, frozen=True):

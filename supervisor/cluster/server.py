@@ -18,7 +18,7 @@ import msgspec
 from supervisor.cluster import coordinator as coordination
 from supervisor.cluster import messages as protocol
 from supervisor.cluster import wire
-from supervisor.cluster.lines import ClosedByPeer, Inbox, LineListener, LineSocket, MessageTooLong
+from supervisor.cluster.lines import ClosedByPeer, Inbox, LineListener, LineSocket, MessageTooLong, unanswered_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -204,7 +204,9 @@ class CoordinatorServer:
             if self._state.memory.decision is not None and not connection.lines.has_unsent:
                 self._informed_nodes.add(connection.node)
             self._drop(connection)
-        except (OSError, msgspec.DecodeError):
+        except OSError as error:
+            self._drop(connection, unanswered_s(error))
+        except msgspec.DecodeError:
             self._drop(connection)
 
     def _read(self, connection: _Connection) -> None:
@@ -304,8 +306,8 @@ class CoordinatorServer:
             if self._connections.get(connection.lines.fileno()) is connection:
                 try:
                     connection.lines.flush()
-                except OSError:
-                    self._drop(connection)
+                except OSError as error:
+                    self._drop(connection, unanswered_s(error))
                 else:
                     self._await(connection)
 
@@ -324,20 +326,20 @@ class CoordinatorServer:
     def _drop_unreachable(self) -> None:
         for connection in list(self._connections.values()):
             if connection.lines.is_unreachable:
-                self._drop(connection)
+                self._drop(connection, unanswered_s(None))
 
-    def _drop(self, connection: _Connection) -> None:
-        """Close a connection; the coordinator learns of it where it was its node's newest."""
+    def _drop(self, connection: _Connection, unreachable_s: float = 0.0) -> None:
+        """Close a connection; the coordinator learns of it where it was its node's newest, and how long its host did not answer before."""
         fd = connection.lines.fileno()
         if self._connections.get(fd) is not connection:
             return
         del self._connections[fd]
         self._selector.unregister(connection.lines.sock)
         connection.lines.close()
-        self._forget(connection)
+        self._forget(connection, unreachable_s)
 
-    def _forget(self, connection: _Connection) -> None:
+    def _forget(self, connection: _Connection, unreachable_s: float = 0.0) -> None:
         node, connection.node = connection.node, ""
         if node and self._of_node.get(node) is connection:
             del self._of_node[node]
-            self._take(protocol.NodeClosed(self._clock(), node))
+            self._take(protocol.NodeClosed(self._clock(), node, unreachable_s))

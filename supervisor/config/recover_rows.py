@@ -50,7 +50,7 @@ def require_knobs(rows: Iterable[RecoverRow], knobs: Iterable[Knob]) -> None:
                 raise SuperviseError(
                     what, hint=f"Declare it with --knob {name}=--YOUR-FLAG (docs/guides/knobs.md), or leave {name} out of the row."
                 )
-            if there[name].counts == "derived":
+            if there[name].counts in {"derived", bindings.PLANNED}:
                 what = f"[{RECOVER_KEY}.{row.cause}] has no effect: the program derives {name} by itself ({row.place})"
                 raise SuperviseError(what, hint=f"Leave {name} out of the row: batch_size alone is set, and the program fits {name} to it.")
 

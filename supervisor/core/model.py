@@ -280,7 +280,8 @@ class Knob(Struct, frozen=True):
     how: str  # as a person would write it (`--batch-size`)
     by: str = "declared"  # who declared it: "declared", or the program that was recognised
     seen: bool = True  # False: the program was only recognised in the script's text; ProgramSeen enables such a knob
-    # what one unit is per. batch_size: "gpu" or "global"; grad_accum: "rank", "world" or "derived" (the program computes it);
+    # what one unit is per. batch_size: "gpu" or "global"; grad_accum: "rank", "world" or "derived" (the program computes it) or
+    # "planned" (knobs/uneven.py does);
     # RESUME: a ResumeKind
     counts: str = ""
 

@@ -4,7 +4,8 @@ A function that cannot return a batch returns a str: the reason, with the figure
 
 A *micro-batch* is what one GPU holds in one forward pass, *accumulation* how many of those one rank adds up before a step. Programs count
 both in different ways (Knob.counts): a batch per gpu, or the global one, which the program divides by world and accumulation; an
-accumulation per rank, over the world, or derived (the program divides its global batch by itself, and only the micro-batch is set).
+accumulation per rank, over the world, derived (the program divides its global batch by itself, and only the micro-batch is set), or planned
+(uneven.py divides it; the micro-batch is what fits the least memory).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.core.model import Change
 from supervisor.core.values import Struct, replace
+from supervisor.knobs.bindings import PLANNED
 
 if TYPE_CHECKING:
     from supervisor.core.model import Knob
@@ -21,13 +23,14 @@ if TYPE_CHECKING:
 class Batch(Struct, frozen=True):
     """micro: of one GPU. accum: of one rank, None where the program derives it from `asked`, its global batch (None: not known).
 
-    world: ranks, 0 where that is not known.
+    world: ranks, 0 where that is not known. planned: `asked` is shared out by uneven.py, and need be no multiple of anything.
     """
 
     micro: int
     accum: int | None
     world: int
     asked: int | None = None
+    planned: bool = False
 
     @property
     def total(self) -> int | None:
@@ -38,13 +41,16 @@ class Batch(Struct, frozen=True):
 
     def __str__(self) -> str:
         """Return the product as a person would write it."""
+        if self.planned:
+            return f"{self.total}, shared by {self.world or 'the'} ranks, {self.micro} at once on the least memory"
         factors = [self.world or "ranks", self.micro, "(what the program derives)" if self.accum is None else self.accum]
         return " × ".join(str(f) for f in factors) + (f" = {self.total}" if self.total is not None else "")  # noqa: RUF001 (the sign)
 
 
 def read(batch: Knob, accum: Knob, world: int) -> Batch | str:
     """Return the batch that two knobs describe, or why it is not known."""
-    derived = accum.counts == "derived"
+    planned = accum.counts == PLANNED
+    derived = planned or accum.counts == "derived"
     for knob, what in ((batch, "batch size"), (accum, "accumulation")):
         if not (knob is accum and derived) and (not knob.value.isdigit() or int(knob.value) < 1):
             return f"the {what} that the job runs with is not known: write {knob.how} out in the command"
@@ -52,7 +58,7 @@ def read(batch: Knob, accum: Knob, world: int) -> Batch | str:
         return "how many ranks there are is not known"
     if derived:
         asked = int(accum.value) if accum.value.isdigit() and int(accum.value) else None
-        return _of_global(batch, None, world) if batch.counts == "global" else Batch(int(batch.value), None, world, asked)
+        return _of_global(batch, None, world) if batch.counts == "global" else Batch(int(batch.value), None, world, asked, planned)
     size, steps = int(batch.value), int(accum.value)
     if accum.counts == "world":
         if steps % world:
@@ -76,9 +82,24 @@ def smaller(batch: Batch, most: int | None = None) -> Batch | str:
     """  # noqa: RUF002 (the sign)
     if batch.micro == 1:
         return f"the micro-batch is 1 already ({batch})"
+    if batch.planned:
+        return _smaller_planned(batch, most)
     share = _share(batch)
     micro = next(micro for micro in range(min(batch.micro - 1, most or batch.micro), 0, -1) if share % micro == 0)
     return replace(batch, micro=micro, accum=None if batch.accum is None else share // micro)
+
+
+def _smaller_planned(batch: Batch, most: int | None) -> Batch | str:
+    """Return the greatest micro-batch of at most half the samples with which a plan is exact: the GPU that failed may have had fewer."""
+    half, total = batch.micro // 2, batch.asked or 0
+    sizes = range(min(half, most or half), 0, -1)
+    micro = next((micro for micro in sizes if not batch.world or _is_exact(total, batch.world, micro)), None)
+    return f"no smaller micro-batch has an exact plan ({batch})" if micro is None else replace(batch, micro=micro)
+
+
+def _is_exact(total: int, world: int, micro: int) -> bool:
+    """Return whether `world` ranks of 1 to `micro` samples each come to a part of `total` that divides it."""
+    return any(total % samples == 0 for samples in range(world, min(world * micro, total) + 1))
 
 
 def _share(batch: Batch) -> int:
@@ -111,6 +132,9 @@ def for_world(batch: Batch, world: int, *, drift: bool = False) -> Batch | str:
     total, derived = batch.total, batch.accum is None
     if total is None:
         return "the global batch that the program divides is not known" if derived else "how many ranks there are is not known"
+    if batch.planned:
+        exact = _is_exact(total, world, batch.micro)
+        return replace(batch, world=world) if exact else f"{world} ranks cannot share the global batch {batch.total} exactly"
     for micro in range(batch.micro, 0, -1):
         if total % (world * micro) == 0:
             return replace(batch, micro=micro, accum=None if derived else total // (world * micro), world=world)

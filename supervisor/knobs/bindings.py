@@ -9,6 +9,7 @@ A binding is one of
     Override     trainer.batch_size=32, +trainer.batch_size=32: Hydra's words; absent: behind the last override
     Placeholder  {batch_size} anywhere in the command, which is a template of ours then
     Env          a variable: no word of the command
+    Shares       the plan of unequal GPUs, in a variable of ours: no word of the command
     FileKey      a key in a file that the command names by a word or a flag of its own: the word is set to the path of a copy
 Words behind a `--` belong to the script: they are neither read nor changed, and new words go in front of it.
 A word is a value if it does not begin with "-" or is a negative number: only the script's own parser knows more.
@@ -35,11 +36,16 @@ LEAST = {"batch_size": 1, "grad_accum": 1, "num_workers": 0, "group_timeout": 1}
 #: Those that are off in the user's command, and may be turned on (value "on").
 SWITCHES = frozenset({"activation_checkpointing", "cpu_offload", "mixed_precision"})
 ON = "on"
+#: A grad_accum that counts so is the global batch, which a plan shares out over unequal GPUs (uneven.py).
+PLANNED = "planned"
 #: What a knob's number may count; the first is the default.
-COUNTS = {"batch_size": ("gpu", "global"), "grad_accum": ("rank", "world", "derived")}
+COUNTS = {"batch_size": ("gpu", "global"), "grad_accum": ("rank", "world", "derived", PLANNED)}
 
 #: The variables from which a script may read a knob's value.
 VARIABLES = {"batch_size": "SUPERVISE_JOB_BATCH_SIZE", "grad_accum": "SUPERVISE_JOB_GRAD_ACCUM"}
+
+#: That in which ranks find the plan of unequal GPUs: supervisor/agent/batch_plan.py reads it.
+PLAN_VARIABLE = "SUPERVISE_JOB_BATCH_PLAN"
 
 #: Suffixes of files in which keys can be set, and their form.
 FORMS = {".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml"}
@@ -87,6 +93,13 @@ class Env(Struct, frozen=True):
     name: str
 
 
+class Shares(Struct, frozen=True):
+    """The plan for ranks on GPUs of these speeds and memories, in CUDA's order; on several nodes those of all ranks, in their order."""
+
+    speeds: tuple[float, ...]
+    memories: tuple[float, ...]
+
+
 class Word(Struct, frozen=True):
     """A word, or the part of a word behind its "=", that is exactly `text`: how a command names a file."""
 
@@ -101,7 +114,7 @@ class FileKey(Struct, frozen=True):
     deepspeed: bool = False
 
 
-Binding = Flag | Pair | Override | Placeholder | Env | Word | FileKey
+Binding = Flag | Pair | Override | Placeholder | Env | Shares | Word | FileKey
 
 
 def read(argv: Sequence[str], place: Binding) -> str | None:
@@ -121,7 +134,7 @@ def read(argv: Sequence[str], place: Binding) -> str | None:
             return None if hit is None else place.text
         case FileKey():
             return read(argv, place.file)
-        case Placeholder() | Env():
+        case Placeholder() | Env() | Shares():
             return None
 
 
@@ -144,7 +157,7 @@ def write(argv: Sequence[str], place: Binding, value: str) -> list[str]:
             words = _write_word(words, place, value)
         case FileKey():
             words = write(words, place.file, value)
-        case Env():
+        case Env() | Shares():
             pass
     return words
 
@@ -160,6 +173,8 @@ def describe(place: Binding, value: str) -> str:  # noqa: PLR0911 (one for each 
             return f"${place.name}"
         case Placeholder():
             return f"{{{place.name}}}"
+        case Shares():
+            return "plan:" + ",".join(f"{s:g}@{m:g}" if m else f"{s:g}" for s, m in zip(place.speeds, place.memories, strict=True))
         case FileKey():
             file = place.file.names[0] if isinstance(place.file, Flag) else place.file.text
             return f"{file}:{place.key}"

@@ -51,7 +51,9 @@ def require_whole_deepspeed(bound: Sequence[BoundKnob], argv: Sequence[str], cwd
     by_name = {bound_knob.knob.name: bound_knob for bound_knob in bound}
     for name, other in (tuple(bindings.DEEPSPEED_KEYS), tuple(bindings.DEEPSPEED_KEYS)[::-1]):
         here, there = by_name.get(name), by_name.get(other)
-        if here is None or there is None or there.knob.counts == "derived" or {here.knob.by, there.knob.by}.isdisjoint({"declared"}):
+        if here is None or there is None or there.knob.counts in {"derived", bindings.PLANNED}:
+            continue
+        if {here.knob.by, there.knob.by}.isdisjoint({"declared"}):
             continue
         files = {file for place in there.places if isinstance(place, FileKey) and (file := bindings.read(argv, place))}
         for place in here.places:
@@ -66,6 +68,18 @@ def require_whole_deepspeed(bound: Sequence[BoundKnob], argv: Sequence[str], cwd
                     hint=f"Declare {remedy}; where the script wants {there.knob.how} as well, declare both.",
                     exit_code=exit_code,
                 )
+
+
+def require_size_of_plan(bound: Sequence[BoundKnob], exit_code: ExitCode) -> None:
+    """Refuse a plan for unequal GPUs where nothing says how many samples fit the least memory."""
+    by_name = {bound_knob.knob.name: bound_knob.knob for bound_knob in bound}
+    accum, size = by_name.get("grad_accum"), by_name.get("batch_size")
+    if accum is not None and accum.counts == bindings.PLANNED and (size is None or size.counts != "gpu"):
+        raise SuperviseError(
+            f"cannot share the global batch: {accum.how}: no batch_size says how many samples fit the GPU with the least memory",
+            hint="Declare it: --knob batch_size=--YOUR-FLAG, or batch_size:8=env:SUPERVISE_JOB_BATCH_SIZE.",
+            exit_code=exit_code,
+        )
 
 
 def _deepspeed_remedy(text: str, file: str, other: str) -> str:

@@ -15,6 +15,7 @@ from supervisor.knobs.bindings import (
     NAMES,
     ON,
     OVERRIDE,
+    PLANNED,
     SWITCHES,
     VARIABLES,
     Binding,
@@ -24,11 +25,15 @@ from supervisor.knobs.bindings import (
     Override,
     Pair,
     Placeholder,
+    Shares,
     Word,
 )
 
 _DEEPSPEED = "deepspeed:"
 _ENV = "env:"
+_PLAN = "plan:"
+#: SPEED or SPEED@MEMORY.
+_GPU = re.compile(r"(\d+(?:\.\d+)?)(?:@(\d+(?:\.\d+)?))?")
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 #: Variables of ours, of the launcher and of the system: another value there breaks the job.
@@ -67,7 +72,10 @@ def parse(text: str) -> KnobDeclaration:
         else:
             raise ValueError(f"{option!r} is {expected(name)}, before the first =")
     place, on = _split_on(where.strip()) if name in SWITCHES else (where.strip(), "")
-    return KnobDeclaration(name, binding(place, name), value, counts or COUNTS.get(name, ("",))[0], on)
+    found = binding(place, name)
+    if isinstance(found, Shares) != (counts == PLANNED):
+        raise ValueError("a plan is declared as grad_accum:planned:GLOBAL_BATCH=plan:SPEED@MEMORY,SPEED@MEMORY")
+    return KnobDeclaration(name, found, value, counts or COUNTS.get(name, ("",))[0], on)
 
 
 def is_value(name: str, text: str) -> bool:
@@ -105,6 +113,8 @@ def binding(where: str, name: str) -> Binding:
         return Placeholder(name)
     if where.startswith(_ENV):
         return _env(where.removeprefix(_ENV), name)
+    if where.startswith(_PLAN):
+        return _shares(where.removeprefix(_PLAN))
     if where.startswith(_DEEPSPEED):
         return _deepspeed(where.removeprefix(_DEEPSPEED), name)
     if len(where.split()) > 1:
@@ -126,6 +136,15 @@ def _env(variable: str, name: str) -> Env:
         alternative = f"; the script may read ${VARIABLES[name]}" if name in VARIABLES else ""
         raise ValueError(f"${variable} cannot carry a {name} to the script{alternative}")
     return Env(variable)
+
+
+def _shares(text: str) -> Shares:
+    gpus = [_GPU.fullmatch(gpu.strip()) for gpu in text.split(",")]
+    speeds = tuple(float(gpu[1]) for gpu in gpus if gpu is not None)
+    memories = tuple(float(gpu[2] or 0) for gpu in gpus if gpu is not None)
+    if len(speeds) < len(gpus) or not all(speeds) or (any(memories) and not all(memories)):
+        raise ValueError(f"{text!r} is no list of SPEED@MEMORY or SPEED, one for each GPU, such as 2.5@80,1@32")
+    return Shares(speeds, memories)
 
 
 def _deepspeed(file: str, name: str) -> FileKey:
@@ -158,7 +177,7 @@ def _key_somewhere(where: str) -> Override | FileKey:
     path, colon, key = where.rpartition(":")
     if colon:
         return FileKey(_file(path), _key(key))
-    raise ValueError(f"{where!r} is no place: --flag, env:NAME, {{NAME}}, key= (Hydra), FILE:key or --config:key")
+    raise ValueError(f"{where!r} is no place: --flag, env:NAME, plan:SPEEDS, {{NAME}}, key= (Hydra), FILE:key or --config:key")
 
 
 def _file(text: str) -> Flag | Word:

@@ -33,6 +33,7 @@ def find(settings: Settings, command: Sequence[str], environ: Mapping[str, str],
     exit_code = settings.origin("knobs.declared").exit_code
     conflicts.require_apart(bound, argv, cwd, exit_code)
     conflicts.require_whole_deepspeed(bound, argv, cwd, exit_code)
+    conflicts.require_size_of_plan(bound, exit_code)
     return KnobSet(
         tuple(sorted(bound, key=lambda entry: bindings.NAMES.index(entry.knob.name))),
         (*found.unavailable, *ways.unavailable),

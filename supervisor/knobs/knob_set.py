@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Knob
-from supervisor.core.values import Struct, field
+from supervisor.core.values import Struct, field, replace
 from supervisor.errors import SuperviseError
-from supervisor.knobs import bindings, config_files
-from supervisor.knobs.bindings import Binding, Env, FileKey, Placeholder
+from supervisor.knobs import batch, bindings, config_files, uneven
+from supervisor.knobs.bindings import Binding, Env, FileKey, Placeholder, Shares
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,11 +62,15 @@ class UnavailableKnob(Struct, frozen=True):
 
 
 class AttemptCommand(Struct, frozen=True):
-    """The command and environment of an attempt. files: the copies of the user's files that were written."""
+    """The command and environment of an attempt.
+
+    files: the copies of the user's files that were written. plan: how unequal GPUs share the global batch, in words; "" where they do not.
+    """
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     files: tuple[Path, ...] = ()
+    plan: str = ""
 
 
 class KnobSet(Struct, frozen=True):
@@ -98,12 +102,18 @@ class KnobSet(Struct, frozen=True):
         return ",".join(text for name in _ALLOCATOR if (text := self.environ.get(name, "")))
 
     def apply(
-        self, command: Sequence[str], overrides: Sequence[tuple[str, str]], directory: Path, world_size: int | None = None
+        self,
+        command: Sequence[str],
+        overrides: Sequence[tuple[str, str]],
+        directory: Path,
+        world_size: int | None = None,
+        gpus: Sequence[int] = (),
     ) -> AttemptCommand:
         """Return `command` (the user's, whole) as an attempt with `overrides` (knob or env:NAME, to value) runs it.
 
         Only the arguments behind the script change. Copies of files go below `directory`. world_size: ranks of the attempt, None if
-        unknown; DeepSpeed then derives its train_batch_size itself. Raises SuperviseError and OSError.
+        unknown; DeepSpeed then derives its train_batch_size itself. gpus: which of the job's GPUs the ranks may have, the first
+        rank the first; (): each rank has one. Raises SuperviseError and OSError.
         """
         values = dict(overrides)
         argv = list(command[self.at :])
@@ -125,8 +135,32 @@ class KnobSet(Struct, frozen=True):
                     hint="Start every node with the same --knob options and the same command.",
                 )
             environment |= self._override_variable(name.removeprefix(ENV), value)
+        plan = self._share(dict(overrides), world_size, gpus, environment)
         argv, files = self._copies(argv, edits, texts, directory, world_size)
-        return AttemptCommand((*command[: self.at], *argv), environment, files)
+        return AttemptCommand((*command[: self.at], *argv), environment, files, plan)
+
+    def _share(self, overrides: Mapping[str, str], world_size: int | None, gpus: Sequence[int], environment: dict[str, str]) -> str:
+        """Set the variable from which ranks on unequal GPUs know their share, and return the plan in words; "" where none is declared."""
+        knobs = {bound.knob.name: bound.knob for bound in self.bound}
+        place = next((place for bound in self.bound for place in bound.places if isinstance(place, Shares)), None)
+        if place is None:
+            return ""
+        ranks = [uneven.RankGpu(*gpu) for gpu in zip(place.speeds, place.memories, strict=True)]
+        if gpus and max(gpus) < len(ranks):
+            ranks = [ranks[gpu] for gpu in gpus][:world_size]
+        if len(ranks) != (world_size or len(ranks)):
+            raise SuperviseError(
+                f"cannot share the global batch: {bindings.describe(place, '')} names {len(ranks)} GPUs,"
+                f" and the attempt has {world_size} ranks",
+                hint="Name the speed of each GPU that a rank has, in CUDA's order; with unlike GPUs set CUDA_DEVICE_ORDER=PCI_BUS_ID.",
+            )
+        size = replace(knobs["batch_size"], value=overrides.get("batch_size") or knobs["batch_size"].value)
+        asked = batch.read(size, knobs["grad_accum"], len(ranks))
+        plan = asked if isinstance(asked, str) else uneven.share(asked, ranks, drift=self.batch_drift)
+        if isinstance(plan, str):
+            raise SuperviseError(f"cannot share the global batch: {plan}", hint="Change the global batch or batch_size.")
+        environment[bindings.PLAN_VARIABLE] = plan.text()
+        return uneven.explained(plan, ranks)
 
     def _set(self, argv: list[str], place: Binding, value: str, environment: dict[str, str], edits: dict[FileKey, str]) -> list[str]:
         if isinstance(place, Env):
@@ -140,7 +174,7 @@ class KnobSet(Struct, frozen=True):
     def _set_variable(self, bound: BoundKnob, value: str | None, environment: dict[str, str]) -> None:
         """Set the variable of ours from which a script may read its batch."""
         current = bound.knob.value if value is None else value
-        if current and bound.knob.name in bindings.VARIABLES and bound.knob.counts != "derived":
+        if current and bound.knob.name in bindings.VARIABLES and bound.knob.counts not in {"derived", bindings.PLANNED}:
             environment[bindings.VARIABLES[bound.knob.name]] = current
 
     def _override_variable(self, name: str, value: str) -> dict[str, str]:

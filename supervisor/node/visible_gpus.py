@@ -14,11 +14,12 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from health.checks.gpu.gpus import all_named
+from health.nvidia.precision import common_precision
 from supervisor.core.values import Struct
 from supervisor.launch import system_command
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from health.model import Readings
 
@@ -64,6 +65,14 @@ def from_nvml(now: Readings, environ: Mapping[str, str]) -> tuple[VisibleGpu, ..
         if isinstance(index, int) and not uuid.startswith("#"):
             rows.append(_Row(index, uuid, str(identity.get("pci") or ""), str(identity.get("name") or "")))
     return in_cuda_order(rows, environ)
+
+
+def precision(now: Readings, uuids: Collection[str]) -> str:
+    """Return the number format that all these GPUs have, or all of the node where none is named; "" where one of them is not known."""
+    subjects = [f"gpu:{uuid}" for uuid in uuids] or [reading.subject for reading in now.of("gpu.identity")]
+    values = [now.value("gpu.compute_capability", subject) for subject in subjects]
+    known = [(int(value[0]), int(value[1])) for value in values if isinstance(value, list)]  # type: ignore[arg-type]  # two numbers
+    return common_precision(known) if len(known) == len(values) and all_named(now) else ""
 
 
 def pci_id(text: str) -> str:

@@ -424,6 +424,7 @@ def _own_rows(data: Mapping[str, Any]) -> list[str]:
 
 def _enabled_row(one: Mapping[str, Any]) -> tuple[str, ...]:
     counts = {"gpu": "per GPU", "global": "global", "rank": "per rank", "world": "over all ranks", "derived": "derived by the program"}
+    counts[bindings.PLANNED] = "global, shared by a plan"
     counts |= {ResumeKind.PATH: "a path", ResumeKind.SWITCH: "a switch", ResumeKind.ITSELF: "by itself"}
     by = f"{one['by']}{', ' + one['when'] if 'when' in one else ''}"
     return one["knob"], f"{one['how']} {one['value']}".strip(), counts.get(one["counts"], ""), by

@@ -27,6 +27,7 @@ from supervisor.errors import SuperviseError
 from supervisor.job.identity import is_gone
 from supervisor.knobs import program_identity
 from supervisor.launch.session import SessionContext
+from supervisor.node.visible_gpus import precision
 from supervisor.observe import collect
 from supervisor.observe.attempt_watch import AttemptWatch
 from supervisor.observe.processes.launched_ranks import with_found
@@ -100,6 +101,7 @@ class Executor:
         self._given: act.BeginAttempt | act.GatherNodes | None = None
         self._command: AttemptCommand | None = None
         self._preparing = False
+        self._plan = ""  # how unequal GPUs share the global batch, as it was last reported
         self._began_ns = 0
         self._gone = threading.Event()  # of each attempt its own: no rank of it is left
         self._finish_asked: act.Finish | None = None
@@ -214,13 +216,25 @@ class Executor:
         elif is_gone(self._job.cwd):
             refused = f"FileNotFoundError: the working directory {self._job.cwd} was deleted", "the start of the attempt"
         elif isinstance(action, act.BeginAttempt):
-            world_size = self._factory.world_size(action.nproc)
+            world_size = self._factory.world_size(action.nproc) or self._loop.state.attempt.met_ranks or None
             try:
                 overrides = recover_rows.with_values(self._job.settings.recover, action.overrides)
-                applied = self._job.knobs.apply(self._job.command, overrides, directory, world_size)
+                applied = self._job.knobs.apply(self._job.command, overrides, directory, world_size, self._places(action))
+                applied = self._with_precision(applied, action)
             except (SuperviseError, OSError) as error:
                 refused = f"{type(error).__name__}: {error}", "the making of the attempt's command"
         self._loop.call_soon(lambda: self._prepared(action, unmade, refused, applied))
+
+    def _places(self, action: act.BeginAttempt) -> tuple[int, ...]:
+        """Return which of the job's GPUs the ranks may see, in CUDA's order; () where they, or those of other nodes, are not known."""
+        gpus = () if self._factory.has_several_nodes else self._loop.state.gpus
+        return tuple(place for place, gpu in enumerate(gpus) if not action.gpus or gpu.uuid in action.gpus)
+
+    def _with_precision(self, applied: AttemptCommand, action: act.BeginAttempt) -> AttemptCommand:
+        """Give the ranks the number format that all GPUs have. What those of other nodes have is not known here."""
+        gpus = action.gpus or tuple(gpu.uuid for gpu in self._loop.state.gpus)
+        name = "" if self._factory.has_several_nodes else precision(self.node.health.last_readings(), gpus)
+        return replace(applied, environment={**applied.environment, "SUPERVISE_JOB_PRECISION": name}) if name else applied
 
     def _program(self) -> tuple[tuple[str, str], ...]:
         return program_identity.measure(self._job.command, self._job.cwd, self._job.environ)
@@ -261,6 +275,9 @@ class Executor:
         elif isinstance(action, act.GatherNodes):
             self._session.gather(action)
         elif applied is not None:
+            if applied.plan and applied.plan != self._plan:
+                self._reporter.print_message(act.PrintMessage("info", applied.plan))
+            self._plan = applied.plan
             self._session.begin(action, applied)
             if not self._factory.has_several_nodes:  # there each loads its own part, and nobody knows which
                 self._rank_requests.read_ahead(action.resume, gone.is_set)

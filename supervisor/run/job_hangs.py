@@ -74,7 +74,7 @@ class JobHangs:
         self._judge = AllNodesWatch(self._ask_all, self._tell)
         self._judged_attempt = 0
         self._is_judging = False
-        self._request_t: dict[int, float] = {}  # when each look of this attempt was asked for
+        self._request_t: dict[tuple[int, int], float] = {}  # when each look was asked for, by the attempt and its number
         self._gathered: tuple[AllLooks, tuple[str, ...]] | None = None  # the newest, with the names of its nodes
 
     def join(self, nodes: OtherNodes) -> None:
@@ -118,7 +118,7 @@ class JobHangs:
     def _on_request(self, attempt: int, number: int) -> None:
         """Have a look taken, by the next sample of the heartbeats. Ranks that start, or are being stopped, are none that hang."""
         state, nodes = self._loop.state, self._nodes
-        self._request_t = {**self._request_t, number: self._loop.clock.now()}
+        self._request_t = {**self._request_t, (attempt, number): self._loop.clock.now()}
         if state.stage is Stage.RUNNING and state.attempt.number == attempt:
             self.watch.want(number)
         elif nodes is not None:
@@ -150,7 +150,7 @@ class JobHangs:
         if self._is_judging or nodes is None:
             return
         names, now = nodes.coordinated, self._loop.clock.now()
-        looked_t = self._request_t.get(gathered.look, now)
+        looked_t = self._request_t.get((gathered.number, gathered.look), now)
         self._is_judging = True
 
         def work() -> None:

@@ -347,6 +347,28 @@ def test_a_closed_connection_that_is_back_within_10_s_costs_nothing() -> None:
     assert played.state.absences == {"b": "lost: it could not be reached for 10 s"}
 
 
+def test_a_host_that_had_not_answered_when_its_connection_ended_is_lost_10_s_after_it_was_heard_last() -> None:
+    played = together(*ALL)
+    played.passes(5.0, "a", "c")
+    played.take(protocol.NodeClosed(played.t, "b", 5.0))
+    played.passes(5.0, "a", "c")
+    assert not played.state.absences
+    played.passes(0.5, "a", "c")
+    assert set(played.state.absences) == {"b"}
+
+
+def test_a_pause_of_the_coordinator_is_no_time_in_which_a_host_did_not_answer() -> None:
+    played = together(*ALL)
+    played.passes(2.0, *ALL)
+    played.t += 20.0
+    played.take(protocol.CoordinatorTick(played.t))
+    played.take(protocol.NodeClosed(played.t, "b", 5.0))
+    played.passes(10.0, "a", "c")
+    assert not played.state.absences
+    played.passes(0.5, "a", "c")
+    assert set(played.state.absences) == {"b"}
+
+
 def test_nobody_is_lost_for_a_closed_connection_while_others_end_steps() -> None:
     played = together(*ALL)
     played.close("b")

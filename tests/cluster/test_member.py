@@ -209,6 +209,22 @@ def test_a_coordinator_that_cannot_be_reached_for_10_s_is_silent_unless_own_rank
     assert len(played.passes(0.5)) == 1
 
 
+def test_a_host_of_the_coordinator_that_had_not_answered_is_silent_10_s_after_its_last_word_and_not_after_a_pause_of_the_node() -> None:
+    played = trains()
+    played.passes(2.0, answered=True)
+    assert not played.passes(5.0)
+    played.take(protocol.LinkClosed(played.t, 5.0))
+    assert not played.passes(5.0)
+    assert len(played.passes(0.5)) == 1
+    played = trains()
+    played.passes(2.0, answered=True)
+    played.t += 20.0
+    played.passes(0.5)
+    played.take(protocol.LinkClosed(played.t, 5.0))
+    assert not played.passes(9.0)
+    assert len(played.passes(1.5)) == 1
+
+
 def test_a_connection_that_is_back_within_10_s_is_nothing() -> None:
     played = trains()
     for _ in range(5):

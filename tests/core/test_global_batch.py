@@ -134,6 +134,21 @@ def test_out_of_memory_is_answered_by_what_the_attempt_ran_with_and_not_by_the_c
     assert [(c.old, c.new) for c in decision.plan.changes] == [("6", "4"), ("2", "3")]
 
 
+def test_unequal_gpus_share_the_same_global_batch_with_any_number_of_ranks_and_micro_batch() -> None:
+    shared = Knob("grad_accum", "64", "plan:2,1,1", counts="planned")
+    node = Node(replace(HOLD, knobs=(MICRO, shared)))
+    assert node.begins(4) == {}
+    node.fails()
+    assert node.begins(3) == {}
+    shares = [f"64, shared by {ranks} ranks, 8 at once on the least memory" for ranks in (4, 3)]
+    assert node.said == [("info", f"the global batch stays: {shares[0]}, now {shares[1]}")]
+    node.fails(Change("batch_size", "8", "4", "--batch"))
+    assert node.begins(3) == {"batch_size": "4"}
+    node.fails()
+    assert node.begins(4) == {"batch_size": "4"}
+    assert [how for how, _ in node.said] == ["info"]
+
+
 def test_a_plan_that_leaves_a_rank_out_leaves_the_batch_to_the_meeting() -> None:
     node = Node(HOLD)
     node.begins(3)

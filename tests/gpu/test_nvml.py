@@ -32,6 +32,9 @@ def test_a_gpu_is_described_as_it_is(swept: Readings) -> None:
         assert Path("/sys/bus/pci/devices", str(swept.table("gpu.identity", subject)["pci"])).exists()
         assert 5 < (swept.number("gpu.temperature_c", subject) or 0) < 110
         assert (swept.value("gpu.recovery_action", subject) or 0) in range(8)
+        capability = swept.value("gpu.compute_capability", subject)
+        assert isinstance(capability, list)
+        assert (5, 0) <= tuple(capability) < (20, 0)
         total = swept.table("gpu.memory", subject)["total"]
         assert isinstance(total, int)
         assert total > 1 << 30

@@ -134,6 +134,14 @@ def messages(_place: Path) -> dict[str, Any]:
     return {"all": all(answers), "count": len(sizes), "bytes": sorted(set(sizes))}
 
 
+def elsewhere(_place: Path) -> dict[str, Any]:
+    """Agree where new tensors are on another device by default, on a good and on a bad batch."""
+    torch.set_default_device("meta")  # as a script sets "cuda"
+    answers = [worker.agree(GOOD), worker.agree(dist.get_rank() != 1, "the loss is nan")]
+    torch.set_default_device(None)
+    return {"answers": answers}
+
+
 def budget(_place: Path) -> dict[str, Any]:
     """Leave out batches until there are too many."""
     rank, answers, error = dist.get_rank(), 0, ""
@@ -188,7 +196,7 @@ def main() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=float(os.environ.get("GROUP_TIMEOUT_S", "60"))))
     seen = globals()[name](place)
     (place / f"rank-{dist.get_rank()}.json").write_text(json.dumps(seen))
-    if name in {"seeds", "messages", "budget"}:
+    if name in {"seeds", "messages", "elsewhere", "budget"}:
         dist.barrier()
         dist.destroy_process_group()
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from supervisor import worker
+from supervisor.agent import step_agreement
 from supervisor.agent.step_agreement import BUDGET_VARIABLE, StepAgreement, TooManyBatchesLeftOut
 from tests.support import preloaded
 
@@ -42,6 +45,10 @@ def test_the_same_script_without_agree_hangs(tmp_path: Path, monkeypatch: pytest
 
 def test_a_step_costs_one_all_reduce_of_four_bytes(tmp_path: Path) -> None:
     assert ranks("messages", 2, tmp_path) == [{"all": True, "count": 100, "bytes": [4]}] * 2
+
+
+def test_ranks_agree_whatever_the_default_device_of_the_script_is(tmp_path: Path) -> None:
+    assert ranks("elsewhere", 2, tmp_path) == [{"answers": [True, False]}] * 2
 
 
 def test_with_one_bad_batch_more_than_the_budget_every_rank_raises_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,3 +90,16 @@ def test_the_budget_is_of_the_last_1000_calls(monkeypatch: pytest.MonkeyPatch) -
     assert not agreement.agree(BAD, "nan", None)  # the first is 1,000 calls ago
     with pytest.raises(TooManyBatchesLeftOut, match=r"2 batches .* by rank 0: no reason given"):
         agreement.agree(BAD, "", None)
+
+
+def test_a_roll_call_asks_the_store_once_for_each_rank_that_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand ranks ask it at once."""
+    asked = Counter[str]()
+    store = SimpleNamespace(set=lambda _key, _text: None, check=lambda keys: asked.update(keys) or not keys[0].endswith("/7"))
+    c10d = SimpleNamespace(_get_default_store=lambda: store, get_world_size=lambda: 1000)
+    monkeypatch.setattr(step_agreement, "ROLL_CALL_S", 0.3)
+    agreement = StepAgreement()
+    agreement._own_task = SimpleNamespace(task="calls")  # noqa: SLF001  as it is while the rank waits
+    assert agreement._absence(c10d, 0).startswith("worker.agree: not every rank made call 0: rank 7 did not")  # noqa: SLF001
+    assert asked.pop("calls/7") > 1
+    assert {count for key, count in asked.items() if key.startswith("calls/")} == {1}

@@ -22,6 +22,7 @@ HEALTHY = (
     "evaluation",
     "evaluation_alone",
     "slow_save",
+    "slow_load",
     "first_step",
     "pause",
     "no_optimizer",

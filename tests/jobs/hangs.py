@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+#: Done by the culprit at its step, before it computes.
+AT_ONE_STEP = ("one_sided", "python_loop", "c_loop", "c_wait", "pipe", "fuse", "frozen", "pause", "first_step", "slow_load")
+
+
 class Culprit:
     """What the rank --culprit does at the step --at: each method is a pathology."""
 
@@ -83,6 +87,15 @@ class Culprit:
     def first_step(self) -> None:
         """Take long for one step, as compilation does."""
         time.sleep(self.long_s)
+
+    def slow_load(self) -> None:
+        """Read a file from a storage that takes `long_s` for it, a piece at a time."""
+        file = self.place / "shard"
+        file.write_bytes(bytes(SlowFile.BYTES))
+        pieces = SlowFile.BYTES >> 17
+        with file.open("rb", buffering=0) as shard:
+            while shard.read(1 << 17):
+                time.sleep(self.long_s / pieces)
 
 
 class Batches:
@@ -171,7 +184,7 @@ class Training:
         self.job.before_step(self.step + 1)
         if self.name == "long_step":
             self.work()
-        if self.is_culprit and self.here("one_sided", "python_loop", "c_loop", "c_wait", "pipe", "fuse", "frozen", "pause", "first_step"):
+        if self.is_culprit and self.here(*AT_ONE_STEP):
             getattr(self.culprit, self.name)()
         if self.is_culprit and self.here("evaluation_alone"):
             self.judge()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.knobs.bindings import LEAST, NAMES, Env, FileKey, Flag, Override, Pair, Placeholder
+from supervisor.knobs.bindings import LEAST, NAMES, Env, FileKey, Flag, Override, Pair, Placeholder, Shares
 from supervisor.knobs.declaration import parse
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ def test_every_example_can_be_declared(text: str) -> None:
 
 def test_there_is_an_example_of_every_form_and_knob() -> None:
     declared = [parse(text) for text in EXAMPLES]
-    assert {type(one.binding) for one in declared} == {Flag, Pair, Override, Placeholder, Env, FileKey}
+    assert {type(one.binding) for one in declared} == {Flag, Pair, Override, Placeholder, Env, FileKey, Shares}
     assert any(one.binding.deepspeed for one in declared if isinstance(one.binding, FileKey))
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", PAGE, flags=re.MULTILINE)
     assert [name for name, _ in rows] == [name for name in NAMES if name != "resume"]

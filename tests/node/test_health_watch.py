@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from health.model import HOST, Check, CheckResult, Reading, Readings, Repair, Result
+from health.nvidia.precision import common_precision
 from supervisor.config import signatures
 from supervisor.core.model import Finding
 from supervisor.core.values import replace
@@ -63,6 +64,26 @@ def test_a_look_names_what_blocks_and_a_gpu_by_the_name_that_it_had(fake_nvml: F
     second = looks.before((), 0)
     blocking = {one.check: one.gpu for one in second.findings if one.blocks}
     assert blocking["gpu_errors"] == UUID.format(1)
+
+
+@pytest.mark.process
+def test_the_precision_is_that_which_all_gpus_of_the_job_have(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:  # noqa: F811
+    fake_nvml.set({"1.capability": 75})
+    readings = watch().before((), 0).readings
+    first, second = (UUID.format(gpu) for gpu in (0, 1))
+    assert visible_gpus.precision(readings, (first,)) == "bf16"
+    assert visible_gpus.precision(readings, (first, second)) == "fp16"
+    assert visible_gpus.precision(readings, ()) == "fp16", "any of the node's"
+    assert visible_gpus.precision(readings, (first, "GPU-gone")) == ""
+    assert visible_gpus.precision(Readings(), ()) == ""
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "name"),
+    [([(8, 0), (9, 0)], "bf16"), ([(10, 3)], "bf16"), ([(9, 0), (7, 5)], "fp16"), ([(7, 0), (6, 1)], "fp32"), ([], "")],
+)
+def test_a_number_format_needs_a_compute_capability(capabilities: list[tuple[int, int]], name: str) -> None:
+    assert common_precision(capabilities) == name
 
 
 @pytest.mark.process

@@ -29,6 +29,7 @@ HEALTHY: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "evaluation": (("--long-s=1.5", "--epoch-steps=40"), {}),
     "evaluation_alone": (("--long-s=6",), {}),
     "slow_save": (("--long-s=5", "--at=152"), {}),
+    "slow_load": (("--long-s=6",), {}),
     "first_step": (("--long-s=6", "--at=1"), {}),
     "pause": (("--long-s=1.5",), {}),
     "no_optimizer": (("--steps=500",), {"SUPERVISE_HANG_PHASE_S": "2"}),

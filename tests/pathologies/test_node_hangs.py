@@ -98,8 +98,8 @@ def test_with_warn_one_node_alerts_and_the_status_of_both_shows_the_sentence(sup
 
 @pytest.mark.parametrize(
     ("pathology", "words"),
-    [("evaluation_alone", ("--long-s=12",)), ("slow_save", ("--long-s=12", "--at=140"))],
-    ids=["a long evaluation on one node", "a slow save on one node"],
+    [("evaluation_alone", ("--long-s=12",)), ("slow_save", ("--long-s=12", "--at=140")), ("slow_load", ("--long-s=12",))],
+    ids=["a long evaluation on one node", "a slow save on one node", "a slow load on one node"],
 )
 def test_a_node_that_works_while_the_other_one_waits_is_no_hang(
     supervise: Callable[..., Supervised], tmp_path: Path, pathology: str, words: tuple[str, ...]
@@ -111,3 +111,16 @@ def test_a_node_that_works_while_the_other_one_waits_is_no_hang(
     assert [run.attempts() for run in runs] == [1, 1]
     assert not [event for run in runs for event in taken(run, "HangConfirmed")]
     assert any(taken(run, "HangSuspected") for run in runs), "it was looked at"
+
+
+def test_a_load_over_a_slow_disk_is_named_as_slow_and_ends_nothing(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    """Fewer bytes than a sign of life, for seven times the limit."""
+    runs = two_nodes(supervise, tmp_path, "slow_load", "--long-s=30", on_hang="restart")
+    hangs = [confirmed(run)["hang"] for run in runs]
+    assert hangs[0] == hangs[1]
+    assert (hangs[0]["kind"], hangs[0]["ranks"]) == ("late", [1])
+    assert "is in slow_load (hangs.py:" in hangs[0]["text"]
+    assert " KB a second of " in hangs[0]["text"]
+    assert [run.exit_code(150) for run in runs] == [0, 0]
+    assert [run.attempts() for run in runs] == [1, 1]
+    assert all(event["hang"]["slow"] for run in runs for event in taken(run, "HangConfirmed"))

@@ -10,11 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+from health.model import Reading, Readings
 from supervisor.checkpoints.repair import RepairPermission
 from supervisor.core import actions as act
 from supervisor.core.events import LauncherFellBack
-from supervisor.core.model import Launcher, RankExit
+from supervisor.core.model import Gpu, Launcher, RankExit
 from supervisor.core.state import Attempt, JobState, Run, Stage, StopRequest
+from supervisor.core.values import replace
 from supervisor.job.clock import Clock
 from supervisor.knobs.knob_set import AttemptCommand
 from supervisor.run.executor import Executor
@@ -30,6 +32,44 @@ def test_the_world_size_reaches_what_is_written_into_files(tmp_path: Path) -> No
     job.cwd, job.attempt_dir = Path.cwd(), lambda _number: tmp_path
     executor._prepare(act.BeginAttempt(2, "failure", None, (("batch_size", "2"),), nproc=3), RepairPermission())  # noqa: SLF001  in its worker thread
     assert job.knobs.apply.call_args.args[3] == 3
+
+
+def prepared(state: JobState, place: Path, *, several_nodes: bool = False) -> tuple[MagicMock, AttemptCommand]:
+    """Have an attempt prepared on a node with a GPU that has bf16 and one that has not; return the job, and the attempt's command."""
+    job, loop, factory, done = MagicMock(), SimpleNamespace(clock=Clock.start(), post=MagicMock(), state=state), MagicMock(), []
+    loop.call_soon = lambda call: call()
+    factory.has_several_nodes = several_nodes
+    job.cwd, job.attempt_dir = Path.cwd(), lambda _number: place
+    job.knobs.apply.return_value = AttemptCommand(("torchrun", "train.py"), {"A": "1"})
+    executor: Any = Executor(job, loop, MagicMock(), factory)  # type: ignore[arg-type]  # a loop that keeps its state
+    capabilities = {"GPU-a": [9, 0], "GPU-b": [7, 5]}
+    rows = [
+        Reading("nvml", f"gpu:{uuid}", name, value)
+        for uuid, c in capabilities.items()
+        for name, value in (
+            ("gpu.identity", {}),
+            ("gpu.compute_capability", c),
+        )
+    ]
+    executor.node.health = SimpleNamespace(last_readings=lambda: Readings([*rows, Reading("nvml", "host", "nvml.count", 2)]))
+    executor._prepared = lambda *given: done.append(given[3])  # noqa: SLF001
+    usable = tuple(gpu.uuid for gpu in state.gpus if not gpu.quarantined) if any(gpu.quarantined for gpu in state.gpus) else ()
+    executor._prepare(act.BeginAttempt(2, "failure", None, gpus=usable), RepairPermission())  # noqa: SLF001  in its worker thread
+    return job, done[0]
+
+
+def test_ranks_are_given_the_precision_and_the_shares_of_the_gpus_that_are_left(tmp_path: Path) -> None:
+    both = (Gpu(0, "GPU-b"), Gpu(1, "GPU-a"))
+    state = JobState(stage=Stage.STARTING, attempt=Attempt(number=2), gpus=both)
+    job, applied = prepared(state, tmp_path)
+    assert job.knobs.apply.call_args.args[4] == (0, 1)
+    assert applied.environment == {"A": "1", "SUPERVISE_JOB_PRECISION": "fp16"}
+    job, applied = prepared(replace(state, gpus=(replace(both[0], quarantined="lost"), both[1])), tmp_path)
+    assert job.knobs.apply.call_args.args[4] == (1,)
+    assert applied.environment["SUPERVISE_JOB_PRECISION"] == "bf16"
+    job, applied = prepared(state, tmp_path, several_nodes=True)
+    assert job.knobs.apply.call_args.args[4] == ()
+    assert applied.environment == {"A": "1"}, "what the GPUs of other nodes have is not known"
 
 
 def test_an_attempt_that_still_waits_for_the_journal_is_stopped_without_waiting_for_it() -> None:

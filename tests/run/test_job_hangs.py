@@ -19,12 +19,12 @@ from supervisor.core.events import HangCleared, HangConfirmed, HangSuspected
 from supervisor.core.model import HangKind, Phase, Policy, RankExit, RankInfo
 from supervisor.core.state import Attempt, JobState, Run, Stage
 from supervisor.core.values import replace
-from supervisor.observe.hangs import diagnosis, node_look, rank_progress
+from supervisor.observe.hangs import diagnosis, node_look, rank_progress, threshold
 from supervisor.observe.hangs.look import Look
 from supervisor.observe.hangs.watch import HangWatch
 from supervisor.run.job_hangs import JobHangs
 from tests.run.test_job_nodes import Pair
-from tests.support.node_looks import elsewhere, later, waiting
+from tests.support.node_looks import BEGAN_T, elsewhere, later, nodes_of, waiting
 from tests.support.virtual_job import NEW_RANK
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class VirtualNode:
         self.cluster, self.own_name, self.index, self.answers = cluster, NAMES[index], index, True
         self.taken: list[Event] = []
         self.actions: list[act.Action] = []
+        self.has_beats = True
         ranks = (RankInfo(index, 0, 1000 + index, 1),)
         attempt = Attempt(1, members=NAMES, node=index, ranks=ranks, world_size=3)
         self.state = JobState(stage=Stage.RUNNING, attempt=attempt, run=Run(policy=policy))
@@ -147,7 +148,7 @@ class VirtualNode:
     @property
     def beats(self) -> tuple[RankHeartbeat, ...]:
         """Its heartbeat."""
-        return (self.beat,)
+        return (self.beat,) if self.has_beats else ()
 
     def events(self, kind: type[Any]) -> list[Any]:
         """Return what its core took of one kind."""
@@ -337,3 +338,45 @@ def test_after_a_confirmed_hang_a_step_ends_it_on_every_node_by_itself(cluster: 
     cluster.passes(2)
     assert [node.state.attempt.hang for node in cluster.nodes] == [None] * 3
     assert all(node.events(HangCleared) for node in cluster.nodes)
+
+
+@pytest.mark.parametrize("from_the_start", [True, False])
+def test_a_node_whose_ranks_have_no_heartbeat_is_looked_at_and_holds_nobody_up(tmp_path: Path, *, from_the_start: bool) -> None:
+    """Its ranks are of a Python without the shim; or the file of its heartbeats is gone since."""
+    cluster = VirtualCluster(tmp_path, Policy(nodes=3, on_hang="auto"))
+    cluster.nodes[1].has_beats = not from_the_start
+    cluster.trains(30)
+    cluster.nodes[1].has_beats = False
+    cluster.passes(60 + 2 * 30)
+    assert [node.state.attempt.hang.text if node.state.attempt.hang else "" for node in cluster.nodes] == [SENTENCE] * 3
+
+
+def test_a_second_hang_of_an_attempt_is_told_as_soon_as_the_first(cluster: VirtualCluster) -> None:
+    cluster.passes(60 + 2 * 30)
+    cluster.passes(100)
+    for node in cluster.nodes:
+        node.rank = waiting(node.index, 3, sequence=2000)
+    cluster.trains(30)
+    cluster.nodes[2].rank = elsewhere(2, 3, line=300)
+    limit_s = threshold.TIMES_LONGEST * 222  # the first hang was a step of that length: so is the longest that is known
+    cluster.passes(limit_s + 2 * 30)
+    hang = cluster.nodes[0].state.attempt.hang
+    assert hang is not None
+    assert hang.text == "ranks 0, 1 wait in all_reduce (seq 2000, train.py:61); rank 2 on node c:2 is in evaluate (train.py:300)"
+
+
+def test_a_look_at_an_attempt_in_which_the_coordinator_takes_no_part_has_a_time_of_its_own(cluster: VirtualCluster) -> None:
+    """The numbers of the looks begin anew with each attempt, and this node was asked for those of the last one alone."""
+    host, told = cluster.nodes[0], list[str]()
+    host.tell_hang = lambda _attempt, text: told.append(text)  # type: ignore[method-assign]
+    for number in (1, 2):
+        host.hangs.take(LookWanted(1, number))
+    host.watch.watch(1)
+    cluster.t += 4000
+    others = nodes_of([waiting(0, 2), elsewhere(1, 2)], 1)
+    for number in (1, 2):
+        host.hangs.take(LooksGathered(2, number, tuple((node.name, node.text(number, BEGAN_T + 30 * number)) for node in others), ()))
+        cluster.t += 30
+        while cluster.soon:
+            cluster.soon.pop(0)()
+    assert 60 < msgspec.json.decode(told[-1])["hang"]["still_s"] < 200

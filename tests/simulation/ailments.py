@@ -83,6 +83,19 @@ class Wear:
 
 
 @dataclass(frozen=True, slots=True)
+class TooManyLeftOut:
+    """In each attempt, after so many steps, the script has left out more bad batches than it may."""
+
+    cause: Cause
+    after: int
+
+    def strike(self, trial: Trial, world: World, met: int) -> Strike | None:
+        """Strike each time."""
+        del world, met
+        return Strike(self.cause, trial.base + self.after, Phase.TRAIN, facts=(("left_out", "11"),))
+
+
+@dataclass(frozen=True, slots=True)
 class Hunger:
     """More memory than there is: above a micro-batch of `fits`, unless activations are computed twice or state is kept outside.
 

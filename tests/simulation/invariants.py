@@ -53,7 +53,11 @@ CODES: dict[str, tuple[int, ...]] = {
     "recurring": (ExitCode.DETERMINISTIC, ExitCode.REQUEUE),
     "beginning": (ExitCode.DETERMINISTIC, ExitCode.REQUEUE),
     "health": (ExitCode.BAD_NODE,),
+    "batches_left_out": (ExitCode.DETERMINISTIC,),
+    "training_over": (ExitCode.HANG,),
 }
+#: Strategies that may stop with the rank's own code, too.
+OWN_CODE_TOO = frozenset({"training_over"})
 
 
 class Broken(Exception):  # noqa: N818 (it names what an invariant is, not an error of a caller)
@@ -337,7 +341,9 @@ class Watch:
             plan = self.decided[1]
             demand(plan.exit_code == code, f"{code}, and the plan says {plan.exit_code}")
             allowed = CODES.get(plan.strategy, ())
-            demand(code in allowed or (not allowed and (1 <= code <= 63 or code > 128 or code in {65, 75})), f"{code} of {plan.strategy}")
+            may_be_own = not allowed or plan.strategy in OWN_CODE_TOO
+            is_own = 1 <= code <= 63 or code > 128 or code in {65, 75}
+            demand(code in allowed or (may_be_own and is_own), f"{code} of {plan.strategy}")
 
 
 _ON_EVENT: dict[type, Callable[..., None]] = {

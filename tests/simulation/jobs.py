@@ -12,7 +12,21 @@ from typing import TYPE_CHECKING, Any
 from supervisor.core.model import FROM_OUTSIDE, Cause, Gpu, HangKind, Knob, Phase
 from supervisor.strategies.network import OPTIONAL
 from tests.simulation import world as w
-from tests.simulation.ailments import ALWAYS, BadFile, BadGpu, Early, Hunger, Outage, Place, Race, Spoiled, Stranger, Wear, Workers
+from tests.simulation.ailments import (
+    ALWAYS,
+    BadFile,
+    BadGpu,
+    Early,
+    Hunger,
+    Outage,
+    Place,
+    Race,
+    Spoiled,
+    Stranger,
+    TooManyLeftOut,
+    Wear,
+    Workers,
+)
 from tests.simulation.networks import EARLY, SHOWN, TRANSPORTS, BadInterface, BadTransport, HangingGpu, Late, Unsynced
 from tests.simulation.world import File, Happening, Job
 from tests.support.policies import policy_from
@@ -213,6 +227,10 @@ def _early(d: Draft) -> tuple[Ailment, ...]:
     return (Early((d.cause,), kinds=d.rng.choice((1, 3)), phase=phase, sure=d.sure()),)
 
 
+def _left_out(d: Draft) -> tuple[Ailment, ...]:
+    return (TooManyLeftOut(d.cause, d.rng.randrange(5, 90)),)
+
+
 def _away(d: Draft) -> tuple[Ailment, ...]:
     d.job["sight"] = w.ABSOLUTE
     after, kind = d.rng.randrange(20, 60), MISSING_FILE if d.cause is Cause.USER_CODE else 0
@@ -350,7 +368,7 @@ ANY: tuple[Theme, ...] = (_once, _recurs, _place, _stuck, _early, _early_then_fi
 #: What else a cause may come with; named more often, it comes more often.
 OF_CAUSE: dict[Cause, tuple[Theme, ...]] = {
     Cause.CUDA_OOM: (_hunger, _hunger, _hunger, _hunger, _stranger, _stranger, _recurs, _place),
-    **dict.fromkeys(_MEMORY, (_workers, _workers, _workers, _place, _place, _place)),
+    **dict.fromkeys(_MEMORY, (_workers, _workers, _workers, _place, _place, _place, _recurs)),
     **dict.fromkeys(GPU, (_bad_gpu, _bad_gpu, _bad_gpu, _several_gpus)),
     **dict.fromkeys(_NATIVE, (_bad_gpu, _several_gpus, _bad_file, _bad_file, _bad_file, *(_recurs,) * 3)),
     Cause.HANG_NO_ERROR: (_bad_file, _bad_file, _bad_file, _recurs),
@@ -359,13 +377,14 @@ OF_CAUSE: dict[Cause, tuple[Theme, ...]] = {
     **dict.fromkeys(_NETWORK, (_outage, _early_mixed, _early_mixed)),
     Cause.USER_CODE: (_answers, _answers, _away, _away),
     Cause.UNKNOWN: (_answers, _answers),
-    **dict.fromkeys((Cause.DEPENDENCY, Cause.DATA_ERROR), (_away, _away)),
-    Cause.NAN_LOSS: (_spoiled, _spoiled, _spoiled, _spoiled, _place),
+    Cause.DEPENDENCY: (_away, _away),
+    Cause.DATA_ERROR: (_away, _away, _left_out),
+    Cause.NAN_LOSS: (_spoiled, _spoiled, _spoiled, _spoiled, _place, _left_out),
     Cause.NONE: (_none,),
 }
 #: Themes in the place of those above, in most jobs of their cause: what is wrong between the ranks.
 BETWEEN_RANKS: dict[Cause, tuple[Theme, ...]] = {
-    Cause.NCCL_TIMEOUT: (_transport, _transport, _transport, _interface, _interface, _late, _hanging_gpu, _hanging_gpu),
+    Cause.NCCL_TIMEOUT: (_transport, _transport, _transport, _interface, _interface, _late, _hanging_gpu, _hanging_gpu, _place, _place),
     Cause.HANG_NO_ERROR: (_transport, _transport, _late, _hanging_gpu),
     Cause.NCCL_NETWORK: (_transport, _transport, _interface),
     Cause.GLOO_ERROR: (_interface, _late),

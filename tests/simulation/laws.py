@@ -565,6 +565,13 @@ def waited_for(record: Record, _past: Past, _books: Watch) -> str:
     return "" if record.stops or record.plan.delay_s >= LEAST_WAIT_S else "storage is not waited for"
 
 
+def left_out(record: Record, _past: Past, _books: Watch) -> str:
+    """A script that left out more batches than it may would do so again."""
+    strike = record.strike
+    is_so = strike is not None and ("left_out", "11") in strike.facts and strike.cause is record.verdict.cause
+    return "more batches are left out than may be, and the run goes on" if is_so and not record.stops else ""
+
+
 def interrupted(record: Record, _past: Past, _books: Watch) -> str:
     """What a person interrupted ends with 130, and nobody starts it again."""
     return "" if record.stops and record.plan.exit_code == INTERRUPTED else "an interrupted job goes on, or does not end with 130"
@@ -599,6 +606,7 @@ OF_CAUSE: dict[Cause, tuple[Law, ...]] = {
     **dict.fromkeys((Cause.GPU_ECC, Cause.GPU_LOST, Cause.GPU_XID_OTHER, Cause.NVLINK), _GPU),
     **dict.fromkeys((Cause.CUDA_ILLEGAL_ACCESS, Cause.SEGFAULT, Cause.UNKNOWN_NATIVE_ABORT), _NATIVE),
     **dict.fromkeys((Cause.DISK_FULL, Cause.IO_ERROR, Cause.STORAGE_REMOTE), _STORAGE),
-    Cause.NAN_LOSS: (steps_back, window_skipped, exhausted, same_place),
-    **dict.fromkeys((Cause.USER_CODE, Cause.DEPENDENCY, Cause.DATA_ERROR, Cause.CHECKPOINT_MISMATCH, Cause.UNKNOWN), _PROGRAM),
+    Cause.NAN_LOSS: (left_out, steps_back, window_skipped, exhausted, same_place),
+    **dict.fromkeys((Cause.USER_CODE, Cause.DEPENDENCY, Cause.CHECKPOINT_MISMATCH, Cause.UNKNOWN), _PROGRAM),
+    Cause.DATA_ERROR: (left_out, *_PROGRAM),
 }

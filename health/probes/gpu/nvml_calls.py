@@ -92,6 +92,7 @@ ROWS: Final = (
     NvmlCall("gpu.mig_mode", ("nvmlDeviceGetMigMode",), shape=_pair),
     NvmlCall("gpu.memory", ("nvmlDeviceGetMemoryInfo",), shape=_memory),
     NvmlCall("gpu.vbios", ("nvmlDeviceGetVbiosVersion",), static=True),
+    NvmlCall("gpu.compute_capability", ("nvmlDeviceGetCudaComputeCapability",), shape=_pair, static=True),
 )
 
 # --- events (nvmlEventSetWait_v2) ---------------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ class NodeLooks:
             still_s=stillness.still_s,
             limit=stillness.limit,
             life=stillness.life[:MOST_TEXT],
-            has_lived=last is not None and stillness.since_t > last[2],
+            has_lived=last is not None and stillness.still_s is not None and stillness.since_t > last[2],
             has_trained=stillness.has_trained,
             moved=tuple((rank, text[:MOST_TEXT]) for rank, text in progress.moved[:MOST_MOVED]),
         )

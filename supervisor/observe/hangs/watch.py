@@ -146,7 +146,9 @@ class HangWatch(Generic[L]):
         self._sampled_t = t
         if pause or not beats:
             self._times.interrupt()
-        if beats:
+        if not beats:
+            self._beats = ()
+        else:
             self._seen(t, beats, pause, may_suspect=not is_shared or not is_over)
             self._hear(t)
             if self._judge.suspicion is not None:
@@ -250,7 +252,8 @@ class HangWatch(Generic[L]):
         while not self._news.empty():
             news = self._news.get_nowait()
             if isinstance(news, str):
-                judge.begin_anew(t, news)
+                if judge.suspicion is not None:  # else this node has seen life by itself
+                    judge.begin_anew(t, news)
                 continue
             if judge.suspicion is None:  # this node's ranks may take longer by their own limit
                 judge.suspicion = Suspicion(self._times.limit(self._beats, self._limits), RELOOK_S, t + RELOOK_S)

@@ -195,6 +195,13 @@ result nvmlDeviceGetHandleByIndex_v2(u32 index, void **handle) {
 TEXT(nvmlDeviceGetName, "name", "%s", "FAKE H100 80GB HBM3")
 TEXT(nvmlDeviceGetUUID, "uuid", "GPU-00000000-0000-4000-8000-%012u", gpu)
 TEXT(nvmlDeviceGetVbiosVersion, "vbios", "%s", "96.00.A5.00.01")
+result nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
+  GPU(handle);
+  u64 value = number_of(gpu, "capability", 90);
+  *major = (int)(value / 10);
+  *minor = (int)(value % 10);
+  return OK;
+}
 typedef struct { char legacy[16]; u32 domain, bus, device, id, subsystem; char bus_id[32]; } pci;
 result nvmlDeviceGetPciInfo_v3(void *handle, pci *out) {
   GPU(handle);

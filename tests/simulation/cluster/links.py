@@ -87,28 +87,28 @@ class Connection:
         if len(queue) == 1:
             self.world.later(self.world.way_s(), self._arrives, to_host)
 
-    def close_end(self, *, host: bool, told: bool = True) -> None:
-        """One end is closed; its process learns it, if it lives and runs."""
+    def close_end(self, *, host: bool, told: bool = True, unreachable_s: float = 0.0) -> None:
+        """One end is closed; its process learns it, if it lives and runs. unreachable_s: the other end did not answer for so long."""
         if not self.is_open[host]:
             return
         self.is_open[host] = False
         self.queues[host].clear()
         self.send_close(to_host=not host)
         if told:
-            self._tell(host)
+            self._tell(host, unreachable_s)
 
-    def _tell(self, host: bool) -> None:  # noqa: FBT001
+    def _tell(self, host: bool, unreachable_s: float = 0.0) -> None:  # noqa: FBT001
         world = self.world
         process = self.host if host else self.machine
         if process.paused_until > world.t:
-            world.later(AGAIN_S, self._tell, host)
+            world.later(AGAIN_S, self._tell, host, unreachable_s)
         elif not host:
             if self.machine.core is self.core and self.machine.connection is self:
-                self.machine.closed()
+                self.machine.closed(unreachable_s)
         elif self.host.life == self.host_life and self.node and self.host.links.get(self.node) is self:
             del self.host.links[self.node]
-            self.host.node_closed(self.node)
-            self.host.give_coordinator(NodeClosed(world.t, self.node))
+            self.host.node_closed(self.node, unreachable_s)
+            self.host.give_coordinator(NodeClosed(world.t, self.node, unreachable_s))
 
     def tick(self) -> None:
         """Give up an end whose link has been cut for too long."""
@@ -120,7 +120,7 @@ class Connection:
             elif self.cut_t[host] is None:
                 self.cut_t[host] = world.t
             elif world.t - (self.cut_t[host] or 0.0) > self.dead_s[host]:
-                self.close_end(host=host)
+                self.close_end(host=host, unreachable_s=self.dead_s[host])
 
     @property
     def is_over(self) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.cluster import coordinator, losses, member
-from supervisor.cluster.messages import ActOn, DecisionProposed, NodeTick, SendToCoordinator
+from supervisor.cluster.messages import ActOn, DecisionProposed, NodeClosed, NodeTick, SendToCoordinator
 from supervisor.cluster.model import DONE, LOOK, MEMBERSHIP, QUIT, RESTART, SAVED, VOID, ClusterDecision, CoordinatorMemory, EpochEnd
 from supervisor.core.values import replace
 from tests.simulation.cluster.faults import (
@@ -209,6 +209,19 @@ def pause_of_a_node_accuses(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def what_was_heard_meanwhile_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    real = coordinator._apply  # noqa: SLF001
+
+    def taken(state: Any, given: Any) -> Any:  # noqa: ANN401
+        state, outputs = real(state, given)
+        if isinstance(given, NodeClosed) and given.unreachable_s:
+            record = replace(state.nodes[given.node], closed_t=given.t - given.unreachable_s)
+            state = replace(state, nodes={**state.nodes, given.node: record})
+        return state, outputs
+
+    patch.setattr(coordinator, "_apply", taken)
+
+
 def steps_that_are_not_known_yet_are_missing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(member, "_stepped_s", lambda _state, tick: tick.stepped_s)
 
@@ -268,6 +281,7 @@ PLANTED: tuple[Plant, ...] = (
     node_that_quit_does_not_say_so,
     pause_of_the_coordinator_accuses,
     pause_of_a_node_accuses,
+    what_was_heard_meanwhile_is_forgotten,
     steps_that_are_not_known_yet_are_missing,
     lost_while_steps_are_made,
     lost_by_a_closed_connection_at_once,

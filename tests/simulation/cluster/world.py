@@ -47,8 +47,8 @@ class Machine:
         self.paused_until = 0.0
         self.awake_s = 0.0  # how long its supervisor ran
         self.served = 0.0  # by `awake_s`: since when the coordinator is served here
-        self.silent_since: dict[str, float] = {}  # by `awake_s`: when a node was last heard, or its connection closed
-        self.answered = self.lost_it = 0.0  # by `awake_s`: when the coordinator last said something, and its connection was closed
+        self.silent_since: dict[str, float] = {}  # by `awake_s`: when a node was last heard, or could be reached
+        self.answered = self.lost_it = 0.0  # by `awake_s`: when the coordinator last said something, and could be reached
         self.gathering = False
 
     @property
@@ -179,9 +179,9 @@ class Machine:
         """A node said something to the coordinator here."""
         self.silent_since[node] = self.awake_s
 
-    def node_closed(self, node: str) -> None:
-        """The connection of a node is closed here."""
-        self.silent_since[node] = self.awake_s
+    def node_closed(self, node: str, unreachable_s: float) -> None:
+        """The connection of a node is closed here, whose host did not answer for so long."""
+        self.silent_since[node] = max(self.silent_since.get(node, self.served), self.awake_s - unreachable_s)
 
     def tick(self) -> None:
         """Some time has passed."""
@@ -197,11 +197,11 @@ class Machine:
             self.gathering = True
         self.give_coordinator(protocol.CoordinatorTick(self.world.t))
 
-    def closed(self) -> None:
-        """The connection has ended."""
-        self.connection, self.lost_it = None, self.awake_s
+    def closed(self, unreachable_s: float = 0.0) -> None:
+        """The connection has ended. unreachable_s: the host did not answer for so long."""
+        self.connection, self.lost_it = None, max(self.answered, self.awake_s - unreachable_s)
         self.leave_meeting()
-        self.give(protocol.LinkClosed(self.world.t))
+        self.give(protocol.LinkClosed(self.world.t, unreachable_s))
 
     def leave_meeting(self) -> None:
         """Go out of the place where the agents meet."""

@@ -3,8 +3,8 @@
 Usable without the supervisor (docs/reference/library-checkpointing.md). Reading never executes a pickle. No file that is not ours is
 written, moved or removed, unless the caller asks for it.
 
-Every name is imported when it is first used, so `import checkpointing` costs nothing. Only `save`, `load_latest`, `Loaded` and
-the shuffling of `UnevenSampler` need torch.
+Every name is imported when it is first used, so `import checkpointing` costs nothing. Only `save`, `load_latest`, `Loaded`, `state`,
+`apply` and the shuffling of `UnevenSampler` need torch.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from checkpointing.training.load import Loaded, load_latest
     from checkpointing.training.sampler import UnevenSampler
     from checkpointing.training.save import save
+    from checkpointing.training.state import apply, state
     from checkpointing.verification import verify
 
 __all__ = [
@@ -33,11 +34,13 @@ __all__ = [
     "UnevenSampler",
     "Verdict",
     "Verification",
+    "apply",
     "find",
     "latest",
     "load_latest",
     "newest",
     "save",
+    "state",
     "verify",
 ]
 
@@ -51,11 +54,13 @@ _MODULES: Final = {
     "UnevenSampler": "training.sampler",
     "Verdict": "model",
     "Verification": "model",
+    "apply": "training.state",
     "find": "discover",
     "latest": "examine",
     "load_latest": "training.load",
     "newest": "select",
     "save": "training.save",
+    "state": "training.state",
     "verify": "verification",
 }
 

@@ -13,6 +13,7 @@ The supervisor hands out a checkpoint that it verified. If that is of this direc
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import glob
 import json
@@ -240,12 +241,19 @@ def _load(path: str, into: Mapping[str, Any] | None, map_location: Any, together
 def _load_sharded(path: str, into: Mapping[str, Any] | None, together: Ranks) -> Any:  # noqa: ANN401 -- torch.load's
     """Let DCP fill `into`. Its reader unpickles .metadata as it is: `verify` has read that one's opcodes before."""
     from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415 -- a second of import
+    from torch.distributed.checkpoint.filesystem import FileSystemReader  # noqa: PLC0415 -- as above
     from torch.distributed.checkpoint.state_dict_loader import load as dcp_load  # noqa: PLC0415 -- as above
 
     if into is None:
         message = f"checkpoint could not be loaded: {path}: it is sharded, and nothing was given to load it into"
         raise CheckpointingError(message, hint="give load_latest a state of the right shape: into={'model': model.state_dict(), …}")
     state = dict(into)
+    optimizer = state.get("optimizer")
+    if isinstance(optimizer, dict) and isinstance(optimizer.get("state"), dict):
+        held = sorted(FileSystemReader(path).read_metadata().state_dict_metadata)
+        kept = _of_updated_parameters(optimizer["state"], held)
+        if len(kept) < len(optimizer["state"]):
+            state["optimizer"] = {**optimizer, "state": kept}
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # as it is
@@ -255,3 +263,17 @@ def _load_sharded(path: str, into: Mapping[str, Any] | None, together: Ranks) ->
         message = f"checkpoint could not be loaded: {path}: rank {rank}: {type(found[0]).__name__}: {found[0]}"
         raise CheckpointingError(message, hint="compare what it holds with `into`: every entry must be there, in the same shape") from error
     return state
+
+
+def _of_updated_parameters(states: Mapping[str, Any], held: list[str]) -> dict[str, Any]:
+    """Return the states of the parameters that have one in the checkpoint, whose names are sorted in `held`.
+
+    A parameter that never got a gradient has none there. An optimizer that has made no step yet is given one for each (state.py).
+    """
+    kept = {}
+    for name, values in states.items():
+        prefix = f"optimizer.state.{name}."
+        place = bisect.bisect_left(held, prefix)
+        if not values or (place < len(held) and held[place].startswith(prefix)):
+            kept[name] = values
+    return kept

@@ -16,6 +16,7 @@ import errno
 import operator
 import os
 import re
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any, Final
 
@@ -61,6 +62,9 @@ def save(  # noqa: PLR0913 -- each is a choice of its own, and all but two have 
         if keep is not None and (keep < 1 or step is None):
             message = f"checkpoint was not saved: {final}: keep={keep} {'needs step=' if step is None else 'leaves none'}"
             raise CheckpointingError(message, hint="give keep= a number of at least 1, together with step=")
+        if not sharded and has_shards(state):
+            message = f"checkpoint was not saved: {final}: the state is in shards (DTensor), and this file would hold those of rank 0 alone"
+            raise CheckpointingError(message, hint="give save sharded=True")
         if together.rank:
             _help(state, final, together, sharded=sharded)
             return final
@@ -100,6 +104,18 @@ def step_of(step: Any, what: str) -> int:  # noqa: ANN401 -- whatever a script c
     if not 0 <= number < _MOST_STEPS:
         raise CheckpointingError(f"{what}: step={step!r} is no step", hint="give step= an integer of at least 0")
     return number
+
+
+def has_shards(state: Any) -> bool:  # noqa: ANN401 -- as in save
+    """Return whether any tensor of a state is a part of one that is spread over ranks."""
+    tensor = sys.modules.get("torch.distributed.tensor")  # without it there are none
+    if tensor is None:
+        return False
+    if isinstance(state, dict):
+        return any(has_shards(value) for value in state.values())
+    if isinstance(state, list | tuple):
+        return any(has_shards(value) for value in state)
+    return isinstance(state, tensor.DTensor) and state.device_mesh.size() > 1
 
 
 def prune(directory: str, keep: int, step: int) -> list[str]:

@@ -16,6 +16,7 @@ import socket
 import sys
 import sysconfig
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -29,8 +30,16 @@ _MOST_BYTES: Final = 4096
 #: Ranks that are asked where they stand, and named; the others are only counted.
 MOST_ASKED: Final = 16
 MOST_NAMED: Final = 4
-_LIBRARIES: Final = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
-_NOT_THE_USERS: Final = ("/site-packages/", "/dist-packages/", "<frozen ")
+GONE: Final = "its process is gone"
+#: How long a rank that answers is looked at before it counts as standing still: longer than ranks.py takes to leave a meeting that is over.
+_STILL_S: Final = 2.0
+_C10D: Final = "torch/distributed/distributed_c10d.py"
+_COLLECTIVES: Final = frozenset({
+    "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single", "barrier", "broadcast",
+    "broadcast_object_list", "gather", "gather_object", "monitored_barrier", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter",
+})  # fmt: skip
+_LIBRARIES: Final = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(os.path.dirname(__file__))})  # noqa: PTH120
+_NOT_THE_USERS: Final = ("/site-packages/", "/dist-packages/", "<frozen ", "/supervisor/worker.py", "/supervisor/agent/")
 
 
 class OwnTask:
@@ -100,7 +109,7 @@ def ask(store: Any, rank: int) -> tuple[str, str]:  # noqa: ANN401 -- torch's st
             task, _, where = answer.decode(errors="replace").partition("\n")
             return task, where
     except ConnectionError:
-        return "", "its process is gone"
+        return "", GONE
     except OSError:
         return "", "its process does not answer"
 
@@ -123,6 +132,21 @@ def described(store: Any, ranks: Sequence[int], task: str = "") -> str:  # noqa:
     return ", ".join(texts) + (f", and {unnamed} more" if texts and unnamed else "")
 
 
+def away(store: Any, ranks: Sequence[int], task: str) -> bool:  # noqa: ANN401 -- torch's store
+    """Return whether these ranks can never come to a call that this one waits in: proven, and False in doubt.
+
+    The process of one is gone; or all of them wait, and go on waiting, in other calls that need every rank, so also this one.
+    """
+    asked = ranks[:MOST_ASKED]
+    before = [ask(store, rank) for rank in asked]
+    if any(where == GONE for _, where in before):
+        return True
+    if not all(their_task and their_task != task for their_task, _ in before):
+        return False
+    time.sleep(_STILL_S)
+    return [ask(store, rank) for rank in asked] == before
+
+
 def place(frame: FrameType | None) -> str:
     """Return file, line and function of the innermost frame that is the user's; of the innermost one where none is."""
     innermost = frame
@@ -133,6 +157,15 @@ def place(frame: FrameType | None) -> str:
         return ""
     code = user_frame.f_code
     return f"{os.path.basename(code.co_filename)}:{user_frame.f_lineno} in {code.co_name}"  # noqa: PTH119
+
+
+def _collective(frame: FrameType | None) -> str:
+    """Return the collective of all ranks that a thread waits in; "" where it is in none."""
+    if frame is None or not frame.f_code.co_filename.endswith(_C10D) or frame.f_code.co_name not in _COLLECTIVES:
+        return ""
+    group = frame.f_locals.get("group")
+    every_rank = group is None or group is frame.f_globals["GroupMember"].WORLD
+    return f"torch.distributed.{frame.f_code.co_name}" if every_rank else ""
 
 
 def _is_library(path: str) -> bool:
@@ -151,8 +184,8 @@ def _answer_all(listener: socket.socket, password: str, thread: int) -> None:
                     while not question.endswith(b"\n") and len(question) < _MOST_BYTES and (chunk := connection.recv(_MOST_BYTES)):
                         question += chunk
                     if hmac.compare_digest(question.strip(), password.encode()):
-                        where = place(sys._current_frames().get(thread))  # noqa: SLF001 -- the only way
-                        connection.sendall(f"{OwnTask.task}\n{where}".encode()[:_MOST_BYTES])
+                        frame = sys._current_frames().get(thread)  # noqa: SLF001 -- the only way
+                        connection.sendall(f"{OwnTask.task or _collective(frame)}\n{place(frame)}".encode()[:_MOST_BYTES])
 
 
 def _own_host() -> str:

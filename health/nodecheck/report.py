@@ -10,7 +10,7 @@ from health import judge as health_judge
 from health.checks import node_environments
 from health.model import HOST, CheckResult, Readings, Repair, Result, worst
 from health.nodecheck.model import Kind
-from health.nodecheck.trial_judge import DEFAULT, judge, pair_trials
+from health.nodecheck.trial_judge import DEFAULT, judge, pair_trials, speeds
 from health.probing.runner import OUTCOME
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def to_json(known: TrialEvidence, rows: Sequence[CheckResult], seconds: float, t
         "world": known.world,
         "meetings": len(pair_trials(known)),
         "members": [known.members[rank].to_json() for rank in sorted(known.members)],
+        "speeds": list(speeds(known)),
         "results": [check_result.to_json() for check_result in rows],
     }
 
@@ -79,6 +80,11 @@ def lines(outcome: dict[str, Json]) -> Iterable[str]:
             yield f"{str(row['result']).upper():<9} {row['check']:<14} {row['reason']}"
             evidence = row["evidence"]
             yield from (f"{'':<25}  {line}" for line in (evidence if isinstance(evidence, list) else []))
+    members, ratios = outcome["members"], outcome["speeds"]
+    models = {str(member["model"]) for member in members if isinstance(member, dict)} if isinstance(members, list) else set()
+    if len(models) > 1 and isinstance(ratios, list) and ratios:
+        by_rank = ",".join(f"{ratio:g}" for ratio in ratios)
+        yield f"{'':<9} {'speeds':<14} {by_rank} by rank: what --knob grad_accum:planned:BATCH=plan: takes"
     fit = "all ranks are fit for a job" if outcome["fit"] else "not fit for a job until what is FAILED is repaired or left out"
     yield f"node check of {outcome['world']} ranks in {outcome['seconds']:.1f} s: {fit}"
 

@@ -167,12 +167,25 @@ def _failing(known: TrialEvidence, failed: Mapping[Pair, list[str]], limits: Lim
 # --- times ----------------------------------------------------------------------------------------------------------------------------
 
 
-def _slow_compute(known: TrialEvidence, limits: Limits) -> dict[int, Slow]:
-    """Return the ranks whose matrix products take too long, among ranks of the same model."""
-    pair_trials: dict[int, list[float]] = {}
+def speeds(known: TrialEvidence) -> list[float]:
+    """Return how fast each rank makes matrix products, in multiples of the slowest; empty where one of them is not known."""
+    times = _compute_times(known)
+    typical = [median_low(times[rank]) for rank in range(known.world) if rank in times]
+    return [round(max(typical) / time, 2) for time in typical] if len(typical) == known.world else []
+
+
+def _compute_times(known: TrialEvidence) -> dict[int, list[float]]:
+    """Return the best time of the matrix products in each meeting, by rank."""
+    times: dict[int, list[float]] = {}
     for sample in known.samples:
         if trials := sample.seconds.get(Kind.COMPUTE):
-            pair_trials.setdefault(sample.rank, []).append(min(trials))
+            times.setdefault(sample.rank, []).append(min(trials))
+    return times
+
+
+def _slow_compute(known: TrialEvidence, limits: Limits) -> dict[int, Slow]:
+    """Return the ranks whose matrix products take too long, among ranks of the same model."""
+    pair_trials = _compute_times(known)
     typical = {rank: median_low(times) for rank, times in pair_trials.items() if rank in known.members}
     slow: dict[int, Slow] = {}
     while True:

@@ -110,10 +110,11 @@ class StepAgreement:
         default_group = c10d._get_default_group()  # noqa: SLF001  there is no public name
         if default_group is not self._default_group:
             from checkpointing.training import whereabouts  # noqa: PLC0415  only scripts that use it pay for it
+            from checkpointing.training.ranks import group_timeout  # noqa: PLC0415  as above
 
             whereabouts.show(c10d._get_default_store(), c10d.get_rank())  # noqa: SLF001  there is no public name
             self._own_task = whereabouts.OwnTask
-            self._group = c10d.new_group(backend="gloo", timeout=_timeout(c10d, default_group))
+            self._group = c10d.new_group(backend="gloo", timeout=group_timeout())
             self._default_group, self._number = default_group, self._number + 1
         return self._group
 
@@ -152,15 +153,6 @@ class StepAgreement:
         if rank == bad_rank:
             sys.stderr.write(f"supervise: all ranks leave out a batch ({count} of {allowed} in {WINDOW} steps) {where}\n")
             sys.stderr.flush()
-
-
-def _timeout(c10d: Any, group: Any) -> Any:  # noqa: ANN401  torch's
-    """Return the time limit that the script gave its own group; None, torch's default, where that cannot be read."""
-    try:
-        device = "cuda" if c10d.get_backend(group) == "nccl" else "cpu"
-        return group._get_backend(sys.modules["torch"].device(device)).options._timeout  # noqa: SLF001  there is no public name
-    except (AttributeError, RuntimeError, KeyError):
-        return None
 
 
 #: One per process, as a process has one place in the training.

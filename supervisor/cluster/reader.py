@@ -77,6 +77,7 @@ class NodeStanding:
 
 
 def _short(text: str) -> str:
+    text = text.encode(errors="replace").decode()  # a health check may name a path that is not UTF-8, which no JSON takes
     return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"
 
 

@@ -34,7 +34,7 @@ def find(settings: Settings, command: Sequence[str], environ: Mapping[str, str],
     conflicts.require_apart(bound, argv, cwd, exit_code)
     conflicts.require_whole_deepspeed(bound, argv, cwd, exit_code)
     conflicts.require_size_of_plan(bound, exit_code)
-    return KnobSet(
+    knob_set = KnobSet(
         tuple(sorted(bound, key=lambda entry: bindings.NAMES.index(entry.knob.name))),
         (*found.unavailable, *ways.unavailable),
         found.programs,
@@ -46,3 +46,5 @@ def find(settings: Settings, command: Sequence[str], environ: Mapping[str, str],
         ways.bound,
         likely.options(argv, text, {entry.knob.name for entry in bound}),
     )
+    knob_set.require_shares(exit_code)
+    return knob_set

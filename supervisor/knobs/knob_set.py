@@ -18,6 +18,8 @@ from supervisor.knobs.bindings import Binding, Env, FileKey, Placeholder, Shares
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from supervisor.errors import ExitCode
+
 ENV = "env:"
 #: The two names of one setting of torch's (torch 2.9 renamed it); a plan's value is added to what the user has in either.
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -138,6 +140,13 @@ class KnobSet(Struct, frozen=True):
         plan = self._share(dict(overrides), world_size, gpus, environment)
         argv, files = self._copies(argv, edits, texts, directory, world_size)
         return AttemptCommand((*command[: self.at], *argv), environment, files, plan)
+
+    def require_shares(self, exit_code: ExitCode) -> None:
+        """Raise SuperviseError where the GPUs that a plan names cannot share the global batch: no attempt could begin."""
+        try:
+            self._share({}, None, (), {})
+        except SuperviseError as error:
+            raise SuperviseError(error.message, hint=error.hint, exit_code=exit_code) from error
 
     def _share(self, overrides: Mapping[str, str], world_size: int | None, gpus: Sequence[int], environment: dict[str, str]) -> str:
         """Set the variable from which ranks on unequal GPUs know their share, and return the plan in words; "" where none is declared."""

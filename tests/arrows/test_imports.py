@@ -70,6 +70,7 @@ TORCH_ALLOWED = (
     "checkpointing.training.load",
     "checkpointing.training.ranks",
     "checkpointing.training.save",
+    "checkpointing.training.state",
     "health.nodecheck.__main__",
     "health.nodecheck.measure",
 )

@@ -80,7 +80,12 @@ class Machines:
         wait_for(made, f"step {step}", 200)
 
     def lose(self, node: int) -> None:
-        """Let a machine lose its power: all of its processes at once, without a word to the network."""
+        """Let a machine lose its power, and have its address answer again: all of its processes are gone."""
+        self.vanish(node)
+        self.network.mend(node)
+
+    def vanish(self, node: int) -> None:
+        """Let a machine lose its power: all of its processes at once, without a word to the network, in which nobody answers for it."""
         self.network.cut(node)
         run = self.runs[node]
         while pids := processes_with(run.mark):
@@ -88,7 +93,6 @@ class Machines:
                 with contextlib.suppress(ProcessLookupError):
                     _kill_at_once(pid)
         run.process.wait(20)
-        self.network.mend(node)
 
     def end_well(self, *, same_world: bool = True) -> None:
         """Demand what must hold after any fault; the same model only where as many ranks as before trained all the time."""

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.e2e.conftest import processes_with
-from tests.e2e.machines import assert_one_job, cards_of
+from tests.e2e.machines import assert_one_job, cards_of, events_of
 from tests.e2e.test_nodes import ALONE, EVERY, NODES, STEPS, Cluster, digest_of, selections
 from tests.support.faketime import faketime
+from tests.support.figures import is_within
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -77,6 +78,26 @@ def test_a_node_whose_clock_is_wrong_by_an_hour_is_not_dropped_and_the_first_fai
     assert cards_of(nodes.runs).pop().startswith(f" rank {first} raised RuntimeError"), (first, cards_of(nodes.runs))
     assert all((tmp_path / f"once-{of}").exists() for of in (2, late)), "both failed by themselves"
     assert [row["chosen"]["step"] for run in nodes.runs for row in selections(run)] == [EVERY] * NODES
+
+
+def test_a_megabyte_of_evidence_on_each_node_delays_no_decision(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    """The script fails on all nodes alike, so that no restart helps, and prints so much with it."""
+    once = {node: ["--fail-here", f"--fail-once-file={tmp_path}/once-{node}"] for node in range(NODES)}
+    job = ["--step-ms=50", f"--fail-at-step={EVERY + 5}", f"--fail-how=exception:{1 << 20}"]
+    nodes = Cluster(supervise, tmp_path, *job, script=ALONE, words=once)
+    assert [run.exit_code(120) for run in nodes.runs] == [1] * NODES
+    for run in nodes.runs:
+        run.wait_for_nothing_left(20)
+    assert_one_job(nodes.runs, last="stop")
+    assert [path.stat().st_size > 1 << 20 for run in nodes.runs for path in run.state.glob("*/nodes/*/attempts/0001/rank-*.err")] == [
+        True
+    ] * 3
+    failed_t = max((tmp_path / f"once-{node}").stat().st_mtime for node in range(NODES))
+    decided_t = max(event.data["t"] for run in nodes.runs for event in events_of(run) if event.event == "DecisionMade")
+    print(f"decided {decided_t - failed_t:.1f} s after the last failure")  # noqa: T201  the figure is for people
+    assert is_within(decided_t - failed_t, 8.0)
+    for run in nodes.runs:
+        assert "raised RuntimeError: the fault that the test ordered" in " ".join(run.ask("why").stdout.split())
 
 
 def test_a_node_that_is_slow_is_not_lost(supervise: Callable[..., Supervised], tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class Sick:
         exec(state["code"])  # noqa: S102  a test's own words
 
 
-FAULTS = "exit:N exception import-error segv abort kill term stop hang"
+FAULTS = "exit:N exception[:BYTES] import-error segv abort kill term stop hang"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,7 +110,8 @@ def strike(how: str) -> None:
             sys.exit(int(value or 1))
         case "exception":
             msg = "the fault that the test ordered"
-            raise RuntimeError(msg)
+            line = "\n" + "a value that the script prints with it " * 3
+            raise RuntimeError(msg + line * (int(value or 0) // len(line)))
         case "import-error":
             import a_module_that_nobody_has  # type: ignore[import-not-found]  # noqa: F401, PLC0415  # the fault itself
         case "segv" | "abort" | "kill" | "term" | "stop":

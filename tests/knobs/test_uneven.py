@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from supervisor.agent import batch_plan
 from supervisor.core.model import Knob
 from supervisor.core.values import replace
-from supervisor.errors import SuperviseError
+from supervisor.errors import ExitCode, SuperviseError
 from supervisor.knobs.batch import Batch, changes, for_world, read, smaller
 from supervisor.knobs.uneven import RankGpu, UnevenPlan, explained, share
 from tests.knobs.scripts import find
@@ -154,10 +154,14 @@ def test_a_declared_plan_is_given_to_the_ranks_anew_for_each_attempt(tmp_path: P
 
 
 def test_without_an_exact_plan_no_rank_starts_unless_drift_is_allowed(tmp_path: Path) -> None:
-    declared = ("batch_size:2=env:SUPERVISE_JOB_BATCH_SIZE", "grad_accum:planned:61=plan:1,1")
-    with pytest.raises(SuperviseError, match=r"the nearest is 15 × \(2 \+ 2\) = 60: --allow-batch-drift takes it"):
-        knobs_of(declared, tmp_path).apply(("python", "train.py"), (), tmp_path, 2)
-    applied = knobs_of(declared, tmp_path, drift=True).apply(("python", "train.py"), (), tmp_path, 2)
+    nearest = r"the nearest is 15 × \(2 \+ 2\) = 60: --allow-batch-drift takes it"
+    with pytest.raises(SuperviseError, match=nearest) as refused:
+        knobs_of(("batch_size:2=env:SUPERVISE_JOB_BATCH_SIZE", "grad_accum:planned:61=plan:1,1"), tmp_path)
+    assert refused.value.exit_code == ExitCode.USAGE, "it stands on the command line"
+    declared, smaller_later = ("batch_size:31=env:SUPERVISE_JOB_BATCH_SIZE", "grad_accum:planned:61=plan:1,1"), (("batch_size", "2"),)
+    with pytest.raises(SuperviseError, match=nearest):
+        knobs_of(declared, tmp_path).apply(("python", "train.py"), smaller_later, tmp_path, 2)
+    applied = knobs_of(declared, tmp_path, drift=True).apply(("python", "train.py"), smaller_later, tmp_path, 2)
     assert applied.environment[batch_plan.VARIABLE] == '{"micro":[2,2],"accumulation":15}'
 
 

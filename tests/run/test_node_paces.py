@@ -138,6 +138,13 @@ def test_a_standing_is_no_longer_than_two_kibibytes_whatever_is_wrong_with_the_n
     assert standing.pace is not None
 
 
+def test_a_standing_may_name_a_path_that_is_not_utf_8() -> None:
+    finding = Finding("disk_speed", "path:/data", "degraded", "/data/\udce9 writes 20 MB/s")
+    standing = NodeStanding.read(NodeStanding.of(JobState(Run(reported_findings=(finding,)), Attempt(1), Stage.RUNNING)).text())
+    assert standing is not None
+    assert standing.health == "/data/? writes 20 MB/s"
+
+
 def test_the_paces_of_two_nodes_go_over_real_connections_and_the_coordinator_names_the_slow_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

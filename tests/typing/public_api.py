@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, assert_type
+from typing import TYPE_CHECKING, Any, assert_type
 
 from checkpointing import (
     Candidate,
@@ -13,14 +13,19 @@ from checkpointing import (
     Selection,
     Verdict,
     Verification,
+    apply,
     find,
     latest,
     load_latest,
     newest,
     save,
+    state,
     verify,
 )
 from supervisor import worker
+
+if TYPE_CHECKING:
+    import torch
 
 
 def checkpoints() -> None:
@@ -34,10 +39,14 @@ def checkpoints() -> None:
     assert_type(latest("ckpt").chosen, Verification | None)
 
 
-def training(state: dict[str, Any]) -> None:
+def training(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Save and resume."""
-    assert_type(load_latest("ckpt"), Loaded | None)
-    assert_type(save(state, "ckpt", step=1, keep=3), str)
+    assert_type(state(model, optimizer, ema={}), dict[str, Any])
+    loaded = load_latest("ckpt", into=state(model, rng=False))
+    assert_type(loaded, Loaded | None)
+    if loaded is not None:
+        apply(loaded.state, model, optimizer)
+    assert_type(save(state(model), "ckpt", step=1, keep=3), str)
     assert_type(worker.should_save(), bool)
 
 

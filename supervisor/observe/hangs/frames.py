@@ -17,9 +17,11 @@ MOST_FRAMES = 100
 
 _THREAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):$")
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)$')
-#: The last form is that of the code that torch's compiler writes: `/tmp/torchinductor_me/2k/c2k….py`.
+#: The form with letters and digits is that of the code that torch's compiler writes: `/tmp/torchinductor_me/2k/c2k….py`. The last two are
+#: ours, in which a rank waits for others or has a thread of its own, where they lie outside of site-packages (`pip install --target`).
 _LIBRARY = re.compile(
     r"/(?:site|dist)-packages/|/lib(?:64)?/python3\.\d+/|^<frozen |/_supervise_shim/|/([a-z2-7]{2})/c\1[a-z2-7]{20,}\.py$"
+    r"|/supervisor/(?:worker|agent/\w+)\.py$|/checkpointing/training/\w+\.py$"
 )
 _STANDARD = re.compile(r"/lib(?:64)?/python3\.\d+/(?!site-packages/|dist-packages/)|^<frozen ")
 _ROOT = re.compile(r"/lib(?:64)?/python3\.\d+/(?:(?:site|dist)-packages/)?|/(?:site|dist)-packages/")

@@ -30,8 +30,9 @@ class NodeSteps:
             if beat.last_step_ns is None:
                 continue
             steps, ended_ns = self._last.get(beat.rank, (beat.steps, beat.last_step_ns))
-            if beat.steps > steps and beat.last_step_ns > ended_ns:
-                self._step_ns.append((beat.last_step_ns - ended_ns) / (beat.steps - steps))
+            is_counted = bool(beat.steps)  # else the script only reports them (worker.heartbeat)
+            if beat.last_step_ns > ended_ns and (beat.steps > steps or not is_counted):
+                self._step_ns.append((beat.last_step_ns - ended_ns) / max(beat.steps - steps, 1))
             self._last[beat.rank] = beat.steps, beat.last_step_ns
 
     def since_s(self, now_ns: int) -> float | None:

@@ -56,7 +56,7 @@ def test_each_store_gets_the_address_of_one_listener() -> None:
     stores = [Store() for _ in range(3)]
     for store in stores:
         whereabouts.show(store, 4)
-        assert " in ask" in whereabouts.ask(store, 4)[1]
+        assert "test_whereabouts.py:" in whereabouts.ask(store, 4)[1]
     assert len({store.get("checkpointing/whereabouts/4") for store in stores}) == 1
 
 
@@ -80,4 +80,4 @@ def test_a_rank_that_knows_its_host_by_a_loopback_address_is_asked_at_master_add
     answering = threading.Thread(target=whereabouts._answer_all, args=(listener, "secret", threading.get_ident()), daemon=True)  # noqa: SLF001
     answering.start()
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.9")
-    assert " in ask" in whereabouts.ask(Store(rank_0=f"127.0.1.1 {listener.getsockname()[1]} secret"), 0)[1]
+    assert "test_whereabouts.py:" in whereabouts.ask(Store(rank_0=f"127.0.1.1 {listener.getsockname()[1]} secret"), 0)[1]

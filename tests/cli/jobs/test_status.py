@@ -89,6 +89,7 @@ def test_a_running_job(written: Any, capsys: pytest.CaptureFixture[str]) -> None
         "state_dir": str(written.directory),
         "exit_code": None,
         "numbers": None,
+        "left_out": 0,
         "restored": None,
         "alerts": None,
     }

@@ -86,6 +86,16 @@ def test_a_slow_rank_is_named_with_its_time_and_the_others() -> None:
     assert "1.02 ms for the others (median of 7)" in told[0].evidence[0]
 
 
+def test_unlike_models_are_not_compared_and_their_speeds_are_named() -> None:
+    alike = _evidence(4, lambda kind, pair: MS * (2.5 if kind is Kind.COMPUTE and pair[0] > 1 else 1))
+    known = replace(alike, members={rank: replace(one, model="small" if rank > 1 else "large") for rank, one in alike.members.items()})
+    outcome = report.to_json(known, report.results(known), 1.0, 0.0)
+    assert outcome["speeds"] == [2.5, 2.5, 1.0, 1.0]
+    assert "          speeds         2.5,2.5,1,1 by rank: what --knob grad_accum:planned:BATCH=plan: takes" in report.lines(outcome)
+    assert not [line for line in report.lines(report.to_json(alike, (), 1.0, 0.0)) if "speeds" in line], "the slow are faulty"
+    assert report.to_json(replace(known, world=5), (), 1.0, 0.0)["speeds"] == [], "one never came"
+
+
 def test_a_little_slower_is_degraded_and_the_node_stays_fit() -> None:
     told = report.results(_evidence(8, lambda kind, pair: _even(kind, pair) * (1.4 if kind is Kind.COMPUTE and pair[0] == 3 else 1)))
     assert told[0].result is Result.DEGRADED

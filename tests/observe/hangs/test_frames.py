@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
-from supervisor.observe.hangs.frames import StackFrame, parse, parse_py_spy
+from checkpointing.training import ranks, whereabouts
+from supervisor import worker
+from supervisor.agent import step_agreement
+from supervisor.observe.hangs.frames import StackFrame, ThreadStack, parse, parse_py_spy
 
 SITE = "/venv/lib/python3.11/site-packages"
 DUMP = f"""Thread 0x00007f0000000001 (most recent call first):
@@ -46,3 +50,11 @@ def test_py_spy_names_the_threads() -> None:
     main, other = parse_py_spy(json.dumps(threads))
     assert (main.thread, main.user_frame) == ("MainThread", StackFrame("/home/me/data.py", 88, "__getitem__"))
     assert other.innermost is None
+
+
+def test_our_own_code_is_not_the_users_wherever_it_is_installed() -> None:
+    """With pip's --target it is in no site-packages: then our thread at a rank's exit was named, and every rank stood in our barrier."""
+    users = StackFrame("/home/me/checkpointing/train.py", 61, "train")
+    ours = [StackFrame(str(Path(module.__file__ or "")), 7, "wait") for module in (worker, step_agreement, whereabouts, ranks)]
+    assert ThreadStack("0x1", (*ours, users)).user_frame == users
+    assert ThreadStack("0x2", tuple(ours)).user_frame is None

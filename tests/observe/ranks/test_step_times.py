@@ -30,3 +30,19 @@ def test_a_heartbeat_that_did_not_move_is_no_step() -> None:
     for _ in range(3):
         times.take([beat(0, 7, 3.0)])
     assert (times.since_s(4 * S), times.usual_s) == (1.0, None)
+
+
+def test_steps_that_the_script_only_reports_have_a_usual_time_too() -> None:
+    """Nobody counts the steps of another optimizer than torch's; who is lost is judged by how long a step takes."""
+    times = NodeSteps()
+    for second in (10, 70, 130, 190):
+        times.take([beat(0, 0, float(second))])
+    assert (times.since_s(200 * S), times.usual_s) == (10.0, 60.0)
+
+
+def test_a_step_that_is_counted_and_then_reported_is_one_step() -> None:
+    times = NodeSteps()
+    for steps in range(1, 9):
+        times.take([beat(0, steps, 60.0 * steps)])
+        times.take([beat(0, steps, 60.0 * steps + 0.5)])
+    assert times.usual_s == 59.5

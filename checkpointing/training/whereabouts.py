@@ -48,7 +48,7 @@ class OwnTask:
     task = ""
 
 
-class _Own:
+class _OwnAddress:
     """Where this process answers, which has one place in the training: in each store that it meets others in, the same."""
 
     lock = threading.Lock()
@@ -58,10 +58,10 @@ class _Own:
 
 def show(store: Any, rank: int) -> None:  # noqa: ANN401 -- torch's store
     """Let the other ranks of this store ask where this thread stands. Raises nothing: without it a rank is named without its line."""
-    with _Own.lock, contextlib.suppress(Exception):
-        if not _Own.address:
-            _Own.address = _listen()
-        store.set(f"{_KEYS}/{rank}", _Own.address)
+    with _OwnAddress.lock, contextlib.suppress(Exception):
+        if not _OwnAddress.address:
+            _OwnAddress.address = _listen()
+        store.set(f"{_KEYS}/{rank}", _OwnAddress.address)
 
 
 def _listen() -> str:
@@ -72,15 +72,15 @@ def _listen() -> str:
         target=_answer_all, args=(listener, password, threading.get_ident()), name="checkpointing-whereabouts", daemon=True
     )
     thread.start()
-    _Own.listener = listener
+    _OwnAddress.listener = listener
     return f"{host} {listener.getsockname()[1]} {password}"
 
 
 def _after_fork() -> None:
     """Leave the port to the parent: nobody answers here, and a DataLoader's worker may outlive a rank that is gone."""
-    if _Own.listener is not None:
-        _Own.listener.close()
-    _Own.lock, _Own.listener, _Own.address = threading.Lock(), None, ""
+    if _OwnAddress.listener is not None:
+        _OwnAddress.listener.close()
+    _OwnAddress.lock, _OwnAddress.listener, _OwnAddress.address = threading.Lock(), None, ""
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -32,12 +32,14 @@ def _server(*modules: str) -> subprocess.Popen[str]:
     return server
 
 
-def run(*words: str, ranks: int = 0, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+def run(
+    *words: str, ranks: int = 0, timeout_s: float = 60.0, imports: tuple[str, ...] = ("torch.distributed",)
+) -> subprocess.CompletedProcess[str]:
     """Run what `python WORDS` would: -c and a program, or a script and its arguments; `ranks` of it at once that meet as under torchrun.
 
-    The return code is that of the first rank that did not end with 0.
+    The return code is that of the first rank that did not end with 0. imports: what the process that is forked has imported.
     """
-    done = _run(_server("torch.distributed"), words, Path.cwd(), {**os.environ, "OMP_NUM_THREADS": "1"}, b"", ranks, timeout_s)
+    done = _run(_server(*imports), words, Path.cwd(), {**os.environ, "OMP_NUM_THREADS": "1"}, b"", ranks, timeout_s)
     return subprocess.CompletedProcess(words, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 

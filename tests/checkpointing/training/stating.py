@@ -430,6 +430,22 @@ def rank_elsewhere(place: Path) -> dict[str, Any]:
     return {} if (place / "gave-up").exists() else _caught(dist.barrier)
 
 
+def rank_in_a_group(place: Path) -> dict[str, Any]:
+    """Take the state on rank 0, while rank 1 waits in a group with rank 2 alone, which waits for all: of rank 1 nothing is proven."""
+    group = dist.new_group([1, 2], timeout=timedelta(seconds=60))
+    model = bare(1)
+    state(model)
+    state.__globals__["PATIENCE_S"] = 0.5
+    if dist.get_rank() == 0:
+        seen = _caught(lambda: state(model))
+        (place / "gave-up").touch()
+        return seen
+    if dist.get_rank() == 2:
+        _caught(dist.barrier)
+        _stands_here(place)
+    return _caught(lambda: dist.all_reduce(torch.ones(1), group=group))
+
+
 def rank_gone(_place: Path) -> dict[str, Any]:
     """Have the last rank be killed before the others call."""
     model = bare(1)
@@ -447,7 +463,7 @@ def main() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=float(os.environ.get("GROUP_TIMEOUT_S", "60"))))
     seen = globals()[name](place)
     (place / f"rank-{dist.get_rank()}.json").write_text(json.dumps(seen))
-    if name not in {"absent_rank", "rank_gone", "rank_elsewhere"}:
+    if name not in {"absent_rank", "rank_gone", "rank_elsewhere", "rank_in_a_group"}:
         dist.barrier()
         dist.destroy_process_group()
 

@@ -95,7 +95,8 @@ def apply(  # noqa: PLR0913, PLR0917 -- the state, and what `state` takes
     Names and shapes must be the same: all is compared before anything is changed. Raises CheckpointingError, which names what differs. Of
     another number of ranks, the generators keep their fresh seeds, and so does a loader whose ranks differed; a warning says so.
     """
-    together = _meeting("apply", _NOT_APPLIED, needed=has_shards(state) or _has_fsdp1(model))
+    communicates = _has_fsdp1(model)  # also when its own state is taken, to compare
+    together = _meeting("apply", _NOT_APPLIED, needed=has_shards(state) or communicates)
     with together.together():
         parts = {"model": model, "optimizer": optimizer, "ema": ema, "loader": loader}
         absent = [name for name, part in parts.items() if part is not None and name not in state]
@@ -104,7 +105,8 @@ def apply(  # noqa: PLR0913, PLR0917 -- the state, and what `state` takes
         go_there = None if loader is None else _way_to(_own_part("loader", state["loader"]), loader)
         generators = _own_part("rng", state["rng"]) if rng and "rng" in state else None
         _refuse_strangers(model, optimizer, _NOT_APPLIED)
-        together.meet()
+        if communicates:
+            together.meet()
         own_model = _module_part(model)
         own_optimizer = None if optimizer is None else _optimizer_part(model, optimizer)
         own_ema = None if ema is None else _ema_part(model, ema)
@@ -113,6 +115,8 @@ def apply(  # noqa: PLR0913, PLR0917 -- the state, and what `state` takes
             _compare_optimizers(own_optimizer, state["optimizer"])
         if own_ema is not None:
             _compare("ema", own_ema, state["ema"])
+        if not communicates:
+            together.meet()  # what does not fit on one rank is applied on none
         _fill_module(model, own_model, state["model"])
         if optimizer is not None and own_optimizer is not None:
             _fill_optimizer(model, optimizer, own_optimizer, state["optimizer"])
@@ -227,8 +231,8 @@ def _compare(part: str, own: Mapping[str, Any], given: Mapping[str, Any]) -> Non
 
 def _compare_optimizers(own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Raise where the parameters, their groups or the shapes of their states differ; a parameter without a gradient so far has no state."""
-    groups, given_groups = ([frozenset(group["params"]) for group in one["param_groups"]] for one in (own, given))
-    _compare("optimizer", *(dict.fromkeys(frozenset().union(*some)) for some in (groups, given_groups)))
+    groups, given_groups = ([frozenset(group["params"]) for group in side["param_groups"]] for side in (own, given))
+    _compare("optimizer", *(dict.fromkeys(frozenset().union(*side)) for side in (groups, given_groups)))
     if set(groups) != set(given_groups) or len(groups) != len(given_groups):
         counts = f"{len(groups)} groups here, and in {len(given_groups)} others there"
         raise CheckpointingError(f"{_NOT_APPLIED}: optimizer: its parameters stand in {counts}", hint=_OTHER_MODEL)

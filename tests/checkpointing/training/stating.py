@@ -361,6 +361,7 @@ def refusals(_place: Path) -> dict[str, Any]:
     values = {**taken["optimizer"]["state"], "0.weight": {"exp_avg": torch.ones(2)}}
     refused("moments", {**taken, "optimizer": {**taken["optimizer"], "state": values}})
     refused("absent", taken, ema=copy.deepcopy(weights))
+    refused("on_one_rank", {**taken, "ema": weights}, ema={"strange": torch.ones(1)} if dist.get_rank() == 1 else None)
     with_loader = {**taken, "loader": state(model, loader=Position(1), rng=False)["loader"]}
     refused("loader_kind", with_loader, loader=DataLoader(range(8)))
     refused("generators", {**taken, "rng": ["AAAA"] * dist.get_world_size()})

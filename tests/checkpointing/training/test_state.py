@@ -67,8 +67,9 @@ def test_an_average_that_rank_0_alone_has_is_taken_without_the_others(tmp_path: 
 
 
 def test_what_does_not_fit_is_named_and_nothing_is_changed(tmp_path: Path) -> None:
-    for seen in ranks("refusals", 2, tmp_path):
+    for rank, seen in enumerate(ranks("refusals", 2, tmp_path)):
         said = "the state was not applied: "
+        assert seen["on_one_rank"].startswith(f"{said}ema: " if rank else f"{said}rank 1: CheckpointingError: {said}ema: ")
         names = f"{said}model: 5 missing: 0.bias, 1.module.bias, 2.bias, 3.module.bias, and 1 more; 2 unexpected: a, b"
         assert seen["names"] == names + UNCHANGED
         assert seen["shapes"] == f"{said}model: 1 of another shape: 0.weight is (7, 5) here and (7, 6) there{UNCHANGED}"

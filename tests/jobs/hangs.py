@@ -91,10 +91,10 @@ class Culprit:
     def slow_load(self) -> None:
         """Read a file from a storage that takes `long_s` for it, a piece at a time."""
         file = self.place / "shard"
-        file.write_bytes(bytes(SlowFile.BYTES))
-        pieces = SlowFile.BYTES >> 17
+        pieces, piece = 96, 1 << 17
+        file.write_bytes(bytes(pieces * piece))
         with file.open("rb", buffering=0) as shard:
-            while shard.read(1 << 17):
+            while shard.read(piece):
                 time.sleep(self.long_s / pieces)
 
 

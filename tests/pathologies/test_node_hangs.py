@@ -114,8 +114,8 @@ def test_a_node_that_works_while_the_other_one_waits_is_no_hang(
 
 
 def test_a_load_over_a_slow_disk_is_named_as_slow_and_ends_nothing(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
-    """Fewer bytes than a sign of life, for seven times the limit."""
-    runs = two_nodes(supervise, tmp_path, "slow_load", "--long-s=30", on_hang="restart")
+    """Fewer bytes than a sign of life, for eleven times the limit."""
+    runs = two_nodes(supervise, tmp_path, "slow_load", "--long-s=45", on_hang="restart")
     hangs = [confirmed(run)["hang"] for run in runs]
     assert hangs[0] == hangs[1]
     assert (hangs[0]["kind"], hangs[0]["ranks"]) == ("late", [1])

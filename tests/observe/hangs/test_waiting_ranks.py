@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from supervisor.core.model import Hang
     from tests.observe.hangs.conftest import Ranks
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.process
 
 SCRIPT = ROOT / "tests" / "jobs" / "waits.py"
 #: What rank 0 is seen to wait for. The first of each kind are tried at every test, the others at the slow ones.
@@ -42,7 +42,7 @@ FAST = ("file", "connection", "lock")
 
 
 def seen(ranks: Ranks, how: str, place: Path) -> Hang:
-    """Return what two looks show of ranks that wait so: the first between which nothing moved."""
+    """Return what two looks show of ranks that wait so: the first between which nothing moved, and which show the wait."""
     ranks.start(str(SCRIPT), how, str(place), count=2)
     wait_for((place / "begun").exists, "the wait", 30.0)
     first = ranks.look()
@@ -54,7 +54,9 @@ def seen(ranks: Ranks, how: str, place: Path) -> Hang:
         if compare(before, first).moved:
             return None  # it was still importing
         found = diagnosis.hang(before, first, still_s=90, limit_s=60, calibrated=True)
-        return found if how not in WAITS or re.search(WAITS[how], found.text) else None
+        # on a busy machine the wake-ups of one second may cost as much as work does, and the next second shows them as they are
+        is_shown = how not in WAITS or (found.kind is HangKind.LATE and re.search(WAITS[how], found.text))
+        return found if is_shown else None
 
     return wait_for(hang, "two looks that show the wait", 30.0)
 

@@ -61,16 +61,16 @@ MemberInput = (
 )
 MemberOutput = (
     SendToCoordinator
-    | protocol.EpochBegan
-    | protocol.EpochEnded
+    | protocol.Began
+    | protocol.Ended
     | protocol.ActOn
     | protocol.StepAside
     | protocol.ClosedWithoutUs
     | protocol.CoordinatorSilent
     | protocol.CoordinatorGone
     | protocol.MeetingFailed
-    | protocol.TextsGathered
-    | protocol.PeerText
+    | protocol.Gathered
+    | protocol.Peer
     | protocol.LookWanted
     | protocol.Looked
 )
@@ -226,12 +226,12 @@ def _of_coordinator(state: MemberState, message: FromTheCoordinator) -> Step:  #
         case protocol.BeatAnswer():
             return state, ()
         case protocol.Ended(number, end) if running is not None and number == running.number:
-            return replace(state, end=end), (protocol.EpochEnded(number, end),)
-        case protocol.Gathered(number, index, texts) if running is not None and number == running.number:
+            return replace(state, end=end), (message,)
+        case protocol.Gathered(number, index) if running is not None and number == running.number:
             is_awaited = (GATHER, index) in state.posts
-            return _once(state, f"{GATHER} {index}", protocol.TextsGathered(index, texts)) if is_awaited else (state, ())
-        case protocol.Peer(number, node, text) if running is not None and number == running.number:
-            return _once(state, f"{BEGAN} {node}", protocol.PeerText(node, text))
+            return _once(state, f"{GATHER} {index}", message) if is_awaited else (state, ())
+        case protocol.Peer(number, node) if running is not None and number == running.number:
+            return _once(state, f"{BEGAN} {node}", message)
         case protocol.LookWanted(number, look) if running is not None and number == running.number:
             return _once(_without_posts(state, STALLED), f"{LOOK} {look}", message)  # it is answered, and not posted again
         case protocol.Looked(number) if running is not None and number == running.number:
@@ -265,7 +265,7 @@ def _welcomed(state: MemberState, welcome: protocol.Welcome) -> Step:
         outputs = (*outputs, *decision_outputs)
     if welcome.end is not None and state.running_epoch is not None and state.running_epoch == job_epoch:
         state = replace(state, end=welcome.end)
-        outputs = (*outputs, protocol.EpochEnded(job_epoch.number, welcome.end))
+        outputs = (*outputs, protocol.Ended(job_epoch.number, welcome.end))
     return state, (*outputs, *_meeting_sent(state))
 
 
@@ -274,7 +274,7 @@ def _begun(state: MemberState, epoch: Epoch) -> Step:
     node, meeting = state.memory.node, state.meeting
     state = replace(state, memory=NodeMemory(node, epoch), posts={}, reported=frozenset(), end=None, stalls=0)
     if meeting is not None and meeting.token == epoch.token:
-        return replace(state, meeting=None), (protocol.EpochBegan(epoch),)
+        return replace(state, meeting=None), (protocol.Began(epoch),)
     return _posted(state, VOID, f"node {node} had given the meeting up")
 
 

@@ -118,14 +118,14 @@ class Peer(_Message, frozen=True):
 
 
 class LookWanted(_Message, frozen=True):
-    """Post your look for this round: what your ranks do now. Also an output of the node, answered by LookTaken."""
+    """Post your look for this round: what your ranks do now. Answered by LookTaken."""
 
     number: int
     look: int
 
 
 class Looked(_Message, frozen=True):
-    """What the looks of all nodes showed (run/job_hangs.py): a hang, or that there is none. Also an output of the node."""
+    """What the looks of all nodes showed (run/job_hangs.py): a hang, or that there is none."""
 
     number: int
     text: str
@@ -352,7 +352,7 @@ class NodeText(Struct, frozen=True):
     text: str
 
 
-# what a node has to do
+# what a node has to do, beside Began, Ended, Gathered, Peer, LookWanted and Looked, which it hands on as they came
 
 
 class SendToCoordinator(Struct, frozen=True):
@@ -372,19 +372,6 @@ class CoordinatorGone(Struct, frozen=True):
     """No coordinator answered for `wait_s`: this node stops, once no rank of it is left."""
 
     text: str
-
-
-class EpochBegan(Struct, frozen=True):
-    """The meeting has its number. Keep the memory."""
-
-    epoch: Epoch
-
-
-class EpochEnded(Struct, frozen=True):
-    """The attempt is over, or is to be ended."""
-
-    number: int
-    end: EpochEnd
 
 
 class ActOn(Struct, frozen=True):
@@ -412,18 +399,4 @@ class MeetingFailed(Struct, frozen=True):
     """The meeting got no number."""
 
     token: str
-    text: str
-
-
-class TextsGathered(Struct, frozen=True):
-    """The texts of all members for an all-gather, in their order."""
-
-    number: int
-    texts: tuple[str, ...]
-
-
-class PeerText(Struct, frozen=True):
-    """How the ranks of another member began."""
-
-    node: str
     text: str

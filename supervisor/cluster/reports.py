@@ -88,7 +88,7 @@ def read_text(output: MemberOutput | protocol.Refusal) -> Any:  # noqa: ANN401  
             return msgspec.convert(json.loads(decision.text), JobDecision)
         case protocol.Looked(_, text):
             return msgspec.json.decode(text, type=HangNews)
-        case protocol.PeerText(_, text):
+        case protocol.Peer(_, _, text):
             row = json.loads(text)
             return str(row["text"]), msgspec.convert(row["first_step"], int | None), msgspec.convert(row["loaded_step"], int | None)
         case _:

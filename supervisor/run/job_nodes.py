@@ -345,7 +345,7 @@ class JobNodes:
             row = read_text(output)
         except (ValueError, TypeError, LookupError) as error:  # msgspec's errors are ValueErrors
             self._warn(f"a message of another node cannot be read, as of another version of supervise: {error}")
-            if isinstance(output, protocol.PeerText | protocol.Looked):
+            if isinstance(output, protocol.Peer | protocol.Looked):
                 return
             output = protocol.Refusal(
                 f"its decision cannot be read ({error}): install the same supervise on all nodes, and start this one again"
@@ -356,9 +356,9 @@ class JobNodes:
     def _take(self, output: MemberOutput | protocol.Refusal, row: Any) -> None:  # noqa: ANN401, PLR0912, C901 (what read_text returned; a row for each kind)
         now, attempt = self._now(), self._loop.state.attempt.number
         match output:
-            case protocol.EpochBegan(epoch):
+            case protocol.Began(epoch):
                 self._began(epoch)
-            case protocol.EpochEnded(number, end):
+            case protocol.Ended(number, end):
                 if end.kind != DONE:
                     self._loop.feed(events.AttemptEndedByPeer(now, number, end.node, end.text, end.kind))
             case protocol.ActOn(epoch, decision, returning):
@@ -381,11 +381,11 @@ class JobNodes:
             case protocol.MeetingFailed(_, text):
                 self._meeting_attempt = 0
                 self._loop.feed(events.AttemptEndedByPeer(now, attempt, self._job.node, text, VOID))
-            case protocol.TextsGathered(number, texts):
+            case protocol.Gathered(_, number, texts):
                 received = self._awaited.pop(number, None)
                 if received is not None:
                     received(list(texts))
-            case protocol.PeerText():
+            case protocol.Peer():
                 self._loop.feed(events.NodeBegan(now, attempt, *row))
             case protocol.LookWanted():
                 self.looks(output)

@@ -82,9 +82,9 @@ class CrowdNode:
             is_last = self.taken[type(output)] == self.count
             if is_last:
                 say(type(output).__name__)
-            if isinstance(output, protocol.EpochEnded):
+            if isinstance(output, protocol.Ended):
                 self.take(protocol.EpochReport(time.monotonic(), self.text))
-            elif isinstance(output, protocol.EpochBegan) and is_last:
+            elif isinstance(output, protocol.Began) and is_last:
                 self.take(protocol.EndEpoch(time.monotonic(), FAILURE, "rank 7"))
         self.lines.flush()
 
@@ -113,7 +113,7 @@ def crowd(port: int, count: int, size: int) -> None:
                 node.lines.close()
             else:
                 selector.modify(node.lines.sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if node.lines.has_unsent else 0), node)
-        if not is_reported and taken.get(protocol.EpochEnded, 0) == count and not any(node.lines.has_unsent for node in nodes):
+        if not is_reported and taken.get(protocol.Ended, 0) == count and not any(node.lines.has_unsent for node in nodes):
             is_reported = True
             say("reported")
         if time.monotonic() - beat_t > ClusterRules().beat_s:

@@ -151,9 +151,7 @@ class Cluster:
         for member in self.members:
             member.meets(token, len(self.members), number)
         for member in self.members:
-            wait_for(
-                lambda member=member: any(began.epoch.token == token for began in member.all_of(protocol.EpochBegan)), "the epoch", 120
-            )
+            wait_for(lambda member=member: any(began.epoch.token == token for began in member.all_of(protocol.Began)), "the epoch", 120)
 
     def judged(self) -> list[protocol.JudgeReports]:
         """Return what the core was asked to judge."""
@@ -162,7 +160,7 @@ class Cluster:
     def decide(self, members: list[Member], number: int = 1, kind: str = RESTART) -> None:
         """Let these report, the core decide, and all of them act on it."""
         for member in members:
-            wait_for(lambda member=member: member.all_of(protocol.EpochEnded), "the end", 20)
+            wait_for(lambda member=member: member.all_of(protocol.Ended), "the end", 20)
             member.client.give(protocol.EpochReport(time.monotonic(), f"evidence of {member.name}"))
         wait_for(lambda: any(asked.number == number for asked in self.judged()), "the reports", 20)
         self.server.give(protocol.DecisionProposed(time.monotonic(), number, ClusterDecision(kind, "by the core")))
@@ -173,8 +171,8 @@ class Cluster:
         """Show that what one node says reaches the others, and that no epoch has ended."""
         text = f"began {time.monotonic()}"
         self.members[1].says(text)
-        wait_for(lambda: self.members[0].all_of(protocol.PeerText), "its text", 10)
-        assert not any(member.all_of(protocol.EpochEnded) for member in self.members)
+        wait_for(lambda: self.members[0].all_of(protocol.Peer), "its text", 10)
+        assert not any(member.all_of(protocol.Ended) for member in self.members)
 
     def close(self) -> None:
         """End all."""

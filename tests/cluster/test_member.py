@@ -106,7 +106,7 @@ def test_a_meeting_is_reported_after_the_welcome_and_again_over_the_next_connect
     played.take(protocol.LinkClosed(played.t))
     assert played.opens() == sent(meet)
     epoch = Epoch(4, ("a", "b"), "a", "n")
-    assert played.hears(Began(epoch)) == [protocol.EpochBegan(epoch)]
+    assert played.hears(Began(epoch)) == [protocol.Began(epoch)]
     assert played.state.memory.epoch == epoch
     played.take(protocol.LinkClosed(played.t))
     assert not played.opens(Welcome("a", epoch)), "it has its number"
@@ -115,7 +115,7 @@ def test_a_meeting_is_reported_after_the_welcome_and_again_over_the_next_connect
 def test_a_beginning_that_was_lost_with_the_connection_comes_with_the_welcome() -> None:
     played, epoch = Played(), Epoch(4, ("a", "b"), "a", "n")
     played.take(protocol.NodesTogether(played.t, "n", 1, 2, 4))
-    assert played.opens(Welcome("a", epoch, END)) == [protocol.EpochBegan(epoch), protocol.EpochEnded(4, END)]
+    assert played.opens(Welcome("a", epoch, END)) == [protocol.Began(epoch), protocol.Ended(4, END)]
 
 
 def test_an_epoch_of_a_meeting_that_was_given_up_is_void() -> None:
@@ -137,7 +137,7 @@ def test_a_meeting_that_gets_no_number_has_failed() -> None:
 
 def test_the_node_acts_once_on_what_the_coordinator_decides() -> None:
     played = trains()
-    assert played.hears(Ended(3, END), Ended(3, END)) == [protocol.EpochEnded(3, END)]
+    assert played.hears(Ended(3, END), Ended(3, END)) == [protocol.Ended(3, END)]
     assert played.hears(Decided(3, AGAIN, 2), Decided(3, OVER, 2)) == [protocol.ActOn(EPOCH, AGAIN, 2)]
     assert (played.state.memory.acted, played.state.memory.returning) == (AGAIN, 2)
 
@@ -176,7 +176,7 @@ def test_texts_of_all_are_reported_once_to_a_node_that_gave_its_own() -> None:
     played = trains()
     assert not played.hears(Gathered(3, 1, ("x", "y")))
     played.take(protocol.NodeText(played.t, 1, "y"))
-    assert played.hears(Gathered(3, 1, ("x", "y")), Gathered(3, 1, ("x", "y"))) == [protocol.TextsGathered(1, ("x", "y"))]
+    assert played.hears(Gathered(3, 1, ("x", "y")), Gathered(3, 1, ("x", "y"))) == [Gathered(3, 1, ("x", "y"))]
 
 
 def test_looks_are_asked_for_and_posted_and_the_newest_alone_comes_again() -> None:

@@ -59,8 +59,8 @@ def test_a_node_says_again_over_its_next_connection_what_it_said(cluster: Cluste
     before, cluster.relays[1] = cluster.relays[1], Relay(cluster.server.port)
     cluster.members[1].client.find_at(CoordinatorAddress("127.0.0.1", cluster.relays[1].port, KEY))
     for member in cluster.members:
-        wait_for(lambda member=member: member.all_of(protocol.TextsGathered), "the texts", 10)
-        assert [gathered.texts for gathered in member.all_of(protocol.TextsGathered)] == [("of 0", "of 1", "of 2")]
+        wait_for(lambda member=member: member.all_of(protocol.Gathered), "the texts", 10)
+        assert [gathered.texts for gathered in member.all_of(protocol.Gathered)] == [("of 0", "of 1", "of 2")]
     before.close()
 
 
@@ -68,8 +68,8 @@ def test_a_node_says_again_over_its_next_connection_what_it_said(cluster: Cluste
 def test_a_node_that_is_connected_and_silent_for_long_is_lost_and_learns_the_decision_later(cluster: Cluster) -> None:
     cluster.meet()
     cluster.relays[2].is_cut = True
-    wait_for(lambda: cluster.members[0].all_of(protocol.EpochEnded), "the end of the epoch", 20)
-    assert "silent" in cluster.members[0].all_of(protocol.EpochEnded)[0].end.text
+    wait_for(lambda: cluster.members[0].all_of(protocol.Ended), "the end of the epoch", 20)
+    assert "silent" in cluster.members[0].all_of(protocol.Ended)[0].end.text
     wait_for(lambda: cluster.members[2].all_of(protocol.CoordinatorSilent), "the lost node to notice it", 20)
     cluster.decide(cluster.members[1::-1])
     cluster.relays[2].is_cut = False
@@ -80,15 +80,15 @@ def test_a_node_that_is_connected_and_silent_for_long_is_lost_and_learns_the_dec
 def test_a_node_whose_loop_stands_still_is_lost_and_so_is_one_whose_process_ends(cluster: Cluster) -> None:
     cluster.meet()
     cluster.members[1].stands_still()
-    wait_for(lambda: cluster.members[0].all_of(protocol.EpochEnded), "the end", 20)
+    wait_for(lambda: cluster.members[0].all_of(protocol.Ended), "the end", 20)
     cluster.decide(cluster.members)
     cluster.members[1].close()
     cluster.members[1] = Member(1, cluster.relays[1].port, memory=cluster.members[1].kept[-1])
     cluster.meet(2)
     began = time.monotonic()
     cluster.members[2].close()
-    wait_for(lambda: len(cluster.members[0].all_of(protocol.EpochEnded)) == 2, "the end", 20)
-    assert "cannot be reached" in cluster.members[0].all_of(protocol.EpochEnded)[1].end.text
+    wait_for(lambda: len(cluster.members[0].all_of(protocol.Ended)) == 2, "the end", 20)
+    assert "cannot be reached" in cluster.members[0].all_of(protocol.Ended)[1].end.text
     assert time.monotonic() - began >= RULES.closed_s
 
 
@@ -104,11 +104,11 @@ def test_the_word_of_a_guardian_loses_its_node_at_once(cluster: Cluster, tmp_pat
         began = time.monotonic()
         cluster.members[1].close()
         side.process.kill()
-        wait_for(lambda: cluster.members[0].all_of(protocol.EpochEnded), "the end", 20)
+        wait_for(lambda: cluster.members[0].all_of(protocol.Ended), "the end", 20)
     finally:
         side.close()
     assert time.monotonic() - began < RULES.closed_s
-    end = cluster.members[0].all_of(protocol.EpochEnded)[0].end
+    end = cluster.members[0].all_of(protocol.Ended)[0].end
     assert (end.node, end.text) == ("n1/1", "its supervise died, and its processes are ended")
 
 

@@ -28,12 +28,12 @@ def test_nodes_meet_agree_fail_and_act_on_one_decision(cluster: Cluster) -> None
     for member in cluster.members:
         member.client.give(protocol.NodeText(time.monotonic(), 1, f"of {member.index}"))
     for member in cluster.members:
-        wait_for(lambda member=member: member.all_of(protocol.TextsGathered), "the texts", 10)
-        assert member.all_of(protocol.TextsGathered)[0].texts == ("of 0", "of 1", "of 2")
+        wait_for(lambda member=member: member.all_of(protocol.Gathered), "the texts", 10)
+        assert member.all_of(protocol.Gathered)[0].texts == ("of 0", "of 1", "of 2")
     cluster.members[2].client.give(protocol.EndEpoch(time.monotonic(), FAILURE, "rank 2: exit code 1"))
     for member in cluster.members:
-        wait_for(lambda member=member: member.all_of(protocol.EpochEnded), "the end", 10)
-        assert member.all_of(protocol.EpochEnded)[0].end.node == "n2/1"
+        wait_for(lambda member=member: member.all_of(protocol.Ended), "the end", 10)
+        assert member.all_of(protocol.Ended)[0].end.node == "n2/1"
     cluster.decide(cluster.members[::-1])
     for member in cluster.members:
         (acted,) = member.all_of(protocol.ActOn)
@@ -43,7 +43,7 @@ def test_nodes_meet_agree_fail_and_act_on_one_decision(cluster: Cluster) -> None
     assert [node for node, _ in judged.reports] == ["n0/1", "n1/1", "n2/1"]
     assert cluster.kept[-1].decision == ClusterDecision(RESTART, "by the core")
     cluster.meet(2)
-    assert cluster.members[0].all_of(protocol.EpochBegan)[-1].epoch.number == 2
+    assert cluster.members[0].all_of(protocol.Began)[-1].epoch.number == 2
 
 
 def test_a_coordinator_without_a_descriptor_for_another_connection_serves_those_that_it_has_and_does_not_spin(
@@ -134,7 +134,7 @@ def test_long_reports_come_whole(cluster: Cluster) -> None:
     cluster.members[1].client.give(protocol.EndEpoch(time.monotonic(), FAILURE, "rank 1"))
     text = '"' * 1_900_000  # twice as long in JSON
     for member in cluster.members:
-        wait_for(lambda member=member: member.all_of(protocol.EpochEnded), "the end", 20)
+        wait_for(lambda member=member: member.all_of(protocol.Ended), "the end", 20)
         member.client.give(protocol.EpochReport(time.monotonic(), text))
     wait_for(cluster.judged, "the reports", 20)
     assert [report for _, report in cluster.judged()[0].reports] == [text] * 3
@@ -175,16 +175,16 @@ def test_a_peer_that_reads_nothing_holds_nobody_up(cluster: Cluster) -> None:
         for member in cluster.members:
             member.client.give(protocol.NodeText(time.monotonic(), number, "x" * 300_000))
         for member in cluster.members:
-            wait_for(lambda member=member, number=number: len(member.all_of(protocol.TextsGathered)) == number, "the texts", 20)
+            wait_for(lambda member=member, number=number: len(member.all_of(protocol.Gathered)) == number, "the texts", 20)
     deaf.close()
-    assert not any(member.all_of(protocol.EpochEnded) for member in cluster.members)
+    assert not any(member.all_of(protocol.Ended) for member in cluster.members)
 
 
 def test_the_host_of_the_coordinator_stays_until_every_member_knows_how_the_job_ended(cluster: Cluster) -> None:
     cluster.meet()
     cluster.members[0].client.give(protocol.EndEpoch(time.monotonic(), FAILURE, "it failed"))
     for member in cluster.members:
-        wait_for(lambda member=member: member.all_of(protocol.EpochEnded), "the end", 20)
+        wait_for(lambda member=member: member.all_of(protocol.Ended), "the end", 20)
         member.client.give(protocol.EpochReport(time.monotonic(), "evidence"))
     wait_for(cluster.judged, "the reports", 20)
     cluster.relays[2].is_cut = True  # while the others stop the job
@@ -208,8 +208,8 @@ def test_the_host_of_the_coordinator_that_is_stopped_stays_until_its_core_has_de
     closing = threading.Thread(target=cluster.server.close, args=(30.0,))
     closing.start()
     for member in others:
-        wait_for(lambda member=member: member.all_of(protocol.EpochEnded), "the end", 20)
-    assert {member.all_of(protocol.EpochEnded)[0].end.node for member in others} == {stopped.name}
+        wait_for(lambda member=member: member.all_of(protocol.Ended), "the end", 20)
+    assert {member.all_of(protocol.Ended)[0].end.node for member in others} == {stopped.name}
     assert closing.is_alive()
     cluster.decide(others)
     closing.join(20)
@@ -272,7 +272,7 @@ def test_64_nodes_meet_agree_and_decide() -> None:
             for member in cluster.members:
                 member.client.give(protocol.NodeText(time.monotonic(), number, "x" * 4000))
             for member in cluster.members:
-                wait_for(lambda member=member, number=number: len(member.all_of(protocol.TextsGathered)) >= number, "the texts", 120)
+                wait_for(lambda member=member, number=number: len(member.all_of(protocol.Gathered)) >= number, "the texts", 120)
         cluster.members[63].client.give(protocol.EndEpoch(time.monotonic(), FAILURE, "rank 63"))
         cluster.decide(cluster.members[::-1])
     finally:

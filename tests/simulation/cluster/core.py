@@ -62,7 +62,7 @@ class SimulatedCore:
         """Do what the protocol asks for."""
         world, machine = self.world, self.machine
         match output:
-            case protocol.EpochEnded(number, end):
+            case protocol.Ended(number, end):
                 if end.text.startswith("all have saved"):
                     world.books.all_saved(self.epoch())
                 self._ended(number, end.kind)
@@ -149,7 +149,7 @@ class SimulatedCore:
         """Agree with the other members, then train."""
         world, machine = self.world, self.machine
         match output:
-            case protocol.EpochBegan(epoch):
+            case protocol.Began(epoch):
                 world.books.began(machine.name, epoch)
                 self.next_number = epoch.number + 1
                 self.to("agreeing")
@@ -157,10 +157,10 @@ class SimulatedCore:
                 self.stepped_t, self.looks = None, set()
                 self.shows_steps = world.shows == "all" or (world.shows == "first" and epoch.members[0] == machine.name)
                 self.give(protocol.NodeText(world.t, 1, f"{machine.name}: {world.rng.randrange(100)}"))
-            case protocol.TextsGathered(1, texts):
+            case protocol.Gathered(_, 1, texts):
                 world.books.agreed(machine.name, self.epoch(), texts)
                 self.give(protocol.NodeText(world.t, 2, "proof"))
-            case protocol.TextsGathered() if self.stage == "agreeing":
+            case protocol.Gathered() if self.stage == "agreeing":
                 self.to("training")
                 world.books.trains(world.t, machine.name, self.ranks_of)
                 world.happened("trains", machine)

@@ -9,17 +9,17 @@ import pytest
 
 from supervisor.cluster.messages import (
     ActOn,
+    Began,
     ClosedWithoutUs,
     CoordinatorSilent,
-    EpochBegan,
-    EpochEnded,
+    Ended,
+    Gathered,
     JudgeReports,
     Looked,
     LooksGathered,
     LookWanted,
     MeetingFailed,
     StepAside,
-    TextsGathered,
 )
 from supervisor.cluster.model import DONE, FAILURE, LEFT, MEMBERSHIP, RESTART, STOP, SUCCESS, VOID
 from tests.simulation.cluster.core import SimulatedCore
@@ -88,12 +88,12 @@ def test_every_answer_of_the_protocol_comes_up(monkeypatch: pytest.MonkeyPatch) 
         met[type(output).__name__] += 1
         if isinstance(output, ActOn):
             met[output.decision.kind] += 1
-        if isinstance(output, EpochEnded):
+        if isinstance(output, Ended):
             met[output.end.kind] += 1
         take(core, output)
 
     monkeypatch.setattr(SimulatedCore, "take", counted)
-    answers = (EpochBegan, EpochEnded, JudgeReports, ActOn, StepAside, ClosedWithoutUs, CoordinatorSilent, MeetingFailed, TextsGathered)
+    answers = (Began, Ended, JudgeReports, ActOn, StepAside, ClosedWithoutUs, CoordinatorSilent, MeetingFailed, Gathered)
     looks = (LookWanted, LooksGathered, Looked)
     kinds = (RESTART, STOP, SUCCESS, VOID, FAILURE, MEMBERSHIP, LEFT, DONE)
     names = {*(kind.__name__ for kind in (*answers, *looks)), *kinds}

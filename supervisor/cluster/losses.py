@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
-    from supervisor.cluster.model import Epoch
+    from supervisor.cluster.model import ClusterRules, Epoch
     from supervisor.cluster.records import CoordinatorState, NodeRecord
 
-#: A usual step may take so many times its time before it counts as missing: to the nodes, too.
-USUAL_STEPS = 2.0
+#: A usual step may take so many times its time before it counts as missing.
+_USUAL_STEPS = 2.0
 
 
 class _Steps(Struct, frozen=True):
@@ -36,6 +36,11 @@ class _Steps(Struct, frozen=True):
     reached: bool
 
 
+def missing_after_s(rules: ClusterRules, *step_s: float | None) -> float:
+    """Return after how long no step shows that the ranks do not live, by their usual steps: the same to the coordinator and to a node."""
+    return max(rules.closed_s, *(_USUAL_STEPS * (usual_s or 0.0) for usual_s in step_s))
+
+
 def losses(state: CoordinatorState, epoch: Epoch) -> dict[str, str]:
     """Return the members of the open epoch that are lost now, and why. The host is not lost at its own coordinator."""
     live = state.live(epoch)
@@ -46,7 +51,7 @@ def losses(state: CoordinatorState, epoch: Epoch) -> dict[str, str]:
 def _steps(state: CoordinatorState, live: tuple[str, ...]) -> _Steps:
     records = [state.nodes[node] for node in live if node in state.nodes]
     connected = [record for record in records if record.closed_t is None]
-    limit_s = max((state.rules.closed_s, *(USUAL_STEPS * (record.step_s or 0.0) for record in records)))
+    limit_s = missing_after_s(state.rules, None, *(record.step_s for record in records))
     ago_s = min((record.stepped_s for record in connected if record.stepped_s is not None), default=None)
     return _Steps(limit_s, ago_s, bool(connected))
 

@@ -23,7 +23,7 @@ from dataclasses import replace as changed
 from typing import assert_never
 
 from supervisor.cluster import messages as protocol
-from supervisor.cluster.losses import USUAL_STEPS
+from supervisor.cluster.losses import missing_after_s
 from supervisor.cluster.messages import FromTheCoordinator, Post, SendToCoordinator
 from supervisor.cluster.model import (
     BEGAN,
@@ -325,7 +325,7 @@ def _silent(state: MemberState, stepped_s: float | None, step_s: float | None) -
         text = f"the coordinator of the nodes did not answer for {rules.silent_s:g} s"
     elif not state.connected and state.t - state.closed_t > rules.closed_s:
         text = f"the coordinator of the nodes could not be reached for {rules.closed_s:g} s"
-    limit_s = max(rules.closed_s, USUAL_STEPS * (step_s or 0.0))
+    limit_s = missing_after_s(rules, step_s)
     wait_s = max(rules.wait_s, rules.silent_s if state.connected else rules.closed_s)  # a pause of the coordinator ends nothing
     if silent_s > wait_s:
         text = f"no coordinator of the nodes answered for {wait_s:g} s"

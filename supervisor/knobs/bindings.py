@@ -44,9 +44,6 @@ COUNTS = {"batch_size": ("gpu", "global"), "grad_accum": ("rank", "world", "deri
 #: The variables from which a script may read a knob's value.
 VARIABLES = {"batch_size": "SUPERVISE_JOB_BATCH_SIZE", "grad_accum": "SUPERVISE_JOB_GRAD_ACCUM"}
 
-#: That in which ranks find the plan of unequal GPUs: supervisor/agent/batch_plan.py reads it.
-PLAN_VARIABLE = "SUPERVISE_JOB_BATCH_PLAN"
-
 #: Suffixes of files in which keys can be set, and their form.
 FORMS = {".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml"}
 #: The keys of DeepSpeed's configuration, by knob (deepspeed.ai/docs/config-json, "Batch Size Related Parameters").

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from supervisor.agent import batch_plan
 from supervisor.core.model import Knob
 from supervisor.core.values import Struct, field, replace
 from supervisor.errors import SuperviseError
@@ -168,7 +169,7 @@ class KnobSet(Struct, frozen=True):
         plan = asked if isinstance(asked, str) else uneven.share(asked, ranks, drift=self.batch_drift)
         if isinstance(plan, str):
             raise SuperviseError(f"cannot share the global batch: {plan}", hint="Change the global batch or batch_size.")
-        environment[bindings.PLAN_VARIABLE] = plan.text()
+        environment[batch_plan.VARIABLE] = plan.text()
         return uneven.explained(plan, ranks)
 
     def _set(self, argv: list[str], place: Binding, value: str, environment: dict[str, str], edits: dict[FileKey, str]) -> list[str]:

@@ -126,6 +126,12 @@ class Checkpoints:
         "If this job has no checkpoint, resume from the newest one of this other job in the mirror; `none`: start from scratch.",
         "This job has none if there is none on the disk and none in the mirror.",
     )
+    read_mib_s: float = setting(
+        0.0,
+        "Most that new checkpoints are read at, in MiB per second on a node; 0: no limit.",
+        "The reading follows the disk, leaves a tenth of its time to the job, and waits while a rank saves or loads.",
+        minimum=0,
+    )
     bandwidth_mib_s: float = setting(0.0, "Most that the mirror sends, in MiB per second; 0: no limit.", minimum=0)
     finish_s: float = setting(
         60.0, "How long the mirror may send at the end of a run.", "The rest stays spooled for the next start.", minimum=0

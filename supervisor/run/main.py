@@ -172,7 +172,7 @@ class JobRun:
         self._restore()
         checkpoints = self.factory.checkpoints
         feed = self.mirror_feed = None if self.mirror is None else checkpoints.mirror_feed(self.mirror, self._has_rank_0)
-        watcher = checkpoints.watcher(feed, self._has_rank_0)
+        watcher = checkpoints.watcher(feed, self._has_rank_0, lambda: self.executor.sampling.is_saving)
         if self.mirror is not None:
             self.mirror.start()
 

@@ -1,8 +1,8 @@
 """Name resolution: this host's own name, and those of the job's other nodes.
 
-Reads ask.hosts (`host` or `host:port`), the host's name. Yields, of `name:HOST`: `name.resolved` (addresses, seconds, own), or the
-resolver's words as problem; one that does not answer in time: `no answer in N s`. Each is asked in a thread of its own: the resolver
-has no deadline of its own.
+Reads ask.hosts (`host` or `host:port`), the host's name, ask.options["names"]["several_nodes"]: whether other nodes of the job are to find
+this one. Yields, of `name:HOST`: `name.resolved` (addresses, seconds, own, several_nodes), or the resolver's words as problem; one that
+does not answer in time: `no answer in N s`. Each is asked in a thread of its own: the resolver has no deadline of its own.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ import time
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
 
-from health.model import Json, Reading
+from health.model import Ask, Json, Reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from health.model import Ask
 
 NAME: Final = "names"
 #: What is kept of the deadline for telling what did not answer.
@@ -30,9 +28,11 @@ def read(ask: Ask) -> Iterator[Reading]:
     """Yield what each name is resolved to."""
     own = socket.gethostname()
     hosts = tuple(dict.fromkeys((own, *(split(host)[0] for host in ask.hosts))))[:_MOST]
+    options = ask.options.get(NAME)
+    several = isinstance(options, dict) and options.get("several_nodes") is True
     answers: SimpleQueue[Reading] = SimpleQueue()
     for host in hosts:
-        threading.Thread(target=_resolve, args=(host, own == host, answers), daemon=True).start()
+        threading.Thread(target=_resolve, args=(host, {"own": own == host, "several_nodes": several}, answers), daemon=True).start()
     deadline = time.monotonic() + max(0.1, ask.deadline_s - _RESERVE_S)
     waiting = dict.fromkeys(hosts)
     while waiting:
@@ -44,6 +44,16 @@ def read(ask: Ask) -> Iterator[Reading]:
         yield reading
     for host in waiting:
         yield Reading(NAME, f"name:{host}", "name.resolved", None, f"no answer in {ask.deadline_s - _RESERVE_S:.1f} s")
+
+
+def own_addresses(deadline_s: float = 2.0) -> tuple[str, ...]:
+    """Return the addresses that this host's name is resolved to, none where it is not resolved in so many seconds."""
+    own = socket.gethostname()
+    for reading in read(Ask(deadline_s=deadline_s)):
+        if reading.subject == f"name:{own}" and isinstance(reading.value, dict):
+            addresses = reading.value["addresses"]
+            return tuple(map(str, addresses)) if isinstance(addresses, list) else ()
+    return ()
 
 
 def split(word: str) -> tuple[str, int | None]:
@@ -59,7 +69,7 @@ def joined(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _resolve(host: str, own: bool, answers: SimpleQueue[Reading]) -> None:  # noqa: FBT001 -- a thread's arguments
+def _resolve(host: str, more: dict[str, Json], answers: SimpleQueue[Reading]) -> None:
     started = time.monotonic()
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -68,5 +78,5 @@ def _resolve(host: str, own: bool, answers: SimpleQueue[Reading]) -> None:  # no
         answers.put(Reading(NAME, f"name:{host}", "name.resolved", None, words))
         return
     addresses: list[Json] = [*dict.fromkeys(str(row[4][0]) for row in found)]
-    value: dict[str, Json] = {"addresses": addresses, "seconds": round(time.monotonic() - started, 6), "own": own}
+    value: dict[str, Json] = {"addresses": addresses, "seconds": round(time.monotonic() - started, 6), **more}
     answers.put(Reading(NAME, f"name:{host}", "name.resolved", value))

@@ -50,10 +50,11 @@ MORE = {
     "bundle": "bundle.md",
     "nodes gpus": "#gpus-out-of-use",
     "nodes ls": "nodes.md",
-    "slurm print": "slurm.md",
+    "print slurm": "slurm.md",
+    "print kubernetes": "kubernetes.md",
+    "print systemd": "systemd.md",
     "slurm exit-code": "slurm.md#what-is-in-it-and-why",
     "slurm requeue": "nodes.md#on-slurm",
-    "kubernetes print": "kubernetes.md",
 }
 
 

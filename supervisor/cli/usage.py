@@ -70,8 +70,8 @@ def _no_such_command(group: CommandGroup, word: str) -> tuple[str, str]:
     """Return the message and the hint for an unknown word. Only at the top can it be meant as a job's command."""
     above = group.path
     known = {path.rpartition(" ")[2]: path for path in COMMANDS if " " in path} if not above else {}
-    known = {name: path for name, path in known.items() if name not in LAUNCHERS}  # `supervise torchrun …` lacks `--`, and not `print`
     known |= {name: f"{above} {name}".strip() for name, _ in group.lines()}
-    meant = known.get(nearest(word, known), "")
+    is_job = not above and word in LAUNCHERS  # `supervise torchrun …` lacks `--`, and not `print`
+    meant = "" if is_job else known.get(nearest(word, known), "")
     hint = f"`supervise {above} --help` lists all of them." if above else f"Write `supervise -- {word} …` to run it as a job."
     return f"no such command: {above + ' ' if above else ''}{word}", f"Did you mean `supervise {meant}`? {hint}" if meant else hint

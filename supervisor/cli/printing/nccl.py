@@ -63,46 +63,39 @@ def _cards(facts: NodeFacts, ports: Sequence[Port]) -> Iterator[str]:
         else:
             yield "# No active InfiniBand or RoCE port is visible here: nodes exchange data by sockets."
         return
-    best = max(ports, key=_rank_of_port)
-    chosen = [port for port in ports if _rank_of_port(port) == _rank_of_port(best)]
+    kinds = {_kind(port): [other for other in ports if _kind(other) == _kind(port)] for port in ports}
+    kind, chosen = max(kinds.items(), key=lambda item: (sum(port.rate_gb_s or 0.0 for port in item[1]), not item[1][0].is_roce))
     names = ",".join(_name(port) for port in chosen)
-    slower = ", ".join(f"{_name(port)} ({_kind(port)})" for port in ports if port not in chosen)
-    if slower:
-        yield f"# {names}: {_kind(best)}. {slower}: active too, and NCCL would send over it as well. = in front: exact names."
+    others = ", ".join(f"{_name(port)} ({_kind(port)})" for port in ports if port not in chosen)
+    if others:
+        yield f"# {names}: {kind}, the most together. NCCL would send over {others} as well. = in front: exact names."
         yield f"NCCL_IB_HCA=={names}"
     else:
-        yield f"# {names}: {_kind(best)}. NCCL takes all of them: no NCCL_IB_HCA."
+        yield f"# {names}: {kind}. NCCL takes all of them: no NCCL_IB_HCA."
     yield from _gids([port for port in chosen if port.is_roce])
 
 
 def _gids(ports: Sequence[Port]) -> Iterator[str]:
-    """Yield the index of the GID where NCCL would not take RoCE v2."""
-    automatic = {port: _automatic(port.gids) for port in ports}
-    if not ports or any(gid is not None and not gid.type for gid in automatic.values()) or not all(port.gids for port in ports):
-        return  # the table, or a type in it, could not be read
-    wrong = [port for port, gid in automatic.items() if gid is None or gid.type != ROCE_V2]
-    if not wrong:
-        indices = sorted({gid.index for gid in automatic.values() if gid is not None})
-        yield f"# RoCE v2 at GID index {' and '.join(map(str, indices))}: NCCL 2.21 and later takes it by itself: no NCCL_IB_GID_INDEX."
-        return
-    names = ", ".join(_name(port) for port in wrong)
-    yield f"# {names}: no RoCE v2 GID of an IPv4 address, which NCCL looks for; it would take RoCE v1, which passes no router."
-    shared = set[int].intersection(*({gid.index for gid in port.gids if gid.type == ROCE_V2} for port in ports))
-    if shared:
-        yield f"NCCL_IB_GID_INDEX={max(shared)}"
-    else:
-        yield "# No index is RoCE v2 on all of these ports, and NCCL has one setting for all: give their interfaces IPv4 addresses."
+    """Yield what is set for the GIDs of RoCE: NCCL looks for RoCE v2 of an IPv4 address, and for those of IPv6 where it is told to."""
+    if not ports or any(not port.gids or not all(gid.type for gid in port.gids) for port in ports):
+        return  # a table, or a type in it, could not be read
+    for is_ipv4 in (True, False):
+        of_ports = [routed(port.gids, is_ipv4=is_ipv4) for port in ports]
+        if all(of_ports):
+            indices = " and ".join(map(str, sorted({gids[0].index for gids in of_ports})))
+            if is_ipv4:
+                yield f"# RoCE v2 at GID index {indices}: NCCL 2.21 and later takes it by itself: no NCCL_IB_GID_INDEX."
+            else:
+                yield f"# RoCE v2 of an IPv6 address, at GID index {indices}: NCCL 2.21 and later finds it once it is told the family."
+                yield "NCCL_IB_ADDR_FAMILY=AF_INET6"
+            return
+    names = ", ".join(_name(port) for port in ports if not routed(port.gids, is_ipv4=True))
+    yield f"# {names}: no RoCE v2 GID of an address: NCCL takes one that no router passes on. `supervise doctor` says what helps."
 
 
-def _automatic(gids: Sequence[Gid]) -> Gid | None:
-    """Return the GID that NCCL 2.21 and later takes: RoCE v2 of an IPv4 address, else of such an address, else that of index 0."""
-    of_ipv4 = [gid for gid in gids if gid.ipv4]
-    best = sorted(of_ipv4, key=lambda gid: gid.type != ROCE_V2)
-    return next(iter(best), None) or next((gid for gid in gids if gid.index == 0), None)
-
-
-def _rank_of_port(port: Port) -> tuple[float, bool]:
-    return port.rate_gb_s or 0.0, port.link_layer == "InfiniBand"
+def routed(gids: Sequence[Gid], *, is_ipv4: bool) -> list[Gid]:
+    """Return the GIDs of RoCE v2 from which NCCL 2.21 and later chooses for the addresses of one family."""
+    return [gid for gid in gids if gid.type == ROCE_V2 and not gid.is_link_local and bool(gid.ipv4) == is_ipv4]
 
 
 def _name(port: Port) -> str:

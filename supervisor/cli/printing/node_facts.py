@@ -83,6 +83,7 @@ def node_facts(
     """Return the facts. environ: of the job to be. show: gets what is waited for. root: holds /sys and /proc. addresses: by interface."""
     with closing(Runner(environ, awaited=lambda names: show(f"waiting for {', '.join(names)}" if names else ""))) as runner:
         now = runner.sweep(_PROBES, Ask(root=str(root)))
+    show("reading interfaces and ports")
     try:
         interfaces = nics.nics(root, addresses)
     except OSError:

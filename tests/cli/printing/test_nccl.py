@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +16,6 @@ from supervisor.cli.printing.node_facts import NodeFacts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 
 def nic(name: str = "eth0", gigabits: int | None = 25, *addresses: str, real: bool = True, default: bool = False, up: bool = True) -> Nic:
@@ -24,6 +24,7 @@ def nic(name: str = "eth0", gigabits: int | None = 25, *addresses: str, real: bo
     return Nic(name, is_virtual=not real, is_up=up, carrier=up or None, speed_mb_s=speed, addresses=given, is_default_route=default)
 
 
+GENERATOR = Path("/usr/lib/systemd/user-environment-generators/30-systemd-environment-d-generator")
 LO = Nic("lo", is_loopback=True, is_up=True, carrier=True, addresses=("127.0.0.1",))
 #: What a card of NVIDIA's has of an interface with an IPv4 address: each GID as RoCE v1 and as v2.
 LINK, IPV4, GLOBAL = "fe80::1", "::ffff:192.0.2.1", "2001:db8::1"
@@ -107,6 +108,20 @@ def test_ports_and_a_gid_are_named_only_where_nccl_would_take_others(case: str, 
     ports, expected = PORTS[case]
     text = "\n".join(lines([nic()], ports))
     assert as_nccl_reads_it(text) == as_a_shell_reads_it(text, tmp_path) == expected
+
+
+@pytest.mark.skipif(not GENERATOR.exists(), reason="systemd has no environment generator here")
+@pytest.mark.parametrize("case", [case for case in PORTS if PORTS[case][1]])
+def test_systemd_reads_the_same(case: str, tmp_path: Path) -> None:
+    """Its generator reads files as EnvironmentFile= does (src/basic/env-file.c)."""
+    ports, expected = PORTS[case]
+    text = "\n".join(lines(NICS["the network of containers"][0], ports))
+    (tmp_path / "environment.d").mkdir()
+    (tmp_path / "environment.d/nccl.conf").write_text(text + "\n")
+    environ = {"XDG_CONFIG_HOME": str(tmp_path), "HOME": str(tmp_path)}
+    done = subprocess.run([GENERATOR], env=environ, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603
+    variables = dict(line.split("=", 1) for line in done.stdout.splitlines() if line.startswith("NCCL"))
+    assert variables == {**expected, "NCCL_SOCKET_IFNAME": "=eth0"}
 
 
 def test_each_line_has_its_reason_above_it() -> None:

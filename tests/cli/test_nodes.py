@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.cli import nodes
-from supervisor.cli.clusters import slurm as batch
+from supervisor.cli import slurm as batch
 from supervisor.config.settings import JobSection, Settings
 from supervisor.core.values import replace
 from supervisor.errors import ExitCode, SuperviseError

@@ -1,4 +1,4 @@
-"""The script of `supervise slurm print`, without a Slurm: what srun gets, and which exit codes bring the job back."""
+"""The script of `supervise print slurm`, without a Slurm: what srun gets, and which exit codes bring the job back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.cli.clusters import slurm as batch
+from supervisor.cli.printing import slurm as batch
 from supervisor.errors import ExitCode, SuperviseError
 from tests.e2e.conftest import clean_environment
 
@@ -130,7 +130,7 @@ def test_the_options_of_run_arrive_in_the_script(tmp_path: Path) -> None:
         "--set",
         "terminal.verbosity=quiet",
     ]
-    command = ["supervise", *options, "slurm", "print", "--notice-s", "90", "--", "python", "t.py"]
+    command = ["supervise", *options, "print", "slurm", "--notice-s", "90", "--", "python", "t.py"]
     done = subprocess.run(command, env=clean_environment(), cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603
     assert "#SBATCH --signal=USR1@90 " in done.stdout
     words = run_script(tmp_path, done.stdout)[1]

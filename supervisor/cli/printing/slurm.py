@@ -38,6 +38,7 @@ srun ${{SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"}} \\
 code=$?
 {job_code}
 # 75: the job is to go on later. 143, 129: it was ended from outside before it could save, and goes on from its newest checkpoint.
+# 69: a node was not fit. Where supervise has noted which (supervise nodes), the job comes back on others.
 # Every other code is final: 0 is done, and what supervise gave up fails again.
 # Of an array this task alone is meant: the number of one task is that of the array.
 job=${{SLURM_ARRAY_TASK_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
@@ -45,6 +46,7 @@ job=${{job:-$SLURM_JOB_ID}}
 # What takes the job back sends TERM to this script, which must not end before the nodes to exclude are known.
 case $code in
     75 | 143 | 129) trap '' TERM; {requeue} || timeout {limit_s:.0f} scontrol requeue "$job" ;;
+    69) trap '' TERM; {requeue} --elsewhere ;;
 esac
 exit $code"""
 
@@ -103,6 +105,14 @@ def _directives(nodes: int, notice_s: int, sbatch: Sequence[str]) -> list[str]:
     for name, value in own.items():
         if not name.replace("-", "").isalnum() or "\n" in value:
             raise SuperviseError(f"not an #SBATCH line: {name!r}", hint="Write --sbatch gpus-per-node=8.", exit_code=ExitCode.USAGE)
+    if own.keys() & {"hetjob", "packjob"}:
+        raise SuperviseError(
+            "--sbatch describes one component of a job, and hetjob begins another",
+            hint="Write `#SBATCH hetjob` and the second component's lines into the script, and `srun --het-group=0,1` before supervise.",
+            exit_code=ExitCode.USAGE,
+        )
+    output = {"output": "%x-%A_%a.out"} if "array" in own else {}  # the numbers by which Slurm and supervise name a task
+    own = output | own
     rows = [(name, own.pop(name, value.format(nodes=nodes, notice_s=notice_s)), why) for name, value, why in _DIRECTIVES]
     rows = [*((name, value, "") for name, value in own.items()), *rows]
     lines = [(f"#SBATCH --{name}" + (f"={value}" if value else ""), why) for name, value, why in rows]

@@ -39,25 +39,28 @@ def components(environ: Mapping[str, str]) -> int:
 
 
 def missing_tasks(environ: Mapping[str, str]) -> str:
-    """Return that fewer tasks run than Slurm's variables promise a script (Lightning #20391); "" where that is not so.
+    """Return that fewer tasks run than SLURM_NTASKS_PER_NODE promises a script (Lightning #20391); "" where that is not so.
 
     The components of a heterogeneous job have figures of their own, and their step has those of the first.
     """
     tasks, on_each, nodes = (_number(environ, name) for name in _TASKS)
     wanted = on_each * max(nodes, 1)
-    if components(environ):
-        return ""
-    job, step = place(environ)
-    if job and not step and tasks > 1:
-        return (
-            f"Slurm planned {tasks} tasks for the job (SLURM_NTASKS), and outside of srun one runs: a script that takes its world size from"
-            " that waits for ranks that nobody starts"
-        )
-    if not 0 < tasks < wanted:
+    if not 0 < tasks < wanted or components(environ):
         return ""
     return (
         f"Slurm runs {tasks} {'task' if tasks == 1 else 'tasks'} (SLURM_NTASKS), and SLURM_NTASKS_PER_NODE says {on_each}: a script that"
         f" takes its world size from the latter waits for ranks that nobody starts; give --ntasks={wanted}, or start them with torchrun"
+    )
+
+
+def lone_task(environ: Mapping[str, str]) -> str:
+    """Return that a rank outside of srun is the only one of the tasks that SLURM_NTASKS promises it; "" where that is not so."""
+    (job, step), tasks = place(environ), _number(environ, _TASKS[0])
+    if not job or step or tasks <= 1:
+        return ""
+    return (
+        f"Slurm planned {tasks} tasks for the job (SLURM_NTASKS), and outside of srun one runs: a script that takes its world size from"
+        " that waits for ranks that nobody starts"
     )
 
 

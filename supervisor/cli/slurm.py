@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from health.probes.slurm import job_id
+from health.probes.slurm import components, job_id
 from supervisor.cli import stdio
 from supervisor.cli.invocation import JOB, STATE_DIR, Invocation, setting_options
 from supervisor.cli.jobs.job_files import history_of, places_in, state_root
@@ -87,22 +87,28 @@ def requeue(root: Path, environ: Mapping[str, str], *, elsewhere: bool = False) 
         if not unfit_nodes:
             return 1
         names = list(dict.fromkeys((*names, *unfit_nodes)))
-    before = _excluded_before(job) if names else ()
+    before = {part: _excluded_before(part) for part in (_parts(job, environ) if names else ())}
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what takes the job back ends its batch script, and its nodes can be changed only then
     if not _scontrol("requeue", job):
         stdio.say(f"Slurm does not requeue job {job}: scontrol requeue failed")
         return 1
-    wanted = ",".join(dict.fromkeys((*before, *names)))
-    if names and not _scontrol("update", f"JobId={job}", f"ExcNodeList={wanted}"):
-        problems.append(f"scontrol update ExcNodeList={wanted} failed")
-        if elsewhere and _scontrol("hold", job):  # else it would end on the same node again and again
-            stdio.say(f"job {job} is requeued and held: {'; '.join(problems)}; `scontrol release {job}` lets it begin")
-            return 0
+    for part, own in before.items():
+        wanted = ",".join(dict.fromkeys((*own, *names)))
+        if not _scontrol("update", f"JobId={part}", f"ExcNodeList={wanted}"):
+            problems.append(f"scontrol update ExcNodeList={wanted} failed")
+            if elsewhere and _scontrol("hold", job):  # else it would end on the same node again and again
+                stdio.say(f"job {job} is requeued and held: {'; '.join(problems)}; `scontrol release {job}` lets it begin")
+                return 0
     if problems:
         stdio.say(f"job {job} is requeued, and may begin on an excluded node again: {'; '.join(problems)}")
     elif names:
         stdio.say(f"job {job} is requeued without {', '.join(names)} (supervise nodes)")
     return 0
+
+
+def _parts(job: str, environ: Mapping[str, str]) -> list[str]:
+    """Return the job, or each component of a heterogeneous one (4711+1): Slurm keeps the nodes of one from the others as excluded, too."""
+    return [f"{job}+{component}" for component in range(components(environ))] or [job]
 
 
 def _scontrol(*words: str) -> bool:

@@ -14,6 +14,7 @@ from supervisor.core.values import Struct, replace
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job.local_time import minute_text
 from supervisor.knobs import torchrun
+from supervisor.knobs.python_command import shim_mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -144,7 +145,8 @@ def at_start(command: Sequence[str], environ: Mapping[str, str]) -> SlurmStart:
     start = _of_place(command, environ)
     # torchrun says to its ranks how many they are, and sets no store by Slurm's figures
     missing = "" if torchrun.recognise(command, path=environ.get("PATH")) is not None else slurm.missing_tasks(environ)
-    warning = "; ".join(filter(None, (start.warning, missing)))
+    lone = slurm.lone_task(environ) if shim_mode(command) == "rank" else ""
+    warning = "; ".join(filter(None, (start.warning, lone or missing)))
     return replace(start, warning=warning, line="\n".join(filter(None, (start.line, _unused_components(environ)))))
 
 

@@ -235,7 +235,15 @@ def test_a_node_is_drained_only_where_that_is_wanted(settings: Settings, tmp_pat
         (("n9",), ("n8",), {}, 0, [], 1, ""),  # other nodes are unfit, and were not the reason
         (("n2",), (), {}, 0, ["requeue 4711", "update JobId=4711 ExcNodeList=n2"], 0, "requeued without n2"),
         (("n9",), ("n1.x",), {}, 0, ["requeue 4711", "update JobId=4711 ExcNodeList=n9,n1"], 0, "requeued without n9, n1"),
-        (("n5",), (), {"SLURM_HET_SIZE": "2"}, 0, ["requeue 4711", "update JobId=4711 ExcNodeList=n5"], 0, "requeued without n5"),
+        (
+            ("n5",),
+            (),
+            {"SLURM_HET_SIZE": "2"},
+            0,
+            ["requeue 4711", "update JobId=4711+0 ExcNodeList=n5", "update JobId=4711+1 ExcNodeList=n5"],
+            0,
+            "requeued without n5",
+        ),
         (("n2",), (), {}, 1, ["requeue 4711", "update JobId=4711 ExcNodeList=n2", "hold 4711"], 0, "requeued and held"),
     ],
     ids=["fit", "others", "excluded", "gpu", "component", "not permitted"],

@@ -162,7 +162,12 @@ def test_fewer_tasks_than_a_script_may_count_on_are_warned_of(
 
 @pytest.mark.parametrize(
     ("command", "tasks", "planned"),
-    [(("python", "train.py"), "8", True), (("python", "train.py"), "1", False), ((*RUN, "t.py"), "8", False)],
+    [
+        (("python", "train.py"), "8", True),
+        (("python", "train.py"), "1", False),
+        ((*RUN, "t.py"), "8", False),
+        (("bash", "run.sh"), "8", False),
+    ],
 )
 def test_a_script_outside_of_srun_that_would_wait_for_the_tasks_of_the_job_is_warned_of(
     command: tuple[str, ...],

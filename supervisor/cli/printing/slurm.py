@@ -100,17 +100,28 @@ def _of_slurm(name: str, options: Sequence[str], *taken: str) -> str:
     return shlex.join(["supervise", "slurm", name, *given])
 
 
+def _require_fitting(name: str, value: str, nodes: int) -> None:
+    """Raise SuperviseError (64) for a line with which this script cannot do what it is for."""
+    error = hint = ""
+    if name in {"hetjob", "packjob"}:
+        error = "the script describes one component of a job, and this begins another"
+        hint = "Write `#SBATCH hetjob` and the second component's lines into the script, and `--het-group=0,1` behind `srun`."
+    elif (name == "ntasks-per-node" and value != "1") or (name == "ntasks" and value != str(nodes)):
+        error = "one supervise looks after all ranks of a node"
+        hint = "Leave it out: torchrun's --nproc-per-node says how many ranks a node has."
+    elif name == "signal" and "B" in value.rpartition(":")[0]:
+        error = "the notice would come to the batch script alone, which ends by it, and the job with it"
+        hint = "Leave `B:` out: a notice comes to the steps of a job, and srun starts supervise in one."
+    if error:
+        raise SuperviseError(f"{error}: --sbatch {name}={value}", hint=hint, exit_code=ExitCode.USAGE)
+
+
 def _directives(nodes: int, notice_s: int, sbatch: Sequence[str]) -> list[str]:
     own = dict(text.removeprefix("--").partition("=")[::2] for text in sbatch)
     for name, value in own.items():
         if not name.replace("-", "").isalnum() or "\n" in value:
             raise SuperviseError(f"not an #SBATCH line: {name!r}", hint="Write --sbatch gpus-per-node=8.", exit_code=ExitCode.USAGE)
-    if own.keys() & {"hetjob", "packjob"}:
-        raise SuperviseError(
-            "--sbatch describes one component of a job, and hetjob begins another",
-            hint="Write `#SBATCH hetjob` and the second component's lines into the script, and `srun --het-group=0,1` before supervise.",
-            exit_code=ExitCode.USAGE,
-        )
+        _require_fitting(name, value, nodes)
     output = {"output": "%x-%A_%a.out"} if "array" in own else {}  # the numbers by which Slurm and supervise name a task
     own = output | own
     rows = [(name, own.pop(name, value.format(nodes=nodes, notice_s=notice_s)), why) for name, value, why in _DIRECTIVES]

@@ -21,7 +21,7 @@ from supervisor.launch.slurm import job_nodes
 from supervisor.launch.system_command import run_system_command
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 #: For an answer of Slurm's controller.
@@ -82,20 +82,19 @@ def requeue(root: Path, environ: Mapping[str, str], *, elsewhere: bool = False) 
         raise SuperviseError("not in a job of Slurm: SLURM_JOB_ID is not set", hint=hint, exit_code=ExitCode.USAGE)
     problems: list[str] = []
     names = [node_exclusion.node.partition(".")[0] for node_exclusion in excluded(root, lambda error: problems.append(error.message))]
-    if elsewhere:
-        unfit_nodes = unfit(root, job_nodes(environ))
-        if not unfit_nodes:
-            return 1
-        names = list(dict.fromkeys((*names, *unfit_nodes)))
+    unfit_nodes = unfit(root, job_nodes(environ)) if elsewhere else []
+    if elsewhere and not unfit_nodes:
+        return 1
+    names = list(dict.fromkeys((*names, *unfit_nodes)))
     before = {part: _excluded_before(part) for part in (_parts(job, environ) if names else ())}
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what takes the job back ends its batch script, and its nodes can be changed only then
     if not _scontrol("requeue", job):
         stdio.say(f"Slurm does not requeue job {job}: scontrol requeue failed")
         return 1
     for part, own in before.items():
-        wanted = ",".join(dict.fromkeys((*own, *names)))
-        if not _scontrol("update", f"JobId={part}", f"ExcNodeList={wanted}"):
-            problems.append(f"scontrol update ExcNodeList={wanted} failed")
+        # one name that Slurm does not know makes it refuse all; those of the job it knows
+        if not any(_exclude(part, (*own, *choice)) for choice in (names, unfit_nodes) if choice):
+            problems.append(f"scontrol update ExcNodeList={','.join(names)} failed")
             if elsewhere and _scontrol("hold", job):  # else it would end on the same node again and again
                 stdio.say(f"job {job} is requeued and held: {'; '.join(problems)}; `scontrol release {job}` lets it begin")
                 return 0
@@ -109,6 +108,10 @@ def requeue(root: Path, environ: Mapping[str, str], *, elsewhere: bool = False) 
 def _parts(job: str, environ: Mapping[str, str]) -> list[str]:
     """Return the job, or each component of a heterogeneous one (4711+1): Slurm keeps the nodes of one from the others as excluded, too."""
     return [f"{job}+{component}" for component in range(components(environ))] or [job]
+
+
+def _exclude(part: str, names: Sequence[str]) -> bool:
+    return _scontrol("update", f"JobId={part}", f"ExcNodeList={','.join(dict.fromkeys(names))}")
 
 
 def _scontrol(*words: str) -> bool:

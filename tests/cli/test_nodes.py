@@ -34,7 +34,7 @@ echo "$@" >> "$CALLS"
 case $1 in
     -o) echo "JobId=4711 ExcNodeList=$BEFORE MinCPUsNode=1" ;;
     requeue) exit "$REQUEUE" ;;
-    update) exit "$UPDATE" ;;
+    update) [[ $3 != *typo* ]] && exit "$UPDATE" || exit 1 ;;
 esac
 """
 
@@ -244,9 +244,10 @@ def test_a_node_is_drained_only_where_that_is_wanted(settings: Settings, tmp_pat
             0,
             "requeued without n5",
         ),
-        (("n2",), (), {}, 1, ["requeue 4711", "update JobId=4711 ExcNodeList=n2", "hold 4711"], 0, "requeued and held"),
+        (("n2",), (), {}, 1, ["requeue 4711", *["update JobId=4711 ExcNodeList=n2"] * 2, "hold 4711"], 0, "requeued and held"),
+        (("n2", "typo"), (), {}, 0, ["requeue 4711", *(f"update JobId=4711 ExcNodeList={n}" for n in ("n2,typo", "n2"))], 0, "without n2"),
     ],
-    ids=["fit", "others", "excluded", "gpu", "component", "not permitted"],
+    ids=["fit", "others", "excluded", "gpu", "component", "not permitted", "unknown"],
 )
 def test_after_an_end_for_want_of_a_fit_node_a_job_comes_back_on_others_if_it_is_known_which_was_not_fit(  # noqa: PLR0913, PLR0917  a case
     settings: Settings,

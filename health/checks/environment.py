@@ -126,7 +126,7 @@ def env_variables(now: Readings, _before: Readings | None, _limits: Thresholds) 
     needs=("environment",),
     reads="in a job of Slurm, the step that `srun` started",
     degraded=(
-        "outside of `srun`: [a preemption would be heard too late](slurm.md#the-nodes-of-a-step); or fewer tasks than "
+        "outside of `srun`: [a preemption would be heard too late](slurm.md#what-the-start-tells); or fewer tasks than "
         "`SLURM_NTASKS_PER_NODE` promises a script"
     ),
 )

@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from health.probes.slurm import job_id
+from health.probes.slurm import components, job_id
 from supervisor.cli import stdio
 from supervisor.cli.invocation import JOB, STATE_DIR, Invocation, setting_options
 from supervisor.cli.jobs.job_files import history_of, places_in, state_root
-from supervisor.cli.nodes import excluded
+from supervisor.cli.nodes import excluded, unfit
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job.identity import known_job_name
+from supervisor.launch.slurm import job_nodes
 from supervisor.launch.system_command import run_system_command
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 #: For an answer of Slurm's controller.
@@ -61,35 +62,56 @@ def job_exit_code(root: Path, job: str | None, highest: int) -> int:
 
 @click.command()
 @setting_options(*STATE_DIR)
-def requeue_command(invocation: Invocation) -> int:
+@click.option("--elsewhere", is_flag=True, help="Only where one of the job's nodes is unfit: it is excluded, or a GPU of it is out of use.")
+def requeue_command(invocation: Invocation, *, elsewhere: bool) -> int:
     """The script of `print slurm` calls it. Nodes that `supervise nodes exclude` took out are added to those that the job excludes already.
 
     The exit code is 1 if Slurm did not take the job back; if it does not take the nodes, a line warns of that.
     """
-    return requeue(state_root(invocation.settings_to_read_with()), os.environ)
+    return requeue(state_root(invocation.settings_to_read_with()), os.environ, elsewhere=elsewhere)
 
 
-def requeue(root: Path, environ: Mapping[str, str]) -> int:
-    """Requeue the job that this runs in, and exclude nodes from it. Returns 0, 1 if it is not requeued."""
+def requeue(root: Path, environ: Mapping[str, str], *, elsewhere: bool = False) -> int:
+    """Requeue the job that this runs in, and exclude nodes from it. Returns 0, 1 if it is not requeued.
+
+    elsewhere: after an end for want of a fit node. Then each requeue excludes a node that the job had, and so they come to an end.
+    """
     job = job_id(environ)
     if not job:
         hint = "It is for a batch script: `supervise print slurm` prints one."
         raise SuperviseError("not in a job of Slurm: SLURM_JOB_ID is not set", hint=hint, exit_code=ExitCode.USAGE)
     problems: list[str] = []
     names = [node_exclusion.node.partition(".")[0] for node_exclusion in excluded(root, lambda error: problems.append(error.message))]
-    before = _excluded_before(job) if names else ()
+    unfit_nodes = unfit(root, job_nodes(environ)) if elsewhere else []
+    if elsewhere and not unfit_nodes:
+        return 1
+    names = list(dict.fromkeys((*names, *unfit_nodes)))
+    before = {part: _excluded_before(part) for part in (_parts(job, environ) if names else ())}
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what takes the job back ends its batch script, and its nodes can be changed only then
     if not _scontrol("requeue", job):
         stdio.say(f"Slurm does not requeue job {job}: scontrol requeue failed")
         return 1
-    wanted = ",".join(dict.fromkeys((*before, *names)))
-    if names and not _scontrol("update", f"JobId={job}", f"ExcNodeList={wanted}"):
-        problems.append(f"scontrol update ExcNodeList={wanted} failed")
+    for part, own in before.items():
+        # one name that Slurm does not know makes it refuse all; those of the job it knows
+        if not any(_exclude(part, (*own, *choice)) for choice in (names, unfit_nodes) if choice):
+            problems.append(f"scontrol update ExcNodeList={','.join(names)} failed")
+            if elsewhere and _scontrol("hold", job):  # else it would end on the same node again and again
+                stdio.say(f"job {job} is requeued and held: {'; '.join(problems)}; `scontrol release {job}` lets it begin")
+                return 0
     if problems:
         stdio.say(f"job {job} is requeued, and may begin on an excluded node again: {'; '.join(problems)}")
     elif names:
         stdio.say(f"job {job} is requeued without {', '.join(names)} (supervise nodes)")
     return 0
+
+
+def _parts(job: str, environ: Mapping[str, str]) -> list[str]:
+    """Return the job, or each component of a heterogeneous one (4711+1): Slurm keeps the nodes of one from the others as excluded, too."""
+    return [f"{job}+{component}" for component in range(components(environ))] or [job]
+
+
+def _exclude(part: str, names: Sequence[str]) -> bool:
+    return _scontrol("update", f"JobId={part}", f"ExcNodeList={','.join(dict.fromkeys(names))}")
 
 
 def _scontrol(*words: str) -> bool:

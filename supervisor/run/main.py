@@ -198,6 +198,8 @@ class JobRun:
             self.executor.node.list_gpus()
             self.executor.node.read_environment()
             self.executor.node.examine_shared_memory()
+            if "SLURM_JOB_ID" in self.job.environ:
+                self.executor.node.ask_slurm()
             is_posted = self.continues and self.executor.sampling.post_last_progress()
             started = SupervisorStarted(
                 self.clock.now(),

@@ -43,6 +43,7 @@ srun ${{SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"}} \\
 code=$?
 {job_code}
 # 75: the job is to go on later. 143, 129: it was ended from outside before it could save, and goes on from its newest checkpoint.
+# 69: a node was not fit. Where supervise has noted which (supervise nodes), the job comes back on others.
 # Every other code is final: 0 is done, and what supervise gave up fails again.
 # Of an array this task alone is meant: the number of one task is that of the array.
 job=${{SLURM_ARRAY_TASK_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
@@ -50,6 +51,7 @@ job=${{job:-$SLURM_JOB_ID}}
 # What takes the job back sends TERM to this script, which must not end before the nodes to exclude are known.
 case $code in
     75 | 143 | 129) trap '' TERM; {requeue} || timeout {limit_s:.0f} scontrol requeue "$job" ;;
+    69) trap '' TERM; {requeue} --elsewhere ;;
 esac
 exit $code"""
 
@@ -120,11 +122,30 @@ def _of_slurm(name: str, options: Sequence[str], *taken: str) -> str:
     return shlex.join(["supervise", "slurm", name, *given])
 
 
+def _require_fitting(name: str, value: str, nodes: int) -> None:
+    """Raise SuperviseError (64) for a line with which this script cannot do what it is for."""
+    error = hint = ""
+    if name in {"hetjob", "packjob"}:
+        error = "the script describes one component of a job, and this begins another"
+        hint = "Write `#SBATCH hetjob` and the second component's lines into the script, and `--het-group=0,1` behind `srun`."
+    elif (name == "ntasks-per-node" and value != "1") or (name == "ntasks" and value != str(nodes)):
+        error = "one supervise looks after all ranks of a node"
+        hint = "Leave it out: torchrun's --nproc-per-node says how many ranks a node has."
+    elif name == "signal" and "B" in value.rpartition(":")[0]:
+        error = "the notice would come to the batch script alone, which ends by it, and the job with it"
+        hint = "Leave `B:` out: a notice comes to the steps of a job, and srun starts supervise in one."
+    if error:
+        raise SuperviseError(f"{error}: --sbatch {name}={value}", hint=hint, exit_code=ExitCode.USAGE)
+
+
 def _directives(nodes: int, notice_s: int, sbatch: Sequence[str]) -> list[str]:
     own = dict(text.removeprefix("--").partition("=")[::2] for text in sbatch)
     for name, value in own.items():
         if not name.replace("-", "").isalnum() or "\n" in value:
             raise SuperviseError(f"not an #SBATCH line: {name!r}", hint="Write --sbatch gpus-per-node=8.", exit_code=ExitCode.USAGE)
+        _require_fitting(name, value, nodes)
+    output = {"output": "%x-%A_%a.out"} if "array" in own else {}  # the numbers by which Slurm and supervise name a task
+    own = output | own
     rows = [(name, own.pop(name, value.format(nodes=nodes, notice_s=notice_s)), why) for name, value, why in _DIRECTIVES]
     rows = [*((name, value, "") for name, value in own.items()), *rows]
     lines = [(f"#SBATCH --{name}" + (f"={value}" if value else ""), why) for name, value, why in rows]

@@ -46,18 +46,19 @@ def findings(asked: RanksAsked, environ: Mapping[str, str], now: Readings, cpus:
         return ()
     listed = environ.get(VISIBLE) if asked.devices is None else None if asked.devices == ALL else asked.devices
     chosen = visible_gpus.choice(listed, there)
-    names = [*_list(asked, listed or "", chosen, there)]
-    places = names or [*_shared(asked, listed, chosen, there, now)]
+    split = [gpu for gpu in there if now.value("gpu.mig_mode", f"gpu:{gpu.uuid}") in ([1, 0], [1, 1])]  # (now, after a reset)
+    names = [*_list(asked, listed or "", chosen, there, is_sure=not split)]
+    places = names or [*_shared(asked, listed, chosen, there, split)]
     if asked.problem:
         places.append(_finding("configuration", asked.problem))
-    if asked.ranks != 0 and not asked.binds:
-        used = chosen.gpus[: asked.ranks] if asked.ranks else chosen.gpus
+    used = chosen.gpus[: asked.ranks]
+    if used and not asked.binds and (visible_gpus.order_is_known(there, environ) or used == chosen.gpus):
         places += [*_far_cpus(used, now, cpus), *_far_ports(used, now, environ)]
     return tuple(places)
 
 
-def _list(asked: RanksAsked, listed: str, chosen: GpuChoice, there: Sequence[NodeGpu]) -> Iterator[Finding]:
-    """Yield what is wrong with the list of GPUs itself."""
+def _list(asked: RanksAsked, listed: str, chosen: GpuChoice, there: Sequence[NodeGpu], *, is_sure: bool) -> Iterator[Finding]:
+    """Yield what is wrong with the list of GPUs itself. is_sure: no number can be that of an instance of MIG."""
     count, seen, text = len(there), len(chosen.gpus), _short(listed)
     outside = [number for number in asked.excluded if number.isdecimal() and int(number) >= count]
     if outside:
@@ -65,14 +66,17 @@ def _list(asked: RanksAsked, listed: str, chosen: GpuChoice, there: Sequence[Nod
         yield _finding("list", f"{why}: it ends with an error", f"no slot {outside[0]} behind --exclude", blocks=True)
     elif chosen.why == "missing":
         missing = f"{asked.place}{text} names GPU {chosen.end}, which this node does not have ({_numbers(count)})"
-        fits = ",".join(map(str, range(min(asked.ranks or seen, count) or 1)))
-        line = f"{asked.place}{fits}" if not asked.ranks or asked.ranks <= count else asked.written(count)
+        line = (
+            f"{asked.place}{_named(asked.ranks or max(seen, 1), chosen, there, listed)}"
+            if not asked.ranks or asked.ranks <= count
+            else asked.written(count)
+        )
         if asked.ranks is None and seen == 0:
             why = f"{missing}: CUDA shows none, and {asked.launcher} starts a rank for each that is visible ({asked.how})"
-            yield _finding("list", why, line, blocks=True)
+            yield _finding("list", why, line, blocks=is_sure)
         elif asked.ranks is not None and asked.ranks > seen:
             why = f"{missing}: of {_ranks(asked)} rank {seen} gets no GPU, because CUDA shows {_seen(seen)} before it ({_ORDINAL})"
-            yield _finding("list", why, line, blocks=True)
+            yield _finding("list", why, line, blocks=is_sure)
         else:
             yield _finding("list", f"{missing}: CUDA shows {_seen(seen)} before it", line)
     elif chosen.why == "repeated":
@@ -80,18 +84,20 @@ def _list(asked: RanksAsked, listed: str, chosen: GpuChoice, there: Sequence[Nod
         yield _finding("list", f"{asked.place}{text} names GPU {chosen.end} twice, and CUDA then shows none", f"{asked.place}{words}")
     elif chosen.why == "unreadable":
         why = f"{asked.place}{text}: {chosen.end!r} is the name of no GPU, or of several: CUDA shows {_seen(seen)} before it"
-        yield _finding("list", why, f"{asked.place}{','.join(map(str, range(asked.ranks or count)))}")
+        yield _finding("list", why, f"{asked.place}{_named(asked.ranks or count, chosen, there, listed)}")
 
 
-def _shared(asked: RanksAsked, listed: str | None, chosen: GpuChoice, there: Sequence[NodeGpu], now: Readings) -> Iterator[Finding]:
-    """Yield that ranks have no GPU of their own, or that GPUs have no rank because the command names no number."""
+def _shared(
+    asked: RanksAsked, listed: str | None, chosen: GpuChoice, there: Sequence[NodeGpu], split: Sequence[NodeGpu]
+) -> Iterator[Finding]:
+    """Yield that ranks have no GPU of their own, or that GPUs have no rank because the command names no number. split: GPUs with MIG."""
     seen = len(chosen.gpus) - sum(str(number) in asked.excluded for number in range(len(chosen.gpus)))
     ranks = seen if asked.ranks is None else asked.ranks
-    split = [gpu for gpu in chosen.gpus[:ranks] if now.value("gpu.mig_mode", f"gpu:{gpu.uuid}") in ([1, 0], [1, 1])]  # now, after a reset
-    if ranks > 1 and (chosen.why == "mig" or split):
-        where = f"MIG is on at GPU {split[0].index}" if split else f"{asked.place}{_short(listed or '')} names instances of MIG"
+    parts = [gpu for gpu in chosen.gpus[:ranks] if gpu in split]
+    if ranks > 1 and (chosen.why == "mig" or parts):
+        where = f"MIG is on at GPU {parts[0].index}" if parts else f"{asked.place}{_short(listed or '')} names instances of MIG"
         why = f"{where}, and CUDA shows a process one instance at most: of {_ranks(asked)} rank 1 finds none of its own ({_ORDINAL})"
-        yield _finding("shared", why, f"{_INSTANCES if split else ''}{_OF_EACH_RANK}")
+        yield _finding("shared", why, f"{_INSTANCES if parts else ''}{_OF_EACH_RANK}")
     elif not seen or chosen.why == "mig" or (asked.launcher == "srun" and seen == 1):  # Slurm has bound a GPU to each task
         return
     elif ranks > seen and asked.needs_several and seen == 1:
@@ -100,11 +106,19 @@ def _shared(asked: RanksAsked, listed: str | None, chosen: GpuChoice, there: Seq
     elif ranks > seen:
         at = f" by {asked.place}{_short(listed)}" if listed is not None else ""
         why = f"{_ranks(asked)}, and {_visible(seen)}{at}: rank {seen} fails if it takes the GPU of its LOCAL_RANK ({_ORDINAL})"
-        wider = f" or {asked.place}{','.join(map(str, range(ranks)))}" if listed is not None and ranks <= len(there) else ""
+        wider = f" or {asked.place}{_named(ranks, chosen, there, listed)}" if listed is not None and ranks <= len(there) else ""
         yield _finding("shared", f"{why}, and NCCL takes no two ranks on one GPU; gloo and MPS do", f"{asked.written(seen)}{wider}")
     elif asked.launcher == "torchrun" and not asked.how and seen > 1:
         why = f"torchrun starts 1 rank, because no --nproc-per-node is given, and {_visible(seen)}"
         yield _finding("idle", why, "--nproc-per-node=gpu for a rank on each, --nproc-per-node=1 if one rank is meant")
+
+
+def _named(ranks: int, chosen: GpuChoice, there: Sequence[NodeGpu], listed: str) -> str:
+    """Return a list of so many GPUs, or of all: those that the user's list names, then others, by UUID where the user has UUIDs."""
+    by_uuid = listed.strip().startswith("GPU-")
+    others = [gpu for gpu in there if gpu not in chosen.gpus]
+    names = [gpu.uuid if by_uuid else str(there.index(gpu)) for gpu in (*chosen.gpus, *others)]
+    return ",".join(names[:ranks])
 
 
 def _far_cpus(used: Sequence[NodeGpu], now: Readings, cpus: Collection[int]) -> Iterator[Finding]:
@@ -174,7 +188,7 @@ def _names(gpus: Sequence[NodeGpu]) -> str:
 
 
 def _numbers(count: int) -> str:
-    return "it has GPU 0 alone" if count == 1 else f"it has GPUs 0 to {count - 1}"
+    return "it has GPU 0 alone" if count == 1 else f"it has GPUs 0 {'and' if count == 2 else 'to'} {count - 1}"  # noqa: PLR2004
 
 
 def _seen(count: int) -> str:

@@ -107,13 +107,17 @@ def pci_id(text: str) -> str:
 def in_cuda_order(rows: Sequence[NodeGpu], environ: Mapping[str, str]) -> tuple[VisibleGpu, ...]:
     """Return those of the node's GPUs that the environment allows, in CUDA's order."""
     there = in_container(rows, environ)
-    order_is_known = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({row.name for row in there}) == 1
     wanted = environ.get("CUDA_VISIBLE_DEVICES")
     chosen = choice(wanted, there).gpus
-    if not order_is_known:
+    if not order_is_known(there, environ):
         uuids = takewhile(lambda word: not _NUMBER.match(word.strip()), () if wanted is None else wanted.split(","))
         chosen = chosen[: sum(1 for _ in uuids)]
     return tuple(VisibleGpu(row.index, row.uuid, row.pci) for row in chosen)
+
+
+def order_is_known(there: Sequence[NodeGpu], environ: Mapping[str, str]) -> bool:
+    """Return whether CUDA numbers these GPUs as nvidia-smi does."""
+    return environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({row.name for row in there}) == 1
 
 
 def in_container(rows: Sequence[NodeGpu], environ: Mapping[str, str]) -> tuple[NodeGpu, ...]:
@@ -129,7 +133,7 @@ def in_container(rows: Sequence[NodeGpu], environ: Mapping[str, str]) -> tuple[N
 def choice(wanted: str | None, there: Sequence[NodeGpu]) -> GpuChoice:
     """Return which of these GPUs a list as in CUDA_VISIBLE_DEVICES names; None: there is no list, and all are visible.
 
-    Numbers are places among `there`: which GPU that is, is known where CUDA's order is. `0x` and `0 1` are 0, as strtoul reads them.
+    Numbers are places among `there`, in CUDA's order where that is known. A word is read as strtoul does: `1gpu` is 1.
     """
     if wanted is None:
         return GpuChoice(tuple(there))

@@ -392,7 +392,7 @@ def text(data: Mapping[str, Any]) -> list[str]:
     lines = [
         f"command   {shlex.join(data['command'])}"[:WIDTH],
         f"script    {data['script'] or 'unknown behind its launcher'}{known}{'' if data['script_is_here'] else ': no such file here'}",
-        *(f"warning   {line}" for warning in data["warnings"] for line in textwrap.wrap(warning, WIDTH - 10, break_on_hyphens=False)),
+        *(line for warning in data["warnings"] for line in _folded("warning   ", warning)),
         "",
     ]
     lines += ["enabled", *(_columns([_enabled_row(one) for one in data["enabled"]]) or ["  nothing"])]
@@ -464,6 +464,10 @@ def _one_ladder(data: Mapping[str, Any]) -> list[str]:
         lines.append(f"  {number}. {step['kind']}{end}: {step['reason']}")
         lines += [f"     {note}" for note in step["notes"]]
     return lines
+
+
+def _folded(label: str, text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=label, subsequent_indent=" " * len(label), break_on_hyphens=False)
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -168,6 +168,7 @@ def test_a_driver_that_does_not_fit_its_library_is_no_node_for_a_gpu_job(supervi
     assert anyway.exit_code() == 0
 
 
+@pytest.mark.slow
 def test_a_list_that_gives_a_rank_a_gpu_which_is_not_there_is_refused_before_any_rank(
     supervise: Callable[..., Supervised], four_gpus: FakeNvml
 ) -> None:

@@ -133,15 +133,47 @@ def test_a_configuration_that_cannot_be_read_is_said_and_nothing_is_compared(tmp
     assert found.problem.startswith(f"{tmp_path / 'my.yaml'} cannot be read, so the ranks of accelerate are not compared with the GPUs: ")
 
 
-@pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
+REAL = """
+import json, sys
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_multi_gpu_env
+parser = launch_command_parser()
+print(json.dumps(sorted({o.replace("_", "-") for a in parser._actions if a.nargs == 0 for o in a.option_strings})))
+for words in json.load(sys.stdin):
+    args, _, _ = _validate_launch_command(parser.parse_args(words))
+    visible = prepare_multi_gpu_env(args).get("CUDA_VISIBLE_DEVICES")
+    print(json.dumps([int(args.nproc_per_node), visible]))
+"""
+
+
+@pytest.mark.slow
 @pytest.mark.process
-def test_the_options_of_accelerate_that_take_no_value_are_those_of_its_parser() -> None:
-    code = (
-        "import json; from accelerate.commands.launch import launch_command_parser as parser\n"
-        "print(json.dumps(sorted({o.replace('_', '-') for a in parser()._actions if a.nargs == 0 for o in a.option_strings})))"
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
+def test_accelerate_itself_starts_as_many_ranks_and_shows_them_the_same_gpus(tmp_path: Path) -> None:
+    """And its options without a value are those of our table."""
+    (tmp_path / "my.yaml").write_text(CONFIG.replace("num_machines: 2", "num_machines: 1"))
+    lines = [
+        ["--multi_gpu", "--num_processes=4", "t.py", "--num_processes=9"],
+        ["--multi-gpu", "--num-processes", "2", "--num_processes=6", "--gpu_ids", "0,1,2", "--debug", "t.py"],
+        ["--config_file", "my.yaml", "t.py"],
+        ["--config-file=my.yaml", "--num_processes", "3", "--gpu-ids=2,3,4", "-m", "pkg.mod"],
+        ["--config_file=my.yaml", "--gpu_ids=all", "--mixed_precision", "no", "t.py"],
+    ]
+    environ = {key: value for key, value in os.environ.items() if key != launchers.VISIBLE} | {"HOME": str(tmp_path)}
+    done = subprocess.run(  # noqa: S603  our own words
+        [sys.executable, "-c", REAL],
+        input=json.dumps(lines),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+        cwd=tmp_path,
+        env=environ,
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)  # noqa: S603  our words
-    assert json.loads(done.stdout) == sorted(launchers._FLAGS["accelerate"])  # noqa: SLF001  the table
+    flags, *theirs = map(json.loads, done.stdout.splitlines())
+    assert flags == sorted(launchers._FLAGS["accelerate"])  # noqa: SLF001  the table
+    ours = [asked(["accelerate", "launch", *words], environ, tmp_path) for words in lines]
+    assert [[found.ranks, found.devices] for found in ours] == theirs
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,8 @@ def said(asked: RanksAsked, readings: Readings, **environ: str) -> list[tuple[bo
         (torchrun(3), "0,9,1", "CUDA_VISIBLE_DEVICES=0,1,2"),
         (torchrun(1), "4", "CUDA_VISIBLE_DEVICES=0"),
         (torchrun(5), "0,1,2,3,4", "--nproc-per-node=4"),
-        (torchrun(2), f"{UUIDS[0]},GPU-ffff", "CUDA_VISIBLE_DEVICES=0,1"),
+        (torchrun(2), f"{UUIDS[2]},GPU-ffff", f"CUDA_VISIBLE_DEVICES={UUIDS[2]},{UUIDS[0]}"),
+        (torchrun(3), "3,2,9", "CUDA_VISIBLE_DEVICES=3,2,0"),
         (torchrun(None), "7", "CUDA_VISIBLE_DEVICES=0"),
         (accelerate(2, "0,9"), None, "--gpu_ids=0,1"),
         (accelerate(2, "0,9"), "0,1", "--gpu_ids=0,1"),
@@ -103,8 +104,8 @@ def test_a_slot_that_is_to_be_left_out_and_is_not_there_holds_the_start_back() -
     ("asked", "environ", "line"),
     [
         (torchrun(8), {}, "--nproc-per-node=4"),
-        (torchrun(4), {"CUDA_VISIBLE_DEVICES": "2,3"}, "--nproc-per-node=2 or CUDA_VISIBLE_DEVICES=0,1,2,3"),
-        (torchrun(2), {"CUDA_VISIBLE_DEVICES": "2,-1,3"}, "--nproc-per-node=1 or CUDA_VISIBLE_DEVICES=0,1"),
+        (torchrun(4), {"CUDA_VISIBLE_DEVICES": "2,3"}, "--nproc-per-node=2 or CUDA_VISIBLE_DEVICES=2,3,0,1"),
+        (torchrun(2), {"CUDA_VISIBLE_DEVICES": "2,-1,3"}, "--nproc-per-node=1 or CUDA_VISIBLE_DEVICES=2,0"),
         (torchrun(4), {"NVIDIA_VISIBLE_DEVICES": f"{UUIDS[0]},{UUIDS[1]}"}, "--nproc-per-node=2"),
         (accelerate(8), {}, "--num_processes=4"),
         (accelerate(4, "0,1"), {"CUDA_VISIBLE_DEVICES": "0"}, "--num_processes=2 or --gpu_ids=0,1,2,3"),
@@ -125,7 +126,7 @@ def test_two_ranks_on_one_gpu_may_be_meant(asked: RanksAsked, environ: dict[str,
         (UNKNOWN, {"CUDA_VISIBLE_DEVICES": "0,9"}, "list", "CUDA_VISIBLE_DEVICES=0"),
         (torchrun(2), {"CUDA_VISIBLE_DEVICES": "1,1"}, "list", "CUDA_VISIBLE_DEVICES=1"),
         (torchrun(2), {"CUDA_VISIBLE_DEVICES": "cuda:0"}, "list", "CUDA_VISIBLE_DEVICES=0,1"),
-        (torchrun(2), {"CUDA_VISIBLE_DEVICES": "GPU-"}, "list", "CUDA_VISIBLE_DEVICES=0,1"),
+        (torchrun(2), {"CUDA_VISIBLE_DEVICES": "GPU-"}, "list", f"CUDA_VISIBLE_DEVICES={UUIDS[0]},{UUIDS[1]}"),
         (RanksAsked("torchrun", 1, "", "--nproc-per-node="), {}, "idle", "--nproc-per-node=gpu for a rank on each, --nproc-per-node=1 if"),
     ],
 )
@@ -152,6 +153,8 @@ def test_cuda_shows_one_instance_of_mig(environ: dict[str, str]) -> None:
     assert 'os.environ["CUDA_VISIBLE_DEVICES"].split(",")[int(os.environ["LOCAL_RANK"])] in the script' in line
     assert said(torchrun(1), node(2, mig=(0,)), **environ) == []
     assert said(torchrun(2), node(4, mig=(3,))) == [], "instances of a GPU that no rank has"
+    ((blocks, _, _),) = said(torchrun(2), node(2, mig=(0,)), CUDA_VISIBLE_DEVICES="0,5")
+    assert not blocks, "a number may be that of an instance"
 
 
 @pytest.mark.parametrize(
@@ -198,6 +201,9 @@ def test_cpus_that_leave_out_the_numa_node_of_a_gpu_are_named(ranks: int, cpus: 
     assert [one.command for one in found] == [line] * bool(line)
     if found:
         assert found[0].reason.startswith("GPU 2, 3: their CPUs are 32-63, and this process may run on 0-31 alone: ")
+    unlike = Readings([*node(4), Reading("nvml", f"gpu:{UUIDS[0]}", "gpu.identity", {"index": 0, "pci": "0000:00:00.0", "name": "T4"})])
+    unordered = rank_places.findings(torchrun(ranks), {}, unlike, cpus)
+    assert [one.command for one in unordered] == [line] * bool(line and ranks == 4), "which GPUs two ranks have is not known"
     binds = RanksAsked("torchrun", ranks, "--nproc-per-node=4", "--nproc-per-node=", binds=True)
     assert rank_places.findings(binds, {}, node(4), cpus) == ()
 

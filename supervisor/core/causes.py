@@ -314,6 +314,18 @@ _ROWS: dict[Cause, CauseRow] = {
             ),
         ),
     ),
+    Cause.DEVICE_ORDINAL: CauseRow(
+        meaning="A rank asked for a GPU that it does not see",
+        proof="'invalid device ordinal' of CUDA or HIP, 'Invalid device id' of torch; a list of GPUs that names one which is not there",
+        ladder=(*SUSPECTS, "environment_at_fault", LAST),
+        hints=(
+            _line(
+                "start as many ranks on a node as GPUs are visible there: compare --nproc-per-node (num_processes of accelerate, slots of "
+                "DeepSpeed) with CUDA_VISIBLE_DEVICES and `nvidia-smi -L`"
+            ),
+            _line("have the script take the GPU of LOCAL_RANK, which counts on each node from 0, and not of RANK"),
+        ),
+    ),
     Cause.CUDA_ILLEGAL_ACCESS: CauseRow(
         meaning="A CUDA kernel accessed memory outside its allocation, or an assertion in it failed",
         proof=(

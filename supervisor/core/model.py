@@ -37,6 +37,7 @@ class Cause(StrEnum):
     GPU_XID_OTHER = "gpu_xid_other"
     NVLINK = "nvlink"
     GPU_DRIVER = "gpu_driver"
+    DEVICE_ORDINAL = "device_ordinal"  # a rank asked for a GPU by a number that it does not see
     CUDA_ILLEGAL_ACCESS = "cuda_illegal_access"
     CHECKPOINT_CORRUPT = "checkpoint_corrupt"
     CHECKPOINT_MISMATCH = "checkpoint_mismatch"

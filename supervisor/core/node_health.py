@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from supervisor.core.state import JobState
 
 NAME = "health"
+#: The check of the ranks of a command against the GPUs that they will see (supervisor/node/rank_places.py).
+RANK_PLACES = "rank_places"
 #: Worse is greater.
 WORSE = {"ok": 0, "degraded": 1, "failed": 2}
 #: How many findings a line lists; `supervise doctor` lists all.
@@ -40,6 +42,7 @@ CAUSES = {
     "gpu_fabric": Cause.NVLINK,
     "gpu_driver": Cause.GPU_DRIVER,
     "disk_space": Cause.DISK_FULL,
+    RANK_PLACES: Cause.DEVICE_ORDINAL,
 }
 #: A finding is measured: a counter that moved, a code of the driver.
 SURE = 0.95
@@ -88,7 +91,8 @@ def judged(state: JobState, t: float) -> NodeDecision:
     )
     if hopeless is not None:
         state, actions = _reported(state, notes)
-        return NodeDecision(state, actions, _stop(hopeless, "no attempt can run here until that is repaired"))
+        why = "no rank is started" if hopeless.check == RANK_PLACES else "no attempt can run here until that is repaired"
+        return NodeDecision(state, actions, _stop(hopeless, why))
     if not failed and not others:
         return NodeDecision(*_reported(state, notes), None)
     state, quarantined = _left_out(state, failed)
@@ -168,8 +172,12 @@ def _stop(finding: Finding, why: str, clears: str = "") -> tuple[Verdict, Plan]:
     cause = CAUSES.get(finding.check, Cause.NONE)
     verdict = Verdict(cause, SURE, finding.reason, f"{NAME}:{finding.check}", because=evidence((finding,), 0.0), gpu=finding.gpu)
     back = f", then `{clears} {finding.gpu}` if it is not back by itself" if clears and finding.gpu else ""
-    repair = f"repair it: {finding.command}{back}" if finding.command else f"`supervise doctor` shows more{back}"
-    return verdict, Plan(PlanKind.STOP, f"{finding.reason}: {why}", f"{repair}; --set health.enabled=false starts in spite of it", NAME, 69)
+    of_command = finding.check == RANK_PLACES  # which another node may refuse, too
+    how = "write" if of_command else "repair it:"
+    repair = f"{how} {finding.command}{back}" if finding.command else f"`supervise doctor` shows more{back}"
+    hint = f"{repair}; --set health.enabled=false starts in spite of it"
+    code = 78 if of_command else 69
+    return verdict, Plan(PlanKind.STOP, f"{finding.reason}: {why}", hint, NAME, code)
 
 
 def evidence(findings: Iterable[Finding], t: float) -> tuple[Evidence, ...]:

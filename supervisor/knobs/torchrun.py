@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from supervisor.core.model import Launcher
 from supervisor.core.values import Struct
 from supervisor.knobs import bindings
+from supervisor.knobs.launcher_options import script_index
 from supervisor.knobs.python_command import first_line, is_interpreter, split_python
 
 if TYPE_CHECKING:
@@ -22,11 +23,8 @@ if TYPE_CHECKING:
 
 AGENT_FILE = Path(__file__).resolve().parent.parent / "agent" / "__main__.py"
 
-#: torchrun's options that take no value. Every other takes one, as the next word or after "=".
-FLAGS = frozenset(
-    {"-h", "--help", "--standalone", "-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path"}
-    | {"--use-env", "--use_env", "--virtual-local-rank", "--virtual_local_rank"}
-)
+#: torchrun's options that take no value, with hyphens. Every other takes one, as the next word or after "=".
+FLAGS = frozenset({"-h", "--help", "--standalone", "-m", "--module", "--no-python", "--run-path", "--use-env", "--virtual-local-rank"})
 NO_RESTARTS = "--max-restarts=0"  # we restart it
 
 
@@ -105,18 +103,6 @@ def option_value(command: Torchrun, environ: Mapping[str, str], option: str, def
     return bindings.read(words, bindings.Flag((flag,))) or environ.get(variable(option)) or default
 
 
-def ignored_conf(command: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Return the warning for a torchrun command with several --rdzv-conf, of which the last alone counts; "" for another."""
-    torchrun = recognise(command, path=environ.get("PATH"))
-    words = own_arguments(torchrun) if torchrun is not None else ()
-    at = [i for i, word in enumerate(words) if _is_option(word, "rdzv-conf")]
-    values = [words[i].partition("=")[2] or "".join(words[i + 1 : i + 2]) for i in at]
-    if len(values) < 2:  # noqa: PLR2004 - one is as torchrun has it
-        return ""
-    ignored = " and ".join(f"--rdzv-conf={value}" for value in values[:-1])
-    return f"torchrun takes the last --rdzv-conf alone: {ignored} has no effect; write --rdzv-conf={','.join(values)}"
-
-
 def rendezvous_id(command: Torchrun | None, environ: Mapping[str, str]) -> str:
     """Return torchrun's --rdzv-id, "" without torchrun."""
     return "" if command is None else option_value(command, environ, "rdzv-id", "none")
@@ -190,40 +176,19 @@ def stock_argv(command: Torchrun, nproc: int | None = None) -> list[str]:
 
     nproc: ranks of this node; None: as in the user's command. If it is given twice, argparse takes the last.
     """
-    at = _script_index(command.args)
+    at = script_index(command.args, FLAGS)
     added = [NO_RESTARTS] if nproc is None else [f"--nproc-per-node={nproc}", NO_RESTARTS]
     return [*command.head, *command.args[:at], *added, *command.args[at:]]
 
 
 def own_arguments(command: Torchrun) -> tuple[str, ...]:
     """Return torchrun's own options, which stand before the script."""
-    return command.args[: _script_index(command.args)]
+    return command.args[: script_index(command.args, FLAGS)]
 
 
 def script_arguments(command: Torchrun) -> tuple[str, ...]:
     """Return the script's own arguments, which stand behind the script, module or program."""
-    at = _script_index(command.args)
+    at = script_index(command.args, FLAGS)
     if command.args[at : at + 1] == ("--",):
         at += 1
     return command.args[at + 1 :]
-
-
-def _script_index(args: Sequence[str]) -> int:
-    """Return where torchrun's own options end and the script begins."""
-    i = 0
-    while i < len(args):
-        word = args[i]
-        if word == "--" or not word.startswith("-") or word == "-":
-            return i
-        i += 1 if word in FLAGS or "=" in word or _abbreviates_a_flag(word) or _joined(word) else 2
-    return len(args)
-
-
-def _abbreviates_a_flag(word: str) -> bool:
-    """Return whether argparse would take the word for a flag: --stand is --standalone."""
-    return word.startswith("--") and any(flag.startswith(word) for flag in FLAGS)
-
-
-def _joined(word: str) -> bool:
-    """Return whether it is a short option with its value: -t3, -r0:1."""
-    return not word.startswith("--") and len(word) > len("-t")

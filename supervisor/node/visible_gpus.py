@@ -11,7 +11,8 @@ container runtime) is "none", or narrows by UUIDs; its numbers are the host's, a
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from itertools import takewhile
+from typing import TYPE_CHECKING, Final, Literal
 
 from health.checks.gpu.gpus import all_named
 from health.nvidia.precision import common_precision
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from health.model import Readings
 
 DEADLINE_S: Final = 10.0
+_NUMBER: Final = re.compile(r"\d+")
+#: Words with which people hide all GPUs.
+HIDING: Final = frozenset({"", "-1", "NoDevFiles"})
 _QUERY: Final = ("--query-gpu=index,uuid,pci.bus_id,name", "--format=csv,noheader")
 _LINE: Final = re.compile(r"(\d+), *(GPU-[0-9A-Za-z-]+), *([0-9A-Fa-f]+:[0-9A-Fa-f]+:[0-9A-Fa-f]+\.[0-9A-Fa-f]), *(.*)")
 
@@ -36,11 +40,25 @@ class VisibleGpu(Struct, frozen=True):
     pci: str
 
 
-class _Row(Struct, frozen=True):
+class NodeGpu(Struct, frozen=True):
+    """One GPU of the node, whether the job sees it or not. index: nvidia-smi's. name: its product's."""
+
     index: int
     uuid: str
     pci: str
     name: str
+
+
+class GpuChoice(Struct, frozen=True):
+    """The GPUs that a list as in CUDA_VISIBLE_DEVICES names, in its order, up to the word at which CUDA stops.
+
+    end: that word, "" where CUDA reads the whole list. why: it names no GPU of this node (missing), hides all from there on (hidden), was
+    there before, for which CUDA shows none at all (repeated), is an instance of MIG (mig), or is no name of a GPU (unreadable).
+    """
+
+    gpus: tuple[NodeGpu, ...]
+    end: str = ""
+    why: Literal["", "missing", "hidden", "repeated", "mig", "unreadable"] = ""
 
 
 def visible_gpus(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> tuple[VisibleGpu, ...]:
@@ -56,15 +74,20 @@ def from_nvml(now: Readings, environ: Mapping[str, str]) -> tuple[VisibleGpu, ..
 
     Empty where NVML hung before it came to the last: what it named is not all that there is.
     """
+    return in_cuda_order(node_gpus(now), environ)
+
+
+def node_gpus(now: Readings) -> tuple[NodeGpu, ...]:
+    """Return the GPUs of this node by NVML's readings; none where it did not come to the last."""
     if not all_named(now):
         return ()
-    rows = []
+    gpus = []
     for reading in now.of("gpu.identity"):
         identity, uuid = now.table("gpu.identity", reading.subject), reading.subject.removeprefix("gpu:")
         index = identity.get("index")
         if isinstance(index, int) and not uuid.startswith("#"):
-            rows.append(_Row(index, uuid, str(identity.get("pci") or ""), str(identity.get("name") or "")))
-    return in_cuda_order(rows, environ)
+            gpus.append(NodeGpu(index, uuid, str(identity.get("pci") or ""), str(identity.get("name") or "")))
+    return tuple(sorted(gpus, key=lambda gpu: gpu.index))
 
 
 def precision(now: Readings, uuids: Collection[str]) -> str:
@@ -81,38 +104,56 @@ def pci_id(text: str) -> str:
     return f"{int(domain, 16):04x}:{rest}"
 
 
-def in_cuda_order(rows: Sequence[_Row], environ: Mapping[str, str]) -> tuple[VisibleGpu, ...]:
+def in_cuda_order(rows: Sequence[NodeGpu], environ: Mapping[str, str]) -> tuple[VisibleGpu, ...]:
     """Return those of the node's GPUs that the environment allows, in CUDA's order."""
+    there = in_container(rows, environ)
+    wanted = environ.get("CUDA_VISIBLE_DEVICES")
+    chosen = choice(wanted, there).gpus
+    if not order_is_known(there, environ):
+        uuids = takewhile(lambda word: not _NUMBER.match(word.strip()), () if wanted is None else wanted.split(","))
+        chosen = chosen[: sum(1 for _ in uuids)]
+    return tuple(VisibleGpu(row.index, row.uuid, row.pci) for row in chosen)
+
+
+def order_is_known(there: Sequence[NodeGpu], environ: Mapping[str, str]) -> bool:
+    """Return whether CUDA numbers these GPUs as nvidia-smi does."""
+    return environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({row.name for row in there}) == 1
+
+
+def in_container(rows: Sequence[NodeGpu], environ: Mapping[str, str]) -> tuple[NodeGpu, ...]:
+    """Return those of the node's GPUs that the container runtime lets through, by nvidia-smi's numbers."""
     there = sorted(rows, key=lambda row: row.index)
     container = environ.get("NVIDIA_VISIBLE_DEVICES", "")
     if container == "none":
         return ()
     named = [word.strip() for word in container.split(",") if word.strip().startswith("GPU-")]
-    there = [row for row in there if not named or row.uuid in named]
-    order_is_known = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({row.name for row in there}) == 1
-    wanted = environ.get("CUDA_VISIBLE_DEVICES")
-    chosen: list[_Row] = []
+    return tuple(row for row in there if not named or row.uuid in named)
+
+
+def choice(wanted: str | None, there: Sequence[NodeGpu]) -> GpuChoice:
+    """Return which of these GPUs a list as in CUDA_VISIBLE_DEVICES names; None: there is no list, and all are visible.
+
+    Numbers are places among `there`, in CUDA's order where that is known. A word is read as strtoul does: `1gpu` is 1.
+    """
     if wanted is None:
-        chosen = there if order_is_known else []
-    else:
-        for word in wanted.split(","):
-            row = _named_gpu(word.strip(), there)
-            if row is None or (word.strip().isdecimal() and not order_is_known):
-                break
-            if row in chosen:  # CUDA takes a list that names one twice for an empty one
-                return ()
-            chosen.append(row)
-    return tuple(VisibleGpu(row.index, row.uuid, row.pci) for row in chosen)
+        return GpuChoice(tuple(there))
+    gpus: list[NodeGpu] = []
+    for word in map(str.strip, wanted.split(",")):
+        number = _NUMBER.match(word)
+        if word.startswith("MIG-"):
+            return GpuChoice(tuple(gpus), word, "mig")
+        if number is None and not word.startswith("GPU-"):
+            return GpuChoice(tuple(gpus), word, "hidden" if word in HIDING else "unreadable")
+        named = there[int(number[0]) :][:1] if number is not None else [row for row in there if row.uuid.startswith(word)]
+        if len(named) != 1:
+            return GpuChoice(tuple(gpus), word, "unreadable" if named else "missing")
+        if named[0] in gpus:
+            return GpuChoice((), word, "repeated")
+        gpus.append(named[0])
+    return GpuChoice(tuple(gpus))
 
 
-def _named_gpu(word: str, there: Sequence[_Row]) -> _Row | None:
-    if word.isdecimal():
-        return there[int(word)] if int(word) < len(there) else None
-    found = [row for row in there if word.startswith("GPU-") and row.uuid.startswith(word)]
-    return found[0] if len(found) == 1 else None
-
-
-def _rows(text: str) -> list[_Row]:
+def _rows(text: str) -> list[NodeGpu]:
     """Read nvidia-smi's answer. Lines of another form (its text for a lost GPU) name no GPU that can be used."""
     found = (_LINE.fullmatch(line.strip()) for line in text.splitlines())
-    return [_Row(int(match[1]), match[2], pci_id(match[3]), match[4]) for match in found if match]
+    return [NodeGpu(int(match[1]), match[2], pci_id(match[3]), match[4]) for match in found if match]

@@ -26,6 +26,7 @@ from supervisor.core.values import Struct, replace
 from supervisor.errors import ExitCode, SuperviseError, nearest
 from supervisor.knobs import batch, bindings, job_knobs, programs, torchrun
 from supervisor.knobs.script_analysis import MOST_BYTES
+from supervisor.launch import launchers
 from supervisor.observe.ranks.path_patterns import checkpoint_path, is_within, pattern_of
 from supervisor.strategies import checkpoint, memory, network, repetition
 from supervisor.strategies.situation import BATCH_KNOBS, Situation, option
@@ -287,6 +288,7 @@ def _data(settings: Settings, command: Sequence[str], found: KnobSet, policy: Po
         "script": script.target,
         "script_is_here": script.kind != "file" or (Path(settings.cwd) / script.target).exists(),
         "programs": [programs.title(name) for name in found.programs],
+        "warnings": list(launchers.ignored_options(command, os.environ)),
         "on_cuda_oom": opening_line(found, command, os.environ) or _unknown_batch(found),
         "enabled": [_enabled(knob) for knob in found.knobs],
         "not_enabled": _not_enabled(found, resumes=settings.resumes_itself),
@@ -390,6 +392,7 @@ def text(data: Mapping[str, Any]) -> list[str]:
     lines = [
         f"command   {shlex.join(data['command'])}"[:WIDTH],
         f"script    {data['script'] or 'unknown behind its launcher'}{known}{'' if data['script_is_here'] else ': no such file here'}",
+        *(line for warning in data["warnings"] for line in _folded("warning   ", warning)),
         "",
     ]
     lines += ["enabled", *(_columns([_enabled_row(one) for one in data["enabled"]]) or ["  nothing"])]
@@ -461,6 +464,10 @@ def _one_ladder(data: Mapping[str, Any]) -> list[str]:
         lines.append(f"  {number}. {step['kind']}{end}: {step['reason']}")
         lines += [f"     {note}" for note in step["notes"]]
     return lines
+
+
+def _folded(label: str, text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=label, subsequent_indent=" " * len(label), break_on_hyphens=False)
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:

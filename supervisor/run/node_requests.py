@@ -7,6 +7,7 @@ does not hold back an attempt.
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import threading
 import time
@@ -16,6 +17,8 @@ from supervisor.core import actions as act
 from supervisor.core.events import GpusListed, HealthChanged, HealthChecked
 from supervisor.core.model import Launcher as LauncherKind
 from supervisor.job.identity import state_root
+from supervisor.launch import launchers
+from supervisor.node import rank_places
 from supervisor.node.health_watch import HealthWatch, NodeHealth, shown
 from supervisor.node.node_environment import NodeEnvironment
 
@@ -51,7 +54,8 @@ class NodeRequests:
 
         def check_node() -> tuple[tuple[Finding, ...], str]:
             node = self.health.before(*self._factory.health_paths(), alone=action.awaited)
-            return shown(node.findings, self._job.environ, self._gpu_uuids(node)), node.problem
+            ranks = () if self._gpus_listed else self._rank_places(node)  # once: what happens to a GPU later is no fault of the command
+            return (*ranks, *shown(node.findings, self._job.environ, self._gpu_uuids(node))), node.problem
 
         def work() -> None:
             try:
@@ -66,6 +70,21 @@ class NodeRequests:
             )
 
         self._threads.start("health-check", work)
+
+    def _rank_places(self, node: NodeHealth) -> tuple[Finding, ...]:
+        """Warn where the ranks of the command do not fit the GPUs, and return what is proven to fail.
+
+        A run that goes on with fewer ranks than the command says is not compared.
+        """
+        if not self.health.has_gpus or self._loop.state.run.nproc:
+            return ()
+        job = self._job
+        ranks = launchers.asked(job.command, job.environ, job.cwd)
+        places = rank_places.findings(ranks, job.environ, node.readings, os.sched_getaffinity(0))
+        for place in places:
+            if not place.blocks:
+                self._loop.call_soon(lambda text=place.reason: self._warn(text))  # type: ignore[misc]  # (a bound loop variable)
+        return tuple(place for place in places if place.blocks)
 
     def _gpu_uuids(self, node: NodeHealth) -> tuple[str, ...]:
         """Return the UUIDs of the GPUs that the job sees.

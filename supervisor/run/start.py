@@ -16,8 +16,8 @@ from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.job.job import Job
 from supervisor.job.local_time import minute_text
-from supervisor.knobs import job_knobs, programs, torchrun
-from supervisor.launch import early_agent, slurm
+from supervisor.knobs import job_knobs, programs
+from supervisor.launch import early_agent, launchers, slurm
 from supervisor.launch.guardian_client import ignored_signals
 from supervisor.report.terminal import TerminalWriter
 from supervisor.run import lock
@@ -52,6 +52,7 @@ def run(settings: Settings, command: Sequence[str], *, takeover: bool = False) -
         from supervisor.launch import rendezvous_ports  # noqa: PLC0415  the agent waits for each import here
 
         rendezvous_ports.require_usable(command, environ)
+    without_effect = launchers.ignored_options(command, environ)  # before Slurm's variables complete what the user gave
     in_slurm = slurm.at_start(command, environ)
     environ |= in_slurm.variables
     name, node = identity.job_name(settings.job.name, environ, cwd, command), identity.node_name()
@@ -59,7 +60,7 @@ def run(settings: Settings, command: Sequence[str], *, takeover: bool = False) -
     terminal = TerminalWriter(quiet=settings.terminal.verbosity == "quiet")
     if in_slurm.line:
         terminal.message(in_slurm.line)
-    for warning in filter(None, (in_slurm.warning, torchrun.ignored_conf(command, environ))):
+    for warning in filter(None, (in_slurm.warning, *without_effect)):
         terminal.message(warning, "warning")
     problems = _require_right(settings, knobs.knobs)
     state_waits = f"waiting for {cwd / settings.job.state_dir}, which is slow or does not answer; --state-dir names another directory"

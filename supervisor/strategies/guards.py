@@ -214,12 +214,19 @@ def environment_at_fault(situation: Situation) -> Plan | None:
     if not certain and not situation.unanswered:
         return None
     driver = verdict.cause is Cause.GPU_DRIVER
+    out = [gpu for gpu in situation.gpus if gpu.quarantined] if verdict.cause is Cause.DEVICE_ORDINAL else []
+    if out:  # our own doing: the ranks do not see them
+        names = ", ".join(f"GPU {gpu.index} ({gpu.uuid}): {gpu.quarantined}" for gpu in out)
+        reason = f"supervise keeps {names} out of use, so that the ranks see fewer GPUs than they take: {verdict.summary}"
+        hint = f"use another node, or `{situation.policy.clears} {out[0].uuid}` where that GPU is well again"
+    else:
+        reason, hint = f"{'this node' if driver else 'the set-up'} does not fit: {verdict.summary}", before_the_next_start(verdict)
     return Plan(
         kind=PlanKind.STOP,
-        reason=f"{'this node' if driver else 'the set-up'} does not fit: {verdict.summary}",
-        next_rung=before_the_next_start(verdict),
+        reason=reason,
+        next_rung=hint,
         strategy="environment_at_fault",
-        exit_code=69 if driver else 78,
+        exit_code=69 if driver or out else 78,
     )
 
 
@@ -245,5 +252,9 @@ RUNGS = (
     Rung("own_code_before_first_step", own_code_before_first_step, "stop with the rank's own code if no step was made"),
     Rung("batches_left_out", batches_left_out, "stop (65): worker.agree left out more batches than guard.skips allows"),
     Rung("start_tries", start_tries, "stop with 75 when a run's start failed three times"),
-    Rung("environment_at_fault", environment_at_fault, "stop: this node's driver (69) or the set-up (78) does not fit"),
+    Rung(
+        "environment_at_fault",
+        environment_at_fault,
+        "stop: this node's driver, or a GPU out of use (69), or the set-up (78) does not fit",
+    ),
 )

@@ -169,6 +169,33 @@ def test_a_driver_that_does_not_fit_its_library_is_no_node_for_a_gpu_job(supervi
 
 
 @pytest.mark.slow
+def test_a_list_that_gives_a_rank_a_gpu_which_is_not_there_is_refused_before_any_rank(
+    supervise: Callable[..., Supervised], four_gpus: FakeNvml
+) -> None:
+    run = supervise(*torchrun(3), JOB, "--steps=3", CUDA_VISIBLE_DEVICES="0,1,9", **around(four_gpus))
+    assert run.exit_code() == 78
+    assert run.attempts() == 0
+    assert trained(run) == []
+    card = " ".join(run.stderr.split())
+    assert "CUDA_VISIBLE_DEVICES=0,1,9 names GPU 9, which this node does not have (it has GPUs 0 to 3)" in card
+    assert "write CUDA_VISIBLE_DEVICES=0,1,2; --set health.enabled=false starts in spite of it" in card
+    assert "device_ordinal" in run.ask("why").stdout
+    run.wait_for_nothing_left()
+
+
+@pytest.mark.slow
+def test_ranks_that_share_a_gpu_over_gloo_are_warned_of_once_and_train(supervise: Callable[..., Supervised], four_gpus: FakeNvml) -> None:
+    four_gpus.set(gpus=1)
+    run = supervise("torchrun", "--nproc-per-node=4", *torchrun(2)[1:], JOB, "--gloo", "--steps=3", **around(four_gpus))
+    assert run.exit_code() == 0
+    assert {line.rank for line in trained(run)} == {0, 1}
+    shared = "torchrun's 2 ranks here (--nproc-per-node=2), and 1 GPU is visible: rank 1 fails if it takes the GPU of its LOCAL_RANK"
+    assert run.stderr.count(shared) == 1
+    assert "gloo and MPS do; write --nproc-per-node=1\n" in run.stderr
+    assert "torchrun takes the last --nproc-per-node alone: --nproc-per-node=4 has no effect" in run.stderr
+
+
+@pytest.mark.slow
 def test_health_alone_ends_no_healthy_job_and_warns_once(supervise: Callable[..., Supervised], four_gpus: FakeNvml) -> None:
     run = supervise(*torchrun(2), JOB, "--immune", "--steps=80", **around(four_gpus))
     wait_for_training(run)

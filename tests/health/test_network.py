@@ -305,7 +305,7 @@ def test_a_port_of_a_tree(tmp_path: Path) -> None:
     now = Readings(infiniband.read(card(tmp_path, "mlx5_0", "0000:a8:00.0", {})))
     assert now.table("port.state", A) == {
         "state": "ACTIVE", "phys_state": "LinkUp", "rate_gb_s": 400.0, "link_layer": "InfiniBand", "driver": "mlx5_core",
-        "device": "mlx5_0", "pci": "0000:a8:00.0", "netdev": "ib0", "carrier": False, "carrier_changes": 4, "mtu": 4092,
+        "device": "mlx5_0", "pci": "0000:a8:00.0", "numa_node": None, "netdev": "ib0", "carrier": False, "carrier_changes": 4, "mtu": 4092,
     }  # fmt: skip
     assert now.table("port.counters", A) == {"link_downed": 3, "roce_slow_restart": 7}
     assert now.value("port.verbs") == ["mlx5_0"]

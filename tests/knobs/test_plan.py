@@ -14,9 +14,12 @@ from supervisor.knobs.bindings import NAMES
 from supervisor.knobs.knob_set import BoundKnob, KnobSet
 from supervisor.report import start_plan
 from supervisor.strategies import RUNGS
+from tests.health.conftest import fake_library, fake_nvml  # noqa: F401  fixtures
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.health.conftest import FakeNvml
 
 HF = ["torchrun", "--nproc-per-node=2", "hf_trainer.py", "--per_device_train_batch_size", "32"]
 SCREEN = 60
@@ -170,3 +173,44 @@ def test_the_plan_names_what_is_missing(capsys: pytest.CaptureFixture[str]) -> N
     assert "neither of its knobs is known: --knob batch_size=--YOUR-FLAG --knob grad_accum=--YOUR-FLAG enables it" in text
     assert main.main(["plan", "--", *HF]) == 0
     assert "no such file" not in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("there")
+def test_options_without_effect_are_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_NNODES", "2")
+    command = ["torchrun", "--nproc-per-node=4", "--nnodes=1", *HF[1:]]
+    assert main.main(["plan", "--", *command]) == 0
+    text = capsys.readouterr().out
+    assert "warning   torchrun takes the last --nproc-per-node alone: --nproc-per-node=4 has no effect; leave --nproc-per-node=2" in text
+    assert "warning   PET_NNODES=2 has no effect: the command gives torchrun --nnodes=1; unset PET_NNODES" in text
+    assert main.main(["plan", "--json", "--", *command]) == 0
+    assert len(json.loads(capsys.readouterr().out)["warnings"]) == 2
+
+
+@pytest.fixture
+def one_gpu(fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811  a fixture
+    fake_nvml.set(gpus=1)
+    for name in ("LD_LIBRARY_PATH", "FAKE_NVML_STATE"):
+        monkeypatch.setenv(name, fake_nvml.environ[name])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("there", "one_gpu")
+@pytest.mark.parametrize(
+    ("visible", "said"),
+    [
+        ("", "torchrun's 2 ranks here (--nproc-per-node=2), and 1 GPU is visible: rank 1 fails if it takes the GPU of its LOCAL_RANK"),
+        ("0,1", "CUDA_VISIBLE_DEVICES=0,1 names GPU 1, which this node does not have (it has GPU 0 alone): of torchrun's 2 ranks here"),
+    ],
+)
+def test_ranks_that_do_not_fit_the_gpus_of_this_node_are_named(
+    visible: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert main.main(["plan", "--json", "--", *HF]) == 0
+    (warning,) = json.loads(capsys.readouterr().out)["warnings"]
+    assert warning.startswith(said)
+    assert ("it does not start (78); write --nproc-per-node=1" in warning) == bool(visible)
+    assert warning.endswith("write --nproc-per-node=1")

@@ -179,7 +179,7 @@ import json, sys
 from torch.distributed import launch, run
 parser = run.get_args_parser()
 parser.add_argument("--use-env", "--use_env", action="store_true")
-flags = sorted(o for a in parser._actions if a.nargs == 0 for o in a.option_strings)
+flags = sorted({o.replace("_", "-") for a in parser._actions if a.nargs == 0 for o in a.option_strings})
 print(json.dumps([flags, vars(run.parse_args(sys.argv[1:]))["max_restarts"]]))
 """
     command = recognise([sys.executable, "-m", "torch.distributed.run", "--max-restarts", "3", "x.py", "--max-restarts=5"])

@@ -17,7 +17,7 @@ from supervisor.core.events import StopRequested
 from supervisor.core.model import RankInfo
 from supervisor.core.state import Attempt, JobState, Stage
 from supervisor.job.identity import job_name
-from supervisor.knobs import torchrun as recognised
+from supervisor.launch.launchers import ignored_options
 from tests.reports.conftest import DECLARED, OFTEN, SCRIPTS, torchrun
 from tests.support.ports import free_port
 from tests.support.waiting import wait_for
@@ -171,12 +171,14 @@ def test_dagster_slurm_193_a_shell_whose_wait_a_notice_interrupts_is_no_failed_r
 def test_basilica_493_of_two_rdzv_conf_the_one_that_torchrun_ignores_is_named(words: str) -> None:
     command = ["torchrun", "--nnodes=1:2", *words.split(), "train.py", "--rdzv-conf=of=the-script"]
     assert get_args_parser().parse_args(command[1:]).rdzv_conf == "last_call_timeout=3"
-    assert recognised.ignored_conf(command, {}) == (
-        "torchrun takes the last --rdzv-conf alone: --rdzv-conf=timeout=900 has no effect;"
-        " write --rdzv-conf=timeout=900,last_call_timeout=3"
+    assert ignored_options(command, {}) == (
+        (
+            "torchrun takes the last --rdzv-conf alone: --rdzv-conf=timeout=900 has no effect;"
+            " write --rdzv-conf=timeout=900,last_call_timeout=3"
+        ),
     )
-    assert not recognised.ignored_conf(["torchrun", "--rdzv-conf=timeout=900", "train.py", "--rdzv-conf=of=the-script"], {})
-    assert not recognised.ignored_conf(["python", "train.py"], {})
+    assert not ignored_options(["torchrun", "--rdzv-conf=timeout=900", "train.py", "--rdzv-conf=of=the-script"], {})
+    assert not ignored_options(["python", "train.py"], {})
 
 
 @pytest.mark.slow

@@ -62,6 +62,11 @@ _WRITTEN: Mapping[Cause, tuple[Kind, ...]] = {
         Kind("nccl_network.ib", "NET/IB: Got completion from peer with status=12 opcode=1", 0.92, "tail", transient=True),
         Kind("nccl_network.system", "DistBackendError: ncclSystemError: Connection timed out", 0.9, transient=True),
     ),
+    Cause.DEVICE_ORDINAL: (
+        Kind("device_ordinal.set_device", "torch.AcceleratorError: CUDA error: invalid device ordinal", 0.95),
+        Kind("device_ordinal.properties", "AssertionError: Invalid device id", 0.95),
+        Kind("device_ordinal.old", "RuntimeError: cuda runtime error (101) : invalid device ordinal at Module.cpp:59", 0.95),
+    ),
     Cause.NCCL_INIT: (
         Kind("nccl_init.duplicate", "ncclInvalidUsage: Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1b000", 0.95),
         Kind("nccl_init.none", "RuntimeError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!", 0.95),

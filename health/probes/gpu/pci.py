@@ -25,7 +25,7 @@ NAME: Final = "pci"
 _NVIDIA: Final = "0x10de"
 #: VGA and 3D controllers (PCI class 03): a GPU's audio and USB functions are others, and NVSwitches are bridges (06).
 _DISPLAY: Final = ("0x0300", "0x0302")
-_FILES: Final = ("current_link_width", "max_link_width", "current_link_speed", "max_link_speed")
+_FILES: Final = ("current_link_width", "max_link_width", "current_link_speed", "max_link_speed", "numa_node", "local_cpulist")
 
 
 def read(ask: Ask) -> Iterator[Reading]:

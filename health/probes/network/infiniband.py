@@ -1,9 +1,9 @@
 """InfiniBand, RoCE and EFA ports: state, rate, counters, carrier, GIDs.
 
 Reads them as health.probes.infiniband does, which also says which devices it leaves alone; ask.options["infiniband"]["exclude"] lists
-more. Readings of `port:DEVICE/NUMBER`: `port.state` (state and phys_state as words, rate_gb_s, link_layer, driver, device, pci, netdev;
-carrier, mtu and carrier_changes of the netdev, None if unknown), `port.gids` (of a RoCE port whose table can be read: a list of tables
-index, gid, type, ipv4) and `port.counters` (name → count, for the names of COUNTERS that the port has). Readings of `host`:
+more. Readings of `port:DEVICE/NUMBER`: `port.state` (state and phys_state as words, rate_gb_s, link_layer, driver, device, pci, numa_node,
+netdev; carrier, mtu and carrier_changes of the netdev, None if unknown), `port.gids` (of a RoCE port whose table can be read: a list of
+tables index, gid, type, ipv4) and `port.counters` (name → count, for the names of COUNTERS that the port has). Readings of `host`:
 `port.devices` (names of all devices) and `port.verbs` (names of the devices that programs may open). The readings of a skipped device have
 the problem `not_supported`.
 """
@@ -112,6 +112,7 @@ def _state(port: infiniband.Port) -> dict[str, Json]:
         "driver": port.driver,
         "device": port.device,
         "pci": port.pci,
+        "numa_node": port.numa_node,
         "netdev": port.netdev,
         "carrier": port.carrier,
         "carrier_changes": port.carrier_changes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,23 +23,46 @@ if TYPE_CHECKING:
     from supervisor.journal.history import History
 
 
+#: For the probes of this node's GPUs: a person waits.
+_DEADLINE_S = 5.0
+
+
 @click.command(options_metavar=BEFORE_CMD)
 @setting_options(*JOB, takes_command=True)
 @click.option("--cause", metavar="CAUSE", help="Show the ladder of one cause, failure by failure, to the stop.")
 @click.option("--fit", is_flag=True, help="Show which micro-batch fits into a GPU: by the newest checkpoint and what a run needed.")
 @json_option
 def command(invocation: Invocation, *, cause: str | None, fit: bool, as_json: bool) -> int:
-    """It lists the knobs that are enabled, what would enable the others, the settings that matter, and the ladder of each cause.
+    """It names options without effect, ranks without a GPU, the knobs that are enabled and would be, and the ladder of each cause.
 
     The options of a run stand before `plan`.
     """
     settings, words = invocation.settings_and_command()
     data = start_plan.document(settings, words, cause)
+    data["warnings"] += _rank_places(settings, words)
     lines = start_plan.text(data)
     if fit:
         data["fit"], lines = _fit(settings, words)
     stdio.write(sys.stdout, json.dumps(data, indent=2, ensure_ascii=False) if as_json else "\n".join(lines))
     return 0
+
+
+def _rank_places(settings: Settings, words: Sequence[str]) -> list[str]:
+    """Return where the ranks of the command do not fit the GPUs of this node; nothing where there is none, as on a login node."""
+    from supervisor.node.health_watch import has_gpus  # noqa: PLC0415  not for --help
+
+    if not has_gpus(os.environ):
+        return []
+    from health.model import Ask  # noqa: PLC0415  as above
+    from health.probing.runner import Runner  # noqa: PLC0415  as above
+    from supervisor.launch import launchers  # noqa: PLC0415  as above
+    from supervisor.node import rank_places  # noqa: PLC0415  as above
+
+    with closing(Runner()) as runner:
+        now = runner.sweep(rank_places.PROBES, Ask(deadline_s=_DEADLINE_S))
+    asked = launchers.asked(words, os.environ, Path(settings.cwd))
+    found = rank_places.findings(asked, os.environ, now, os.sched_getaffinity(0))
+    return [f"{one.reason}: it does not start (78); write {one.command}" if one.blocks else one.reason for one in found]
 
 
 def _fit(settings: Settings, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: Fewer losses show nothing.
 LEAST_LOSSES = 2
 #: The share by which equal losses may differ: float32 sums in another order differ by less.
-_TOLERANCE = 1e-4
+TOLERANCE = 1e-4
 #: The losses of which a mean is made.
 _MEAN_OF = 5
 #: So many losses before or after the save the first one of the resumed attempt is looked for.
@@ -93,4 +93,4 @@ def _is_run(before: Sequence[float], after: Sequence[float]) -> bool:
 
 
 def _is_same(loss: float, other: float) -> bool:
-    return math.isclose(loss, other, rel_tol=_TOLERANCE)
+    return math.isclose(loss, other, rel_tol=TOLERANCE)

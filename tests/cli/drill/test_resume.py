@@ -13,6 +13,7 @@ from supervisor.cli.drill.comparison import compare
 from supervisor.cli.drill.drilled_job import DrilledJob
 from supervisor.cli.drill.resume import ResumeOrder, _record, _ResumeDrill
 from supervisor.cli.drill.scratch_directory import ScratchDirectory
+from supervisor.cli.drill.scratch_job import ScratchPlace
 from supervisor.config.settings import Checkpoints, Settings
 from supervisor.job import resume_proof
 from supervisor.job.resume_proof import ProvenCommand, ResumeProof
@@ -73,7 +74,7 @@ def resume_drill(tmp_path: Path, *patterns: str) -> _ResumeDrill:
     scratch = ScratchDirectory(tmp_path)
     settings = Settings(checkpoints=Checkpoints(paths=patterns))
     job = DrilledJob(settings, ["true"], tmp_path, tmp_path, prepare=lambda: None)
-    return _ResumeDrill(settings, ResumeOrder(1, 0, 60.0, "", ()), scratch, job)
+    return _ResumeDrill(settings, ResumeOrder(1, 0, 60.0, ScratchPlace("", ())), scratch, job)
 
 
 def logged(tmp_path: Path, *rows: tuple[str, int, int], path: str = "/ckpt.pt") -> tuple[int | None, bool]:

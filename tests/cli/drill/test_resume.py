@@ -1,4 +1,4 @@
-"""What `supervise drill resume` refuses before anything is started, and when it kills."""
+"""What `supervise drill resume` and `soak` refuse before anything is started, and when a resume drill kills."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize("kind", ["resume", "soak"])
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_resume_drill_that_cannot_be_safe_or_seen_is_refused_with_what_helps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], case: str
+def test_a_drill_in_a_scratch_directory_that_cannot_be_safe_or_seen_is_refused_with_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], case: str, kind: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     options, command, hint = REFUSED[case]
-    assert main.main(["drill", *options, "resume", "--", *command]) == 64
+    assert main.main(["drill", *options, kind, "--", *command]) == 64
     assert hint in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 

@@ -48,8 +48,6 @@ _LIMITS: Mapping[str, str | float] = MappingProxyType(
 )
 #: Between two lines of progress.
 _PROGRESS_S = 60.0
-#: How much longer than before the job may need to come back from a fault, and what is thought of the first one, in starts of the job.
-_BACK_SLACK, _STARTS = 1.5, 2.0
 #: The job is looked at so often.
 _LOOK_S = 0.1
 #: So long the journal may take to say how an attempt began.
@@ -105,7 +103,6 @@ class _Soak:
         self.report = SoakReport(seed, order.rate, order.hours)
         self._schedule = Schedule(seed, order.rate)
         self._box, self._began = TimeBox(order.hours * 3600), time.monotonic()
-        self._longest_back_s = 0.0
         self._closed: set[FaultKind] = set()  # what is not put in again
         self._unseen = set(FaultKind)  # what was not possible so far
         self._told = self._began
@@ -250,7 +247,6 @@ class _Soak:
             is_back = self._wait(self._observed.all_train, self._all_s)
         if is_back:
             result.back_s = time.time() - strike.t
-            self._longest_back_s = max(self._longest_back_s, result.back_s)
             stdio.say(f"drill: all ranks train {result.back_s:.1f} s after the fault")
             return True
         if self._job.has_ended():
@@ -295,8 +291,8 @@ class _Soak:
 
     def _need_s(self, kind: FaultKind) -> float:
         """Return what the job needs to come back from a fault, as far as is known by now."""
-        need_s = max(self._longest_back_s * _BACK_SLACK, self._box.first_start_s * _STARTS)
-        return need_s + (self._settings.hang.train_s if kind is FaultKind.STOP else 0.0)
+        known_s = max((fault.back_s for fault in self.report.faults if fault.kind is kind and fault.back_s is not None), default=None)
+        return self._box.need_s(known_s, self._settings.hang.train_s if kind is FaultKind.STOP else 0.0)
 
     def _wait(self, find: Callable[[], T | None], left_s: Callable[[], float]) -> T | None:
         """Return what `find` returns first; None if the job ended, or nothing was left of the time. The job is looked at meanwhile."""
@@ -321,11 +317,11 @@ class _Soak:
         observed.look()
         report.elapsed_s, report.new_steps_s = self._elapsed_s, observed.new_steps_s
         struck = {fault.kind for fault in report.faults}
-        for kind in FaultKind:
+        for kind in FaultKind if self._box.first_start_s else ():
             if kind in self._unseen and ROWS[kind].absent:
                 report.left_out.setdefault(kind, ROWS[kind].absent)
             elif kind not in struck:
-                report.left_out.setdefault(kind, "its turn did not come in these hours: a greater --hours or --rate brings it")
+                report.left_out.setdefault(kind, "not drawn in these hours: a greater --hours or --rate brings it")
         windows = [(fault.t, fault.t + (fault.back_s or report.elapsed_s) + _JOURNAL_S) for fault in report.faults]
         decisions = observed.decisions(0.0)
         report.besides = [decision for decision in decisions if not any(begin <= decision.t <= end for begin, end in windows)]

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 END_S: Final = 30.0
 #: By how much the quiet run may be slower than the new steps of the run with faults were, before it has to end before that run's last step.
 QUIET_SLACK: Final = 1.15
+#: How much longer than before the job may need to come back from a fault; and of its kind's first one, in starts of the job.
+BACK_SLACK: Final = 1.5
+FIRST_STARTS: Final = 2.0
 
 
 class FaultKind(StrEnum):
@@ -83,6 +86,6 @@ class TimeBox(Struct, frozen=True):
         quiet_s = (self.first_start_s + self.new_steps_s) * QUIET_SLACK + self.end_s if with_quiet_run else 0.0
         return self.total_s - self.end_s - quiet_s - elapsed_s
 
-    def has_room(self, elapsed_s: float, need_s: float, *, with_quiet_run: bool) -> bool:
-        """Return whether the job can come back from a fault now, if that takes `need_s`."""
-        return need_s <= self.left_s(elapsed_s, with_quiet_run=with_quiet_run)
+    def need_s(self, known_s: float | None, notice_s: float) -> float:
+        """Return what the job needs to come back from a fault. known_s: what it took for one of the kind; notice_s: until it is noticed."""
+        return self.first_start_s * FIRST_STARTS + notice_s if known_s is None else known_s * BACK_SLACK

@@ -69,7 +69,7 @@ def compare(loaded: str, before: Sequence[float], after: Sequence[float], saved_
 def _compare_losses(before: Sequence[float], after: Sequence[float], saved_at: int) -> tuple[LossResult, str]:
     if min(len(before), len(after)) < LEAST_LOSSES:
         return LossResult.UNKNOWN, "not shown: both attempts have to print or report the loss of several steps"
-    runs = [start for start in range(len(before) - LEAST_LOSSES + 1) if _is_run(before[start:], after)]
+    runs = [start for start in range(len(before) - LEAST_LOSSES + 1) if is_run(before[start:], after)]
     if 0 in runs:
         changed = not all(_is_same(loss, next_loss) for loss, next_loss in pairwise(before))
         why = "it started from scratch" if changed else "the training had changed nothing by the save"
@@ -87,7 +87,7 @@ def _compare_losses(before: Sequence[float], after: Sequence[float], saved_at: i
     return LossResult.DIFFERENT, f"different: {resumed:.4g} on average; the first attempt began with {begin:.4g} and came to {end:.4g}"
 
 
-def _is_run(before: Sequence[float], after: Sequence[float]) -> bool:
+def is_run(before: Sequence[float], after: Sequence[float]) -> bool:
     """Return whether one sequence begins with all of the other."""
     return all(_is_same(loss, resumed) for loss, resumed in zip(before, after, strict=False))
 

@@ -7,8 +7,8 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from supervisor.cli.drill.attempt_losses import AttemptLosses
+from supervisor.cli.drill.comparison import LEAST_LOSSES
 from supervisor.cli.drill.drilled_job import is_alive
-from supervisor.cli.drill.soak import losses
 from supervisor.cli.drill.soak.report import Decision
 from supervisor.journal.records import EventTaken
 
@@ -93,13 +93,13 @@ class Observation:
 
     @property
     def has_losses(self) -> bool:
-        """Return whether losses were seen that can be compared by step."""
-        return any(losses.has_steps(attempt.by_step(key)) for attempt in self._attempts.values() for key in attempt.series)
+        """Return whether losses were seen that can be compared with those of another run."""
+        return any(len(series) >= LEAST_LOSSES for attempt in self._attempts.values() for series in attempt.series.values())
 
-    def losses_by_step(self) -> dict[tuple[str, str], dict[int, float]]:
-        """Return the loss of each step, by where it was printed or who reported it."""
+    def losses(self) -> dict[tuple[str, str], list[list[tuple[int | None, float]]]]:
+        """Return the losses of each attempt, by where they were printed or who reported them."""
         keys = {key: None for attempt in self._attempts.values() for key in attempt.series}
-        return {key: losses.last_of_each_step(attempt.by_step(key) for attempt in self._attempts.values()) for key in keys}
+        return {key: [attempt.with_steps(key) for attempt in self._attempts.values()] for key in keys}
 
     # --- the journal
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from supervisor.cli import stdio
 from supervisor.cli.drill import scratch_job
-from supervisor.cli.drill.comparison import LossResult
 from supervisor.cli.drill.drilled_job import DrilledJob, exit_on_signals
 from supervisor.cli.drill.faults import put_shim_on_path
 from supervisor.cli.drill.scratch_job import ScratchPlace
@@ -135,7 +134,7 @@ class _Soak:
             self._run_quietly(make_scratch, scratch)
         except (KeyboardInterrupt, SystemExit) as interruption:
             report.ended = "a signal ended the soak"
-            report.losses = losses.LossComparison(LossResult.UNKNOWN, "cannot be compared, because the quiet run was not over")
+            report.losses = losses.unknown("the quiet run was not over")
             if report.faults and report.faults[-1].back_s is None:
                 report.faults[-1].interrupted = True
             return int(interruption.code or 0) if isinstance(interruption, SystemExit) else 128 + signal.SIGINT
@@ -160,9 +159,11 @@ class _Soak:
     def _run_with_faults(self, faults: Faults) -> None:
         self._job.order({"kind": KIND})
         self._observed.start()
-        if not self._wait(self._observed.all_train, self._all_s):
+        if not self._wait(self._observed.all_train, lambda: self._all_s() - self._box.total_s / 2):
             self.report.ended = (
-                f"the job ended ({self._job.status}) before all ranks trained" if self._job.has_ended() else "no step was seen"
+                f"the job ended ({self._job.status}) before all ranks trained"
+                if self._job.has_ended()
+                else "no step was seen in half of the hours"
             )
             return
         self._box = replace(self._box, first_start_s=self._elapsed_s)
@@ -179,9 +180,9 @@ class _Soak:
         """Make the same steps without a fault, and compare the losses."""
         report, with_faults = self.report, self._observed
         if not with_faults.has_losses:
-            report.losses = losses.compare({}, {})
+            report.losses = losses.unknown("no losses were printed or reported")
             return
-        top, series = with_faults.top, with_faults.losses_by_step()
+        top, soaked_losses = with_faults.top, with_faults.losses()
         stdio.say(f"drill: the faults are over at step {top}; the quiet run makes the same steps")
         quiet = make_scratch()
         soaked.remove_work()  # the quiet run needs as much room
@@ -189,18 +190,12 @@ class _Soak:
         try:
             self._use(quiet, "quiet", None)
             self._observed.start()
-            last = {key: max(steps) for key, steps in series.items() if steps}
-            self._wait(lambda: self._observed.top >= top and self._has_printed(last), self._all_s)
+            self._wait(lambda: self._observed.top >= top, self._all_s)
         finally:
             self._job.end()
             self._observed.look()
         report.quiet_s = self._elapsed_s - began_s
-        report.losses = losses.compare(*losses.longest_pair(series, self._observed.losses_by_step()))
-
-    def _has_printed(self, last: Mapping[tuple[str, str], int]) -> bool:
-        """Return whether the quiet run has printed the last loss that the other one has, in one of the series."""
-        series = self._observed.losses_by_step()
-        return any(max(series.get(key, {0: 0.0})) >= step for key, step in last.items())
+        report.losses = losses.compare(soaked_losses, self._observed.losses())
 
     # --- one fault
 

@@ -65,7 +65,6 @@ class SoakReport(Struct):
     faults: list[FaultResult] = field(default_factory=list)
     elapsed_s: float = 0.0
     new_steps_s: float = 0.0
-    quiet_s: float = 0.0
     losses: LossComparison | None = None
     left_out: dict[FaultKind, str] = field(default_factory=dict)
     besides: Sequence[Decision] = ()

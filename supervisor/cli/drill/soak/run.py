@@ -186,7 +186,6 @@ class _Soak:
         stdio.say(f"drill: the faults are over at step {top}; the quiet run makes the same steps")
         quiet = make_scratch()
         soaked.remove_work()  # the quiet run needs as much room
-        began_s = self._elapsed_s
         try:
             self._use(quiet, "quiet", None)
             self._observed.start()
@@ -194,7 +193,6 @@ class _Soak:
         finally:
             self._job.end()
             self._observed.look()
-        report.quiet_s = self._elapsed_s - began_s
         report.losses = losses.compare(soaked_losses, self._observed.losses())
 
     # --- one fault
@@ -203,6 +201,7 @@ class _Soak:
         """Put a fault into the job, and await what becomes of it; False if the faults are over."""
         if not self._wait(self._observed.all_train, self._left_s):
             return False
+        self._beginning()  # or nobody knows which steps are lost
         beats = self._observed.beats()
         possible = faults.possible(set(FaultKind) - self._closed, beats)
         self._unseen -= possible
@@ -255,11 +254,16 @@ class _Soak:
         if ROWS[strike.kind].goes_on and not self._is_restarted(strike):
             result.again = 0
         elif result.back_s is not None:
-            until_s = self._elapsed_s + _JOURNAL_S
-            began = self._wait(lambda: None if (step := self._observed.beginning()) is None else (step,), lambda: until_s - self._elapsed_s)
-            result.again = max(0, (result.step or 0) - began[0]) if began else None
+            began = self._beginning()
+            result.again = None if began is None or result.step is None else max(0, result.step - began)
         decisions = self._observed.decisions(strike.t)
         result.decision = decisions[0] if decisions else None
+
+    def _beginning(self) -> int | None:
+        """Await what supervise says on where the attempt began; None if it says nothing."""
+        until_s = self._elapsed_s + _JOURNAL_S
+        began = self._wait(lambda: None if (step := self._observed.beginning()) is None else (step,), lambda: until_s - self._elapsed_s)
+        return began[0] if began else None
 
     def _is_restarted(self, strike: Strike) -> bool:
         pids = {beat.pid for beat in self._observed.beats()}

@@ -14,7 +14,7 @@ KILLED = Decision(10.0, "killed_unknown", 0.9, "restart", "rank 1 was killed")
 
 
 def soak(*faults: FaultResult, losses: LossResult = LossResult.SAME) -> SoakReport:
-    return SoakReport(5, 12.0, 1.0, list(faults), 1200.0, 900.0, 600.0, LossComparison(losses, "the words"))
+    return SoakReport(5, 12.0, 1.0, list(faults), 1200.0, 900.0, LossComparison(losses, "the words"))
 
 
 def back(kind: FaultKind = FaultKind.RANK, decision: Decision | None = KILLED) -> FaultResult:

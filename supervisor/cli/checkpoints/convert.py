@@ -132,22 +132,18 @@ def _place_of(target: str) -> Iterator[_Place]:
     above, name = os.path.split(target)
     directory = f"{above}/.{name}.supervise-convert-{leftovers.tag()}"
     _say_others(above, name, directory)
-    for _ in range(2):
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(directory, 0o700)  # noqa: PTH102 -- plain strings
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            durable.lock(fd)
-        except BlockingIOError:
-            os.close(fd)
-            raise SuperviseError(
-                f"another convert writes this target: {clean(target)}",
-                hint="wait for its end, or name another target",
-                exit_code=ExitCode.USAGE,
-            ) from None
-        if durable.is_at(fd, directory):
-            break
-        os.close(fd)  # its owner removed it while we waited
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(directory, 0o700)  # noqa: PTH102 -- plain strings
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        durable.lock(fd)
+        is_ours = durable.is_at(fd, directory)  # its owner may have removed it between two lines
+    except BlockingIOError:
+        is_ours = False
+    if not is_ours:
+        os.close(fd)
+        hint = "wait for its end, or name another target"
+        raise SuperviseError(f"another convert writes this target: {clean(target)}", hint=hint, exit_code=ExitCode.USAGE)
     try:
         for entry in os.listdir(directory):  # noqa: PTH208 -- plain strings
             stdio.say(f"removed what an interrupted convert left: {clean(directory)}/{clean(entry)}")

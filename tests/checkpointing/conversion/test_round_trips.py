@@ -67,7 +67,9 @@ def test_a_dcp_directory_of_torch_is_read(tmp_path: Path) -> None:
     assert rows(load_file(tmp_path / "b.safetensors")) == rows(training()["model"])
 
 
-def test_a_record_of_more_than_2_gib_has_64_bit_sizes_and_stays_aligned(flat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_of_more_than_2_gib_has_64_bit_sizes_and_stays_aligned(
+    flat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(targets, "_LARGE_BYTES", 40)
     convert(flat, tmp_path / "b.pt", "torch")
     loaded = torch.load(tmp_path / "b.pt", weights_only=True, mmap=True)

@@ -196,5 +196,5 @@ def test_pieces_of_tensors_in_several_files_are_refused(tmp_path: Path) -> None:
     hf.mkdir()
     for n in (1, 2):
         save_file({"w": W}, hf / f"shard-0000{n}-model-00001-of-00001.safetensors")
-    with pytest.raises(CheckpointingError, match="w is in .* and in "):
+    with pytest.raises(CheckpointingError, match=r"w is in .* and in "):
         convert(hf, tmp_path / "b", "torch")

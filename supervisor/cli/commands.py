@@ -45,6 +45,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "checkpoints push": ("checkpoints.mirror:push_command", "Copy checkpoints to every mirror."),
     "checkpoints pull": ("checkpoints.mirror:pull_command", "Fetch one checkpoint from the mirror into a directory."),
     "checkpoints restore": ("checkpoints.mirror:restore_command", "Fetch a job's newest whole checkpoint back from the mirror."),
+    "checkpoints convert": ("checkpoints.convert:command", "Write a checkpoint in another format; what was written is verified."),
     "checkpoints prune": ("checkpoints.prune:command", "Remove older copies, ours and with --mirror-keep the mirrors'. The newest stays."),
     "nodes": ("nodes:group", "List nodes and GPUs, and those out of use; exclude a node or allow it again, put a GPU back into use."),
     "nodes ls": ("nodes:ls_command", "List the nodes: in use, lost or excluded, their GPUs out of use, why, and since when."),

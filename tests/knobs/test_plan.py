@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,8 +18,6 @@ from supervisor.strategies import RUNGS
 from tests.health.conftest import fake_library, fake_nvml  # noqa: F401  fixtures
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.health.conftest import FakeNvml
 
 HF = ["torchrun", "--nproc-per-node=2", "hf_trainer.py", "--per_device_train_batch_size", "32"]
@@ -218,8 +217,8 @@ def test_ranks_that_do_not_fit_the_gpus_of_this_node_are_named(
 
 #: Commands with model parallelism, by the name of the file in plans/ that has what `supervise plan` prints of each, up to the settings.
 LAYOUTS = {
-    "megatron": "--min-gpus 4 plan -- torchrun --nproc-per-node=8 megatron.py --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
-    " --micro-batch-size 4 --global-batch-size 64 --save ckpt",
+    "megatron": "--min-gpus 4 plan -- torchrun --nproc-per-node=8 megatron.py --tensor-model-parallel-size 2"
+    " --pipeline-model-parallel-size 2 --micro-batch-size 4 --global-batch-size 64 --save ckpt",
     "torchtitan": "plan -- torchrun --nproc-per-node=8 -m torchtitan.train --job.config_file titan.toml",
 }
 TITAN_FILE = """

@@ -51,7 +51,7 @@ class ShardedTensor(torch.Tensor):
         self.shards, self.metadata = state[0], state[1]
 
     @classmethod
-    def __torch_dispatch__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> NoReturn:
+    def __torch_dispatch__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> NoReturn:  # type: ignore[override]
         """Refuse every operation: it is looked into, and never computed with."""
         del types, args, kwargs
         raise NotImplementedError(str(func))

@@ -24,6 +24,7 @@ from checkpointing import examine
 from checkpointing.command_line.progress import ProgressBar
 from checkpointing.io import durable, leftovers
 from checkpointing.io.reader import UNLIMITED, Throttle
+from checkpointing.io.tree import ReadOptions
 from checkpointing.model import Verdict
 from checkpointing.verification import identity_of, verify
 from supervisor.cli import stdio
@@ -117,7 +118,7 @@ def _is_good(checkpoint: str, progress: _Progress) -> bool:
     """Verify the source, and say why it is refused. Classes that it would call are no reason: none of them is called here."""
     identity = identity_of(checkpoint)
     progress.begin("verifying the source", None if identity is None else identity.size)
-    found = examine.concluded(verify(checkpoint, throttle=Throttle(UNLIMITED, taken=progress.advance), own=True))
+    found = examine.concluded(verify(checkpoint, reading=ReadOptions(Throttle(UNLIMITED, taken=progress.advance)), own=True))
     progress.clear()
     if found.verdict is Verdict.VERIFIED:
         return True

@@ -171,8 +171,8 @@ def test_the_plan_names_what_is_missing(capsys: pytest.CaptureFixture[str]) -> N
 
 #: Commands with model parallelism, by the name of the file in plans/ that has what `supervise plan` prints of each, up to the settings.
 LAYOUTS = {
-    "megatron": "--min-gpus 4 plan -- torchrun --nproc-per-node=8 megatron.py --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
-    " --micro-batch-size 4 --global-batch-size 64 --save ckpt",
+    "megatron": "--min-gpus 4 plan -- torchrun --nproc-per-node=8 megatron.py --tensor-model-parallel-size 2"
+    " --pipeline-model-parallel-size 2 --micro-batch-size 4 --global-batch-size 64 --save ckpt",
     "torchtitan": "plan -- torchrun --nproc-per-node=8 -m torchtitan.train --job.config_file titan.toml",
 }
 TITAN_FILE = """

@@ -156,17 +156,13 @@ def test_a_run_is_refused_with_78_before_it_starts_anything(there: Path, capsys:
     assert sorted(there.iterdir()) == before
 
 
-def test_deepspeeds_own_batch_is_computed_by_replicas(there: Path) -> None:
+def test_deepspeed_derives_its_global_batch_by_itself_where_ranks_share_a_model(there: Path) -> None:
     batch = {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 1}
     (there / "ds.json").write_text(json.dumps({**batch, "tensor_parallel": {"autotp_size": 2}}))
-    knobs = find(there, "torchrun --nproc-per-node=8 deepspeed.py --deepspeed_config ds.json")
-    changed = knobs.apply(
-        ["torchrun", "--nproc-per-node=8", "deepspeed.py", "--deepspeed_config", "ds.json"],
-        [("batch_size", "4"), ("grad_accum", "2")],
-        there / "attempt",
-        8,
-    )
-    assert json.loads(changed.files[0].read_text())["train_batch_size"] == 32, "4 replicas × 4 × 2"  # noqa: RUF001  the sign
+    command = ["torchrun", "--nproc-per-node=8", "deepspeed.py", "--deepspeed_config", "ds.json"]
+    changed = find(there, command).apply(command, [("batch_size", "4"), ("grad_accum", "2")], there / "attempt", 8)
+    written = json.loads(changed.files[0].read_text())
+    assert written == {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "tensor_parallel": {"autotp_size": 2}}
 
 
 def test_a_plan_of_unequal_gpus_is_refused_where_a_replica_has_several(there: Path) -> None:

@@ -111,7 +111,8 @@ def test_every_flag_arrives_at_its_setting_before_and_behind_run(started: list[t
     ]
     assert main.main([*flags, "--", "true"]) == main.main(["run", *flags, "--", "true"]) == 42
     expected = {
-        "job.name": "j", "job.state_dir": "s", "job.resumes_itself": True, "job.model_parallel": 8, "checkpoints.paths": ("a/*.pt", "b c/*"),
+        "job.name": "j", "job.state_dir": "s", "job.resumes_itself": True, "job.model_parallel": 8,
+        "checkpoints.paths": ("a/*.pt", "b c/*"),
         "knobs.resume.args": "--resume {resume}", "knobs.resume.switch": "--again",
         "knobs.declared": ("batch_size=--bs",), "knobs.batch_change": False, "restart.batch_drift": True,
         "gpus.minimum": 2, "checkpoints.mirror": ("s3://b/p", "/m"), "checkpoints.keep": 3, "health.check_nodes": "doubt",

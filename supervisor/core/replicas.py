@@ -6,8 +6,8 @@ of a GPU, and not with 7. Where a node has no whole number of replicas, several 
 
     replica   ranks of a node   a GPU fails there                        nodes that may begin
     4         8                 4 ranks, and 3 spare GPUs                any number
-    8         8                 none: the node leaves the job            any number
-    16        8                 none: the node leaves the job            2, 4, 6 ...
+    8         8                 none: the run stops (69)                 any number
+    16        8                 none: the run stops (69)                 2, 4, 6 ...
 """
 
 from __future__ import annotations

@@ -142,8 +142,7 @@ class KnobSet(Struct, frozen=True):
                 )
             environment |= self._override_variable(name.removeprefix(ENV), value)
         plan = self._share(dict(overrides), world_size, gpus, environment)
-        divided = None if world_size is None else world_size // self.replica.size
-        argv, files = self._copies(argv, edits, texts, directory, divided)
+        argv, files = self._copies(argv, edits, texts, directory, world_size)
         return AttemptCommand((*command[: self.at], *argv), environment, files, plan)
 
     def require_shares(self, exit_code: ExitCode) -> None:
@@ -219,7 +218,7 @@ class KnobSet(Struct, frozen=True):
             values: dict[str, str | None] = {place.key: edits[place] for place in places}
             try:
                 if any(place.deepspeed for place in places):
-                    values |= _deepspeed_total(texts[path], values, world_size)
+                    values |= _deepspeed_total(texts[path], values, world_size, shares_model=self.replica.size > 1)
                 text = config_files.with_keys(texts[path], form, values)
             except config_files.EditError as error:
                 raise SuperviseError(f"cannot change a configuration file: {name}: {error}", hint="Declare the knob by a flag.") from error
@@ -231,10 +230,11 @@ class KnobSet(Struct, frozen=True):
         return argv, tuple(files)
 
 
-def _deepspeed_total(text: str, values: Mapping[str, str | None], world_size: int | None) -> dict[str, str | None]:
-    """Return the right train_batch_size: DeepSpeed asserts that it is micro-batch x accumulation x world, by replicas.
+def _deepspeed_total(text: str, values: Mapping[str, str | None], world_size: int | None, *, shares_model: bool) -> dict[str, str | None]:
+    """Return the right train_batch_size: DeepSpeed asserts that it is micro-batch x accumulation x world.
 
-    If the world is not known and the product changes, the key is removed: DeepSpeed derives it from the other two.
+    If the world is not known and the product changes, the key is removed: DeepSpeed derives it from the other two. So it is where ranks
+    share a copy of the model: which of them it counts differs between tensor and sequence parallelism (deepspeed/runtime/config.py).
     """
     before = {key: config_files.value_at(text, "json", key) for key in (*bindings.DEEPSPEED_KEYS.values(), bindings.DEEPSPEED_TOTAL)}
     after = {key: values.get(key) or before[key] for key in bindings.DEEPSPEED_KEYS.values()}
@@ -243,6 +243,8 @@ def _deepspeed_total(text: str, values: Mapping[str, str | None], world_size: in
     if total is None or not total.isdecimal() or None in numbers:
         return {}
     micro, accum = (number or 0 for number in numbers)
+    if shares_model:
+        return {bindings.DEEPSPEED_TOTAL: None}
     if world_size is not None:
         return {bindings.DEEPSPEED_TOTAL: str(micro * accum * world_size)}
     old = [value for key in bindings.DEEPSPEED_KEYS.values() if (value := before[key]) is not None and value.isdecimal()]

@@ -34,7 +34,8 @@ _NODES = ("--num_nodes", "--num-nodes")
 
 def find(settings: Settings, programs: Sequence[Program], lookup: Lookup) -> Replica:
     """Return the ranks of a replica. Raises SuperviseError (78) where the setting and the program's flags differ."""
-    declared, shown = settings.job.model_parallel, next((row for row in map(_shown, programs, [lookup] * len(programs)) if row), None)
+    declared = settings.job.model_parallel
+    shown = next((replica for program in programs if (replica := _shown(program, lookup)) is not None), None)
     if not declared:
         return shown or ONE_RANK
     where = settings.origin("job.model_parallel")
@@ -74,7 +75,7 @@ def _factors(program: Program, lookup: Lookup) -> Iterator[tuple[str, str]]:
             place = FileKey(Flag((flag,)), key, deepspeed=True)
             named = config_files.file_text(lookup.argv, place, lookup.cwd)
             value = None if named is None else config_files.key_in(*named, key)
-            if value is not None:
+            if value not in {None, "0"}:  # 0: it is off
                 yield bindings.describe(place, value), value
 
 

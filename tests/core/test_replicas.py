@@ -284,3 +284,25 @@ def test_the_batch_of_eight_ranks_counts_replicas(size: int, batch: int) -> None
     )  # fmt: skip
     plan = strategies.propose(situation)
     assert f"= {batch}, now" in plan.notes[0]
+
+
+@pytest.mark.parametrize(("there", "shown"), [(9, 8), (8, 4), (4, 0)])
+def test_a_command_that_has_a_rank_for_each_gpu_sees_whole_replicas_or_is_not_begun(there: int, shown: int) -> None:
+    policy = Policy(launcher=Launcher.PLAIN, replica_size=4, replica_source="--model-parallel 4")
+    state, _ = decide(initial(), events.GpusListed(0.0, gpus_of(there, 0)))
+    state, actions = decide(state, events.SupervisorStarted(0.0, "run", policy))
+    begun = [action for action in actions if isinstance(action, act.BeginAttempt)]
+    assert [len(action.gpus) for action in begun] == ([shown] if shown else [])
+    if not shown:
+        assert state.run.exit_code == 69
+        report = next(action for action in actions if isinstance(action, act.ReportDecision))
+        assert report.plan.reason == "3 of 4 GPUs may be used, for the job: a replica has 4 ranks (--model-parallel 4)"
+
+
+def test_a_node_that_makes_up_no_whole_replica_waits_as_a_spare_and_people_are_told() -> None:
+    job = Nodes(4, 8, knobs_of(1, 1), least=2, most=4)
+    job.train_on(2)
+    said = [action.text for action in job.tell(events.NodesWaiting(3.5, 1, 1)) if isinstance(action, act.PrintMessage)]
+    assert said == ["1 node(s) ask to join, and wait as spares: a replica has 8 ranks, so that nodes are taken in by 2"]
+    said = [action.text for action in job.tell(events.NodesWaiting(3.6, 1, 2)) if isinstance(action, act.PrintMessage)]
+    assert said[0].startswith("2 node(s) ask to join: attempt 1 goes on, and they are taken in")

@@ -21,27 +21,23 @@ NEMO = "from nemo.core.config import hydra_runner\n@hydra_runner(config_path='co
 NEMO_2 = "from nemo.lightning import MegatronStrategy\nstrategy = MegatronStrategy(tensor_model_parallel_size=4, context_parallel_size=2)\n"
 TITAN_FILE = "[parallelism]\ntensor_parallel_degree = 4\npipeline_parallel_degree = 2\ndata_parallel_replicate_degree = 2\n"
 
-MEGATRON, TITAN = "torchrun --nproc-per-node 24 megatron.py", "torchrun --nproc-per-node 24 -m torchtitan.train"
+RANKS = "torchrun --nproc-per-node 24"
+MEGATRON, TITAN = f"{RANKS} megatron.py", f"{RANKS} -m torchtitan.train"
 
 GIVEN = [
-    (
-        f"{MEGATRON} --tensor-model-parallel-size 4 --pipeline-model-parallel-size=2 --expert-model-parallel-size 2",
-        8,
-    ),
-    ("torchrun --nproc-per-node 24 megatron.py --tensor-model-parallel-size 2 --context-parallel-size 2 --ds-sequence-parallel-size 2", 8),
-    ("torchrun --nproc-per-node 24 megatron.py --micro-batch-size 4", 1),
-    ("torchrun --nproc-per-node 24 -m torchtitan.train --parallelism.tensor_parallel_degree 4 --parallelism.context-parallel-degree=2", 8),
-    (
-        f"{TITAN} --parallelism.data_parallel_shard_degree 4 --parallelism.expert_parallel_degree 4",
-        1,
-    ),
-    ("torchrun --nproc-per-node 24 -m torchtitan.train --job.config_file titan.toml", 8),
-    ("torchrun --nproc-per-node 24 -m torchtitan.train --job.config_file titan.toml --parallelism.tensor_parallel_degree 2", 4),
+    (f"{MEGATRON} --tensor-model-parallel-size 4 --pipeline-model-parallel-size=2 --expert-model-parallel-size 2", 8),
+    (f"{MEGATRON} --tensor-model-parallel-size 2 --context-parallel-size 2 --ds-sequence-parallel-size 2", 8),
+    (f"{MEGATRON} --micro-batch-size 4", 1),
+    (f"{TITAN} --parallelism.tensor_parallel_degree 4 --parallelism.context-parallel-degree=2", 8),
+    (f"{TITAN} --parallelism.data_parallel_shard_degree 4 --parallelism.expert_parallel_degree 4", 1),
+    (f"{TITAN} --job.config_file titan.toml", 8),
+    (f"{TITAN} --job.config_file titan.toml --parallelism.tensor_parallel_degree 2", 4),
     ("deepspeed deepspeed.py --deepspeed_config ds.json", 6),
-    ("torchrun --nproc-per-node 24 hf_trainer.py --deepspeed ds.json", 6),
-    ("torchrun --nproc-per-node 24 nemo.py model.tensor_model_parallel_size=4 ++model.pipeline_model_parallel_size=2", 8),
-    ("torchrun --nproc-per-node 24 nemo2.py", 8),
-    ("torchrun --nproc-per-node 24 nanogpt.py --tensor-model-parallel-size 4", 1),
+    (f"{RANKS} hf_trainer.py --deepspeed ds.json", 6),
+    (f"{RANKS} hf_trainer.py --deepspeed off.json", 1),
+    (f"{RANKS} nemo.py model.tensor_model_parallel_size=4 ++model.pipeline_model_parallel_size=2", 8),
+    (f"{RANKS} nemo2.py", 8),
+    (f"{RANKS} nanogpt.py --tensor-model-parallel-size 4", 1),
 ]
 
 
@@ -53,6 +49,7 @@ def there(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (place / "nemo2.py").write_text(NEMO_2)
     (place / "titan.toml").write_text(TITAN_FILE)
     (place / "ds.json").write_text(json.dumps({"tensor_parallel": {"autotp_size": 2}, "sequence_parallel_size": 3}))
+    (place / "off.json").write_text(json.dumps({"tensor_parallel": {"autotp_size": 0}}))
     return place
 
 
@@ -156,17 +153,13 @@ def test_a_run_is_refused_with_78_before_it_starts_anything(there: Path, capsys:
     assert sorted(there.iterdir()) == before
 
 
-def test_deepspeeds_own_batch_is_computed_by_replicas(there: Path) -> None:
+def test_deepspeed_derives_its_global_batch_by_itself_where_ranks_share_a_model(there: Path) -> None:
     batch = {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 1}
     (there / "ds.json").write_text(json.dumps({**batch, "tensor_parallel": {"autotp_size": 2}}))
-    knobs = find(there, "torchrun --nproc-per-node=8 deepspeed.py --deepspeed_config ds.json")
-    changed = knobs.apply(
-        ["torchrun", "--nproc-per-node=8", "deepspeed.py", "--deepspeed_config", "ds.json"],
-        [("batch_size", "4"), ("grad_accum", "2")],
-        there / "attempt",
-        8,
-    )
-    assert json.loads(changed.files[0].read_text())["train_batch_size"] == 32, "4 replicas × 4 × 2"  # noqa: RUF001  the sign
+    command = ["torchrun", "--nproc-per-node=8", "deepspeed.py", "--deepspeed_config", "ds.json"]
+    changed = find(there, command).apply(command, [("batch_size", "4"), ("grad_accum", "2")], there / "attempt", 8)
+    written = json.loads(changed.files[0].read_text())
+    assert written == {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "tensor_parallel": {"autotp_size": 2}}
 
 
 def test_a_plan_of_unequal_gpus_is_refused_where_a_replica_has_several(there: Path) -> None:

@@ -160,6 +160,8 @@ def _without_gpu(situation: Situation, strategy: str) -> Plan:
 def _for_own_launcher(situation: Situation, strategy: str, name: str, exclude: tuple[str, ...], left: int) -> Plan:
     """Return the plan for a command that chooses its ranks by itself."""
     policy = situation.policy
+    if situation.all_ranks:
+        return _stop(situation, strategy, name, exclude, _needs_all(situation, left))
     if not policy.gpus.minimum or not policy.restart.batch_drift or left < max(policy.gpus.minimum, 1):
         why = f"the command chooses its number of ranks by itself, and {left} GPUs are left"
         remedy = f"{TO_GO_ON}--min-gpus {left} --allow-batch-drift" if left else ""
@@ -179,6 +181,8 @@ def fewer_ranks(situation: Situation, left: int) -> FewerRanks | str:
     policy = situation.policy
     if left < 1:
         return "no other GPU is left on this node"
+    if situation.all_ranks:
+        return _needs_all(situation, left)
     if not policy.gpus.minimum:
         return f"{left} GPUs are left for {situation.ranks} ranks{TO_GO_ON}the same command with --min-gpus {left}"
     if left < policy.gpus.minimum:
@@ -187,6 +191,11 @@ def fewer_ranks(situation: Situation, left: int) -> FewerRanks | str:
     if size is None or accum is None:
         return _shrunk_batch(situation, left)
     return _replanned_batch(situation, left, size, accum)
+
+
+def _needs_all(situation: Situation, left: int) -> str:
+    ranks = situation.world_size or situation.ranks
+    return f"{left} GPUs are left, and the program loads its checkpoints with {ranks} ranks only, as an attempt with fewer showed"
 
 
 def _shrunk_batch(situation: Situation, left: int) -> FewerRanks | str:

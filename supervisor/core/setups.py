@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from supervisor.classify.remedies import says_other_ranks
 from supervisor.core.model import Change, Launcher, OwnChange, Setup
 from supervisor.core.values import replace
-from supervisor.strategies.own_change import NAME, says_other_ranks
+from supervisor.strategies.own_change import NAME
 from supervisor.strategies.situation import BATCH_KNOBS, UNSET
 
 if TYPE_CHECKING:

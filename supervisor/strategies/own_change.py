@@ -16,22 +16,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from supervisor.core.budget import family
-from supervisor.core.model import Cause, Launcher, Plan, PlanKind
+from supervisor.core.model import Launcher, Plan, PlanKind
 from supervisor.strategies.guards import reads_what_is_missing
 from supervisor.strategies.rung import Rung
 
 if TYPE_CHECKING:
-    from supervisor.core.model import Change, OwnChange, Setup, Verdict
+    from supervisor.core.model import Change, OwnChange, Setup
     from supervisor.strategies.situation import Situation
 
 NAME = "own_change"
-#: Signatures of a loader's own words, that another number of ranks saved.
-_SAYS_OTHER_RANKS = "checkpoint_mismatch.world_size"
-
-
-def says_other_ranks(verdict: Verdict) -> bool:
-    """Whether a loader said that another number of ranks (or of replicas, shards, partitions) saved the checkpoint."""
-    return verdict.cause is Cause.CHECKPOINT_MISMATCH and any(e.name.startswith(_SAYS_OTHER_RANKS) for e in verdict.because)
 
 
 def own_change(situation: Situation) -> Plan | None:
@@ -153,7 +146,7 @@ RUNGS = (
     Rung(
         NAME,
         own_change,
-        "failed before the first step, the first time with what supervise changed: take it back, or wait for the node; else 69 or 65",
+        "the first start with what supervise changed failed, or a loader says that other ranks saved: take it back; else 69 or 65",
         changes_job=True,
         harmless=True,
     ),

@@ -87,6 +87,14 @@ class JobSection:
         flag="--resumes-itself",
         env="SUPERVISE_RESUMES_ITSELF",
     )
+    model_parallel: int = setting(
+        0,
+        "Ranks that hold one copy of the model together: tensor × pipeline × context parallelism; 0: as the command's flags say, else 1.",  # noqa: RUF001  the sign
+        "Fewer GPUs or nodes are used in whole copies, and the global batch counts them. [More](nodes.md#model-parallelism).",
+        flag="--model-parallel",
+        env="SUPERVISE_MODEL_PARALLEL",
+        minimum=0,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,11 +79,10 @@ def _ranks_before(state: JobState, now: Setup) -> Setup:
     run, started = state.run, state.run.starts_with
     if 0 < started.attempt < now.attempt and started.ranks and (started.nodes, started.ranks) != (now.nodes, now.ranks):
         return started
-    out_of_use = sum(bool(gpu.quarantined) for gpu in state.gpus)
     if run.policy.launcher is Launcher.ELASTIC:
         lacking = (run.command_nproc or len(state.gpus)) - run.nproc if run.nproc else 0
-    else:
-        lacking = out_of_use  # the command has a rank for each GPU that it sees
+    else:  # the command has a rank for each GPU that it sees
+        lacking = len(state.gpus) - len(state.attempt.visible_gpus) if state.attempt.visible_gpus else 0
     nodes = max(run.policy.nodes, now.nodes)
     return replace(now, overrides=started.overrides, nodes=nodes, ranks=(now.ranks + max(lacking, 0)) * nodes // now.nodes)
 

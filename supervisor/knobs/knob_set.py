@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor.agent import batch_plan
+from supervisor.core import replicas
 from supervisor.core.model import Knob
 from supervisor.core.values import Struct, field, replace
 from supervisor.errors import SuperviseError
 from supervisor.knobs import batch, bindings, config_files, uneven
 from supervisor.knobs.bindings import Binding, Env, FileKey, Placeholder, Shares
+from supervisor.knobs.replica import ONE_RANK, Replica
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,6 +91,7 @@ class KnobSet(Struct, frozen=True):
     batch_drift: bool = False
     resume: tuple[ResumeWay, ...] = ()
     likely: tuple[tuple[str, str], ...] = ()
+    replica: Replica = ONE_RANK
 
     @property
     def knobs(self) -> tuple[Knob, ...]:
@@ -155,6 +158,11 @@ class KnobSet(Struct, frozen=True):
         place = next((place for bound in self.bound for place in bound.places if isinstance(place, Shares)), None)
         if place is None:
             return ""
+        if self.replica.size > 1:
+            raise SuperviseError(
+                f"cannot share the global batch: a plan shares it by GPUs, and {replicas.in_words(self.replica.size, self.replica.source)}",
+                hint="Leave plan: out of grad_accum.",
+            )
         ranks = [uneven.RankGpu(*gpu) for gpu in zip(place.speeds, place.memories, strict=True)]
         if gpus and max(gpus) < len(ranks):
             ranks = [ranks[gpu] for gpu in gpus][:world_size]
@@ -210,7 +218,7 @@ class KnobSet(Struct, frozen=True):
             values: dict[str, str | None] = {place.key: edits[place] for place in places}
             try:
                 if any(place.deepspeed for place in places):
-                    values |= _deepspeed_total(texts[path], values, world_size)
+                    values |= _deepspeed_total(texts[path], values, world_size, shares_model=self.replica.size > 1)
                 text = config_files.with_keys(texts[path], form, values)
             except config_files.EditError as error:
                 raise SuperviseError(f"cannot change a configuration file: {name}: {error}", hint="Declare the knob by a flag.") from error
@@ -222,10 +230,11 @@ class KnobSet(Struct, frozen=True):
         return argv, tuple(files)
 
 
-def _deepspeed_total(text: str, values: Mapping[str, str | None], world_size: int | None) -> dict[str, str | None]:
+def _deepspeed_total(text: str, values: Mapping[str, str | None], world_size: int | None, *, shares_model: bool) -> dict[str, str | None]:
     """Return the right train_batch_size: DeepSpeed asserts that it is micro-batch x accumulation x world.
 
-    If the world is not known and the product changes, the key is removed: DeepSpeed derives it from the other two.
+    If the world is not known and the product changes, the key is removed: DeepSpeed derives it from the other two. So it is where ranks
+    share a copy of the model: which of them it counts differs between tensor and sequence parallelism (deepspeed/runtime/config.py).
     """
     before = {key: config_files.value_at(text, "json", key) for key in (*bindings.DEEPSPEED_KEYS.values(), bindings.DEEPSPEED_TOTAL)}
     after = {key: values.get(key) or before[key] for key in bindings.DEEPSPEED_KEYS.values()}
@@ -234,6 +243,8 @@ def _deepspeed_total(text: str, values: Mapping[str, str | None], world_size: in
     if total is None or not total.isdecimal() or None in numbers:
         return {}
     micro, accum = (number or 0 for number in numbers)
+    if shares_model:
+        return {bindings.DEEPSPEED_TOTAL: None}
     if world_size is not None:
         return {bindings.DEEPSPEED_TOTAL: str(micro * accum * world_size)}
     old = [value for key in bindings.DEEPSPEED_KEYS.values() if (value := before[key]) is not None and value.isdecimal()]

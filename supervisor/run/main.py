@@ -40,7 +40,7 @@ from supervisor.report.last_line import last_line, named
 from supervisor.report.log_events import LogEvent
 from supervisor.report.mirror_report import MirrorReport
 from supervisor.report.reporter import Reporter
-from supervisor.report.start_plan import handover_warning, network_line, opening_lines, resume_line
+from supervisor.report.start_plan import handover_warning, network_line, opening_lines, replica_line, resume_line
 from supervisor.run import moved_job, previous_runs
 from supervisor.run.checkpoint_news import CheckpointNews
 from supervisor.run.executor import Executor
@@ -368,6 +368,8 @@ class JobRun:
             health=self.executor.node.health.enabled,
             nodes=self.factory.most_nodes(),
             least_nodes=self.factory.least_nodes(),
+            per_node=self.factory.command_nproc,
+            replica=self.job.knobs.replica,
             environ=self.job.environ,
         )
 
@@ -381,6 +383,7 @@ class JobRun:
         return [
             f"job {self.job.name}, {run_} {self.job.run_id}: {how}",
             *of_knobs,
+            *filter(None, (replica_line(self.job.knobs.replica),)),
             *([f"requeued by Slurm: the journal came along from {self.moved_from}"] if self.moved_from else []),
             *([self.new_run_reason] if self.new_run_reason else []),
             resume_line(settings, self.job.knobs, self.programs_seen, self.job.command),

@@ -71,6 +71,24 @@ def test_two_of_three_nodes_go_on_with_the_same_global_batch_and_the_values_come
         assert "3 ranks again, with the global batch and the values that they had" in run.stderr
 
 
+def test_nodes_of_which_two_hold_one_replica_train_as_two_and_the_third_takes_the_place_of_a_lost_one(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    job = ("--batch-size=8", "--accum=1", f"--made={log}", "--step-ms=50", f"--steps={STEPS}")
+    nodes = Cluster(supervise, tmp_path, *job, nnodes="2:3", script=(SCRIPT,), options=(*KNOBS, "--model-parallel=2"))
+    nodes.reached(0, EVERY + 5)
+    first, *others = nodes.runs
+    trains = [run for run in nodes.runs if run.status().get("ranks")]
+    assert len(trains) == 2, "the third is a spare"
+    lost = next(run for run in others if run in trains)
+    lost.process.kill()
+    assert [run.exit_code(200) for run in nodes.runs if run is not lost] == [0, 0]
+    assert {row[1] for row in rows(log)} == {2}, "never three ranks, of which one holds half a replica"
+    assert rows(log)[-1][0] == STEPS
+    assert "a replica has 2 ranks (--model-parallel 2): fewer GPUs or nodes are used in whole replicas" in first.stderr
+
+
 def test_too_few_nodes_wait_for_one_more_take_it_and_stop_with_75_when_none_comes(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:

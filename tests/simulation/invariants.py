@@ -191,7 +191,9 @@ class Watch:
         del event, before
         trial = self.trial
         assert trial is not None
-        total = trial.world * trial.micro * trial.accum
+        size = self.job.policy.replica_size
+        demand(trial.world % size == 0, f"{trial.world} ranks hold a part of a replica of {size}")
+        total = self.job.replicas(trial.world) * trial.micro * trial.accum
         derived = any(k.name == "grad_accum" and k.counts == "derived" for k in self.job.policy.knobs)
         if total != self.job.batch and not derived:
             allowed = self.drift_reported and self.job.policy.restart.batch_drift

@@ -81,12 +81,15 @@ class Draft:
             "untidy": rng.choice((0.0, 0.1, 0.3)),
             "names_older": self.odds(0.8),
         }
+        # no draw: the other jobs stay as they are
+        self.replica = 2 if self.ranks % 2 == 0 and self.job["total"] % 4 == 0 else 1
         self.policy: dict[str, Any] = {
             "checkpoints_declared": self.declared,
             "nodes": 2 if self.elsewhere else 1,
+            "replica_size": self.replica,
             "batch_change": not self.odds(0.05),
             "restart": {"batch_drift": self.odds(0.3)},
-            "gpus": {"minimum": rng.choice((0, 1, max(self.ranks - 1, 1)))},
+            "gpus": {"minimum": rng.choice((0, 1, max(self.ranks - self.replica, 1)))},
             "resumes_itself": not self.declared and self.odds(0.7),
             "health": self.odds(0.6),
             "evict_on": ("gpu_ecc",) if self.odds(0.3) else (),
@@ -126,7 +129,7 @@ class Draft:
         if batch if batch is not None else self.odds(0.6):
             by = rng.choice(("declared", "declared", "hf_trainer"))
             counts = rng.choice((("gpu", "rank"), ("gpu", "rank"), ("gpu", "world"), ("gpu", "derived"), ("global", "rank")))
-            world = self.ranks + self.elsewhere
+            world = (self.ranks + self.elsewhere) // self.replica
             size = job["micro"] * (job["accum"] * world if counts[0] == "global" else 1)
             accum = "" if counts[1] == "derived" else str(job["accum"] * (world if counts[1] == "world" else 1))
             seen = by == "declared"

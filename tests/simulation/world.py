@@ -114,7 +114,11 @@ class Job:
     @property
     def batch(self) -> int:
         """The global batch that the user asked for."""
-        return (self.ranks + self.elsewhere) * self.micro * self.accum
+        return self.replicas(self.ranks + self.elsewhere) * self.micro * self.accum
+
+    def replicas(self, ranks: int) -> int:
+        """Return how many copies of the model so many ranks hold: the batch is divided among those."""
+        return ranks // self.policy.replica_size
 
 
 @dataclass(slots=True)
@@ -168,7 +172,7 @@ class World:
             path,
             ranks,
             world,
-            *self._batch(set_now, world),
+            *self._batch(set_now, job.replicas(world)),
             int(set_now.get("num_workers", job.workers)),
             visible[:ranks],
             set_now,
@@ -176,11 +180,11 @@ class World:
         )
 
     def _batch(self, set_now: dict[str, str], world: int) -> tuple[int, int]:
-        """Return micro-batch and accumulation of a rank, as the program makes them of what it is given."""
+        """Return micro-batch and accumulation of a rank, as the program makes them of what it is given. world: its replicas."""
         job = self.job
         knobs = {knob.name: knob for knob in job.policy.knobs}
         accum_knob = knobs.get("grad_accum", Knob("grad_accum", "", ""))
-        per = job.ranks + job.elsewhere if accum_knob.counts == "world" else 1
+        per = job.replicas(job.ranks + job.elsewhere) if accum_knob.counts == "world" else 1
         accum = int(set_now.get("grad_accum", job.accum * per))
         if accum_knob.counts == "world":
             accum //= world

@@ -77,7 +77,8 @@ def resized(state: JobState, verdict: Verdict) -> OwnChange | None:
 def _ranks_before(state: JobState, now: Setup) -> Setup:
     """Return what ran before GPUs or nodes were taken from the run, or given back to it; `now` where none was."""
     run, started = state.run, state.run.starts_with
-    if 0 < started.attempt < now.attempt and started.ranks and (started.nodes, started.ranks) != (now.nodes, now.ranks):
+    trained = run.trained_in > 0 and 0 < started.attempt < now.attempt and started.ranks > 0
+    if trained and (started.nodes, started.ranks) != (now.nodes, now.ranks):
         return started
     if run.policy.launcher is Launcher.ELASTIC:
         lacking = (run.command_nproc or len(state.gpus)) - run.nproc if run.nproc else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core import epoch, events, node_health, planning
+from supervisor.core import epoch, events, node_health, planning, setups
 from supervisor.core.model import (
     Cause,
     Claim,
@@ -87,6 +87,29 @@ def test_where_a_loader_names_no_number_the_run_knows_it_also_if_the_short_attem
     resized = planning.situation(replace(b, run=run), 6.0, unnamed, place).resized
     assert resized is not None
     assert (resized.before.ranks, resized.before.nodes, resized.now.ranks) == (4, 2, 3)
+
+
+def resized(now: Setup, started: Setup, *, nodes: int = 2, words: tuple[str, str] = ("", ""), trained: int = 1) -> tuple[int, int] | None:
+    """Nodes and ranks that saved, as the run knows them when its fifth attempt failed; None where the ranks are the user's own."""
+    run = Run("run", Policy(nodes=nodes), trained_in=trained, starts_with=started)
+    members = tuple(f"{place}/1" for place in range(now.nodes))
+    state = JobState(run, attempt=Attempt(5, members=members, world_size=now.ranks))
+    facts = tuple(zip(("saved", "current"), words, strict=True))
+    change = setups.resized(state, Verdict(Cause.CHECKPOINT_MISMATCH, 0.95, "", "", because=(SAID,), facts=facts))
+    return None if change is None else (change.before.nodes, change.before.ranks)
+
+
+def test_how_many_saved_is_known_by_words_then_by_what_trained_then_by_the_command() -> None:
+    one, two = Setup(1, nodes=1, ranks=4), Setup(1, nodes=2, ranks=8)
+    assert resized(one, two) == (2, 8), "a node was lost"
+    assert resized(two, one) == (1, 4), "a node came back"
+    assert resized(one, Setup(0)) == (2, 8), "the first attempt of a run that may have two nodes has one"
+    assert resized(one, replace(one, attempt=4)) == (2, 8), "the attempt before had one node too, and made a step"
+    assert resized(one, two, words=("4", "2")) == (2, 8), "replicas of two ranks each"
+    assert resized(one, two, words=("16", "4")) == (4, 16)
+    assert resized(one, Setup(0), nodes=1, words=("8", "4")) is None, "the user's command has four"
+    assert resized(two, one, trained=0) is None, "what made no step has saved nothing"
+    assert resized(two, two, words=("16", "8")) is None, "the user changed it before this run"
 
 
 @pytest.mark.parametrize("given_back", [True, False])

@@ -39,6 +39,10 @@ _IN_DOCS = {"gpu": "ID", "hang_ranks": "N", "hang_code": "FILE:LINE", "xid": "N"
 _NAMED = re.compile(r"\{(\w+)\}")
 
 
+#: Signatures of a loader's own words, that another number of ranks saved.
+_OTHER_RANKS = "checkpoint_mismatch.world_size"
+
+
 class Condition(Struct, frozen=True):
     """Whether the object of a hint was seen. words: behind "where" in docs/reference/causes.md."""
 
@@ -94,6 +98,11 @@ def _not(condition: Condition, words: str) -> Condition:
     return Condition(words, lambda verdict: not condition.holds(verdict))
 
 
+def says_other_ranks(verdict: Verdict) -> bool:
+    """Whether a loader said that another number of ranks (or of replicas, shards, partitions) saved the checkpoint."""
+    return verdict.cause is Cause.CHECKPOINT_MISMATCH and any(fact.name.startswith(_OTHER_RANKS) for fact in verdict.because)
+
+
 _IN_SAVE = Condition("the rank was in a save", is_in_save)
 _OWN_SERVICE = Condition("the address is this machine's or of a private network", lambda verdict: bool(_fact(verdict, "own_service")))
 #: By the name that a hint's `when` has.
@@ -123,6 +132,7 @@ CONDITIONS: Mapping[str, Condition] = MappingProxyType(
         "unused": Condition("DDP found parameters without a gradient", _stands_on("ddp_unsynced.unused_parameters")),
         "twice": Condition("DDP found a parameter used twice", _stands_on("ddp_unsynced.ready_twice")),
         "left_early": Condition("the rank left with 0 before the others", lambda verdict: verdict.fingerprint == "left:early"),
+        "other_ranks": Condition("the loader says that other ranks saved", says_other_ranks),
         "collectives": Condition("the collectives of the ranks differ", _stands_on("ddp_unsynced.collectives")),
     }
 )

@@ -351,10 +351,16 @@ _ROWS: dict[Cause, CauseRow] = {
         meaning="A checkpoint is whole, but belongs to another model or optimizer",
         proof=(
             "load_state_dict's missing or unexpected keys and size mismatches, parameter groups that differ, a sharded "
-            "checkpoint of another layout"
+            "checkpoint of another layout, a loader that names another number of ranks"
         ),
         ladder=("foreign_checkpoint", "mend_pointer", *_PROGRAM),
-        hints=(_line("resume from a checkpoint of this configuration, or convert it; strict=False hides the difference"),),
+        hints=(
+            _line(
+                Hint("start as many ranks as saved it: {saved}, and not {current}; or convert it", ("other_ranks",)),
+                Hint("start as many ranks as saved it, or convert it", ("other_ranks",)),
+                "resume from a checkpoint of this configuration, or convert it; strict=False hides the difference",
+            ),
+        ),
     ),
     Cause.CHECKPOINT_LEFTOVER: CauseRow(
         meaning=(

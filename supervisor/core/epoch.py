@@ -227,7 +227,8 @@ def decided(state: JobState, event: ReportsGathered) -> JobDecision:
     verdict = verdict if verdict.node or culprit is None else replace(verdict, node=sharing.shown(culprit.node, members))
     view = state if culprit is None else replace(state, gpus=culprit.gpus, attempt=culprit.attempt)
     run = planning.with_saved(view.run, saved, event.attempt)
-    view = replace(view, run=run, attempt=replace(_with_saved(view.attempt, saved), members=members, evidence=facts))
+    gpus = tuple(gpu for report in event.reports for gpu in report.attempt.gpus_now or report.gpus)
+    view = replace(view, run=run, attempt=replace(_with_saved(view.attempt, saved), members=members, evidence=facts, gpus_now=gpus))
     decision = failure.judged(view, event.t, verdict)
     nodes_left = len(members) - len({node for node, _ in event.missing})  # one whose supervise came back is there
     return replace(decision, plan=_waiting(decision.plan, state.run, nodes_left)) if is_loss else decision

@@ -234,13 +234,17 @@ class NodeCutOff(Struct, frozen=True):
 
 
 class EvidenceCollected(Struct, frozen=True):
-    """The observers' evidence on the incident. `jitter` is uniform in [0, 1): the only randomness the core sees."""
+    """The observers' evidence on the incident. `jitter` is uniform in [0, 1): the only randomness the core sees.
+
+    gpus: of this node, with the ledger's entry on each as it is now, where one was out of use. They are in force if a plan says so.
+    """
 
     t: float
     attempt: int
     incident: int
     evidence: tuple[Evidence, ...]
     jitter: float = 0.0
+    gpus: tuple[Gpu, ...] = ()
 
 
 class CheckpointSelected(Struct, frozen=True):

@@ -133,7 +133,10 @@ def on_evidence_collected(state: JobState, event: EvidenceCollected) -> Step:
     if state.stage is not Stage.TEARDOWN:
         return state, ()
     return judge_if_ready(
-        replace(state, attempt=replace(state.attempt, evidence=event.evidence), run=replace(state.run, jitter=event.jitter)), event.t
+        replace(
+            state, attempt=replace(state.attempt, evidence=event.evidence, gpus_now=event.gpus), run=replace(state.run, jitter=event.jitter)
+        ),
+        event.t,
     )
 
 

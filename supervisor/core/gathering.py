@@ -172,6 +172,7 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
                 recurrences=past.recurrences,
                 least_nodes=past.least_nodes,
                 unworkable=past.unworkable,
+                all_ranks=past.all_ranks,
             ),
         )
     agreed = (*state.run.agreed_attempts, event.agreement)[-KEPT_AGREEMENTS:]

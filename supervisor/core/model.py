@@ -335,6 +335,7 @@ class Plan(Struct, frozen=True):
     alert_kind: str = ""  # sends it as an alert of this kind (core/actions.py), "": terminal only
     trace: bool = False  # the next attempts record their collectives
     least_nodes: int = 0  # for how many nodes the next attempts wait, 0: as before
+    all_ranks: bool = False  # each node has its ranks and its GPUs back, and gives none up any more in this run
 
 
 class CheckpointRef(Struct, frozen=True):
@@ -428,6 +429,7 @@ class PastFailures(Struct, frozen=True):
     recurrences: tuple[tuple[str, int], ...] = ()
     least_nodes: int = 0
     unworkable: tuple[tuple[tuple[str, str], ...], ...] = ()
+    all_ranks: bool = False
 
 
 class Setup(Struct, frozen=True):

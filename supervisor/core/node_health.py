@@ -59,8 +59,10 @@ OF_THE_PROGRAM = frozenset(
 
 def known_findings(state: JobState) -> tuple[Finding, ...] | None:
     """Return the findings by which the next attempt may begin at once, None where this node must be examined first."""
-    verdict = state.run.incident.verdict if state.run.incident is not None else None
-    fit = state.run.reason == "failure" and verdict is not None and verdict.cause in OF_THE_PROGRAM
+    incident = state.run.incident
+    verdict = incident.verdict if incident is not None else None
+    gets_gpus = incident is not None and incident.plan is not None and incident.plan.all_ranks  # which nobody looked at meanwhile
+    fit = state.run.reason == "failure" and verdict is not None and verdict.cause in OF_THE_PROGRAM and not gets_gpus
     return state.run.reported_findings if fit else None
 
 
@@ -153,6 +155,8 @@ def _ranks(state: JobState, t: float, left: int, there: int) -> tuple[JobState, 
     """
     policy = state.run.policy
     if policy.launcher is not Launcher.ELASTIC:
+        if state.run.all_ranks:
+            return state, (), f"{left} GPUs are left, and the program loads its checkpoints with as many ranks as saved them only"
         fits = replicas.whole(left, policy.replica_size)
         if fits and policy.gpus.minimum and policy.restart.batch_drift and fits >= policy.gpus.minimum:
             return state, (), ""

@@ -104,6 +104,9 @@ def situation(
         disputes=state.run.disputes,
         traced=state.run.traced,
         own_change=setups.own_change(state) if place.trained or (place.before_first_step and not state.run.trained_in) else None,
+        resized=setups.resized(state, verdict),
+        gpus_now=state.attempt.gpus_now,
+        all_ranks=state.run.all_ranks,
         unworkable=state.run.unworkable,
         failed_gpus=tuple(failed_gpus.items()),
         evidence=state.attempt.evidence or (),
@@ -313,13 +316,12 @@ def folded(state: JobState, decision: JobDecision, t: float) -> tuple[JobState, 
     state = replace(state, run=replace(setups.learned(state.run, verdict, plan), traced=state.run.traced or plan.trace))
     if changes(plan):
         state = with_rejected(state, plan.rejected, decision.step)
+        nproc = None if plan.all_ranks else state.run.nproc if plan.nproc is None or not is_here else plan.nproc
+        gpus = state.attempt.gpus_now if plan.all_ranks and state.attempt.gpus_now else state.gpus
         state = replace(
             state,
-            gpus=with_excluded(state.gpus, plan, verdict.summary or "failed"),
-            run=replace(
-                global_batch.with_changes(state, plan),
-                nproc=state.run.nproc if plan.nproc is None or not is_here else plan.nproc,
-            ),
+            gpus=with_excluded(gpus, plan, verdict.summary or "failed"),
+            run=replace(global_batch.with_changes(state, plan), nproc=nproc),
         )
     alerts = _alerts(state, plan, verdict, count) if alerts_here(state, decision) else ()
     return state, (*_quarantined(state, out_of_use, decision), *alerts)
@@ -359,7 +361,7 @@ def past_failures(state: JobState) -> PastFailures:
     """Return the failures that still count, for a node that joins."""
     run = state.run
     counting = tuple(f for f in run.failures if not (f.progressed_since and f.passed_since))
-    return PastFailures(counting, run.failed, run.charged, run.recurrences, run.least_nodes, run.unworkable)
+    return PastFailures(counting, run.failed, run.charged, run.recurrences, run.least_nodes, run.unworkable, run.all_ranks)
 
 
 def _quarantined(state: JobState, out_of_use: dict[str, Gpu], decision: JobDecision) -> tuple[Action, ...]:

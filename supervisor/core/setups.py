@@ -2,17 +2,21 @@
 
 `Run.starts_with` is what the newest attempt ran with that made a step; until one did, what the run's first attempt ran with, which is the
 user's own command. strategies/own_change.py answers a failure before the first step of an attempt that differs from it. What its plan
-takes back is not tried again in this run, and neither is a smaller number of nodes than the one that it waits for.
+takes back is not tried again in this run, and neither are fewer nodes than it waits for, or fewer ranks than it gave back.
+
+A loader that says that another number of ranks saved proves it (`resized`): then it does not matter how many attempts lie between, what
+else failed in them, and whether it failed before the first step or at it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.core.model import Change, OwnChange, Setup
+from supervisor.classify.remedies import says_other_ranks
+from supervisor.core.model import Change, Launcher, OwnChange, Setup
 from supervisor.core.values import replace
 from supervisor.strategies.own_change import NAME
-from supervisor.strategies.situation import UNSET
+from supervisor.strategies.situation import BATCH_KNOBS, UNSET
 
 if TYPE_CHECKING:
     from supervisor.core.model import Plan, Verdict
@@ -52,9 +56,41 @@ def _back(state: JobState, before: dict[str, str], now: dict[str, str]) -> tuple
     return tuple(rows)
 
 
+def resized(state: JobState, verdict: Verdict) -> OwnChange | None:
+    """Return how the attempt's ranks differ from those that saved, if its loader says that they do, and this is not the user's doing.
+
+    How many saved: what the loader names, which may count ranks or replicas; else as many as trained last, else as the command has.
+    """
+    now = of(state)
+    known = _ranks_before(state, now)
+    if not says_other_ranks(verdict) or not now.ranks or (known.nodes, known.ranks) == (now.nodes, now.ranks):
+        return None
+    facts = dict(verdict.facts)
+    saved, current = (int(text) if (text := facts.get(name, "")).isdigit() else 0 for name in ("saved", "current"))
+    ranks = saved * now.ranks // current if current and now.ranks % current == 0 else known.ranks
+    nodes = -(-ranks * known.nodes // known.ranks)
+    back = _back(state, dict(known.overrides), dict(now.overrides))
+    changes = tuple(change for change in back if change.knob in BATCH_KNOBS)
+    return OwnChange(replace(known, ranks=ranks, nodes=nodes), now, trained=state.run.trained_in > 0, changes=changes)
+
+
+def _ranks_before(state: JobState, now: Setup) -> Setup:
+    """Return what ran before GPUs or nodes were taken from the run, or given back to it; `now` where none was."""
+    run, started = state.run, state.run.starts_with
+    trained = run.trained_in > 0 and 0 < started.attempt < now.attempt and started.ranks > 0
+    if trained and (started.nodes, started.ranks) != (now.nodes, now.ranks):
+        return started
+    if run.policy.launcher is Launcher.ELASTIC:
+        lacking = (run.command_nproc or len(state.gpus)) - run.nproc if run.nproc else 0
+    else:  # the command has a rank for each GPU that it sees
+        lacking = len(state.gpus) - len(state.attempt.visible_gpus) if state.attempt.visible_gpus else 0
+    nodes = max(run.policy.nodes, now.nodes)
+    return replace(now, overrides=started.overrides, nodes=nodes, ranks=(now.ranks + max(lacking, 0)) * nodes // now.nodes)
+
+
 def forgotten(run: Run) -> Run:
     """Return the run whose user changed what plans may change: what it starts with is to be seen again. Its program stays known."""
-    return replace(run, starts_with=Setup(program=run.starts_with.program), unworkable=(), least_nodes=0)
+    return replace(run, starts_with=Setup(program=run.starts_with.program), unworkable=(), least_nodes=0, all_ranks=False)
 
 
 def learned(run: Run, verdict: Verdict, plan: Plan) -> Run:
@@ -63,9 +99,11 @@ def learned(run: Run, verdict: Verdict, plan: Plan) -> Run:
     The same failure without a change shows that the change was not its cause: it may be tried again.
     """
     if plan.strategy == NAME:
-        taken_back = tuple((change.knob, change.old) for change in plan.changes)
+        # a batch that was shared anew among fewer ranks is not at fault
+        taken_back = () if plan.all_ranks else tuple((change.knob, change.old) for change in plan.changes)
         unworkable = (*run.unworkable, *((taken_back,) if taken_back else ()))
-        return replace(run, unworkable=unworkable, least_nodes=max(run.least_nodes, plan.least_nodes))
+        least_nodes = max(run.least_nodes, plan.least_nodes)
+        return replace(run, unworkable=unworkable, least_nodes=least_nodes, all_ranks=run.all_ranks or plan.all_ranks)
     if run.unworkable and any(f.rung == NAME and f.fingerprint == verdict.fingerprint for f in run.failures):
         return replace(run, unworkable=())
     return run

@@ -160,6 +160,7 @@ class Run(Struct, frozen=True):
     # values with which an attempt failed before its first step: never set together again
     unworkable: tuple[tuple[tuple[str, str], ...], ...] = ()
     least_nodes: int = 0  # fewer nodes do so too: an attempt waits for so many, 0: for as many as the command says
+    all_ranks: bool = False  # fewer ranks on a node do so too: no attempt begins without a GPU that it is to have
     requeued_after: int = 0  # the attempt before the newest requeue
     vain_requeues: int = 0  # in a row, each after starts in vain (strategies/guards.py) and without a step since
     # what the next attempt waits for
@@ -232,6 +233,7 @@ class Attempt(Struct, frozen=True):
     ended: bool = False
     over_t: float | None = None  # when it failed or ended
     evidence: tuple[Evidence, ...] | None = None
+    gpus_now: tuple[Gpu, ...] = ()  # this node's at its end, by the ledger as it is now; empty: none was out of use
     awaits_own_signal: bool = False  # a rank died of a signal that may be on its way to us too
     eviction: tuple[Finding, ...] = ()  # what ends it by health.evict_on
     last_save_search: bool = False  # the last step was made, and what was saved of it is looked for

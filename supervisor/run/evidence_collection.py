@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from supervisor.core.actions import CollectEvidence
-    from supervisor.core.model import Evidence, RankExit
+    from supervisor.core.model import Evidence, Gpu, RankExit
     from supervisor.guardian.messages import StreamTail, StreamTails
     from supervisor.job.job import Job
     from supervisor.observe.processes.launched_ranks import LaunchedRanks
@@ -80,6 +80,7 @@ class EvidenceCollection:
         watchers = self._watch.watchers
         self._watch.read_now()
         session, ranks = failed.session, failed.ranks
+        lacks_gpus = any(gpu.quarantined for gpu in self._loop.state.gpus)
 
         def work() -> None:
             failed.ranks_gone.wait(action.deadline_s)
@@ -91,7 +92,8 @@ class EvidenceCollection:
             path_faults = collect.together({"paths": lambda: self._factory.checkpoints.path_faults(action.attempt, evidence)}, ANSWER_S)
             evidence = collect.without_secrets((*evidence, *path_faults))
             beats = heartbeats.read(self._job.attempt_dir(action.attempt) / "heartbeat")
-            self._loop.call_soon(lambda: self._collected(action, failed, evidence, beats, watchers.rank_ends))
+            gpus = self._node.gpus_by_ledger() if lacks_gpus else ()
+            self._loop.call_soon(lambda: self._collected(action, failed, evidence, beats, watchers.rank_ends, gpus))
 
         self._threads.start("evidence", work, awaited=False)  # the core has a timer for it, and judges by the deaths then
 
@@ -125,13 +127,14 @@ class EvidenceCollection:
         current = self._loop.state.attempt
         return current if current.number == attempt.number else attempt
 
-    def _collected(
+    def _collected(  # noqa: PLR0913, PLR0917  all that was collected
         self,
         action: CollectEvidence,
         failed: FailedAttempt,
         evidence: list[Evidence],
         beats: tuple[RankHeartbeat, ...],
         started: LaunchedRanks | None,
+        gpus: tuple[Gpu, ...],
     ) -> None:
         attempt, session = self._as_it_ended(failed.state), failed.session
         deaths: tuple[RankExit, ...] = attempt.deaths
@@ -141,5 +144,6 @@ class EvidenceCollection:
         of_ranks = collect.exits(deaths, clock, grace_s, ends, pids, stopped_t=attempt.stopped_t)
         facts = reconciled((*of_ranks, *evidence, *of_launcher), deaths, beats, clock)
         self._reporter.evidence(action.incident, facts)
-        event = EvidenceCollected(self._loop.clock.now(), action.attempt, action.incident, collect.trimmed(facts), random.random())  # noqa: S311 (jitter, no secret)
+        jitter = random.random()  # noqa: S311 (no secret)
+        event = EvidenceCollected(self._loop.clock.now(), action.attempt, action.incident, collect.trimmed(facts), jitter, gpus)
         self._loop.feed(event)

@@ -218,6 +218,10 @@ class JobFactory:
         self._gpus = tuple(Gpu(gpu.index, gpu.uuid, gpu.pci) for gpu in visible_gpus.from_nvml(now, self._job.environ))
         return self._with_ledger()
 
+    def known_gpus(self) -> tuple[Gpu, ...]:
+        """Return the GPUs as they were last listed, with the ledger's entry on each as it is now. Raises OSError."""
+        return self._with_ledger()
+
     def release(self, now: Readings) -> tuple[QuarantinedGpu, ...]:
         """Put GPUs back into use that were reset since and are well (gpu_quarantine.is_well_again). Raises OSError."""
         boot = identity.this_process().boot_id

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from supervisor.core import actions as act
 from supervisor.core.events import GpusListed, HealthChanged, HealthChecked
 from supervisor.core.model import Launcher as LauncherKind
+from supervisor.core.values import replace
 from supervisor.job.identity import state_root
 from supervisor.launch import launchers
 from supervisor.node import rank_places
@@ -23,7 +24,7 @@ from supervisor.node.health_watch import HealthWatch, NodeHealth, shown
 from supervisor.node.node_environment import NodeEnvironment
 
 if TYPE_CHECKING:
-    from supervisor.core.model import Finding, RankInfo
+    from supervisor.core.model import Finding, Gpu, RankInfo
     from supervisor.job.job import Job
     from supervisor.report.reporter import Reporter
     from supervisor.run.factory import JobFactory
@@ -47,6 +48,7 @@ class NodeRequests:
         self.environment = NodeEnvironment(job, factory.torchrun.interpreter if factory.torchrun is not None else None)
         self._gpus_listed = False
         self._ledger_writes: list[threading.Event] = []  # one for each write to the ledger, set when it is done
+        self._of_this_run: dict[str, str] = {}  # GPUs that could not be written down, with the reason why they are out of use
         self._unwritten: queue.SimpleQueue[act.PrintMessage] = queue.SimpleQueue()  # writes that failed; printed on the loop's thread
 
     def check(self, action: act.CheckHealth) -> None:
@@ -146,6 +148,22 @@ class NodeRequests:
             if found:
                 self._loop.post(GpusListed(self._loop.clock.now(), found))
 
+    def gpus_by_ledger(self) -> tuple[Gpu, ...]:
+        """Return the GPUs of this node by the ledger as it is now, empty where it cannot be read. In the thread that collects evidence.
+
+        What was reset since and is well is put back into use, as at a start. A GPU that could not be written down stays out of use.
+        """
+        if not all(written.is_set() for written in self._ledger_writes):
+            return ()
+        try:
+            if self.health.has_gpus:
+                for entry in self._factory.release(self.health.last_readings()):
+                    self._loop.call_soon(lambda entry=entry: self._reporter.released(entry))  # type: ignore[misc] # (a bound loop variable)
+            found = self._factory.known_gpus()
+        except OSError:
+            return ()
+        return tuple(replace(gpu, quarantined=gpu.quarantined or self._of_this_run.get(gpu.uuid, "")) for gpu in found)
+
     def examine_shared_memory(self) -> None:
         """Print what is wrong with /dev/shm. With GPUs the check before each attempt reports it."""
         if self.health.has_gpus or not self._job.settings.health.enabled:
@@ -169,6 +187,7 @@ class NodeRequests:
                 if found:  # an empty list means that they could not be listed: the core then keeps the list it has
                     self._loop.post(GpusListed(self._loop.clock.now(), found))
             except OSError as error:
+                self._of_this_run[action.gpu.uuid] = action.reason
                 name = action.gpu.uuid or action.gpu.pci
                 text = f"GPU {name} is out of use for this run only: {self._factory.ledger.path} could not be written: {error}"
                 self._unwritten.put(act.PrintMessage("warning", text))

@@ -7,7 +7,6 @@ not charged; and what the same failure would meet next time, found by walking th
 
 from __future__ import annotations
 
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from supervisor.core.causes import CAUSE_TABLE, GUARDS, LAST, SUSPECTS
@@ -49,12 +48,12 @@ def summary(name: str) -> str:
 
 
 def ladder(cause: Cause, policy: Policy) -> tuple[str, ...]:
-    """Return the rungs for a cause. The rung of the user's row [recover.CAUSE], if there is one, stands behind the guards."""
+    """Return the rungs for a cause. The rung of the user's row [recover.CAUSE], if any, stands behind the guards and own_change."""
     rungs = LADDERS[cause]
     if not users_row.row_of(cause, policy):
         return rungs
-    guards_before = tuple(takewhile(lambda name: name in SUSPECTS, rungs))
-    return (*guards_before, users_row.NAME, *rungs[len(guards_before) :])
+    place = max((at for at, name in enumerate(rungs, 1) if name in SUSPECTS), default=0)
+    return (*rungs[:place], users_row.NAME, *rungs[place:])
 
 
 def propose(situation: Situation) -> Plan:

@@ -161,6 +161,8 @@ def _without_gpu(situation: Situation, strategy: str) -> Plan:
 def _for_own_launcher(situation: Situation, strategy: str, name: str, exclude: tuple[str, ...], left: int) -> Plan:
     """Return the plan for a command that chooses its ranks by itself."""
     policy = situation.policy
+    if situation.all_ranks:
+        return _stop(situation, strategy, name, exclude, _needs_all(situation, left))
     fits = replicas.whole(left, policy.replica_size)
     if not policy.gpus.minimum or not policy.restart.batch_drift or fits < max(policy.gpus.minimum, 1):
         why = f"the command chooses its number of ranks by itself, and {left} GPUs are left" + _of_replica(policy, left, fits)
@@ -179,8 +181,8 @@ def _for_own_launcher(situation: Situation, strategy: str, name: str, exclude: t
 def fewer_ranks(situation: Situation, left: int) -> FewerRanks | str:
     """Return how to go on with at most `left` GPUs, or why that may not be."""
     policy = situation.policy
-    if left < 1:
-        return "no other GPU is left on this node"
+    if left < 1 or situation.all_ranks:
+        return _needs_all(situation, left) if left > 0 else "no other GPU is left on this node"
     fits = replicas.on_node(left, situation.ranks, policy.replica_size)
     of_replica = _of_replica(policy, left, fits)
     if not fits:
@@ -206,6 +208,11 @@ def _of_replica(policy: Policy, left: int, fits: int) -> str:
     if fits == left:
         return ""
     return f", {fits or 'none'} of them in whole replicas of {policy.replica_size} ranks"
+
+
+def _needs_all(situation: Situation, left: int) -> str:
+    ranks = situation.world_size or situation.ranks
+    return f"{left} GPUs are left, and the program loads its checkpoints with {ranks} ranks only, as an attempt with fewer showed"
 
 
 def _shrunk_batch(situation: Situation, left: int) -> FewerRanks | str:

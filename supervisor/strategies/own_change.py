@@ -4,6 +4,9 @@ A batch that does not divide, an allocator that the program does not know, a che
 (deepspeedai/DeepSpeed#5405): each looks like an error of the program, and none is. So the change is taken back, or the node is waited for,
 and neither is tried again in this run. If the same failure comes without the change, it was not at fault, and the other rungs answer.
 
+Ranks are given back where the ledger has enough GPUs in use again. A loader that says that another number of ranks saved is believed in
+every attempt, before its first step and at it, also where the next ones rule out a suspicion. No checkpoint is rejected for its words.
+
 No change is suspected where ranks raced, where an attempt without it failed in the same way, where its plan answered this cause (the
 ladder goes on), and where the program is not the one that started. The ladders of the machine, the storage and a kill lack this rung.
 """
@@ -29,11 +32,15 @@ def own_change(situation: Situation) -> Plan | None:
 
     It stops where neither is possible: with 69 if this node has fewer GPUs, with 65 if there are more ranks than before.
     """
+    if situation.resized is not None:
+        return _other_ranks(situation, situation.resized, _loads_with(situation.resized))
     change = situation.own_change
     if change is None or situation.late_path or _is_known(situation, change):
         return None
     if change.before.ranks != change.now.ranks or change.before.nodes != change.now.nodes:
-        return _other_ranks(situation, change)
+        # what may pass, or is a read that fails, shows nothing about the number of ranks
+        is_told = _may_pass(situation) or reads_what_is_missing(situation)
+        return None if is_told else _other_ranks(situation, change, _suspected(situation, change))
     if change.changes:
         return _taken_back(situation, change) if _may_follow(situation, change.changes) else None
     if _may_pass(situation):
@@ -72,15 +79,10 @@ def _taken_back(situation: Situation, change: OwnChange) -> Plan:
     )
 
 
-def _other_ranks(situation: Situation, change: OwnChange) -> Plan | None:
-    """Return the plan where the number of ranks is another one. What may pass, or is a read that fails, shows nothing about it."""
+def _other_ranks(situation: Situation, change: OwnChange, why: str) -> Plan | None:
+    """Return the plan where another number of ranks is at fault; None where a scheduler gave fewer, and the loader says nothing."""
     before, now = change.before, change.now
-    if _may_pass(situation) or reads_what_is_missing(situation):
-        return None
     policy = situation.policy
-    of_nodes = now.nodes != before.nodes
-    first = _first(situation, change, f"with {_size(now, of_nodes=of_nodes)} instead of {_size(before, of_nodes=of_nodes)}")
-    why = f"{first}: the number of ranks is suspected, and not the program"
     if now.nodes < before.nodes <= policy.nodes and policy.launcher is Launcher.ELASTIC:
         return Plan(
             kind=PlanKind.RESTART,
@@ -93,9 +95,34 @@ def _other_ranks(situation: Situation, change: OwnChange) -> Plan | None:
     if now.ranks > before.ranks:
         nodes = f"--nnodes={before.nodes}" if before.nodes < now.nodes else f"{before.ranks} ranks"
         return _stop(65, why, f"start again with {nodes}, or have the program load what another number of ranks saved")
-    if now.nodes > 1 or any(gpu.quarantined for gpu in situation.gpus):
-        return _stop(69, why, f"use another node, where all {before.ranks} ranks have a GPU: they resume from the newest checkpoint")
+    gpus = situation.gpus_now or situation.gpus
+    if sum(not gpu.quarantined for gpu in gpus) >= before.ranks:
+        return Plan(
+            kind=PlanKind.RESTART,
+            reason=f"{why}; {before.ranks} GPUs are in use again: the next attempt has {before.ranks} ranks, and none of this run fewer",
+            next_rung="",
+            strategy=NAME,
+            changes=change.changes,
+            all_ranks=True,
+        )
+    out_of_use = tuple(gpu.uuid for gpu in gpus if gpu.quarantined)
+    if now.nodes > 1 or out_of_use or situation.resized is not None:
+        repaired = f"; or repair {' and '.join(out_of_use)}, then `{policy.clears} {out_of_use[0]}`" if out_of_use else ""
+        another = f"use {'nodes' if now.nodes > 1 else 'a node'} with {before.ranks} GPUs"
+        return _stop(69, why, f"{another}, where all {before.ranks} ranks resume from the newest checkpoint{repaired}")
     return None  # the scheduler gave it fewer, not supervise
+
+
+def _suspected(situation: Situation, change: OwnChange) -> str:
+    of_nodes = change.now.nodes != change.before.nodes
+    sizes = f"{_size(change.now, of_nodes=of_nodes)} instead of {_size(change.before, of_nodes=of_nodes)}"
+    return f"{_first(situation, change, f'with {sizes}')}: the number of ranks is suspected, and not the program"
+
+
+def _loads_with(change: OwnChange) -> str:
+    before, now = change.before.ranks, change.now.ranks
+    there = f"{now} are left here" if now < before else f"{now} are here"
+    return f"the program saved with {_size(change.before, of_nodes=False)} and loads with {before} only; {there}"
 
 
 def _size(setup: Setup, *, of_nodes: bool) -> str:
@@ -119,7 +146,7 @@ RUNGS = (
     Rung(
         NAME,
         own_change,
-        "failed before the first step, the first time with what supervise changed: take it back, or wait for the node; else 69 or 65",
+        "the first start with what supervise changed failed, or a loader says that other ranks saved: take it back; else 69 or 65",
         changes_job=True,
         harmless=True,
     ),

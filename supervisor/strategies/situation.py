@@ -76,7 +76,9 @@ class Situation(Struct, frozen=True):
     made no step. in_vain: the failures that another start answered, since that attempt and since the newest requeue; vain_requeues: how
     many requeues led to no step since that attempt. disputes: knobs of which a rank reports another value than it was started with. traced:
     the attempt recorded its collectives. own_change: what supervise, or the nodes that met, changed since an attempt that is known to
-    start, where this one made no step; None: nothing, or it did. unworkable: values of knobs with which no attempt starts. failed_gpus:
+    start, where this one made no step; None: nothing, or it did. resized: by how many ranks it differs from what saved, where its loader
+    says that it does. gpus_now: as `gpus`, by the ledger as it is now, of all nodes; empty: none was out of use. all_ranks: no rank is
+    given up any more. unworkable: values of knobs with which no attempt starts. failed_gpus:
     UUID and proof of each GPU that is proven to have failed by itself; gpu may be one of them. evidence: all that was collected, of which
     the verdict uses a part. ending: how the ranks left, and whether the training was over by then.
     """
@@ -116,6 +118,9 @@ class Situation(Struct, frozen=True):
     disputes: tuple[tuple[str, str, str], ...] = ()
     traced: bool = False
     own_change: OwnChange | None = None
+    resized: OwnChange | None = None
+    gpus_now: tuple[Gpu, ...] = ()
+    all_ranks: bool = False
     unworkable: tuple[tuple[tuple[str, str], ...], ...] = ()
     failed_gpus: tuple[tuple[str, str], ...] = ()
     evidence: tuple[Evidence, ...] = ()
@@ -208,6 +213,8 @@ class Situation(Struct, frozen=True):
             steps_back=self.steps_back + len(plan.rejected),
             traced=self.traced or plan.trace,
             own_change=None,
+            resized=None,
+            all_ranks=self.all_ranks or plan.all_ranks,
             resume=(good[-1] if good else None) if plan.rejected else self.resume,
         )
 
@@ -235,7 +242,7 @@ def option(name: str, likely: Iterable[tuple[str, str]]) -> str:
 
 def changes(plan: Plan) -> bool:
     """Whether a plan changes the training itself."""
-    return bool(plan.changes or plan.rejected or plan.exclude or plan.nproc is not None)
+    return bool(plan.changes or plan.rejected or plan.exclude or plan.nproc is not None or plan.all_ranks)
 
 
 def unworkable(situation: Situation, plan: Plan) -> str:

@@ -140,6 +140,16 @@ ROWS: list[tuple[str, Verdict, Verdict]] = [
         verdict(C.DDP_UNSYNCED, of("ddp_unsynced.collectives", C.DDP_UNSYNCED)),
         verdict(C.DDP_UNSYNCED, of("ddp_unsynced.nccl_size", C.DDP_UNSYNCED)),
     ),
+    (
+        "as many ranks as saved it: 8, and not 7",
+        verdict(C.CHECKPOINT_MISMATCH, of("checkpoint_mismatch.world_size", C.CHECKPOINT_MISMATCH), saved="8", current="7"),
+        verdict(C.CHECKPOINT_MISMATCH, of("checkpoint_mismatch.dcp", C.CHECKPOINT_MISMATCH), saved="[8]", current="[7]"),
+    ),
+    (
+        "as many ranks as saved it, or",
+        verdict(C.CHECKPOINT_MISMATCH, of("checkpoint_mismatch.world_size_data", C.CHECKPOINT_MISMATCH)),
+        verdict(C.CHECKPOINT_MISMATCH, of("checkpoint_mismatch.state_dict", C.CHECKPOINT_MISMATCH)),
+    ),
     ("call the same collectives", verdict(C.HANG_NO_ERROR, hang_kind="mismatch"), verdict(C.HANG_NO_ERROR)),
     ("what rank 1 did, at train.py:7", verdict(C.HANG_NO_ERROR, hang_ranks="1", hang_code="train.py:7"), verdict(C.HANG_NO_ERROR)),
     ("what rank 1 does at its exit, at train.py:7", verdict(C.EXIT_STUCK, hang_ranks="1", hang_code="train.py:7"), verdict(C.EXIT_STUCK)),

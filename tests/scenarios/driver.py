@@ -3,7 +3,8 @@
 A story (tests/scenarios/stories/*.toml) says what the world is: policy, ranks, GPUs, checkpoints that are there. Each row of `attempt` says
 how far that attempt came, how it failed, and what is expected of the decision. The driver is the shell around the core: it answers
 SelectCheckpoint with the newest checkpoint that is not to be avoided, and lets timers pass. `causes` plays the story for each of them:
-"@recurring" are all whose ladder has that step, "@infrastructure" all of that family. Those of `but` are left out.
+"@recurring" are all whose ladder has that step, "@infrastructure" all of that family. Those of `but` are left out. `still_out` are the GPUs
+that the ledger keeps out of use when the evidence of that attempt is collected.
 """
 
 from __future__ import annotations
@@ -100,9 +101,9 @@ class World:
         policy = policy_of(policies.changed(self.story.get("policy", {}), changed or {}))
         self.tell(events.SupervisorStarted(self.t, "run", policy, continues=continues, command_digest="command", last_alive_t=self.t))
 
-    def ranks(self) -> tuple[RankInfo, ...]:
-        """The ranks of this node, as many as the last plan left."""
-        count = self.state.run.nproc or self.story.get("ranks", 2)
+    def ranks(self, row: dict[str, Any]) -> tuple[RankInfo, ...]:
+        """The ranks of this node: as many as the row has, or the last plan left."""
+        count = row.get("ranks") or self.state.run.nproc or self.story.get("ranks", 2)
         return tuple(RankInfo(rank, rank, 100 + rank, 1) for rank in range(count))
 
     def play(self, row: dict[str, Any]) -> None:
@@ -115,7 +116,7 @@ class World:
         if "nproc" in row:
             self.tell(events.LauncherStarted(self.t, 77, None, 1, row["nproc"]))
         number = self.state.attempt.number
-        ranks = self.ranks()
+        ranks = self.ranks(row)
         world = len(ranks) + self.story.get("elsewhere", 0)
         self.t += 1.0
         self.tell(events.ProgramIdentified(self.t, number, (("script", row.get("script", "as written")),)))
@@ -148,7 +149,8 @@ class World:
         self.tell(events.RankExited(self.t, number, death))
         self.tell(events.AttemptEnded(self.t, number, "failed"))
         incident = self.state.run.incident.number if self.state.run.incident else 0
-        self.tell(events.EvidenceCollected(self.t, number, incident, self.evidence(row, rank), row.get("jitter", 0.5)))
+        now = gpus_of(self.story["gpus"], row["still_out"]) if "still_out" in row else ()
+        self.tell(events.EvidenceCollected(self.t, number, incident, self.evidence(row, rank), row.get("jitter", 0.5), now))
 
     def evidence(self, row: dict[str, Any], rank: int) -> tuple[Evidence, ...]:
         """What the observers found: a claim for the story's cause, and the culprit's heartbeat."""
@@ -235,7 +237,7 @@ def checked(world: World, row: dict[str, Any], where: str) -> None:
         "alerts": [alert.kind for alert in world.of(act.Alert)],
         "overrides": dict(begun[-1].overrides) if begun else {},
         "handed": list(begun[-1].gpus) if begun else [],
-        "begins_with": begun[-1].nproc if begun else None,
+        "begins_with": begun[-1].nproc or 0 if begun else None,
         "traced": begun[-1].trace if begun else None,
         "resume": begun[-1].resume.path if begun and begun[-1].resume else "",
         "charged": plan.charged,

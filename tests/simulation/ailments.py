@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 ALWAYS = 10**6
 GIB = 1 << 30
+#: Of the kinds of CHECKPOINT_MISMATCH (faults.py), the words that another number of ranks saved.
+SAYS_OTHER_RANKS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +177,7 @@ class BadGpu:
 
     def strike(self, trial: Trial, world: World, met: int) -> Strike | None:
         """Strike the rank that uses it."""
-        del world
-        if self.uuid not in trial.gpus:
+        if self.uuid not in trial.gpus or world.repaired:
             return None
         known = ("gpu_uuid", self.uuid) if self.names else None, ("xid", str(self.xid)) if self.xid else None
         facts = tuple(fact for fact in known if fact is not None)
@@ -198,6 +199,20 @@ class BadFile:
         if file is None or not file.breaks:
             return None
         return Strike(self.cause, -1, Phase.LOAD, 0, (met // 2) % self.kinds, self.sure)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundToRanks:
+    """A loader that refuses what another number of ranks saved: all that is there was saved by the ranks of the command."""
+
+    def strike(self, trial: Trial, world: World, met: int) -> Strike | None:
+        """Strike whoever loads with fewer."""
+        del met
+        saved = world.job.ranks + world.job.elsewhere
+        if not trial.path or trial.world == saved:
+            return None
+        facts = (("saved", str(saved)), ("current", str(trial.world)))
+        return Strike(Cause.CHECKPOINT_MISMATCH, -1, Phase.LOAD, kind=SAYS_OTHER_RANKS, facts=facts, remedy="all_ranks")
 
 
 @dataclass(frozen=True, slots=True)

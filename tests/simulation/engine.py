@@ -193,7 +193,7 @@ class Play:
             waited = self.state.stage is Stage.TEARDOWN and self.state.attempt.evidence is None and what.attempt == self.watch.attempt
             if waited:
                 self.watch.strike = self.strike if self.struck else None
-                self.watch.given(self.watch.strike)
+                self.watch.given(self.watch.strike, what.gpus or self.state.gpus)
         self.feed(what)
 
     def begin(self, action: act.BeginAttempt) -> None:
@@ -262,7 +262,8 @@ class Play:
             beat = () if blind else faults.heartbeat(strike, strike.at if job.sight == ABSOLUTE else None, made)
             found = faults.evidence(strike, self.t, beat)
         after = self.rng.uniform(0.01, action.deadline_s * 1.2)
-        answer = events.EvidenceCollected(self.t + after, action.attempt, action.incident, found, self.rng.random())
+        gpus = self.world.gpus() if any(gpu.quarantined for gpu in self.state.gpus) else ()
+        answer = events.EvidenceCollected(self.t + after, action.attempt, action.incident, found, self.rng.random(), gpus)
         self.later(after, answer)
         if self.chance(0.5):
             self.later(after + self.rng.uniform(0.0, 30.0), answer)
@@ -356,6 +357,11 @@ class Play:
         )
         self.later(after_s, started)
 
+    def repair(self, happening: Happening) -> None:
+        """A person puts all GPUs back into use, repaired or not: the ledger says so, and nobody tells the supervisor."""
+        self.world.quarantined.clear()
+        self.world.repaired = bool(happening.value)
+
     def crash(self, happening: Happening) -> None:
         """The supervisor dies, and its ranks with it."""
         del happening
@@ -447,6 +453,7 @@ DO: dict[type, Callable[..., None]] = {
 }
 HAPPENS: dict[str, Callable[..., None]] = {
     "crash": Play.crash,
+    "repair": Play.repair,
     "agent": Play.launcher_dies,
     "guardian": Play.launcher_dies,
     "signal": Play.signal,

@@ -127,6 +127,11 @@ _WRITTEN: Mapping[Cause, tuple[Kind, ...]] = {
     Cause.CHECKPOINT_MISMATCH: (
         Kind("checkpoint_mismatch.keys", "RuntimeError: Error(s) in loading state_dict for GPT: Missing key(s) in state_dict", 0.97),
         Kind("checkpoint_mismatch.groups", "ValueError: loaded state dict has a different number of parameter groups", 0.95),
+        Kind(
+            "checkpoint_mismatch.world_size",
+            "ZeRORuntimeException: The checkpoint being loaded used a DP world size of 8 but the current world size is 7",
+            0.95,
+        ),
     ),
     Cause.CHECKPOINT_LEFTOVER: (
         Kind(

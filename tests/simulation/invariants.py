@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from supervisor.core.actions import Action
     from supervisor.core.events import Event
+    from supervisor.core.model import Gpu
     from supervisor.core.state import JobState
 
 #: Plans that are made where no failure is judged.
@@ -82,6 +83,8 @@ class Watch:
     trial: Trial | None = None
     strike: Strike | None = None
     full: bool = False  # the evidence of the strike was given in time
+    fit: bool = False  # all GPUs were in use again when the evidence was given
+    all_ranks: bool = False  # no rank is given up any more
     resume: str = ""
     high: int | None = None
     records: list[Record] = field(default_factory=list)
@@ -133,9 +136,10 @@ class Watch:
         demand(surely or policy.on_hang == "restart", f"a hang that may end by itself was ended: {hang}")
         demand(policy.on_hang != "" or not self.job.gpus, "the default ended a hang where GPUs are visible")
 
-    def given(self, strike: Strike | None) -> None:
-        """Remember that the evidence reached the core while it was waited for."""
+    def given(self, strike: Strike | None, gpus: tuple[Gpu, ...]) -> None:
+        """Remember that the evidence reached the core while it was waited for, and whether all GPUs were in use again then."""
         self.full = strike is not None
+        self.fit = not any(gpu.quarantined for gpu in gpus)
 
     def enabled(self, name: str) -> Knob | None:
         """Return the knob that the user, or a program that was seen in a rank, lets a plan set."""
@@ -243,6 +247,7 @@ class Watch:
         self.blocked = frozenset()
         demand(action.gpus or not world.quarantined, "nothing keeps the GPUs in the ledger from being used")
         if action.nproc is not None:
+            demand(not self.all_ranks, "a rank was given up again, after the program had refused to load with fewer")
             demand(policy.gpus.minimum, "fewer ranks, and --min-gpus was not given")
             demand(action.nproc >= policy.gpus.minimum, f"{action.nproc} ranks are fewer than --min-gpus {policy.gpus.minimum}")
         self._resumes(action)
@@ -299,6 +304,7 @@ class Watch:
             self.verified.pop(path, None)
         self.steps_back += len(plan.rejected)
         self.traced = self.traced or plan.trace
+        self.all_ranks = self.all_ranks or plan.all_ranks
         self.drift_reported = self.drift_reported or any("drift" in line or "global batch shrinks" in line for line in plan.notes)
 
     def _within_budget(self) -> None:

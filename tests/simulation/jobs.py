@@ -16,6 +16,7 @@ from tests.simulation.ailments import (
     ALWAYS,
     BadFile,
     BadGpu,
+    BoundToRanks,
     Early,
     Hunger,
     Outage,
@@ -63,6 +64,7 @@ class Draft:
         spare = rng.choice((0, 0, 1, 2))
         count = 0 if self.odds(0.1) else self.ranks + spare
         self.gpus = tuple(Gpu(i, f"GPU-{i}", f"0000:{i + 16:02x}:00.0") for i in range(count))
+        self.happens: tuple[Happening, ...] = ()  # beside what is drawn
         self.declared = self.odds(0.85)
         self.job: dict[str, Any] = {
             "micro": rng.choice(MICRO),
@@ -188,7 +190,7 @@ class Draft:
         """Return the job."""
         if "knobs" not in self.policy:
             self.knobs()
-        happenings = self.happenings()
+        happenings = (*self.happenings(), *self.happens)
         if self.job["total"] % 14 == 0 and self.cause not in FROM_OUTSIDE | {Cause.NONE}:  # no draw: the other jobs stay as they are
             self.policy["recover"] = ((self.cause.value, ((OF_ROWS, "careful"),)),)
         policy = policy_from(self.policy)
@@ -294,6 +296,19 @@ def _bad_file(d: Draft) -> tuple[Ailment, ...]:
     return (BadFile(d.cause, sure=d.sure(0.8), kinds=d.rng.choice((1, 2))),)
 
 
+def _bound_to_ranks(d: Draft) -> tuple[Ailment, ...]:
+    """A GPU fails, its rank is given up, and the loader refuses; in most jobs somebody puts the GPU back into use in between."""
+    d.several()
+    d.elsewhere = 0
+    d.gpus = tuple(Gpu(i, f"GPU-{i}") for i in range(d.ranks))
+    d.files(count=d.rng.randrange(1, 4))
+    d.policy |= {"nodes": 1, "gpus": {"minimum": 1}, "restart": {"batch_drift": True}, "max_restarts": None}
+    d.knobs(batch=d.odds(0.5))
+    bad = d.rng.choice(d.gpus).uuid
+    d.happens = tuple(Happening(attempt, 1.0, "repair", d.rng.randrange(2)) for attempt in (2, 3) if d.odds(0.6))
+    return (BadGpu(Cause.GPU_LOST, bad, d.rng.randrange(10, 120)), BoundToRanks())
+
+
 def _race(d: Draft) -> tuple[Ailment, ...]:
     d.files(bad=0, count=d.rng.randrange(1, 4))
     d.job["total"] += d.job["total"] % 14 == 0  # no row of the user's, which would answer first
@@ -376,6 +391,7 @@ OF_CAUSE: dict[Cause, tuple[Theme, ...]] = {
     **dict.fromkeys(_NATIVE, (_bad_gpu, _several_gpus, _bad_file, _bad_file, _bad_file, *(_recurs,) * 3)),
     Cause.HANG_NO_ERROR: (_bad_file, _bad_file, _bad_file, _recurs),
     Cause.CHECKPOINT_CORRUPT: (_bad_file, _bad_file, _bad_file, _recurs, _race),
+    Cause.CHECKPOINT_MISMATCH: (_bound_to_ranks, _bound_to_ranks, _bound_to_ranks),
     **dict.fromkeys(_STORAGE, (_outage, _outage, _early_mixed)),
     **dict.fromkeys(_NETWORK, (_outage, _early_mixed, _early_mixed)),
     Cause.USER_CODE: (_answers, _answers, _away, _away),

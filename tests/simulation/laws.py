@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     Law = Callable[["Record", Past, Watch], str]
 
 GUARDS = frozenset({"within_cap", "recurring"})
-#: The rung of [recover.CAUSE], which stands before those of the cause.
+#: The rungs of [recover.CAUSE] and for what supervise changed, which stand before those of the cause.
 USERS_ROW = "users_row"
 OWN_CHANGE = "own_change"
-FIRST = GUARDS | {USERS_ROW}
+FIRST = GUARDS | {USERS_ROW, OWN_CHANGE}
 #: What leaves the training as it is: by what is set, the rung that --set network.allow=must name for it.
 HARMLESS = {
     "env:NCCL_SOCKET_IFNAME": "interface",
@@ -83,7 +83,7 @@ class Record:
     def changed(self) -> bool:
         """Whether the plan changes the job."""
         plan = self.plan
-        return bool(plan.changes or plan.rejected or plan.exclude or plan.nproc is not None)
+        return bool(plan.changes or plan.rejected or plan.exclude or plan.nproc is not None or plan.all_ranks)
 
     @property
     def stops(self) -> bool:
@@ -176,7 +176,7 @@ def users_row(record: Record, past: Past, books: Watch) -> str:
         sets = tuple((change.knob, change.new) for change in plan.changes)
         return "" if sets == row and not used else f"{sets} set, and the user's row of {cause} is {row}{' and was used' * used}"
     left = row and not used and not all(books.overrides.get(name) == value for name, value in row)
-    return "the user's row is not taken" if left and plan.strategy not in {*GUARDS, "stop"} else ""
+    return "the user's row is not taken" if left and plan.strategy not in {*GUARDS, OWN_CHANGE, "stop"} else ""
 
 
 def permitted(record: Record, _past: Past, books: Watch) -> str:
@@ -186,6 +186,17 @@ def permitted(record: Record, _past: Past, books: Watch) -> str:
     loose = [c.knob for c in record.plan.changes if HARMLESS.get(c.knob) and HARMLESS[c.knob] not in policy.network.allow]
     loose += [c.knob for c in record.plan.changes if c.knob in theirs]
     return f"{loose} set, and the user did not permit that" if loose else ""
+
+
+def other_ranks(record: Record, _past: Past, books: Watch) -> str:
+    """Where a loader says that another number of ranks saved, they come back with their GPUs, or the run ends; no file is blamed."""
+    plan, strike = record.plan, record.strike
+    if plan.strategy in {*GUARDS, "stop"} or strike is None or strike.remedy != "all_ranks":
+        return ""
+    if plan.strategy != OWN_CHANGE or plan.rejected:
+        return "a loader's words about the ranks are not answered as such"
+    answered = plan.all_ranks if books.fit else record.stops and plan.exit_code == ExitCode.BAD_NODE
+    return "" if answered else f"the GPUs are {'in use again' if books.fit else 'still out of use'}, and nothing follows from it"
 
 
 def recurring(record: Record, past: Past, books: Watch) -> str:
@@ -585,7 +596,7 @@ def does_not_fit(record: Record, past: Past, books: Watch) -> str:
     return "what does not fit is started again" if (certain or met) and not record.stops else ""
 
 
-ALWAYS: tuple[Law, ...] = (caps, consent, users_row, permitted, recurring)
+ALWAYS: tuple[Law, ...] = (caps, consent, users_row, permitted, other_ranks, recurring)
 _PROGRAM: tuple[Law, ...] = (own_code, stepless, same_place)
 _MEMORY: tuple[Law, ...] = (workers_halved, exhausted, same_place)
 _NATIVE: tuple[Law, ...] = (steps_back, same_gpu, same_place)

@@ -134,6 +134,7 @@ class World:
     t: float = 0.0
     done: bool = False
     vanished: bool = False
+    repaired: bool = False  # its bad GPUs fail no more
     ill: dict[str, Finding] = field(default_factory=dict)  # by subject
 
     def sicken(self, how: str, number: int) -> Finding:

@@ -20,6 +20,8 @@ OOM = situation(Cause.CUDA_OOM, verdict=SURE, policy=POLICY, knobs=KNOBS, world_
 
 
 def test_it_stands_behind_the_guards() -> None:
+    mismatch = ladder(Cause.CHECKPOINT_MISMATCH, Policy(recover=(("checkpoint_mismatch", ROW),)))
+    assert mismatch.index("users_row") == mismatch.index("own_change") + 1, "it has two steps before the guards"
     assert ladder(Cause.CUDA_OOM, POLICY) == (*SUSPECTS, "users_row", *LADDERS[Cause.CUDA_OOM][len(SUSPECTS) :])
     assert ladder(Cause.HOST_OOM, POLICY) == LADDERS[Cause.HOST_OOM]
 

@@ -30,6 +30,14 @@ def whole(path: str | Path) -> int | None:
     return int(found) if _WHOLE.fullmatch(found) else None
 
 
+def link_name(path: str | Path) -> str:
+    """Return the name of what a symbolic link leads to, as /sys links a device's driver; "" where there is none."""
+    try:
+        return Path(path).readlink().name
+    except OSError:
+        return ""
+
+
 def listed(path: str | Path) -> list[str]:
     """Return the sorted names in a directory. Raises OSError."""
     return sorted(os.listdir(path))  # noqa: PTH208 -- names are what is wanted

@@ -158,6 +158,8 @@ def test_a_flag_behind_run_wins_over_the_same_before_it(started: list[tuple[Sett
             "unexpected extra argument (train)\nsupervise: A job is named with --job, as in `supervise status --job NAME`.",
         ),
         (["torchrun", "train.py"], "no such command: torchrun\nsupervise: Write `supervise -- torchrun …`"),
+        (["accelerate", "launch", "train.py"], "no such command: accelerate\nsupervise: Write `supervise -- accelerate …`"),
+        (["nccl"], "Did you mean `supervise print nccl`?"),
         (["config", "shw"], "Did you mean `supervise config show`?"),
         (["config"], "missing command"),
         (["run", "train.py"], "unexpected extra argument (train.py)\nsupervise: Write the job's command behind `--`"),

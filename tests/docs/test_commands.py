@@ -33,6 +33,7 @@ READING = {
     "supervise ls": "ended with 0",
     "supervise stop": "no job runs here",
     "supervise config show": "--resume {resume}",
+    "supervise print torchrun -- python train.py": "exec supervise -- torchrun --standalone --nproc-per-node=",
 }
 DEMO = "tests/examples/test_demo.py::test_the_demo_recovers_from_a_killed_rank_and_a_torn_checkpoint_within_90_s"
 SERVED = "test_the_list_and_a_job_are_served_with_the_headers_of_a_page_that_nobody_may_frame_or_extend"

@@ -6,6 +6,7 @@ YAML is a superset of JSON: every text that comes from outside is written as JSO
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import sys
@@ -16,7 +17,9 @@ import click
 from supervisor.cli import stdio
 from supervisor.cli.invocation import BEFORE_CMD, JOB, Invocation, setting_options
 from supervisor.cli.printing.job_words import option_words, over_nodes
+from supervisor.cli.printing.node_facts import node_facts
 from supervisor.errors import ExitCode, SuperviseError
+from supervisor.node.health_watch import has_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -142,6 +145,8 @@ def print_command(invocation: Invocation, *, image: str, nodes: int, gpus: int, 
     address, _, port = given.get("metrics.listen", "").rpartition(":")
     reached = port if address else ""  # a port alone is on the pod's loopback interface
     made = manifest(name, words, invocation.command, image=image, nodes=nodes, gpus=gpus, grace_s=pod_grace_s, metrics_port=reached)
+    if not gpus and has_gpus(os.environ) and (here := node_facts(os.environ).gpus):
+        stdio.say(f"the pods ask for no GPU, and this node has {here}: --gpus {here} asks for as many")
     stdio.write(sys.stdout, made)
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from typing import TYPE_CHECKING, Final
@@ -11,13 +12,17 @@ import click
 from supervisor.cli import stdio
 from supervisor.cli.invocation import BEFORE_CMD, JOB, Invocation, setting_options
 from supervisor.cli.printing.job_words import option_words, refuse_standalone
+from supervisor.cli.printing.node_facts import node_facts
 from supervisor.errors import ExitCode, SuperviseError
+from supervisor.node.health_watch import has_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 #: For scontrol in the script, where nothing else brings the job back. A controller that is down makes it wait for minutes.
 _LIMIT_S: Final = 60.0
+#: Directives that ask for GPUs.
+_GPU_DIRECTIVES: Final = frozenset({"gpus", "gpus-per-node", "gpus-per-task", "gres"})
 #: What each line of the script is for.
 _DIRECTIVES: Final = (
     ("nodes", "{nodes}", ""),
@@ -70,8 +75,25 @@ def print_command(invocation: Invocation, *, nodes: int, notice_s: int, sbatch: 
         hint = "Write it behind `--`, as in `supervise print slurm --nodes 2 -- torchrun train.py`."
         raise SuperviseError("no command given", hint=hint, exit_code=ExitCode.USAGE)
     words = option_words(invocation)
-    stdio.write(sys.stdout, script(words, invocation.command, nodes=nodes, notice_s=notice_s, sbatch=sbatch))
+    text = script(words, invocation.command, nodes=nodes, notice_s=notice_s, sbatch=sbatch)
+    directives, rest = text.split("\n\n", 1)
+    stdio.write(sys.stdout, "\n".join((directives, *suggested(sbatch), "", rest)))
     return 0
+
+
+def suggested(sbatch: Sequence[str]) -> list[str]:
+    """Return lines that ask for what this node has, as comments: the job's nodes may be others. None where no GPU is visible here."""
+    names = {text.removeprefix("--").partition("=")[0] for text in sbatch}
+    if names & _GPU_DIRECTIVES or not has_gpus(os.environ):
+        return []
+    facts = node_facts(os.environ)
+    if not facts.gpus:
+        return []
+    values = {"gpus-per-node": facts.gpus, "cpus-per-task": facts.cores}
+    return [
+        f"# This node has {facts.gpus} {facts.gpu_name}. Where the nodes of the job are like it, take one # away:",
+        *(f"##SBATCH --{name}={value}" for name, value in values.items() if value is not None and name not in names),
+    ]
 
 
 def script(options: Sequence[str], command: Sequence[str], *, nodes: int, notice_s: int, sbatch: Sequence[str] = ()) -> str:

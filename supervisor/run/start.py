@@ -6,6 +6,7 @@ is imported which comes before the agent: the rest is imported while the agent i
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import secrets
@@ -24,7 +25,7 @@ from supervisor.run import lock
 from supervisor.run.threads import attempted, reported_wait
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from supervisor.classify.logs.rows import Problem
@@ -70,7 +71,7 @@ def run(settings: Settings, command: Sequence[str], *, takeover: bool = False) -
         for problem in problems:
             terminal.message(str(problem), "warning")
 
-        _require_allowed(settings, identity.state_root(state), node)
+        require_allowed_nodes(settings, identity.state_root(state), node, command, environ)
 
         def watches(text: str) -> None:  # from here on it waits for another supervisor, and not for the disk
             over()
@@ -104,22 +105,40 @@ def run(settings: Settings, command: Sequence[str], *, takeover: bool = False) -
         attempted(held.release, CLOSE_DEADLINE_S)  # else the next start finds that its holder is gone
 
 
-def _require_allowed(settings: Settings, root: Path, node: str) -> None:
-    """Raise SuperviseError (69) where a person has excluded this node."""
-    if not identity.node_ledger(root, node).exists():
-        return
-    from supervisor.node.gpu_quarantine import GpuQuarantine  # noqa: PLC0415  the agent waits for each import here
+def require_allowed_nodes(settings: Settings, root: Path, node: str, command: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Raise SuperviseError (69) where this node is excluded, or so many of this step of Slurm that the job cannot begin.
 
-    try:
-        node_exclusion = GpuQuarantine(root, node).exclusion()
-    except OSError:  # a ledger that cannot be read takes nothing out of use
+    Then all nodes of the step end so, and the job may come back on others: else the fit ones would wait for the excluded ones.
+    """
+    if not identity.node_ledger(root, node).parent.exists():
         return
-    if node_exclusion is not None:
-        since = minute_text(node_exclusion.t)
-        hint = f"`{settings.allow_node_command(node)}` allows it again; `sbatch --exclude={node.partition('.')[0]}` begins elsewhere."
-        raise SuperviseError(
-            f"this node is excluded since {since}: {node}: {node_exclusion.reason}", hint=hint, exit_code=ExitCode.BAD_NODE
-        )
+    from supervisor.node.gpu_quarantine import ledgers  # noqa: PLC0415  the agent waits for each import here
+
+    step = slurm.step_of(environ)
+    beside = frozenset(name.partition(".")[0] for name in step.nodes) if step is not None and step.size > 1 else frozenset[str]()
+    exclusions = []
+    for ledger in ledgers(root):
+        if ledger.node == node or ledger.node.partition(".")[0] in beside:
+            with contextlib.suppress(OSError):  # a ledger that cannot be read takes nothing out of use
+                exclusions += [node_exclusion] if (node_exclusion := ledger.exclusion()) is not None else []
+    own = next((node_exclusion for node_exclusion in exclusions if node_exclusion.node == node), None)
+    if own is not None:
+        found, whose = own, "this node"
+    elif step is not None and exclusions and step.size - len(exclusions) < _least_nodes(command, environ, step):
+        found, whose = exclusions[0], "a node that the job cannot begin without"
+    else:
+        return
+    hint = (
+        f"`{settings.allow_node_command(found.node)}` allows it again; `sbatch --exclude={found.node.partition('.')[0]}` begins elsewhere."
+    )
+    text = f"{whose} is excluded since {minute_text(found.t)}: {found.node}: {found.reason}"
+    raise SuperviseError(text, hint=hint, exit_code=ExitCode.BAD_NODE)
+
+
+def _least_nodes(command: Sequence[str], environ: Mapping[str, str], step: slurm.SlurmStep) -> int:
+    """Return with how many nodes of the step a job may begin. environ: completed for torchrun."""
+    launcher = torchrun.recognise(command, path=environ.get("PATH"))
+    return step.size if launcher is None else torchrun.least_nodes(launcher, environ)
 
 
 def _the_rest() -> type[JobRun]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import subprocess
@@ -18,6 +19,7 @@ from supervisor.core.values import replace
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu
+from supervisor.run import start
 from tests.cli.jobs.conftest import Written
 from tests.cli.jobs.several import JobOfNodes
 from tests.e2e.conftest import clean_environment
@@ -131,6 +133,33 @@ def test_no_job_begins_on_an_excluded_node_and_the_line_says_why_and_what_allows
     assert not list((tmp_path / ".supervise").glob("*/nodes/*/journal.jsonl")), "nothing began"
     assert supervise("nodes", "allow", HERE).returncode == 0
     assert supervise("--", "true").returncode == 0
+
+
+STEP = {"SLURM_JOB_ID": "7100", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "3", "SLURM_STEP_NODELIST": "n[1-3]"}
+
+
+@pytest.mark.parametrize(
+    ("excluded", "nnodes", "environ", "refused"),
+    [
+        (["n2"], "3", STEP, "a node that the job cannot begin without is excluded since .*: n2: its disk fails"),
+        (["n2"], "2:3", STEP, None),
+        (["n2", "n3.cluster"], "2:3", STEP, "cannot begin without"),
+        (["n9"], "3", STEP, None),
+        (["n2"], "", STEP, "cannot begin without"),  # no torchrun: each node is a part of it
+        (["n2"], "3", {}, None),
+        (["n1"], "1:3", STEP, "this node is excluded"),
+        (["n2", "n1"], "3", STEP, "this node is excluded"),
+    ],
+)
+def test_all_nodes_of_a_step_end_at_once_where_too_few_of_them_are_fit(
+    settings: Settings, excluded: list[str], nnodes: str, environ: dict[str, str], refused: str | None
+) -> None:
+    for node in excluded:
+        nodes.exclude(settings, node, "its disk fails")
+    command = ["python", "-m", "torch.distributed.run", f"--nnodes={nnodes}", "train.py"] if nnodes else ["python", "train.py"]
+    with contextlib.nullcontext() if refused is None else pytest.raises(SuperviseError, match=refused) as caught:
+        start.require_allowed_nodes(settings, Path(settings.job.state_dir), "n1", command, environ)
+    assert caught is None or caught.value.exit_code == ExitCode.BAD_NODE
 
 
 @pytest.mark.process

@@ -69,6 +69,20 @@ def test_a_node_that_is_unfit_for_one_task_of_an_array_is_used_by_none(slurm: Sl
     assert steps(tmp_path / f"task-{task}") == 200
 
 
+@on_nodes([3])
+def test_a_job_of_two_nodes_that_gets_an_excluded_one_leaves_it_at_once_and_trains_on_others(slurm: SlurmCluster, tmp_path: Path) -> None:
+    slurm.run("supervise", "nodes", "exclude", "node-1", "--state-dir", "state", cwd=tmp_path)
+    train = ["torchrun", "--nproc-per-node=1", JOB, "--steps", "100"]
+    text = printed(tmp_path, "--nodes", "2", *WHOLE, *OPTIONS, "--", *train)
+    number = slurm.submit(on_its_node(slurm, tmp_path, text), tmp_path)  # Slurm begins with the first two
+    wait_for(lambda: slurm.job(number)["ExcNodeList"] == "node-1", "the requeue", 120)
+    assert output(tmp_path, number).count("node that the job cannot begin without is excluded since") == 1
+    slurm.wait_for_state(number, "PENDING")
+    slurm.run("scontrol", "update", f"jobid={number}", "StartTime=now")
+    assert slurm.wait_for_state(number, "COMPLETED", 180)["NodeList"] == "node-[0,2]"
+    assert exit_codes(tmp_path) == [[0], [], [0]]
+
+
 @pytest.mark.parametrize("backend", ["c10d", "static"])
 @on_nodes([3])
 def test_a_step_over_two_components_of_a_job_is_one_training_that_comes_back_whole(
@@ -90,7 +104,7 @@ def test_a_step_over_two_components_of_a_job_is_one_training_that_comes_back_who
     wait_for(lambda: f"job {number} is requeued without node-2" in output(tmp_path, number), "the requeue", 120)
     records = slurm.run("scontrol", "-o", "show", "job", number).splitlines()
     assert [re.findall(r"Restarts=(\d)|ExcNodeList=(\S+)", record) for record in records] == [
-        [("1", ""), ("", f"node-[{other},2]")] for other in (0, 1)
+        [("1", ""), ("", f"node-{other},node-2")] for other in (0, 1)
     ]
     slurm.run("scontrol", "update", f"jobid={number}", "StartTime=now")
     slurm.wait_for_state(number, "COMPLETED", 240)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from page_tables import replace_table
 
 from supervisor.knobs.bindings import NAMES
-from supervisor.knobs.programs import programs
+from supervisor.knobs.programs import layouts, programs
 
 if TYPE_CHECKING:
     from supervisor.knobs.programs import KnobRow, Program, ResumeRow
@@ -38,6 +38,18 @@ def table() -> str:
         + (f" Not enabled with {', '.join(f'`{word}`' for word in program.blocks)}." if program.blocks else "")
         for program in programs()
     ]
+    return "\n".join([*lines, "", *sources])
+
+
+def layout_table() -> str:
+    """Return the table of the flags whose numbers multiply to the ranks of one copy of the model."""
+    lines = ["| program | recognised by | factors of a replica |", "|---|---|---|"]
+    for program in (*programs(), *layouts()):
+        factors = [f"`{names[0]}`" for names in program.model_parallel]
+        factors += [f"`tensor_parallel.autotp_size`, `sequence_parallel_size` in the file of `{flag}`" for flag in program.deepspeed]
+        if factors:
+            lines.append(f"| {program.title} | {_identity(program)} | {' × '.join(factors)} |")  # noqa: RUF001  the sign
+    sources = [f"- **{program.title}**: {program.source}; checked {program.checked}." for program in layouts()]
     return "\n".join([*lines, "", *sources])
 
 
@@ -83,7 +95,9 @@ def _identity(program: Program) -> str:
 def main() -> int:
     """Write the page, or check it."""
     page = PAGE.read_text(encoding="utf-8")
-    wanted = replace_table(PAGE, replace_table(PAGE, page, "programs", table()), "resume", resume_table())
+    wanted = page
+    for name, text in (("programs", table()), ("layouts", layout_table()), ("resume", resume_table())):
+        wanted = replace_table(PAGE, wanted, name, text)
     if "--check" in sys.argv[1:]:
         return int(wanted != page)
     PAGE.write_text(wanted, encoding="utf-8")

@@ -50,10 +50,14 @@ MORE = {
     "bundle": "bundle.md",
     "nodes gpus": "#gpus-out-of-use",
     "nodes ls": "nodes.md",
-    "slurm print": "slurm.md",
+    "print nccl": "clusters.md#files-that-fit-a-node",
+    "print accelerate": "clusters.md#files-that-fit-a-node",
+    "print torchrun": "clusters.md#files-that-fit-a-node",
+    "print slurm": "slurm.md",
+    "print kubernetes": "kubernetes.md",
+    "print systemd": "systemd.md",
     "slurm exit-code": "slurm.md#what-is-in-it-and-why",
     "slurm requeue": "nodes.md#on-slurm",
-    "kubernetes print": "kubernetes.md",
 }
 
 

@@ -81,7 +81,7 @@ def latest(directory: str) -> Selection:
 
 def judged(path: str, reading: ReadOptions = _PLAIN) -> Verification:
     """Verify a path for people."""
-    return concluded(verify(path, throttle=reading.throttle, interrupted=reading.interrupted))
+    return concluded(verify(path, reading=reading))
 
 
 def concluded(verification: Verification) -> Verification:

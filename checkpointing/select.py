@@ -124,17 +124,13 @@ def glance(
     if known is None:
         path, is_own, reading = candidate.path, own(candidate.path), ReadOptions(interrupted=interrupted)
         if watch is None:
-            known = verify(path, bulk=False, interrupted=interrupted, own=is_own)
+            known = verify(path, bulk=False, reading=reading, own=is_own)
         else:
             known = watch.read(
-                path, lambda how: _verified(path, how, bulk=False, own=is_own), device=candidate.identity.dev, reading=reading
+                path, lambda how: verify(path, bulk=False, reading=how, own=is_own), device=candidate.identity.dev, reading=reading
             )
         cache.put(known)
     return known
-
-
-def _verified(path: str, how: ReadOptions, *, bulk: bool, own: bool) -> Verification:
-    return verify(path, bulk=bulk, throttle=how.throttle, drop_cache=how.drop_cache, interrupted=how.interrupted, own=own)
 
 
 def newest(  # noqa: PLR0913 -- each is a thing that a caller or a test replaces by itself
@@ -465,7 +461,7 @@ class _CandidateReader:
 
     def _verify(self, path: str, identity: Identity, why: str) -> Verification:
         own = self.own(path)
-        return self._followed(path, identity, lambda how: _verified(path, how, bulk=True, own=own), why)
+        return self._followed(path, identity, lambda how: verify(path, reading=how, own=own), why)
 
     def _followed(self, path: str, identity: Identity, work: Callable[[ReadOptions], Verification], why: str) -> Verification:
         reading = ReadOptions(self.throttle, interrupted=self.interrupted)
@@ -483,7 +479,7 @@ class _CandidateReader:
     def _believed(self, known: Verification) -> Verification:
         """Take what was verified before, if directory and metadata of the file are still good: the bulk is not read."""
         own = self.own(known.path)
-        directory = self._followed(known.path, known.identity, lambda how: _verified(known.path, how, bulk=False, own=own), "")
+        directory = self._followed(known.path, known.identity, lambda how: verify(known.path, bulk=False, reading=how, own=own), "")
         if directory.identity != known.identity or directory.verdict not in (Verdict.VERIFIED, Verdict.UNVERIFIABLE):
             return directory
         self.cache.put(known)

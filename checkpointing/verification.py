@@ -11,16 +11,13 @@ import os
 import stat
 import threading
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from checkpointing import markers, step_names
 from checkpointing.formats import Examination, examine_file, examine_part, tree_format_of
-from checkpointing.io.reader import FileReader, Interrupted, NotRegular, Short, Throttle, never
+from checkpointing.io.reader import Interrupted, NotRegular, Short
 from checkpointing.io.tree import ReadOptions, Tree
 from checkpointing.model import Identity, Verdict, Verification, note_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _MOST_CACHED: Final = 4096
 _LASTING: Final = (Verdict.VERIFIED, Verdict.BAD, Verdict.INCOMPLETE, Verdict.DANGEROUS, Verdict.UNVERIFIABLE, Verdict.FOREIGN)
@@ -30,13 +27,11 @@ _INDEX: Final = (".safetensors.index.json", ".bin.index.json")
 _CHANGED: Final = "it changed while it was read"
 
 
-def verify(  # noqa: PLR0913 -- each is a choice of its own
+def verify(
     path: str,
     *,
     bulk: bool = True,
-    throttle: Throttle | None = None,
-    drop_cache: bool = False,
-    interrupted: Callable[[], bool] = never,
+    reading: ReadOptions = ReadOptions(),  # noqa: B008 -- a frozen value
     own: bool = False,
 ) -> Verification:
     """Return whether `path` is a whole checkpoint, and which step it holds.
@@ -47,10 +42,10 @@ def verify(  # noqa: PLR0913 -- each is a choice of its own
     in any other file they are DANGEROUS.
 
     Without `bulk` only directory and metadata are read, and VERIFIED has the level "directory": enough for the step, not to resume
-    from. `interrupted` is asked before each MiB; once it answers True, the verdict is UNKNOWN.
+    from. Once `reading` is interrupted, the verdict is UNKNOWN.
     """
     marked = markers.unfinished(path)
-    examination = _verify(path, ReadOptions(throttle, drop_cache, interrupted), bulk=bulk and not marked, own=own)
+    examination = _verify(path, reading, bulk=bulk and not marked, own=own)
     if not marked or examination.verdict not in (Verdict.VERIFIED, Verdict.UNVERIFIABLE, Verdict.INCOMPLETE):
         return examination
     reasons = tuple(dict.fromkeys(why for why in (marked, *examination.reasons) if why))
@@ -59,7 +54,7 @@ def verify(  # noqa: PLR0913 -- each is a choice of its own
 
 def _verify(path: str, reading: ReadOptions, *, bulk: bool, own: bool) -> Verification:  # noqa: PLR0911 -- each is another answer
     try:
-        source = FileReader(path, throttle=reading.throttle, drop_cache=reading.drop_cache, interrupted=reading.interrupted)
+        source = reading.open(path)
     except NotRegular as error:
         if error.what == "a directory":
             return _verify_tree(path, reading, bulk=bulk, own=own)

@@ -59,6 +59,7 @@ CHECK_MODULES: Final = (
     "host.system",
     "storage",
     "network.infiniband",
+    "network.gids",
     "network.ethernet",
     "network.peers",
     "environment",

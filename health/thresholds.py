@@ -65,9 +65,11 @@ class Thresholds:
     #: /dev/shm: below it NCCL's and loaders' segments do not fit (Docker's default is 64 MiB; NVIDIA's container guide asks for 1 GiB).
     shm_total_mib: float = 1024.0
     shm_free_mib: float = 64.0
-    #: Locked memory, MiB, below which registering buffers with an InfiniBand card fails (NCCL's guide: unlimited; kernels' default is 8).
+    #: Locked memory, MiB, below which registering buffers with an InfiniBand card fails (NCCL's guide, and Red Hat's on RDMA networks
+    #: "Increasing the amount of memory that users are allowed to pin": unlimited; kernels' default is 8).
     memlock_mib: float = 1024.0
-    #: Open files: a loader with many workers, and NCCL's sockets to some hundred ranks, take thousands.
+    #: Open files: a loader with many workers, and NCCL's sockets to some hundred ranks, take thousands. torch's notes on
+    #: multiprocessing: with its usual strategy each tensor that a worker hands over holds one, so that "too many open files" ends a loader.
     open_files: int = 4096
     #: Share of pids, and of the system's open files, in use (gpud: 80 % and 95 %).
     table_used_share: float = 0.80
@@ -113,6 +115,11 @@ class Thresholds:
     carrier_changes_delta: int = 2
     #: Errors and drops of an Ethernet port as a share of its packets since the job's start; one in ten thousand halves TCP's rate.
     ethernet_error_share: float = 1e-4
+    #: Megabits a second from which a port is fast enough for its TCP buffers to matter.
+    fast_port_mb_s: float = 10_000.0
+    #: MiB that the kernel may let a TCP buffer grow to, below which somebody lowered it: with memory enough its own limit is 4 for sending
+    #: and 6 for receiving (Documentation/networking/ip-sysctl.rst, tcp_wmem, tcp_rmem). A connection carries one buffer in a round trip.
+    tcp_buffer_mib: float = 4.0
     #: Seconds to open a connection to another node of the job: within a cluster it is less than a millisecond.
     connect_s: float = 0.1
     #: Seconds to resolve a name.

@@ -164,7 +164,7 @@ def _look_at_numbers(source: FileReader, tensors: tuple[Tensor, ...]) -> tuple[s
     for tensor in tensors:
         kind = numerics.kind_of(tensor.dtype)
         numbers = numerics.NumericsScan(kind) if kind else None
-        for piece in source.stream(tensor.begin, tensor.end - tensor.begin):
+        for piece in source.bulk(tensor.begin, tensor.end - tensor.begin):
             scan.feed(piece)
             if numbers is not None:
                 numbers.feed(piece)

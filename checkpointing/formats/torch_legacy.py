@@ -156,7 +156,7 @@ def _numbers(source: FileReader, scan: PickleScan, storages: dict[str, tuple[int
         numbers = None if kind is None else numerics.NumericsScan(kind)
         begin, length = torch_pickle.span(storage)
         seen = 0
-        for piece in source.stream(at, size):
+        for piece in source.bulk(at, size):
             unwritten.feed(piece)
             if numbers is not None:
                 numbers.feed(piece[max(0, begin - seen) : max(0, begin + length - seen)])
@@ -164,7 +164,7 @@ def _numbers(source: FileReader, scan: PickleScan, storages: dict[str, tuple[int
         if numbers is not None and (found := numbers.found(torch_pickle.name_of(storage))) is not None:
             non_finite.append(found)
         if at + size < source.size:
-            unwritten.feed(source.read(at + size, _COUNT.size))
+            unwritten.feed(b"".join(map(bytes, source.bulk(at + size, _COUNT.size))))
     return unwritten.problem, listed(non_finite)
 
 

@@ -240,13 +240,13 @@ def _unpacked(source: FileReader, record: ZipRecord) -> Iterator[memoryview | by
     if record.method == zip_layout.STORED:
         if record.packed_bytes != record.size_bytes:
             zip_layout.damaged(f"the two sizes of record {name} disagree")
-        yield from source.stream(record.data, record.packed_bytes)
+        yield from source.bulk(record.data, record.packed_bytes)
         return
     if record.method != zip_layout.DEFLATED:
         zip_layout.unsupported(f"record {name} is compressed by method {record.method}")
     inflater, total = zlib.decompressobj(-zlib.MAX_WBITS), 0
     try:
-        for packed in source.stream(record.data, record.packed_bytes):
+        for packed in source.bulk(record.data, record.packed_bytes):
             rest: memoryview | bytes = packed
             while len(rest) and total <= record.size_bytes:
                 piece = inflater.decompress(rest, CHUNK_BYTES)

@@ -1,8 +1,8 @@
 """Reads a file that may be torn, huge, hung or no file at all, without harm to others.
 
-`FileReader` reads in pieces of at most `CHUNK_BYTES`, never faster than its throttle allows, and gives the page cache back if asked to. It
-never opens a FIFO or a device: a reader on a FIFO would let its writer go on and then kill it with SIGPIPE. One reader belongs to one
-thread.
+`FileReader` reads in pieces of at most `CHUNK_BYTES`, never faster than its throttle allows. If asked to, it drops the pages from the page
+cache that were not in it before: what a rank has just written stays there, because a restart reads it. It never opens a FIFO or a device: a
+reader on a FIFO would let its writer go on and then kill it with SIGPIPE. One reader belongs to one thread.
 """
 
 from __future__ import annotations
@@ -12,15 +12,25 @@ import os
 import stat
 import threading
 import time
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
+
+from checkpointing.io.page_cache import resident_share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 CHUNK_BYTES: Final = 1 << 20  # of any stream: few calls, and little memory for each of the threads
-DROP_EVERY_BYTES: Final = 8 << 20  # how much of another's page cache we may displace before we give it back
+#: What is dropped from the page cache at once: so much of another's we may displace. No folio is larger.
+BLOCK_BYTES: Final = 8 << 20
+_BLOCKS_AHEAD: Final = 5  # the kernel reads 16 MiB ahead at most on the file systems that we know (Lustre, NFS over fast links)
+_RESIDENT: Final = 0.5  # a block of which more is in the page cache stays there
 UNLIMITED: Final = 1e18  # no disk gives that; finite, since no time at all may pass between two calls
-BACKGROUND_BYTES_PER_S: Final = 200e6  # docs/explanation/design.md section 8: the cap of background reading on a node
+#: Of the time that a background read takes, so much passes before the next: the rate follows the disk and leaves a tenth of it to the job.
+_REST: Final = 0.1
+_LONGEST_REST_S: Final = 1.0  # a read of a chunk that took longer was held up by something else
+_YIELD_BYTES: Final = 32 << 20  # between two looks whether the job saves: a smaller checkpoint is read at once, which no save notices
+_YIELD_LOOK_S: Final = 0.2
+MOST_YIELD_S: Final = 600.0  # a job that saves without an end must not keep its checkpoints from being verified
 
 
 class Interrupted(Exception):  # noqa: N818 -- not an error: the caller asked for it
@@ -49,7 +59,7 @@ class Throttle:
 
     def __init__(
         self,
-        rate_bytes_per_s: float = BACKGROUND_BYTES_PER_S,
+        rate_bytes_per_s: float,
         *,
         burst_bytes: int = 4 * CHUNK_BYTES,
         clock: Callable[[], float] = time.monotonic,
@@ -83,6 +93,65 @@ class Throttle:
             self._rate = UNLIMITED
 
 
+class BackgroundThrottle(Throttle):
+    """Lets one thread read as fast as the disk gives, below a cap, and not while the job itself saves or loads.
+
+    After each read it pauses for a share of the time that the read took. So a slow or busy disk is read slowly. `is_busy`: whether the job
+    saves or loads now; the reader waits for its end, `MOST_YIELD_S` at most, and then for the next one again.
+    """
+
+    def __init__(
+        self,
+        cap_bytes_per_s: float = UNLIMITED,
+        *,
+        is_busy: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], object] = time.sleep,
+    ) -> None:
+        """Begin with a full bucket. `wait` returns a true value to end every wait: the reader is stopped."""
+        super().__init__(cap_bytes_per_s, clock=clock, wait=wait)
+        self._is_busy, self._is_lifted = is_busy, False
+        self._since_yield_bytes = 0
+        self._yielded_s = 0.0  # of the save or load that is under way
+        self._begun: float | None = None  # when the read before this call began
+
+    def take(self, n_bytes: int) -> None:
+        """Wait until the next `n_bytes` may be read."""
+        if self._begun is not None and not self._is_lifted:
+            rest_s = _REST * min(_LONGEST_REST_S, self._clock() - self._begun)
+            if rest_s > 0:
+                self._wait(rest_s)
+        self._since_yield_bytes += n_bytes
+        if self._since_yield_bytes > _YIELD_BYTES:
+            self._yield()
+        super().take(n_bytes)
+        self._begun = self._clock()
+
+    def lift(self) -> None:
+        """Let everything through from now on, and wait for nobody."""
+        self._is_lifted = True
+        super().lift()
+
+    def _yield(self) -> None:
+        self._since_yield_bytes = 0
+        while not self._is_lifted and self._is_busy():
+            if self._yielded_s >= MOST_YIELD_S or self._wait(_YIELD_LOOK_S):
+                return
+            self._yielded_s += _YIELD_LOOK_S
+        self._yielded_s = 0.0
+
+
+class Follower(Protocol):
+    """Gets the bytes of one file in their order, each once, from the reads of whoever examines it."""
+
+    @property
+    def n_bytes(self) -> int:
+        """How many it has had."""
+
+    def update(self, piece: memoryview) -> None:
+        """Add the next bytes."""
+
+
 def never() -> bool:
     """Answer that nobody asked to stop."""
     return False
@@ -106,8 +175,10 @@ class FileReader:
         throttle: Throttle | None = None,
         drop_cache: bool = False,
         interrupted: Callable[[], bool] = never,
+        follower: Follower | None = None,
     ) -> None:
-        """Open `path`. Raises NotRegular, or OSError where it cannot be opened."""
+        """Open `path`. Raises NotRegular, or OSError where it cannot be opened. `follower` gets what `bulk` reads."""
+        self.follower = follower
         self._throttle = throttle
         self._drop_cache = drop_cache
         self._interrupted = interrupted
@@ -123,7 +194,8 @@ class FileReader:
         self.size = self.stat_opened.st_size
         self._begin = 0
         self._buffer = bytearray(CHUNK_BYTES)
-        self._undropped = 0
+        self._resident: dict[int, bool] = {}  # by the number of a block, as it was before it was read
+        self._undropped: list[int] = []  # blocks to be dropped
 
     def __enter__(self) -> Self:
         """Return the source itself."""
@@ -135,8 +207,7 @@ class FileReader:
 
     def close(self) -> None:
         """Return the descriptor back, and the page cache where asked."""
-        if self._undropped:
-            self._drop()
+        self._drop()
         os.close(self._fd)
 
     def stat_now(self) -> os.stat_result:
@@ -156,29 +227,65 @@ class FileReader:
 
     def stream(self, offset: int, length: int) -> Iterator[memoryview]:
         """Yield the bytes from `offset` on in pieces. A piece is valid until the next is asked for. Raises Short, Interrupted, OSError."""
-        end = self._begin + offset + length
-        limit = self._begin + self.size
-        offset += self._begin
+        return self._pieces(self._begin + offset, self._begin + offset + length, self._begin + self.size)
+
+    def bulk(self, offset: int, length: int) -> Iterator[memoryview]:
+        """Yield as `stream` does, for what is read once, in the order of the file: the follower gets it, and what lies before it.
+
+        So whoever examines a file from its beginning to its end also computes its digest, and nothing is read twice.
+        """
+        begin, follower = self._begin + offset, self.follower
+        if follower is None:
+            yield from self.stream(offset, length)
+            return
+        for piece in self._pieces(follower.n_bytes, begin, begin):
+            follower.update(piece)
+        for piece in self.stream(offset, length):
+            if (known := follower.n_bytes - begin) < len(piece):
+                follower.update(piece[max(0, known) :])
+            begin += len(piece)
+            yield piece
+
+    def _pieces(self, at: int, end: int, limit: int) -> Iterator[memoryview]:
+        """Yield the bytes of the file from `at` to `end`; `limit`: where the window ends."""
         view = memoryview(self._buffer)
-        while offset < end:
+        while at < end:
             if self._interrupted():
                 raise Interrupted
-            want = min(CHUNK_BYTES, end - offset, limit - offset)
+            want = min(CHUNK_BYTES, end - at, limit - at)
             if want <= 0:
                 raise Short
             if self._throttle is not None:
                 self._throttle.take(want)
-            got = os.preadv(self._fd, [view[:want]], offset)
-            if got == 0:
+            block = at // BLOCK_BYTES
+            is_ours = self._drop_cache and not self._was_resident(block)
+            n_read = os.preadv(self._fd, [view[:want]], at)
+            if n_read == 0:
                 raise Short
-            offset += got
-            self._undropped += got
-            yield view[:got]
-            if self._undropped >= DROP_EVERY_BYTES:
+            if is_ours and block not in self._undropped:
                 self._drop()
+                self._undropped.append(block)
+            at += n_read
+            yield view[:n_read]
+
+    def _was_resident(self, block: int) -> bool:
+        """Return whether a block was in the page cache before this reader came near it.
+
+        The blocks behind it are asked for as well, before the kernel reads ahead into them.
+        """
+        for number in range(block, block + _BLOCKS_AHEAD):
+            if number not in self._resident:
+                self._resident[number] = self._is_resident(number)
+        return self._resident[block]
+
+    def _is_resident(self, block: int) -> bool:
+        begin = block * BLOCK_BYTES
+        n_bytes = min(BLOCK_BYTES, self.stat_opened.st_size - begin)
+        return n_bytes > 0 and resident_share(self._fd, begin, n_bytes) > _RESIDENT
 
     def _drop(self) -> None:
-        if self._drop_cache:
-            # pages that somebody has mapped, or that are still dirty, stay: the kernel sees to that
-            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        self._undropped = 0
+        # pages that somebody has mapped, or that are still dirty, stay: the kernel sees to that
+        for block in self._undropped:
+            # whole blocks: of a range within them the kernel drops only the folios that lie in it
+            os.posix_fadvise(self._fd, block * BLOCK_BYTES, BLOCK_BYTES, os.POSIX_FADV_DONTNEED)
+        self._undropped.clear()

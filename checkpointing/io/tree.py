@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from checkpointing.io.reader import FileReader, Throttle, kind_of, never
+from checkpointing.io.reader import FileReader, Follower, Throttle, kind_of, never
 from checkpointing.model import Identity
 
 MOST_ENTRIES: Final = 100_000  # a run of some thousand ranks has as many shards; a data set has more
@@ -35,13 +35,27 @@ class TreeEntry:
         return self.st.st_size
 
 
+def no_follower(_path: str) -> None:
+    """Answer that nobody follows the reads of a file."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How to read: never faster than `throttle`, the page cache given back where `drop_cache`, no further once `interrupted` says so."""
+    """How to read: never faster than `throttle`, the page cache given back where `drop_cache`, no further once `interrupted` says so.
+
+    follower: returns what follows the bulk reads of a file, by its path; None for nobody.
+    """
 
     throttle: Throttle | None = None
     drop_cache: bool = False
     interrupted: Callable[[], bool] = never
+    follower: Callable[[str], Follower | None] = no_follower
+
+    def open(self, path: str) -> FileReader:
+        """Open a file to be read in this way. Raises NotRegular, OSError."""
+        return FileReader(
+            path, throttle=self.throttle, drop_cache=self.drop_cache, interrupted=self.interrupted, follower=self.follower(path)
+        )
 
 
 class Tree:
@@ -104,9 +118,12 @@ class Tree:
         entry = self.entries[name]
         if entry.what:
             raise KeyError(name)
-        how = self._reading
         # the real path: a link in the middle that was turned elsewhere since the listing would show as another inode, which `verify` sees
-        return FileReader(os.path.join(self._real, name), throttle=how.throttle, drop_cache=how.drop_cache, interrupted=how.interrupted)  # noqa: PTH118 -- strings throughout the package
+        return self._reading.open(self.real_path(name))
+
+    def real_path(self, name: str) -> str:
+        """Return the path at which a file of the tree is opened."""
+        return f"{self._real}/{name}"
 
     @property
     def interrupted(self) -> Callable[[], bool]:

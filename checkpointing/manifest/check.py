@@ -40,7 +40,10 @@ def build(  # noqa: PLR0913 -- what is read, what is known, and how to read
     part_bytes: int = digest.PART_BYTES,
     now: Callable[[], float] = time.time,
 ) -> Manifest:
-    """Return the manifest of a verified checkpoint. Raises CheckpointChanged, Interrupted, OSError."""
+    """Return the manifest of a verified checkpoint. Raises CheckpointChanged, Interrupted, OSError.
+
+    If `reading` is that of its verification, and digest.Hashers followed it, only what the verification did not read is read.
+    """
     tree = _tree(verification.path, reading)
     name = verification.path.rstrip("/").rpartition("/")[2]
     if (tree.identity if tree is not None else identity_of(verification.path)) != verification.identity:
@@ -50,7 +53,8 @@ def build(  # noqa: PLR0913 -- what is read, what is known, and how to read
     try:
         for member in names:
             with _open(verification.path, tree, member, reading) as source:
-                read = digest.of_source(source, part_bytes=part_bytes, sha256=sha256)
+                hasher = source.follower if isinstance(source.follower, digest.Hasher) else None
+                read = digest.of_source(source, hasher, part_bytes=part_bytes, sha256=sha256)
             files.append(File(member, read.n_bytes, read.crc64nvme, read.parts, read.sha256))
     except (Short, NotRegular, KeyError):
         raise CheckpointChanged("it changed while it was read") from None
@@ -185,4 +189,4 @@ def _tree(path: str, reading: ReadOptions) -> Tree | None:
 def _open(path: str, tree: Tree | None, member: str, reading: ReadOptions) -> FileReader:
     if tree is not None:
         return tree.open(member)
-    return FileReader(path, throttle=reading.throttle, drop_cache=reading.drop_cache, interrupted=reading.interrupted)
+    return reading.open(path)

@@ -51,6 +51,11 @@ class Hasher:
         self._n_bytes = 0
         self._sha256 = hashlib.sha256() if sha256 else None
 
+    @property
+    def n_bytes(self) -> int:
+        """How many bytes it has had."""
+        return self._n_bytes
+
     def update(self, piece: memoryview) -> None:
         """Add the next bytes."""
         if self._sha256 is not None:
@@ -72,10 +77,21 @@ class Hasher:
         return Digest(self._n_bytes, whole, parts, self._part_bytes, self._sha256.hexdigest() if self._sha256 is not None else "")
 
 
-def of_source(source: FileReader, *, part_bytes: int = PART_BYTES, sha256: bool = False) -> Digest:
-    """Read a file once. Raises Short, Interrupted, OSError."""
-    hasher = Hasher(part_bytes=part_bytes, sha256=sha256)
-    for piece in source.stream(0, source.size):
+class Hashers:
+    """Computes the digests of files from the reads of whoever examines them (`ReadOptions.follower`)."""
+
+    def __init__(self) -> None:
+        self._by_path: dict[str, Hasher] = {}
+
+    def follower(self, path: str) -> Hasher:
+        """Return what follows the reads of the file that is opened at a path."""
+        return self._by_path.setdefault(path, Hasher())
+
+
+def of_source(source: FileReader, hasher: Hasher | None = None, *, part_bytes: int = PART_BYTES, sha256: bool = False) -> Digest:
+    """Read a file once; of what `hasher` had already, no byte. Raises Short, Interrupted, OSError."""
+    hasher = hasher or Hasher(part_bytes=part_bytes, sha256=sha256)
+    for piece in source.stream(hasher.n_bytes, source.size - hasher.n_bytes):
         hasher.update(piece)
     return hasher.digest()
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing import ordering
 from checkpointing.io import durable, staging
-from checkpointing.io.reader import FileReader, NotRegular, Short
+from checkpointing.io.reader import NotRegular, Short
 from checkpointing.io.reflink import reflink
 from checkpointing.io.tree import ReadOptions
 from checkpointing.manifest import check, digest, documents
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
     from io import FileIO
 
+    from checkpointing.io.reader import FileReader
     from checkpointing.retention.aside import AsideRecord
 
 DIRECTORY: Final = "copies"
@@ -390,9 +391,9 @@ def _link(old: str, new: str) -> bool:
 
 def _take(old: str, new: str, part_bytes: int, reading: ReadOptions, way: str) -> digest.Digest:
     """Read a file once: the new one if it shares the blocks of the old one, else the old one, which is written to the new one."""
-    with _open(old, reading) as opened:
+    with reading.open(old) as opened:
         if way != _COPY:
-            with _open(new, reading) as copy_source:
+            with reading.open(new) as copy_source:
                 read = digest.of_source(copy_source, part_bytes=part_bytes)
         if way == _LINK:
             return read  # owner, mode and times are those of the original, which has them
@@ -403,10 +404,6 @@ def _take(old: str, new: str, part_bytes: int, reading: ReadOptions, way: str) -
             _like(out.fileno(), opened.stat_opened)
             os.fsync(out.fileno())
     return read
-
-
-def _open(path: str, reading: ReadOptions) -> FileReader:
-    return FileReader(path, throttle=reading.throttle, drop_cache=reading.drop_cache, interrupted=reading.interrupted)
 
 
 def _write(opened: FileReader, out: FileIO, part_bytes: int) -> digest.Digest:

@@ -9,7 +9,7 @@ from health.checks import common
 from health.model import HOST, CheckResult, Repair, Result, check
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping
 
     from health.model import Readings
     from health.thresholds import Thresholds
@@ -63,13 +63,37 @@ def _major(word: object) -> int | None:
 
 
 _TIMEOUT = "init_process_group(timeout=...) sets the time after which a collective is given up"
-#: Neither torch nor NCCL reads these; people set them all the same.
+_GDR = "NCCL_NET_GDR_LEVEL limits GPU Direct RDMA, and is not needed where NCCL finds the distance by itself"
+_CHECKS = "NCCL checks no arguments unless NCCL_CHECK_POINTERS asks for it"
+#: Neither torch nor NCCL reads these; people set them all the same. What was true of NCCL and since when: its user guide, "Environment
+#: Variables", of 2.31; its source asks for none of these names.
 UNREAD_VARIABLES = {
     "NCCL_TIMEOUT": _TIMEOUT,
     "TORCH_DISTRIBUTED_TIMEOUT": _TIMEOUT,
+    "NCCL_IB_CUDA_SUPPORT": f"NCCL 2.4 removed it: {_GDR}",
+    "NCCL_IB_GDR_LEVEL": f"NCCL 2.4 renamed it: {_GDR}",
+    "NCCL_SINGLE_RING_THRESHOLD": "NCCL 2.3 removed it, and chooses by itself",
+    "NCCL_LL_THRESHOLD": "NCCL 2.5 removed it, and chooses the protocol by itself",
+    "NCCL_TREE_THRESHOLD": "NCCL 2.5 removed it, and chooses the algorithm by itself",
+    "NCCL_CHECKS_DISABLE": f"NCCL 2.2.12 replaced it: {_CHECKS}",
+    "NCCL_CHECK_DISABLE": f"no version of NCCL did: {_CHECKS}",
 }
-#: torch reads the old name with a warning (ProcessGroupNCCL.hpp), until it does not.
-RENAMED_VARIABLES = ("NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT", "NCCL_DESYNC_DEBUG", "NCCL_ENABLE_TIMING")
+#: torch reads the old name with a warning (ProcessGroupNCCL.hpp of 2.13), until it does not.
+RENAMED_VARIABLES = (
+    "NCCL_ASYNC_ERROR_HANDLING",
+    "NCCL_BLOCKING_WAIT",
+    "NCCL_DESYNC_DEBUG",
+    "NCCL_ENABLE_TIMING",
+    "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
+)
+
+
+def misleading(variables: Mapping[str, object]) -> Iterator[tuple[str, str, str]]:
+    """Yield of each variable that does not do what it seems to: its name, what is true of it, and the command that mends it."""
+    for key in (key for key in UNREAD_VARIABLES if key in variables):
+        yield key, f"does nothing: neither torch nor NCCL reads it; {UNREAD_VARIABLES[key]}", f"unset {key}"
+    for key in (key for key in RENAMED_VARIABLES if key in variables):
+        yield key, f"has an old name: torch's is TORCH_{key}", f"export TORCH_{key}={quote(str(variables[key]))} && unset {key}"
 
 
 @check(
@@ -77,7 +101,7 @@ RENAMED_VARIABLES = ("NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT", "NCCL_DE
     subject="host",
     needs=("environment",),
     reads="variables of NCCL, torch and their like",
-    degraded="one that nothing reads (`NCCL_TIMEOUT`, `TORCH_DISTRIBUTED_TIMEOUT`), or with an old name",
+    degraded="one that nothing reads (`NCCL_TIMEOUT`, `NCCL_LL_THRESHOLD` since NCCL 2.5), or with an old name",
 )
 def env_variables(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """Do the job's variables do what they seem to? Those that nothing reads are named, and those that were renamed."""
@@ -86,25 +110,10 @@ def env_variables(now: Readings, _before: Readings | None, _limits: Thresholds) 
         yield unread
         return
     row = now.table("env.variables")
-    found: list[CheckResult] = []
-    for key, instead in UNREAD_VARIABLES.items():
-        if key in row:
-            why = f"{key}={row[key]} does nothing: neither torch nor NCCL reads it; {instead}"
-            found.append(CheckResult("env_variables", HOST, Result.DEGRADED, why, (), Repair.CONFIGURE, f"unset {key}"))
-    for key in RENAMED_VARIABLES:
-        if key in row:
-            why = f"{key}={row[key]} has an old name: torch's is TORCH_{key}"
-            found.append(
-                CheckResult(
-                    "env_variables",
-                    HOST,
-                    Result.DEGRADED,
-                    why,
-                    (),
-                    Repair.CONFIGURE,
-                    f"export TORCH_{key}={quote(str(row[key]))} && unset {key}",
-                )
-            )
+    found = [
+        CheckResult("env_variables", HOST, Result.DEGRADED, f"{key}={row[key]} {words}", (), Repair.CONFIGURE, command)
+        for key, words, command in misleading(row)
+    ]
     evidence = tuple(f"{key}={value}" for key, value in row.items())
     yield from found or [
         CheckResult("env_variables", HOST, Result.OK, f"{len(evidence)} variables of NCCL, torch and their like are set", evidence)
@@ -117,7 +126,7 @@ def env_variables(now: Readings, _before: Readings | None, _limits: Thresholds) 
     needs=("environment",),
     reads="in a job of Slurm, the step that `srun` started",
     degraded=(
-        "outside of `srun`: [a preemption would be heard too late](slurm.md#the-nodes-of-a-step); or fewer tasks than "
+        "outside of `srun`: [a preemption would be heard too late](slurm.md#what-the-start-tells); or fewer tasks than "
         "`SLURM_NTASKS_PER_NODE` promises a script"
     ),
 )

@@ -9,8 +9,9 @@ if TYPE_CHECKING:
 
 _PLACE: Final = ("SLURM_JOB_ID", "SLURM_STEP_ID")
 _TASKS: Final = ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_NNODES")
+_COMPONENTS: Final = "SLURM_HET_SIZE"
 #: The variables that are read here.
-NAMES: Final = (*_PLACE, *_TASKS)
+NAMES: Final = (*_PLACE, *_TASKS, _COMPONENTS)
 #: slurm.h: steps that srun did not start have numbers from here on: the batch script, the shell of salloc, what ssh brought in.
 _FIRST_SPECIAL: Final = 0xFFFF_FFF0
 
@@ -32,13 +33,37 @@ def place(environ: Mapping[str, str]) -> tuple[str, str]:
     return job, step if is_step else ""
 
 
+def components(environ: Mapping[str, str]) -> int:
+    """Return of how many components a heterogeneous job is; 0 for any other job, and outside of a job."""
+    return _number(environ, _COMPONENTS)
+
+
 def missing_tasks(environ: Mapping[str, str]) -> str:
-    """Return that fewer tasks run than SLURM_NTASKS_PER_NODE promises a script (Lightning #20391); "" where that is not so."""
-    tasks, on_each, nodes = (int(text) if (text := environ.get(name, "")).isascii() and text.isdecimal() else 0 for name in _TASKS)
+    """Return that fewer tasks run than SLURM_NTASKS_PER_NODE promises a script (Lightning #20391); "" where that is not so.
+
+    The components of a heterogeneous job have figures of their own, and their step has those of the first.
+    """
+    tasks, on_each, nodes = (_number(environ, name) for name in _TASKS)
     wanted = on_each * max(nodes, 1)
-    if not 0 < tasks < wanted:
+    if not 0 < tasks < wanted or components(environ):
         return ""
     return (
         f"Slurm runs {tasks} {'task' if tasks == 1 else 'tasks'} (SLURM_NTASKS), and SLURM_NTASKS_PER_NODE says {on_each}: a script that"
         f" takes its world size from the latter waits for ranks that nobody starts; give --ntasks={wanted}, or start them with torchrun"
     )
+
+
+def lone_task(environ: Mapping[str, str]) -> str:
+    """Return that a rank outside of srun is the only one of the tasks that SLURM_NTASKS promises it; "" where that is not so."""
+    (job, step), tasks = place(environ), _number(environ, _TASKS[0])
+    if not job or step or tasks <= 1:
+        return ""
+    return (
+        f"Slurm planned {tasks} tasks for the job (SLURM_NTASKS), and outside of srun one runs: a script that takes its world size from"
+        " that waits for ranks that nobody starts"
+    )
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "")
+    return int(text) if text.isascii() and text.isdecimal() else 0

@@ -5,6 +5,7 @@ docs/explanation/many-nodes.md#nodes-that-come-and-go has the reasons.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import time
@@ -73,12 +74,14 @@ class RoundOps:
     """Runs the steps of torch's dynamic rendezvous, with what the supervisors know and torch does not.
 
     torch drops a dead node 15 s after its last sign of life, and lets fewer nodes than the greatest number begin 30 s after the least
-    number has come. But an attempt ends on all of its nodes together. So who leaves a complete round empties it: nobody waits for a node
-    or an agent that is dead. And a round is complete when all are there that are `returning` from the last one (0: not known) and that
-    are `joining`: a node that nobody knew of may come before one that returns, and does not take its place. A node that waits while the
-    others train waits without end, and so does one that waits for the least number of nodes, until the supervisor ends it: torch's
-    `join_timeout` counts from the end of that. Signs of life and the 30 s count by the clock of the node that looks: torch compares the
-    clocks of two nodes, and where they differ its nodes drop each other, or do not wait for one that is about to come.
+    number has come. But an attempt ends on all of its nodes together. So who leaves a complete round empties it: nobody waits for a node or
+    an agent that is dead. And a round is complete when all are there that are `returning` from the last one (0: not known) and that are
+    `joining`: a node that nobody knew of may come before one that returns, and does not take its place. A node that waits while the others
+    train waits without end, and so does one that waits for the least number of nodes, until the supervisor ends it: torch's `join_timeout`
+    counts from the end of that. Where a copy of the model has the ranks of several nodes, they take part in groups of so many
+    (`node_group`), and those that make up no whole group wait for the next round as spares. Signs of life and the 30 s count by the clock
+    of the node that looks: torch compares the clocks of two nodes, and where they differ its nodes drop each other, or do not wait for one
+    that is about to come.
     """
 
     def __init__(self, executor: Any, missing: MissingNodes) -> None:  # noqa: ANN401  torch's _RendezvousOpExecutor
@@ -92,6 +95,8 @@ class RoundOps:
         self.returning = 0
         self.joining = 0
         self.least_nodes = 0  # more than torch's least number where fewer nodes are known not to start
+        self.node_group = 1
+        self._own_settings: Any = None  # torch's, before its numbers of nodes were made whole groups
 
     @classmethod
     def of(cls, handler: RendezvousHandler, missing: MissingNodes) -> RoundOps | None:
@@ -120,8 +125,28 @@ class RoundOps:
 
     def run(self, state_handler: Callable[..., Any], deadline: float, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """See torch."""
+        if self.node_group > 1:
+            self._count_in_groups()
         wrapper = {"_RendezvousExitOp": self._leaving, "_RendezvousJoinOp": self._joining}.get(type(state_handler).__name__)
         self._executor.run(state_handler if wrapper is None else functools.partial(wrapper, state_handler), deadline, *args, **kwargs)
+
+    def _count_in_groups(self) -> None:
+        """Have torch complete a round with whole groups of nodes: no fewer than its least number, no more than its greatest."""
+        executor, group = vars(self._executor), self.node_group
+        self._own_settings = own = self._own_settings or executor["_settings"]
+        least, most = own.min_nodes + -own.min_nodes % group, own.max_nodes - own.max_nodes % group
+        if least <= most:  # else the supervisor has refused the layout
+            executor["_settings"] = dataclasses.replace(own, min_nodes=least, max_nodes=most)
+
+    def _without_surplus(self, action: Any, context: Any) -> Any:  # noqa: ANN401  torch's _Action and _RendezvousContext
+        """Have the nodes beyond whole groups wait for the next round if this step completes one: first those of no last round."""
+        state = context.state
+        surplus = len(state.participants) % self.node_group
+        if action is dynamic_rendezvous._Action.MARK_RENDEZVOUS_COMPLETE and surplus:  # noqa: SLF001
+            for node in sorted(sorted(state.participants), key=self._last.__contains__)[:surplus]:
+                del state.participants[node]
+                state.wait_list.add(node)
+        return action
 
     @staticmethod
     def _leaving(step: Callable[..., Any], context: Any, deadline: float) -> Any:  # noqa: ANN401  torch's _RendezvousContext and _Action
@@ -133,6 +158,9 @@ class RoundOps:
         return step(context, deadline)
 
     def _joining(self, step: Callable[..., Any], context: Any, deadline: float) -> Any:  # noqa: ANN401  as above
+        return self._without_surplus(self._join(step, context, deadline), context)
+
+    def _join(self, step: Callable[..., Any], context: Any, deadline: float) -> Any:  # noqa: ANN401  as above
         state, settings = context.state, context.settings
         is_in = context.node in state.participants
         least = max(settings.min_nodes, self.least_nodes)
@@ -150,12 +178,14 @@ class RoundOps:
     def _are_all_in(self, state: Any, settings: Any) -> bool:  # noqa: ANN401  torch's
         """Whether all take part that are expected, and those that asked to join after the last count of them.
 
-        For a new agent, which has no last round, any node counts: where it comes in place of one that ended, it completes the round.
+        For a new agent, which has no last round, any node counts: where it comes in place of one that ended, it completes the round. Nodes
+        that lack others for a whole group wait for a spare that is there.
         """
         count, returned = len(state.participants), len(self._last.intersection(state.participants))
         expected = max(min(self.returning + self.joining, settings.max_nodes), settings.min_nodes)
         is_back = returned >= min(self.returning, len(self._last))
-        return is_back and count >= expected and (count >= settings.max_nodes or not state.wait_list)
+        to_come = state.wait_list or (count % self.node_group and getattr(state, "redundancy_list", ()))  # the latter not in every torch
+        return is_back and count >= expected and (count >= settings.max_nodes or not to_come)
 
     def _with_last_call(self, step: Callable[..., Any], context: Any, deadline: float, *, waits: bool) -> Any:  # noqa: ANN401  as above
         """Take a step to which the last call is over when it has lasted long enough by this node's clock alone.

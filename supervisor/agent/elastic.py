@@ -57,7 +57,7 @@ class GatedAgent(LocalElasticAgent):
         while True:
             go = self._controller.wait_for_go()
             self._prepare(worker_group, go)
-            self._rounds.returning, self._rounds.least_nodes = go.returning, go.least_nodes
+            self._rounds.returning, self._rounds.least_nodes, self._rounds.node_group = go.returning, go.least_nodes, go.node_group
             try:
                 super()._rendezvous(worker_group, *args, **kwargs)
                 self._met(worker_group, go.attempt)

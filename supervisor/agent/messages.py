@@ -204,8 +204,9 @@ class Go:
 
     `env` and `unset` edit the ranks' environment. First `script_args` replaces the script's arguments (None: they stay), then `replace`
     fills placeholders in them (placeholder → value), then `args` are appended. The agent outlives many attempts, so it fills the
-    placeholders. `nproc`: ranks of this node, None: as in torchrun's arguments. `returning`: how many nodes of the last attempt come,
-    0: not known. `least_nodes`: so many are waited for, 0: as many as torchrun's arguments say.
+    placeholders. `nproc`: ranks of this node, None: as in torchrun's arguments. `returning`: how many nodes of the last attempt come, 0:
+    not known. `least_nodes`: so many are waited for, 0: as many as torchrun's arguments say. `node_group`: nodes take part in groups of so
+    many.
     """
 
     attempt: int
@@ -217,6 +218,7 @@ class Go:
     nproc: int | None = None
     returning: int = 0
     least_nodes: int = 0
+    node_group: int = 1
 
 
 @dataclass(frozen=True, slots=True)

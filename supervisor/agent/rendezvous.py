@@ -107,6 +107,7 @@ class RoundRendezvous(RendezvousHandler):
         self._others = 0
         self.returning = 0  # nodes of the last attempt that come to the next round, 0: not known
         self.least_nodes = 0  # the next round waits for so many, 0: for as many as torchrun's arguments say
+        self.node_group = 1  # nodes take part in groups of so many
         self.handover = Handover(0, 0, "")
         self.store: Store | None = None
 
@@ -148,7 +149,8 @@ class RoundRendezvous(RendezvousHandler):
 
     def _meet(self) -> RendezvousInfo:
         if self._ops is not None:
-            self._ops.returning, self._ops.joining, self._ops.least_nodes = self.returning, self._waiting, self.least_nodes
+            self._ops.returning, self._ops.joining = self.returning, self._waiting
+            self._ops.least_nodes, self._ops.node_group = self.least_nodes, self.node_group
         info = self._inner.next_rendezvous()
         store = info.store
         if self._inner.get_backend() == "static":  # the one that gives every attempt the same keys

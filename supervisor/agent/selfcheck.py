@@ -118,7 +118,9 @@ ROUNDS: tuple[TorchRequirement, ...] = (
     TorchRequirement(
         DYNAMIC, "DynamicRendezvousHandler.next_rendezvous", (), ("_op_executor", "run", "_RendezvousExitOp", "_RendezvousJoinOp")
     ),
-    TorchRequirement(DYNAMIC, "_DistributedRendezvousOpExecutor.run", ("state_handler", "deadline"), ("_RendezvousContext", "sync")),
+    TorchRequirement(
+        DYNAMIC, "_DistributedRendezvousOpExecutor.run", ("state_handler", "deadline"), ("_RendezvousContext", "sync", "_settings")
+    ),
     TorchRequirement(DYNAMIC, "_BackendRendezvousStateHolder.__init__", (), ("_settings",)),
     TorchRequirement(DYNAMIC, "_BackendRendezvousStateHolder.state"),
     TorchRequirement(DYNAMIC, "_BackendRendezvousStateHolder.sync", (), ("_sanitize",)),

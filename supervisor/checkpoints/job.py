@@ -214,8 +214,16 @@ class JobCheckpoints:
         self.node_offer.feed = MirrorFeed(self.records, self.recorder, self.shared, uploads, has_rank_0)
         return self.node_offer.feed
 
-    def watcher(self, feed: MirrorFeed | None = None, has_rank_0: Callable[[], bool | None] = lambda: True) -> CheckpointWatcher | None:
-        """Make the watcher; None where no checkpoint is declared or may be discovered. `feed`: None without a mirror."""
+    def watcher(
+        self,
+        feed: MirrorFeed | None = None,
+        has_rank_0: Callable[[], bool | None] = lambda: True,
+        is_saving: Callable[[], bool] = lambda: False,
+    ) -> CheckpointWatcher | None:
+        """Make the watcher; None where no checkpoint is declared or may be discovered.
+
+        `feed`: None without a mirror. `is_saving`: whether a rank here saves or loads now; the watcher reads nothing meanwhile.
+        """
         if not self._job.settings.checkpoints.paths and self.records.discovery is None:
             return None
         self.records.copies.sweep()
@@ -228,5 +236,6 @@ class JobCheckpoints:
             newest_save=self._newest_save,
             feed=feed,
             has_rank_0=has_rank_0,
+            is_saving=is_saving,
             report=self._report,
         ).watcher

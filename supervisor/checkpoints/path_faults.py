@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing import step_names
 from checkpointing.discover import find
+from checkpointing.io.tree import ReadOptions
 from checkpointing.model import Verdict, Verification
 from checkpointing.retention import ownership
 from checkpointing.retention.aside import advised_move
@@ -252,7 +253,7 @@ class PathFaults:
     def _judged(self, candidate: Candidate) -> Verification | None:
         if self._repair is not None:
             return self._repair.judged(candidate.path, interrupted=self._is_over)
-        return verify(candidate.path, interrupted=self._is_over) if identity_of(candidate.path) is not None else None
+        return verify(candidate.path, reading=ReadOptions(interrupted=self._is_over)) if identity_of(candidate.path) is not None else None
 
     def _is_over(self) -> bool:
         return time.monotonic() > self._until

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing.io.read_watch import DiskSilent
 from checkpointing.io.reader import Interrupted
+from checkpointing.io.tree import ReadOptions
 from checkpointing.model import Verdict, Verification
 from checkpointing.retention import ownership
 from checkpointing.retention.aside import advised_move
@@ -27,7 +28,6 @@ from supervisor.observe.ranks.path_patterns import pattern_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from checkpointing.io.tree import ReadOptions
     from checkpointing.model import Candidate
     from checkpointing.retention.aside import AsideChange, MovedFile
     from checkpointing.retention.copies import Copy
@@ -109,7 +109,7 @@ class CheckpointRepair:
         if known is not None:
             return known
         try:
-            verification = verify(path, own=self._trusts(path), interrupted=interrupted)
+            verification = verify(path, own=self._trusts(path), reading=ReadOptions(interrupted=interrupted))
         except Interrupted:
             return None
         self._records.cache.put(verification)
@@ -307,7 +307,7 @@ class CheckpointRepair:
         device, n_bytes = candidate.identity.dev, candidate.identity.size
 
         def read(how: ReadOptions) -> Verification:
-            return verify(path, throttle=how.throttle, interrupted=how.interrupted, own=own)
+            return verify(path, reading=how, own=own)
 
         try:
             verification = self._records.reads.read(path, read, device=device, n_bytes=n_bytes, why="a torn one lies beside it")

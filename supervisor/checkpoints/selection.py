@@ -11,6 +11,7 @@ from checkpointing import markers
 from checkpointing.discover import Listing
 from checkpointing.io.read_watch import DiskSilent
 from checkpointing.io.reader import Interrupted
+from checkpointing.io.tree import ReadOptions
 from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.retention.aside import advised_move
 from checkpointing.select import newest
@@ -206,7 +207,9 @@ class CheckpointSelector:
             return None  # the next start looks again, and reports it
         trusts = self._records.provenance.trusts
         for candidate in self._records.order.order().newest_candidates(new):
-            verification = verify(candidate.path, interrupted=lambda: time.monotonic() > until, own=trusts(candidate.path))
+            verification = verify(
+                candidate.path, reading=ReadOptions(interrupted=lambda: time.monotonic() > until), own=trusts(candidate.path)
+            )
             if verification.verdict is Verdict.VERIFIED:
                 return to_ref(verification)
         return None

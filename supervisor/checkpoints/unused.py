@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from checkpointing import ordering
 from checkpointing.discover import find
 from checkpointing.io.tree import ReadOptions
+from checkpointing.manifest import digest
 from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.verification import verify
 from supervisor.checkpoints.recording.reports import CheckpointAlert, CheckpointCopied, CheckpointTrouble
@@ -114,12 +115,11 @@ class UnusedCopies:
         """Return the record of the newest one that is whole and whose weights hold numbers."""
         records = self._records
         for candidate in records.order.order().newest_candidates(candidates)[:MOST_READ]:
+            reading = ReadOptions(drop_cache=True, follower=digest.Hashers().follower)
             verification = records.cache.get(candidate.path, candidate.identity) or verify(
-                candidate.path, drop_cache=True, own=records.provenance.trusts(candidate.path)
+                candidate.path, reading=reading, own=records.provenance.trusts(candidate.path)
             )
-            manifest = (
-                self._recorder.record(verification, ReadOptions(drop_cache=True)) if verification.verdict is Verdict.VERIFIED else None
-            )
+            manifest = self._recorder.record(verification, reading) if verification.verdict is Verdict.VERIFIED else None
             if manifest is not None and not manifest.has_lost_weights:
                 return manifest
         return None

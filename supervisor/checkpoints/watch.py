@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from checkpointing import step_names
 from checkpointing.io.listing_cache import ListingCache
+from checkpointing.io.reader import UNLIMITED
 from checkpointing.manifest import check
 from checkpointing.model import Verdict, Verification
 from supervisor.checkpoints.origin.owners import CheckpointOwners
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from supervisor.checkpoints.records import CheckpointRecords
     from supervisor.checkpoints.retention import Retention
 
+_MIB: Final = 1 << 20
+
 
 class CheckpointWatch:
     """Does the work of the watcher's thread for one job."""
@@ -46,9 +49,10 @@ class CheckpointWatch:
         newest_save: NewestSave,
         feed: MirrorFeed | None,
         has_rank_0: Callable[[], bool | None],
+        is_saving: Callable[[], bool],
         report: Callable[[CheckpointReport], None],
     ) -> None:
-        """`feed`: None without a mirror. `has_rank_0`: see MirrorFeed."""
+        """`feed`: None without a mirror. `has_rank_0`: see MirrorFeed. `is_saving`: see JobCheckpoints.watcher."""
         self._records, self._recorder, self._shared, self._retention = records, recorder, shared, retention
         self._feed, self._has_rank_0, self._report, self._parts = feed, has_rank_0, report, parts
         self._newest_save = newest_save
@@ -65,6 +69,8 @@ class CheckpointWatch:
             order=records.order.order,
             is_wanted=self._may_be_pruned,
             interval_s=SCAN_S,
+            cap_bytes_per_s=cap_mib_s * _MIB if (cap_mib_s := records.job.settings.checkpoints.read_mib_s) else UNLIMITED,
+            is_busy=is_saving,
             on_trouble=lambda text: report(WatcherFailed(text)),
             own=records.provenance.trusts,
             elsewhere=self._found_elsewhere,

@@ -45,6 +45,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "checkpoints push": ("checkpoints.mirror:push_command", "Copy checkpoints to every mirror."),
     "checkpoints pull": ("checkpoints.mirror:pull_command", "Fetch one checkpoint from the mirror into a directory."),
     "checkpoints restore": ("checkpoints.mirror:restore_command", "Fetch a job's newest whole checkpoint back from the mirror."),
+    "checkpoints convert": ("checkpoints.convert:command", "Write a checkpoint in another format; what was written is verified."),
     "checkpoints prune": ("checkpoints.prune:command", "Remove older copies, ours and with --mirror-keep the mirrors'. The newest stays."),
     "nodes": ("nodes:group", "List nodes and GPUs, and those out of use; exclude a node or allow it again, put a GPU back into use."),
     "nodes ls": ("nodes:ls_command", "List the nodes: in use, lost or excluded, their GPUs out of use, why, and since when."),
@@ -56,25 +57,28 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "alerts test": ("alerts:test_command", "Send a test alert to each sink, or to SINK, and print what the service answered."),
     "alerts replay": ("alerts:replay_command", "Send a job's refused alerts again, to each sink or to SINK."),
     "drill": ("drill.command:command", "Run CMD, put one fault into it, and report what was recovered and what it cost."),
-    "systemd": ("", "Run jobs as services of systemd: print and install the units."),
-    "systemd print": ("systemd.command:print_command", "Print the units, or one of them."),
+    "print": ("", "Print a file that fits this node: for NCCL, accelerate, torchrun, Slurm, Kubernetes or systemd."),
+    "print nccl": ("printing.nccl:print_command", "Print what NCCL does not find well by itself on this node."),
+    "print accelerate": ("printing.accelerate:print_command", "Print a configuration of accelerate for this node."),
+    "print torchrun": ("printing.torchrun:print_command", "Print a script that starts CMD by torchrun, on one node or several."),
+    "print slurm": ("printing.slurm:print_command", "Print a batch script that runs CMD under supervision, on one node or several."),
+    "print kubernetes": ("printing.kubernetes:print_command", "Print a Job that runs CMD under supervision, in one pod or several."),
+    "print systemd": ("printing.systemd:print_command", "Print the units that run jobs as services, or one of them."),
+    "systemd": ("", "Run jobs as services of systemd: install the units."),
     "systemd install": ("systemd.command:install_command", "Install the units, and set up the unit of JOB."),
     "systemd run": ("systemd.command:run_command", "Run the job that /etc/supervise/JOB.toml describes; supervise@JOB does this."),
     "systemd alert": ("systemd.command:alert_command", "Alert that the unit of JOB failed; supervise-alert@JOB does this."),
-    "slurm": ("", "Run jobs on Slurm: print a batch script, bring its job back."),
-    "slurm print": ("clusters.slurm:print_command", "Print a batch script that runs CMD under supervision, on one node or several."),
-    "slurm exit-code": ("clusters.slurm:exit_code_command", "Print the exit code of a job of several nodes."),
-    "slurm requeue": ("clusters.slurm:requeue_command", "Bring the job of a batch script back, not on excluded nodes."),
-    "kubernetes": ("", "Run jobs on Kubernetes: print a manifest."),
-    "kubernetes print": ("clusters.kubernetes:print_command", "Print a Job that runs CMD under supervision, in one pod or several."),
+    "slurm": ("", "What the script of `print slurm` calls after its job."),
+    "slurm exit-code": ("slurm:exit_code_command", "Print the exit code of a job of several nodes."),
+    "slurm requeue": ("slurm:requeue_command", "Bring the job of a batch script back, not on excluded nodes."),
     "config": ("", "Show the settings."),
     "config show": ("start.config:show_command", "Print every setting, its value, and where the value comes from."),
     "completion": ("completion:command", "Print what makes bash, zsh or fish complete our commands and options."),
     "help": ("about:help_command", "Show what a command does, and its options."),
     "version": ("about:version_command", "Show the version."),
 }  # fmt: skip
-#: Scripts and units call these; no list shows them.
-HIDDEN: Final = frozenset({"systemd run", "systemd alert", "slurm exit-code", "slurm requeue"})
+#: Scripts and units call these; no list shows them, but for that of a group that is hidden itself.
+HIDDEN: Final = frozenset({"systemd run", "systemd alert", "slurm", "slurm exit-code", "slurm requeue"})
 
 
 #: What options and arguments that name a file are called in a command's help.
@@ -90,10 +94,10 @@ class CommandGroup(click.Group):
         self.path = path
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Yield the name and the line of each command that a person calls."""
+        """Yield the name and the line of each command that a person calls; of a hidden group, of all."""
         for path, (_, line) in COMMANDS.items():
             above, _, name = path.rpartition(" ")
-            if above == self.path and path not in HIDDEN:
+            if above == self.path and (path not in HIDDEN or self.path in HIDDEN):
                 yield name, line
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shlex
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -20,6 +21,7 @@ from supervisor.core.time_text import span_text
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.job.local_time import minute_text
+from supervisor.launch.system_command import run_system_command
 from supervisor.node.gpu_quarantine import QUARANTINE_S, GpuQuarantine, ledgers
 from supervisor.report.nodes_page import SOURCES, NodeStatus
 from supervisor.report.text import clean
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
 
 #: As identity.node_name makes it of a host name: it is the name of a file.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+#: For an answer of Slurm's controller.
+_SCONTROL_S: Final = 10.0
+#: Of a reason in Slurm's list of drained nodes.
+_MOST_REASON: Final = 200
 
 
 @click.group(cls=CommandGroup, path="nodes", invoke_without_command=True)
@@ -62,9 +68,10 @@ def _ls(invocation: Invocation, *, as_json: bool) -> int:
 @setting_options(*STATE_DIR)
 @click.argument("node", metavar="NODE")
 @click.option("--why", default="", metavar="TEXT", help="Shown wherever the node is refused.")
-def exclude_command(invocation: Invocation, *, node: str, why: str) -> int:
+@click.option("--drain", is_flag=True, help="Have Slurm give the node to no further job of anybody. Slurm asks for an operator's rights.")
+def exclude_command(invocation: Invocation, *, node: str, why: str, drain: bool) -> int:
     """Running jobs are not affected; the node is skipped from the next job start. `supervise slurm requeue` asks for other nodes."""
-    return exclude(invocation.settings_to_read_with(), node, why)
+    return exclude(invocation.settings_to_read_with(), node, why, drain=drain)
 
 
 @click.command()
@@ -92,19 +99,34 @@ def ls(settings: Settings, job: str | None, *, as_json: bool) -> int:
     return 0
 
 
-def exclude(settings: Settings, node: str, why: str) -> int:
-    """Exclude a node. Returns 0."""
+def exclude(settings: Settings, node: str, why: str, *, drain: bool = False) -> int:
+    """Exclude a node. drain: have Slurm drain it too. Returns 0, also where Slurm does not: the exclusion holds."""
     root = state_root(settings)
     name = _known_as(root, node)
     ledger = GpuQuarantine(root, name)
     with usable(ledger):
         ledger.exclude(why or "no reason was given", time.time())
+        node_exclusion = ledger.exclusion()
     lines = [
         f"excluded from the next start of a job on: {name}",
         f"kept in {ledger.path}; `{settings.allow_node_command(name)}` allows it again",
     ]
     stdio.write(sys.stdout, "\n".join(lines))
+    if drain and node_exclusion is not None:
+        stdio.say(_drained(node_exclusion))
     return 0
+
+
+def _drained(node_exclusion: NodeExclusion) -> str:
+    """Have Slurm drain an excluded node, with its reason: `sinfo -R` shows that to everybody. Return what came of it, in one line."""
+    name = node_exclusion.node.partition(".")[0]
+    reason = clean(f"supervise: {node_exclusion.reason}")[:_MOST_REASON]
+    words = ("scontrol", "update", f"NodeName={name}", "State=DRAIN", f"Reason={reason}")
+    answer = run_system_command(words, _SCONTROL_S, with_errors=True)
+    if answer is not None and answer.code == 0:
+        return f"Slurm drains {name} ({reason}); `scontrol update NodeName={name} State=RESUME` ends that"
+    why = f"no answer within {_SCONTROL_S:g} s" if answer is None else clean(answer.text.strip()) or "scontrol cannot be run here"
+    return f"Slurm does not drain {name}: {why}; ask an operator for `{shlex.join(words)}`. The node stays excluded from your jobs"
 
 
 def allow(settings: Settings, node: str) -> int:
@@ -135,6 +157,15 @@ def excluded(root: Path, unreadable: Callable[[SuperviseError], None] | None = N
             continue
         found += [node_exclusion] if node_exclusion is not None else []
     return found
+
+
+def unfit(root: Path, nodes: Iterable[str]) -> list[str]:
+    """Return those nodes that are excluded, or have a GPU out of use, by the ledgers of a state directory that can be read."""
+    names = {node_exclusion.node.partition(".")[0] for node_exclusion in excluded(root, lambda _error: None)}
+    for ledger in ledgers(root):
+        with contextlib.suppress(OSError):
+            names |= {ledger.node.partition(".")[0]} if ledger.held(time.time()) else set()
+    return [node for node in nodes if node.partition(".")[0] in names]
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from supervisor.cli.commands import COMMANDS, CommandGroup
 from supervisor.cli.invocation import takes_command
 from supervisor.config.settings import ROWS
 from supervisor.errors import ExitCode, SuperviseError, nearest
+from supervisor.knobs.python_command import LAUNCHERS
 
 
 def usage_error(error: click.UsageError) -> SuperviseError:
@@ -70,6 +71,7 @@ def _no_such_command(group: CommandGroup, word: str) -> tuple[str, str]:
     above = group.path
     known = {path.rpartition(" ")[2]: path for path in COMMANDS if " " in path} if not above else {}
     known |= {name: f"{above} {name}".strip() for name, _ in group.lines()}
-    meant = known.get(nearest(word, known), "")
+    is_job = not above and word in LAUNCHERS  # `supervise torchrun …` lacks `--`, and not `print`
+    meant = "" if is_job else known.get(nearest(word, known), "")
     hint = f"`supervise {above} --help` lists all of them." if above else f"Write `supervise -- {word} …` to run it as a job."
     return f"no such command: {above + ' ' if above else ''}{word}", f"Did you mean `supervise {meant}`? {hint}" if meant else hint

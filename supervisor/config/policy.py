@@ -9,8 +9,10 @@ from supervisor.config.health import thresholds
 from supervisor.config.intervals import BACKOFF_BASE_S, BACKOFF_CAP_S
 from supervisor.core.model import RESUME, Knob, Launcher, Policy
 from supervisor.core.policy_settings import NetworkSection
+from supervisor.core.replicas import node_group
 from supervisor.core.values import replace
 from supervisor.errors import SuperviseError
+from supervisor.knobs.replica import ONE_RANK, Replica
 from supervisor.strategies.network import OPTIONAL
 from supervisor.strategies.situation import VARIABLES
 
@@ -33,11 +35,14 @@ def to_policy(  # noqa: PLR0913  what is known of the command, each by name
     health: bool = False,
     nodes: int = 0,
     least_nodes: int = 0,
+    per_node: int = 0,
+    replica: Replica = ONE_RANK,
     environ: Mapping[str, str] = MappingProxyType({}),
 ) -> Policy:
     """Return what decisions depend on; `knobs`, `allocator` and `likely` are from KnobSet.
 
-    health: whether this node can be examined. environ: the user's own environment. nodes, least_nodes: as the command says, 0: it does not.
+    health: whether this node can be examined. environ: the user's own environment. nodes, least_nodes, per_node (ranks of one): as the
+    command says, 0: it does not.
     Raises SuperviseError for an unknown check, or a row [recover.CAUSE] of a knob that the command does not have.
     """
     require_knobs(settings, knobs)
@@ -63,6 +68,9 @@ def to_policy(  # noqa: PLR0913  what is known of the command, each by name
         health=health,
         nodes=nodes or 1,
         least_nodes=least_nodes,
+        replica_size=replica.size,
+        replica_source=replica.source,
+        node_group=node_group(per_node, replica.size),
         check_nodes=settings.health.check_nodes,
         is_scheduled=any(environ.get(name) for name in _OF_A_SCHEDULER),
         evict_on=evict_on(settings),

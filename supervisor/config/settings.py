@@ -87,6 +87,14 @@ class JobSection:
         flag="--resumes-itself",
         env="SUPERVISE_RESUMES_ITSELF",
     )
+    model_parallel: int = setting(
+        0,
+        "Ranks that hold one copy of the model together: tensor × pipeline × context parallelism; 0: as the command's flags say, else 1.",  # noqa: RUF001  the sign
+        "Fewer GPUs or nodes are used in whole copies, and the global batch counts them. [More](nodes.md#model-parallelism).",
+        flag="--model-parallel",
+        env="SUPERVISE_MODEL_PARALLEL",
+        minimum=0,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +133,12 @@ class Checkpoints:
         "",
         "If this job has no checkpoint, resume from the newest one of this other job in the mirror; `none`: start from scratch.",
         "This job has none if there is none on the disk and none in the mirror.",
+    )
+    read_mib_s: float = setting(
+        0.0,
+        "Most that new checkpoints are read at, in MiB per second on a node; 0: no limit.",
+        "The reading follows the disk, leaves a tenth of its time to the job, and waits while a rank saves or loads.",
+        minimum=0,
     )
     bandwidth_mib_s: float = setting(0.0, "Most that the mirror sends, in MiB per second; 0: no limit.", minimum=0)
     finish_s: float = setting(

@@ -38,6 +38,7 @@ class GatherNodes(Struct, frozen=True):
     attempt: int
     nproc: int | None = None  # as in BeginAttempt
     least_nodes: int = 0  # how many nodes are waited for, 0: as many as the command says
+    node_group: int = 1  # nodes take part in groups of so many (core/replicas.py)
     waits_for_journal: ClassVar[bool] = True
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify.engine import classify
 from supervisor.classify.exits import ENDED_BY_US
-from supervisor.core import ending, failure, lifecycle, planning, sharing, start
+from supervisor.core import ending, failure, lifecycle, planning, replicas, sharing, start
 from supervisor.core.actions import (
     SIGTERM,
     CompleteAttempt,
@@ -112,24 +112,31 @@ def on_coordinator_silent(state: JobState, event: CoordinatorFellSilent) -> Step
 def on_nodes_waiting(state: JobState, event: NodesWaiting) -> Step:
     """Note how many nodes ask to join, and have the ranks save for it. Nobody is stopped for them before a save.
 
-    With as many nodes as the job may have, the others are spares: they wait for a failure.
+    With as many nodes as the job may have, the others are spares: they wait for a failure. So do nodes that make up no whole replica.
     """
-    attempt = state.attempt
+    attempt, policy = state.attempt, state.run.policy
     admission = attempt.admission
-    if not attempt.is_shared or len(attempt.members) >= state.run.policy.nodes:
+    if not attempt.is_shared or len(attempt.members) >= policy.nodes:
         return state, ()
+    may_join = replicas.whole(min(len(attempt.members) + event.count, policy.nodes), policy.node_group) > len(attempt.members)
+    count = event.count if may_join else 0
     if admission is not None and admission.count:
-        return replace(state, attempt=replace(attempt, admission=replace(admission, count=event.count))), ()
+        return replace(state, attempt=replace(attempt, admission=replace(admission, count=count))), ()
     step = None if attempt.progress.relative else attempt.progress.step
-    state = replace(
-        state, attempt=replace(attempt, admission=Admission(event.count, step, admission is not None and admission.save_requested))
-    )
-    if not event.count:
-        return state, ()
+    state = replace(state, attempt=replace(attempt, admission=Admission(count, step, admission is not None and admission.save_requested)))
+    if not count:
+        return state, (PrintMessage("info", _spare_text(state, event.count)),) if event.count else ()
     state, actions = request_save(state)
     when = "once the ranks have saved, which they are asked to" if actions else "after the next checkpoint that is verified, or a failure"
-    text = f"{event.count} node(s) ask to join: attempt {attempt.number} goes on, and they are taken in {when}"
+    text = f"{count} node(s) ask to join: attempt {attempt.number} goes on, and they are taken in {when}"
     return state, (PrintMessage("info", text), *actions)
+
+
+def _spare_text(state: JobState, count: int) -> str:
+    """Return that nodes wait as spares, because a whole replica has more nodes."""
+    policy = state.run.policy
+    replica = replicas.in_words(policy.replica_size, policy.replica_source)
+    return f"{count} node(s) ask to join, and wait as spares: {replica}, so that nodes are taken in by {policy.node_group}"
 
 
 def request_save(state: JobState) -> Step:

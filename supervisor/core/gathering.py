@@ -101,6 +101,10 @@ def on_nodes_gathered(state: JobState, event: NodesGathered) -> Step:
     attempt = replace(state.attempt, number=number, node=event.node, members=event.members, me=me)
     attempt = replace(attempt, coordinator=event.coordinator, met_ranks=event.world_size)
     state = replace(state, token=token, attempt=attempt)
+    if event.world_size % state.run.policy.replica_size:  # torch met in a way of its own, or the nodes have unlike commands
+        nodes, ranks = len(event.members), event.world_size
+        misfit = f"the {ranks} ranks of the {nodes} nodes that met hold no whole number of replicas"
+        return start.stop_for_layout(state, event.t, misfit, "", 75 if nodes < state.run.policy.nodes else 78)
     select = SelectCheckpoint(
         state.attempt.number,
         state.run.rejected,

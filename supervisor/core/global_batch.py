@@ -10,6 +10,7 @@ greater than one that the run had before:
     2 ranks × 4 × 3 = 24     CUDA out of memory: a plan of the run        batch_ranks 2
     3 ranks × 4 × 2 = 24     the node is back
 
+The batch is computed by replicas (core/replicas.py): ranks that hold one copy of the model together count as one.
 The node that hands the run's state to the others decides, for all of them, what the ranks that have met are given.
 """  # noqa: RUF002 (the sign)
 
@@ -47,7 +48,7 @@ def held(state: JobState, knobs: Iterable[Knob]) -> HeldBatch:
         return HeldBatch(base, text=_again(base, asked) if run.last_ranks else "")
     if size is None or accum is None or isinstance(asked, str):
         return _other(state, base, str(asked))
-    return _with_others(state, size, accum, asked)
+    return _with_others(state, base, size, accum, asked)
 
 
 def _asked(policy: Policy, size: Knob | None, accum: Knob | None, base: int) -> batch.Batch | str | None:
@@ -58,24 +59,24 @@ def _asked(policy: Policy, size: Knob | None, accum: Knob | None, base: int) -> 
     if size is None or accum is None:
         how = f"{batch_options(policy.likely)} holds it" if policy.batch_change else "--no-batch-change forbids to hold it"
         return f"it changes with the ranks, unless the script divides a fixed one: {how}"
-    asked = batch.read(size, accum, base)
+    asked = batch.read(size, accum, base // policy.replica_size)
     return None if isinstance(asked, batch.Batch) and asked.total is None else asked
 
 
-def _with_others(state: JobState, size: Knob, accum: Knob, asked: batch.Batch) -> HeldBatch:
+def _with_others(state: JobState, base: int, size: Knob, accum: Knob, asked: batch.Batch) -> HeldBatch:
     """Return how another number of ranks makes the batch that is asked for, or comes nearest to it."""
     run, ranks = state.run, state.attempt.met_ranks
-    new = batch.for_world(asked, ranks, drift=True)
+    new = batch.for_world(asked, ranks // run.policy.replica_size, drift=True)
     if isinstance(new, str):
-        return _other(state, asked.world, new)
+        return _other(state, base, new)
     made = batch.changes(new, size, accum)
     values, figures = tuple((change.knob, change.new) for change in made), "; ".join(f"{c.how} {c.old} → {c.new}" for c in made)
     figures = f" ({figures})" if figures else ""
     if new.total != asked.total:
-        return _other(state, asked.world, f"{asked} is no multiple of them; the nearest is {new}{figures}", values)
+        return _other(state, base, f"{asked} is no multiple of them; the nearest is {new}{figures}", values)
     norm = f"; {BATCHNORM}" if run.batchnorm and new.micro != asked.micro else ""
     text = f"the global batch stays: {asked}, now {new}{figures}{norm}"
-    return HeldBatch(asked.world, values, text if ranks != run.last_ranks else "")
+    return HeldBatch(base, values, text if ranks != run.last_ranks else "")
 
 
 def _again(base: int, asked: batch.Batch | str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from supervisor.classify.engine import classify
-from supervisor.core import budget, losses, planning, pointers, resumption, setups, sharing, start
+from supervisor.core import budget, losses, planning, pointers, replicas, resumption, setups, sharing, start
 from supervisor.core import failure as core_failure
 from supervisor.core.actions import (
     SIGTERM,
@@ -120,21 +120,34 @@ def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
 def _terms(policy: Policy) -> tuple[object, ...]:
     """Return the conditions of a change of the job: the knobs, and the options that permit it. Another command is another run."""
     knobs = tuple((knob.name, knob.value, knob.how, knob.counts) for knob in policy.knobs if knob.name != RESUME)
-    return knobs, policy.batch_change, policy.restart.batch_drift, policy.gpus.minimum, policy.allocator, policy.recover
+    return (
+        knobs,
+        policy.batch_change,
+        policy.restart.batch_drift,
+        policy.gpus.minimum,
+        policy.allocator,
+        policy.recover,
+        policy.replica_size,
+    )
 
 
 def on_launcher_started(state: JobState, event: LauncherStarted) -> Step:
     """Take over how torch parsed its command line."""
     cap = event.max_restarts if event.max_restarts is not None else state.run.policy.max_restarts
-    policy = replace(state.run.policy, max_restarts=cap, nodes=event.nodes, least_nodes=event.least_nodes)
+    size, group = state.run.policy.replica_size, state.run.policy.node_group
+    of_torch = replicas.node_group(event.nproc, size) if event.nproc else group
+    policy = replace(state.run.policy, max_restarts=cap, nodes=event.nodes, least_nodes=event.least_nodes, node_group=of_torch)
     # whoever the launcher before this one met
     state = replace(
         state,
         run=replace(state.run, policy=policy),
         attempt=replace(state.attempt, members=()) if state.stage is Stage.STARTING else state.attempt,
     )
-    # torch alone knows for sure how many nodes there are
-    if state.stage is Stage.STARTING and state.attempt.awaits_agreement is not start.gathers(state):
+    if state.stage is Stage.STARTING and (misfit := replicas.misfit(size, event.nproc, event.least_nodes, event.nodes)) is not None:
+        return start.stop_for_layout(state, event.t, *misfit)
+    # torch alone knows for sure how many nodes there are, and how many ranks of each
+    meets_otherwise = state.attempt.awaits_agreement is not start.gathers(state) or (start.gathers(state) and of_torch != group)
+    if state.stage is Stage.STARTING and meets_otherwise:
         return start.select(state, event.t)  # under a new number: of this one no rank was begun
     left, wanted = sum(not gpu.quarantined for gpu in state.gpus), state.run.nproc or event.nproc
     if state.stage is not Stage.STARTING or not left < wanted <= len(state.gpus):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from supervisor.classify.gpu import xid
-from supervisor.core import planning
+from supervisor.core import planning, replicas
 from supervisor.core.actions import Alert, PrintMessage, Quarantine
 from supervisor.core.model import Cause, Claim, Evidence, Finding, Launcher, Plan, PlanKind, Verdict
 from supervisor.core.values import replace
@@ -153,9 +153,13 @@ def _ranks(state: JobState, t: float, left: int, there: int) -> tuple[JobState, 
     """
     policy = state.run.policy
     if policy.launcher is not Launcher.ELASTIC:
-        if left and policy.gpus.minimum and policy.restart.batch_drift and left >= policy.gpus.minimum:
+        fits = replicas.whole(left, policy.replica_size)
+        if fits and policy.gpus.minimum and policy.restart.batch_drift and fits >= policy.gpus.minimum:
             return state, (), ""
-        helps = f"; --min-gpus {left} --allow-batch-drift lets it see the others" if left else ""
+        them = "the others" if fits == left else f"{fits} of them, in whole replicas of {policy.replica_size} ranks"
+        helps = f"; --min-gpus {fits} --allow-batch-drift lets it see {them}" if fits else ""
+        if left and not fits:
+            helps = f", none of them in whole replicas of {policy.replica_size} ranks"
         return state, (), f"the command chooses its number of ranks by itself, and {left} GPUs are left{helps}"
     wanted = state.run.nproc or state.run.command_nproc or there
     if left >= wanted:

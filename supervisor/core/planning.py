@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from supervisor.classify.exits import END_SIGNALS
-from supervisor.core import budget, global_batch, setups
+from supervisor.core import budget, global_batch, replicas, setups
 from supervisor.core.actions import Alert, PrintMessage, Quarantine
 from supervisor.core.ending import Ending
 from supervisor.core.model import FROM_OUTSIDE, RESUME, Cause, Launcher, PastFailures, Phase, ResumeKind, Verdict
@@ -455,5 +455,12 @@ def _with_verified(state: JobState, verified: tuple[CheckpointRef, ...], found: 
 
 
 def usable(state: JobState) -> tuple[str, ...]:
-    """Return the UUIDs that the ranks may see; empty, and so the user's own choice, where none is out of use."""
-    return tuple(g.uuid for g in state.gpus if not g.quarantined) if any(g.quarantined for g in state.gpus) else ()
+    """Return the UUIDs that the ranks may see; empty, and so the user's own choice, where none is out of use.
+
+    A command that has a rank for each GPU which it sees is shown as many as hold whole replicas.
+    """
+    left = tuple(g.uuid for g in state.gpus if not g.quarantined)
+    if len(left) == len(state.gpus):
+        return ()
+    policy = state.run.policy
+    return left if policy.launcher is Launcher.ELASTIC else left[: replicas.whole(len(left), policy.replica_size)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from supervisor.core import replicas
 from supervisor.core.actions import SIGTERM, EndForAll, ReportEpoch, SetTimer, StopRanks
 from supervisor.core.model import Evidence, JobDecision
 from supervisor.core.state import JobState, Stage
@@ -38,8 +39,11 @@ def end(state: JobState, kind: str, text: str) -> tuple[Action, ...]:
 
 
 def least_nodes(run: Run) -> int:
-    """Return with how many nodes an attempt may begin: as the command says, and not with so few as are known not to start. 0: unknown."""
-    return max(run.policy.least_nodes, min(run.least_nodes, run.policy.nodes))
+    """Return with how many nodes an attempt may begin: as the command says, and not with so few as are known not to start. 0: unknown.
+
+    They are in whole groups where a replica has several nodes (core/replicas.py).
+    """
+    return replicas.up(max(run.policy.least_nodes, min(run.least_nodes, run.policy.nodes)), run.policy.node_group)
 
 
 def needed_nodes(run: Run) -> int:

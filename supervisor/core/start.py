@@ -6,7 +6,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from supervisor.core import detours, losses, node_health, planning, resumption, sharing
+from supervisor.core import detours, losses, node_health, planning, replicas, resumption, sharing
 from supervisor.core.actions import (
     BeginAttempt,
     CheckHealth,
@@ -363,8 +363,11 @@ def on_health_overdue(state: JobState, t: float) -> Step:
 
 def begin(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
     """Ask for the next attempt."""
-    if state.gpus and all(gpu.quarantined for gpu in state.gpus):
-        return stop_for_gpus(state, t, 0, "the job")
+    left, policy = sum(not gpu.quarantined for gpu in state.gpus), state.run.policy
+    has_too_few = policy.launcher is not Launcher.ELASTIC and left < min(policy.replica_size, len(state.gpus))
+    if state.gpus and (not left or has_too_few):
+        wanted = f": {replicas.in_words(policy.replica_size, policy.replica_source)}" if left else ""
+        return stop_for_gpus(state, t, left, f"the job{wanted}")
     number, meets = state.attempt.number + 1, gathers(state)
     attempt = Attempt(
         number,
@@ -379,7 +382,7 @@ def begin(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
     run = replace(state.run, findings=None, next_resume=None, reached=resumption.reached(state))
     fresh = replace(state, run=run, attempt=attempt, stage=Stage.STARTING, token=state.token + 1)
     if fresh.attempt.awaits_agreement:
-        return fresh, (*_left_out(fresh), GatherNodes(number, state.run.nproc, sharing.least_nodes(state.run)))
+        return fresh, (*_left_out(fresh), GatherNodes(number, state.run.nproc, sharing.least_nodes(state.run), policy.node_group))
     return fresh, (*_left_out(fresh), _order(fresh))
 
 
@@ -404,7 +407,7 @@ def _left_out(state: JobState) -> tuple[Action, ...]:
     if not out or state.run.policy.launcher is Launcher.ELASTIC or state.run.reason not in {"start", "takeover"}:
         return ()
     names = ", ".join(f"GPU {gpu.index} ({gpu.uuid}): {gpu.quarantined}" for gpu in out)
-    left = len(state.gpus) - len(out)
+    left = replicas.whole(len(state.gpus) - len(out), state.run.policy.replica_size)
     text = (
         f"out of use, and not shown to the command: {names}; one that uses all GPUs it sees has {left} ranks now, and another global batch"
     )
@@ -415,11 +418,20 @@ def stop_for_gpus(state: JobState, t: float, left: int, wanted: str) -> Step:
     """Leave the node where too few of its GPUs may be used, naming one that is out of use, and what would bring it back."""
     gpu = next(gpu for gpu in state.gpus if gpu.quarantined)
     verdict = Verdict(Cause.GPU_LOST, 1.0, f"GPU {gpu.index} ({gpu.uuid}) is out of use: {gpu.quarantined}", "gpu:out-of-use", gpu=gpu.uuid)
-    fewer = f", or start with --nproc-per-node={left}" if left else ", or start on another node"
+    fits = replicas.whole(left, state.run.policy.replica_size)
+    fewer = f", or start with --nproc-per-node={fits}" if fits else ", or start on another node"
     fewer += "; a job that uses no GPU starts with CUDA_VISIBLE_DEVICES= (empty)"
     hint = f"`{state.run.policy.clears} {gpu.uuid}` where it is well again{fewer}"
     why = f"{left} of {len(state.gpus)} GPUs may be used, for {wanted}"
     return stop_for(state, t, verdict, Plan(PlanKind.STOP, why, hint, "beginning", 69))
+
+
+def stop_for_layout(state: JobState, t: float, misfit: str, option: str, exit_code: int = 78) -> Step:
+    """Stop before a rank starts, because the ranks hold no whole number of replicas. option: torchrun's that would help, "" for none."""
+    policy = state.run.policy
+    why = f"{replicas.in_words(policy.replica_size, policy.replica_source)}, and {misfit}"
+    hint = f"{f'start with {option}, or name' if option else 'name'} the ranks of one replica with --model-parallel N"
+    return stop_for(state, t, Verdict(Cause.NONE, 1.0, why, "layout:ranks"), Plan(PlanKind.STOP, why, hint, "beginning", exit_code))
 
 
 def restart(state: JobState, t: float, verdict: Verdict, plan: Plan, *beside: Action) -> Step:

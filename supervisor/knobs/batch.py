@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class Batch(Struct, frozen=True):
     """micro: of one GPU. accum: of one rank, None where the program derives it from `asked`, its global batch (None: not known).
 
-    world: ranks, 0 where that is not known. planned: `asked` is shared out by uneven.py, and need be no multiple of anything.
+    world: ranks, each with a copy of the model, 0 where that is not known; ranks that share a copy (core/replicas.py) count as one.
+    planned: `asked` is shared out by uneven.py, and need be no multiple of anything.
     """
 
     micro: int

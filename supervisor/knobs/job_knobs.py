@@ -1,15 +1,15 @@
 """Finds what may be changed in a job's command: the knobs that the user declared, and those of the program that it runs.
 
 declaration.py parses one declaration, declared_knobs.py finds the declared knobs' values, program_knobs.py the knobs of a recognised
-program, resume.py how the script gets its checkpoint, likely.py the options that would enable what is missing. knob_set.py holds the
-result and sets values.
+program, model_parallel.py how many ranks share a copy of the model, resume.py how the script gets its checkpoint, likely.py the options
+that would enable what is missing. knob_set.py holds the result and sets values.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.knobs import bindings, conflicts, declared_knobs, likely, program_knobs, programs, resume
+from supervisor.knobs import bindings, conflicts, declared_knobs, likely, model_parallel, program_knobs, programs, resume
 from supervisor.knobs.knob_set import KnobSet
 
 if TYPE_CHECKING:
@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 
 def find(settings: Settings, command: Sequence[str], environ: Mapping[str, str], cwd: Path) -> KnobSet:
-    """Return the knobs of `command`. Raises SuperviseError for an impossible declaration."""
+    """Return the knobs of `command`. Raises SuperviseError for an impossible declaration, and for ranks in no whole replicas."""
     script = programs.locate(command, environ.get("PATH"))
     argv = tuple(command[script.at :])
     declared = declared_knobs.find(settings, argv, environ, cwd)
     text = programs.text_of(script, cwd)
     lookup = program_knobs.Lookup(text, argv, command[: script.at], environ, cwd)
     recognised = programs.recognise(script, text, settings.knobs.program)
+    replica = model_parallel.find(settings, programs.layout_programs(recognised, text, settings.knobs.program), lookup)
+    model_parallel.require_whole(replica, lookup, command)
     found = program_knobs.find(recognised, lookup, frozenset(declared))
     ways = resume.find(settings, recognised, lookup)
     bound = (*declared.values(), *found.bound)
@@ -45,6 +47,7 @@ def find(settings: Settings, command: Sequence[str], environ: Mapping[str, str],
         settings.restart.batch_drift,
         ways.bound,
         likely.options(argv, text, {entry.knob.name for entry in bound}),
+        replica,
     )
     knob_set.require_shares(exit_code)
     return knob_set

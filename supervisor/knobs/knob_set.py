@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor.agent import batch_plan
+from supervisor.core import replicas
 from supervisor.core.model import Knob
 from supervisor.core.values import Struct, field, replace
 from supervisor.errors import SuperviseError
 from supervisor.knobs import batch, bindings, config_files, uneven
 from supervisor.knobs.bindings import Binding, Env, FileKey, Placeholder, Shares
+from supervisor.knobs.replica import ONE_RANK, Replica
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,6 +91,7 @@ class KnobSet(Struct, frozen=True):
     batch_drift: bool = False
     resume: tuple[ResumeWay, ...] = ()
     likely: tuple[tuple[str, str], ...] = ()
+    replica: Replica = ONE_RANK
 
     @property
     def knobs(self) -> tuple[Knob, ...]:
@@ -139,7 +142,8 @@ class KnobSet(Struct, frozen=True):
                 )
             environment |= self._override_variable(name.removeprefix(ENV), value)
         plan = self._share(dict(overrides), world_size, gpus, environment)
-        argv, files = self._copies(argv, edits, texts, directory, world_size)
+        divided = None if world_size is None else world_size // self.replica.size
+        argv, files = self._copies(argv, edits, texts, directory, divided)
         return AttemptCommand((*command[: self.at], *argv), environment, files, plan)
 
     def require_shares(self, exit_code: ExitCode) -> None:
@@ -155,6 +159,11 @@ class KnobSet(Struct, frozen=True):
         place = next((place for bound in self.bound for place in bound.places if isinstance(place, Shares)), None)
         if place is None:
             return ""
+        if self.replica.size > 1:
+            raise SuperviseError(
+                f"cannot share the global batch: a plan shares it by GPUs, and {replicas.in_words(self.replica.size, self.replica.source)}",
+                hint="Leave plan: out of grad_accum.",
+            )
         ranks = [uneven.RankGpu(*gpu) for gpu in zip(place.speeds, place.memories, strict=True)]
         if gpus and max(gpus) < len(ranks):
             ranks = [ranks[gpu] for gpu in gpus][:world_size]
@@ -223,7 +232,7 @@ class KnobSet(Struct, frozen=True):
 
 
 def _deepspeed_total(text: str, values: Mapping[str, str | None], world_size: int | None) -> dict[str, str | None]:
-    """Return the right train_batch_size: DeepSpeed asserts that it is micro-batch x accumulation x world.
+    """Return the right train_batch_size: DeepSpeed asserts that it is micro-batch x accumulation x world, by replicas.
 
     If the world is not known and the product changes, the key is removed: DeepSpeed derives it from the other two.
     """

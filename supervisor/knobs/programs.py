@@ -80,6 +80,7 @@ class Program(Struct, frozen=True):
     deepspeed: tuple[str, ...] = ()
     file_alone: bool = False
     resume: ResumeRow | None = None
+    model_parallel: tuple[tuple[str, ...], ...] = ()
 
 
 class Script(Struct, frozen=True):
@@ -103,6 +104,12 @@ def programs() -> tuple[Program, ...]:
     return tuple(_program(row) for row in tomllib.loads(TABLE.read_text(encoding="utf-8"))["program"])
 
 
+@functools.cache
+def layouts() -> tuple[Program, ...]:
+    """Return the rows of programs of which only the flags of model parallelism are read."""
+    return tuple(_program(row) for row in tomllib.loads(TABLE.read_text(encoding="utf-8"))["layout"])
+
+
 def title(name: str) -> str:
     """Return the title of the program of this name; the name itself if there is none (a declared knob)."""
     return next((program.title for program in programs() if program.name == name), name)
@@ -115,6 +122,7 @@ def _program(row: dict[str, Any]) -> Program:
     lists = _tuples(row, "modules", "uncalled", "blocks", "configs", "deepspeed")
     needs = tuple(tuple(names) for names in row.get("needs", ()))
     rest: dict[str, Any] = {**lists, "checked": str(row["checked"]), "needs": needs, "knobs": knobs, "resume": resume}
+    rest["model_parallel"] = tuple(tuple(names) for names in row.get("model_parallel", ()))
     return Program(**(row | rest))
 
 
@@ -208,6 +216,12 @@ def recognise(script: Script, text: ScriptText, declared: str = "auto") -> tuple
         elif _matches(program, text):
             found.append(RecognisedProgram(program, seen=False))
     return tuple(found)
+
+
+def layout_programs(recognised: Sequence[RecognisedProgram], text: ScriptText, declared: str = "auto") -> tuple[Program, ...]:
+    """Return the programs of which the flags of model parallelism are read: the recognised ones, and those of `layouts`."""
+    more = layouts() if declared == "auto" else ()
+    return (*(row.program for row in recognised), *(program for program in more if _matches(program, text)))
 
 
 def _matches(program: Program, text: ScriptText) -> bool:

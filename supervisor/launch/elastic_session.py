@@ -14,7 +14,7 @@ import shlex
 import signal
 import socket
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, assert_never
 
 import msgspec
@@ -125,8 +125,13 @@ class ElasticSession:
 
     def gather(self, action: GatherNodes) -> None:
         """See Session. The agent meets the other nodes, and starts its ranks with the order that `begin` sends."""
-        nodes, least = self._context.nodes, action.least_nodes
-        self._open(action.attempt, lambda: Go(action.attempt, nproc=action.nproc, returning=nodes.returning, least_nodes=least))
+        nodes = self._context.nodes
+
+        def make_go() -> Go:
+            go = Go(action.attempt, nproc=action.nproc, returning=nodes.returning)
+            return replace(go, least_nodes=action.least_nodes, node_group=action.node_group)
+
+        self._open(action.attempt, make_go)
 
     def publish_coordinator(self, attempt: int, port: int, key: str) -> None:
         """See Session."""

@@ -47,6 +47,17 @@ def of(command: Sequence[str], environ: Mapping[str, str], hostname: str = "") -
     return _of_ranks(environ, here) if found is None else _of_torchrun(found, environ, here)
 
 
+def is_of_several_nodes(command: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Return whether ranks of other nodes are to find this one, as torchrun's options, the ranks' variables or Slurm's say."""
+    found = torchrun.recognise(command, path=environ.get("PATH"))
+    if found is not None:
+        return torchrun.most_nodes(found, environ) > 1 and not torchrun.is_standalone(found, environ)
+    ranks, local_ranks = _number(environ.get("WORLD_SIZE", "")), _number(environ.get("LOCAL_WORLD_SIZE", ""))
+    if ranks and local_ranks:
+        return ranks > local_ranks
+    return bool(environ.get("MASTER_ADDR")) and (_number(environ.get("SLURM_NNODES", "")) or 1) > 1
+
+
 def require_usable(command: Sequence[str], environ: Mapping[str, str]) -> None:
     """Raise SuperviseError (78) where ranks find an address in their environment that can never be one.
 

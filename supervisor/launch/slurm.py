@@ -14,6 +14,7 @@ from supervisor.core.values import Struct, replace
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job.local_time import minute_text
 from supervisor.knobs import torchrun
+from supervisor.knobs.python_command import shim_mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ _BRACKETS: Final = re.compile(r"\[([^][]*)\]")
 
 
 class SlurmStep(Struct, frozen=True):
-    """The step. nodes: their names, none where the list cannot be read; `size`: how many they are.
+    """The step. nodes: their names in the order of their numbers, none where the list cannot be read; `size`: how many they are.
 
     node: the number of this one among them. tasks: how many the step has here. end_t: Unix seconds of the job's time limit, 0: unknown.
     requeued: so many times.
@@ -66,7 +67,7 @@ def step_of(environ: Mapping[str, str]) -> SlurmStep | None:
     job, step = slurm.place(environ)
     if not step or not job.isdecimal():
         return None
-    nodes = host_names(environ.get(_NODES, ""))
+    nodes = _in_order(host_names(environ.get(_NODES, "")), environ)
     node = _number(environ.get("SLURM_NODEID", ""), 0)
     tasks = _repeated(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     return SlurmStep(
@@ -79,6 +80,22 @@ def step_of(environ: Mapping[str, str]) -> SlurmStep | None:
         float(_number(environ.get("SLURM_JOB_END_TIME", ""), 0)),
         _number(environ.get("SLURM_RESTART_COUNT", ""), 0),
     )
+
+
+def _in_order(nodes: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the nodes of a step in the order of their numbers.
+
+    Slurm lists them by name. In a step over the components of a heterogeneous job it counts the first component's nodes first: where that
+    has n2, and the second has n1, the list is n[1-2], and n2 is node 0 (Slurm 22.05).
+    """
+    in_order = tuple(name for name in job_nodes(environ) if name in nodes) if slurm.components(environ) else nodes
+    return in_order if len(in_order) == len(nodes) else nodes
+
+
+def job_nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of all nodes of the job, those of each component of a heterogeneous one; () outside of a job."""
+    lists = [environ.get(f"SLURM_JOB_NODELIST_HET_GROUP_{component}", "") for component in range(slurm.components(environ))]
+    return tuple(name for text in lists or [environ.get("SLURM_JOB_NODELIST", "")] for name in host_names(text))
 
 
 def host_names(text: str) -> tuple[str, ...]:
@@ -128,7 +145,9 @@ def at_start(command: Sequence[str], environ: Mapping[str, str]) -> SlurmStart:
     start = _of_place(command, environ)
     # torchrun says to its ranks how many they are, and sets no store by Slurm's figures
     missing = "" if torchrun.recognise(command, path=environ.get("PATH")) is not None else slurm.missing_tasks(environ)
-    return replace(start, warning="; ".join(filter(None, (start.warning, missing))))
+    lone = slurm.lone_task(environ) if shim_mode(command) == "rank" else ""
+    warning = "; ".join(filter(None, (start.warning, lone or missing)))
+    return replace(start, warning=warning, line="\n".join(filter(None, (start.line, _unused_components(environ)))))
 
 
 def _of_place(command: Sequence[str], environ: Mapping[str, str]) -> SlurmStart:
@@ -136,19 +155,53 @@ def _of_place(command: Sequence[str], environ: Mapping[str, str]) -> SlurmStart:
     if job and not is_step:
         return SlurmStart({}, warning=outside_warning(job))
     step = step_of(environ)
-    launcher = torchrun.recognise(command, path=environ.get("PATH")) if step is not None and step.size > 1 else None
+    launcher = torchrun.recognise(command, path=environ.get("PATH")) if step is not None else None
     if step is None or launcher is None:
         return SlurmStart({})
-    if _runs_on_one_node(launcher, environ):
-        text = f"Slurm step {step.name} has {step.size} nodes, and by its options torchrun runs on one: each node trains by itself"
-        return SlurmStart({}, warning=text)
+    misfit = _misfit(launcher, environ, step)
+    if step.size == 1 or _runs_on_one_node(launcher, environ):
+        return SlurmStart({}, warning=misfit)
     added = _completed(launcher, environ, step)
     options = " ".join(f"--{name}={value}" for name, value in added.items())
     ends = f"; the job's time ends at {minute_text(step.end_t)}" if step.end_t else ""
     line = f"Slurm step {step.name}, node {step.node} of {step.size}: torchrun gets {options}{ends}" if added else ""
-    unread = not step.nodes and not any(torchrun.is_given(launcher, environ, name) for name in ("rdzv-endpoint", "master-addr"))
+    unread = not step.nodes and not _meets_elsewhere(launcher, environ)
     text = f"the nodes of Slurm step {step.name} cannot be read from {environ.get(_NODES, '')!r}: give torchrun --rdzv-endpoint"
-    return SlurmStart({torchrun.variable(name): value for name, value in added.items()}, line, text if unread else "")
+    warning = "; ".join(filter(None, (text if unread else "", misfit)))
+    return SlurmStart({torchrun.variable(name): value for name, value in added.items()}, line, warning)
+
+
+def _misfit(command: torchrun.Torchrun, environ: Mapping[str, str], step: SlurmStep) -> str:
+    """Return how torchrun's nodes do not fit those of the step, "" where they do, or where other steps may bring the rest."""
+    is_given = torchrun.is_given(command, environ, "nnodes")
+    least, most = torchrun.least_nodes(command, environ), torchrun.most_nodes(command, environ)
+    if step.size > 1 and _runs_on_one_node(command, environ):
+        return f"Slurm step {step.name} has {step.size} nodes, and by its options torchrun runs on one: each node trains by itself"
+    if is_given and least > step.size and not _meets_elsewhere(command, environ):
+        return (
+            f"torchrun waits for {least} nodes (--nnodes), and Slurm step {step.name} has {step.size}: nobody starts the others; write"
+            f" `srun --nodes={least} --ntasks-per-node=1 supervise …`"
+        )
+    if is_given and 0 < most < step.size:
+        return f"torchrun takes {most} nodes (--nnodes), and Slurm step {step.name} has {step.size}: the others find no place"
+    return ""
+
+
+def _meets_elsewhere(command: torchrun.Torchrun, environ: Mapping[str, str]) -> bool:
+    """Return whether the user says where torchrun's nodes meet."""
+    return any(torchrun.is_given(command, environ, name) for name in ("rdzv-endpoint", "master-addr"))
+
+
+def _unused_components(environ: Mapping[str, str]) -> str:
+    """Return that the step leaves out nodes of a heterogeneous job, "" where it does not. That may be meant: they run another program."""
+    step, nodes = step_of(environ), job_nodes(environ)
+    if step is None or not slurm.components(environ) or step.size >= len(nodes):
+        return ""
+    groups = ",".join(str(component) for component in range(slurm.components(environ)))
+    return (
+        f"Slurm step {step.name} has {step.size} of the {len(nodes)} nodes of a heterogeneous job: `srun --het-group={groups} supervise …`"
+        " would take all"
+    )
 
 
 def outside_warning(job: str) -> str:

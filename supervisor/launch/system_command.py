@@ -30,8 +30,13 @@ class SystemCommandResult(Struct, frozen=True):
     code: int
 
 
-def run_system_command(argv: Sequence[str], deadline_s: float, environ: Mapping[str, str] | None = None) -> SystemCommandResult | None:
-    """Return what a program answers, None where it does not end within the deadline. environ: its own, default ours; PATH counts."""
+def run_system_command(
+    argv: Sequence[str], deadline_s: float, environ: Mapping[str, str] | None = None, *, with_errors: bool = False
+) -> SystemCommandResult | None:
+    """Return what a program answers, None where it does not end within the deadline.
+
+    environ: its own, default ours; PATH counts. with_errors: what it writes to its standard error is of its answer.
+    """
     answers: list[SystemCommandResult] = []
     running: list[subprocess.Popen[bytes]] = []
     given_up = threading.Event()
@@ -48,7 +53,7 @@ def run_system_command(argv: Sequence[str], deadline_s: float, environ: Mapping[
                         env=None if environ is None else dict(environ),
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.PIPE,
-                        stderr=subprocess.DEVNULL,
+                        stderr=subprocess.STDOUT if with_errors else subprocess.DEVNULL,
                         start_new_session=True,
                     )
                 )

@@ -82,6 +82,7 @@ class HealthWatch:
         self._checks = {name: check for name, check in registry.checks().items() if name not in _OF_THE_START}
         self._sampled = {name: check for name, check in self._checks.items() if name not in NOT_SAMPLED}
         self._rendezvous = rendezvous_ports.of(job.command, job.environ)
+        self._is_of_several_nodes = rendezvous_ports.is_of_several_nodes(job.command, job.environ)
         known = registry.fast() if self.has_gpus else DISKS
         self.probes = tuple(name for name in known if name in registry.PROBES and (name not in DISKS or settings.checkpoints.paths))
         self.enabled = settings.health.enabled and bool(self.probes)
@@ -105,7 +106,12 @@ class HealthWatch:
         with self._turns(_START_TURN_S) as is_our_turn:
             if not is_our_turn:
                 return NodeHealth(Readings(), (), "an earlier check of this node hangs")
-            ask = dataclasses.replace(self._ask(DEADLINE_S, paths, need_bytes), hosts=self._rendezvous.hosts, ports=self._rendezvous.ports)
+            ask = dataclasses.replace(
+                self._ask(DEADLINE_S, paths, need_bytes),
+                hosts=self._rendezvous.hosts,
+                ports=self._rendezvous.ports,
+                options={"names": {"several_nodes": self._is_of_several_nodes}},
+            )
             now = self._runner.sweep(wanted, ask)
             skipped = ", ".join(sorted(self._hung))
             self._note_hung(now)

@@ -20,6 +20,7 @@ from checkpointing.formats import TORCH_SUFFIXES
 from supervisor import strategies
 from supervisor.config import loading, signatures
 from supervisor.config.policy import to_policy
+from supervisor.core import replicas
 from supervisor.core.causes import CAUSE_TABLE
 from supervisor.core.model import RESUME, Cause, CheckpointRef, Claim, Evidence, Gpu, Knob, PlanKind, ResumeKind, Verdict
 from supervisor.core.values import Struct, replace
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from supervisor.config.settings import Settings
     from supervisor.core.model import Policy
     from supervisor.knobs.knob_set import KnobSet
+    from supervisor.knobs.replica import Replica
 
 #: Settings that are shown even if they have their defaults: a person wants to know them at 3 a.m.
 MATTER = (
@@ -130,11 +132,12 @@ def opening_line(  # noqa: PLR0911  one for each case
     by = ", ".join(dict.fromkeys(programs.title(knob.by) for knob in (size, accum) if knob.by != "declared"))
     rest = f"{f' ({by})' if by else ''}; --no-batch-change forbids it"
     per_node, nodes = torchrun.size(_torchrun(command, environ), environ)
-    if not per_node * nodes and (size.counts == "global" or accum.counts == "world"):
+    divided = per_node * nodes // found.replica.size
+    if not divided and (size.counts == "global" or accum.counts == "world"):
         how = size.how if size.counts == "global" else accum.how
         return f"on CUDA OOM: the micro-batch shrinks at the same global batch, if {how} divides by the ranks, not known yet{rest}"
     # where both count for each rank, one stands for all: a smaller micro-batch keeps the product whatever the number of ranks is
-    old = batch.read(size, accum, per_node * nodes or 1)
+    old = batch.read(size, accum, divided or 1)
     new = batch.smaller(old) if isinstance(old, batch.Batch) else old
     if isinstance(new, str):
         return f"on CUDA OOM: the batch stays as it is: {new}"
@@ -185,6 +188,14 @@ def _users_own(name: str, policy: Policy) -> bool:
     """Whether the user set every variable that a rung for networks would set."""
     variables = network.SOCKETS if name == "interface" else network.TRANSPORTS[name][:1] if name in network.TRANSPORTS else ()
     return bool(variables) and set(variables) <= {variable for variable, _ in policy.variables}
+
+
+def replica_line(replica: Replica) -> str:
+    """Return that only whole replicas of the model are used, "" where each rank has its own."""
+    if replica.unread:
+        return f"how many ranks share a copy of the model is not known ({replica.unread}): --model-parallel N gives it"
+    words = replicas.in_words(replica.size, replica.source)
+    return f"{words}: fewer GPUs or nodes are used in whole replicas" if replica.size > 1 else ""
 
 
 def handover_warning(settings: Settings, found: KnobSet, command: Sequence[str], environ: Mapping[str, str]) -> str:
@@ -239,7 +250,12 @@ def document(settings: Settings, command: Sequence[str], cause: str | None) -> d
     knob_set = job_knobs.find(settings, command, os.environ, Path(settings.cwd))
     launcher = torchrun.launcher(_torchrun(command, os.environ))
     policy = to_policy(
-        settings, launcher, tuple(replace(knob, seen=True) for knob in knob_set.knobs), likely=knob_set.likely, environ=os.environ
+        settings,
+        launcher,
+        tuple(replace(knob, seen=True) for knob in knob_set.knobs),
+        likely=knob_set.likely,
+        environ=os.environ,
+        replica=knob_set.replica,
     )
     return _data(settings, command, knob_set, policy, _cause(cause) if cause else None)
 
@@ -289,6 +305,12 @@ def _data(settings: Settings, command: Sequence[str], found: KnobSet, policy: Po
         "script_is_here": script.kind != "file" or (Path(settings.cwd) / script.target).exists(),
         "programs": [programs.title(name) for name in found.programs],
         "warnings": list(launchers.ignored_options(command, os.environ)),
+        "replica": {
+            "size": found.replica.size,
+            "source": found.replica.source,
+            "unread": found.replica.unread,
+            "one_gpu_less": _one_gpu_less(policy, command),
+        },
         "on_cuda_oom": opening_line(found, command, os.environ) or _unknown_batch(found),
         "enabled": [_enabled(knob) for knob in found.knobs],
         "not_enabled": _not_enabled(found, resumes=settings.resumes_itself),
@@ -329,6 +351,16 @@ def _users_signatures(settings: Settings) -> list[dict[str, Any]]:
         if not row.origin.startswith(ours)
     ]
     return rows + [{"id": problem.id, "cause": "", "where": [], "origin": problem.origin, "problem": problem.text} for problem in problems]
+
+
+def _one_gpu_less(policy: Policy, command: Sequence[str]) -> str:
+    """Return what follows when one GPU of this node fails and is no spare, "" where the command does not say its ranks."""
+    ranks, nodes = torchrun.size(_torchrun(command, os.environ), os.environ)
+    if not ranks:
+        return ""
+    answer = sequence(Cause.GPU_LOST, policy, ranks, nodes)[0]
+    code = f" ({answer.exit_code})" if answer.exit_code else ""
+    return f"{answer.kind}{code}: {answer.reason.replace('GPU 0 (GPU-0)', 'it')}"
 
 
 def _unknown_batch(found: KnobSet) -> str:
@@ -393,6 +425,7 @@ def text(data: Mapping[str, Any]) -> list[str]:
         f"command   {shlex.join(data['command'])}"[:WIDTH],
         f"script    {data['script'] or 'unknown behind its launcher'}{known}{'' if data['script_is_here'] else ': no such file here'}",
         *(line for warning in data["warnings"] for line in _folded("warning   ", warning)),
+        *_replica_lines(data["replica"]),
         "",
     ]
     lines += ["enabled", *(_columns([_enabled_row(one) for one in data["enabled"]]) or ["  nothing"])]
@@ -402,6 +435,15 @@ def text(data: Mapping[str, Any]) -> list[str]:
         return [*lines, "", *_one_ladder(data)]
     rows = [(key, json.dumps(one["value"], ensure_ascii=False), one["origin"]) for key, one in data["settings"].items()]
     return [*lines, "settings", *_columns(rows), *_own_rows(data), "", *_all_ladders(data["ladders"])]
+
+
+def _replica_lines(replica: Mapping[str, Any]) -> list[str]:
+    """Return how many ranks share a copy of the model, and what the loss of a GPU means for them."""
+    source = replica["source"] or (f"{replica['unread']}; --model-parallel N gives it" if replica["unread"] else "data parallelism alone")
+    lines = [f"replica   {replica['size']} rank{'s' * (replica['size'] > 1)}: {source}"]
+    if replica["one_gpu_less"]:
+        lines += textwrap.wrap(f"if a GPU fails: {replica['one_gpu_less']}", WIDTH - 12, break_on_hyphens=False)
+    return [lines[0], *(f"          {line}" for line in lines[1:])]
 
 
 def _own_rows(data: Mapping[str, Any]) -> list[str]:

@@ -40,7 +40,7 @@ from supervisor.report.last_line import last_line, named
 from supervisor.report.log_events import LogEvent
 from supervisor.report.mirror_report import MirrorReport
 from supervisor.report.reporter import Reporter
-from supervisor.report.start_plan import handover_warning, network_line, opening_lines, resume_line
+from supervisor.report.start_plan import handover_warning, network_line, opening_lines, replica_line, resume_line
 from supervisor.run import moved_job, previous_runs
 from supervisor.run.checkpoint_news import CheckpointNews
 from supervisor.run.executor import Executor
@@ -172,7 +172,7 @@ class JobRun:
         self._restore()
         checkpoints = self.factory.checkpoints
         feed = self.mirror_feed = None if self.mirror is None else checkpoints.mirror_feed(self.mirror, self._has_rank_0)
-        watcher = checkpoints.watcher(feed, self._has_rank_0)
+        watcher = checkpoints.watcher(feed, self._has_rank_0, lambda: self.executor.sampling.is_saving)
         if self.mirror is not None:
             self.mirror.start()
 
@@ -198,6 +198,8 @@ class JobRun:
             self.executor.node.list_gpus()
             self.executor.node.read_environment()
             self.executor.node.examine_shared_memory()
+            if "SLURM_JOB_ID" in self.job.environ:
+                self.executor.node.ask_slurm()
             is_posted = self.continues and self.executor.sampling.post_last_progress()
             started = SupervisorStarted(
                 self.clock.now(),
@@ -368,6 +370,8 @@ class JobRun:
             health=self.executor.node.health.enabled,
             nodes=self.factory.most_nodes(),
             least_nodes=self.factory.least_nodes(),
+            per_node=self.factory.command_nproc,
+            replica=self.job.knobs.replica,
             environ=self.job.environ,
         )
 
@@ -381,6 +385,7 @@ class JobRun:
         return [
             f"job {self.job.name}, {run_} {self.job.run_id}: {how}",
             *of_knobs,
+            *filter(None, (replica_line(self.job.knobs.replica),)),
             *([f"requeued by Slurm: the journal came along from {self.moved_from}"] if self.moved_from else []),
             *([self.new_run_reason] if self.new_run_reason else []),
             resume_line(settings, self.job.knobs, self.programs_seen, self.job.command),

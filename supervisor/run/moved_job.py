@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.io import staging
+from health.probes.slurm import job_id
 from supervisor.journal import records
 from supervisor.journal.file import next_name
 from supervisor.journal.records import Record, RunBegan
@@ -35,7 +36,7 @@ def carry_along(job: Job) -> str:
     """
     step = slurm.step_of(job.environ)
     requeued = job.environ.get("SLURM_RESTART_COUNT", "0") not in {"", "0"}
-    if step is None or not requeued or not step.nodes or job.name != f"slurm-{step.job}":
+    if step is None or not requeued or not step.nodes or job.name != f"slurm-{job_id(job.environ)}":
         return ""
     here = {name.partition(".")[0] for name in step.nodes}
     if job.node.partition(".")[0] not in here:  # Slurm's names are not those of the hosts (NodeHostname): nobody knows by name who left

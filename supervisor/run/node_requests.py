@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from supervisor.core import actions as act
 from supervisor.core.events import GpusListed, HealthChanged, HealthChecked
 from supervisor.core.model import Launcher as LauncherKind
+from supervisor.job.identity import state_root
 from supervisor.launch import launchers
 from supervisor.node import rank_places
 from supervisor.node.health_watch import HealthWatch, NodeHealth, shown
@@ -107,6 +108,18 @@ class NodeRequests:
         """Read the environment of this node, where other nodes may compare it with theirs."""
         if self._job.settings.health.enabled and self._factory.has_several_nodes:
             self._threads.start("environment", self.environment.read, awaited=False)
+
+    def ask_slurm(self) -> None:
+        """In a job of Slurm, report what its controller and its batch script show: nothing waits for the answer."""
+        from supervisor.launch import slurm_batch  # noqa: PLC0415  for jobs of Slurm only
+
+        def work() -> None:
+            for level, text in slurm_batch.reports(self._job.environ, self._job.name, state_root(self._job.state)):
+                message = act.PrintMessage(level, text)
+                self._loop.call_soon(lambda message=message: self._reporter.print_message(message))  # type: ignore[misc] # (a bound loop variable)
+
+        if slurm_batch.is_first(self._job.environ):
+            self._threads.start("slurm", work, awaited=False)
 
     def list_gpus(self) -> None:
         """List the GPUs. If a GPU is quarantined, list them before the first attempt; else (nearly always) while it starts."""

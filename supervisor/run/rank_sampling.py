@@ -11,6 +11,7 @@ from checkpointing.io import staging
 from health.model import Readings
 from supervisor.core import planning
 from supervisor.core.events import ProgressObserved
+from supervisor.core.model import Phase
 from supervisor.core.state import Stage
 from supervisor.job.identity import LOOK_FILE, SHM
 from supervisor.observe.hangs import devices, diagnosis, look, rank_progress
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from supervisor.run.loop import Loop
     from supervisor.run.threads import Threads
 
+#: While a rank is in one of these, the background reading of checkpoints leaves the disk to it.
+SAVING = frozenset({Phase.CHECKPOINT, Phase.LOAD})
 #: How long the end of an attempt is held up for its last heartbeats, where they are on a disk.
 LAST_WAIT_S = 0.2
 
@@ -73,6 +76,7 @@ class RankSampling:
         self._directory: Path | None = None
         self._attempt, self._has_trained = 0, False
         self._step_times = NodeSteps()
+        self.is_saving = False  # whether a rank here saved or loaded at the last look; any thread may read it
 
     def watch(self, attempt: int, resume: CheckpointRef | None) -> None:
         """Begin with a new attempt."""
@@ -87,7 +91,7 @@ class RankSampling:
 
     def forget(self) -> None:
         """Nothing runs."""
-        self._directory = None
+        self._directory, self.is_saving = None, False
 
     @property
     def step_times(self) -> tuple[float | None, float | None]:
@@ -113,6 +117,7 @@ class RankSampling:
         def work() -> None:
             beats = heartbeats.read(directory / "heartbeat")
             step_times.take(beats)
+            self.is_saving = not last and any(beat.phase in SAVING for beat in beats)
             if not last:
                 self._loads.sample(directory)
             self._progress.sample(now, ranks, beats, last=last)

@@ -1,9 +1,9 @@
 """Rungs for a GPU that failed by itself: take it out of use; go on with a spare, with fewer if the user allowed that, or not here (69).
 
-NVIDIA's catalogue (health/nvidia/xids.py) says after which Xid the same GPU is usable. With fewer GPUs the micro-batch and the accumulation
-are planned anew so that the global batch stays exactly what it was. If no whole numbers do that, the nearest is taken only with
---allow-batch-drift. A command that launches its own ranks chooses their number and GPUs itself: it is restarted on the GPUs that are left
-only if fewer ranks and another global batch are both allowed.
+NVIDIA's catalogue (health/nvidia/xids.py) says after which Xid the same GPU is usable. With fewer GPUs whole replicas of the model go on
+(core/replicas.py), and the micro-batch and the accumulation are planned anew so that the global batch stays exactly what it was. If no
+whole numbers do that, the nearest is taken only with --allow-batch-drift. A command that launches its own ranks chooses their number and
+GPUs itself: it is restarted on the GPUs that are left only if fewer ranks and another global batch are both allowed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from health.nvidia.xids import Retry, lookup_text
 from supervisor.classify.remedies import before_the_next_start
+from supervisor.core import replicas
 from supervisor.core.budget import INFRASTRUCTURE_PERIOD_S, family
 from supervisor.core.model import Cause, Change, Gpu, HangKind, Launcher, Phase, Plan, PlanKind
 from supervisor.core.values import Struct
@@ -22,7 +23,7 @@ from supervisor.strategies.repetition import HANGS
 from supervisor.strategies.rung import Rung
 
 if TYPE_CHECKING:
-    from supervisor.core.model import Failure, Knob
+    from supervisor.core.model import Failure, Knob, Policy
     from supervisor.strategies.situation import Situation
 
 #: The remedy follows this text; a stop shows it in a line of its own, to be copied.
@@ -160,13 +161,14 @@ def _without_gpu(situation: Situation, strategy: str) -> Plan:
 def _for_own_launcher(situation: Situation, strategy: str, name: str, exclude: tuple[str, ...], left: int) -> Plan:
     """Return the plan for a command that chooses its ranks by itself."""
     policy = situation.policy
-    if not policy.gpus.minimum or not policy.restart.batch_drift or left < max(policy.gpus.minimum, 1):
-        why = f"the command chooses its number of ranks by itself, and {left} GPUs are left"
-        remedy = f"{TO_GO_ON}--min-gpus {left} --allow-batch-drift" if left else ""
+    fits = replicas.whole(left, policy.replica_size)
+    if not policy.gpus.minimum or not policy.restart.batch_drift or fits < max(policy.gpus.minimum, 1):
+        why = f"the command chooses its number of ranks by itself, and {left} GPUs are left" + _of_replica(policy, left, fits)
+        remedy = f"{TO_GO_ON}--min-gpus {fits} --allow-batch-drift" if fits else ""
         return _stop(situation, strategy, name, exclude, why + remedy)
     return Plan(
         kind=PlanKind.RESTART,
-        reason=f"{name} {_are(exclude)} taken out of use; the command sees the {left} others",
+        reason=f"{name} {_are(exclude)} taken out of use; the command sees {_others(policy, left, fits)}",
         next_rung="",
         strategy=strategy,
         exclude=exclude,
@@ -179,14 +181,31 @@ def fewer_ranks(situation: Situation, left: int) -> FewerRanks | str:
     policy = situation.policy
     if left < 1:
         return "no other GPU is left on this node"
+    fits = replicas.on_node(left, situation.ranks, policy.replica_size)
+    of_replica = _of_replica(policy, left, fits)
+    if not fits:
+        part = ", which have ranks on other nodes too" if situation.ranks % policy.replica_size else ""
+        return f"{left} GPUs are left for {situation.ranks} ranks{of_replica}{part}"
     if not policy.gpus.minimum:
-        return f"{left} GPUs are left for {situation.ranks} ranks{TO_GO_ON}the same command with --min-gpus {left}"
-    if left < policy.gpus.minimum:
-        return f"{left} GPUs are left, and --min-gpus {policy.gpus.minimum} allows no fewer"
+        return f"{left} GPUs are left for {situation.ranks} ranks{of_replica}{TO_GO_ON}the same command with --min-gpus {fits}"
+    if fits < policy.gpus.minimum:
+        return f"{left} GPUs are left{of_replica}, and --min-gpus {policy.gpus.minimum} allows no fewer"
     size, accum = situation.enabled("batch_size"), situation.enabled("grad_accum")
     if size is None or accum is None:
-        return _shrunk_batch(situation, left)
-    return _replanned_batch(situation, left, size, accum)
+        return _shrunk_batch(situation, fits)
+    return _replanned_batch(situation, fits, size, accum)
+
+
+def _others(policy: Policy, left: int, fits: int) -> str:
+    """Return which of the GPUs that are left a command sees that has a rank for each."""
+    return f"the {left} others" if fits == left else f"{fits} of the {left} others: whole replicas of {policy.replica_size} ranks"
+
+
+def _of_replica(policy: Policy, left: int, fits: int) -> str:
+    """Return that GPUs stay unused because only whole replicas train, "" where none does."""
+    if fits == left:
+        return ""
+    return f", {fits or 'none'} of them in whole replicas of {policy.replica_size} ranks"
 
 
 def _shrunk_batch(situation: Situation, left: int) -> FewerRanks | str:
@@ -199,18 +218,21 @@ def _shrunk_batch(situation: Situation, left: int) -> FewerRanks | str:
 
 
 def _replanned_batch(situation: Situation, left: int, size: Knob, accum: Knob) -> FewerRanks | str:
-    """Return the greatest number of ranks that keeps the global batch exactly; the nearest, with all of them, where drift is allowed."""
-    old = batch.read(size, accum, situation.world_size)
+    """Return the greatest number of ranks that keeps the global batch exactly; the nearest, with all of them, where drift is allowed.
+
+    left: ranks in whole replicas for which there are GPUs.
+    """
+    old = batch.read(size, accum, situation.replicas)
     if isinstance(old, str):
         return old
-    others = situation.world_size - situation.ranks
+    others, replica = situation.world_size - situation.ranks, situation.policy.replica_size
     found: batch.Batch | str = ""
-    for nproc in range(left, situation.policy.gpus.minimum - 1, -1):
-        found = batch.for_world(old, others + nproc)
+    for nproc in range(left, situation.policy.gpus.minimum - 1, -replica):
+        found = batch.for_world(old, (others + nproc) // replica)
         if isinstance(found, batch.Batch):
             break
     else:
-        nproc, found = left, batch.for_world(old, others + left, drift=situation.policy.restart.batch_drift)
+        nproc, found = left, batch.for_world(old, (others + left) // replica, drift=situation.policy.restart.batch_drift)
     if isinstance(found, str):
         return f"{found}, nor is there a plan with fewer GPUs; --allow-batch-drift takes the nearest"
     kept = old.total == found.total

@@ -119,7 +119,7 @@ def halve_batch(situation: Situation) -> Plan | None:
         return _halve_alone(size, situation)
     if size is None or accum is None:
         return None
-    old, lack = batch.read(size, accum, situation.world_size), shortage.of_message(situation)
+    old, lack = batch.read(size, accum, situation.replicas), shortage.of_message(situation)
     if isinstance(old, str):
         return None
     new, following = batch.smaller(old, lack.most(old.micro) if lack else None), batch.smaller(old)
@@ -142,12 +142,12 @@ def _halve_alone(size: Knob, situation: Situation) -> Plan | None:
     if not situation.policy.restart.batch_drift or situation.disputes:
         return None
     lack, now = shortage.of_message(situation), int(size.value) if size.value.isdigit() else 0
-    new = batch.halved_alone(size, situation.world_size, lack.most(now) if lack else None)
+    new = batch.halved_alone(size, situation.replicas, lack.most(now) if lack else None)
     if isinstance(new, str):
         return None
-    why = f"; {lack.arithmetic(now)}" if lack and new != batch.halved_alone(size, situation.world_size) else ""
+    why = f"; {lack.arithmetic(now)}" if lack and new != batch.halved_alone(size, situation.replicas) else ""
     change = Change(size.name, size.value, str(new), size.how)
-    ranks = situation.world_size if size.counts != "global" else 1
+    ranks = situation.replicas if size.counts != "global" else 1
     was, becomes = (f"{ranks * int(n)}" if ranks else f"ranks × {n}" for n in (size.value, new))  # noqa: RUF001 (the sign)
     note = f"the global batch shrinks from {was} to {becomes}, as --allow-batch-drift permits; the learning rate stays as it is"
     return Plan(
@@ -183,7 +183,7 @@ def _halve_batch_missing(situation: Situation) -> str:
         )
     if size is None or accum is None:
         return _other_knob_missing(size, situation)
-    old = batch.read(size, accum, situation.world_size)
+    old = batch.read(size, accum, situation.replicas)
     new = batch.smaller(old) if isinstance(old, batch.Batch) else old
     return new if isinstance(new, str) else STEP_UNKNOWN if at_unknown_step(situation) else ""
 
@@ -194,7 +194,7 @@ def _other_knob_missing(size: Knob | None, situation: Situation) -> str:
     both = f"the global batch can only be kept with both: {option(name, situation.policy.likely)} is missing"
     if size is None:
         return both
-    alone = batch.halved_alone(size, situation.world_size)
+    alone = batch.halved_alone(size, situation.replicas)
     if situation.policy.restart.batch_drift:
         return alone if isinstance(alone, str) else STEP_UNKNOWN if at_unknown_step(situation) else ""
     return f"{both}; --allow-batch-drift lets the global batch shrink"

@@ -143,6 +143,11 @@ class Situation(Struct, frozen=True):
         return int(text) if text.isdigit() else 0
 
     @property
+    def replicas(self) -> int:
+        """Return among how many ranks the global batch is divided: one for each copy of the model; 0: unknown."""
+        return self.world_size // self.policy.replica_size
+
+    @property
     def late_path(self) -> str:
         """Return the path that the culprit raced another rank for at the start, "" for none. A second failure there is no race."""
         named = (f.text for f in self.evidence if f.name == LATE_PATH and f.rank == self.verdict.rank)

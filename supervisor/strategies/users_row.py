@@ -69,9 +69,9 @@ def _batch_notes(situation: Situation, changes: tuple[Change, ...]) -> tuple[str
         return ()
     if accum is None:
         return () if "batch_size" not in new else (f"the global batch changes with {size.how}: no grad_accum is known that would keep it",)
-    was = batch.read(size, accum, situation.world_size)
+    was = batch.read(size, accum, situation.replicas)
     size, accum = (replace(knob, value=new.get(knob.name, knob.value)) for knob in (size, accum))
-    becomes = batch.read(size, accum, situation.world_size)
+    becomes = batch.read(size, accum, situation.replicas)
     return () if _product(was) == _product(becomes) else (f"the global batch changes from {was} to {becomes}, as your row says",)
 
 

@@ -38,14 +38,14 @@ def as_the_agent_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class DynamicNode:
-    """A node in torch's own dynamic rendezvous, of 2 to 3 nodes, that would wait ten minutes for a third, and for one that is dead."""
+    """A node in torch's own dynamic rendezvous, of 2 to `most` nodes, that would wait ten minutes for more, and for one that is dead."""
 
-    def __init__(self, store: Store, *, join_s: float = 600.0, last_call_s: float = 600.0) -> None:
+    def __init__(self, store: Store, *, join_s: float = 600.0, last_call_s: float = 600.0, most: int = 3) -> None:
         client = another_client(store)
         timeout = dynamic_rendezvous.RendezvousTimeout(join=timedelta(seconds=join_s), last_call=timedelta(seconds=last_call_s))
         backend = C10dRendezvousBackend(client, "run")
         self.handler = dynamic_rendezvous.DynamicRendezvousHandler.from_backend(
-            "run", client, backend, 2, 3, timeout=timeout, keep_alive_max_attempt=120
+            "run", client, backend, 2, most, timeout=timeout, keep_alive_max_attempt=120
         )
         self.missing: queue.SimpleQueue[tuple[int, float]] = queue.SimpleQueue()
         listener = SimpleNamespace(nodes_missing=lambda count, within_s: self.missing.put((count, within_s)))
@@ -58,6 +58,12 @@ class DynamicNode:
         """Go to the next round, with a clock that is behind; its number of nodes is in `found`."""
         self.ops.returning, self.ops.joining, self.ops.least_nodes = returning, joining, least_nodes
         threading.Thread(target=self._meet, args=(behind,), daemon=True).start()
+
+    def has_spare(self) -> bool:
+        """Whether torch knows of a node beyond its greatest number."""
+        holder = self.handler._state_holder  # noqa: SLF001  nothing else shows it
+        holder.sync()
+        return bool(holder.state.redundancy_list)
 
     def _meet(self, behind: timedelta) -> None:
         SET.behind = behind
@@ -174,3 +180,35 @@ def test_a_new_agent_returns_in_place_of_the_one_that_ended(store: Store) -> Non
         node.meets(returning=2)
     assert [node.found.get(timeout=DEADLINE_S) for node in (first, new)] == [2, 2]
     assert second.found.empty()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_the_agent_sets_it")
+def test_nodes_take_part_in_groups_that_hold_whole_replicas_and_the_others_wait_as_spares(store: Store) -> None:
+    nodes = [DynamicNode(store, most=5) for _ in range(5)]
+    for node in nodes:
+        node.ops.node_group = 2
+    for node in nodes[:4]:
+        node.meets()
+    assert [node.found.get(timeout=DEADLINE_S) for node in nodes[:4]] == [4, 4, 4, 4], "of 2 to 5 nodes 4 are all that fit"
+    nodes[4].meets()
+    wait_for(nodes[0].has_spare, "the fifth waits", DEADLINE_S)
+    for node in nodes[:3]:  # one of the four is lost, and the spare is there in its place
+        node.meets(returning=3)
+    assert [node.found.get(timeout=DEADLINE_S) for node in (*nodes[:3], nodes[4])] == [4, 4, 4, 4]
+    for node in (nodes[0], nodes[1], nodes[4]):  # another is lost: of three nodes one becomes a spare
+        node.meets(returning=3)
+    here = [nodes[0], nodes[1], nodes[4]]
+    wait_for(lambda: sum(not node.found.empty() for node in here) == 2, "two of them meet", DEADLINE_S)
+    assert [node.found.get() for node in here if not node.found.empty()] == [2, 2]
+    wait_for(lambda: nodes[0].handler.num_nodes_waiting() == 1, "the third waits", DEADLINE_S)
+
+
+@pytest.mark.usefixtures("as_the_agent_sets_it")
+def test_after_the_last_call_nodes_beyond_whole_groups_wait(store: Store) -> None:
+    nodes = [DynamicNode(store, most=4, last_call_s=1.0) for _ in range(3)]
+    for node in nodes:
+        node.ops.node_group = 2
+        node.meets()
+    wait_for(lambda: sum(not node.found.empty() for node in nodes) == 2, "two of the three meet", DEADLINE_S)
+    assert [node.found.get() for node in nodes if not node.found.empty()] == [2, 2]

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from checkpointing.io.page_cache import resident_share
 from checkpointing.io.reader import FileReader, Throttle
+from checkpointing.io.tree import ReadOptions
 from checkpointing.model import Verdict
 from checkpointing.verification import verify
 
@@ -43,7 +45,7 @@ def test_a_file_that_grows_while_it_is_read_is_being_written(sound_file: Path) -
                 file.write(b"more")
         return False
 
-    assert verify(str(sound_file), interrupted=append_meanwhile).verdict is Verdict.WRITING
+    assert verify(str(sound_file), reading=ReadOptions(interrupted=append_meanwhile)).verdict is Verdict.WRITING
     assert asked > 3
 
 
@@ -59,11 +61,11 @@ def test_a_file_that_is_replaced_while_it_is_read_is_being_written(sound_file: P
             other.replace(sound_file)
         return False
 
-    assert verify(str(sound_file), interrupted=replace_meanwhile).verdict is Verdict.WRITING
+    assert verify(str(sound_file), reading=ReadOptions(interrupted=replace_meanwhile)).verdict is Verdict.WRITING
 
 
 def test_interrupted_is_unknown(sound_file: Path) -> None:
-    found = verify(str(sound_file), interrupted=lambda: True)
+    found = verify(str(sound_file), reading=ReadOptions(interrupted=lambda: True))
     assert (found.verdict, found.step) == (Verdict.UNKNOWN, 120)
 
 
@@ -98,7 +100,7 @@ def test_reading_keeps_to_its_rate(tmp_path: Path) -> None:
         now += seconds
 
     throttle = Throttle(1 << 20, burst_bytes=1 << 20, clock=lambda: now, wait=wait)
-    assert verify(str(path), throttle=throttle).verdict is Verdict.VERIFIED
+    assert verify(str(path), reading=ReadOptions(throttle)).verdict is Verdict.VERIFIED
     assert 11.0 <= sum(waits) <= 12.5
     assert max(waits) <= 1.1
 
@@ -110,13 +112,26 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
         assert max(len(piece) for piece in source.stream(0, source.size)) <= 1 << 20
 
 
-def test_the_page_cache_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def resident_mib(path: Path) -> float:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return resident_share(fd, 0, path.stat().st_size) * path.stat().st_size / (1 << 20)
+    finally:
+        os.close(fd)
+
+
+def test_what_was_not_in_the_page_cache_is_dropped_again_and_what_was_stays(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
-    torch.save({"w": torch.zeros(5 << 20)}, path)  # 20 MiB
-    advised: list[int] = []
-    monkeypatch.setattr(os, "posix_fadvise", lambda _fd, _offset, _length, advice: advised.append(advice))
-    verify(str(path))
-    assert advised == []
-    verify(str(path), drop_cache=True)
-    assert len(advised) >= 3
-    assert set(advised) == {os.POSIX_FADV_DONTNEED}
+    torch.save({"w": torch.ones(10 << 20)}, path)  # 40 MiB
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    assert resident_mib(path) > 39
+    assert verify(str(path), reading=ReadOptions(drop_cache=True)).verdict is Verdict.VERIFIED
+    assert resident_mib(path) > 39, "a restart reads what a rank has just written"
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    assert resident_mib(path) < 1
+    assert verify(str(path), reading=ReadOptions(drop_cache=True)).verdict is Verdict.VERIFIED
+    assert resident_mib(path) <= 3, "the directory at its end, and what the kernel read ahead of it"
+    assert verify(str(path)).verdict is Verdict.VERIFIED
+    assert resident_mib(path) > 39

@@ -148,6 +148,7 @@ def watch(checkpoints: JobCheckpoints, disk: JobOnDisk, mirror: Mirror | None = 
         newest_save=checkpoints._newest_save,  # noqa: SLF001  as above
         feed=feed,
         has_rank_0=lambda: True,
+        is_saving=lambda: False,
         report=disk.reports.append,
     )
 

@@ -120,7 +120,7 @@ def test_a_run_has_few_flags_and_takes_all_other_settings_by_set(started: list[t
     assert str(settings.origin("restart.intensity")) == "command line --set restart.intensity"
 
 
-@pytest.mark.parametrize("command", ["plan", "drill", "slurm print", "kubernetes print", "config show", "status", "checkpoints prune"])
+@pytest.mark.parametrize("command", ["plan", "drill", "print slurm", "print kubernetes", "config show", "status", "checkpoints prune"])
 def test_every_command_that_has_settings_takes_a_file_and_assignments(command: str) -> None:
     options = {name for param in load_command(command).params for name in param.opts}
     assert {"--config", "--set", "--job", "--state-dir"} <= options
@@ -158,6 +158,8 @@ def test_a_flag_behind_run_wins_over_the_same_before_it(started: list[tuple[Sett
             "unexpected extra argument (train)\nsupervise: A job is named with --job, as in `supervise status --job NAME`.",
         ),
         (["torchrun", "train.py"], "no such command: torchrun\nsupervise: Write `supervise -- torchrun …`"),
+        (["accelerate", "launch", "train.py"], "no such command: accelerate\nsupervise: Write `supervise -- accelerate …`"),
+        (["nccl"], "Did you mean `supervise print nccl`?"),
         (["config", "shw"], "Did you mean `supervise config show`?"),
         (["config"], "missing command"),
         (["run", "train.py"], "unexpected extra argument (train.py)\nsupervise: Write the job's command behind `--`"),
@@ -176,7 +178,7 @@ def test_a_flag_behind_run_wins_over_the_same_before_it(started: list[tuple[Sett
         (["bundle", "1", "train"], "A job is named with --job, as in `supervise bundle --job NAME`."),
         (["bundle", "train"], "'train' is not a number\nsupervise: Write the number of an incident"),
         (["plan", "train.py"], "Write the job's command behind `--`, as in `supervise plan -- torchrun train.py`."),
-        (["slurm", "print", "train.py"], "Write the job's command behind `--`, as in `supervise slurm print -- torchrun train.py`."),
+        (["print", "slurm", "train.py"], "Write the job's command behind `--`, as in `supervise print slurm -- torchrun train.py`."),
         (["ls", "train"], "unexpected extra argument (train)\nsupervise: Run `supervise ls --help` for its options."),
         (["status", "--", "true"], "`supervise status` takes no command: true"),
         (["config", "show", "x", "--", "true"], "unexpected extra argument (x)"),

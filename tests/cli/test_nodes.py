@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import subprocess
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from supervisor.cli import nodes
-from supervisor.cli.clusters import slurm as batch
+from supervisor.cli import slurm as batch
 from supervisor.config.settings import JobSection, Settings
 from supervisor.core.values import replace
 from supervisor.errors import ExitCode, SuperviseError
@@ -33,7 +34,7 @@ echo "$@" >> "$CALLS"
 case $1 in
     -o) echo "JobId=4711 ExcNodeList=$BEFORE MinCPUsNode=1" ;;
     requeue) exit "$REQUEUE" ;;
-    update) exit "$UPDATE" ;;
+    update) [[ $3 != *typo* ]] && exit "$UPDATE" || exit 1 ;;
 esac
 """
 
@@ -176,6 +177,109 @@ def test_slurm_is_asked_for_other_nodes_once_it_has_taken_the_job_back(  # noqa:
     command = ["supervise", "slurm", "requeue", "--state-dir", settings.job.state_dir]
     done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
     assert (done.returncode, (tmp_path / "calls").read_text().splitlines()) == (code, calls)
+    assert line in done.stderr
+    assert bool(done.stderr) == bool(line)
+
+
+#: Slurm's scontrol as it answers somebody without an operator's rights (22.05), and as it answers an operator.
+DENIES = "echo 'slurm_update error: Invalid user id' >&2; exit 1"
+DRAIN = "update NodeName=gpu-9 State=DRAIN Reason=supervise: its disk fails"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("then", "line"),
+    [
+        ("exit 0", "Slurm drains gpu-9 (supervise: its disk fails); `scontrol update NodeName=gpu-9 State=RESUME` ends that"),
+        (DENIES, "Slurm does not drain gpu-9: slurm_update error: Invalid user id; ask an operator for `scontrol update"),
+        ("exec sleep 1000", "Slurm does not drain gpu-9: no answer within 0.3 s"),
+        (None, "Slurm does not drain gpu-9: scontrol cannot be run here"),
+    ],
+    ids=["permitted", "denied", "no answer", "no scontrol"],
+)
+def test_slurm_is_asked_to_drain_a_node_where_that_is_wanted_and_its_refusal_leaves_the_node_excluded(  # noqa: PLR0913, PLR0917  a case
+    settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    then: str | None,
+    line: str,
+) -> None:
+    monkeypatch.setattr(nodes, "_SCONTROL_S", 0.3 if then == "exec sleep 1000" else 30.0)
+    if then is not None:
+        program = tmp_path / "scontrol"
+        program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n{then}\n')
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin" if then is not None else str(tmp_path))
+    assert nodes.exclude(settings, "gpu-9.cluster", "its disk fails", drain=True) == 0
+    (told,) = capsys.readouterr().err.splitlines()
+    assert line in told
+    assert then is None or (tmp_path / "calls").read_text() == DRAIN + "\n"
+    assert [node_exclusion.node for node_exclusion in nodes.excluded(Path(settings.job.state_dir))] == ["gpu-9.cluster"]
+
+
+def test_a_node_is_drained_only_where_that_is_wanted(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "scontrol"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/called\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert nodes.exclude(settings, "gpu-9", "its disk fails") == 0
+    assert not (tmp_path / "called").exists()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("excluded", "out_of_use", "environ", "update", "calls", "code", "line"),
+    [
+        ((), (), {}, 0, [], 1, ""),
+        (("n9",), ("n8",), {}, 0, [], 1, ""),  # other nodes are unfit, and were not the reason
+        (("n2",), (), {}, 0, ["requeue 4711", "update JobId=4711 ExcNodeList=n2"], 0, "requeued without n2"),
+        (("n9",), ("n1.x",), {}, 0, ["requeue 4711", "update JobId=4711 ExcNodeList=n9,n1"], 0, "requeued without n9, n1"),
+        (
+            ("n5",),
+            (),
+            {"SLURM_HET_SIZE": "2"},
+            0,
+            ["requeue 4711", "update JobId=4711+0 ExcNodeList=n5", "update JobId=4711+1 ExcNodeList=n5"],
+            0,
+            "requeued without n5",
+        ),
+        (("n2",), (), {}, 1, ["requeue 4711", *["update JobId=4711 ExcNodeList=n2"] * 2, "hold 4711"], 0, "requeued and held"),
+        (("n2", "typo"), (), {}, 0, ["requeue 4711", *(f"update JobId=4711 ExcNodeList={n}" for n in ("n2,typo", "n2"))], 0, "without n2"),
+    ],
+    ids=["fit", "others", "excluded", "gpu", "component", "not permitted", "unknown"],
+)
+def test_after_an_end_for_want_of_a_fit_node_a_job_comes_back_on_others_if_it_is_known_which_was_not_fit(  # noqa: PLR0913, PLR0917  a case
+    settings: Settings,
+    tmp_path: Path,
+    excluded: Sequence[str],
+    out_of_use: Sequence[str],
+    environ: dict[str, str],
+    update: int,
+    calls: list[str],
+    code: int,
+    line: str,
+) -> None:
+    for node in excluded:
+        nodes.exclude(settings, node, "why")
+    for node in out_of_use:
+        ledger(settings, node).quarantine(QuarantinedGpu("GPU-a", "", "xid 79", "line", time.time(), "bert", "run-1"))
+    program = tmp_path / "scontrol"
+    program.write_text(SCONTROL)
+    program.chmod(0o755)
+    job = {
+        "SLURM_JOB_ID": "4711",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_JOB_NODELIST_HET_GROUP_0": "n1",
+        "SLURM_JOB_NODELIST_HET_GROUP_1": "n5",
+    }
+    given = clean_environment(**job, **environ, CALLS=str(tmp_path / "calls"), BEFORE="(null)", REQUEUE="0", UPDATE=str(update))
+    given["PATH"] = f"{tmp_path}:{given['PATH']}"
+    (tmp_path / "calls").touch()
+    command = ["supervise", "slurm", "requeue", "--elsewhere", "--state-dir", settings.job.state_dir]
+    done = subprocess.run(command, env=given, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+    asked = (tmp_path / "calls").read_text().splitlines()
+    assert (done.returncode, [row for row in asked if not row.startswith("-o show")]) == (code, calls)
     assert line in done.stderr
     assert bool(done.stderr) == bool(line)
 

@@ -1,4 +1,4 @@
-"""`supervise systemd print`, `install`, `run` and `alert`."""
+"""`supervise print systemd`, and `supervise systemd install`, `run` and `alert`."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def install(root: Path, *words: str) -> int:
 
 def test_print_prints_a_unit_as_it_is_and_without_a_name_all(capfd: pytest.CaptureFixture[str]) -> None:
     for name in installation.names():
-        assert main(["systemd", "print", name]) == 0
+        assert main(["print", "systemd", name]) == 0
         assert capfd.readouterr().out == (installation.UNITS / name).read_text()
-    assert main(["systemd", "print"]) == 0
+    assert main(["print", "systemd"]) == 0
     assert [line[5:] for line in capfd.readouterr().out.splitlines() if line.startswith("#### ")] == installation.names()
-    assert main(["systemd", "print", "supervise.service"]) == 64
+    assert main(["print", "systemd", "supervise.service"]) == 64
     assert "supervise@.service" in capfd.readouterr().err
 
 

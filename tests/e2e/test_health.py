@@ -106,6 +106,27 @@ def test_an_error_of_a_gpus_memory_takes_it_out_of_use_and_the_job_goes_on_with_
 
 
 @pytest.mark.slow
+def test_ranks_of_a_replica_go_on_together_or_not_at_all_and_the_batch_is_that_of_the_replicas(
+    supervise: Callable[..., Supervised], four_gpus: FakeNvml
+) -> None:
+    job = [*torchrun(4), JOB, "--batch-size=6", "--accum=1", "--model-parallel=2"]
+    run = supervise(*job, options=(*KNOBS, "--model-parallel=2", "--min-gpus=1"), **around(four_gpus))
+    wait_for_training(run)
+    four_gpus.set({"2.ecc_unc_vol": 1, "2.ecc_unc_agg": 1, "2.remap_unc": 1, "2.remap_pending": 1})
+    assert run.exit_code(120) == 0
+    assert "a replica has 2 ranks (--model-parallel 2): fewer GPUs or nodes are used in whole replicas" in run.stderr
+    (decided,) = logged(run, "plan.decided")
+    assert (decided["strategy"], decided["nproc"]) == ("exclude_gpu", 2)
+    last = [line for line in trained(run) if line.attempt == 2]
+    assert {line.rank for line in last} == {0, 1}, "3 GPUs are left, and 3 ranks are no whole replicas"
+    assert {line.uuid for line in last} == {UUID.format(gpu) for gpu in (0, 1)}
+    assert {line.batch for line in trained(run)} == {12}
+    assert {(line.micro, line.accum) for line in last} == {(6, 2)}
+    assert run.attempts() == 2
+    run.wait_for_nothing_left()
+
+
+@pytest.mark.slow
 def test_without_leave_to_run_on_fewer_it_ends_with_69_naming_the_gpu_and_so_does_the_next_start(
     supervise: Callable[..., Supervised], four_gpus: FakeNvml
 ) -> None:

@@ -134,3 +134,38 @@ def test_a_job_that_slurm_starts_again_on_another_node_goes_on_with_its_run(supe
     runs, opened = run_of(nodes / here)
     assert (len(runs), len(set(runs)), opened) == (2, 1, 1)
     assert len(run_of(nodes / "gpu08")[0]) == 1, "what stays behind is left as it was"
+
+
+#: Answers nothing, and keeps its pid.
+HANGS = "#!/bin/sh\necho $$ >> {place}/scontrol.pid\nexec sleep 1000\n"
+#: The batch script of a job whose notice only that script would hear.
+TELLS = """#!/bin/sh
+case $1 in
+    -o) echo "JobId=7100 TimeLimit=01:00:00" ;;
+    write) printf '#!/bin/bash\\n#SBATCH --signal=B:USR1@90\\nsrun x\\n' ;;
+esac
+"""
+
+
+def with_scontrol(place: Path, text: str) -> dict[str, str]:
+    """Put a scontrol in `place`; return the environment of a job that finds it first."""
+    (place / "scontrol").write_text(text.format(place=place))
+    (place / "scontrol").chmod(0o755)
+    return {**slurm(0), "SLURM_STEP_NUM_NODES": "1", "PATH": f"{place}:{os.environ['PATH']}"}
+
+
+def test_a_controller_that_does_not_answer_holds_no_start_back_and_no_end(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    run = supervise("sh", "-c", f"until [ -s {tmp_path}/scontrol.pid ]; do sleep 0.05; done", **with_scontrol(tmp_path, HANGS))
+    assert run.exit_code() == 0
+    pids = [int(pid) for pid in (tmp_path / "scontrol.pid").read_text().split()]
+    assert len(pids) == 1, "the second question follows the answer to the first"
+    wait_for(lambda: not Path(f"/proc/{pids[0]}").exists(), "the end of scontrol with us", 30)
+
+
+def test_a_notice_that_the_batch_script_alone_would_hear_is_told_of_at_the_start(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    run = supervise("sleep", "1000", **with_scontrol(tmp_path, TELLS.replace("{", "{{").replace("}", "}}")))
+    run.wait_for_line(r"warning: --signal=B:USR1@90: the notice comes to the batch script alone; .* write --signal=USR1@90")
+    run.signal(signal.SIGINT)
+    run.exit_code()

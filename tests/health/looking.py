@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 #: By their beginning. An operator may type these while a job runs.
 _LOOKS = re.compile(
     r"nvidia-smi(?: (?:-L|-q|nvlink -s -e|topo|--query)|$)|nvme list|dmesg|lspci|lscpu|ibstat|mlxlink|df|du|ls|cat|ps|fuser -v|getent"
-    r"|nc -vz|ip (?:route get|link show)|ss|mtr|iostat|nfsiostat|quota|timedatectl|systemctl status|sysctl [\w.-]+$|ethtool"
+    r"|nc -vz|ip (?:route get|link show|address show)|ss|mtr|iostat|nfsiostat|quota|timedatectl|systemctl status|sysctl [\w.-]+$|ethtool"
     r"|ipmitool sdr|findmnt|git -C \S+ diff|python -c|supervise doctor --json"
 )
 

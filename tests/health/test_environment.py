@@ -70,6 +70,7 @@ TABLE = [
     Row("env_variables", {"env.variables": {"NCCL_DEBUG": "INFO"}}, OK, "1 variables"),
     Row("env_variables", {"env.variables": {"NCCL_TIMEOUT": "1800"}}, DEGRADED, "NCCL_TIMEOUT=1800 does nothing", Repair.CONFIGURE),
     Row("env_variables", {"env.variables": {"TORCH_DISTRIBUTED_TIMEOUT": "9"}}, DEGRADED, "does nothing", Repair.CONFIGURE),
+    Row("env_variables", {"env.variables": {"NCCL_LL_THRESHOLD": "0"}}, DEGRADED, "NCCL 2.5 removed it", Repair.CONFIGURE),
     Row("env_variables", {"env.variables": {"NCCL_BLOCKING_WAIT": "1"}}, DEGRADED, "torch's is TORCH_NCCL_BLOCKING_WAIT", Repair.CONFIGURE),
     Row("env_slurm", {"env.slurm": {}}, SKIPPED, "not in a job of Slurm"),
     Row("env_slurm", {"env.slurm": {"job": "7100", "step": "0", "missing": ""}}, OK, "step 7100.0 of Slurm"),

@@ -112,6 +112,7 @@ TABLE = [
     Row("host_limits", limits(8 * MIB), DEGRADED, "only 8 MiB of memory may be locked", Repair.CONFIGURE, port=True),
     Row("host_limits", limits(None), OK, "wide enough", port=True),
     Row("host_limits", limits(nofile=1024), DEGRADED, "only 1024 files", Repair.CONFIGURE),
+    Row("host_limits", {"host.limits": {"nofile": [1024, None]}}, DEGRADED, "only 1024 files", Repair.CONFIGURE),
     Row("host_limits", {}, UNKNOWN, "not read"),
     Row("host_clock", kernel(), OK, "synchronized"),
     Row("host_clock", kernel(most=1.1), OK, "synchronized"),  # what timesyncd leaves behind between two looks at its source
@@ -306,6 +307,22 @@ def test_a_process_stuck_in_the_kernel_is_reported_with_how_long_it_has_been(tmp
     (tmp_path / "proc/70/status").write_text("voluntary_ctxt_switches:\t6\nnonvoluntary_ctxt_switches:\t1\n", "ascii")
     [moved] = Readings(session.read(ask)).rows("processes.stuck")
     assert moved["since_s"] == 0.0, "it ran since, and waits anew"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "command"),
+    [
+        ({"nofile": [1024, 1048576]}, "ulimit -n 65536"),
+        ({"nofile": [1024, 8192]}, "ulimit -n 8192"),
+        ({"nofile": [1024, 2048]}, "sudo prlimit --pid $$ --nofile=65536"),
+        ({"memlock": [8 * MIB, None]}, "ulimit -l unlimited"),
+        ({"memlock": [8 * MIB, 8 * MIB]}, "sudo prlimit --pid $$ --memlock=unlimited"),
+    ],
+    ids=["far", "near", "too-near", "unlimited", "hard"],
+)
+def test_the_command_raises_a_limit_as_far_as_the_user_may(pairs: dict[str, Json], command: str) -> None:
+    [result] = judged(Row("host_limits", {"host.limits": pairs}, DEGRADED, "", port=True))
+    assert result.command == command
 
 
 @pytest.mark.process

@@ -78,6 +78,39 @@ def name(host: str, *addresses: str, seconds: float = 0.001, own: bool = False) 
     return {(f"name:{host}", "name.resolved"): {"addresses": [*addresses], "seconds": seconds, "own": own}}
 
 
+def own(*addresses: str, interface: str = "192.0.2.1") -> dict[tuple[str, str], Json]:
+    """Return what a node of several reads of its own name, with one interface."""
+    row: dict[str, Json] = {"addresses": [*addresses], "seconds": 0.001, "own": True, "several_nodes": True}
+    return {("name:n1", "name.resolved"): row, **nic(addresses=[interface] if interface else [])}
+
+
+def gid(index: int, address: str, kind: str = "RoCE v2", ipv4: str = "") -> dict[str, Json]:
+    return {"index": index, "gid": address, "type": kind, "ipv4": ipv4}
+
+
+V1, V2 = gid(0, "fe80::1", "RoCE v1"), gid(1, "fe80::1")
+V2_IPV4, V2_IPV6 = gid(3, "::ffff:10.0.0.1", ipv4="10.0.0.1"), gid(5, "fd00::7")
+
+
+def roce(*gids: Json, state: str = "ACTIVE", **variables: Json) -> dict[tuple[str, str], Json]:
+    ports = port(A, state, link_layer="Ethernet", netdev="eth2")
+    return {**ports, (A, "port.gids"): [*gids], (HOST, "env.variables"): {**variables}}
+
+
+def buffers(speed: Json = 100_000, **more: Json) -> dict[tuple[str, str], Json]:
+    row: dict[str, Json] = {"receive_most": 6291456, "send_most": 4194304, "receive_by_program": 212992, "send_by_program": 212992}
+    return {**nic(speed_mb_s=speed), (HOST, "tcp.buffers"): {**row, "scaling": True, **more}}
+
+
+def bond(member: int, mtu: int = 9000) -> dict[tuple[str, str], Json]:
+    ports = {**nic(bond="bond0"), **nic("nic:eth1", bond="bond0", mtu=member)}
+    return {**ports, **nic("nic:bond0", virtual=True, mtu=mtu), (HOST, "nic.names"): ["bond0", "eth0", "eth1", "lo"]}
+
+
+def traffic(received: int, sent: int, dropped: int = 0) -> dict[tuple[str, str], Json]:
+    return {**nic(), (ETH, "nic.counters"): {"rx_bytes": received, "tx_bytes": sent, "rx_packets": 9, "rx_dropped": dropped}}
+
+
 def peer(host: str, seconds: float) -> dict[tuple[str, str], Json]:
     return {(f"peer:{host}:29500", "peer.answer"): {"answer": "refused", "seconds": seconds}}
 
@@ -139,6 +172,36 @@ TABLE = [
     Row("net_mtu", {**nic(), **nic("nic:eth1", mtu=1500, speed_mb_s=1000)}, HOST, OK, "have one MTU"),
     Row("net_mtu", {**nic(mtu=4092, speed_mb_s=None), **nic("nic:eth1", mtu=1500, speed_mb_s=None)}, HOST, OK, "have one MTU"),
     Row("net_mtu", nic(virtual=True), HOST, SKIPPED, "is up"),
+    Row("net_mtu", bond(9000), HOST, OK, "have one MTU"),
+    Row("net_mtu", bond(1500), HOST, DEGRADED, "eth1: another MTU than the bond bond0 (9000)", Repair.CONFIGURE),
+    Row("net_mtu", bond(9000, mtu=1500), HOST, DEGRADED, "eth0, eth1: another MTU than the bond bond0 (1500)", Repair.CONFIGURE),
+    Row("net_gids", roce(V1, V2, V2_IPV4), A, OK, "has GID 3"),
+    Row("net_gids", roce(V1), A, DEGRADED, "RoCE v1 only", Repair.CONFIGURE),
+    Row("net_gids", roce(V1, V2), A, DEGRADED, "link-local, because eth2 has no address", Repair.CONFIGURE),
+    Row("net_gids", roce(V1, V2, V2_IPV6), A, DEGRADED, "no GID of RoCE v2 is of an IPv4 address", Repair.CONFIGURE),
+    Row("net_gids", roce(V1, V2, V2_IPV6, NCCL_IB_ADDR_FAMILY="AF_INET6"), A, OK, "has GID 5"),
+    Row("net_gids", roce(V1, V2, V2_IPV4, NCCL_IB_ADDR_FAMILY="AF_INET6"), A, DEGRADED, "of an IPv6 address", Repair.CONFIGURE),
+    Row("net_gids", roce(V1, V2, V2_IPV4, NCCL_IB_GID_INDEX="3"), A, OK, "has GID 3"),
+    Row("net_gids", roce(V1, V2, V2_IPV4, NCCL_IB_GID_INDEX="7"), A, DEGRADED, "it has no GID 7", Repair.CONFIGURE),
+    Row("net_gids", roce(V1, V2, V2_IPV4, NCCL_IB_GID_INDEX="-1"), A, OK, "has GID 3"),
+    Row("net_gids", roce({**V1, "type": ""}), A, SKIPPED, "the types of its GIDs are not visible here"),
+    Row("net_gids", roce(V1, state="DOWN"), HOST, SKIPPED, "no RoCE port"),
+    Row("net_gids", roce(V1, NCCL_IB_DISABLE="1"), HOST, SKIPPED, "no RoCE port"),
+    Row("net_gids", {**roce(V1), **port(B)}, HOST, SKIPPED, "no RoCE port"),  # NCCL goes by InfiniBand
+    Row("net_gids", {**roce(V1, NCCL_IB_HCA="mlx5_0"), **port(B)}, A, DEGRADED, "RoCE v1 only", Repair.CONFIGURE),
+    Row("net_gids", {**roce(V1, NCCL_IB_HCA="^mlx5_0")}, HOST, SKIPPED, "no RoCE port"),
+    Row("net_buffers", buffers(), HOST, OK, "suffice for the 100 Gb/s of eth0"),
+    Row("net_buffers", buffers(receive_most=262144), HOST, DEGRADED, "no larger than 256 KiB (net.ipv4.tcp_rmem)", Repair.CONFIGURE),
+    Row("net_buffers", buffers(send_most=4194303), HOST, DEGRADED, "(net.ipv4.tcp_wmem)", Repair.CONFIGURE),
+    Row("net_buffers", buffers(scaling=False), HOST, DEGRADED, "limited to 64 KiB", Repair.CONFIGURE),
+    Row("net_buffers", buffers(1000, receive_most=262144), HOST, SKIPPED, "so fast that it matters"),
+    Row("net_buffers", buffers(None, receive_most=262144), HOST, SKIPPED, "so fast that it matters"),
+    Row("net_buffers", nic(), HOST, SKIPPED, "not visible here"),
+    Row("net_names", own("192.0.2.1"), "name:n1", OK, "is resolved"),
+    Row("net_names", own("127.0.1.1"), "name:n1", DEGRADED, "is resolved to itself only", Repair.CONFIGURE),
+    Row("net_names", own("198.51.100.9"), "name:n1", DEGRADED, "to an address that no interface here has", Repair.CONFIGURE),
+    Row("net_names", own("fe80::1%eth0", interface="fe80::1"), "name:n1", OK, "is resolved"),
+    Row("net_names", own("198.51.100.9", interface=""), "name:n1", OK, "is resolved"),
     Row("net_names", name("n1", "10.0.0.1"), "name:n1", OK, "n1 is resolved"),
     Row("net_names", name("n1", "10.0.0.1", seconds=5.0), "name:n1", DEGRADED, "took 5.0 s", Repair.CONFIGURE),
     Row("net_names", {**name("n1", "127.0.1.1", own=True), **name("n2", "10.0.0.2")}, "name:n1", DEGRADED, "to itself only",
@@ -196,6 +259,20 @@ def test_the_table(row: Row) -> None:
     assert (found.result, found.repair, found.blocks) == (row.result, row.repair, False), found
     assert row.words in found.reason
     assert are_apart(found), found
+
+
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        (None, "7 MiB in, 2 MiB out since the boot"),
+        (traffic(2 << 20, 0, dropped=4), "51 KiB/s in, 20 KiB/s out, 5 packets that nobody here took, in 100 s"),
+    ],
+    ids=["one-look", "two-looks"],
+)
+def test_what_went_through_a_port_is_shown_and_alarms_nobody(before: Values | None, words: str) -> None:
+    now = readings(traffic(7 << 20, 2 << 20, dropped=9), 1000.0 + SPAN)
+    found = results_of("net_ethernet", now, readings(before, 1000.0) if before is not None else None)[ETH]
+    assert (found.result, found.reason) == (OK, f"eth0 is up; {words}")
 
 
 def test_every_check_of_the_network_is_held_here() -> None:

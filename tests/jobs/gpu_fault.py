@@ -3,7 +3,9 @@
 The GPU's own state is the fake NVML's ($FAKE_NVML_STATE): a rank reads it before each step, and where its GPU has counted an
 uncorrectable memory error it aborts, as CUDA's runtime makes torch do. Which GPU a rank has, it knows from CUDA_VISIBLE_DEVICES.
 
-`--accum` is of one rank; with `--gloo` the ranks step together. `log` has a line per step and rank:
+`--accum` is of one rank; with `--gloo` the ranks step together, and with `--model-parallel N` those of one replica too, as a framework with
+tensor parallelism does: it refuses a world that N does not divide, and its global batch is that of the replicas. `log` has a line per step
+and rank:
 rank, step, micro-batch, accumulation, global batch, UUID of the GPU, attempt.
 """
 
@@ -39,6 +41,11 @@ class Alone:
         """Take torchrun's word for it."""
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
+    @property
+    def replicas(self) -> int:
+        """Return among how many the global batch is divided."""
+        return self.world
+
     def summed(self, value: int) -> int:
         """Return the sum of the ranks' values, which are equal."""
         return value * self.world
@@ -69,6 +76,33 @@ class Together(Alone):
         self._torch.distributed.destroy_process_group()
 
 
+class Replicas(Together):
+    """The other ranks, `size` of which hold one copy of the model together: a group of those, and one of all that hold the same part."""
+
+    def __init__(self, size: int) -> None:
+        """Meet them. Raises AssertionError for a part of a replica."""
+        super().__init__()
+        assert self.world % size == 0, f"world size {self.world} is not divisible by model parallel size {size}"
+        self._size = size
+        parts = [list(range(part, self.world, size)) for part in range(size)]
+        wholes = [list(range(first, first + size)) for first in range(0, self.world, size)]
+        self._replica, _ = self._torch.distributed.new_subgroups_by_enumeration(wholes, backend="gloo")
+        self._data, _ = self._torch.distributed.new_subgroups_by_enumeration(parts, backend="gloo")
+
+    @property
+    def replicas(self) -> int:
+        """Return among how many the global batch is divided."""
+        return self.world // self._size
+
+    def summed(self, value: int) -> int:
+        """Return the sum over the replicas, after all ranks of this one have met."""
+        here, summed = self._torch.tensor(1), self._torch.tensor(value)
+        self._torch.distributed.all_reduce(here, group=self._replica)
+        assert int(here) == self._size
+        self._torch.distributed.all_reduce(summed, group=self._data)
+        return int(summed)
+
+
 def main() -> None:
     """Train."""
     parser = argparse.ArgumentParser()
@@ -78,8 +112,9 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=50.0)
     parser.add_argument("--immune", action="store_true", help="errors end nothing")
     parser.add_argument("--gloo", action="store_true", help="exchange something in each step")
+    parser.add_argument("--model-parallel", type=int, default=0, metavar="N", help="N ranks hold one copy of the model together")
     args = parser.parse_args()
-    peers = Together() if args.gloo else Alone()
+    peers = Replicas(args.model_parallel) if args.model_parallel else Together() if args.gloo else Alone()
     uuid, attempt = uuid_of(int(os.environ["LOCAL_RANK"])), os.environ.get("SUPERVISE_JOB_ATTEMPT", "0")
     before = errors_of(uuid)
     for step in range(1, args.steps + 1):
@@ -87,7 +122,7 @@ def main() -> None:
         if errors_of(uuid) > before and not args.immune:
             os.abort()
         batch = peers.summed(args.batch_size * args.accum)
-        assert batch == peers.world * args.batch_size * args.accum
+        assert batch == peers.replicas * args.batch_size * args.accum
         worker.heartbeat(step)
         append(Path("log"), peers.rank, step, args.batch_size, args.accum, batch, uuid, attempt)
     peers.end()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,8 +18,6 @@ from supervisor.strategies import RUNGS
 from tests.health.conftest import fake_library, fake_nvml  # noqa: F401  fixtures
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.health.conftest import FakeNvml
 
 HF = ["torchrun", "--nproc-per-node=2", "hf_trainer.py", "--per_device_train_batch_size", "32"]
@@ -214,3 +213,42 @@ def test_ranks_that_do_not_fit_the_gpus_of_this_node_are_named(
     assert warning.startswith(said)
     assert ("it does not start (78); write --nproc-per-node=1" in warning) == bool(visible)
     assert warning.endswith("write --nproc-per-node=1")
+
+
+#: Commands with model parallelism, by the name of the file in plans/ that has what `supervise plan` prints of each, up to the settings.
+LAYOUTS = {
+    "megatron": "--min-gpus 4 plan -- torchrun --nproc-per-node=8 megatron.py --tensor-model-parallel-size 2"
+    " --pipeline-model-parallel-size 2 --micro-batch-size 4 --global-batch-size 64 --save ckpt",
+    "torchtitan": "plan -- torchrun --nproc-per-node=8 -m torchtitan.train --job.config_file titan.toml",
+}
+TITAN_FILE = """
+[training]
+local_batch_size = 2
+global_batch_size = 64
+[parallelism]
+tensor_parallel_degree = 4
+pipeline_parallel_degree = 2
+"""
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_plan_of_a_command_with_model_parallelism_is_printed_as_it_is_kept(
+    there: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (there / "titan.toml").write_text(TITAN_FILE)
+    assert main.main(LAYOUTS[name].split()) == 0
+    printed = capsys.readouterr().out.partition("\nsettings\n")[0] + "\n"
+    assert printed == (Path(__file__).parent / "plans" / f"{name}.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("there")
+@pytest.mark.parametrize(
+    ("size", "nodes", "follows"),
+    [(1, 1, "on with 7 of 8"), (4, 1, "on with 4 of 8"), (8, 1, "none of them"), (16, 2, "ranks on other nodes too")],
+)
+def test_what_follows_when_a_gpu_fails_is_said_by_replicas(capsys: pytest.CaptureFixture[str], size: int, nodes: int, follows: str) -> None:
+    torchrun = ["torchrun", "--nproc-per-node=8", f"--nnodes={nodes}", "train.py"]
+    assert main.main(["--min-gpus=1", "--allow-batch-drift", f"--model-parallel={size}", "plan", "--json", "--", *torchrun]) == 0
+    replica = json.loads(capsys.readouterr().out)["replica"]
+    assert (replica["size"], replica["source"]) == (size, f"--model-parallel {size}")
+    assert follows in replica["one_gpu_less"]

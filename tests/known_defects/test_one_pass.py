@@ -10,20 +10,15 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
-from checkpointing.discover import find
-from checkpointing.io.reader import CHUNK_BYTES, Throttle
 from checkpointing.mirror import restore, restore_target
 from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.restore import NoSpace
 from checkpointing.mirror.stall import RestoreProgress, Stalled, StallTimeout
 from checkpointing.retention.ownership import not_written
-from checkpointing.verification import Cache, identity_of
+from checkpointing.verification import identity_of
 from supervisor.checkpoints.discovery.from_logs import Discovery
 from supervisor.checkpoints.origin.provenance import Provenance
-from supervisor.checkpoints.recording import watcher as watcher_module
-from supervisor.checkpoints.recording.watcher import CheckpointWatcher
 from tests.checkpointing.mirror.process import save
 from tests.checkpointing.mirror.test_restore import bring
 from tests.checkpoints.discovery.test_from_logs import Rank
@@ -35,33 +30,6 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 #: How long a thread has for what it should do at once; it is spent where the defect is.
 MOMENT_S = 2.0
-
-
-@later(ONE_PASS)
-def test_background_reading_follows_a_quick_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a disk that takes no time the reader asks for no pauses; those of the fixed rate are 2.6 h for each TB that is read twice."""
-    torch.save({"step": 5, "weights": torch.ones(16 * MIB // 4)}, tmp_path / "step_5.pt")
-    paused_s, verified = [0.0], threading.Event()
-
-    class Still(Throttle):
-        """A throttle for which no time passes but its own pauses."""
-
-        def __init__(self, rate_bytes_per_s: float, **_others: object) -> None:
-            super().__init__(rate_bytes_per_s, clock=lambda: paused_s[0], wait=self._pause)
-
-        def _pause(self, seconds: float) -> None:
-            paused_s[0] += seconds
-
-    monkeypatch.setattr(watcher_module, "Throttle", Still)
-    watcher = CheckpointWatcher(
-        lambda: find(("*.pt",), str(tmp_path)), lambda *_: verified.set(), Cache(), interval_s=0.02, quiet_s=0.0, is_wanted=lambda _: True
-    )
-    watcher.start()
-    try:
-        prepared(verified.wait(20), "the checkpoint was not verified")
-    finally:
-        watcher.stop(10)
-    assert paused_s[0] < CHUNK_BYTES / 200e6, f"{16 / paused_s[0]:.0f} MiB/s"
 
 
 @pytest.fixture

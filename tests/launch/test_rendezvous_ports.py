@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.launch.rendezvous_ports import NOWHERE, Rendezvous, endpoint, of, require_usable
+from supervisor.launch.rendezvous_ports import NOWHERE, Rendezvous, endpoint, is_of_several_nodes, of, require_usable
 
 RUN = ("python", "-m", "torch.distributed.run")
 
@@ -53,6 +53,27 @@ def test_of_torchrun(options: str, expected: Rendezvous) -> None:
 )
 def test_of_torchruns_own_variables(environ: dict[str, str], expected: Rendezvous) -> None:
     assert of([*RUN, "train.py"], environ, "n1") == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "environ", "expected"),
+    [
+        ([*RUN, "--nnodes", "2", "train.py"], {}, True),
+        ([*RUN, "--nnodes=1:4", "train.py"], {}, True),
+        ([*RUN, "train.py"], {"PET_NNODES": "2"}, True),
+        ([*RUN, "--nnodes", "1", "train.py"], {"SLURM_NNODES": "2", "MASTER_ADDR": "n7"}, False),
+        ([*RUN, "--standalone", "train.py"], {}, False),
+        (["python", "train.py"], {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, True),
+        (["python", "train.py"], {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8", "SLURM_NNODES": "2"}, False),
+        (["python", "train.py"], {"SLURM_NNODES": "2", "MASTER_ADDR": "n7"}, True),
+        (["python", "train.py"], {"SLURM_NNODES": "2"}, False),
+        (["python", "train.py"], {}, False),
+        ([], {}, False),
+    ],
+    ids=["two", "range", "variable", "one", "standalone", "ranks", "ranks-of-one", "slurm", "array-of-one", "plain", "none"],
+)
+def test_whether_other_nodes_are_to_find_this_one(command: list[str], environ: dict[str, str], *, expected: bool) -> None:
+    assert is_of_several_nodes(command, environ) is expected
 
 
 MASTER = {"MASTER_ADDR": "n7", "MASTER_PORT": "1234"}

@@ -124,6 +124,14 @@ def test_a_start_outside_of_srun_is_warned_of_and_completes_nothing(special: str
         ("--nnodes=1", {}, "torchrun runs on one"),
         ("", {"SLURM_STEP_NODELIST": "gpu[8"}, "cannot be read from 'gpu[8': give torchrun --rdzv-endpoint"),
         ("--rdzv-endpoint=n:1", {"SLURM_STEP_NODELIST": "gpu[8"}, ""),
+        ("--nnodes=4", {}, "torchrun waits for 4 nodes (--nnodes), and Slurm step 7100.0 has 2"),
+        ("--nnodes=3:8", {}, "write `srun --nodes=3 --ntasks-per-node=1 supervise …`"),
+        ("--nnodes=2", ONE_NODE, "torchrun waits for 2 nodes (--nnodes), and Slurm step 7100.0 has 1"),
+        ("--nnodes=2 --rdzv-endpoint=n:1", ONE_NODE, ""),  # a step for each node
+        ("--nnodes=2 --master-addr=n", ONE_NODE, ""),
+        ("--nnodes=1:2", ONE_NODE, ""),
+        ("--nnodes=2", {"SLURM_STEP_NUM_NODES": "3"}, "torchrun takes 2 nodes (--nnodes), and Slurm step 7100.0 has 3"),
+        ("--nnodes=2:3", {"SLURM_STEP_NUM_NODES": "3"}, ""),
     ],
 )
 def test_options_that_do_not_fit_the_step_are_warned_of(options: str, environ: dict[str, str], words: str) -> None:
@@ -150,6 +158,55 @@ def test_fewer_tasks_than_a_script_may_count_on_are_warned_of(
     found = slurm.at_start(command, {name: value for name, value in environ.items() if value}).warning
     assert bool(found) == bool(options)
     assert not found or (f"Slurm runs {tasks} task" in found and options in found)
+
+
+@pytest.mark.parametrize(
+    ("command", "tasks", "planned"),
+    [
+        (("python", "train.py"), "8", True),
+        (("python", "train.py"), "1", False),
+        ((*RUN, "t.py"), "8", False),
+        (("bash", "run.sh"), "8", False),
+    ],
+)
+def test_a_script_outside_of_srun_that_would_wait_for_the_tasks_of_the_job_is_warned_of(
+    command: tuple[str, ...],
+    tasks: str,
+    planned: bool,  # noqa: FBT001  a parameter
+) -> None:
+    found = slurm.at_start(command, {**BATCH, "SLURM_NTASKS": tasks}).warning
+    assert (f"Slurm planned {tasks} tasks for the job (SLURM_NTASKS), and outside of srun one runs" in found) == planned
+
+
+#: A step over both components of a heterogeneous job (Slurm 22.05): Slurm lists the nodes by name, and counts those of the first first.
+COMPONENTS = {
+    **STEP,
+    "SLURM_HET_SIZE": "2",
+    "SLURM_STEP_NODELIST": "gpu[08,10]",
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "gpu10",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "gpu08",
+    "SLURM_NTASKS": "2",
+    "SLURM_NTASKS_PER_NODE": "4",
+    "SLURM_NNODES": "2",
+}
+
+
+def test_in_a_step_over_components_the_nodes_are_counted_as_slurm_does() -> None:
+    found = slurm.at_start([*RUN, "--rdzv-backend=static", "train.py"], COMPONENTS)
+    assert (found.variables["PET_MASTER_ADDR"], found.variables["PET_NODE_RANK"]) == ("gpu10", "1"), "node 0 is the master's"
+    assert slurm.at_start([*RUN, "train.py"], COMPONENTS).variables["PET_RDZV_ENDPOINT"] == "gpu10:27100"
+    assert slurm.job_nodes(COMPONENTS) == ("gpu10", "gpu08")
+    assert found.line.count("\n") == 0, "it has all nodes"
+    unknown = {name: value for name, value in COMPONENTS.items() if "NODELIST_HET" not in name}
+    assert slurm.at_start([*RUN, "train.py"], unknown).variables["PET_RDZV_ENDPOINT"] == "gpu08:27100"
+
+
+def test_a_step_of_one_component_says_so_and_its_figures_are_not_those_of_the_job() -> None:
+    found = slurm.at_start(("python", "train.py"), {**COMPONENTS, **ONE_NODE})
+    assert found.line == (
+        "Slurm step 7100.0 has 1 of the 2 nodes of a heterogeneous job: `srun --het-group=0,1 supervise …` would take all"
+    )
+    assert found.warning == ""
 
 
 @pytest.mark.parametrize(("tasks", "here"), [("8(x2)", 8), ("1,3", 3), ("1(x2)", 1), ("4,1", 1), ("", 1)])

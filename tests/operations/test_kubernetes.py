@@ -1,4 +1,4 @@
-"""`supervise kubernetes print` and the Dockerfile: against Kubernetes's published schemas, a linter, and our own exit codes and probes."""
+"""`supervise print kubernetes` and the Dockerfile: against Kubernetes's published schemas, a linter, and our own exit codes and probes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CASES = {
 
 
 def printed(*words: str) -> subprocess.CompletedProcess[str]:
-    command = ["supervise", "kubernetes", "print", *words]
+    command = ["supervise", "print", "kubernetes", *words]
     return subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
 
 

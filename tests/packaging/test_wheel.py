@@ -184,7 +184,7 @@ def works(environment: Environment) -> None:
     """See that each of our processes starts from the installed files."""
     assert "Usage" in environment.run("supervise", "--help")
     unit = (ROOT / "supervisor/cli/systemd/units/supervise@.service").read_text()
-    assert environment.run("supervise", "systemd", "print", "supervise@.service") == unit
+    assert environment.run("supervise", "print", "systemd", "supervise@.service") == unit
     where = environment.run("python", "-P", "-c", "import supervisor.core.decide as d, checkpointing.select; print(d.__file__)")
     assert where.startswith(str(environment.root))
     output = environment.run("supervise", "--state-dir", environment.root / "state", "--", "python", "-c", "print(6 * 7)")

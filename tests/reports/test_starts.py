@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from torch.distributed.run import get_args_parser
 
-from supervisor.cli.clusters import slurm
+from supervisor.cli import slurm
 from supervisor.core.decide import decide
 from supervisor.core.events import StopRequested
 from supervisor.core.model import RankInfo

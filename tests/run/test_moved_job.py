@@ -25,11 +25,11 @@ STEP = {
 }
 
 
-def life(place: Path, node: str, *times: tuple[float, float]) -> Path:
+def life(place: Path, node: str, *times: tuple[float, float], name: str = "slurm-7100") -> Path:
     """Write a node's journal with lives of the job: when each began and ended. Its time of change is that of the last end."""
-    path = place / "slurm-7100" / "nodes" / node / JOURNAL
+    path = place / name / "nodes" / node / JOURNAL
     path.parent.mkdir(parents=True)
-    bodies: list[tuple[float, Header | RunBegan | RunEnded]] = [(0.0, Header("slurm-7100", node))]
+    bodies: list[tuple[float, Header | RunBegan | RunEnded]] = [(0.0, Header(name, node))]
     for began_t, end_t in times:
         bodies += [(began_t, RunBegan(f"run-of-{node}")), (end_t, RunEnded(75))]
     path.write_bytes(b"".join(encode(seq, t, t, body) for seq, (t, body) in enumerate(bodies, start=1)))
@@ -37,11 +37,11 @@ def life(place: Path, node: str, *times: tuple[float, float]) -> Path:
     return path
 
 
-def job(place: Path, **environ: str) -> Job:
-    state = place / "slurm-7100" / "nodes" / "gpu08.cluster"
+def job(place: Path, name: str = "slurm-7100", **environ: str) -> Job:
+    state = place / name / "nodes" / "gpu08.cluster"
     state.mkdir(parents=True, exist_ok=True)
     command = ("python", "train.py")
-    return Job("slurm-7100", "new", "gpu08.cluster", command, place, {**STEP, **environ}, Settings(), state, place, "cookie")
+    return Job(name, "new", "gpu08.cluster", command, place, {**STEP, **environ}, Settings(), state, place, "cookie")
 
 
 def test_a_node_without_a_journal_takes_the_newest_of_those_that_left_with_what_lies_beside_it(tmp_path: Path) -> None:
@@ -57,6 +57,14 @@ def test_a_node_without_a_journal_takes_the_newest_of_those_that_left_with_what_
     assert (here.state / "incidents" / "0001" / "card.txt").read_text() == "card"
     assert sorted(path.name for path in here.state.iterdir()) == ["incidents", JOURNAL]
     assert carry_along(here) == "", "it has the journal of that life now"
+
+
+def test_a_task_of_an_array_takes_that_of_its_own_task(tmp_path: Path) -> None:
+    own = life(tmp_path, "gpu02", (100, 200), name="slurm-7099_3")
+    life(tmp_path, "gpu01", (100, 300), name="slurm-7099_4")
+    here = job(tmp_path, "slurm-7099_3", SLURM_ARRAY_JOB_ID="7099", SLURM_ARRAY_TASK_ID="3")
+    assert carry_along(here) == "gpu02"
+    assert (here.state / JOURNAL).read_bytes() == own.read_bytes()
 
 
 def test_a_node_that_missed_a_life_of_the_job_takes_that_and_keeps_its_own_journal_beside_it(tmp_path: Path) -> None:

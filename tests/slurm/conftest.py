@@ -122,7 +122,7 @@ def slurm(request: pytest.FixtureRequest) -> Iterator[SlurmCluster]:
     host = os.uname().nodename.split(".")[0]
     count = getattr(request, "param", 1)
     network = Network(count) if count > 1 else None
-    names = [host] if network is None else [network.address(node) for node in range(count)]
+    names = [host] if network is None else [f"node-{node}" for node in range(count)]
     for name in ("state", *(f"spool-{name}" for name in names)):
         (place / name).mkdir()
     key = place / "munge.key"

@@ -1,4 +1,4 @@
-"""The script of `supervise slurm print` on a real Slurm: preempted, saved, requeued, resumed, finished; and what must not be requeued."""
+"""The script of `supervise print slurm` on a real Slurm: preempted, saved, requeued, resumed, finished; and what must not be requeued."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ OPTIONS = ["--set", "checkpoints.paths=ckpt/step-*.pt", "--set", "knobs.resume.a
 
 
 def printed(place: Path, *words: str) -> str:
-    """Return what `supervise slurm print` prints; the tests' script imports supervisor.worker from here."""
+    """Return what `supervise print slurm` prints; the tests' script imports supervisor.worker from here."""
     done = subprocess.run(  # noqa: S603  the program under test
-        ["supervise", "slurm", "print", *words],  # noqa: S607  as a user types it
+        ["supervise", "print", "slurm", *words],  # noqa: S607  as a user types it
         cwd=place,
         env=clean_environment(),
         capture_output=True,

@@ -1,4 +1,4 @@
-"""The script of `supervise slurm print`, without a Slurm: what srun gets, and which exit codes bring the job back."""
+"""The script of `supervise print slurm`, without a Slurm: what srun gets, and which exit codes bring the job back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.cli.clusters import slurm as batch
+from supervisor.cli.printing import slurm as batch
 from supervisor.errors import ExitCode, SuperviseError
 from tests.e2e.conftest import clean_environment
 
@@ -63,11 +63,31 @@ def test_on_one_node_and_for_another_command_nothing_is_added(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("code", "comes_back"),
     [(ExitCode.REQUEUE, True), (143, True), (129, True)]
-    + [(code, False) for code in (0, 1, 130, 137, *(code for code in ExitCode if code is not ExitCode.REQUEUE))],
+    + [(code, False) for code in (0, 1, 130, 137, *(code for code in ExitCode if code not in {ExitCode.REQUEUE, ExitCode.BAD_NODE}))],
 )
 def test_the_job_comes_back_only_where_it_is_to_go_on(tmp_path: Path, code: int, comes_back: bool) -> None:  # noqa: FBT001  a parameter
     ended, _, asked = run_script(tmp_path, batch.script([], TRAIN, nodes=1, notice_s=60), code)
     assert (ended, asked) == (code, "supervise slurm requeue\n" if comes_back else "")
+
+
+def test_after_an_end_for_want_of_a_fit_node_only_our_command_may_bring_the_job_back(tmp_path: Path) -> None:
+    text = batch.script(["--state-dir", "state"], TRAIN, nodes=1, notice_s=60)
+    assert run_script(tmp_path, text, ExitCode.BAD_NODE)[2] == "supervise slurm requeue --state-dir state --elsewhere\n"
+    (tmp_path / "scontrol.calls").unlink()
+    assert run_script(tmp_path, text, ExitCode.BAD_NODE, BROKEN="yes")[2] == "", "Slurm itself would take the same node"
+
+
+def test_what_a_site_demands_and_fits_is_taken(tmp_path: Path) -> None:
+    text = batch.script([], TRAIN, nodes=2, notice_s=60, sbatch=["ntasks=2", "ntasks-per-node=1", "signal=R:USR2@9"])
+    assert all(f"#SBATCH --{line}" in text for line in ("ntasks=2", "ntasks-per-node=1", "signal=R:USR2@9"))
+    assert run_script(tmp_path, text, JOB_CODE="0")[0] == 0
+
+
+def test_the_output_of_an_array_has_the_numbers_of_its_tasks(tmp_path: Path) -> None:
+    text = batch.script([], TRAIN, nodes=1, notice_s=60, sbatch=["array=0-7"])
+    assert "#SBATCH --output=%x-%A_%a.out" in text
+    assert "#SBATCH --output=x" in batch.script([], TRAIN, nodes=1, notice_s=60, sbatch=["array=0-7", "output=x"])
+    assert run_script(tmp_path, text)[0] == 0
 
 
 def test_without_our_command_slurm_itself_is_asked_and_a_state_directory_of_its_own_is_named(tmp_path: Path) -> None:
@@ -107,6 +127,10 @@ def test_on_several_nodes_the_code_of_the_job_counts_and_not_the_highest_of_its_
         (2, (), ["torchrun", "--standalone", "t.py"], "torchrun --standalone runs on one node"),
         (1, ["gpus per node=8"], ["true"], "not an #SBATCH line: 'gpus per node'"),
         (1, ["time=1\nrm -r x"], ["true"], "not an #SBATCH line: 'time'"),
+        (1, ["hetjob"], ["true"], "the script describes one component of a job"),
+        (2, ["ntasks-per-node=8"], ["true"], "one supervise looks after all ranks of a node: --sbatch ntasks-per-node=8"),
+        (2, ["ntasks=16"], ["true"], "one supervise looks after all ranks of a node: --sbatch ntasks=16"),
+        (1, ["signal=B:USR1@60"], ["true"], "the notice would come to the batch script alone"),
     ],
 )
 def test_what_cannot_be_is_an_error(nodes: int, sbatch: list[str], command: list[str], error: str) -> None:
@@ -130,7 +154,7 @@ def test_the_options_of_run_arrive_in_the_script(tmp_path: Path) -> None:
         "--set",
         "terminal.verbosity=quiet",
     ]
-    command = ["supervise", *options, "slurm", "print", "--notice-s", "90", "--", "python", "t.py"]
+    command = ["supervise", *options, "print", "slurm", "--notice-s", "90", "--", "python", "t.py"]
     done = subprocess.run(command, env=clean_environment(), cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603
     assert "#SBATCH --signal=USR1@90 " in done.stdout
     words = run_script(tmp_path, done.stdout)[1]

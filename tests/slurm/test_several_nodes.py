@@ -1,4 +1,4 @@
-"""The script of `supervise slurm print` on several nodes of a real Slurm: all end alike, whoever ends the job.
+"""The script of `supervise print slurm` on several nodes of a real Slurm: all end alike, whoever ends the job.
 
 Each node is a slurmd of this host, and a network namespace in which its supervise runs.
 """
@@ -27,7 +27,7 @@ on_nodes = partial(pytest.mark.parametrize, "slurm", indirect=True)
 
 #: The network of a node is its namespace. All nodes are this host, which has one name: so each gets one of its own, which all know.
 ON_NODE = """#!/bin/sh
-node=$((${{SLURMD_NODENAME##*.}} - 1))
+node=${{SLURMD_NODENAME##*-}}
 namespace=$(echo {names} | cut -d' ' -f$((node + 1)))
 exec nsenter --net=/run/netns/$namespace unshare --uts --mount sh -c '
     mount --bind {hosts} /etc/hosts
@@ -36,20 +36,25 @@ exec nsenter --net=/run/netns/$namespace unshare --uts --mount sh -c '
 """
 
 
-def submit(slurm: SlurmCluster, place: Path, *words: str, sbatch: tuple[str, ...] = (), nnodes: str = "", nodes: int = 0) -> str:
-    """Submit a training on all nodes or some, and await that it makes steps; return the job's number."""
+def on_its_node(slurm: SlurmCluster, place: Path, text: str) -> str:
+    """Have `supervise` in a batch script run in the network and under the name of its node."""
     assert slurm.network is not None
-    count, names = nodes or len(slurm.network.names), slurm.network.names
-    directives = [word for one in ("exclusive", "partition=low", *sbatch) for word in ("--sbatch", one)]
-    train = ["torchrun", "--nproc-per-node=1", *([f"--nnodes={nnodes}"] if nnodes else []), JOB]
-    text = printed(place, "--nodes", str(count), *directives, *OPTIONS, "--", *train, *words)
-    assert "    supervise " in text
-    starter, hosts = place / "on-node", place / "hosts"
+    names, starter, hosts = slurm.network.names, place / "on-node", place / "hosts"
     hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{slurm.network.address(node)} node-{node}\n" for node in range(len(names))))
     starter.write_text(ON_NODE.format(names=" ".join(names), hosts=hosts))
     starter.chmod(0o755)
-    text = text.replace("    supervise ", f"    {starter} supervise ", 1)
-    number = slurm.submit(text, place)
+    assert "    supervise " in text
+    return text.replace("    supervise ", f"    {starter} supervise ", 1)
+
+
+def submit(slurm: SlurmCluster, place: Path, *words: str, sbatch: tuple[str, ...] = (), nnodes: str = "", nodes: int = 0) -> str:
+    """Submit a training on all nodes or some, and await that it makes steps; return the job's number."""
+    assert slurm.network is not None
+    count = nodes or len(slurm.network.names)
+    directives = [word for one in ("exclusive", "partition=low", *sbatch) for word in ("--sbatch", one)]
+    train = ["torchrun", "--nproc-per-node=1", *([f"--nnodes={nnodes}"] if nnodes else []), JOB]
+    text = printed(place, "--nodes", str(count), *directives, *OPTIONS, "--", *train, *words)
+    number = slurm.submit(on_its_node(slurm, place, text), place)
     wait_for(lambda: steps(place) > 20, "steps", 180)
     return number
 
@@ -138,7 +143,7 @@ def test_a_job_that_a_person_requeues_saves_once_and_goes_on_on_both_nodes(slurm
 @on_nodes([2])
 def test_a_job_whose_node_goes_down_saves_once_and_goes_on_on_both_nodes(slurm: SlurmCluster, tmp_path: Path) -> None:
     number = submit(slurm, tmp_path, "--steps", "400")
-    slurm.run("scontrol", "update", "nodename=10.7.0.2", "state=down", "reason=a test")
+    slurm.run("scontrol", "update", "nodename=node-1", "state=down", "reason=a test")
     come_back(slurm, number)  # once the node's slurmd registers again (ReturnToService=2)
     ends_whole(slurm, tmp_path, number, saved(tmp_path))
 
@@ -154,7 +159,7 @@ def test_a_notice_before_the_time_limit_has_both_save_once_and_brings_the_job_ba
 @on_nodes([3])
 def test_an_elastic_job_goes_on_without_a_node_that_is_lost_and_is_requeued_as_any_other(slurm: SlurmCluster, tmp_path: Path) -> None:
     number = submit(slurm, tmp_path, "--steps", "100000", "--save-every=20", nnodes="2:3", sbatch=("no-kill",))
-    assert output(tmp_path, number).count("--rdzv-endpoint=10.7.0.1:") == 3
+    assert output(tmp_path, number).count("--rdzv-endpoint=node-0:") == 3
     wait_for(lambda: list((tmp_path / "ckpt").glob("*.pt")), "a checkpoint", 60)
     os.kill(supervisor_of(number, 2), signal.SIGKILL)
     wait_for(lambda: len(words_of(tmp_path / "started")) == 5, "both others to start again", 240)
@@ -173,13 +178,13 @@ def test_an_elastic_job_goes_on_without_a_node_that_is_lost_and_is_requeued_as_a
 def test_an_elastic_job_that_is_requeued_to_another_node_and_back_meets_each_time(slurm: SlurmCluster, tmp_path: Path) -> None:
     number = submit(slurm, tmp_path, "--steps", "100000", "--save-every=20", nnodes="2:3", nodes=3)
     step = 0
-    for restarts, without in enumerate(["10.7.0.3", "10.7.0.4"], start=1):
+    for restarts, without in enumerate(["node-2", "node-3"], start=1):
         (tmp_path / "told").unlink(missing_ok=True)
         slurm.run("scontrol", "requeue", number)
         step = saved(tmp_path, nodes=3)
         come_back(slurm, number, restarts, without)
         wait_for(lambda restarts=restarts: len(words_of(tmp_path / "started")) == 3 * (restarts + 1), "all three to start", 240)
         assert {int(found) for _, found in words_of(tmp_path / "started")[-3:]} == {step}
-        assert re.search(rf"--rdzv-endpoint=10.7.0.1:\d+ --rdzv-id={number}\.{restarts}\b", output(tmp_path, number))
+        assert re.search(rf"--rdzv-endpoint=node-0:\d+ --rdzv-id={number}\.{restarts}\b", output(tmp_path, number))
         wait_for(lambda step=step: int(words_of(tmp_path / "steps")[-1][1]) > step + 5, "steps", 120)
     slurm.run("scancel", number)

@@ -27,14 +27,14 @@ _MOST_RANKS: Final = 100_000
 
 def claims(tree: Tree) -> bool:
     """Claim a directory where a row has two ranks or a name with the number of ranks, and all names have the same step (or none)."""
-    rows = _rows(tree)
+    rows = rows_of(tree)
     is_per_rank = any(len(ranks) > 1 or _world_in_name(row) for row, ranks in rows.items())
     return is_per_rank and len({named.step if (named := step_names.step_in(before)) else None for before, _ in rows}) == 1
 
 
 def examine(tree: Tree, *, bulk: bool) -> Examination:
     """Look at each file, and compare those of different ranks. Raises OSError and Interrupted."""
-    rows = _rows(tree)
+    rows = rows_of(tree)
     parts = [examine_member(tree, name, bulk=bulk) for ranks in rows.values() for name in sorted(ranks.values())]
     world = max([1 + rank for ranks in rows.values() for rank in ranks] + [_world_in_name(row) for row in rows])
     parts += _missing(rows, min(world, _MOST_RANKS))
@@ -45,7 +45,7 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:
     return combine(parts, places[0] if places else NOWHERE)
 
 
-def _rows(tree: Tree) -> dict[tuple[str, str], dict[int, str]]:
+def rows_of(tree: Tree) -> dict[tuple[str, str], dict[int, str]]:
     """Return {(name before 'rank', name after the number): {rank: file name}}."""
     rows: dict[tuple[str, str], dict[int, str]] = {}
     for name in sorted(tree.entries):

@@ -118,12 +118,13 @@ def host_limits(now: Readings, _before: Readings | None, limits: Thresholds) -> 
         wrong = True
         why = f"only {common.size(memlock)} of memory may be locked: registering buffers with the InfiniBand card will fail"
         why += " (a unit: LimitMEMLOCK=infinity; a container: --ulimit memlock=-1)"
-        command = "ulimit -l unlimited"
+        command = "ulimit -l unlimited" if _hard_limit(row, "memlock") is None else "sudo prlimit --pid $$ --memlock=unlimited"
         yield CheckResult("host_limits", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, command)
     if nofile is not None and nofile < limits.open_files:
         wrong = True
         why = f"only {nofile} files may be open at once: loaders with many workers and NCCL's sockets need more (a unit: LimitNOFILE=65536)"
-        command = "ulimit -n 65536"
+        most = min(65536, _hard_limit(row, "nofile") or 65536)
+        command = f"ulimit -n {most}" if most >= limits.open_files else "sudo prlimit --pid $$ --nofile=65536"
         yield CheckResult("host_limits", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, command)
     if not wrong:
         yield CheckResult("host_limits", HOST, Result.OK, "limits are wide enough", evidence)
@@ -133,6 +134,13 @@ def _soft_limit(row: dict[str, Json], name: str) -> int | None:
     pair = row.get(name)
     soft = pair[0] if isinstance(pair, list) and pair else None
     return soft if isinstance(soft, int) else None
+
+
+def _hard_limit(row: dict[str, Json], name: str) -> int | None:
+    """Return what a process may raise its limit to by itself, None for no end."""
+    pair = row.get(name)
+    hard = pair[-1] if isinstance(pair, list) and pair else None
+    return hard if isinstance(hard, int) else None
 
 
 def _limit_text(pair: Json) -> str:

@@ -7,7 +7,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from health.checks import common
-from health.model import HOST, CheckResult, Repair, Result, check
+from health.model import HOST, CheckResult, Repair, Result, check, elapsed_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -26,7 +26,7 @@ _LEAST_ERRORS = 100
     "net_ethernet",
     subject="nic",
     needs=("ethernet",),
-    reads="carrier, speed, errors of real Ethernet ports",
+    reads="carrier, speed, bytes, errors of real Ethernet ports. What was dropped is shown, and judged by its growth only",
     degraded="no carrier; slower or flapping since the job's start; one packet in 10 000 lost",
     failed="carrier lost since the job's start",
 )
@@ -56,7 +56,7 @@ def _port(now: Readings, before: Readings | None, subject: str, limits: Threshol
     name, row = subject.removeprefix("nic:"), now.table("nic.state", subject)
     was = before.table("nic.state", subject) if before is not None else {}
     look, speed = (f"ethtool {quote(name)}", f"ethtool -S {quote(name)} | grep -i err"), common.number(row, "speed_mb_s")
-    evidence = (f"operstate {row.get('operstate')}", *((f"{speed:g} Mb/s",) if speed else ()))
+    evidence, traffic = (f"operstate {row.get('operstate')}", *((f"{speed:g} Mb/s",) if speed else ())), _traffic(now, before, subject)
     if row.get("carrier") is not True:
         if was.get("carrier") is True:
             why = f"{name} has no carrier, and had one when the job started"
@@ -76,10 +76,24 @@ def _port(now: Readings, before: Readings | None, subject: str, limits: Threshol
         new, base = now.table("nic.counters", subject), before.table("nic.counters", subject)
         errors, packets = _gain(new, base, _ERRORS), _gain(new, base, _PACKETS)
         if errors >= _LEAST_ERRORS and errors > limits.ethernet_error_share * packets:
-            settings = tuple(f"{key} +{_gain(new, base, (key,)):.0f}" for key in _ERRORS)
+            counters = tuple(f"{key} +{_gain(new, base, (key,)):.0f}" for key in _ERRORS)
             why = f"{name} lost {errors:.0f} of {packets:.0f} packets since the job started"
-            return CheckResult("net_ethernet", subject, Result.DEGRADED, why, settings, Repair.DRAIN, look=look)
-    return CheckResult("net_ethernet", subject, Result.OK, f"{name} is up", evidence)
+            return CheckResult("net_ethernet", subject, Result.DEGRADED, why, (*counters, *traffic), Repair.DRAIN, look=look)
+    return CheckResult("net_ethernet", subject, Result.OK, "; ".join((f"{name} is up", *traffic)), evidence)
+
+
+def _traffic(now: Readings, before: Readings | None, subject: str) -> tuple[str, ...]:
+    """Return what went through a port: a rate since the job's start, else a total since the boot; nothing where it is not known."""
+    new, base = now.table("nic.counters", subject), before.table("nic.counters", subject) if before is not None else {}
+    arrived, left = common.number(new, "rx_bytes"), common.number(new, "tx_bytes")
+    if arrived is None or left is None:
+        return ()
+    seconds = elapsed_s(now, before, "nic.counters", subject)
+    if seconds is None or not {"rx_bytes", "tx_bytes"} <= base.keys():
+        return (f"{common.size(arrived)} in, {common.size(left)} out since the boot",)
+    rates = [common.size(_gain(new, base, (name,)) / seconds) for name in ("rx_bytes", "tx_bytes")]
+    dropped = _gain(new, base, ("rx_dropped",))
+    return (f"{rates[0]}/s in, {rates[1]}/s out, {dropped:.0f} packets that nobody here took, in {seconds:.0f} s",)
 
 
 def _gain(new: dict[str, Json], old: dict[str, Json], keys: Iterable[str]) -> float:
@@ -90,33 +104,100 @@ def _gain(new: dict[str, Json], old: dict[str, Json], keys: Iterable[str]) -> fl
     "net_mtu",
     subject="host",
     needs=("ethernet", "infiniband"),
-    reads="MTU of ports of one speed",
+    reads="MTU of ports of one speed, of a bond and its members",
     degraded="not all the same",
 )
 def net_mtu(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
-    """Do this node's ports of one speed have one MTU? If they differ, large packets are lost and the job hangs."""
+    """Do this node's ports of one speed have one MTU, and a bond and its members? If not, large packets are lost and the job hangs."""
     rows = {reading.subject.removeprefix("nic:"): now.table("nic.state", reading.subject) for reading in now.of("nic.state")}
     up = {name: row for name, row in rows.items() if row.get("carrier") is True and row.get("virtual") is False and row.get("mtu")}
     if not up:
         yield CheckResult("net_mtu", HOST, Result.SKIPPED, "no Ethernet port of this machine's own is up")
         return
-    wrong = False
-    for speed in dict.fromkeys(str(row.get("speed_mb_s")) for row in up.values() if row.get("speed_mb_s")):
-        # of unknown speed: they need have nothing to do with each other, and one of them may be the way in
-        mtus = {name: int(str(row["mtu"])) for name, row in up.items() if str(row.get("speed_mb_s")) == speed}
-        counts = Counter(mtus.values())
-        if len(counts) < 2:  # noqa: PLR2004 -- two differ
-            continue
-        wrong = True
-        usual = max(counts, key=lambda mtu: (counts[mtu], mtu))
-        others = [name for name, mtu in mtus.items() if mtu != usual]
-        why = f"{', '.join(others)}: another MTU than ports of the same speed ({usual})"
-        evidence = tuple(f"{name} {mtu}" for name, mtu in mtus.items())
-        yield CheckResult("net_mtu", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, f"ip link set {quote(others[0])} mtu {usual}")
-    if not wrong:
-        yield CheckResult(
+    results = [result for result in (*_bond_mtus(rows, up), *_speed_mtus(up)) if result is not None]
+    yield from results or [
+        CheckResult(
             "net_mtu", HOST, Result.OK, "ports of one speed have one MTU", tuple(f"{name} {row['mtu']}" for name, row in up.items())
         )
+    ]
+
+
+def _speed_mtus(up: dict[str, dict[str, Json]]) -> Iterator[CheckResult | None]:
+    for speed in dict.fromkeys(str(row.get("speed_mb_s")) for row in up.values() if row.get("speed_mb_s")):
+        # of unknown speed: they need have nothing to do with each other, and one of them may be the way in
+        mtus = {name: int(str(row["mtu"])) for name, row in up.items() if str(row.get("speed_mb_s")) == speed and not row.get("bond")}
+        counts = Counter(mtus.values())
+        yield _mtu_result(mtus, max(counts, key=lambda mtu: (counts[mtu], mtu), default=0), "ports of the same speed")
+
+
+def _bond_mtus(rows: dict[str, dict[str, Json]], up: dict[str, dict[str, Json]]) -> Iterator[CheckResult | None]:
+    """Judge each bond that is known, as Oracle's cluster verification does (PRVE-00468): its MTU goes out by every member."""
+    for bond in dict.fromkeys(str(row["bond"]) for row in up.values() if row.get("bond")):
+        members = {name: int(str(row["mtu"])) for name, row in up.items() if row.get("bond") == bond}
+        mtu = common.number(rows.get(bond, {}), "mtu")
+        yield _mtu_result(members, int(mtu or max(members.values())), f"the bond {bond}")
+
+
+def _mtu_result(mtus: dict[str, int], usual: int, others: str) -> CheckResult | None:
+    wrong = [name for name, mtu in mtus.items() if mtu != usual]
+    if not wrong:
+        return None
+    why = f"{', '.join(wrong)}: another MTU than {others} ({usual})"
+    evidence = tuple(f"{name} {mtu}" for name, mtu in mtus.items())
+    command = f"ip link set {quote(wrong[0])} mtu {usual}"
+    return CheckResult("net_mtu", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, command)
+
+
+#: Programs may ask for less or more, up to rmem_max and wmem_max; neither NCCL nor gloo does, so that these are shown and not judged.
+_BUFFERS = {"receive_most": "net.ipv4.tcp_rmem", "send_most": "net.ipv4.tcp_wmem"}
+_SHOWN_BUFFERS = {**_BUFFERS, "receive_by_program": "net.core.rmem_max", "send_by_program": "net.core.wmem_max"}
+
+
+@check(
+    "net_buffers",
+    subject="host",
+    needs=("ethernet",),
+    reads="how large TCP's buffers may become, where a port of 10 Gb/s or more is up",
+    degraded="lowered to less than 4 MiB; windows limited to 64 KiB",
+)
+def net_buffers(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
+    """Are TCP's buffers large enough for this node's fast ports? Checkpoints, loaders and NCCL without InfiniBand go by TCP."""
+    rows = {reading.subject.removeprefix("nic:"): now.table("nic.state", reading.subject) for reading in now.of("nic.state")}
+    fast = {
+        name: speed
+        for name, row in rows.items()
+        if row.get("virtual") is False
+        and row.get("carrier") is True
+        and (speed := common.number(row, "speed_mb_s") or 0.0) >= limits.fast_port_mb_s
+    }
+    row = now.table("tcp.buffers")
+    if not fast or not row:
+        why = "no port of this machine's own is known to be so fast that it matters" if not fast else "TCP's buffers: not visible here"
+        yield CheckResult("net_buffers", HOST, Result.SKIPPED, why)
+        return
+    evidence = tuple(f"{name} {row[key]}" for key, name in _SHOWN_BUFFERS.items() if key in row)
+    port, speed = max(fast.items(), key=lambda item: item[1])
+    link = f"{port} has {speed / 1000:g} Gb/s"
+    least = limits.tcp_buffer_mib * (1 << 20)
+    small = {key: size for key in _BUFFERS if (size := common.number(row, key)) is not None and size < least}
+    look = tuple(f"sysctl {name}" for name in (*_BUFFERS.values(), "net.ipv4.tcp_window_scaling"))
+    if row.get("scaling") is False:
+        why = f"TCP windows are limited to 64 KiB (net.ipv4.tcp_window_scaling=0), and {link}: {_a_round_trip(1 << 16)}"
+        command = "sysctl -w net.ipv4.tcp_window_scaling=1"
+        yield CheckResult("net_buffers", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, command, look=look)
+    if small:
+        key = min(small, key=lambda key: small[key])
+        most = common.size(small[key])
+        why = f"a TCP buffer becomes no larger than {most} ({_BUFFERS[key]}), and {link}: {_a_round_trip(small[key])}"
+        command = " ".join(("sysctl -w", *(f"{_BUFFERS[key]}='4096 131072 16777216'" for key in small)))
+        yield CheckResult("net_buffers", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, command, look=look)
+    elif row.get("scaling") is not False:
+        yield CheckResult("net_buffers", HOST, Result.OK, f"TCP's buffers suffice for the {speed / 1000:g} Gb/s of {port}", evidence)
+
+
+def _a_round_trip(size: float) -> str:
+    """Say what one connection carries at most."""
+    return f"one connection carries {size * 8 / 1e6:.1f} Gb/s at most where a round trip takes 1 ms"
 
 
 #: One name, or several, each exact.

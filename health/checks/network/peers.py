@@ -19,17 +19,45 @@ if TYPE_CHECKING:
 @check(
     "net_names",
     subject="name",
-    needs=("names",),
+    needs=("names", "ethernet"),
     reads="this host's name, the rendezvous host's",
-    degraded="longer than 1 s; our own name is resolved to ourselves only",
+    degraded="longer than 1 s; of several nodes: our own name is resolved to ourselves only, or to an address that no interface has",
     failed="another node's is not resolved",
 )
 def net_names(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """Are this host's name and those of the job's other nodes resolved, and quickly? A rendezvous begins with it."""
     rows = {reading.subject: now.table("name.resolved", reading.subject) for reading in now.of("name.resolved")}
+    addresses = {str(address) for reading in now.of("nic.state") for address in _listed(now.table("nic.state", reading.subject))}
     alone = len(rows) == 1
     for subject, row in rows.items():
-        yield _resolution(now, subject, row, limits, alone=alone)
+        several_nodes = not alone or row.get("several_nodes") is True
+        wrong = _unreachable_name(subject, row, addresses) if several_nodes and row.get("own") is True else None
+        yield wrong or _resolution(now, subject, row, limits, alone=alone)
+
+
+def _listed(row: dict[str, Json]) -> list[Json]:
+    addresses = row.get("addresses")
+    return addresses if isinstance(addresses, list) else []
+
+
+def _unreachable_name(subject: str, row: dict[str, Json], own_addresses: set[str]) -> CheckResult | None:
+    """Return the result for our own name where others of the job do not find us by it, None where nothing speaks for that.
+
+    torchrun hands on the name (pytorch#150532: `socket.getfqdn()` becomes MASTER_ADDR); gloo listens on what it is resolved to, else on
+    loopback (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, createDefaultDevice).
+    """
+    evidence = tuple(map(str, _listed(row)))
+    name = subject.removeprefix("name:")
+    if evidence and all(address.startswith("127.") or address == "::1" for address in evidence):
+        where = "to itself only"
+    elif evidence and own_addresses and not own_addresses.intersection(address.partition("%")[0] for address in evidence):
+        where = "to an address that no interface here has"
+    else:
+        return None
+    why = f"this host's own name, {name}, is resolved {where}: others do not find this node by it, and gloo listens on loopback"
+    command = f"give {name} the address of its interface in /etc/hosts; or torchrun --local-addr ADDRESS, and GLOO_SOCKET_IFNAME=INTERFACE"
+    look = ("cat /etc/hosts", f"getent ahosts {quote(name)}")
+    return CheckResult("net_names", subject, Result.DEGRADED, why, evidence, Repair.CONFIGURE, command, look=look)
 
 
 def _resolution(now: Readings, subject: str, row: dict[str, Json], limits: Thresholds, *, alone: bool) -> CheckResult:
@@ -39,14 +67,10 @@ def _resolution(now: Readings, subject: str, row: dict[str, Json], limits: Thres
         # its own name matters where others are to find this node by it; alone, torchrun is given localhost
         result = Result.DEGRADED if alone else Result.FAILED
         return CheckResult("net_names", subject, result, f"{name} is not resolved: {problem}", (), Repair.CONFIGURE, look=look)
-    addresses, seconds = row.get("addresses"), common.number(row, "seconds") or 0.0
-    evidence = tuple(map(str, addresses)) if isinstance(addresses, list) else ()
+    evidence, seconds = tuple(map(str, _listed(row))), common.number(row, "seconds") or 0.0
     if seconds > limits.resolve_s:
         why = f"{name} took {seconds:.1f} s to be resolved: a name server does not answer"
         return CheckResult("net_names", subject, Result.DEGRADED, why, evidence, Repair.CONFIGURE, look=look)
-    if row.get("own") is True and not alone and evidence and all(address.startswith("127.") or address == "::1" for address in evidence):
-        why = f"this host's own name, {name}, is resolved to itself only: a rendezvous that hands it on sends others to themselves"
-        return CheckResult("net_names", subject, Result.DEGRADED, why, evidence, Repair.CONFIGURE, look=("cat /etc/hosts",))
     return CheckResult("net_names", subject, Result.OK, f"{name} is resolved in {seconds:.3f} s", evidence)
 
 

@@ -1,8 +1,8 @@
 """Name resolution: this host's own name, and those of the job's other nodes.
 
-Reads ask.hosts (`host` or `host:port`), the host's name. Yields, of `name:HOST`: `name.resolved` (addresses, seconds, own), or the
-resolver's words as problem; one that does not answer in time: `no answer in N s`. Each is asked in a thread of its own: the resolver
-has no deadline of its own.
+Reads ask.hosts (`host` or `host:port`), the host's name, ask.options["names"]["several_nodes"]: whether other nodes of the job are to find
+this one. Yields, of `name:HOST`: `name.resolved` (addresses, seconds, own, several_nodes), or the resolver's words as problem; one that
+does not answer in time: `no answer in N s`. Each is asked in a thread of its own: the resolver has no deadline of its own.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ def read(ask: Ask) -> Iterator[Reading]:
     """Yield what each name is resolved to."""
     own = socket.gethostname()
     hosts = tuple(dict.fromkeys((own, *(split(host)[0] for host in ask.hosts))))[:_MOST]
+    options = ask.options.get(NAME)
+    several = isinstance(options, dict) and options.get("several_nodes") is True
     answers: SimpleQueue[Reading] = SimpleQueue()
     for host in hosts:
-        threading.Thread(target=_resolve, args=(host, own == host, answers), daemon=True).start()
+        threading.Thread(target=_resolve, args=(host, {"own": own == host, "several_nodes": several}, answers), daemon=True).start()
     deadline = time.monotonic() + max(0.1, ask.deadline_s - _RESERVE_S)
     waiting = dict.fromkeys(hosts)
     while waiting:
@@ -67,7 +69,7 @@ def joined(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _resolve(host: str, own: bool, answers: SimpleQueue[Reading]) -> None:  # noqa: FBT001 -- a thread's arguments
+def _resolve(host: str, more: dict[str, Json], answers: SimpleQueue[Reading]) -> None:
     started = time.monotonic()
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -76,5 +78,5 @@ def _resolve(host: str, own: bool, answers: SimpleQueue[Reading]) -> None:  # no
         answers.put(Reading(NAME, f"name:{host}", "name.resolved", None, words))
         return
     addresses: list[Json] = [*dict.fromkeys(str(row[4][0]) for row in found)]
-    value: dict[str, Json] = {"addresses": addresses, "seconds": round(time.monotonic() - started, 6), "own": own}
+    value: dict[str, Json] = {"addresses": addresses, "seconds": round(time.monotonic() - started, 6), **more}
     answers.put(Reading(NAME, f"name:{host}", "name.resolved", value))

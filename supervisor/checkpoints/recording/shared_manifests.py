@@ -11,7 +11,6 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.io.reader import BACKGROUND_BYTES_PER_S
 from checkpointing.manifest.documents import Manifests
 from checkpointing.retention import ownership
 from checkpointing.select import is_unchanged
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
     from supervisor.checkpoints.discovery.from_logs import Discovery
     from supervisor.checkpoints.discovery.record import Write
 
-#: How long the node that should read a checkpoint may take. It reads it twice, and a loaded disk is slower than the rate that it may use.
+#: How long the node that should read a checkpoint may take: so much, and the time that a slow disk needs for all of it.
 PATIENCE_S: Final = 30.0
-_READINGS: Final = 4
+_SLOW_BYTES_PER_S: Final = 50e6
 #: The starts of one save on several nodes differ by less, by their clocks. An earlier run's save to the same path differs by more.
 _SAME_SAVE_S: Final = 600.0
 
@@ -55,7 +54,7 @@ class SharedManifests:
         if not self._others():
             return False
         since = self._asked.setdefault((path, identity), self._clock())
-        return self._clock() - since < PATIENCE_S + _READINGS * identity.size / BACKGROUND_BYTES_PER_S
+        return self._clock() - since < PATIENCE_S + identity.size / _SLOW_BYTES_PER_S
 
     def is_saved_by_another(self, path: str, identity: Identity, own_discovery: Discovery | None) -> bool:
         """Return whether ranks of another node saved a checkpoint: their save left it as it is, or only theirs was logged."""

@@ -16,8 +16,9 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from checkpointing import step_names
-from checkpointing.io.reader import BACKGROUND_BYTES_PER_S, Interrupted, Throttle
+from checkpointing.io.reader import UNLIMITED, BackgroundThrottle, Interrupted
 from checkpointing.io.tree import ReadOptions
+from checkpointing.manifest import digest
 from checkpointing.model import Verdict
 from checkpointing.ordering import Order
 from checkpointing.select import glance, never_own
@@ -94,7 +95,8 @@ class CheckpointWatcher:
         is_wanted: Callable[[Candidate], bool] = lambda _candidate: False,
         interval_s: float = 5.0,
         quiet_s: float = 2.0,
-        rate_bytes_per_s: float = BACKGROUND_BYTES_PER_S,
+        cap_bytes_per_s: float = UNLIMITED,
+        is_busy: Callable[[], bool] = lambda: False,
         on_trouble: Callable[[str], None] = lambda _: None,
         own: Callable[[str], bool] = never_own,
         elsewhere: Callable[[Candidate], Verification | None] = lambda _candidate: None,
@@ -122,7 +124,7 @@ class CheckpointWatcher:
         self._stopped = threading.Event()
         self._wake = threading.Event()
         self._finishing = False
-        self._throttle = Throttle(rate_bytes_per_s, wait=self._stopped.wait)
+        self._throttle = BackgroundThrottle(cap_bytes_per_s, is_busy=is_busy, wait=self._stopped.wait)
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
         self._seen: dict[str, tuple[Identity, float]] = {}  # since when (monotonic seconds) a path has had its identity
         self._settled: dict[str, Identity] = {}  # these are judged
@@ -226,6 +228,8 @@ class CheckpointWatcher:
         """Judge a file, unless it is known or nobody needs it, and pass it on if it is whole."""
         at_start = (self._at_start or {}).get(candidate.path) == candidate.identity
         known = self._cache.get(candidate.path, candidate.identity)
+        # the verification's reads give the digests too: each byte is read once
+        reading = ReadOptions(self._throttle, drop_cache=True, interrupted=self._stopped.is_set, follower=digest.Hashers().follower)
         if known is not None and known.level != "directory":
             verification = known
         elif at_start and self._whole_at_start and not self._is_wanted(candidate):
@@ -233,15 +237,12 @@ class CheckpointWatcher:
             return
         else:
             own = self._own(candidate.path)
-            verification = self._elsewhere(candidate) or verify(
-                candidate.path, throttle=self._throttle, drop_cache=True, interrupted=self._stopped.is_set, own=own
-            )
+            verification = self._elsewhere(candidate) or verify(candidate.path, reading=reading, own=own)
         if verification.identity != candidate.identity or verification.verdict in (Verdict.UNKNOWN, Verdict.WRITING):
             # it must stand still anew, and what could not be read is not tried again at once
             delay_s = _RETRY_S if verification.verdict is Verdict.UNKNOWN else 0.0
             self._seen[candidate.path] = (verification.identity, time.monotonic() + delay_s)
             return
-        reading = ReadOptions(self._throttle, drop_cache=True, interrupted=self._stopped.is_set)
         if verification.verdict is Verdict.INCOMPLETE and not self._on_incomplete(candidate, reading):
             return
         self._settled[candidate.path] = candidate.identity

@@ -18,6 +18,7 @@ from checkpointing.command_line.progress import ProgressBar, path_name
 from checkpointing.command_line.verdicts import as_dict, table
 from checkpointing.discover import find
 from checkpointing.io.reader import UNLIMITED, Throttle
+from checkpointing.io.tree import ReadOptions
 from checkpointing.lineage import Lineages
 from checkpointing.manifest.documents import Manifests
 from checkpointing.model import Candidate, note_of
@@ -148,8 +149,8 @@ def show(settings: Settings, job: str | None, path: str, *, as_json: bool) -> in
     manifest = Manifests(str(directory)).get(absolute)
     identity = identity_of(absolute)
     with ProgressBar(f"reading {clean(path_name(path))}", None if identity is None else identity.size, wanted=not as_json) as bar:
-        throttle = Throttle(UNLIMITED, taken=bar.advance)
-        verification = verify_one(absolute, throttle=throttle, own=manifest is not None and manifest.identity == identity)
+        reading = ReadOptions(Throttle(UNLIMITED, taken=bar.advance))
+        verification = verify_one(absolute, reading=reading, own=manifest is not None and manifest.identity == identity)
     rejection = rejections_of(directory).get(verification.path, verification.identity)
     row = {
         **as_dict(verification),

@@ -80,7 +80,8 @@ def node_doctor(settings: Settings, *, lasting: bool = False, show: Callable[[st
     from supervisor.launch import rendezvous_ports, slurm  # noqa: PLC0415
 
     command = settings.job.command
-    meeting = rendezvous_ports.of(command, {**os.environ, **slurm.at_start(command, os.environ).variables})
+    environ = {**os.environ, **slurm.at_start(command, os.environ).variables}
+    meeting = rendezvous_ports.of(command, environ)
     here = identity.working_directory()
     patterns = settings.checkpoints.paths
     paths = (*(str(path) for path in (here, here / settings.job.state_dir) if path.exists()), *directories(patterns, str(here)))
@@ -90,6 +91,7 @@ def node_doctor(settings: Settings, *, lasting: bool = False, show: Callable[[st
         hosts=meeting.hosts,
         ports=meeting.ports,
         need_bytes=_largest(patterns, str(here)),
+        options={"names": {"several_nodes": rendezvous_ports.is_of_several_nodes(command, environ)}},
     )
     return Doctor(ask, limits=thresholds(settings), lasting=lasting, awaited=lambda names: show(_waiting(names)))
 

@@ -85,6 +85,10 @@ class AttemptLosses:
         """Return how many losses of a series came by a step. Those without a step count as well, and all do if it is unknown."""
         return sum(step is None or of_step is None or of_step <= step for of_step in self._steps[key])
 
+    def with_steps(self, key: tuple[str, str]) -> list[tuple[int | None, float]]:
+        """Return the steps and losses of a series in turn."""
+        return list(zip(self._steps.get(key, ()), self.series.get(key, ()), strict=False))
+
     def longest(self) -> tuple[str, str] | None:
         """Return the key of the series with the most losses, None if there is none."""
         return max(self.series, key=lambda key: len(self.series[key]), default=None)

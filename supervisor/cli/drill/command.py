@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 
 from supervisor.cli.drill import faults, resume
+from supervisor.cli.drill.scratch_job import ScratchPlace
+from supervisor.cli.drill.soak import run as soak
 from supervisor.cli.invocation import JOB, Invocation, setting_options
 from supervisor.errors import ExitCode, SuperviseError
 
@@ -17,7 +19,7 @@ _AT_STEP = 10
 @click.option("--at-step", type=click.IntRange(min=1), metavar="N", help="Wait for this step (default: 10; resume: the first save).")
 @click.option("--rank", type=click.IntRange(min=0), default=0, metavar="N", help="Put the fault into this rank (default: 0).")
 @click.option("--patience-s", type=float, default=60.0, metavar="S", help="How long a hang or NaN may go on (default: 60).")
-@click.option("--finish", is_flag=True, help="Let the job run on after the recovery. Not for resume.")
+@click.option("--finish", is_flag=True, help="Let the job run on after the recovery. Not for resume and soak.")
 @click.option("--yes", is_flag=True, help="For nan and bitrot: the drill may damage the checkpoints that CMD writes.")
 @click.option(
     "--deadline-s",
@@ -26,9 +28,24 @@ _AT_STEP = 10
     metavar="S",
     help="For resume: give up after this long (default: 1800).",
 )
-@click.option("--scratch-dir", default="", metavar="DIR", help="For resume: train in DIR (default: in the state directory).")
-@click.option("--writable", multiple=True, metavar="DIR", help="For resume: CMD may also write in DIR. May be repeated.")
-@click.argument("kind", metavar="KIND -- CMD...", type=click.Choice((*faults.KINDS, resume.KIND)))
+@click.option(
+    "--hours",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    metavar="H",
+    help="For soak: all of it takes at most H hours (default: 1).",
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0, min_open=True),
+    default=12.0,
+    metavar="R",
+    help="For soak: R faults for each hour in which CMD trains (default: 12).",
+)
+@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="For soak: the same draws as in an earlier soak, which printed N.")
+@click.option("--scratch-dir", default="", metavar="DIR", help="For resume and soak: train in DIR (default: in the state directory).")
+@click.option("--writable", multiple=True, metavar="DIR", help="For resume and soak: CMD may also write in DIR. May be repeated.")
+@click.argument("kind", metavar="KIND -- CMD...", type=click.Choice((*faults.KINDS, resume.KIND, soak.KIND)))
 def command(  # noqa: PLR0913  one for each option
     invocation: Invocation,
     *,
@@ -39,20 +56,28 @@ def command(  # noqa: PLR0913  one for each option
     finish: bool,
     yes: bool,
     deadline_s: float,
+    hours: float,
+    rate: float,
+    seed: int | None,
     scratch_dir: str,
     writable: tuple[str, ...],
 ) -> int:
-    """KIND is kill, hang, oom, nan, bitrot, preempt or resume. The job runs under a name of its own.
+    """KIND is kill, hang, oom, nan, bitrot, preempt, resume or soak. The job runs under a name of its own.
 
     The options of a run stand before `drill`.
 
     resume trains in a scratch directory, and compares what a restarted job loads and its losses with the job before the kill.
+
+    soak trains in a scratch directory with random faults for hours, and compares its losses with those of a run without faults.
     """
     settings, words = invocation.settings_and_command()
-    if kind != resume.KIND:
+    if kind not in {resume.KIND, soak.KIND}:
         return faults.drill(settings, words, faults.DrillOrder(kind, at_step or _AT_STEP, rank, patience_s, finish, yes))
     if finish:
         raise SuperviseError(
-            "drill resume ends its job, which trains in a scratch directory", hint="Leave out --finish.", exit_code=ExitCode.USAGE
+            f"drill {kind} ends its job, which trains in a scratch directory", hint="Leave out --finish.", exit_code=ExitCode.USAGE
         )
-    return resume.drill(settings, words, resume.ResumeOrder(at_step or 1, rank, deadline_s, scratch_dir, writable))
+    place = ScratchPlace(scratch_dir, writable)
+    if kind == soak.KIND:
+        return soak.drill(settings, words, soak.SoakOrder(hours, rate, seed, place))
+    return resume.drill(settings, words, resume.ResumeOrder(at_step or 1, rank, deadline_s, place))

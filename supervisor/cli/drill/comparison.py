@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: Fewer losses show nothing.
 LEAST_LOSSES = 2
 #: The share by which equal losses may differ: float32 sums in another order differ by less.
-_TOLERANCE = 1e-4
+TOLERANCE = 1e-4
 #: The losses of which a mean is made.
 _MEAN_OF = 5
 #: So many losses before or after the save the first one of the resumed attempt is looked for.
@@ -69,7 +69,7 @@ def compare(loaded: str, before: Sequence[float], after: Sequence[float], saved_
 def _compare_losses(before: Sequence[float], after: Sequence[float], saved_at: int) -> tuple[LossResult, str]:
     if min(len(before), len(after)) < LEAST_LOSSES:
         return LossResult.UNKNOWN, "not shown: both attempts have to print or report the loss of several steps"
-    runs = [start for start in range(len(before) - LEAST_LOSSES + 1) if _is_run(before[start:], after)]
+    runs = [start for start in range(len(before) - LEAST_LOSSES + 1) if is_run(before[start:], after)]
     if 0 in runs:
         changed = not all(_is_same(loss, next_loss) for loss, next_loss in pairwise(before))
         why = "it started from scratch" if changed else "the training had changed nothing by the save"
@@ -87,10 +87,10 @@ def _compare_losses(before: Sequence[float], after: Sequence[float], saved_at: i
     return LossResult.DIFFERENT, f"different: {resumed:.4g} on average; the first attempt began with {begin:.4g} and came to {end:.4g}"
 
 
-def _is_run(before: Sequence[float], after: Sequence[float]) -> bool:
+def is_run(before: Sequence[float], after: Sequence[float]) -> bool:
     """Return whether one sequence begins with all of the other."""
     return all(_is_same(loss, resumed) for loss, resumed in zip(before, after, strict=False))
 
 
 def _is_same(loss: float, other: float) -> bool:
-    return math.isclose(loss, other, rel_tol=_TOLERANCE)
+    return math.isclose(loss, other, rel_tol=TOLERANCE)

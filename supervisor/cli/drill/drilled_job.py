@@ -133,6 +133,23 @@ def is_alive(beat: RankHeartbeat) -> bool:
     return start_ticks_of(beat.pid) == beat.start_ticks
 
 
+def send(pid: int, start_ticks: int, signum: int) -> bool:
+    """Send a process a signal if it is still the one that began at `start_ticks`; return whether it was sent."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:  # it is gone
+        return False
+    try:
+        if start_ticks_of(pid) != start_ticks:
+            return False
+        signal.pidfd_send_signal(fd, signum)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
 def steps_made(beat: RankHeartbeat) -> int:
     """Return the rank's absolute step, where it is not known the steps of this process."""
     return beat.steps if beat.step is None else beat.step

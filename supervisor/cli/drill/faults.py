@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from checkpointing.discover import find
 from supervisor.cli import stdio
-from supervisor.cli.drill.drilled_job import DrilledJob, exit_on_signals, is_alive, require_steps, steps_made
+from supervisor.cli.drill.drilled_job import DrilledJob, exit_on_signals, is_alive, require_steps, send, steps_made
 from supervisor.config.settings import Origin, with_values
 from supervisor.core.values import Struct
 from supervisor.errors import ExitCode, SuperviseError
@@ -109,7 +109,7 @@ def drill(settings: Settings, command: Sequence[str], order: DrillOrder) -> int:
     return _Drill(settings, command, order, state, identity.make_job_dir(state)).go()
 
 
-def _put_shim_on_path() -> None:
+def put_shim_on_path() -> None:
     """Put the drill's shim on the PYTHONPATH that this process, which becomes `supervise`, gives its ranks."""
     path = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = f"{SHIM}{os.pathsep}{path}" if path else str(SHIM)
@@ -143,7 +143,7 @@ class _Drill:
     def __init__(self, settings: Settings, command: Sequence[str], order: DrillOrder, state: Path, scratch: Path) -> None:
         self._settings, self._order = settings, order
         is_inside = order.kind in INSIDE
-        self._job = DrilledJob(settings, command, state, scratch, prepare=_put_shim_on_path if is_inside else lambda: None)
+        self._job = DrilledJob(settings, command, state, scratch, prepare=put_shim_on_path if is_inside else lambda: None)
         self._ended_by_us = False
         self._ended_first = False  # before anybody noticed the fault
         self._aside: Aside | None = None
@@ -189,7 +189,8 @@ class _Drill:
         if order.kind == "preempt":
             os.kill(self._job.pid, signal.SIGUSR1)
             return Struck(now, step, f"notice was given (USR1), with {PREEMPT_LEFT_S:.0f} s left,")
-        os.kill(beat.pid, signal.SIGSTOP if order.kind == "hang" else signal.SIGKILL)
+        if not send(beat.pid, beat.start_ticks, signal.SIGSTOP if order.kind == "hang" else signal.SIGKILL):
+            return None
         what = {"hang": "was stopped", "kill": "was killed", "bitrot": f"was killed, with a bit of {self._damaged} flipped,"}[order.kind]
         return Struck(now, step, f"rank {order.rank} {what}")
 
@@ -258,8 +259,8 @@ class _Drill:
             self._ended_first = self._job.has_ended()
             if order.kind == "hang":
                 for beat in self._job.beats():
-                    if beat.rank == order.rank and is_alive(beat):
-                        os.kill(beat.pid, signal.SIGCONT)
+                    if beat.rank == order.rank:
+                        send(beat.pid, beat.start_ticks, signal.SIGCONT)
             return
         self._job.wait(lambda: self._account(struck).resumed_t)
 

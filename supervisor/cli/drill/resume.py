@@ -8,7 +8,6 @@ first one saved and printed (comparison.py), and records the proof (job/resume_p
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import signal
 import sys
@@ -18,21 +17,18 @@ from typing import TYPE_CHECKING
 from checkpointing.discover import find
 from checkpointing.model import Verdict
 from checkpointing.verification import verify
-from supervisor.checkpoints.discovery import record as discovery_record
-from supervisor.checkpoints.records import DIRECTORY
 from supervisor.cli import stdio
-from supervisor.cli.drill import scratch_directory
+from supervisor.cli.drill import scratch_job
 from supervisor.cli.drill.attempt_losses import AttemptLosses
 from supervisor.cli.drill.comparison import LEAST_LOSSES, ResumeComparison, compare
-from supervisor.cli.drill.drilled_job import DrilledJob, exit_on_signals, is_alive, require_steps, steps_made
-from supervisor.config.alert_settings import Alerts
+from supervisor.cli.drill.drilled_job import DrilledJob, exit_on_signals, is_alive, send, steps_made
+from supervisor.cli.drill.scratch_job import ScratchPlace
 from supervisor.core.values import Struct
-from supervisor.errors import ExitCode, SuperviseError
+from supervisor.errors import ExitCode
 from supervisor.job import identity, resume_proof
 from supervisor.journal.records import EventTaken
-from supervisor.knobs import programs, torchrun
 from supervisor.observe.ranks import save_logs
-from supervisor.observe.ranks.path_patterns import checkpoint_path, is_within
+from supervisor.observe.ranks.path_patterns import checkpoint_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,13 +46,12 @@ _MOST_SAVES = 5
 
 
 class ResumeOrder(Struct, frozen=True):
-    """What is rehearsed. at_step: the least step at which `rank` is killed. scratch_dir: where, "": in the state directory."""
+    """What is rehearsed. at_step: the least step at which `rank` is killed."""
 
     at_step: int
     rank: int
     deadline_s: float
-    scratch_dir: str
-    writable: tuple[str, ...]
+    place: ScratchPlace
 
 
 class _Kill(Struct, frozen=True):
@@ -77,20 +72,14 @@ class _WaitEnd(Struct, frozen=True):
 def drill(settings: Settings, command: Sequence[str], order: ResumeOrder) -> int:
     """Run the drill; returns 0 if the resume is proven, else 1. Raises SuperviseError before anything was started."""
     environ, cwd = dict(os.environ), identity.working_directory()
-    _refuse(settings, command, tuple(str(cwd / path) for path in order.writable))
+    scratch_job.refuse(settings, command, order.place, "drill resume")
     name, node = identity.job_name(settings.job.name, environ, cwd, command).name, identity.node_name()
     state = identity.make_node_state(settings.job.state_dir, cwd, name, node)
-    root = identity.state_root(state)
-    discovered = (location.pattern for location in discovery_record.read_locations(state / DIRECTORY) if location.kind != "seen")
-    checkpoints = find((*settings.checkpoints.paths, *discovered), str(cwd)).candidates
-    for checkpoint in checkpoints:
-        _require_out_of_reach(checkpoint.path, "a checkpoint of this job lies")
     subject = resume_proof.subject_of(settings, command, identity.command_digest(command), cwd)
-    parent = cwd / order.scratch_dir if order.scratch_dir else root
-    scratch = scratch_directory.make(parent, cwd, checkpoints, tuple(str(cwd / path) for path in order.writable), excluded=(root,))
+    scratch = scratch_job.make_scratch(settings, state, order.place)
     is_proven = False
     try:
-        own = _own_settings(settings, name, scratch)
+        own = scratch_job.own_settings(settings, f"{name[:50]}-drill-resume", scratch)
         node_state = identity.make_node_state(own.job.state_dir, cwd, own.job.name, node)
         job = DrilledJob(own, command, node_state, identity.make_job_dir(node_state), prepare=scratch.enter)
         run = _ResumeDrill(own, order, scratch, job)
@@ -100,64 +89,6 @@ def drill(settings: Settings, command: Sequence[str], order: ResumeOrder) -> int
         return run.report(comparison)
     finally:
         scratch.remove(keep_state=not is_proven)
-
-
-def _refuse(settings: Settings, command: Sequence[str], writable: Sequence[str]) -> None:
-    programs.require_command(command, os.environ)
-    require_steps(settings)
-    nodes = torchrun.most_nodes(torchrun.recognise(command, path=os.environ.get("PATH")), os.environ)
-    if nodes > 1:
-        raise SuperviseError(
-            f"drill resume runs on this node alone, and the command waits for {nodes} nodes",
-            hint="Give torchrun --nnodes=1 for the drill: the resume is the same.",
-            exit_code=ExitCode.USAGE,
-        )
-    cwd = os.path.realpath(identity.working_directory())
-    _require_out_of_reach(cwd, "the working directory lies")
-    for path in writable:
-        real = os.path.realpath(path)
-        if is_within(real, cwd) or is_within(cwd, real):
-            raise SuperviseError(
-                f"--writable {path}: the drill trains in links to the working directory, and would write the originals there",
-                hint="Name a directory outside. --checkpoints 'DIR/*.pt' leaves the checkpoints that lie there out of the drill.",
-                exit_code=ExitCode.USAGE,
-            )
-    absolute = next((path for path in settings.checkpoints.paths if path.startswith(("/", "~"))), None)
-    if absolute is not None:
-        raise SuperviseError(
-            f"the checkpoints are declared at an absolute path, where the drill writes nothing: {absolute}",
-            hint="Let the command save below its working directory for the drill, and declare that: --checkpoints 'DIR/*.pt'.",
-            exit_code=ExitCode.USAGE,
-        )
-    shared = next((word for word in command if scratch_directory.SHARED_MEMORY in word), None)
-    if shared is not None:
-        raise SuperviseError(
-            f"the command names a path in shared memory, which the drill cannot keep it from writing: {shared}",
-            hint="Let the command save below its working directory for the drill.",
-            exit_code=ExitCode.USAGE,
-        )
-
-
-def _require_out_of_reach(path: str, what: str) -> None:
-    """Raise SuperviseError if a path lies where the drill's command may write."""
-    place = scratch_directory.writable_above(path)
-    if place:
-        raise SuperviseError(
-            f"{what} where the drill cannot keep the command from writing: {path}, below {place}",
-            hint="Run the drill with a copy of your directory in another place, or set the variable of that cache to another place.",
-            exit_code=ExitCode.USAGE,
-        )
-
-
-def _own_settings(settings: Settings, name: str, scratch: ScratchDirectory) -> Settings:
-    """Return the settings of the drill's job: a name and a state directory of its own, no mirror and no alert."""
-    return dataclasses.replace(
-        settings,
-        job=dataclasses.replace(settings.job, name=f"{name[:50]}-drill-resume", state_dir=str(scratch.state)),
-        checkpoints=dataclasses.replace(settings.checkpoints, mirror=()),
-        alerts=Alerts(),
-        cwd=str(scratch.work),
-    )
 
 
 def _record(state: Path, proof: resume_proof.ResumeProof | None, subject: resume_proof.ProvenCommand) -> None:
@@ -367,6 +298,4 @@ class _ResumeDrill:
 def _signal(beats: Sequence[RankHeartbeat], signum: int) -> None:
     """Send the ranks a signal. One that died meanwhile gets none."""
     for beat in beats:
-        if is_alive(beat):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(beat.pid, signum)
+        send(beat.pid, beat.start_ticks, signum)

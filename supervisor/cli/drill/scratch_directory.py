@@ -1,6 +1,6 @@
 """The scratch directory of a drill: a command can train in it without touching the original working directory.
 
-    <state_dir>/.drill-resume-XXXXXXXX/     0700, removed at the end
+    <state_dir>/.drill-XXXXXXXX/     0700, removed at the end
         work/      the working directory: its directories are made anew, each file is a link to the original
         tmp/       TMPDIR
         state/     the state directory of the drill's own job; it is kept where the drill failed
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from checkpointing.model import Candidate
 
-PREFIX: Final = ".drill-resume-"
+PREFIX: Final = ".drill-"
 #: So many links are made. A directory with more entries than are left is one link.
 MOST_ENTRIES: Final = 20_000
 #: What stays writable beside the scratch directory: devices and shared memory, the process's own /proc, and caches.
@@ -71,10 +71,14 @@ class ScratchDirectory(Struct, frozen=True):
         os.chdir(self.work)
         confinement.confine((str(self.root), *writable_places(), *self.writable))
 
-    def remove(self, *, keep_state: bool) -> None:
-        """Remove it. Links are removed, and never what they lead to. keep_state: the journal and the logs stay."""
+    def remove_work(self) -> None:
+        """Remove what the command wrote. Links are removed, and never what they lead to."""
         for directory in (self.work, self.root / "tmp"):
             shutil.rmtree(directory, ignore_errors=True)
+
+    def remove(self, *, keep_state: bool) -> None:
+        """Remove it. keep_state: the journal and the logs stay."""
+        self.remove_work()
         if not keep_state:
             shutil.rmtree(self.root, ignore_errors=True)
         if self.lock >= 0:
@@ -102,7 +106,7 @@ def make(
     """
     if not confinement.version():
         raise SuperviseError(
-            "supervise drill resume needs Landlock (Linux 5.13 or later), which keeps the command from your checkpoints",
+            "this drill needs Landlock (Linux 5.13 or later), which keeps the command from your checkpoints",
             hint="Run it on such a kernel; or copy your directory, and run `supervise drill kill` in the copy.",
             exit_code=ExitCode.USAGE,
         )

@@ -86,10 +86,11 @@ def _fit(settings: Settings, words: Sequence[str]) -> tuple[dict[str, Any], list
         )
     history = _history(settings, words)
     per_node, nodes = torchrun.size(torchrun.recognise(words, path=os.environ.get("PATH")), os.environ)
-    knobs = history.policy.knobs if history else job_knobs.find(settings, words, os.environ, Path(settings.cwd)).knobs
+    found = job_knobs.find(settings, words, os.environ, Path(settings.cwd))
+    knobs = history.policy.knobs if history else found.knobs
     rounds = [one for incident in history.incidents for one in incident.rounds] if history else []
     world = (history.world_size if history else 0) or per_node * nodes
-    data = fit.document(chosen.path, sizes.of_checkpoint(chosen.path), fit.measured(rounds, knobs, world), world)
+    data = fit.document(chosen.path, sizes.of_checkpoint(chosen.path), fit.measured(rounds, knobs, world // found.replica.size), world)
     return data, fit.text(data)
 
 

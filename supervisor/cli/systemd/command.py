@@ -1,4 +1,4 @@
-"""`supervise systemd print`, `install`, `run` and `alert`: the units, and what they start."""
+"""`supervise systemd install`, `run` and `alert`: the units, and what they start."""
 
 from __future__ import annotations
 
@@ -22,21 +22,6 @@ if TYPE_CHECKING:
 
 #: With these supervise ends a run that it gave up, and alerts itself.
 _GIVEN_UP: Final = frozenset({ExitCode.DETERMINISTIC, ExitCode.BAD_NODE})
-
-
-@click.command()
-@setting_options()
-@click.argument("file", metavar="[FILE]", required=False)
-def print_command(_invocation: Invocation, *, file: str | None) -> int:
-    """Without FILE all of them are printed, each below its name. job.toml is an example of a job's configuration."""
-    from supervisor.cli.systemd import installation  # noqa: PLC0415  not for --help
-
-    if file is not None:
-        stdio.write(sys.stdout, installation.text(file).rstrip("\n"))
-        return 0
-    for name in installation.names():
-        stdio.write(sys.stdout, f"#### {name}\n{installation.text(name)}")
-    return 0
 
 
 @click.command()
@@ -155,7 +140,7 @@ def _next_steps(job: str | None, configuration: Path) -> list[str]:
     if job is None:
         return ["next: supervise systemd install JOB --user USER --directory DIR"]
     config = configuration / f"{job}.toml"
-    write = [] if config.exists() else [f"next: write {config}; `supervise systemd print job.toml` shows an example"]
+    write = [] if config.exists() else [f"next: write {config}; `supervise print systemd job.toml` shows an example"]
     return [
         *write,
         f"{'then' if write else 'next'}: sudo systemctl enable --now supervise@{job}",

@@ -56,7 +56,7 @@ class WrittenFile(Struct, frozen=True):
 
 
 def names() -> list[str]:
-    """Return the names of the files that `supervise systemd print` prints."""
+    """Return the names of the files that `supervise print systemd` prints."""
     return sorted(path.name for path in UNITS.iterdir())
 
 

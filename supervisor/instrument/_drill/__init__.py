@@ -1,4 +1,5 @@
-"""The fault of `supervise drill oom` and `drill nan` inside the ranks. This folder is on a job's PYTHONPATH in these drills only.
+"""The faults of `supervise drill oom`, `nan` and `soak` inside the ranks. This folder is on a job's PYTHONPATH in these drills only.
 
-`sitecustomize.py` is the one that the instrumentation hides and runs after itself; `_supervise_drill.py` is the fault.
+`sitecustomize.py` is the one that the instrumentation hides and runs after itself. The faults are in `_supervise_drill.py` and
+`_supervise_soak.py`.
 """

@@ -2,7 +2,8 @@
 
 The order is the file `drill` in the job's directory: kind, step, rank (None: every rank). The fault comes after that step, before the
 optimizer's next, and `drill-struck-<rank>` records when. Out of memory strikes every attempt until the batch differs from the first time,
-as a real one would; NaN strikes once in the run. It runs in the interpreter of the job: Python 3.8 syntax, standard library only.
+as a real one would; NaN strikes once in the run. The order of a soak says that more orders follow (`_supervise_soak.py`). It runs in the
+interpreter of the job: Python 3.8 syntax, standard library only.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from time import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from importlib.machinery import ModuleSpec
     from typing import Any
 
@@ -33,32 +35,34 @@ def prepare(instrument: Instrumentation) -> None:
     """Have the fault come before the optimizer's step that is due. Raises OSError and ValueError if there is no order."""
     job_dir = os.environ["SUPERVISE_JOB_DIR"]
     with open(os.path.join(job_dir, "drill"), encoding="ascii") as file:  # noqa: PTH118, PTH123 - pathlib costs 5 ms of start-up
-        fault = DrillFault(instrument, job_dir, json.load(file))
-    if OPTIMIZERS in sys.modules:  # a standby has imported it
-        sys.modules[OPTIMIZERS].register_optimizer_step_pre_hook(fault.before_step)
+        order = json.load(file)
+    if order["kind"] == "soak":
+        hooks = __import__("_supervise_soak").SoakFaults(instrument, job_dir).hooks()
     else:
-        sys.meta_path.insert(0, OptimizerImport(fault))
+        fault = DrillFault(instrument, job_dir, order)
+        hooks = {OPTIMIZERS: lambda module: module.register_optimizer_step_pre_hook(fault.before_step)}
+    for name in [name for name in hooks if name in sys.modules]:  # a standby has imported it
+        hooks.pop(name)(sys.modules[name])
+    sys.meta_path.insert(0, ImportHooks(hooks))
 
 
-class OptimizerImport:
-    """A finder for sys.meta_path that finds nothing itself, but hooks torch's optimizers right after they were imported."""
+class ImportHooks:
+    """A finder for sys.meta_path that finds nothing itself, but hooks modules of torch right after they were imported."""
 
-    def __init__(self, fault: DrillFault) -> None:
-        self._fault = fault
+    def __init__(self, hooks: dict[str, Callable[[Any], None]]) -> None:
+        self._hooks = hooks
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
         """Return what the other finders find, with a loader that hooks the module."""
-        if name != OPTIMIZERS:
-            return None
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
-        if spec is None or spec.loader is None:
+        hook = self._hooks.pop(name, None)
+        spec = find_spec(name) if hook is not None else None
+        if hook is None or spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
         def exec_module(module: Any) -> None:  # noqa: ANN401 - torch's
             execute(module)
-            module.register_optimizer_step_pre_hook(self._fault.before_step)
+            hook(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]  # of this loader alone
         return spec

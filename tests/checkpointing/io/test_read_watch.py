@@ -189,7 +189,7 @@ def test_a_read_that_nobody_waits_for_is_left_though_the_disk_hangs(tmp_path: Pa
     disk.paths.add(str(hung))
     watch.is_wanted = lambda: not disk.asked
     with pytest.raises(Interrupted):
-        watch.read(str(hung), lambda how: verify(str(hung), throttle=how.throttle))
+        watch.read(str(hung), lambda how: verify(str(hung), reading=how))
 
 
 def test_a_read_that_nobody_waited_for_blames_no_disk_and_the_next_selection_reads_its_path(watch: ReadWatch) -> None:

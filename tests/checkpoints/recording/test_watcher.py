@@ -215,7 +215,7 @@ def test_stop_is_prompt_while_a_large_file_is_read(tmp_path: Path) -> None:
         Cache(),
         interval_s=0.01,
         quiet_s=0.0,
-        rate_bytes_per_s=1024,
+        cap_bytes_per_s=1024,
     )
     reading = threading.Event()
     take = Throttle.take
@@ -243,7 +243,7 @@ def test_once_no_rank_is_alive_nothing_waits_for_the_throttle(tmp_path: Path) ->
         Cache(),
         interval_s=60.0,
         quiet_s=60.0,
-        rate_bytes_per_s=1024,
+        cap_bytes_per_s=1024,
     )
     torch.save({"w": torch.zeros(4 << 20), "step": 1}, tmp_path / "step_1.pt")  # 16 MiB at 1 KiB/s
     watcher.start()

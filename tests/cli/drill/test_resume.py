@@ -1,4 +1,4 @@
-"""What `supervise drill resume` refuses before anything is started, and when it kills."""
+"""What `supervise drill resume` and `soak` refuse before anything is started, and when a resume drill kills."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from supervisor.cli.drill.comparison import compare
 from supervisor.cli.drill.drilled_job import DrilledJob
 from supervisor.cli.drill.resume import ResumeOrder, _record, _ResumeDrill
 from supervisor.cli.drill.scratch_directory import ScratchDirectory
+from supervisor.cli.drill.scratch_job import ScratchPlace
 from supervisor.config.settings import Checkpoints, Settings
 from supervisor.job import resume_proof
 from supervisor.job.resume_proof import ProvenCommand, ResumeProof
@@ -33,13 +34,14 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize("kind", ["resume", "soak"])
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_resume_drill_that_cannot_be_safe_or_seen_is_refused_with_what_helps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], case: str
+def test_a_drill_in_a_scratch_directory_that_cannot_be_safe_or_seen_is_refused_with_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], case: str, kind: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     options, command, hint = REFUSED[case]
-    assert main.main(["drill", *options, "resume", "--", *command]) == 64
+    assert main.main(["drill", *options, kind, "--", *command]) == 64
     assert hint in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -73,7 +75,7 @@ def resume_drill(tmp_path: Path, *patterns: str) -> _ResumeDrill:
     scratch = ScratchDirectory(tmp_path)
     settings = Settings(checkpoints=Checkpoints(paths=patterns))
     job = DrilledJob(settings, ["true"], tmp_path, tmp_path, prepare=lambda: None)
-    return _ResumeDrill(settings, ResumeOrder(1, 0, 60.0, "", ()), scratch, job)
+    return _ResumeDrill(settings, ResumeOrder(1, 0, 60.0, ScratchPlace("", ())), scratch, job)
 
 
 def logged(tmp_path: Path, *rows: tuple[str, int, int], path: str = "/ckpt.pt") -> tuple[int | None, bool]:

@@ -11,7 +11,8 @@ there, and is held once. What comes from outside (a kill, a torn file) is done b
     nan:25        the loss is NaN from step 25 on, once        raise:25     the program finds that its loss is NaN at step 25, once
     worker:60     the process that reads sample 60 waits
 
-PROGRAM_STEPS makes the training longer than 40 steps, as a measurement needs it; it saves after each quarter, as it does with 40.
+PROGRAM_STEPS makes the training longer than 40 steps, as a measurement needs it; it saves after each quarter, as it does with 40, or after
+every PROGRAM_EVERY steps. With PROGRAM_PRINTS rank 0 prints its loss once in each step.
 
 Standard library only: a program without torch uses it too.
 """
@@ -40,11 +41,13 @@ OUT_OF_MEMORY = (
 #: fault, at, rank (-1: any)
 FAULTS = [[*word.split(":"), "-1"][:3] for word in os.environ.get("PROGRAM_FAULT", "").split()]
 STEPS = int(os.environ.get("PROGRAM_STEPS", "40"))
-EVERY = STEPS // 4
+EVERY = int(os.environ.get("PROGRAM_EVERY", STEPS // 4))
 #: A step takes at least so long: two saves must not share the clock tick of their files.
 PACE_S = 0.1 / EVERY
 #: A test that failed must not leave a rank for ever.
 LONGEST_HOLD_S = 300.0
+PRINTS = bool(os.environ.get("PROGRAM_PRINTS"))
+printed = 0  # the last step whose loss was
 
 
 def _rank() -> int:
@@ -106,6 +109,10 @@ def sample(number: int) -> None:
 
 def loss(value: Any, step: int) -> Any:  # noqa: ANN401  a tensor, or a number
     """Return the loss of step `step`, which is NaN where that is the fault."""
+    global printed  # noqa: PLW0603  the program's own state
+    if PRINTS and _rank() == 0 and step > printed:
+        printed = step
+        print(f"step {step} loss {float(value):.6f}", flush=True)  # noqa: T201  as a training does
     if _once("raise", step):
         raise FloatingPointError(f"loss is nan at step {step}, stopping training")
     if any(name == "nan" and step >= int(at) for name, at, _ in FAULTS) and (_once("nan", step) or (HERE / "nan-began").exists()):

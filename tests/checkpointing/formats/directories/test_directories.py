@@ -15,6 +15,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 from checkpointing.discover import find
+from checkpointing.io.tree import ReadOptions
 from checkpointing.model import Verdict
 from checkpointing.verification import verify
 
@@ -145,9 +146,9 @@ def test_it_changes_while_it_is_read(checkpoint: Path) -> None:
             (checkpoint / "more.json").write_text("{}")
         return False
 
-    found = verify(str(checkpoint), interrupted=write_meanwhile)
+    found = verify(str(checkpoint), reading=ReadOptions(interrupted=write_meanwhile))
     assert (found.verdict, found.reason) == (Verdict.WRITING, "it changed while it was read")
-    assert verify(str(checkpoint), interrupted=lambda: True).verdict is Verdict.UNKNOWN
+    assert verify(str(checkpoint), reading=ReadOptions(interrupted=lambda: True)).verdict is Verdict.UNKNOWN
 
 
 def fsdp(directory: Path) -> Path:

@@ -1,4 +1,4 @@
-"""`supervise kubernetes print`: a Job that runs CMD under supervision, one pod on each node (docs/guides/kubernetes.md).
+"""`supervise print kubernetes`: a Job that runs CMD under supervision, one pod on each node (docs/guides/kubernetes.md).
 
 YAML is a superset of JSON: every text that comes from outside is written as JSON.
 """
@@ -6,6 +6,7 @@ YAML is a superset of JSON: every text that comes from outside is written as JSO
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import sys
@@ -14,9 +15,11 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from supervisor.cli import stdio
-from supervisor.cli.clusters.job_words import option_words, over_nodes
 from supervisor.cli.invocation import BEFORE_CMD, JOB, Invocation, setting_options
+from supervisor.cli.printing.job_words import option_words, over_nodes
+from supervisor.cli.printing.node_facts import node_facts
 from supervisor.errors import ExitCode, SuperviseError
+from supervisor.node.health_watch import has_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,9 +134,9 @@ spec:
     "--pod-grace-s", type=click.IntRange(min=1), default=120, metavar="N", help="Seconds to save before a pod is killed; default 120."
 )
 def print_command(invocation: Invocation, *, image: str, nodes: int, gpus: int, pod_grace_s: int) -> int:
-    """The options of a run stand before `kubernetes`; --job names the Job. Look at it, and hand it to `kubectl apply -f -`."""
+    """The options of a run stand before `print`; --job names the Job. Look at it, and hand it to `kubectl apply -f -`."""
     if not invocation.command:
-        hint = "Write it behind `--`, as in `supervise kubernetes print --image IMAGE -- torchrun train.py`."
+        hint = "Write it behind `--`, as in `supervise print kubernetes --image IMAGE -- torchrun train.py`."
         raise SuperviseError("no command given", hint=hint, exit_code=ExitCode.USAGE)
     settings = invocation.settings()
     given = {key: str(settings.value(key)) for key in ("job.name", "metrics.listen") if settings.origin(key).kind == "command line"}
@@ -142,6 +145,8 @@ def print_command(invocation: Invocation, *, image: str, nodes: int, gpus: int, 
     address, _, port = given.get("metrics.listen", "").rpartition(":")
     reached = port if address else ""  # a port alone is on the pod's loopback interface
     made = manifest(name, words, invocation.command, image=image, nodes=nodes, gpus=gpus, grace_s=pod_grace_s, metrics_port=reached)
+    if not gpus and has_gpus(os.environ) and (here := node_facts(os.environ).gpus):
+        stdio.say(f"the pods ask for no GPU, and this node has {here}: --gpus {here} asks for as many")
     stdio.write(sys.stdout, made)
     return 0
 

@@ -1,0 +1,188 @@
+"""One conversion: reads each tensor once, writes it, reads the target again, and says what is lost."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from checkpointing.conversion import targets, trees
+from checkpointing.conversion.sources import open_source
+from checkpointing.conversion.trees import LazyTensor, Source, TensorRow, Tree
+from checkpointing.model import CheckpointingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+_DTYPES: Final = {"": None, "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_EMIT_S: Final = 0.2
+_GB: Final = 1e9
+_MOST_NAMED: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What is to be written. left_out, notes: lines for people."""
+
+    tree: Tree
+    tensors: dict[str, LazyTensor]
+    left_out: list[str]
+    notes: list[str]
+
+
+class Conversion:
+    """One conversion: reads each tensor once, remembers its row, and reports the bytes. bound_memory: gets the largest tensor's size."""
+
+    def __init__(self, emit: Callable[[dict[str, Any]], None], bound_memory: Callable[[int], None] = lambda _largest: None) -> None:
+        self._emit, self._emitted_at, self._bound_memory = emit, 0.0, bound_memory
+        self._done = self._total = 0
+        self._phase = ""
+        self._rows: dict[str, TensorRow] = {}
+        self._by_content: dict[Hashable, TensorRow] = {}
+
+    def run(self, source_path: str, target: str, to: str, dtype: str) -> dict[str, Any]:
+        """Convert and verify. Returns the answer. Raises CheckpointingError, OSError."""
+        source = open_source(source_path)
+        content = prepared(source, to, _DTYPES[dtype])
+        n_bytes = sum(tensor.n_bytes for tensor in content.tensors.values())
+        _require_room(os.path.dirname(target), n_bytes)  # noqa: PTH120 -- strings throughout the package
+        self._bound_memory(max(tensor.n_bytes for tensor in content.tensors.values()))
+        self._begin("writing", n_bytes)
+        self._write(content, source, target, to)
+        _forget(target)
+        self._begin("verifying", n_bytes)
+        self._verify(content, trees.tensors_of(open_source(target).tree))
+        return {"tensors": len(content.tensors), "bytes": n_bytes, "left_out": content.left_out, "notes": content.notes}
+
+    def _write(self, content: _Content, source: Source, target: str, to: str) -> None:
+        if to == "torch":
+            targets.write_torch(content.tree, target, self._read)
+        elif to == "dcp":
+            targets.write_dcp(content.tree, target, self._read)
+        else:
+            targets.check_types(content.tensors)
+            if to == "safetensors":
+                targets.write_safetensors(content.tensors, target, self._read, source.texts)
+            else:
+                targets.write_hf(content.tensors, target, self._read, source.texts, source.beside)
+
+    def _read(self, name: str, tensor: LazyTensor) -> torch.Tensor:
+        whole = tensor.read()
+        row = self._rows[name] = trees.row_of(whole)
+        if tensor.content is not None:
+            self._by_content[tensor.content] = row
+        self._advance(tensor.n_bytes)
+        return whole
+
+    def _verify(self, content: _Content, written: dict[str, LazyTensor]) -> None:
+        """Compare what is on the disk. Raises CheckpointingError for a difference."""
+        differing = sorted(content.tensors.keys() ^ written.keys())
+        for name, tensor in written.items():
+            if differing:
+                break
+            expected = self._rows.get(name) or self._by_content[content.tensors[name].content]
+            differing = [] if trees.row_of(tensor.read()) == expected else [name]
+            self._advance(tensor.n_bytes)
+        if differing:
+            raise CheckpointingError(
+                f"what was written is not what was read: {', '.join(differing[:4])}",
+                hint="look at the disk and its kernel log (`supervise doctor`); the target was removed",
+            )
+
+    def _begin(self, phase: str, total: int) -> None:
+        self._phase, self._done, self._total, self._emitted_at = phase, 0, total, 0.0
+        self._advance(0)
+
+    def _advance(self, n_bytes: int) -> None:
+        self._done += n_bytes
+        now = time.monotonic()
+        if now - self._emitted_at >= _EMIT_S or self._done == self._total:
+            self._emitted_at = now
+            self._emit({"phase": self._phase, "done": self._done, "total": self._total})
+
+
+def prepared(source: Source, to: str, dtype: torch.dtype | None) -> _Content:
+    """Return what is written of a source, and what is lost. Raises CheckpointingError where nothing would be left.
+
+    safetensors and hf hold the model's weights and nothing else: what loads them expects that. dtype is for the weights alone.
+    """
+    tree, n_renamed = trees.without_prefixes(source.tree)
+    path, others = trees.weights_of(tree)
+    left_out = list(source.left_out)
+    notes = [f"{n_renamed} names stood behind prefixes of wrappers (module., _orig_mod. and the like)"] if n_renamed else []
+
+    def change(where: trees.Path, leaf: Any) -> Any:  # noqa: ANN401 -- any leaf
+        if not isinstance(leaf, LazyTensor) or where[: len(path)] != path or any(where[: len(other)] == other for other in others):
+            return leaf
+        return trees.cast(leaf, dtype, ".".join(map(str, where)))
+
+    tree = trees.replaced(tree, change)
+    if to in ("safetensors", "hf"):
+        left_out += [_described(other, trees.at(tree, other)) for other in others]
+        tree = {key: value for key, value in trees.at(tree, path).items() if (*path, key) not in others}
+        values = [".".join(map(str, where)) for where, leaf in trees.leaves(tree) if not isinstance(leaf, LazyTensor)]
+        left_out += [f"values that are no tensors: {_some(values)}"] if values else []
+    else:
+        left_out += ["the texts in the header: " + _some(sorted(source.texts))] if source.texts.keys() - {"format"} else []
+    tensors = trees.tensors_of(tree)
+    if not tensors:
+        raise CheckpointingError(
+            "there is no tensor to be written", hint="look at what the checkpoint holds: `supervise checkpoints verify`"
+        )
+    if to != "torch":
+        contents = [tensor.content for tensor in tensors.values() if tensor.content is not None]
+        tied = len(contents) - len(set(contents))
+        notes += [f"{tied} names are tied to others: their numbers are written for each"] if tied else []
+    if to == "dcp":
+        numbers = sum(any(isinstance(key, int) for key in where) for where in _keys(tree))
+        left_out += [f"keys that are numbers became texts, as torch.distributed.checkpoint keeps them: {numbers}"] if numbers else []
+    if to == "hf" and not any(name.endswith("/config.json") for name in source.beside):
+        notes.append("config.json is not beside the source: transformers needs the model's own in the target")
+    return _Content(tree, tensors, left_out, notes)
+
+
+def _keys(tree: Tree) -> list[tuple[Any, ...]]:
+    """Return the keys of each dictionary in a tree."""
+    if isinstance(tree, dict):
+        return [tuple(tree), *(keys for value in tree.values() for keys in _keys(value))]
+    return [keys for value in tree for keys in _keys(value)] if isinstance(tree, (list, tuple)) else []
+
+
+def _described(path: tuple[Any, ...], tree: Tree) -> str:
+    """Return a part that is left out: its name, and how much is in it."""
+    sizes = [leaf.n_bytes for _, leaf in trees.leaves(tree) if isinstance(leaf, LazyTensor)]
+    name = ".".join(map(str, path))
+    return f"{name}: {len(sizes)} tensors, {sum(sizes) / 1e6:.3g} MB" if sizes else name
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _require_room(directory: str, n_bytes: int) -> None:
+    disk = os.statvfs(directory)
+    needed, free = n_bytes + n_bytes // 100 + (1 << 20), disk.f_bavail * disk.f_frsize
+    if free < needed:
+        raise CheckpointingError(
+            f"not enough room for the target: {needed / _GB:.3g} GB are needed, {free / _GB:.3g} GB are free",
+            hint="name a target on another disk, or convert to a smaller type with --dtype bf16",
+        )
+
+
+def _forget(path: str) -> None:
+    """Make what was written durable, and drop it from the page cache: what is verified then comes from the disk. Raises OSError."""
+    places = [(path, [], [os.path.basename(path)])] if not os.path.isdir(path) else list(os.walk(path))  # noqa: PTH112, PTH119 -- strings throughout
+    for base, _, names in places:
+        directory = base if os.path.isdir(base) else os.path.dirname(base)  # noqa: PTH112, PTH120 -- as above
+        for name in (*names, ""):
+            fd = os.open(os.path.join(directory, name), os.O_RDONLY | os.O_CLOEXEC)  # noqa: PTH118 -- as above
+            try:
+                os.fsync(fd)
+                if name:
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)

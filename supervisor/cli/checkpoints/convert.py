@@ -1,0 +1,285 @@
+"""`supervise checkpoints convert`: writes a checkpoint in another format, and verifies what was written before it has its name.
+
+This process verifies the source, holds the place of the target, and follows another one, which alone imports torch, reads and writes
+(checkpointing/conversion/process.py). The target grows in a directory beside it, which is locked. Whoever finds that directory without a
+lock finds the leftover of a convert that was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import click
+
+from checkpointing import examine
+from checkpointing.command_line.progress import ProgressBar
+from checkpointing.io import durable, leftovers
+from checkpointing.io.reader import UNLIMITED, Throttle
+from checkpointing.io.tree import ReadOptions
+from checkpointing.model import Verdict
+from checkpointing.verification import identity_of, verify
+from supervisor.cli import stdio
+from supervisor.cli.invocation import json_option
+from supervisor.errors import ExitCode, SuperviseError
+from supervisor.guardian.libc import die_with_parent
+from supervisor.report.text import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_FORMATS: Final = ("torch", "dcp", "safetensors", "hf")
+_DTYPES: Final = ("bf16", "fp16", "fp32")
+_REPORT_EVERY_S: Final = 30.0
+_SHOWN_CHECKPOINTS: Final = 4
+_GB: Final = 1e9
+_HINT_DISK: Final = "see to the permissions and the disk of the target's directory"
+
+
+@click.command()
+@click.option("--to", type=click.Choice(_FORMATS), required=True, help="The format to write.")
+@click.option("--dtype", type=click.Choice(_DTYPES), help="Change the model's floating-point weights to this type.")
+@json_option
+@click.argument("source", metavar="PATH")
+@click.argument("target", metavar="PATH")
+def command(*, source: str, target: str, to: str, dtype: str | None, as_json: bool) -> int:
+    """Any format of `checkpoints verify` is read: torch, DCP, FSDP rank files, safetensors, Hugging Face, DeepSpeed ZeRO (as full fp32).
+
+    torch and dcp keep all of a checkpoint, safetensors and hf the model's weights. What is lost is listed. A damaged source and a target
+    that exists are refused; the exit code is 1 if the source is not good.
+    """
+    click.get_current_context().obj.without_command()
+    return convert(source, target, to, dtype or "", as_json=as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the target grows: a directory of ours beside it that is locked by an open descriptor."""
+
+    directory: str
+    fd: int
+
+
+def convert(source: str, target: str, to: str, dtype: str, *, as_json: bool) -> int:
+    """Convert a checkpoint. Returns 0, or 1 for a source that is not good. Raises SuperviseError."""
+    target = os.path.abspath(target.rstrip("/") or "/")  # noqa: PTH100 -- plain strings, as the package takes them
+    _refuse_target(source, target)
+    with _errors():
+        checkpoint = _only_checkpoint(source)
+        with _Progress(as_json=as_json) as progress:
+            if not _is_good(checkpoint, progress):
+                return 1
+            with _place_of(target) as place:
+                partial = f"{place.directory}/{os.path.basename(target)}"  # noqa: PTH119 -- as above
+                answer = _run({"source": checkpoint, "target": partial, "to": to, "dtype": dtype}, place, progress)
+                durable.rename_exclusive(partial, target)
+                durable.sync_directory(os.path.dirname(target))  # noqa: PTH120 -- as above
+    _print(checkpoint, target, to, answer, as_json=as_json)
+    return 0
+
+
+def _refuse_target(source: str, target: str) -> None:
+    """Raise SuperviseError (64) where the target cannot be made."""
+    hint = "name a path that does not exist yet: a convert never overwrites"
+    if os.path.lexists(target):
+        raise SuperviseError(f"the target exists: {clean(target)}", hint=hint, exit_code=ExitCode.USAGE)
+    above = os.path.dirname(target)  # noqa: PTH120 -- plain strings
+    if not os.path.isdir(above):  # noqa: PTH112 -- as above
+        raise SuperviseError(
+            f"the target's directory does not exist: {clean(above)}", hint=f"make it: mkdir -p {clean(above)}", exit_code=ExitCode.USAGE
+        )
+    if os.path.isdir(source) and f"{os.path.realpath(above)}/".startswith(f"{os.path.realpath(source)}/"):  # noqa: PTH112 -- as above
+        raise SuperviseError(
+            f"the target lies within the source: {clean(target)}",
+            hint="name a path outside: the source must not change",
+            exit_code=ExitCode.USAGE,
+        )
+
+
+def _only_checkpoint(source: str) -> str:
+    """Return the path of the one checkpoint that a path stands for. Raises SuperviseError (64) for several."""
+    found = examine.checkpoints_in(source)
+    if len(found) > 1:
+        named = ", ".join(clean(path) for path in found[:_SHOWN_CHECKPOINTS])
+        hint = f"name one: {named}{' …' if len(found) > _SHOWN_CHECKPOINTS else ''}"
+        raise SuperviseError(f"the source holds {len(found)} checkpoints: {clean(source)}", hint=hint, exit_code=ExitCode.USAGE)
+    return os.path.abspath(found[0])  # noqa: PTH100 -- plain strings
+
+
+def _is_good(checkpoint: str, progress: _Progress) -> bool:
+    """Verify the source, and say why it is refused. Classes that it would call are no reason: none of them is called here."""
+    identity = identity_of(checkpoint)
+    progress.begin("verifying the source", None if identity is None else identity.size)
+    found = examine.concluded(verify(checkpoint, reading=ReadOptions(Throttle(UNLIMITED, taken=progress.advance)), own=True))
+    progress.clear()
+    if found.verdict is Verdict.VERIFIED:
+        return True
+    stdio.say(f"not converted: {clean(checkpoint)} is {examine.word(found.verdict)}: {clean(found.reason)}")
+    stdio.say("  `supervise checkpoints latest DIRECTORY` names the newest good one")
+    return False
+
+
+@contextlib.contextmanager
+def _place_of(target: str) -> Iterator[_Place]:
+    """Make the directory in which the target grows, and remove it at the end. Raises SuperviseError where another convert has it."""
+    above, name = os.path.split(target)
+    directory = f"{above}/.{name}.supervise-convert-{leftovers.tag()}"
+    _say_others(above, name, directory)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(directory, 0o700)  # noqa: PTH102 -- plain strings
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        durable.lock(fd)
+        is_ours = durable.is_at(fd, directory)  # its owner may have removed it between two lines
+    except BlockingIOError:
+        is_ours = False
+    if not is_ours:
+        os.close(fd)
+        hint = "wait for its end, or name another target"
+        raise SuperviseError(f"another convert writes this target: {clean(target)}", hint=hint, exit_code=ExitCode.USAGE)
+    try:
+        for entry in os.listdir(directory):  # noqa: PTH208 -- plain strings
+            stdio.say(f"removed what an interrupted convert left: {clean(directory)}/{clean(entry)}")
+            _remove(f"{directory}/{entry}")
+        yield _Place(directory, fd)
+    finally:
+        _remove(directory)
+        os.close(fd)
+
+
+def _say_others(above: str, name: str, own: str) -> None:
+    """Name what a convert of another node left, or still writes: a lock may not be seen from here."""
+    for entry in os.listdir(above):  # noqa: PTH208 -- plain strings
+        if entry.startswith(f".{name}.supervise-convert-") and f"{above}/{entry}" != own:
+            stdio.say(f"{clean(above)}/{clean(entry)} is another node's convert, running or interrupted: it stays")
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114 -- plain strings
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)  # noqa: PTH108 -- as above
+
+
+def _run(order: dict[str, str], place: _Place, progress: _Progress) -> dict[str, Any]:
+    """Let a process of its own convert; return its answer. Raises SuperviseError."""
+    argv = [sys.executable, "-P", "-m", "checkpointing.conversion.process", json.dumps(order)]
+    with (
+        os.fdopen(os.memfd_create("stderr"), "w+b") as errors,
+        subprocess.Popen(  # noqa: S603 -- our own program
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+            pass_fds=(place.fd,),  # the lock holds as long as it writes
+            preexec_fn=die_with_parent,  # noqa: PLW1509 -- one prctl, its symbol resolved before the fork
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None  # noqa: S101 -- says it to the type checker
+            answer: dict[str, Any] = {}
+            for line in process.stdout:
+                answer = json.loads(line)
+                if "phase" in answer:
+                    progress.set(f"{answer['phase']} the target", answer["done"], answer["total"])
+            code = process.wait()
+        finally:
+            process.kill()
+        progress.clear()
+        if "error" in answer:
+            raise SuperviseError(f"cannot convert: {clean(answer['error'])}", hint=clean(answer["hint"]))
+        if code or "tensors" not in answer:
+            errors.seek(0)
+            lines = errors.read().decode("utf-8", "backslashreplace").strip().splitlines()
+            why = f": {clean(lines[-1])}" if lines else ""
+            ended = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
+            hint = "if memory was short (`dmesg`), use a machine with more; else report this line" if code < 0 else "report this line"
+            raise SuperviseError(f"cannot convert: the process that converts {ended}{why}", hint=hint)
+        return answer
+
+
+class _Progress:
+    """Bytes, rate and time left of each phase: a bar on a terminal, else a line every 30 s. A context manager."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._is_bar = not as_json and sys.stderr is not None and sys.stderr.isatty()
+        self._bar = ProgressBar("", wanted=self._is_bar)
+        self._name, self._done, self._total = "", 0, 0
+        self._began = self._said = time.monotonic()
+
+    def __enter__(self) -> Self:
+        """Return the progress itself."""
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        """Take the bar away."""
+        self._bar.clear()
+
+    def begin(self, name: str, total: int | None) -> None:
+        """Go on with another phase, of so many bytes."""
+        self._name, self._done, self._total = name, 0, total or 0
+        self._began = self._said = time.monotonic()
+        self._bar.begin(name, total)
+
+    def advance(self, n_bytes: int) -> None:
+        """Count more bytes as done."""
+        self._done += n_bytes
+        self._bar.advance(n_bytes)
+        self._say()
+
+    def set(self, name: str, done: int, total: int) -> None:
+        """Set how many bytes of a phase are done."""
+        if name != self._name:
+            self.begin(name, total)
+        self._done = done
+        self._bar.set(done, total)
+        self._say()
+
+    def clear(self) -> None:
+        """Take the bar away until the next report."""
+        self._bar.clear()
+
+    def _say(self) -> None:
+        now = time.monotonic()
+        if self._is_bar or now - self._said < _REPORT_EVERY_S:
+            return
+        self._said = now
+        rate = self._done / max(now - self._began, 1e-9)
+        left = f", {max(0, self._total - self._done) / rate:.0f} s left" if rate and self._total else ""
+        stdio.say(f"{self._name}: {self._done / _GB:.1f} of {self._total / _GB:.1f} GB, {rate / 1e6:.0f} MB/s{left}")
+
+
+def _print(source: str, target: str, to: str, answer: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        row = {"source": source, "target": target, "format": to, **answer}
+        stdio.write(sys.stdout, json.dumps(row))
+        return
+    lines = [f"{clean(target)}: {to}, {answer['tensors']} tensors, {_size(answer['bytes'])}, read again and equal to the source"]
+    lines += [f"  {clean(note)}" for note in answer["notes"]]
+    lines += ["left out:", *(f"  {clean(line)}" for line in answer["left_out"])] if answer["left_out"] else ["nothing was left out"]
+    stdio.write(sys.stdout, "\n".join(lines))
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / _GB:.3g} GB" if n_bytes >= _GB else f"{n_bytes / 1e6:.3g} MB"
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """Raise what the disk refuses as a SuperviseError."""
+    try:
+        yield
+    except OSError as error:
+        is_there = error.errno == errno.EEXIST
+        hint = "name a path that does not exist yet: a convert never overwrites" if is_there else _HINT_DISK
+        raise SuperviseError(f"cannot convert: {error}", hint=hint) from error

@@ -1,0 +1,104 @@
+"""The job of a drill that trains in a scratch directory: what is refused before it, where it lies, and its own settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING
+
+from checkpointing.discover import find
+from supervisor.checkpoints.discovery import record as discovery_record
+from supervisor.checkpoints.records import DIRECTORY
+from supervisor.cli.drill import scratch_directory
+from supervisor.cli.drill.drilled_job import require_steps
+from supervisor.config.alert_settings import Alerts
+from supervisor.core.values import Struct
+from supervisor.errors import ExitCode, SuperviseError
+from supervisor.job import identity
+from supervisor.knobs import programs, torchrun
+from supervisor.observe.ranks.path_patterns import is_within
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from supervisor.cli.drill.scratch_directory import ScratchDirectory
+    from supervisor.config.settings import Settings
+
+
+class ScratchPlace(Struct, frozen=True):
+    """Where the scratch directory is to be, "": in the state directory; further directories that the command may write."""
+
+    scratch_dir: str
+    writable: tuple[str, ...]
+
+
+def refuse(settings: Settings, command: Sequence[str], place: ScratchPlace, drill: str) -> None:
+    """Raise SuperviseError (64) if the job could write outside of a scratch directory, or needs other nodes. drill: its name."""
+    cwd_path = identity.working_directory()
+    programs.require_command(command, os.environ)
+    require_steps(settings)
+    nodes = torchrun.most_nodes(torchrun.recognise(command, path=os.environ.get("PATH")), os.environ)
+    if nodes > 1:
+        raise SuperviseError(
+            f"{drill} runs on this node alone, and the command waits for {nodes} nodes",
+            hint="Give torchrun --nnodes=1 for the drill: the resume is the same.",
+            exit_code=ExitCode.USAGE,
+        )
+    cwd = os.path.realpath(cwd_path)
+    _require_out_of_reach(cwd, "the working directory lies")
+    for path in (str(cwd_path / path) for path in place.writable):
+        real = os.path.realpath(path)
+        if is_within(real, cwd) or is_within(cwd, real):
+            raise SuperviseError(
+                f"--writable {path}: the drill trains in links to the working directory, and would write the originals there",
+                hint="Name a directory outside. --checkpoints 'DIR/*.pt' leaves the checkpoints that lie there out of the drill.",
+                exit_code=ExitCode.USAGE,
+            )
+    absolute = next((path for path in settings.checkpoints.paths if path.startswith(("/", "~"))), None)
+    if absolute is not None:
+        raise SuperviseError(
+            f"the checkpoints are declared at an absolute path, where the drill writes nothing: {absolute}",
+            hint="Let the command save below its working directory for the drill, and declare that: --checkpoints 'DIR/*.pt'.",
+            exit_code=ExitCode.USAGE,
+        )
+    shared = next((word for word in command if scratch_directory.SHARED_MEMORY in word), None)
+    if shared is not None:
+        raise SuperviseError(
+            f"the command names a path in shared memory, which the drill cannot keep it from writing: {shared}",
+            hint="Let the command save below its working directory for the drill.",
+            exit_code=ExitCode.USAGE,
+        )
+
+
+def make_scratch(settings: Settings, state: Path, place: ScratchPlace) -> ScratchDirectory:
+    """Make a scratch directory without the job's known checkpoints. state: the node state of the real job. Raises SuperviseError."""
+    cwd, root = identity.working_directory(), identity.state_root(state)
+    discovered = (location.pattern for location in discovery_record.read_locations(state / DIRECTORY) if location.kind != "seen")
+    checkpoints = find((*settings.checkpoints.paths, *discovered), str(cwd)).candidates
+    for checkpoint in checkpoints:
+        _require_out_of_reach(checkpoint.path, "a checkpoint of this job lies")
+    parent = cwd / place.scratch_dir if place.scratch_dir else root
+    return scratch_directory.make(parent, cwd, checkpoints, tuple(str(cwd / path) for path in place.writable), excluded=(root,))
+
+
+def own_settings(settings: Settings, name: str, scratch: ScratchDirectory) -> Settings:
+    """Return the settings of the drill's job: this name and a state directory of its own, no mirror and no alert."""
+    return dataclasses.replace(
+        settings,
+        job=dataclasses.replace(settings.job, name=name, state_dir=str(scratch.state)),
+        checkpoints=dataclasses.replace(settings.checkpoints, mirror=()),
+        alerts=Alerts(),
+        cwd=str(scratch.work),
+    )
+
+
+def _require_out_of_reach(path: str, what: str) -> None:
+    """Raise SuperviseError if a path lies where the drill's command may write."""
+    place = scratch_directory.writable_above(path)
+    if place:
+        raise SuperviseError(
+            f"{what} where the drill cannot keep the command from writing: {path}, below {place}",
+            hint="Run the drill with a copy of your directory in another place, or set the variable of that cache to another place.",
+            exit_code=ExitCode.USAGE,
+        )

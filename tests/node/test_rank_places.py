@@ -171,6 +171,8 @@ def test_cuda_shows_one_instance_of_mig(environ: dict[str, str]) -> None:
     assert said(torchrun(2), node(4, mig=(3,))) == [], "instances of a GPU that no rank has"
     ((blocks, _, _),) = said(torchrun(2), node(2, mig=(0,)), CUDA_VISIBLE_DEVICES="0,5")
     assert not blocks, "a number may be that of an instance"
+    ((blocks, _, _),) = said(torchrun(None), node(2, mig=(0,)), CUDA_VISIBLE_DEVICES="5")
+    assert not blocks
 
 
 @pytest.mark.parametrize(
@@ -219,6 +221,7 @@ def test_where_all_fits_or_nothing_is_known_nothing_is_said(asked: RanksAsked, r
         (4, range(32), "taskset -c 0-63 supervise …; in Slurm --exclusive or more --cpus-per-task"),
         (4, [*range(30), 40], ""),
         (2, range(32), ""),
+        (2, range(32, 64), "taskset -c 0-63 supervise …; in Slurm --exclusive or more --cpus-per-task"),
         (4, range(64), ""),
         (4, (), ""),
     ],
@@ -227,7 +230,8 @@ def test_cpus_that_leave_out_the_numa_node_of_a_gpu_are_named(ranks: int, cpus: 
     found = rank_places.findings(torchrun(ranks), {}, node(4), cpus)
     assert [one.command for one in found] == [line] * bool(line)
     if found:
-        assert found[0].reason.startswith("GPU 2, 3: their CPUs are 32-63, and this process may run on 0-31 alone: ")
+        words = ("GPU 2, 3", "32-63", "0-31") if ranks == 4 else ("GPU 0, 1", "0-31", "32-63")
+        assert found[0].reason.startswith("{}: their CPUs are {}, and this process may run on {} alone: ".format(*words))
     unlike = Readings([*node(4), Reading("nvml", f"gpu:{UUIDS[0]}", "gpu.identity", {"index": 0, "pci": "0000:00:00.0", "name": "T4"})])
     unordered = rank_places.findings(torchrun(ranks), {}, unlike, cpus)
     assert [one.command for one in unordered] == [line] * bool(line and ranks == 4), "which GPUs two ranks have is not known"

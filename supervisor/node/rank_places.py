@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from health.checks.gpu import gpus as gpu_names
+from health.checks.gpu.presence import gpu_count
+from health.thresholds import Thresholds
 from supervisor.core.model import Finding
 from supervisor.core.node_health import RANK_PLACES
 from supervisor.launch.launchers import ALL, VISIBLE
@@ -35,14 +36,15 @@ _OF_EACH_RANK: Final = (
 
 
 def findings(asked: RanksAsked, environ: Mapping[str, str], now: Readings, cpus: Collection[int]) -> tuple[Finding, ...]:
-    """Return what does not fit; one that blocks is proven to fail. Nothing where NVML did not name all GPUs of this node, or there is none.
+    """Return what does not fit; one that blocks is proven to fail. Nothing where this node has no GPU, or one that does not answer.
 
     cpus: those on which this process may run.
     """
-    on_bus = gpu_names.bus_gpus(now)
-    there = visible_gpus.in_container(visible_gpus.node_gpus(now), environ)
+    named = visible_gpus.node_gpus(now)
+    there = visible_gpus.in_container(named, environ)
     hides = environ.get("NVIDIA_VISIBLE_DEVICES") in {"none", "void"}
-    if hides or not there or (on_bus is not None and len(on_bus) > len(visible_gpus.node_gpus(now))):  # one is lost: gpu_count reports it
+    is_lost = len(named) != now.count("nvml.count") or any(one.blocks for one in gpu_count(now, None, Thresholds()))
+    if hides or not there or is_lost:  # which numbers would be there with the lost one, nobody knows; the check reports it
         return ()
     listed = environ.get(VISIBLE) if asked.devices is None else None if asked.devices == ALL else asked.devices
     chosen = visible_gpus.choice(listed, there)

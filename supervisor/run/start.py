@@ -17,7 +17,7 @@ from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.job.job import Job
 from supervisor.job.local_time import minute_text
-from supervisor.knobs import job_knobs, programs
+from supervisor.knobs import job_knobs, programs, torchrun
 from supervisor.launch import early_agent, launchers, slurm
 from supervisor.launch.guardian_client import ignored_signals
 from supervisor.report.terminal import TerminalWriter

@@ -51,7 +51,7 @@ ELSEWHERE = {
     "supervise help": "tests/cli/test_cli.py::test_help_and_version_are_commands_too",
     "supervise bundle": "tests/cli/jobs/test_bundle.py::test_it_holds_what_explains_the_incident_and_lists_what_it_does_not_hold",
     "supervise classify FILE": "tests/cli/test_classify.py::test_a_page_for_people_has_the_labels_of_the_card_and_all_that_matters",
-    "supervise print torchrun -- python train.py": "tests/cli/printing/test_launchers.py::test_the_configuration_has_what_is_known_of_the_node_and_nothing_else",
+    "supervise print torchrun -- python train.py": "tests/cli/printing/test_launchers.py::test_one_script_starts_one_node_or_several",
     "supervise ui": f"tests/cli/ui/test_server.py::{SERVED}",
     "pip install -e .": "tests/docs/test_commands.py::test_make_installs_a_checkout_as_the_readme_says",
     "supervise checkpoints undo": "tests/cli/test_checkpoints.py::test_what_was_moved_aside_is_moved_back",

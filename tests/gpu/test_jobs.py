@@ -56,11 +56,10 @@ def test_a_gpu_that_is_really_out_of_memory_halves_the_batch(gpus: list[str], ru
 
 def test_the_gpus_are_listed_as_nvidia_smi_names_them(gpus: list[str]) -> None:
     environ = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"} | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    seen = visible_gpus.list_gpus(environ)
-    assert seen.answered
-    assert [one.uuid for one in seen.gpus] == gpus
-    assert all(Path("/sys/bus/pci/devices", one.pci).exists() for one in seen.gpus)
-    assert visible_gpus.from_nvml(Runner().sweep(("nvml",), Ask()), environ) == seen.gpus
+    seen = visible_gpus.visible_gpus(environ)
+    assert [one.uuid for one in seen] == gpus
+    assert all(Path("/sys/bus/pci/devices", one.pci).exists() for one in seen)
+    assert visible_gpus.from_nvml(Runner().sweep(("nvml",), Ask()), environ) == seen
 
 
 def test_a_gpu_that_is_named_by_its_uuid_is_the_one_that_torch_uses(gpus: list[str], environment: dict[str, str]) -> None:
@@ -70,6 +69,20 @@ def test_a_gpu_that_is_named_by_its_uuid_is_the_one_that_torch_uses(gpus: list[s
     code = "import torch; print(torch.cuda.device_count(), torch.cuda.get_device_properties(0).uuid)"
     done = subprocess.run(["python", "-c", code], env=environ, capture_output=True, text=True, timeout=120, check=True)  # noqa: S603, S607  ours
     assert done.stdout.split() == ["1", wanted.removeprefix("GPU-")]
+
+
+@pytest.mark.parametrize(("listed", "seen"), [("0,{count}", 1), ("0,0", 0), ("0,-1", 1), ("{count}", 0), ("0 {count}", 1)])
+def test_cuda_shows_the_gpus_before_the_first_word_that_names_none(
+    gpus: list[str], environment: dict[str, str], listed: str, seen: int
+) -> None:
+    there = visible_gpus.node_gpus(Runner().sweep(("nvml",), Ask()))
+    text = listed.format(count=len(gpus))
+    assert len(visible_gpus.choice(text, there).gpus) == seen
+    code = "import torch; print(torch.cuda.device_count()); torch.cuda.set_device(torch.cuda.device_count())"
+    environ = environment | {"CUDA_VISIBLE_DEVICES": text}
+    done = subprocess.run(["python", "-c", code], env=environ, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603, S607  ours
+    assert done.stdout.split() == [str(seen)]
+    assert not seen or "CUDA error: invalid device ordinal" in done.stderr
 
 
 def test_a_mig_instance_is_no_gpu_that_we_would_take_out_of_use(gpus: list[str], mig: list[str], environment: dict[str, str]) -> None:

@@ -19,13 +19,24 @@ CPUS = range(64)
 UUIDS = [f"GPU-{number}aaa0000-0000-0000-0000-000000000000" for number in range(16)]
 
 
-def node(
-    gpus: int, *, on_bus: int | None = None, mig: tuple[int, ...] = (), named: int | None = None, ports: Mapping[str, int] | None = None
+def node(  # noqa: PLR0913  one for each way in which nodes differ
+    gpus: int,
+    *,
+    on_bus: int | None = None,
+    files: int | None = None,
+    mig: tuple[int, ...] = (),
+    named: int | None = None,
+    lost: int = -1,
+    ports: Mapping[str, int] | None = None,
 ) -> Readings:
-    """Return the readings of a node whose first half of GPUs is at NUMA node 0 with CPUs 0-31, the other at 1 with 32-63."""
-    readings = [Reading("nvml", HOST, "nvml.count", gpus)]
+    """Return the readings of a node whose first half of GPUs is at NUMA node 0 with CPUs 0-31, the other at 1 with 32-63.
+
+    files: device files that may be opened; on_bus: GPUs of the host; named: those that NVML came to; lost: one that has no name any more.
+    """
+    readings = [Reading("nvml", HOST, "nvml.count", gpus), Reading("nvml", HOST, "nvml.init", {"code": 0, "words": ""})]
+    readings.append(Reading("pci", HOST, "dev.gpus", [*range(gpus if files is None else files)]))
     for number in range(gpus if named is None else named):
-        subject = f"gpu:{UUIDS[number]}"
+        subject = f"gpu:#{number}" if number == lost else f"gpu:{UUIDS[number]}"
         readings.append(Reading("nvml", subject, "gpu.identity", {"index": number, "pci": f"0000:{number:02x}:00.0", "name": "H100"}))
         readings.append(Reading("nvml", subject, "gpu.mig_mode", [int(number in mig), 0]))
     half = max(gpus // 2, 1)
@@ -84,6 +95,11 @@ def said(asked: RanksAsked, readings: Readings, **environ: str) -> list[tuple[bo
 def test_a_gpu_that_a_rank_is_to_have_and_that_is_not_there_holds_the_start_back(asked: RanksAsked, visible: str | None, line: str) -> None:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert said(asked, node(4), **environ) == [(True, "list", line)]
+
+
+def test_a_container_with_some_of_the_hosts_gpus_has_those_alone() -> None:
+    assert said(torchrun(2), node(2, on_bus=8, files=2), CUDA_VISIBLE_DEVICES="6,7") == [(True, "list", "CUDA_VISIBLE_DEVICES=0,1")]
+    assert said(torchrun(4), node(2, on_bus=8, files=2)) == [(False, "shared", "--nproc-per-node=2")]
 
 
 def test_a_refusal_says_what_is_there_and_which_rank_gets_nothing() -> None:
@@ -155,6 +171,8 @@ def test_cuda_shows_one_instance_of_mig(environ: dict[str, str]) -> None:
     assert said(torchrun(2), node(4, mig=(3,))) == [], "instances of a GPU that no rank has"
     ((blocks, _, _),) = said(torchrun(2), node(2, mig=(0,)), CUDA_VISIBLE_DEVICES="0,5")
     assert not blocks, "a number may be that of an instance"
+    ((blocks, _, _),) = said(torchrun(None), node(2, mig=(0,)), CUDA_VISIBLE_DEVICES="5")
+    assert not blocks
 
 
 @pytest.mark.parametrize(
@@ -169,7 +187,8 @@ def test_cuda_shows_one_instance_of_mig(environ: dict[str, str]) -> None:
         (torchrun(8), node(0), {"CUDA_VISIBLE_DEVICES": "9"}),
         (torchrun(8), Readings(), {"CUDA_VISIBLE_DEVICES": "9"}),
         (torchrun(8), node(4, named=2), {"CUDA_VISIBLE_DEVICES": "9"}),
-        (torchrun(4), node(3, on_bus=4), {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}),
+        (torchrun(4), node(3, on_bus=4, files=4), {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}),
+        (torchrun(4), node(4, lost=2), {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}),
         (torchrun(8), node(4), {"CUDA_VISIBLE_DEVICES": ""}),
         (torchrun(8), node(4), {"CUDA_VISIBLE_DEVICES": "-1"}),
         (torchrun(8), node(4), {"NVIDIA_VISIBLE_DEVICES": "void"}),
@@ -179,7 +198,17 @@ def test_cuda_shows_one_instance_of_mig(environ: dict[str, str]) -> None:
     ],
     ids=[
         *("as many ranks", "fewer", "one for each", "a number of nobody", "nothing known", "accelerate shows others", "no GPU", "no NVML"),
-        *("NVML hung", "a GPU is lost", "hidden", "hidden by -1", "void", "none", "Slurm bound one to each task", "one"),
+        *(
+            "NVML hung",
+            "a GPU is lost",
+            "a GPU has no name",
+            "hidden",
+            "hidden by -1",
+            "void",
+            "none",
+            "Slurm bound one to each task",
+            "one",
+        ),
     ],
 )
 def test_where_all_fits_or_nothing_is_known_nothing_is_said(asked: RanksAsked, readings: Readings, environ: dict[str, str]) -> None:
@@ -192,6 +221,7 @@ def test_where_all_fits_or_nothing_is_known_nothing_is_said(asked: RanksAsked, r
         (4, range(32), "taskset -c 0-63 supervise …; in Slurm --exclusive or more --cpus-per-task"),
         (4, [*range(30), 40], ""),
         (2, range(32), ""),
+        (2, range(32, 64), "taskset -c 0-63 supervise …; in Slurm --exclusive or more --cpus-per-task"),
         (4, range(64), ""),
         (4, (), ""),
     ],
@@ -200,7 +230,8 @@ def test_cpus_that_leave_out_the_numa_node_of_a_gpu_are_named(ranks: int, cpus: 
     found = rank_places.findings(torchrun(ranks), {}, node(4), cpus)
     assert [one.command for one in found] == [line] * bool(line)
     if found:
-        assert found[0].reason.startswith("GPU 2, 3: their CPUs are 32-63, and this process may run on 0-31 alone: ")
+        words = ("GPU 2, 3", "32-63", "0-31") if ranks == 4 else ("GPU 0, 1", "0-31", "32-63")
+        assert found[0].reason.startswith("{}: their CPUs are {}, and this process may run on {} alone: ".format(*words))
     unlike = Readings([*node(4), Reading("nvml", f"gpu:{UUIDS[0]}", "gpu.identity", {"index": 0, "pci": "0000:00:00.0", "name": "T4"})])
     unordered = rank_places.findings(torchrun(ranks), {}, unlike, cpus)
     assert [one.command for one in unordered] == [line] * bool(line and ranks == 4), "which GPUs two ranks have is not known"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,12 @@ from supervisor.core.model import Finding, Gpu
 from supervisor.job.clock import Clock
 from supervisor.run.node_requests import NodeRequests
 from supervisor.run.threads import Threads
+from tests.node.test_rank_places import node as node_readings
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 GPU = Gpu(0, "GPU-a", "")
 
@@ -92,3 +95,36 @@ def test_a_small_dev_shm_is_reported_at_the_start_where_no_check_of_the_node_doe
     node._job.settings.health.enabled = enabled  # noqa: SLF001  the job's
     node.examine_shared_memory()
     assert [text for _, text in parts.said] == ["health: only 64 MiB; the job goes on (docker run --shm-size=16g)"] * lines
+
+
+@pytest.mark.parametrize(
+    ("visible", "nproc", "refused", "said"),
+    [("0,9", None, ["rank_places"], 0), ("0", None, [], 1), ("0,1", None, [], 0), ("0,9", 1, [], 0)],
+    ids=["refused", "warned of", "fits", "a run that goes on with fewer ranks"],
+)
+def test_ranks_are_compared_with_the_gpus_once_before_the_first_attempt(  # noqa: PLR0913, PLR0917  one for each column
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, nproc: int | None, refused: list[str], said: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(64)))
+    parts = _Parts(lambda _action, _errors: ())
+    node: Any = parts.node
+    assert node.wait_written(10)
+    node._factory.command_nproc, node._factory.health_paths = 2, lambda: ((), 0)  # noqa: SLF001  the part that knows torchrun
+    node._factory.release.return_value, node._factory.gpus_of.return_value = (), (GPU,)  # noqa: SLF001  as above
+    looked = SimpleNamespace(findings=(), problem="", readings=node_readings(2))
+    node.health = SimpleNamespace(has_gpus=True, before=lambda *_, alone: looked)  # noqa: ARG005  the real one's name
+    node._job.environ, node._job.cwd = {"CUDA_VISIBLE_DEVICES": visible}, tmp_path  # noqa: SLF001  the job's
+    node._job.command = ("torchrun", "--nproc-per-node=2", "train.py")  # noqa: SLF001  as above
+    node._loop.state = SimpleNamespace(attempt=SimpleNamespace(number=0), gpus=(GPU,), run=SimpleNamespace(nproc=nproc))  # noqa: SLF001
+
+    def checked() -> list[HealthChecked]:
+        return [event for event in parts.posted if isinstance(event, HealthChecked)]
+
+    for times in (1, 2):
+        node.check(act.CheckHealth(0))
+        wait_for(lambda times=times: len(checked()) == times, "the answer", 20)
+    assert [[finding.check for finding in event.findings] for event in checked()] == [refused, []]
+    parts.said.clear()
+    for speak in parts.soon:
+        speak()
+    assert len(parts.said) == said

@@ -613,7 +613,7 @@ OF_CAUSE: dict[Cause, tuple[Law, ...]] = {
     Cause.GLOO_ERROR: (time_given, interface_left, start_tries, traced, network_waited_for),
     Cause.RENDEZVOUS: (interface_left, start_tries, network_waited_for),
     Cause.DDP_UNSYNCED: (named_by_torch, named_and_ended, own_code, same_place),
-    **dict.fromkeys((Cause.NCCL_INIT, Cause.GPU_DRIVER), (does_not_fit,)),
+    **dict.fromkeys((Cause.NCCL_INIT, Cause.GPU_DRIVER, Cause.DEVICE_ORDINAL), (does_not_fit,)),
     **dict.fromkeys((Cause.GPU_ECC, Cause.GPU_LOST, Cause.GPU_XID_OTHER, Cause.NVLINK), _GPU),
     **dict.fromkeys((Cause.CUDA_ILLEGAL_ACCESS, Cause.SEGFAULT, Cause.UNKNOWN_NATIVE_ABORT), _NATIVE),
     **dict.fromkeys((Cause.DISK_FULL, Cause.IO_ERROR, Cause.STORAGE_REMOTE), _STORAGE),

@@ -77,7 +77,7 @@ class ExitCode(IntEnum):
         (
             "configuration: a setting, a file that is not trusted, no state directory, no working directory, a journal of another version, "
             "another supervisor that holds the job, a mirror with only other jobs' checkpoints, or a file where one is to be restored. "
-            "`supervise checkpoints`: a mirror that cannot be reached"
+            "`supervise checkpoints`: a mirror that cannot be reached, or a target that cannot be written"
         ),
         "correct what the message names",
     )

@@ -162,7 +162,8 @@ def _described(path: tuple[Any, ...], tree: Tree) -> str:
     """Return a part that is left out: its name, and how much is in it."""
     sizes = [leaf.n_bytes for _, leaf in trees.leaves(tree) if isinstance(leaf, LazyTensor)]
     name = ".".join(map(str, path))
-    return f"{name}: {len(sizes)} tensors, {sum(sizes) / 1e6:.3g} MB" if sizes else name
+    size = f"{sum(sizes) / _GB:.3g} GB" if sum(sizes) >= _GB else f"{sum(sizes) / 1e6:.3g} MB"
+    return f"{name}: {len(sizes)} tensors, {size}" if sizes else name
 
 
 def _some(names: list[str]) -> str:

@@ -47,8 +47,8 @@ _HINT_DISK: Final = "see to the permissions and the disk of the target's directo
 @click.option("--to", type=click.Choice(_FORMATS), required=True, help="The format to write.")
 @click.option("--dtype", type=click.Choice(_DTYPES), help="Change the model's floating-point weights to this type.")
 @json_option
-@click.argument("source", metavar="PATH")
-@click.argument("target", metavar="PATH")
+@click.argument("source", metavar="SOURCE_PATH")
+@click.argument("target", metavar="TARGET_PATH")
 def command(*, source: str, target: str, to: str, dtype: str | None, as_json: bool) -> int:
     """Any format of `checkpoints verify` is read: torch, DCP, FSDP rank files, safetensors, Hugging Face, DeepSpeed ZeRO (as full fp32).
 

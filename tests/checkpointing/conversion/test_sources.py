@@ -216,6 +216,15 @@ def test_the_files_of_one_save_stand_below_their_names(tmp_path: Path) -> None:
     assert answer["left_out"] == ["the file meta.json"]
 
 
+def test_a_megatron_model_of_one_rank_is_read(tmp_path: Path) -> None:
+    (tmp_path / "iter_0000004" / "mp_rank_00").mkdir(parents=True)
+    state = {"model": {"language_model": {"w": W}}, "args": argparse.Namespace(tensor_model_parallel_size=1), "iteration": 4}
+    torch.save(state, tmp_path / "iter_0000004" / "mp_rank_00" / "model_optim_rng.pt")
+    answer = convert(tmp_path / "iter_0000004", tmp_path / "b", "safetensors")
+    assert held(tmp_path / "b") == rows({"language_model.w": W})
+    assert "argparse.Namespace" in answer["left_out"][0]
+
+
 def test_a_megatron_model_that_was_split_is_refused_with_its_own_tool(tmp_path: Path) -> None:
     for rank in (0, 1):
         (tmp_path / "iter_0000004" / f"mp_rank_0{rank}").mkdir(parents=True)

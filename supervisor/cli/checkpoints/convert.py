@@ -25,6 +25,7 @@ from checkpointing.command_line.progress import ProgressBar
 from checkpointing.io import durable, leftovers
 from checkpointing.io.reader import UNLIMITED, Throttle
 from checkpointing.model import Verdict
+from checkpointing.retention.aside import size_of
 from checkpointing.verification import identity_of, verify
 from supervisor.cli import stdio
 from supervisor.cli.invocation import json_option
@@ -146,8 +147,9 @@ def _place_of(target: str) -> Iterator[_Place]:
         raise SuperviseError(f"another convert writes this target: {clean(target)}", hint=hint, exit_code=ExitCode.USAGE)
     try:
         for entry in os.listdir(directory):  # noqa: PTH208 -- plain strings
-            stdio.say(f"removed what an interrupted convert left: {clean(directory)}/{clean(entry)}")
+            size = _size(size_of(f"{directory}/{entry}"))
             _remove(f"{directory}/{entry}")
+            stdio.say(f"removed what an interrupted convert left: {clean(directory)}/{clean(entry)} ({size})")
         yield _Place(directory, fd)
     finally:
         _remove(directory)

@@ -79,7 +79,7 @@ class ExitCode(IntEnum):
             "another supervisor that holds the job, ranks that hold no whole number of copies of the model, a GPU that the command names for "
             "a rank and this node does not have, or that a rank asked for and does not see, a mirror with only other jobs' checkpoints, or a "
             "file where one is to be restored. "
-            "`supervise checkpoints`: a mirror that cannot be reached"
+            "`supervise checkpoints`: a mirror that cannot be reached, or a target that cannot be written"
         ),
         "correct what the message names",
     )

@@ -26,13 +26,19 @@ _TENSORS_HELD: Final = 4  # read, in another type, put together from a shard, an
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def _bound_memory(largest_bytes: int) -> None:
-    """Let this process have no more private memory than it has now and the largest tensor needs: it must not push out a training."""
+def _bound_memory(largest_bytes: int | None) -> None:
+    """Let this process have no more private memory than it has now and the largest tensor needs: it must not push out a training.
+
+    None lifts the limit: the kernel counts a mapped file, of which next to nothing is read, as if it were memory.
+    """
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    if largest_bytes is None:
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+        return
     with open("/proc/self/status", encoding="ascii", errors="replace") as status:  # noqa: PTH123 -- strings throughout the package
         held = next((int(line.split()[1]) << 10 for line in status if line.startswith("VmData:")), None)
     if held is not None:
         limit = held + _TENSORS_HELD * largest_bytes + _ROOM
-        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 

@@ -27,12 +27,12 @@ from checkpointing.conversion.trees import LazyTensor, leaves, raw, replaced, te
 from checkpointing.model import CheckpointingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import IO
 
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 
-    from checkpointing.conversion.trees import Tree
+    from checkpointing.conversion.trees import Source, Tree
 
     #: Gives a tensor by its name, and takes note of what it held.
     Read: TypeAlias = Callable[[str, LazyTensor], torch.Tensor]
@@ -42,7 +42,6 @@ SHARD_BYTES: Final = 5_000_000_000
 _ALIGNMENT: Final = 64  # as torch.save lays out its records, so that a mapped tensor is aligned
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 _LARGE_BYTES: Final = 1 << 31  # from here on a record has 64-bit sizes, for which zipfile must be told beforehand
-_WEIGHTS: Final = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,19 +196,20 @@ def write_safetensors(tensors: Mapping[str, LazyTensor], path: str, read: Read, 
             del whole
 
 
-def write_hf(tensors: Mapping[str, LazyTensor], path: str, read: Read, texts: Mapping[str, str], beside: Iterable[str]) -> None:
+def write_hf(tensors: Mapping[str, LazyTensor], path: str, read: Read, source: Source) -> None:
     """Write a directory as transformers' save_pretrained does: model.safetensors, or shards and their index. Raises OSError."""
     os.mkdir(path)  # noqa: PTH102 -- strings throughout the package
     shards = shards_of(tensors)
-    files = [_WEIGHTS] if len(shards) == 1 else [f"model-{n + 1:05d}-of-{len(shards):05d}.safetensors" for n in range(len(shards))]
+    numbers = [f"-{n + 1:05d}-of-{len(shards):05d}" for n in range(len(shards))] if len(shards) > 1 else [""]
+    files = [f"{source.stem}{number}.safetensors" for number in numbers]
     for file, shard in zip(files, shards, strict=True):
-        write_safetensors(shard, os.path.join(path, file), read, texts)  # noqa: PTH118 -- as above
+        write_safetensors(shard, os.path.join(path, file), read, source.texts)  # noqa: PTH118 -- as above
     if len(shards) > 1:
         places = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
         index = {"metadata": {"total_size": sum(tensor.n_bytes for tensor in tensors.values())}, "weight_map": dict(sorted(places.items()))}
-        with open(os.path.join(path, f"{_WEIGHTS}.index.json"), "w", encoding="utf-8") as out:  # noqa: PTH118, PTH123 -- as above
+        with open(os.path.join(path, f"{source.stem}.safetensors.index.json"), "w", encoding="utf-8") as out:  # noqa: PTH118, PTH123 -- as above
             out.write(json.dumps(index, indent=2) + "\n")
-    for name in beside:
+    for name in source.beside:
         shutil.copyfile(name, os.path.join(path, os.path.basename(name)))  # noqa: PTH118, PTH119 -- as above
 
 

@@ -62,13 +62,15 @@ class LazyTensor:
 class Source:
     """What was opened. left_out: what of it cannot be converted, a line each. texts: what a safetensors header says beside the tensors.
 
-    beside: small files that belong to the model (config.json, tokenizer), as absolute paths.
+    beside: small files that belong to the model (config.json, tokenizer), as absolute paths. stem: what the file of the weights is called
+    in a directory of Hugging Face, so that its loader finds it (adapter_model, diffusion_pytorch_model).
     """
 
     tree: Tree
     left_out: list[str] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()
+    stem: str = "model"
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,9 +34,12 @@ class _Content:
 
 
 class Conversion:
-    """One conversion: reads each tensor once, remembers its row, and reports the bytes. bound_memory: gets the largest tensor's size."""
+    """One conversion: reads each tensor once, remembers its row, and reports the bytes.
 
-    def __init__(self, emit: Callable[[dict[str, Any]], None], bound_memory: Callable[[int], None] = lambda _largest: None) -> None:
+    bound_memory: gets the size of the largest tensor, and None before a file is mapped.
+    """
+
+    def __init__(self, emit: Callable[[dict[str, Any]], None], bound_memory: Callable[[int | None], None] = lambda _largest: None) -> None:
         self._emit, self._emitted_at, self._bound_memory = emit, 0.0, bound_memory
         self._done = self._total = 0
         self._phase = ""
@@ -49,12 +52,16 @@ class Conversion:
         content = prepared(source, to, _DTYPES[dtype])
         n_bytes = sum(tensor.n_bytes for tensor in content.tensors.values())
         _require_room(os.path.dirname(target), n_bytes)  # noqa: PTH120 -- strings throughout the package
-        self._bound_memory(max(tensor.n_bytes for tensor in content.tensors.values()))
+        largest = max(tensor.n_bytes for tensor in content.tensors.values())
+        self._bound_memory(largest)
         self._begin("writing", n_bytes)
         self._write(content, source, target, to)
         _forget(target)
         self._begin("verifying", n_bytes)
-        self._verify(content, trees.tensors_of(open_source(target).tree))
+        self._bound_memory(None)
+        written = trees.tensors_of(open_source(target).tree)
+        self._bound_memory(largest)
+        self._verify(content, written)
         return {"tensors": len(content.tensors), "bytes": n_bytes, "left_out": content.left_out, "notes": content.notes}
 
     def _write(self, content: _Content, source: Source, target: str, to: str) -> None:
@@ -67,7 +74,7 @@ class Conversion:
             if to == "safetensors":
                 targets.write_safetensors(content.tensors, target, self._read, source.texts)
             else:
-                targets.write_hf(content.tensors, target, self._read, source.texts, source.beside)
+                targets.write_hf(content.tensors, target, self._read, source)
 
     def _read(self, name: str, tensor: LazyTensor) -> torch.Tensor:
         whole = tensor.read()
@@ -139,7 +146,7 @@ def prepared(source: Source, to: str, dtype: torch.dtype | None) -> _Content:
     if to == "dcp":
         numbers = sum(any(isinstance(key, int) for key in where) for where in _keys(tree))
         left_out += [f"keys that are numbers became texts, as torch.distributed.checkpoint keeps them: {numbers}"] if numbers else []
-    if to == "hf" and not any(name.endswith("/config.json") for name in source.beside):
+    if to == "hf" and not any(name.endswith(("/config.json", "/adapter_config.json")) for name in source.beside):
         notes.append("config.json is not beside the source: transformers needs the model's own in the target")
     return _Content(tree, tensors, left_out, notes)
 
@@ -155,7 +162,8 @@ def _described(path: tuple[Any, ...], tree: Tree) -> str:
     """Return a part that is left out: its name, and how much is in it."""
     sizes = [leaf.n_bytes for _, leaf in trees.leaves(tree) if isinstance(leaf, LazyTensor)]
     name = ".".join(map(str, path))
-    return f"{name}: {len(sizes)} tensors, {sum(sizes) / 1e6:.3g} MB" if sizes else name
+    size = f"{sum(sizes) / _GB:.3g} GB" if sum(sizes) >= _GB else f"{sum(sizes) / 1e6:.3g} MB"
+    return f"{name}: {len(sizes)} tensors, {size}" if sizes else name
 
 
 def _some(names: list[str]) -> str:

@@ -35,7 +35,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "plan": ("start.plan:command", "Show what a recovery may change in CMD, and the answer to each cause. CMD does not run."),
     "doctor": ("doctor.command:command", "Check this node, a saved kernel log or several nodes: what is wrong, and what repairs it."),
     "classify": ("classify.command:command", "Name the cause of a failure from any log: files, directories, or standard input (-)."),
-    "checkpoints": ("", "Verify, list, copy and restore checkpoints."),
+    "checkpoints": ("", "Verify, list, convert, copy and restore checkpoints."),
     "checkpoints verify": ("checkpoints.verify:verify_command", "Verify checkpoints: a file, its directory, or a directory of several."),
     "checkpoints latest": ("checkpoints.verify:latest_command", "Show which checkpoint a resume would take, and why not the newer ones."),
     "checkpoints ls": ("checkpoints.listing:ls_command", "List a job's checkpoints; with --mirror, its checkpoints in the mirror."),

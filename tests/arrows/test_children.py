@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2] / "supervisor"
 #: Other processes than the supervisor's own, and commands that run no job.
-ELSEWHERE = ("agent/", "guardian/", "instrument/", "cli/doctor/nodes.py", "cli/systemd/command.py")
+ELSEWHERE = ("agent/", "guardian/", "instrument/", "cli/checkpoints/convert.py", "cli/doctor/nodes.py", "cli/systemd/command.py")
 STARTS = {f"subprocess.{name}" for name in ("Popen", "run", "call", "check_call", "check_output")}
 
 

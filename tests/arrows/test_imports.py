@@ -67,6 +67,10 @@ SUPERVISORD = frozenset({
 TORCH_ALLOWED = (
     "supervisor.agent",
     "supervisor.instrument",
+    "checkpointing.conversion.sources",
+    "checkpointing.conversion.targets",
+    "checkpointing.conversion.trees",
+    "checkpointing.conversion.work",
     "checkpointing.training.load",
     "checkpointing.training.ranks",
     "checkpointing.training.sampler",

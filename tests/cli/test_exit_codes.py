@@ -23,6 +23,9 @@ if TYPE_CHECKING:
         ("nodes clear GPU-0", 64), ("classify none.log", 64), ("doctor --kernel-log none.log", 64), ("help nonsense", 64),
         # a checkpoint that is not there is not good
         ("checkpoints verify none.pt", 1), ("checkpoints latest none", 1), ("checkpoints push none.pt --mirror mirror --job j", 1),
+        ("checkpoints convert none.pt out --to hf", 1), ("checkpoints convert none.pt out", 64),
+        ("checkpoints convert none.pt out --to onnx", 64),
+        ("checkpoints convert none.pt none/out --to hf", 64), ("checkpoints convert none.pt mirror --to hf", 64),
         # the command line
         ("plan -- no-such-program", 64), ("plan --cause nonsense -- true", 64), ("drill nonsense -- true", 64), ("drill kill", 64),
         ("doctor --nodes --all", 64), ("completion tcsh", 64), ("--mirror s3:// -- true", 64), ("--keep=-1 -- true", 64),

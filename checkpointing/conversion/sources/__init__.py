@@ -71,7 +71,7 @@ def _open_weights(tree: Tree) -> Source:
     if files:
         document = json.loads(tree.read_small(files[0]).decode("utf-8"))
         files = sorted(set(document["weight_map"].values()))
-    files = files or weights.singles(tree) or weights.shards(tree)
+    files = files or _of_one_suffix(weights.singles(tree)) or weights.shards(tree)
     frameworks = sorted(name for name in tree.directories if _FRAMEWORKS.fullmatch(name))
     if not files and frameworks:
         parts = {name: open_source(_below(tree, name)) for name in frameworks}
@@ -81,17 +81,28 @@ def _open_weights(tree: Tree) -> Source:
         source = _merged([(name, _open_file(_below(tree, name))) for name in files])
     beside = [name for name in top if _BESIDE.fullmatch(name)]
     used = {*files, *beside, *(name for name in top if name.endswith(weights.INDEX))}
+    stem = weights.SINGLE.fullmatch(files[0]) if files else None
+    source.stem = stem[1].removeprefix("pytorch_") if stem is not None else source.stem
     source.beside = tuple(_below(tree, name) for name in beside)
     source.left_out += [f"the file {name}" for name in top if name not in used]
     source.left_out += [f"the directory {name}" for name in sorted(tree.directories) if "/" not in name and name not in used]
     return source
 
 
+def _of_one_suffix(files: list[str]) -> list[str]:
+    """Return the files of safetensors, where the same weights lie beside them as torch saves them."""
+    return [name for name in files if name.endswith(safetensors.SUFFIX)] or files
+
+
 def _without_numbers(parts: dict[str, Source]) -> dict[str, object]:
     """Return the trees below "model" and "optimizer" as FSDP's directories are called, or the one tree of DeepSpeed's."""
     if len(parts) == 1 and not any(name.startswith("optimizer") for name in parts):
         return dict(next(iter(parts.values())).tree)
-    return {("optimizer" if name.startswith("optimizer") else "model"): part.tree for name, part in parts.items()}
+    whole = {}
+    for name, part in parts.items():
+        key = "optimizer" if name.startswith("optimizer") else "model"
+        whole[key] = part.tree[key] if set(part.tree) == {key} else part.tree
+    return whole
 
 
 def _merged(parts: Iterable[tuple[str, Source]]) -> Source:
@@ -103,7 +114,7 @@ def _merged(parts: Iterable[tuple[str, Source]]) -> Source:
             if key in places:
                 raise CheckpointingError(
                     f"{key} is in {places[key]} and in {file}: pieces of a tensor, or two saves in one directory",
-                    hint="convert the files of one save; pieces of tensors need torch.distributed.checkpoint's own reader",
+                    hint="name one of the files as the source; pieces of tensors need the reader of the framework that cut them",
                 )
             places[key], whole.tree[key] = file, value
         whole.left_out += part.left_out

@@ -51,10 +51,9 @@ class ShardedTensor(torch.Tensor):
         self.shards, self.metadata = state[0], state[1]
 
     @classmethod
-    def __torch_dispatch__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> NoReturn:  # type: ignore[override]
+    def __torch_dispatch__(cls, *_call: object) -> NoReturn:
         """Refuse every operation: it is looked into, and never computed with."""
-        del types, args, kwargs
-        raise NotImplementedError(str(func))
+        raise NotImplementedError
 
 
 def open_file(path: str) -> Source:

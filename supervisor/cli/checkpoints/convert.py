@@ -26,6 +26,7 @@ from checkpointing.io import durable, leftovers
 from checkpointing.io.reader import UNLIMITED, Throttle
 from checkpointing.io.tree import ReadOptions
 from checkpointing.model import Verdict
+from checkpointing.retention.aside import size_of
 from checkpointing.verification import identity_of, verify
 from supervisor.cli import stdio
 from supervisor.cli.invocation import json_option
@@ -48,8 +49,8 @@ _HINT_DISK: Final = "see to the permissions and the disk of the target's directo
 @click.option("--to", type=click.Choice(_FORMATS), required=True, help="The format to write.")
 @click.option("--dtype", type=click.Choice(_DTYPES), help="Change the model's floating-point weights to this type.")
 @json_option
-@click.argument("source", metavar="PATH")
-@click.argument("target", metavar="PATH")
+@click.argument("source", metavar="SOURCE_PATH")
+@click.argument("target", metavar="TARGET_PATH")
 def command(*, source: str, target: str, to: str, dtype: str | None, as_json: bool) -> int:
     """Any format of `checkpoints verify` is read: torch, DCP, FSDP rank files, safetensors, Hugging Face, DeepSpeed ZeRO (as full fp32).
 
@@ -147,8 +148,9 @@ def _place_of(target: str) -> Iterator[_Place]:
         raise SuperviseError(f"another convert writes this target: {clean(target)}", hint=hint, exit_code=ExitCode.USAGE)
     try:
         for entry in os.listdir(directory):  # noqa: PTH208 -- plain strings
-            stdio.say(f"removed what an interrupted convert left: {clean(directory)}/{clean(entry)}")
+            size = _size(size_of(f"{directory}/{entry}"))
             _remove(f"{directory}/{entry}")
+            stdio.say(f"removed what an interrupted convert left: {clean(directory)}/{clean(entry)} ({size})")
         yield _Place(directory, fd)
     finally:
         _remove(directory)

@@ -111,6 +111,17 @@ def test_the_fp32_weights_of_all_ranks_are_put_together(tmp_path: Path, stage: i
     assert "ds_version" in answer["left_out"]
 
 
+def test_the_training_of_deepspeed_within_a_checkpoint_of_the_trainer_is_found(tmp_path: Path) -> None:
+    zero = Zero(tmp_path, 3, 2)
+    zero.write()
+    place = tmp_path / "checkpoint-7"
+    zero.place.parent.rename(place)
+    (place / "trainer_state.json").write_text('{"global_step": 7}')
+    (place / "config.json").write_text("{}")
+    convert(place, tmp_path / "b", "hf")
+    assert held(tmp_path / "b") == rows(zero.expected())
+
+
 def test_a_model_without_zero_is_taken_as_it_is(tmp_path: Path) -> None:
     zero = Zero(tmp_path, 0, 2)
     torch.save({**zero.model_state(), "param_shapes": None}, zero.place / "mp_rank_00_model_states.pt")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 from checkpointing.conversion.trees import weights_of, without_prefixes
@@ -171,6 +172,39 @@ def test_a_checkpoint_of_the_trainer_leaves_its_optimizer(tmp_path: Path) -> Non
     assert answer["left_out"] == ["the file optimizer.pt", "the file trainer_state.json"]
 
 
+@pytest.mark.parametrize(("stem", "target"), [("adapter_model.safetensors", "adapter_model"), ("pytorch_model.bin", "model")])
+def test_a_directory_keeps_the_name_that_its_loader_looks_for(tmp_path: Path, stem: str, target: str) -> None:
+    place = tmp_path / "hf"
+    place.mkdir()
+    save_file({"w": W}, place / stem) if stem.endswith("safetensors") else torch.save({"w": W}, place / stem)
+    config = "adapter_config.json" if target == "adapter_model" else "config.json"
+    (place / config).write_text("{}")
+    answer = convert(place, tmp_path / "b", "hf")
+    assert {path.name for path in (tmp_path / "b").iterdir()} == {f"{target}.safetensors", config}
+    assert answer["notes"] == []
+
+
+def test_of_the_same_weights_in_two_formats_those_without_a_pickle_are_taken(tmp_path: Path) -> None:
+    place = tmp_path / "hf"
+    place.mkdir()
+    save_file({"w": W}, place / "model.safetensors")
+    torch.save({"w": B}, place / "pytorch_model.bin")
+    (place / "config.json").write_text("{}")
+    answer = convert(place, tmp_path / "b", "torch")
+    assert held(tmp_path / "b") == rows({"w": W})
+    assert answer["left_out"] == ["the file pytorch_model.bin"]
+
+
+def test_accelerates_directories_of_fsdp_become_model_and_optimizer(tmp_path: Path) -> None:
+    place = tmp_path / "checkpoint_0"
+    dcp.save({"model": {"w": W}}, checkpoint_id=place / "pytorch_model_fsdp_0", no_dist=True)
+    dcp.save({"optimizer": {"state": {"w": {"exp_avg": B}}}}, checkpoint_id=place / "optimizer_0", no_dist=True)
+    torch.save({"step": 1}, place / "random_states_0.pkl")
+    answer = convert(place, tmp_path / "b", "safetensors")
+    assert held(tmp_path / "b") == rows({"w": W})
+    assert answer["left_out"] == ["the file random_states_0.pkl", "optimizer: 1 tensors, 1.2e-05 MB"]
+
+
 def test_the_files_of_one_save_stand_below_their_names(tmp_path: Path) -> None:
     place = tmp_path / "step_4"
     place.mkdir()
@@ -180,6 +214,15 @@ def test_the_files_of_one_save_stand_below_their_names(tmp_path: Path) -> None:
     answer = convert(place, tmp_path / "b.pt", "torch")
     assert held(tmp_path / "b.pt") == rows({"model.w": W, "optim.state.0.exp_avg": B})
     assert answer["left_out"] == ["the file meta.json"]
+
+
+def test_a_megatron_model_of_one_rank_is_read(tmp_path: Path) -> None:
+    (tmp_path / "iter_0000004" / "mp_rank_00").mkdir(parents=True)
+    state = {"model": {"language_model": {"w": W}}, "args": argparse.Namespace(tensor_model_parallel_size=1), "iteration": 4}
+    torch.save(state, tmp_path / "iter_0000004" / "mp_rank_00" / "model_optim_rng.pt")
+    answer = convert(tmp_path / "iter_0000004", tmp_path / "b", "safetensors")
+    assert held(tmp_path / "b") == rows({"language_model.w": W})
+    assert "argparse.Namespace" in answer["left_out"][0]
 
 
 def test_a_megatron_model_that_was_split_is_refused_with_its_own_tool(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from supervisor.classify.source.collectives import Meetings
-from supervisor.classify.source.findings import RANK_TEST, RULES, ScriptFinding
+from supervisor.classify.source.findings import HANDLER, RANK_TEST, UNEVEN, ScriptFinding
 from supervisor.classify.source.rules import findings
 from supervisor.classify.source.script import Script
 from supervisor.core.model import HangKind
@@ -41,13 +41,14 @@ def of_hang(ranks: Sequence[StandingRank], texts: Mapping[str, bytes], kind: Han
     """
     if kind is HangKind.MISMATCH and (reason := _one_sided(ranks, texts)):
         return reason
-    for_ever = kind in {HangKind.MISMATCH, HangKind.GONE}
+    rules = (RANK_TEST, UNEVEN, HANDLER) if kind in {HangKind.MISMATCH, HangKind.GONE} else (RANK_TEST,)
     shown: list[tuple[int, str]] = []
     for file, text in texts.items():
         for finding in _findings(text):
-            is_meant = finding.rule is RANK_TEST or (for_ever and "hang" in finding.rule.cards)
-            if is_meant and any(finding.holds(line) for rank in ranks for at, line in rank.frames if at == file):
-                shown.append((RULES.index(finding.rule), sentence(file, finding)))
+            inside = [rank for rank in ranks if any(at == file and finding.holds(line) for at, line in rank.frames)]
+            has_left = finding.rule is not UNEVEN or len(inside) < len(ranks)  # who has fewer batches is beyond the loop
+            if finding.rule in rules and inside and has_left:
+                shown.append((rules.index(finding.rule), sentence(file, finding)))
     return min(shown)[1] if shown else ""
 
 

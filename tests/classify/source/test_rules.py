@@ -24,7 +24,7 @@ TORCH = Path(torch.__file__).parent
 PATHOLOGIES = {
     ("causes.py", RANK_TEST, "distributed.all_reduce(ones)"),
     ("unsynced.py", RANK_TEST, "dist.all_reduce(value)  # of rank 0"),
-    ("hangs.py", UNEVEN, "return"),  # `fewer`
+    ("hangs.py", UNEVEN, "return  # one batch fewer"),
     ("hangs.py", HANDLER, "except KeyError:"),  # `swallowed`
     ("hang_parallel.py", UNEVEN, "for _ in range(batches):"),
     ("race.py", LOAD, "torch.load(path)"),

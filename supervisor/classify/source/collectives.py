@@ -63,6 +63,8 @@ _MAY_MEET = re.compile(
 )
 
 
+#: A test that asks whether there are several ranks.
+_SEVERAL = re.compile(r"is_initialized|is_available|world|distributed|ddp|num_processes")
 #: A function with more of them was not written by hand, and is left out.
 MOST_COLLECTIVES = 100
 #: Calls of functions of the script within each other are followed so far.
@@ -131,9 +133,15 @@ class Meetings:
         return self._of[key] if backward else tuple(meeting for meeting in self._of[key] if meeting.op != BACKWARD)
 
     def _on_all(self, function: Function) -> tuple[Collective, ...]:
-        """Return those that every rank calls which calls the function; first those that are no backward."""
-        rows = [meeting for meeting in self.of(function, backward=True) if self.test_of(meeting.event, function) is None]
+        """Return those that whoever calls the function surely comes to where there are several ranks; first those that are no backward."""
+        rows = [meeting for meeting in self.of(function, backward=True) if self._is_certain(meeting.event, function)]
         return tuple(sorted(rows, key=lambda meeting: meeting.op == BACKWARD))
+
+    def _is_certain(self, event: Event, function: Function) -> bool:
+        """Return whether no test but one for several ranks stands above an event, or above a return before it."""
+        leaves = [leave for leave in function.events if isinstance(leave.node, ast.Return) and leave.line < event.line]
+        tests = [b.node.test for e in (event, *leaves) for b in e.path if isinstance(b.node, ast.If)]
+        return self.test_of(event, function) is None and all(_SEVERAL.search(ast.unparse(test)) for test in tests)
 
     def test_of(self, event: Event, function: Function) -> Branch | None:
         """Return the innermost branch around an event that only some ranks take."""
@@ -159,7 +167,10 @@ class Meetings:
 
     def _is_known(self, call: ast.Call, function: Function) -> bool:
         chain, origin = self.script.chain(call), self.script.origin(call)
-        if self.script.callee(call, function) is not None or self.op(call) or (chain[0] in self.script.classes and len(chain) == 1):
+        callee = self.script.callee(call, function)
+        if callee is not None:
+            return len(self.of(callee, backward=True)) == len(self._on_all(callee))
+        if self.op(call) or (chain[0] in self.script.classes and len(chain) == 1):
             return True
         if origin:
             return origin.partition(".")[0] in _PLAIN_PACKAGES and not origin.startswith("torch.distributed.")

@@ -19,6 +19,8 @@ _ALIKE = frozenset(
     {"StopIteration", "StopAsyncIteration", "KeyboardInterrupt", "ImportError", "ModuleNotFoundError", "NotImplementedError", "SystemExit"}
     | {"GeneratorExit", "AttributeError", "BrokenPipeError"}
 )
+#: What makes a process group, which may be of the ranks under a test alone.
+_GROUPS = frozenset({"init_process_group", "init_rpc", "new_group"})
 _ENDS = frozenset({"exit", "_exit", "abort", "quit", "destroy_process_group", "kill", "raise_signal"})
 
 
@@ -40,6 +42,8 @@ def _one_sided(meetings: Meetings, function: Function, rows: Sequence[tuple[Coll
     node = rows[0][1].node
     if not isinstance(node, ast.If):
         return None
+    if any(name in _GROUPS for name in _called(meetings, function, node)):
+        return None  # the collectives may be of these ranks alone
     sides = {side: [meeting for meeting, branch in rows if branch.block == side] for side in ("body", "orelse")}
     for side, other in (("body", "orelse"), ("orelse", "body")):
         there = _of_others(meetings, function, node, side, other)
@@ -52,6 +56,19 @@ def _one_sided(meetings: Meetings, function: Function, rows: Sequence[tuple[Coll
         text = f"only ranks with {who} (line {_line(node)}) {_named(first)}{instead}: the others never come to it"
         return ScriptFinding(RANK_TEST, first.event.line, text, (_span(node),))
     return None
+
+
+def _called(meetings: Meetings, function: Function, node: ast.AST) -> set[str]:
+    """Return the names of what is called under a test, and in the functions of the script that are called there."""
+    names = set()
+    for event in function.under(node, "body", "orelse"):
+        if isinstance(event.node, ast.Call):
+            callee = meetings.script.callee(event.node, function)
+            names |= {
+                meetings.script.chain(event.node)[-1],
+                *(meetings.script.chain(call)[-1] for call, _ in (callee.calls if callee else ())),
+            }
+    return names
 
 
 def _of_others(meetings: Meetings, function: Function, node: ast.AST, side: str, other: str) -> list[Collective]:
@@ -70,8 +87,9 @@ def leaves_before(meetings: Meetings, function: Function) -> Iterator[ScriptFind
     if function.yields or not function.name:
         return
     rows = meetings.of(function, backward=True)
+    made = max((event.line for call, event in function.calls if meetings.script.chain(call)[-1] in _GROUPS), default=0) if rows else 0
     for event in function.events if rows else ():
-        if not isinstance(event.node, ast.Return | ast.Continue | ast.Break):
+        if event.line < made or not isinstance(event.node, ast.Return | ast.Continue | ast.Break):
             continue
         branch = meetings.test_of(event, function)
         loop = next((b.node for b in reversed(event.path) if isinstance(b.node, LOOPS) and b.block == "body"), None)

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 @click.option("--fit", is_flag=True, help="Show which micro-batch fits into a GPU: by the newest checkpoint and what a run needed.")
 @json_option
 def command(invocation: Invocation, *, cause: str | None, fit: bool, as_json: bool) -> int:
-    """It lists what in the script makes ranks wait or race, the knobs that are enabled, what would enable the others, the settings that
-    matter, and the ladder of each cause.
+    """It lists what in the script makes ranks wait or race, the knobs, what would enable others, the settings that matter, and the ladders.
 
     The options of a run stand before `plan`.
     """

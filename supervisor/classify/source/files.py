@@ -138,13 +138,15 @@ def _chooses_none(meetings: Meetings, branch: Branch, function: Function) -> boo
             return True
         calls = any(isinstance(part, ast.Call) for part in ast.walk(test))
         return not calls and not _MAY_CHOOSE.search(text) and not meetings.ranks.depends(test, function)
-    return isinstance(branch.node, (*LOOPS, ast.With)) and branch.block == "body"
+    return isinstance(branch.node, (*LOOPS, ast.With, ast.Try)) and branch.block in {"body", "orelse", "finalbody"}
 
 
 def _left_before(meetings: Meetings, event: Event, function: Function) -> bool:
     """Return whether some ranks may have left the function before, by a test that chooses."""
     return any(
-        isinstance(leave.node, LEAVES) and leave.line < event.line and not all(_chooses_none(meetings, b, function) for b in leave.path)
+        isinstance(leave.node, LEAVES)
+        and leave.line < event.line
+        and not all(isinstance(b.node, ast.Try | ast.ExceptHandler) or _chooses_none(meetings, b, function) for b in leave.path)
         for leave in function.events
     )
 

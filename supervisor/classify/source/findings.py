@@ -44,7 +44,6 @@ SAVE = Rule(
     "save-on-all-ranks",
     "`torch.save` to one path on all ranks at once",
     "save on one rank (if dist.get_rank() == 0:) and have the others wait in dist.barrier()",
-    ("race",),
 )
 LOAD = Rule(
     "load-without-barrier",

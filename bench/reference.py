@@ -15,6 +15,7 @@ from page_tables import filled
 from health import registry
 from health.checks.node_environments import MUST_AGREE
 from supervisor.classify.losses import rules
+from supervisor.classify.source.findings import RULES
 from supervisor.cli.commands import COMMANDS, HIDDEN, load_command
 from supervisor.config import loss_rules as own_loss_rules
 from supervisor.config.alert_settings import SINK_ROWS
@@ -119,6 +120,12 @@ def log_events() -> str:
     return _table(("event", "level", "fields", "logged when"), rows)
 
 
+def script_rules() -> str:
+    """Return the rules that read a training script: what each finds, what to write, and which card shows it."""
+    rows = [(f"`{rule.name}`", rule.sees, f"`{rule.write}`", ", ".join(rule.cards) or "none") for rule in RULES]
+    return _table(("rule", "finds", "says what to write", "card"), rows)
+
+
 def commands() -> str:
     """Return the commands, with their own options and arguments; those of settings are on another page."""
     rows = []
@@ -192,6 +199,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "exit-codes.md": {"exit codes": lambda: _table(("code", "name", "meaning", "what to do"), map(_with_name, exit_codes()))},
     "log-events.md": {"log events": log_events},
     "metrics.md": {"metrics": metrics},
+    "hangs.md": {"script rules": script_rules},
     "loss-and-pace.md": {"loss rules": loss_rules},
     "commands.md": {"commands": commands},
     "health.md": {"agree": variables_that_agree, "checks": checks},

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify import admissible, caches, exits, peers, unsynced
 from supervisor.classify.candidate import CONVINCING, CauseCandidate
-from supervisor.classify.exceptions import RACE, UNCAUGHT, Exceptions
+from supervisor.classify.exceptions import RACE, REASON, UNCAUGHT, Exceptions
 from supervisor.classify.fingerprint import fingerprint, frames_of, place_of
 from supervisor.classify.gpu import memory as gpu_memory
 from supervisor.classify.gpu import xid
@@ -349,6 +349,9 @@ def _verdict(
     if cause is Cause.DDP_UNSYNCED:
         fields |= unsynced.call_sites(fields, facts, exceptions)
         differs = unsynced.summary(fields)
+    if cause is Cause.DDP_UNSYNCED or (best.fact.source, best.fact.name) == RACE:
+        reasons = [fact.text for fact in facts if (fact.source, fact.name) == REASON]
+        fields = {"reason": reasons[0], **fields} if reasons else fields
     nowhere = [f for f in facts if (f.source, f.name) == MEETING] if cause is Cause.RENDEZVOUS else []
     return Verdict(
         cause=cause,

@@ -254,6 +254,7 @@ def _with_hang(state: JobState, verdict: Verdict) -> Verdict:
         return verdict
     facts = {"hang_kind": hang.kind.value, "hang_phase": hang.phase.value, "hang_ranks": ",".join(map(str, hang.ranks))}
     facts |= {"hang_code": hang.code} if hang.code else {}
+    facts |= {"reason": hang.reason} if hang.reason else {}
     facts |= {"hang_left_file": hang.left_file} if hang.left_file else {}
     if hang.group_timeout_s is not None:
         facts["hang_group_timeout_s"] = f"{hang.group_timeout_s:g}"

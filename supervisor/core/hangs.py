@@ -54,12 +54,17 @@ def on_hang_confirmed(state: JobState, event: HangConfirmed) -> Step:
         return state, (KeepLook(state.attempt.number, state.incidents), *actions)
     if earlier is not None and (earlier.kind, earlier.slow) == (hang.kind, hang.slow):
         return state, ()
-    text = f"no progress for {hang.still_s:.0f} s: {hang.text}; the job goes on: {goes_on}{_remedy(hang)}{_devices(hang)}"
+    text = f"no progress for {hang.still_s:.0f} s: {hang.text}; the job goes on: {goes_on}{_reason(hang)}{_remedy(hang)}{_devices(hang)}"
     return state, (KeepLook(state.attempt.number, 0), _alert(state, hang, text))
 
 
 def _alert(state: JobState, hang: Hang, text: str) -> Alert:
     return Alert("hang", state.attempt.number, text, culprit=(_only(hang.ranks), hang.node))
+
+
+def _reason(hang: Hang) -> str:
+    """Return what in the script explains it."""
+    return f"; {hang.reason}" if hang.reason else ""
 
 
 def _devices(hang: Hang) -> str:

@@ -227,6 +227,7 @@ class Hang(Struct, frozen=True):
     end_step: int | None = None  # the absolute step to which all ranks came by then; None: unknown
     over: bool = False  # so it has been for so long that nothing more can be expected
     devices: str = ""  # what the GPUs of the ranks draw and hold, and where each rank is in its process group; "" without a GPU
+    reason: str = ""  # what in the script explains it, with file and line and what to write; "" where nothing does
 
     def evidence(self, t: float) -> Evidence:
         """Return what the looks showed, as evidence of a failure at the time `t`. It claims no cause."""

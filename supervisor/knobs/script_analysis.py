@@ -7,13 +7,10 @@ nothing. A text that is no Python gives an empty result.
 from __future__ import annotations
 
 import ast
-import warnings
 from pathlib import Path
 
+from supervisor.classify.source.script import MOST_BYTES, dotted, imports, tree_of
 from supervisor.core.values import Struct, field
-
-#: A script is written by hand; a larger file is data.
-MOST_BYTES = 2 << 20
 
 
 class ScriptText(Struct, frozen=True):
@@ -57,12 +54,10 @@ def read_script(path: Path) -> ScriptText:
 def parse(source: str | bytes) -> ScriptText:
     """Return the analysis of a text."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the script's own: an invalid escape and the like
-            tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        tree = tree_of(source)
+    except SyntaxError:
         return ScriptText()
-    names = _imports(tree)
+    names = imports(tree)
     used: set[str] = set(names.values())
     called: set[str] = set()
     executed: set[str] = set()
@@ -73,10 +68,10 @@ def parse(source: str | bytes) -> ScriptText:
     options: dict[str, int | None] = {}
     switches: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and (dotted := _dotted(node, names)) is not None:
-            used.add(dotted)
+        if isinstance(node, ast.Attribute) and (origin := dotted(node, names)) is not None:
+            used.add(origin)
         if isinstance(node, ast.Call):
-            called.add(_dotted(node.func, names) or "")
+            called.add(dotted(node.func, names) or "")
             if isinstance(node.func, ast.Attribute):
                 used.add(f".{node.func.attr}")
             if (file := _executed(node)) is not None:
@@ -94,29 +89,6 @@ def parse(source: str | bytes) -> ScriptText:
         shows.update(_shown_by(node))
     facts = _constants(tree), keywords, frozenset(divided), _datamodule(tree, names), frozenset(shows), options, frozenset(switches)
     return ScriptText(frozenset(used), frozenset(called), frozenset(executed), sets, *facts)
-
-
-def _imports(tree: ast.Module) -> dict[str, str]:
-    """Return each imported name's dotted origin."""
-    names: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                names[alias.asname or alias.name.partition(".")[0]] = alias.name if alias.asname else alias.name.partition(".")[0]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            for alias in node.names:
-                names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-    return names
-
-
-def _dotted(node: ast.expr, names: dict[str, str]) -> str | None:
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    if not isinstance(node, ast.Name) or node.id not in names:
-        return None
-    return ".".join([names[node.id], *reversed(parts)])
 
 
 def _executed(call: ast.Call) -> str | None:
@@ -211,7 +183,7 @@ def _datamodule(tree: ast.Module, names: dict[str, str]) -> dict[str, int]:
         node
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
-        and any((_dotted(base, names) or "").rpartition(".")[2] == "LightningDataModule" for base in node.bases)
+        and any((dotted(base, names) or "").rpartition(".")[2] == "LightningDataModule" for base in node.bases)
     ]
     if len(classes) != 1:
         return {}

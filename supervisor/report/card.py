@@ -129,10 +129,11 @@ def outcome_text(incident: RecordedIncident) -> str:
 
 
 def _what(verdict: Verdict, where: str) -> list[Fact]:
-    """Return the cause, where it was, and the line of code."""
-    code = wording.code_text(verdict)
+    """Return the cause, where it was, the line of code, and what in the script explains it."""
+    code, reason = wording.code_text(verdict), dict(verdict.facts).get("reason", "")
     facts = [Fact(wording.CAUSE, wording.cause_text(verdict), Tone.BAD), Fact("where", where)]
-    return [*facts, Fact("code", code, Tone.STRONG)] if code else facts
+    facts += [Fact("code", code, Tone.STRONG)] if code else []
+    return [*facts, Fact("reason", reason, Tone.STRONG)] if reason else facts
 
 
 def _failed_t(incident: RecordedIncident, last: Round) -> float | None:

@@ -65,7 +65,8 @@ def text_of_all(look: AllLooks, hang: Hang) -> str:
 
 def _head(hang: Hang) -> list[str]:
     still = f"No progress for {hang.still_s:.0f} s; the limit was {hang.limit_s:.0f} s."
-    return [f"-- hang: {hang.kind}", *_wrapped(hang.text), "", *_wrapped(still), ""]
+    reason = [*_wrapped(hang.reason), ""] if hang.reason else []
+    return [f"-- hang: {hang.kind}", *_wrapped(hang.text), "", *reason, *_wrapped(still), ""]
 
 
 def _rank(look: RankLook) -> Iterator[str]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from checkpointing import step_names
 from checkpointing.formats import TORCH_SUFFIXES
 from supervisor import strategies
+from supervisor.classify.source.script import MOST_BYTES
 from supervisor.config import loading, signatures
 from supervisor.config.policy import to_policy
 from supervisor.core import replicas
@@ -25,9 +26,9 @@ from supervisor.core.causes import CAUSE_TABLE
 from supervisor.core.model import RESUME, Cause, CheckpointRef, Claim, Evidence, Gpu, Knob, PlanKind, ResumeKind, Verdict
 from supervisor.core.values import Struct, replace
 from supervisor.errors import ExitCode, SuperviseError, nearest
-from supervisor.knobs import batch, bindings, job_knobs, programs, torchrun
-from supervisor.knobs.script_analysis import MOST_BYTES
+from supervisor.knobs import batch, bindings, job_knobs, programs, python_command, torchrun
 from supervisor.launch import launchers
+from supervisor.observe import script_reasons
 from supervisor.observe.ranks.path_patterns import checkpoint_path, is_within, pattern_of
 from supervisor.strategies import checkpoint, memory, network, repetition
 from supervisor.strategies.situation import BATCH_KNOBS, Situation, option
@@ -69,6 +70,7 @@ _STEP, _CHECKPOINTS = 310, (100, 200, 300)
 #: The longest line of a plan.
 WIDTH = 140
 _MOST_FAILURES = 12
+_MOST_OF_SCRIPT = 4
 #: What enables a knob that --knob does not.
 _REMEDIES = {RESUME: "--resume-args '--YOUR-FLAG {resume}', or --resumes-itself"}
 #: What a script's text has that takes the checkpoint from us: the variable, `checkpointing.load_latest` or `supervisor.worker.resume_from`.
@@ -303,6 +305,7 @@ def _data(settings: Settings, command: Sequence[str], found: KnobSet, policy: Po
         "command": list(command),
         "script": script.target,
         "script_is_here": script.kind != "file" or (Path(settings.cwd) / script.target).exists(),
+        "in_your_script": _of_script(script, Path(settings.cwd), command),
         "programs": [programs.title(name) for name in found.programs],
         "warnings": list(launchers.ignored_options(command, os.environ)),
         "replica": {
@@ -337,6 +340,15 @@ def _data(settings: Settings, command: Sequence[str], found: KnobSet, policy: Po
         data["supposed"] = _supposed(policy, ranks, nodes)
         data["sequence"] = [{name: getattr(step, name) for name in names} for step in steps]
     return data
+
+
+def _of_script(script: programs.Script, cwd: Path, command: Sequence[str]) -> list[str]:
+    """Return what the rules find in the script, or that it cannot be read, a line each."""
+    if script.kind != "file":
+        return []
+    run, python = _torchrun(command, os.environ), python_command.split_python(command)
+    interpreter = (run.interpreter if run is not None else python.interpreter if python is not None else "") or ""
+    return script_reasons.of_plan(cwd / script.target, interpreter)
 
 
 def _users_signatures(settings: Settings) -> list[dict[str, Any]]:
@@ -428,6 +440,12 @@ def text(data: Mapping[str, Any]) -> list[str]:
         *_replica_lines(data["replica"]),
         "",
     ]
+    shown = data["in_your_script"][:_MOST_OF_SCRIPT]
+    more = len(data["in_your_script"]) - len(shown)
+    found = [
+        part for line in shown for part in textwrap.wrap(line, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+    ]
+    lines += ["in your script", *found, *([f"  and {more} more: --json has all"] if more else []), ""] if shown else []
     lines += ["enabled", *(_columns([_enabled_row(one) for one in data["enabled"]]) or ["  nothing"])]
     lines += ["not enabled", *_columns([(one["knob"], one["why"], one["remedy"]) for one in data["not_enabled"]])]
     lines += [data["on_cuda_oom"]]

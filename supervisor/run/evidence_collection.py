@@ -17,7 +17,7 @@ from supervisor.core.model import RankInfo
 from supervisor.core.state import Attempt
 from supervisor.core.values import Struct
 from supervisor.launch.session import Session
-from supervisor.observe import collect
+from supervisor.observe import collect, script_reasons
 from supervisor.observe.attempt_watch import ANSWER_S, AttemptWatch, LauncherFacts
 from supervisor.observe.ranks import heartbeats
 from supervisor.observe.reconcile import reconciled
@@ -90,7 +90,8 @@ class EvidenceCollection:
             sources = self._watch.sources(action.attempt, watchers, ranks, failed.began_ns, attempt.deaths, launcher)
             evidence = collect.together({**sources, "nvml": lambda: self._node.health.after(self._node.ranks_on_gpus(ranks))}, ANSWER_S)
             path_faults = collect.together({"paths": lambda: self._factory.checkpoints.path_faults(action.attempt, evidence)}, ANSWER_S)
-            evidence = collect.without_secrets((*evidence, *path_faults))
+            reasons = collect.together({"script": lambda: script_reasons.of_failure(evidence)}, ANSWER_S)
+            evidence = collect.without_secrets((*evidence, *path_faults, *reasons))
             beats = heartbeats.read(self._job.attempt_dir(action.attempt) / "heartbeat")
             gpus = self._node.gpus_by_ledger() if lacks_gpus else ()
             self._loop.call_soon(lambda: self._collected(action, failed, evidence, beats, watchers.rank_ends, gpus))

@@ -18,7 +18,9 @@ from supervisor.core.events import HangConfirmed
 from supervisor.core.model import Hang
 from supervisor.core.sharing import shown
 from supervisor.core.state import Stage
+from supervisor.core.values import replace
 from supervisor.job.identity import LOOK_FILE
+from supervisor.observe import script_reasons
 from supervisor.observe.hangs import all_nodes, node_look
 from supervisor.observe.hangs.all_nodes import AllNodesWatch
 from supervisor.report import look_page
@@ -182,6 +184,7 @@ class JobHangs:
         looks, names = gathered
         acting = nodes.own_name if nodes.own_name in names or not names else names[0]
         if isinstance(news, Hang):
+            news = replace(news, reason=script_reasons.of_hang(looks.ranks, news))
             self._keep_page(attempt, look_page.text_of_all(looks, news))
         message = HangNews(attempt, acting, news) if isinstance(news, Hang) else HangNews(attempt, acting, text=news)
         text = msgspec.json.encode(message).decode()

@@ -13,7 +13,9 @@ from supervisor.core import planning
 from supervisor.core.events import ProgressObserved
 from supervisor.core.model import Phase
 from supervisor.core.state import Stage
+from supervisor.core.values import replace
 from supervisor.job.identity import LOOK_FILE, SHM
+from supervisor.observe import script_reasons
 from supervisor.observe.hangs import devices, diagnosis, look, rank_progress
 from supervisor.observe.hangs.watch import HangWatch
 from supervisor.observe.ranks import heartbeats, start_files
@@ -192,6 +194,8 @@ class RankLooks:
     def hang(self, first: Look, second: Look, *, still_s: float, limit_s: float, calibrated: bool) -> Hang:
         """Return what two looks agree on, and keep it with the page, before anybody hears of it."""
         found = diagnosis.hang(first, second, still_s=still_s, limit_s=limit_s, calibrated=calibrated)
+        ranks = diagnosis.compared(first, second, rank_progress.RankProgress())
+        found = replace(found, reason=script_reasons.of_hang(ranks, found))
         self._keep(look_page.text_of(second, found))
         return found
 

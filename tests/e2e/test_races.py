@@ -57,7 +57,9 @@ def test_what_a_rank_read_too_early_is_not_rejected_and_the_next_attempt_resumes
     assert "A rank read a checkpoint while another rank was writing it" in text
     assert f"rank 1 read what rank 0 was writing: {tmp_path / 'ckpt' / 'last.pt'}" in text
     assert "mend the script: save to a temporary name and rename it (os.replace), or with checkpointing.save" in text
-    assert "race.py:" in text
+    load = next(number for number, line in enumerate(Path(JOB).read_text().splitlines(), 1) if "torch.load(path)" in line)
+    assert f"reason race.py:{load}: args.ckpt is loaded here, and saved in line" in text
+    assert "dist.barrier() on all ranks between the save and the load" in text
 
 
 @pytest.mark.slow

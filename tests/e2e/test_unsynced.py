@@ -49,6 +49,7 @@ def test_different_collectives_are_named_with_both_calls(supervise: Callable[...
     shown = " ".join(run.stderr.split())
     assert f"rank 0 called allreduce of shape [4] at {JOB}:{line_of('of rank 0')}" in shown
     assert f"rank 1 called broadcast of shape [4] at {JOB}:{line_of('of rank 1')}" in shown
+    assert f"unsynced.py:{line_of('of rank 0')}: only ranks with `dist.get_rank() == 0`" in shown
     run.wait_for_nothing_left()
 
 

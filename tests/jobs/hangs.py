@@ -175,7 +175,7 @@ class Training:
             batches = iter(loader)
         for batch in batches:
             if self.is_culprit and self.here("fewer"):
-                return
+                return  # one batch fewer
             yield int(batch)
 
     def train(self, batch: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ def test_it_says_what_is_enabled_and_what_is_not_on_one_screen(there: Path, caps
     assert main.main(["plan", "--set", "restart.max_attempts=7", "--", *HF]) == 0
     text = capsys.readouterr().out
     assert "hf_trainer.py (HF Trainer)" in text
+    assert "in your script" not in text
     assert "batch_size     --per_device_train_batch_size 32  per GPU   HF Trainer, once a rank is seen to train with it" in text
     assert "--knob skip_window=--YOUR-FLAG" in text
     assert "on CUDA OOM: --per_device_train_batch_size 32→16, --gradient_accumulation_steps 1→2 (HF Trainer)" in text
@@ -56,6 +58,27 @@ def test_one_cause_is_followed_to_its_stop(capsys: pytest.CaptureFixture[str]) -
     assert "5. restart: --per_device_train_batch_size 2 → 1; --gradient_accumulation_steps 16 → 32" in text
     assert "6. stop (65)" in text
     assert "not enabled: activation_checkpointing or cpu_offload or mixed_precision" in text
+
+
+def test_what_the_rules_find_in_the_script_stands_first(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    alone = "if dist.get_rank() == 0:\n    dist.barrier()\n"
+    (there / "wrong.py").write_text("import torch.distributed as dist\n" + alone * 6)
+    assert main.main(["plan", "--", "torchrun", "wrong.py"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    first = lines.index("in your script")
+    assert lines[first + 1].startswith("  wrong.py:3: only ranks with `dist.get_rank() == 0` (line 2) call barrier")
+    assert "  and 2 more: --json has all" in lines
+    assert first < lines.index("enabled")
+    assert max(map(len, lines)) <= 140
+    assert main.main(["plan", "--json", "--", "torchrun", "wrong.py"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["in_your_script"]) == 6
+
+
+def test_a_script_that_is_no_python_is_said_with_its_line(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (there / "broken.py").write_text("import torch\nif x\n    y = 1\n")
+    for launcher in (["torchrun"], [sys.executable], [sys.executable, "-m", "torch.distributed.run"]):
+        assert main.main(["plan", "--", *launcher, "broken.py"]) == 0
+        assert "  broken.py:2: SyntaxError: expected ':'; no rank can begin with it" in capsys.readouterr().out.splitlines(), launcher
 
 
 @pytest.mark.usefixtures("there")

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 @dataclass(frozen=True)
 class Found:
-    """What is to be found of a pathology. text: in the sentence; line: of the script, in the look.
+    """What is to be found of a pathology. text: in the sentence; line: of the script, in the look; reason: the line that explains it.
 
     No line is found of a process that waits for a file, because it answers no signal.
     """
@@ -35,12 +35,21 @@ class Found:
     ranks: tuple[int, ...] | None
     text: str
     line: str = ""
+    reason: str = ""
 
 
 FOUND = {
-    "one_sided": Found(HangKind.MISMATCH, None, r"barrier.*all_reduce|all_reduce.*barrier", "self.dist.barrier()"),
-    "fewer": Found(HangKind.MISMATCH, None, r"barrier.*all_reduce|all_reduce.*barrier", "self.dist.all_reduce(parameter.grad)"),
-    "swallowed": Found(HangKind.MISMATCH, None, r"all_reduce", "self.dist.all_reduce(parameter.grad)"),
+    "one_sided": Found(
+        HangKind.MISMATCH, None, r"barrier.*all_reduce|all_reduce.*barrier", "self.dist.barrier()", "getattr(self.culprit, self.name)()"
+    ),
+    "fewer": Found(
+        HangKind.MISMATCH,
+        None,
+        r"barrier.*all_reduce|all_reduce.*barrier",
+        "self.dist.all_reduce(parameter.grad)",
+        "return  # one batch fewer",
+    ),
+    "swallowed": Found(HangKind.MISMATCH, None, r"all_reduce", "self.dist.all_reduce(parameter.grad)", "except KeyError:"),
     "stuck_save": Found(HangKind.LATE, (0,), r"rank 0 .*hangs\.py:\d+", "time.sleep(1e6)  # the save"),
     "loader": Found(HangKind.LATE, (1,), r"rank 1 .*DataLoader", "time.sleep(1e6)  # the worker"),
     "python_loop": Found(HangKind.LATE, (1,), r"rank 1 .*hangs\.py:\d+", "while self.place:"),
@@ -75,6 +84,7 @@ def test_a_hang_is_found_and_a_restart_cures_it(
         assert due.ranks is None or tuple(hang["ranks"]) == due.ranks, hang
         assert re.search(due.text, hang["text"]), hang["text"]
         assert f"hangs.py:{line_of(due.line)}" in hang["look"] if due.line else "answers no signal" in hang["look"], hang["look"]
+        assert hang["reason"].startswith(f"hangs.py:{line_of(due.reason)}: ") if due.reason else hang["reason"] == "", hang["reason"]
         assert hang["calibrated"]
         assert taken(run, "HangSuspected")
         assert hang["busy"] == (pathology in {"python_loop", "c_loop"})
@@ -83,7 +93,9 @@ def test_a_hang_is_found_and_a_restart_cures_it(
         assert run.exit_code() == 0
     assert run.attempts() == 2
     assert (tmp_path / "digest").read_bytes() == digest
-    assert "hang" in run.ask("why").stdout
+    page = run.ask("why").stdout
+    assert "hang" in page
+    assert not due.reason or re.search(rf"reason +hangs\.py:{line_of(due.reason)}: ", page), page
     run.wait_for_nothing_left()
 
 

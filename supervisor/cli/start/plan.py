@@ -33,7 +33,7 @@ _DEADLINE_S = 5.0
 @click.option("--fit", is_flag=True, help="Show which micro-batch fits into a GPU: by the newest checkpoint and what a run needed.")
 @json_option
 def command(invocation: Invocation, *, cause: str | None, fit: bool, as_json: bool) -> int:
-    """It names options without effect, ranks without a GPU, the knobs that are enabled and would be, and the ladder of each cause.
+    """It lists options without effect, ranks without a GPU, what in the script makes ranks wait or race, the knobs, and the ladders.
 
     The options of a run stand before `plan`.
     """

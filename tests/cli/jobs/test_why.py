@@ -478,6 +478,15 @@ def test_the_line_of_code_that_failed_is_on_the_card() -> None:
     assert "  code      /home/ada/train.py:57 in collate" in shown(page).splitlines()
 
 
+def test_what_in_the_script_explains_it_stands_below_the_line() -> None:
+    facts = (("hang_code", "train.py:88"), ("reason", "train.py:88: only ranks with `rank == 0` call barrier"))
+    one = decision()
+    page = shown(card("train", replace(one, verdict=replace(one.verdict, facts=facts)), None, address="--job train"))
+    lines = page.splitlines()
+    at = lines.index("  code      train.py:88")
+    assert lines[at + 1] == "  reason    train.py:88: only ranks with `rank == 0` call barrier"
+
+
 def test_a_long_word_is_shown_as_it_is() -> None:
     word = "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/job,task=python3,pid=8997,uid=0" * 3
     text = shown(card("train", decision(summary=f"the kernel killed it: {word}"), None, address="--job train"))

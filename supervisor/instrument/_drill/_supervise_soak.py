@@ -7,7 +7,7 @@ runs in the interpreter of the job: Python 3.8 syntax, standard library only.
 
     oom     torch.OutOfMemoryError before a step              loader  the next batch comes after LOADER_S seconds
     memory  memory is taken until the kernel kills this rank  torn    SIGKILL within a save, before its file is whole
-                                                              disk    ENOSPC at the first write of a save
+                                                              disk    ENOSPC in a save, half of which is written
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class SoakFaults:
         self._identity, self._beat = instrument._identity, instrument._beat  # noqa: SLF001 - the rank's number and its count of steps
         self._job_dir = job_dir
         self._seen: set[str] = set()
+        self._full: OSError | None = None  # what a save got in place of room
         self._stamp: tuple[int, int] | None = None
         self._order: dict[str, Any] | None = None
 
@@ -67,13 +68,35 @@ class SoakFaults:
             return
 
         def save(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as torch has it
-            if self._is_due("save", ("disk",)):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             inner(*args, **kwargs)
             if self._is_due("save", ("torn",)):  # the directory of the archive is missing still
                 os.kill(os.getpid(), signal.SIGKILL)
+            if self._is_due("save", ("disk",)):
+                self._full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                raise self._full
 
         module._save = save  # noqa: SLF001 - torch's, since 1.6
+        for name in ("_open_zipfile_writer_file", "_open_zipfile_writer_buffer"):
+            opener = getattr(module, name, None)
+            if opener is not None:
+                self._hook_close(opener)
+
+    def _hook_close(self, opener: Any) -> None:  # noqa: ANN401 - a class of torch's
+        """Leave of a file what a full disk leaves: its first half. torch writes the end of an archive also where the save has failed."""
+        inner = opener.__exit__
+
+        def close(writer: Any, kind: Any, error: Any, trace: Any) -> Any:  # noqa: ANN401 - as Python has it
+            result = inner(writer, kind, error, trace)
+            if error is not None and error is self._full:
+                target = getattr(writer, "name", None) or getattr(writer, "buffer", None)
+                try:
+                    place = target if isinstance(target, str) else target.fileno()  # type: ignore[union-attr]  # a buffer in memory has none
+                    os.truncate(place, os.stat(place).st_size // 2)  # noqa: PTH116 - pathlib costs 5 ms of start-up
+                except (AttributeError, OSError):  # io.UnsupportedOperation is one
+                    pass
+            return result
+
+        opener.__exit__ = close
 
     def _before_step(self, _optimizer: object, _args: object, _kwargs: object) -> None:
         if not self._is_due("step", ("oom", "memory")):

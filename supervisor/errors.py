@@ -77,8 +77,8 @@ class ExitCode(IntEnum):
         (
             "configuration: a setting, a file that is not trusted, no state directory, no working directory, a journal of another version, "
             "another supervisor that holds the job, ranks that hold no whole number of copies of the model, a GPU that the command names "
-            "for a rank and this node does not have, or that a rank asked for and does not see, a mirror with only other jobs' checkpoints, "
-            "or a file where one is to be restored. "
+            "for a rank and this node does not have, or that a rank asked for and does not see, a mirror with only other jobs' "
+            "checkpoints, or a file where one is to be restored. "
             "`supervise checkpoints`: a mirror that cannot be reached, or a target that cannot be written"
         ),
         "correct what the message names",

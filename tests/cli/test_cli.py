@@ -92,14 +92,27 @@ def test_everything_behind_the_first_separator_is_the_command_verbatim(
 
 def test_every_flag_arrives_at_its_setting_before_and_behind_run(started: list[tuple[Settings, list[str]]]) -> None:
     flags = [
-        *("--job", "j", "--state-dir", "s", "--resumes-itself", "--checkpoints", "a/*.pt", "--checkpoints", "b c/*"),
+        *(
+            "--job",
+            "j",
+            "--state-dir",
+            "s",
+            "--resumes-itself",
+            "--model-parallel",
+            "8",
+            "--checkpoints",
+            "a/*.pt",
+            "--checkpoints",
+            "b c/*",
+        ),
         *("--resume-switch", "--again", "--resume-args", "--resume {resume}", "--knob", "batch_size=--bs", "--no-batch-change"),
         *("--allow-batch-drift", "--min-gpus", "2", "--mirror", "s3://b/p", "--mirror", "/m", "--keep", "3", "--check-nodes", "doubt"),
         *("--on-hang", "warn", "--standby", "on"),
     ]
     assert main.main([*flags, "--", "true"]) == main.main(["run", *flags, "--", "true"]) == 42
     expected = {
-        "job.name": "j", "job.state_dir": "s", "job.resumes_itself": True, "checkpoints.paths": ("a/*.pt", "b c/*"),
+        "job.name": "j", "job.state_dir": "s", "job.resumes_itself": True, "job.model_parallel": 8,
+        "checkpoints.paths": ("a/*.pt", "b c/*"),
         "knobs.resume.args": "--resume {resume}", "knobs.resume.switch": "--again",
         "knobs.declared": ("batch_size=--bs",), "knobs.batch_change": False, "restart.batch_drift": True,
         "gpus.minimum": 2, "checkpoints.mirror": ("s3://b/p", "/m"), "checkpoints.keep": 3, "health.check_nodes": "doubt",
@@ -112,7 +125,7 @@ def test_every_flag_arrives_at_its_setting_before_and_behind_run(started: list[t
 
 
 def test_a_run_has_few_flags_and_takes_all_other_settings_by_set(started: list[tuple[Settings, list[str]]]) -> None:
-    assert len([param for param in load_command("run").params if isinstance(param, click.Option)]) == 18
+    assert len([param for param in load_command("run").params if isinstance(param, click.Option)]) == 19
     words = ["--set", "restart.intensity=5", "run", "--set", "restart.intensity=6", "--set", "terminal.verbosity=quiet", "--", "true"]
     assert main.main(words) == 42
     settings = started[0][0]

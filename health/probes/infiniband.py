@@ -102,12 +102,12 @@ def ports(root: Path = _ROOT, excluded: Collection[str] = ()) -> tuple[Port, ...
     root: the folder that holds /sys and /dev. excluded: names of devices to leave alone.
     """
     try:
-        return tuple(port for port in Reader(root).ports(excluded) if port.is_read)
+        return tuple(port for port in PortReader(root).ports(excluded) if port.is_read)
     except FileNotFoundError:
         return ()
 
 
-class Reader:
+class PortReader:
     """Reads ports, and remembers the devices whose reading makes the kernel complain."""
 
     def __init__(self, root: Path = _ROOT) -> None:

@@ -11,11 +11,11 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from supervisor.core import replicas
+from supervisor.core.replicas import ONE_RANK, Replica
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.knobs import bindings, config_files, torchrun
 from supervisor.knobs.bindings import FileKey, Flag, Override
 from supervisor.knobs.program_knobs import in_config
-from supervisor.knobs.replica import ONE_RANK, Replica
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -61,8 +61,8 @@ def _shown(program: Program, lookup: Lookup) -> Replica | None:
     if wrong:
         return Replica(unread=f"{wrong} is no number")
     values = {how: int(value) for how, value in given.items()}
-    told = {how: value for how, value in values.items() if value > 1} or values
-    return Replica(prod(values.values()), " × ".join(f"{how} {value}" for how, value in told.items()))  # noqa: RUF001 (the sign)
+    factors = {how: value for how, value in values.items() if value > 1} or values
+    return Replica(prod(values.values()), " × ".join(f"{how} {value}" for how, value in factors.items()))  # noqa: RUF001 (the sign)
 
 
 def _factors(program: Program, lookup: Lookup) -> Iterator[tuple[str, str]]:

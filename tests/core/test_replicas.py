@@ -232,8 +232,8 @@ def test_nodes_wait_leave_and_join_in_groups_that_hold_whole_replicas_with_the_s
         job.lose_a_node()
         given_values = job.train_on(count)
         held = batch_with(given_values, job.knobs, count * per_node, size)
-        told = job.state.run.batch_ranks
-        assert told == counts[-1] * per_node
+        batch_ranks = job.state.run.batch_ranks
+        assert batch_ranks == counts[-1] * per_node
         assert held == total or total % (count * per_node // size), "the batch is held wherever whole numbers do"
 
 
@@ -307,9 +307,9 @@ def test_a_command_that_has_a_rank_for_each_gpu_sees_whole_replicas_or_is_not_be
 def test_a_node_that_makes_up_no_whole_replica_waits_as_a_spare_and_people_are_told() -> None:
     job = Nodes(4, 8, knobs_of(1, 1), least=2, most=4)
     job.train_on(2)
-    said = [action.text for action in job.tell(events.NodesWaiting(3.5, 1, 1)) if isinstance(action, act.PrintMessage)]
-    assert said == [
+    texts = [action.text for action in job.tell(events.NodesWaiting(3.5, 1, 1)) if isinstance(action, act.PrintMessage)]
+    assert texts == [
         "1 node(s) ask to join, and wait as spares: a replica, one copy of the model, has 8 ranks, so that nodes are taken in by 2"
     ]
-    said = [action.text for action in job.tell(events.NodesWaiting(3.6, 1, 2)) if isinstance(action, act.PrintMessage)]
-    assert said[0].startswith("2 node(s) ask to join: attempt 1 goes on, and they are taken in")
+    texts = [action.text for action in job.tell(events.NodesWaiting(3.6, 1, 2)) if isinstance(action, act.PrintMessage)]
+    assert texts[0].startswith("2 node(s) ask to join: attempt 1 goes on, and they are taken in")

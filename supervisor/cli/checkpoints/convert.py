@@ -25,7 +25,7 @@ from checkpointing.command_line.progress import ProgressBar
 from checkpointing.io import durable, leftovers
 from checkpointing.io.reader import UNLIMITED, Throttle
 from checkpointing.io.tree import ReadOptions
-from checkpointing.model import Verdict
+from checkpointing.model import Verdict, first_names
 from checkpointing.retention.aside import size_of
 from checkpointing.verification import identity_of, verify
 from supervisor.cli import stdio
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 _FORMATS: Final = ("torch", "dcp", "safetensors", "hf")
 _DTYPES: Final = ("bf16", "fp16", "fp32")
 _REPORT_EVERY_S: Final = 30.0
-_SHOWN_CHECKPOINTS: Final = 4
 _GB: Final = 1e9
 _HINT_DISK: Final = "see to the permissions and the disk of the target's directory"
 
@@ -107,23 +106,22 @@ def _refuse_target(source: str, target: str) -> None:
 
 def _only_checkpoint(source: str) -> str:
     """Return the path of the one checkpoint that a path stands for. Raises SuperviseError (64) for several."""
-    found = examine.checkpoints_in(source)
-    if len(found) > 1:
-        named = ", ".join(clean(path) for path in found[:_SHOWN_CHECKPOINTS])
-        hint = f"name one: {named}{' …' if len(found) > _SHOWN_CHECKPOINTS else ''}"
-        raise SuperviseError(f"the source holds {len(found)} checkpoints: {clean(source)}", hint=hint, exit_code=ExitCode.USAGE)
-    return os.path.abspath(found[0])  # noqa: PTH100 -- plain strings
+    paths = examine.checkpoints_in(source)
+    if len(paths) > 1:
+        hint = f"name one of them: {clean(first_names(paths))}"
+        raise SuperviseError(f"the source holds {len(paths)} checkpoints: {clean(source)}", hint=hint, exit_code=ExitCode.USAGE)
+    return os.path.abspath(paths[0])  # noqa: PTH100 -- plain strings
 
 
 def _is_good(checkpoint: str, progress: _Progress) -> bool:
     """Verify the source, and say why it is refused. Classes that it would call are no reason: none of them is called here."""
     identity = identity_of(checkpoint)
     progress.begin("verifying the source", None if identity is None else identity.size)
-    found = examine.concluded(verify(checkpoint, reading=ReadOptions(Throttle(UNLIMITED, taken=progress.advance)), own=True))
+    verification = examine.concluded(verify(checkpoint, reading=ReadOptions(Throttle(UNLIMITED, taken=progress.advance)), own=True))
     progress.clear()
-    if found.verdict is Verdict.VERIFIED:
+    if verification.verdict is Verdict.VERIFIED:
         return True
-    stdio.say(f"not converted: {clean(checkpoint)} is {examine.word(found.verdict)}: {clean(found.reason)}")
+    stdio.say(f"not converted: {clean(checkpoint)} is {examine.word(verification.verdict)}: {clean(verification.reason)}")
     stdio.say("  `supervise checkpoints latest DIRECTORY` names the newest good one")
     return False
 

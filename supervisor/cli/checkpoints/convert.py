@@ -106,23 +106,23 @@ def _refuse_target(source: str, target: str) -> None:
 
 def _only_checkpoint(source: str) -> str:
     """Return the path of the one checkpoint that a path stands for. Raises SuperviseError (64) for several."""
-    found = examine.checkpoints_in(source)
-    if len(found) > 1:
-        named = ", ".join(clean(path) for path in found[:_SHOWN_CHECKPOINTS])
-        hint = f"name one: {named}{' …' if len(found) > _SHOWN_CHECKPOINTS else ''}"
-        raise SuperviseError(f"the source holds {len(found)} checkpoints: {clean(source)}", hint=hint, exit_code=ExitCode.USAGE)
-    return os.path.abspath(found[0])  # noqa: PTH100 -- plain strings
+    paths = examine.checkpoints_in(source)
+    if len(paths) > 1:
+        named = ", ".join(clean(path) for path in paths[:_SHOWN_CHECKPOINTS])
+        hint = f"name one: {named}{' …' if len(paths) > _SHOWN_CHECKPOINTS else ''}"
+        raise SuperviseError(f"the source holds {len(paths)} checkpoints: {clean(source)}", hint=hint, exit_code=ExitCode.USAGE)
+    return os.path.abspath(paths[0])  # noqa: PTH100 -- plain strings
 
 
 def _is_good(checkpoint: str, progress: _Progress) -> bool:
     """Verify the source, and say why it is refused. Classes that it would call are no reason: none of them is called here."""
     identity = identity_of(checkpoint)
     progress.begin("verifying the source", None if identity is None else identity.size)
-    found = examine.concluded(verify(checkpoint, throttle=Throttle(UNLIMITED, taken=progress.advance), own=True))
+    verification = examine.concluded(verify(checkpoint, throttle=Throttle(UNLIMITED, taken=progress.advance), own=True))
     progress.clear()
-    if found.verdict is Verdict.VERIFIED:
+    if verification.verdict is Verdict.VERIFIED:
         return True
-    stdio.say(f"not converted: {clean(checkpoint)} is {examine.word(found.verdict)}: {clean(found.reason)}")
+    stdio.say(f"not converted: {clean(checkpoint)} is {examine.word(verification.verdict)}: {clean(verification.reason)}")
     stdio.say("  `supervise checkpoints latest DIRECTORY` names the newest good one")
     return False
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from supervisor.core.values import Struct, replace
-from supervisor.knobs import bindings, launcher_options, torchrun
-from supervisor.knobs.python_command import shim_mode, split_python
+from supervisor.knobs import bindings, launcher, launcher_options, torchrun
+from supervisor.knobs.python_command import shim_mode
 from supervisor.launch import slurm
 
 if TYPE_CHECKING:
@@ -22,29 +22,6 @@ if TYPE_CHECKING:
     from supervisor.knobs.launcher_options import GivenOption
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
-#: Short options, each with its long name.
-_SHORT: Final = {"torchrun": (("-r", "--redirects"), ("-t", "--tee")), "accelerate": (("-t", "--tee"),)} | {
-    "deepspeed": (("-H", "--hostfile"), ("-i", "--include"), ("-e", "--exclude"))
-}
-#: Options that take no value, with hyphens.
-_FLAGS: Final = {
-    "torchrun": torchrun.FLAGS,
-    "accelerate": frozenset(
-        {"-h", "--help", "--quiet", "-q", "--cpu", "--multi-gpu", "--tpu", "--enable-cpu-affinity", "--dynamo-use-fullgraph"}
-        | {"--dynamo-use-dynamic", "--dynamo-use-regional-compilation", "--use-deepspeed", "--use-fsdp", "--use-parallelism-config"}
-        | {"--use-megatron-lm", "--same-network", "-m", "--module", "--no-python", "--tpu-cluster", "--no-tpu-cluster", "--tpu-use-sudo"}
-        | {"--downcast-bf16", "--fp8-use-autocast-during-eval", "--debug"}
-    ),
-    "deepspeed": frozenset(
-        {"-h", "--help", "--module", "--no-python", "--no-local-rank", "--no-ssh", "--no-ssh-check", "--force-multi", "--save-pid"}
-        | {"--elastic-training", "--bind-cores-to-rank"}
-    ),
-}
-_MODULES: Final = {
-    "accelerate.commands.launch": "accelerate-launch",
-    "accelerate.commands.accelerate_cli": "accelerate",
-    "deepspeed.launcher.runner": "deepspeed",
-}
 #: accelerate's flags and kinds of a configuration (`distributed_type`) with which it starts a rank for each GPU.
 _MULTI: Final = ("--multi-gpu", "--use-deepspeed", "--use-fsdp", "--use-megatron-lm")
 _MULTI_TYPES: Final = ("MULTI_GPU", "DEEPSPEED", "FSDP", "MEGATRON_LM")
@@ -90,49 +67,26 @@ UNKNOWN: Final = RanksAsked("the command", 0)
 
 def ignored_options(command: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return a warning for each option, or variable of torchrun's, that has no effect because the command gives another value behind it."""
-    name, args = _recognised(command, environ)
-    if not name:
-        return ()
-    options = _options(name, args)
-    warnings = launcher_options.ignored(name, options)
-    return (*warnings, *_overridden(options, environ)) if name == "torchrun" else warnings
+    started = launcher.recognise(command, environ.get("PATH"))
+    options = started.options()
+    warnings = launcher_options.ignored(started.name, options)
+    return (*warnings, *_overridden(options, environ)) if started.name == "torchrun" else warnings
 
 
 def asked(command: Sequence[str], environ: Mapping[str, str], cwd: Path, host: str = "") -> RanksAsked:
     """Return what a command asks of this node. host: this one's name, by default its own. Reads the launcher's configuration, and waits."""
-    name, args = _recognised(command, environ)
-    options = _options(name, args) if name else ()
+    started = launcher.recognise(command, environ.get("PATH"))
+    options, flags = started.options(), started.words()
     values = {option.key: option.value for option in options}
-    flags = {word.replace("_", "-") for word in args[: launcher_options.script_index(args, _FLAGS[name])]} if name else set()
-    if name == "torchrun":
+    if started.name == "torchrun":
         found = _of_torchrun(options, environ)
-    elif name == "accelerate":
+    elif started.name == "accelerate":
         found = _of_accelerate(values, flags, environ, cwd)
-    elif name == "deepspeed":
+    elif started.name == "deepspeed":
         found = _of_deepspeed(values, environ, cwd, host or socket.gethostname())
     else:
         found = _of_tasks(command, environ)
     return replace(found, binds=any(word.startswith(_BINDING) for word in flags))
-
-
-def _recognised(command: Sequence[str], environ: Mapping[str, str]) -> tuple[str, Sequence[str]]:
-    """Return the launcher's name and its arguments; "" and none for another command."""
-    run = torchrun.recognise(command, path=environ.get("PATH"))
-    if run is not None:
-        return "torchrun", run.args
-    python = split_python(command)
-    if python is None:
-        name, args = (Path(command[0]).name if command else ""), tuple(command[1:])
-    else:
-        name = _MODULES.get(python.target, "") if python.kind == "module" else Path(python.target).name if python.kind == "script" else ""
-        args = python.arguments
-    if name == "accelerate":
-        return ("accelerate", args[1:]) if args[:1] == ("launch",) else ("", ())
-    return {"accelerate-launch": "accelerate", "deepspeed": "deepspeed"}.get(name, ""), args
-
-
-def _options(name: str, args: Sequence[str]) -> tuple[GivenOption, ...]:
-    return launcher_options.given(args, _FLAGS[name], _SHORT[name])
 
 
 def _overridden(options: Sequence[GivenOption], environ: Mapping[str, str]) -> tuple[str, ...]:

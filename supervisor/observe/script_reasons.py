@@ -42,6 +42,8 @@ except (SyntaxError, ValueError) as error:
 else:
     print(json.dumps([0, ""]))
 """
+#: Held while a thread reads: of a file system that does not answer it never ends, and hangs are looked at again and again.
+_IN_USE = threading.Lock()
 #: The files of so many different scripts are read.
 MOST_FILES = 8
 
@@ -131,9 +133,22 @@ def _frames(trace: str) -> list[tuple[str, int]]:
 
 
 def _in_time(work: Callable[[], str]) -> str:
-    """Return what a piece of work gives, "" where it takes too long: its thread ends when the file system answers."""
+    """Return what a piece of work gives, "" where it takes too long: its thread ends when the file system answers, and no other begins."""
+    if not _IN_USE.acquire(blocking=False):
+        return ""
     answers: list[str] = []
-    thread = threading.Thread(target=lambda: answers.append(work()), name="script-reasons", daemon=True)
-    thread.start()
+
+    def run() -> None:
+        try:
+            answers.append(work())
+        finally:
+            _IN_USE.release()
+
+    thread = threading.Thread(target=run, name="script-reasons", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # a limit on threads, which loaders use up: the hang is more than its reason
+        _IN_USE.release()
+        return ""
     thread.join(DEADLINE_S)
     return answers[0] if answers else ""

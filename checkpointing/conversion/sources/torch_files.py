@@ -59,7 +59,7 @@ class ShardedTensor(torch.Tensor):
 def open_file(path: str) -> Source:
     """Return what a file holds. Raises CheckpointingError where it cannot be loaded so, OSError."""
     tree, unknown = load(path)
-    tree = lazy_tree(tree, path)
+    tree = lazy_tree(replaced(tree, lambda _path, leaf: _state_of(leaf)), path)
     if any(isinstance(leaf, (DTensor, ShardedTensor)) for _, leaf in leaves(tree)):
         raise CheckpointingError(
             f"the file holds one rank's shards of its tensors: {path}",
@@ -76,7 +76,10 @@ def load(path: str | io.BytesIO, *, mmap: bool | None = None) -> tuple[Any, tupl
     """
     is_zip = zipfile.is_zipfile(path)
     _rewind(path)
-    unknown = tuple(sorted(get_unsafe_globals_in_checkpoint(path))) if is_zip else ()
+    try:
+        unknown = tuple(sorted(get_unsafe_globals_in_checkpoint(path))) if is_zip else ()
+    except pickle.UnpicklingError as error:  # another protocol than torch.save's own
+        raise _unreadable(path, error) from error
     stand_ins: dict[str, Any] = {name: type(f"Unknown_{number}_", (Unknown,), {}) for number, name in enumerate(unknown)}
     for name in stand_ins:
         if name.endswith("sharded_tensor.api.ShardedTensor"):
@@ -92,17 +95,21 @@ def load(path: str | io.BytesIO, *, mmap: bool | None = None) -> tuple[Any, tupl
         except pickle.UnpicklingError as error:
             again = next((name for name, stand_in in stand_ins.items() if getattr(stand_in, "__name__", " ") in str(error)), None)
             if again is None or stand_ins[again] in (dict, list):
-                why = str(error).strip().replace("\n", " ")[:300]
-                raise CheckpointingError(
-                    f"the objects of the file cannot be read without running its code: {path}: {why}",
-                    hint="save it again as a dictionary of tensors and plain values, where its classes are installed",
-                ) from error
+                raise _unreadable(path, error) from error
             stand_ins[again] = list if "append" in str(error) or "extend" in str(error) else dict
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
             raise CheckpointingError(
                 f"torch {torch.__version__} cannot read the file: {path}: {str(error).strip().partition(chr(10))[0][:300]}",
                 hint="convert it with the version of torch that saved it",
             ) from error
+
+
+def _unreadable(path: str | io.BytesIO, error: Exception) -> CheckpointingError:
+    why = str(error).strip().replace("\n", " ")[:300]
+    return CheckpointingError(
+        f"the objects of the file cannot be read without running its code: {path}: {why}",
+        hint="save it again as a dictionary of tensors and plain values, where its classes are installed",
+    )
 
 
 def _rewind(path: str | io.BytesIO) -> None:
@@ -175,6 +182,20 @@ def _mappings(path: str) -> list[tuple[int, int, int]]:
                 begin, end = (int(number, 16) for number in columns[0].split("-"))
                 places.append((begin, end, int(columns[2], 16)))
     return places
+
+
+def _state_of(leaf: Any) -> Any:  # noqa: ANN401 -- any leaf
+    """Return the state of a module that was saved as an object, with the names that state_dict() gives; any other leaf as it is."""
+    if not isinstance(leaf, Unknown) or "_parameters" not in leaf.__dict__:
+        return leaf
+    own = leaf.__dict__
+    passing = own.get("_non_persistent_buffers_set") or ()
+    buffers = {name: tensor for name, tensor in own.get("_buffers", {}).items() if name not in passing}
+    state = {name: tensor for name, tensor in {**own["_parameters"], **buffers}.items() if tensor is not None}
+    for name, module in own.get("_modules", {}).items():
+        below = _state_of(module)
+        state |= {f"{name}.{key}": tensor for key, tensor in below.items()} if isinstance(below, dict) else {}
+    return state
 
 
 def without_unknown(tree: Tree, unknown: Sequence[str]) -> tuple[Tree, list[str]]:

@@ -37,6 +37,8 @@ from supervisor.report.text import clean
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from checkpointing.model import Identity
+
 _FORMATS: Final = ("torch", "dcp", "safetensors", "hf")
 _DTYPES: Final = ("bf16", "fp16", "fp32")
 _REPORT_EVERY_S: Final = 30.0
@@ -76,11 +78,15 @@ def convert(source: str, target: str, to: str, dtype: str, *, as_json: bool) -> 
     with _errors():
         checkpoint = _only_checkpoint(source)
         with _Progress(as_json=as_json) as progress:
-            if not _is_good(checkpoint, progress):
+            identity = _good_identity(checkpoint, progress)
+            if identity is None:
                 return 1
             with _place_of(target) as place:
                 partial = f"{place.directory}/{os.path.basename(target)}"  # noqa: PTH119 -- as above
                 answer = _run({"source": checkpoint, "target": partial, "to": to, "dtype": dtype}, place, progress)
+                if identity_of(checkpoint) != identity:
+                    hint = "let the training end, or convert a checkpoint that it does not write any more"
+                    raise SuperviseError(f"the source changed while it was converted: {clean(checkpoint)}", hint=hint)
                 durable.rename_exclusive(partial, target)
                 durable.sync_directory(os.path.dirname(target))  # noqa: PTH120 -- as above
     _print(checkpoint, target, to, answer, as_json=as_json)
@@ -107,25 +113,28 @@ def _refuse_target(source: str, target: str) -> None:
 
 def _only_checkpoint(source: str) -> str:
     """Return the path of the one checkpoint that a path stands for. Raises SuperviseError (64) for several."""
-    found = examine.checkpoints_in(source)
-    if len(found) > 1:
-        named = ", ".join(clean(path) for path in found[:_SHOWN_CHECKPOINTS])
-        hint = f"name one: {named}{' …' if len(found) > _SHOWN_CHECKPOINTS else ''}"
-        raise SuperviseError(f"the source holds {len(found)} checkpoints: {clean(source)}", hint=hint, exit_code=ExitCode.USAGE)
-    return os.path.abspath(found[0])  # noqa: PTH100 -- plain strings
+    paths = examine.checkpoints_in(source)
+    if len(paths) > 1:
+        named = ", ".join(clean(path) for path in paths[:_SHOWN_CHECKPOINTS])
+        hint = f"name one: {named}{' …' if len(paths) > _SHOWN_CHECKPOINTS else ''}"
+        raise SuperviseError(f"the source holds {len(paths)} checkpoints: {clean(source)}", hint=hint, exit_code=ExitCode.USAGE)
+    return os.path.abspath(paths[0])  # noqa: PTH100 -- plain strings
 
 
-def _is_good(checkpoint: str, progress: _Progress) -> bool:
-    """Verify the source, and say why it is refused. Classes that it would call are no reason: none of them is called here."""
+def _good_identity(checkpoint: str, progress: _Progress) -> Identity | None:
+    """Verify the source, and return which content of it is good; None where none is, and then say why.
+
+    Classes that it would call are no reason to refuse it: none of them is called here.
+    """
     identity = identity_of(checkpoint)
     progress.begin("verifying the source", None if identity is None else identity.size)
-    found = examine.concluded(verify(checkpoint, reading=ReadOptions(Throttle(UNLIMITED, taken=progress.advance)), own=True))
+    verification = examine.concluded(verify(checkpoint, reading=ReadOptions(Throttle(UNLIMITED, taken=progress.advance)), own=True))
     progress.clear()
-    if found.verdict is Verdict.VERIFIED:
-        return True
-    stdio.say(f"not converted: {clean(checkpoint)} is {examine.word(found.verdict)}: {clean(found.reason)}")
+    if verification.verdict is Verdict.VERIFIED:
+        return verification.identity
+    stdio.say(f"not converted: {clean(checkpoint)} is {examine.word(verification.verdict)}: {clean(verification.reason)}")
     stdio.say("  `supervise checkpoints latest DIRECTORY` names the newest good one")
-    return False
+    return None
 
 
 @contextlib.contextmanager

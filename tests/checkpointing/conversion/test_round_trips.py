@@ -156,8 +156,8 @@ def same(found: Any, expected: Any) -> None:  # noqa: ANN401  any state
             same(found[key], expected[key])
     elif isinstance(expected, (list, tuple)):
         assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            same(one, other)
+        for value, expected_value in zip(found, expected, strict=True):
+            same(value, expected_value)
     elif isinstance(expected, torch.Tensor):
         assert rows({"": found}) == rows({"": expected})
     else:

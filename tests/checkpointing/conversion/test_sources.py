@@ -126,6 +126,29 @@ def test_a_tensor_alone_is_called_value(tmp_path: Path) -> None:
     assert held(tmp_path / "b") == rows({"value": W})
 
 
+class Net(torch.nn.Module):
+    """A model of a training script, with a buffer that its state does not have."""
+
+    def __init__(self) -> None:
+        """Build it."""
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+        self.register_buffer("passing", torch.ones(1), persistent=False)
+
+
+def test_a_model_that_was_saved_as_an_object_has_its_state(tmp_path: Path) -> None:
+    model = Net()
+    convert(saved(tmp_path, {"model": model, "epoch": 1}), tmp_path / "b", "safetensors")
+    assert held(tmp_path / "b") == rows(model.state_dict())
+
+
+def test_a_pickle_of_another_protocol_is_refused_with_what_helps(tmp_path: Path) -> None:
+    torch.save({"w": W}, tmp_path / "a.pt", pickle_protocol=4)
+    with pytest.raises(CheckpointingError, match="cannot be read without running its code") as caught:
+        convert(tmp_path / "a.pt", tmp_path / "b", "torch")
+    assert "save it again" in caught.value.hint
+
+
 def test_nothing_but_values_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointingError, match="there is no tensor"):
         convert(saved(tmp_path, {"epoch": 3}), tmp_path / "b", "torch")

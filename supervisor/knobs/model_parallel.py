@@ -114,4 +114,4 @@ def _launched(started: LauncherCommand) -> int:
     factors = [values.get("--num-processes", "")]  # accelerate's counts all nodes
     if started.name == "deepspeed":
         factors = [values.get("--num-gpus", ""), values.get("--num-nodes", "" if "--hostfile" in values else "1")]
-    return prod(map(int, factors)) if all(map(str.isdecimal, factors)) else 0
+    return prod(map(torchrun.figure, factors))

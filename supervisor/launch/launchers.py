@@ -111,7 +111,7 @@ def _of_torchrun(options: Sequence[GivenOption], environ: Mapping[str, str]) -> 
     if not text:
         return RanksAsked("torchrun", 1, option=f"{option}=")
     how = f"{option if given else variable}={text}"
-    return RanksAsked("torchrun", None if text == "gpu" else _number(text), how, f"{option}=")
+    return RanksAsked("torchrun", None if text == "gpu" else torchrun.figure(text), how, f"{option}=")
 
 
 def _of_tasks(command: Sequence[str], environ: Mapping[str, str]) -> RanksAsked:
@@ -135,9 +135,9 @@ def _of_accelerate(values: Mapping[str, str], flags: set[str], environ: Mapping[
     if config.get("use_cpu") == "true" or (kind and not is_multi and kind not in (*_MULTI_TYPES, "NO")):
         return UNKNOWN
     total, how, option = _value("num_processes", values, config, file)
-    nodes = max(_number(_value("num_machines", values, config, file)[0]), 1)
+    nodes = max(torchrun.figure(_value("num_machines", values, config, file)[0]), 1)
     listed, _, place = _value("gpu_ids", values, config, file)
-    ranks = _number(total) // nodes if total else 0 if config else None
+    ranks = torchrun.figure(total) // nodes if total else 0 if config else None
     return RanksAsked(
         "accelerate",
         1 if kind == "NO" and not is_multi else ranks,
@@ -198,9 +198,9 @@ def _of_deepspeed(  # noqa: PLR0911  one for each way to name slots
     filters = {name: _slots_of(values.get(f"--{name}", ""), mine) for name in ("include", "exclude")}
     if not mine or (values.get("--include") and filters["include"] is None):
         return UNKNOWN  # this node has no part in it
-    if _number(count):
+    if torchrun.figure(count):
         option = "--num_gpus" if "--num-gpus" in values else "--num_accelerators"
-        return RanksAsked("deepspeed", _number(count), f"{option}={count}", f"{option}=", devices=ALL)
+        return RanksAsked("deepspeed", torchrun.figure(count), f"{option}={count}", f"{option}=", devices=ALL)
     if included := filters["include"]:
         listed = ",".join(included)
         return RanksAsked(
@@ -234,7 +234,3 @@ def _slots_of(text: str, host: str) -> tuple[str, ...] | None:
         if name and name == host:
             return tuple(slot.strip() for slot in slots.split(",") if slot.strip())
     return None
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdecimal() else 0

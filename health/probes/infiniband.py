@@ -51,11 +51,6 @@ class Gid:
         mapped = ipaddress.IPv6Address(self.gid).ipv4_mapped
         return str(mapped) if mapped is not None else ""
 
-    @property
-    def is_link_local(self) -> bool:
-        """Return whether it is made of the card's number (fe80::/10) and passes no router."""
-        return ipaddress.IPv6Address(self.gid).is_link_local
-
 
 @dataclass(frozen=True, slots=True)
 class Port:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from supervisor.core.values import Struct, replace
-from supervisor.knobs import bindings, launcher_options, torchrun
-from supervisor.knobs.python_command import shim_mode, split_python
+from supervisor.knobs import bindings, launcher, launcher_options, torchrun
+from supervisor.knobs.python_command import shim_mode
 from supervisor.launch import slurm
 
 if TYPE_CHECKING:
@@ -22,29 +22,6 @@ if TYPE_CHECKING:
     from supervisor.knobs.launcher_options import GivenOption
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
-#: Short options, each with its long name.
-_SHORT: Final = {"torchrun": (("-r", "--redirects"), ("-t", "--tee")), "accelerate": (("-t", "--tee"),)} | {
-    "deepspeed": (("-H", "--hostfile"), ("-i", "--include"), ("-e", "--exclude"))
-}
-#: Options that take no value, with hyphens.
-_FLAGS: Final = {
-    "torchrun": torchrun.FLAGS,
-    "accelerate": frozenset(
-        {"-h", "--help", "--quiet", "-q", "--cpu", "--multi-gpu", "--tpu", "--enable-cpu-affinity", "--dynamo-use-fullgraph"}
-        | {"--dynamo-use-dynamic", "--dynamo-use-regional-compilation", "--use-deepspeed", "--use-fsdp", "--use-parallelism-config"}
-        | {"--use-megatron-lm", "--same-network", "-m", "--module", "--no-python", "--tpu-cluster", "--no-tpu-cluster", "--tpu-use-sudo"}
-        | {"--downcast-bf16", "--fp8-use-autocast-during-eval", "--debug"}
-    ),
-    "deepspeed": frozenset(
-        {"-h", "--help", "--module", "--no-python", "--no-local-rank", "--no-ssh", "--no-ssh-check", "--force-multi", "--save-pid"}
-        | {"--elastic-training", "--bind-cores-to-rank"}
-    ),
-}
-_MODULES: Final = {
-    "accelerate.commands.launch": "accelerate-launch",
-    "accelerate.commands.accelerate_cli": "accelerate",
-    "deepspeed.launcher.runner": "deepspeed",
-}
 #: accelerate's flags and kinds of a configuration (`distributed_type`) with which it starts a rank for each GPU.
 _MULTI: Final = ("--multi-gpu", "--use-deepspeed", "--use-fsdp", "--use-megatron-lm")
 _MULTI_TYPES: Final = ("MULTI_GPU", "DEEPSPEED", "FSDP", "MEGATRON_LM")
@@ -90,49 +67,26 @@ UNKNOWN: Final = RanksAsked("the command", 0)
 
 def ignored_options(command: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return a warning for each option, or variable of torchrun's, that has no effect because the command gives another value behind it."""
-    name, args = _recognised(command, environ)
-    if not name:
-        return ()
-    options = _options(name, args)
-    warnings = launcher_options.ignored(name, options)
-    return (*warnings, *_overridden(options, environ)) if name == "torchrun" else warnings
+    started = launcher.recognise(command, environ.get("PATH"))
+    options = started.options()
+    warnings = launcher_options.ignored(started.name, options)
+    return (*warnings, *_overridden(options, environ)) if started.name == "torchrun" else warnings
 
 
 def asked(command: Sequence[str], environ: Mapping[str, str], cwd: Path, host: str = "") -> RanksAsked:
     """Return what a command asks of this node. host: this one's name, by default its own. Reads the launcher's configuration, and waits."""
-    name, args = _recognised(command, environ)
-    options = _options(name, args) if name else ()
+    started = launcher.recognise(command, environ.get("PATH"))
+    options, flags = started.options(), started.words()
     values = {option.key: option.value for option in options}
-    flags = {word.replace("_", "-") for word in args[: launcher_options.script_index(args, _FLAGS[name])]} if name else set()
-    if name == "torchrun":
+    if started.name == "torchrun":
         found = _of_torchrun(options, environ)
-    elif name == "accelerate":
+    elif started.name == "accelerate":
         found = _of_accelerate(values, flags, environ, cwd)
-    elif name == "deepspeed":
+    elif started.name == "deepspeed":
         found = _of_deepspeed(values, environ, cwd, host or socket.gethostname())
     else:
         found = _of_tasks(command, environ)
     return replace(found, binds=any(word.startswith(_BINDING) for word in flags))
-
-
-def _recognised(command: Sequence[str], environ: Mapping[str, str]) -> tuple[str, Sequence[str]]:
-    """Return the launcher's name and its arguments; "" and none for another command."""
-    run = torchrun.recognise(command, path=environ.get("PATH"))
-    if run is not None:
-        return "torchrun", run.args
-    python = split_python(command)
-    if python is None:
-        name, args = (Path(command[0]).name if command else ""), tuple(command[1:])
-    else:
-        name = _MODULES.get(python.target, "") if python.kind == "module" else Path(python.target).name if python.kind == "script" else ""
-        args = python.arguments
-    if name == "accelerate":
-        return ("accelerate", args[1:]) if args[:1] == ("launch",) else ("", ())
-    return {"accelerate-launch": "accelerate", "deepspeed": "deepspeed"}.get(name, ""), args
-
-
-def _options(name: str, args: Sequence[str]) -> tuple[GivenOption, ...]:
-    return launcher_options.given(args, _FLAGS[name], _SHORT[name])
 
 
 def _overridden(options: Sequence[GivenOption], environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -157,7 +111,7 @@ def _of_torchrun(options: Sequence[GivenOption], environ: Mapping[str, str]) -> 
     if not text:
         return RanksAsked("torchrun", 1, option=f"{option}=")
     how = f"{option if given else variable}={text}"
-    return RanksAsked("torchrun", None if text == "gpu" else _number(text), how, f"{option}=")
+    return RanksAsked("torchrun", None if text == "gpu" else torchrun.figure(text), how, f"{option}=")
 
 
 def _of_tasks(command: Sequence[str], environ: Mapping[str, str]) -> RanksAsked:
@@ -181,9 +135,9 @@ def _of_accelerate(values: Mapping[str, str], flags: set[str], environ: Mapping[
     if config.get("use_cpu") == "true" or (kind and not is_multi and kind not in (*_MULTI_TYPES, "NO")):
         return UNKNOWN
     total, how, option = _value("num_processes", values, config, file)
-    nodes = max(_number(_value("num_machines", values, config, file)[0]), 1)
+    nodes = max(torchrun.figure(_value("num_machines", values, config, file)[0]), 1)
     listed, _, place = _value("gpu_ids", values, config, file)
-    ranks = _number(total) // nodes if total else 0 if config else None
+    ranks = torchrun.figure(total) // nodes if total else 0 if config else None
     return RanksAsked(
         "accelerate",
         1 if kind == "NO" and not is_multi else ranks,
@@ -244,9 +198,9 @@ def _of_deepspeed(  # noqa: PLR0911  one for each way to name slots
     filters = {name: _slots_of(values.get(f"--{name}", ""), mine) for name in ("include", "exclude")}
     if not mine or (values.get("--include") and filters["include"] is None):
         return UNKNOWN  # this node has no part in it
-    if _number(count):
+    if torchrun.figure(count):
         option = "--num_gpus" if "--num-gpus" in values else "--num_accelerators"
-        return RanksAsked("deepspeed", _number(count), f"{option}={count}", f"{option}=", devices=ALL)
+        return RanksAsked("deepspeed", torchrun.figure(count), f"{option}={count}", f"{option}=", devices=ALL)
     if included := filters["include"]:
         listed = ",".join(included)
         return RanksAsked(
@@ -280,7 +234,3 @@ def _slots_of(text: str, host: str) -> tuple[str, ...] | None:
         if name and name == host:
             return tuple(slot.strip() for slot in slots.split(",") if slot.strip())
     return None
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdecimal() else 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.distributed.run import get_args_parser
 
-from supervisor.knobs import launcher_options
+from supervisor.knobs import launcher, launcher_options
 from supervisor.launch import launchers
 from supervisor.launch.launchers import ALL, RanksAsked, asked, ignored_options
 
@@ -171,7 +171,7 @@ def test_accelerate_itself_starts_as_many_ranks_and_shows_them_the_same_gpus(tmp
         env=environ,
     )
     flags, *theirs = map(json.loads, done.stdout.splitlines())
-    assert flags == sorted(launchers._FLAGS["accelerate"])  # noqa: SLF001  the table
+    assert flags == sorted(launcher._FLAGS["accelerate"])  # noqa: SLF001  the table
     ours = [asked(["accelerate", "launch", *words], environ, tmp_path) for words in lines]
     assert [[found.ranks, found.devices] for found in ours] == theirs
 
@@ -310,7 +310,7 @@ def test_of_an_option_with_two_values_the_one_without_effect_is_named(command: s
 def test_options_and_their_values_are_found_as_torchruns_parser_finds_them(words: str) -> None:
     args, parser = words.split(), get_args_parser()
     theirs = vars(parser.parse_args(args))
-    options = launcher_options.given(args, launchers._FLAGS["torchrun"], launchers._SHORT["torchrun"])  # noqa: SLF001  the tables
+    options = launcher.LauncherCommand("torchrun", tuple(args)).options()
     by_name = {name: action.dest for action in parser._actions for name in action.option_strings}  # noqa: SLF001  theirs
     for option in options:
         (dest,) = {dest for name, dest in by_name.items() if launcher_options.is_same(name, option.key)}

@@ -93,7 +93,11 @@ def _fault(gids: list[dict[str, Json]], family: str, netdev: str) -> tuple[str, 
     return why, f"ip address add ADDRESS/PREFIX dev {quote(netdev)}"
 
 
+def is_chosen(kind: str, gid: str, *, is_ipv4: bool) -> bool:
+    """Return whether NCCL 2.21 and later choose a GID for addresses of one family: it is of RoCE v2, and routers pass it on."""
+    address = ipaddress.IPv6Address(gid)
+    return kind == _V2 and not address.is_link_local and (address.ipv4_mapped is not None) == is_ipv4
+
+
 def _usable(gids: list[dict[str, Json]], family: str) -> list[dict[str, Json]]:
-    """Return those of RoCE v2 that NCCL chooses from, for addresses of one family."""
-    routed = [gid for gid in gids if gid.get("type") == _V2 and not ipaddress.IPv6Address(str(gid.get("gid"))).is_link_local]
-    return [gid for gid in routed if bool(gid.get("ipv4")) == (family == "IPv4")]
+    return [gid for gid in gids if is_chosen(str(gid.get("type")), str(gid.get("gid")), is_ipv4=family == "IPv4")]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from health.checks.environment import misleading
-from health.probes.infiniband import ROCE_V2
+from health.checks.network.gids import is_chosen
 from supervisor.cli import stdio
 from supervisor.cli.invocation import Invocation, setting_options
 from supervisor.cli.printing.node_facts import NodeFacts, node_facts
@@ -94,8 +94,8 @@ def _gids(ports: Sequence[Port]) -> Iterator[str]:
 
 
 def routed(gids: Sequence[Gid], *, is_ipv4: bool) -> list[Gid]:
-    """Return the GIDs of RoCE v2 from which NCCL 2.21 and later chooses for the addresses of one family."""
-    return [gid for gid in gids if gid.type == ROCE_V2 and not gid.is_link_local and bool(gid.ipv4) == is_ipv4]
+    """Return the GIDs from which NCCL 2.21 and later choose for the addresses of one family."""
+    return [gid for gid in gids if is_chosen(gid.type, gid.gid, is_ipv4=is_ipv4)]
 
 
 def _name(port: Port) -> str:

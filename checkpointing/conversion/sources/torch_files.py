@@ -97,6 +97,10 @@ def load(path: str | io.BytesIO, *, mmap: bool | None = None) -> tuple[Any, tupl
             if again is None or stand_ins[again] in (dict, list):
                 raise _unreadable(path, error) from error
             stand_ins[again] = list if "append" in str(error) or "extend" in str(error) else dict
+        except UnicodeEncodeError as error:
+            raise CheckpointingError(
+                f"torch opens no file whose path is not UTF-8: {path}", hint="rename the file or the directory, or make a link to it"
+            ) from error
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
             raise CheckpointingError(
                 f"torch {torch.__version__} cannot read the file: {path}: {str(error).strip().partition(chr(10))[0][:300]}",
@@ -143,19 +147,23 @@ def _lazy(tensor: torch.Tensor, path: str, mappings: Sequence[tuple[int, int, in
     begin = tensor.data_ptr()
     within = next(((start, offset) for start, end, offset in mappings if start <= begin < end), None)
     shape, stride, dtype = tuple(tensor.shape), tensor.stride(), tensor.dtype
+    view = (tensor.is_conj(), tensor.is_neg())  # of a lazy conj() the numbers lie in the file as they were, and a bit says the rest
     if within is None or not tensor.numel():
-        return LazyTensor(dtype, shape, lambda: tensor.contiguous().clone(), (begin, shape, stride, dtype) if tensor.numel() else None)
+        content = (begin, shape, stride, dtype, view) if tensor.numel() else None
+        return LazyTensor(dtype, shape, lambda: tensor.resolve_conj().resolve_neg().contiguous().clone(), content)
     at = begin - within[0] + within[1]
     span = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
     def read() -> torch.Tensor:
-        flat = read_numbers(path, at, span, dtype)
-        return flat.as_strided(shape, stride).contiguous()
+        whole = read_numbers(path, at, span, dtype).as_strided(shape, stride)
+        whole = whole.conj_physical() if view[0] else whole
+        return (whole.neg() if view[1] else whole).contiguous()
 
     def read_part(offset: int, count: int) -> torch.Tensor:
         return read_numbers(path, at + offset * dtype.itemsize, count, dtype)
 
-    return LazyTensor(dtype, shape, read, (path, at, shape, stride, dtype), read_part if tensor.is_contiguous() else None)
+    is_part = tensor.is_contiguous() and not any(view)
+    return LazyTensor(dtype, shape, read, (path, at, shape, stride, dtype, view), read_part if is_part else None)
 
 
 def read_numbers(path: str, offset: int, count: int, dtype: torch.dtype) -> torch.Tensor:

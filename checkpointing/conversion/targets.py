@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 
-    from checkpointing.conversion.trees import Source, Tree
+    from checkpointing.conversion.trees import SourceCheckpoint, Tree
 
     #: Gives a tensor by its name, and takes note of what it held.
     Read: TypeAlias = Callable[[str, LazyTensor], torch.Tensor]
@@ -197,7 +197,7 @@ def write_safetensors(tensors: Mapping[str, LazyTensor], path: str, read: Read, 
             del whole
 
 
-def write_hf(tensors: Mapping[str, LazyTensor], path: str, read: Read, source: Source) -> None:
+def write_hf(tensors: Mapping[str, LazyTensor], path: str, read: Read, source: SourceCheckpoint) -> None:
     """Write a directory as transformers' save_pretrained does: model.safetensors, or shards and their index. Raises OSError."""
     os.mkdir(path)  # noqa: PTH102 -- strings throughout the package
     shards = shards_of(tensors)

@@ -11,7 +11,7 @@ import torch
 
 from checkpointing.conversion import targets, trees
 from checkpointing.conversion.sources import open_source
-from checkpointing.conversion.trees import LazyTensor, Source, TensorRow, Tree
+from checkpointing.conversion.trees import LazyTensor, SourceCheckpoint, TensorRow, Tree
 from checkpointing.model import CheckpointingError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Conversion:
         self._verify(content, written)
         return {"tensors": len(content.tensors), "bytes": n_bytes, "left_out": content.left_out, "notes": content.notes}
 
-    def _write(self, content: _Content, source: Source, target: str, to: str) -> None:
+    def _write(self, content: _Content, source: SourceCheckpoint, target: str, to: str) -> None:
         if to == "torch":
             targets.write_torch(content.tree, target, self._read)
         elif to == "dcp":
@@ -111,7 +111,7 @@ class Conversion:
             self._emit({"phase": self._phase, "done": self._done, "total": self._total})
 
 
-def prepared(source: Source, to: str, dtype: torch.dtype | None) -> _Content:
+def prepared(source: SourceCheckpoint, to: str, dtype: torch.dtype | None) -> _Content:
     """Return what is written of a source, and what is lost. Raises CheckpointingError where nothing would be left.
 
     safetensors and hf hold the model's weights and nothing else: what loads them expects that. dtype is for the weights alone.

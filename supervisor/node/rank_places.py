@@ -42,9 +42,10 @@ def findings(asked: RanksAsked, environ: Mapping[str, str], now: Readings, cpus:
     """
     named = visible_gpus.node_gpus(now)
     there = visible_gpus.in_container(named, environ)
-    hides = environ.get("NVIDIA_VISIBLE_DEVICES") in {"none", "void"}
     is_lost = len(named) != now.count("nvml.count") or any(one.blocks for one in gpu_count(now, None, Thresholds()))
-    if hides or not there or is_lost:  # which numbers would be there with the lost one, nobody knows; the check reports it
+    if (
+        visible_gpus.is_container_without_gpus(environ) or not there or is_lost
+    ):  # which numbers would be there with the lost one, nobody knows; the check reports it
         return ()
     listed = environ.get(VISIBLE) if asked.devices is None else None if asked.devices == ALL else asked.devices
     chosen = visible_gpus.choice(listed, there)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.launch import slurm_batch
+from supervisor.launch import slurm_batch, system_command
 
 STEP = {"SLURM_JOB_ID": "7100", "SLURM_STEP_ID": "0", "SLURM_NODEID": "0"}
 BATCH = {"SLURM_JOB_ID": "7100"}
@@ -161,6 +161,6 @@ def test_of_a_job_without_a_limit_nothing_is_told(scontrol: Path, monkeypatch: p
 
 @pytest.mark.process
 def test_a_controller_that_does_not_answer_is_given_up(scontrol: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm_batch, "_ANSWER_S", 0.2)
+    monkeypatch.setattr(system_command, "SCONTROL_S", 0.2)
     (scontrol / "first").write_text("exec sleep 1000\n")
     assert list(slurm_batch.reports(STEP, "slurm-7100", scontrol)) == []

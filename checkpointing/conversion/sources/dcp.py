@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 
 from checkpointing.conversion.sources import torch_files
-from checkpointing.conversion.trees import LazyTensor, Source, placed
+from checkpointing.conversion.trees import LazyTensor, SourceCheckpoint, placed
 from checkpointing.model import CheckpointingError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class _Directory:
         return planner
 
 
-def open_directory(path: str) -> Source:
+def open_directory(path: str) -> SourceCheckpoint:
     """Return what a directory holds, nested as it was saved. Raises OSError."""
     directory = _Directory(path)
     tree: dict[str, Any] = {}
@@ -77,7 +77,7 @@ def open_directory(path: str) -> Source:
             continue
         placed(tree, tuple(paths.get(name, (name,))), leaf)
     lines = [f"objects that cannot be read without running their code: {torch_files.shortened(left_out)}"] if left_out else []
-    return Source(tree, lines)
+    return SourceCheckpoint(tree, lines)
 
 
 def _value(content: io.BytesIO | None) -> object:

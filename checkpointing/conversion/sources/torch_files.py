@@ -19,7 +19,7 @@ import torch
 from torch.distributed.tensor import DTensor  # and it is a safe class from then on
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-from checkpointing.conversion.trees import LazyTensor, Source, Tree, leaves, replaced
+from checkpointing.conversion.trees import LazyTensor, SourceCheckpoint, Tree, leaves, replaced
 from checkpointing.io.reader import FileReader
 from checkpointing.model import CheckpointingError
 
@@ -56,7 +56,7 @@ class ShardedTensor(torch.Tensor):
         raise NotImplementedError
 
 
-def open_file(path: str) -> Source:
+def open_file(path: str) -> SourceCheckpoint:
     """Return what a file holds. Raises CheckpointingError where it cannot be loaded so, OSError."""
     tree, unknown = load(path)
     tree = lazy_tree(replaced(tree, lambda _path, leaf: _state_of(leaf)), path)
@@ -66,7 +66,7 @@ def open_file(path: str) -> Source:
             hint="name the directory that holds the files of all ranks (model_rank0.pt, model_rank1.pt, …)",
         )
     tree, lost = without_unknown(tree, unknown)
-    return Source(tree if isinstance(tree, dict) else {"value": tree}, lost)
+    return SourceCheckpoint(tree if isinstance(tree, dict) else {"value": tree}, lost)
 
 
 def load(path: str | io.BytesIO, *, mmap: bool | None = None) -> tuple[Any, tuple[str, ...]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from supervisor.classify.source.script import MOST_HOPS, chain_of
 
 if TYPE_CHECKING:
-    from supervisor.classify.source.script import Function, Script
+    from supervisor.classify.source.script import Function, ParsedScript
 
 _RANKS = frozenset(
     {"rank", "local_rank", "global_rank", "world_rank", "ddp_rank", "ddp_local_rank", "node_rank", "rank_id", "process_index"}
@@ -30,10 +30,10 @@ _TESTS = frozenset(
 )
 
 
-class Ranks:
+class RankExpressions:
     """Answers for one script."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: ParsedScript) -> None:
         self._script = script
         self._depends: dict[tuple[int, int], bool] = {}
 

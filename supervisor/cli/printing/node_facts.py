@@ -11,12 +11,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from health.checks.gpu.gpus import all_named, subjects
 from health.model import Ask
 from health.probes import infiniband, nics, system_files
 from health.probing.runner import OUTCOME, Runner
 from supervisor.core.values import Struct, replace
-from supervisor.node.visible_gpus import from_nvml, precision
+from supervisor.node.visible_gpus import from_nvml, in_container, node_gpus, precision
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -105,10 +104,9 @@ def node_facts(
 def _gpu_facts(now: Readings, environ: Mapping[str, str], root: Path) -> NodeFacts:
     """Return the node with its GPUs alone."""
     node = platform.node()
-    rows = [subject.removeprefix("gpu:") for subject in subjects(now)]
-    is_narrowed = "CUDA_VISIBLE_DEVICES" in environ or environ.get("NVIDIA_VISIBLE_DEVICES") == "none"
     # GPUs of several kinds have no known order, but all the same a number
-    uuids = [gpu.uuid for gpu in from_nvml(now, environ)] or ([] if is_narrowed or not all_named(now) else rows)
+    here = () if "CUDA_VISIBLE_DEVICES" in environ else in_container(node_gpus(now), environ)
+    uuids = [gpu.uuid for gpu in from_nvml(now, environ) or here]
     chosen = [f"gpu:{uuid}" for uuid in uuids]
     tables = [now.table("gpu.identity", subject) for subject in chosen]
     if any(_is_split(now, subject) for subject in chosen):

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from health.probes.infiniband import ROCE_V1, ROCE_V2, Gid, Port
+from health.nvidia.gids import ROCE_V1, ROCE_V2, Gid, nccl_choices
+from health.probes.infiniband import Port
 from health.probes.nics import Nic
 from supervisor.cli.printing import nccl
 from supervisor.cli.printing.node_facts import NodeFacts
@@ -191,5 +192,5 @@ def test_nccl_takes_the_gid_that_the_file_names() -> None:
         rows = [Gid(at, lot.choice((LINK, IPV4, GLOBAL)), lot.choice((ROCE_V1, ROCE_V2))) for at in range(length) if lot.random() < 0.8]
         for wanted in (4, 6):
             index = index_of_nccl(rows, length, wanted)
-            usable = [gid.index for gid in nccl.routed(rows, is_ipv4=wanted == 4)]
+            usable = [gid.index for gid in nccl_choices(rows, is_ipv4=wanted == 4)]
             assert not usable or index == usable[0], (rows, wanted)

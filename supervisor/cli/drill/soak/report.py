@@ -8,7 +8,7 @@ from typing import Final
 from supervisor.cli.drill.comparison import LossResult
 from supervisor.cli.drill.soak.faults import ROWS
 from supervisor.cli.drill.soak.losses import LossComparison
-from supervisor.cli.drill.soak.schedule import FaultKind
+from supervisor.cli.drill.soak.schedule import SoakFault
 from supervisor.core.values import Struct, field
 
 _HEADER: Final = ("#", "fault", "at step", "trains after", "steps again", "supervise said", "right")
@@ -31,7 +31,7 @@ class FaultResult(Struct):
     interrupted: the drill was ended first.
     """
 
-    kind: FaultKind
+    kind: SoakFault
     title: str
     step: int | None
     t: float = 0.0
@@ -66,7 +66,7 @@ class SoakReport(Struct):
     elapsed_s: float = 0.0
     new_steps_s: float = 0.0
     losses: LossComparison | None = None
-    left_out: dict[FaultKind, str] = field(default_factory=dict)
+    left_out: dict[SoakFault, str] = field(default_factory=dict)
     besides: Sequence[Decision] = ()
     ended: str = ""
     memory: str = ""

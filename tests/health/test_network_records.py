@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from ipaddress import IPv6Address
 from pathlib import Path
 
 import psutil
@@ -74,7 +75,7 @@ def test_the_gids_of_roce_and_of_infiniband(tmp_path: Path) -> None:
     assert [(port.device, port.numa_node, port.netdev, port.is_roce, port.is_active) for port in ports] == [
         (f"mlx5_{number}", number // 4, f"gpu{number}rdma", True, True) for number in range(8)
     ]
-    assert [(gid.index, gid.type, gid.ipv4, gid.is_link_local) for gid in ports[0].gids] == [
+    assert [(gid.index, gid.type, gid.ipv4, IPv6Address(gid.gid).is_link_local) for gid in ports[0].gids] == [
         (0, ROCE_V1, "", True), (1, ROCE_V2, "", True), (2, ROCE_V1, "10.0.0.1", False), (3, ROCE_V2, "10.0.0.1", False),
     ]  # fmt: skip
     assert {gid.netdev for gid in ports[0].gids} == {"gpu0rdma"}

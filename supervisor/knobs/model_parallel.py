@@ -55,7 +55,7 @@ def _shown(program: Program, lookup: Lookup) -> Replica | None:
         return Replica(unread=str(error))
     if not given:
         return None
-    wrong = next((f"{how} {value}" for how, value in given.items() if not value.isdecimal() or not int(value)), "")
+    wrong = next((f"{how} {value}" for how, value in given.items() if not torchrun.figure(value)), "")
     if wrong:
         return Replica(unread=f"{wrong} is no number")
     values = {how: int(value) for how, value in given.items()}

@@ -25,6 +25,7 @@ AGENT_FILE = Path(__file__).resolve().parent.parent / "agent" / "__main__.py"
 
 #: torchrun's options that take no value, with hyphens. Every other takes one, as the next word or after "=".
 FLAGS = frozenset({"-h", "--help", "--standalone", "-m", "--module", "--no-python", "--run-path", "--use-env", "--virtual-local-rank"})
+_MOST_DIGITS = 18  # int() raises for more than 4300
 NO_RESTARTS = "--max-restarts=0"  # we restart it
 
 
@@ -120,7 +121,7 @@ def _is_option(word: str, option: str) -> bool:
 
 def figure(text: str) -> int:
     """Return the number of a launcher's option, 0 where it is none in figures."""
-    return int(text) if text.isascii() and text.isdecimal() else 0
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else 0
 
 
 def _interpreter_of(torchrun: str, path: str | None) -> tuple[str | None, tuple[str, ...]]:

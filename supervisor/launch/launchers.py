@@ -6,6 +6,7 @@ Read as each launcher reads it: torch/distributed/run.py, accelerate 1.15 (comma
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from pathlib import Path
@@ -157,7 +158,7 @@ class _Unreadable(Exception):  # noqa: N818  (it is caught where it is raised)
 def _accelerate_file(given: str, environ: Mapping[str, str], cwd: Path) -> Path:
     """Return the configuration that accelerate reads, whether it is there or not."""
     if given:
-        return cwd / Path(given).expanduser()
+        return cwd / os.path.expanduser(given)  # noqa: PTH111  (Path's raises for a user who is not there)
     cache = Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "/")) / ".cache")
     return Path(environ.get("HF_HOME") or cache / "huggingface") / "accelerate" / "default_config.yaml"
 
@@ -166,9 +167,9 @@ def _accelerate_config(file: Path) -> dict[str, str]:
     """Return the single values of accelerate's configuration, none where it has no such file. Raises _Unreadable."""
     from supervisor.knobs import config_files  # noqa: PLC0415  few commands have one
 
-    if not file.is_file():
-        return {}
     try:
+        if not file.is_file():
+            return {}
         with file.open("rb") as source:
             text = source.read(_MOST_BYTES).decode("utf-8")
         form = bindings.FORMS.get(file.suffix, "yaml")
@@ -224,7 +225,7 @@ def _hostfile(file: Path) -> dict[str, int]:
         lines = file.read_text("utf-8", "replace").splitlines() if file.is_file() else []
     except OSError:
         return {}
-    return {match[1]: int(match[2]) for line in lines if (match := _SLOTS.match(line.strip()))}
+    return {match[1]: torchrun.figure(match[2]) for line in lines if (match := _SLOTS.match(line.strip()))}
 
 
 def _slots_of(text: str, host: str) -> tuple[str, ...] | None:

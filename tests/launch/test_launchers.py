@@ -45,6 +45,7 @@ def facts(found: RanksAsked) -> dict[str, Any]:
         ("--nproc-per-node=gpu train.py", {}, (None, "--nproc-per-node=gpu")),
         ("--nproc-per-node=auto train.py", {}, (0, "--nproc-per-node=auto")),
         ("--nproc-per-node=cpu train.py", {}, (0, "--nproc-per-node=cpu")),
+        (f"--nproc-per-node={'9' * 5000} train.py", {}, (0, f"--nproc-per-node={'9' * 5000}")),
         ("--nproc-per-node=$N train.py", {}, (0, "--nproc-per-node=$N")),
         ("train.py", {"PET_NPROC_PER_NODE": "8"}, (8, "PET_NPROC_PER_NODE=8")),
         ("--nproc-per-node=4 train.py", {"PET_NPROC_PER_NODE": "8"}, (4, "--nproc-per-node=4")),
@@ -108,6 +109,13 @@ def test_accelerates_configuration_counts_where_the_command_says_nothing(tmp_pat
     assert asked(["accelerate", "launch", "t.py"], {"HOME": str(tmp_path)}, tmp_path).ranks == 8
     elsewhere = {"HOME": str(tmp_path), "HF_HOME": str(tmp_path / "other")}
     assert asked(["accelerate", "launch", "t.py"], elsewhere, tmp_path).how == ""
+
+
+@pytest.mark.parametrize("name", ["x" * 300, f"{'x' * 300}/c.yaml", "~no-such-user/c.yaml"])
+def test_a_configuration_that_cannot_be_there_is_no_error_of_ours(tmp_path: Path, name: str) -> None:
+    found = asked(["accelerate", "launch", "--config_file", name, "train.py"], {"HOME": str(tmp_path)}, tmp_path)
+    assert found.launcher == "accelerate"
+    assert ("File name too long" in found.problem) == name.startswith("x")
 
 
 @pytest.mark.parametrize(

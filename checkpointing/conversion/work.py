@@ -139,7 +139,7 @@ def prepared(source: SourceCheckpoint, to: str, dtype: torch.dtype | None) -> _C
     tensors = trees.tensors_of(tree)
     if not tensors:
         raise CheckpointingError(
-            "there is no tensor to be written", hint="look at what the checkpoint holds: `supervise checkpoints verify`"
+            "there is no tensor to be written", hint="save the model's state_dict(): a dictionary of names and tensors"
         )
     if to != "torch":
         contents = [tensor.content for tensor in tensors.values() if tensor.content is not None]

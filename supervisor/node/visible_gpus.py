@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from health.model import Readings
 
 DEADLINE_S: Final = 10.0
-_NUMBER: Final = re.compile(r"\d+")
+_NUMBER: Final = re.compile(r"[0-9]{1,18}")  # the first of more digits name no GPU either
 #: Words with which people hide all GPUs.
 _HIDING: Final = frozenset({"", "-1", "NoDevFiles"})
 _QUERY: Final = ("--query-gpu=index,uuid,pci.bus_id,name", "--format=csv,noheader")

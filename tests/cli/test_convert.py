@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -178,6 +179,18 @@ def test_places_that_cannot_be_are_named_with_what_helps(source: Path, tmp_path:
     with pytest.raises(SuperviseError, match="cannot convert") as caught:
         command.convert(str(source), "/proc/out", "torch", "", as_json=False)
     assert "permissions" in caught.value.hint
+
+
+def test_a_source_that_a_training_overwrites_meanwhile_gives_no_target(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overwritten(order: dict[str, str], _place: object, _progress: object) -> dict[str, object]:
+        shutil.copy(source, order["target"])
+        torch.save({"step": 4}, source)
+        return {"tensors": 2, "bytes": 1, "notes": [], "left_out": []}
+
+    monkeypatch.setattr(command, "_run", overwritten)
+    with pytest.raises(SuperviseError, match="the source changed while it was converted"):
+        command.convert(str(source), str(source.parent / "out"), "torch", "", as_json=False)
+    assert names(source.parent) == {"step_3.pt"}
 
 
 def test_two_converts_do_not_write_one_target(source: Path) -> None:

@@ -137,7 +137,9 @@ def test_ranks_that_hold_no_whole_number_of_replicas_are_refused_before_the_star
         "torchrun --nproc-per-node=gpu train.py",
         "torchrun --nnodes=2:3 --nproc-per-node=2 train.py",
         "accelerate launch train.py",
-        "bash run.sh",
+        "accelerate launch train.py --num_processes 7",
+        "deepspeed --num_gpus 3 --hostfile nodes train.py",
+        "bash run.sh --num_gpus 3",
     ],
 )
 def test_what_fits_or_is_not_known_is_no_refusal(there: Path, command: str) -> None:

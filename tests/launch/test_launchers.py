@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.distributed.run import get_args_parser
 
-from supervisor.knobs import launcher_options
+from supervisor.knobs import launcher, launcher_options
 from supervisor.launch import launchers
 from supervisor.launch.launchers import ALL, PlannedRanks, ignored_options, planned_ranks
 
@@ -45,6 +45,7 @@ def facts(answer: PlannedRanks) -> dict[str, Any]:
         ("--nproc-per-node=gpu train.py", {}, (None, "--nproc-per-node=gpu")),
         ("--nproc-per-node=auto train.py", {}, (0, "--nproc-per-node=auto")),
         ("--nproc-per-node=cpu train.py", {}, (0, "--nproc-per-node=cpu")),
+        (f"--nproc-per-node={'9' * 5000} train.py", {}, (0, f"--nproc-per-node={'9' * 5000}")),
         ("--nproc-per-node=$N train.py", {}, (0, "--nproc-per-node=$N")),
         ("train.py", {"PET_NPROC_PER_NODE": "8"}, (8, "PET_NPROC_PER_NODE=8")),
         ("--nproc-per-node=4 train.py", {"PET_NPROC_PER_NODE": "8"}, (4, "--nproc-per-node=4")),
@@ -110,6 +111,13 @@ def test_accelerates_configuration_counts_where_the_command_says_nothing(tmp_pat
     assert planned_ranks(["accelerate", "launch", "t.py"], elsewhere, tmp_path).how == ""
 
 
+@pytest.mark.parametrize("name", ["x" * 300, f"{'x' * 300}/c.yaml", "~no-such-user/c.yaml"])
+def test_a_configuration_that_cannot_be_there_is_no_error_of_ours(tmp_path: Path, name: str) -> None:
+    answer = planned_ranks(["accelerate", "launch", "--config_file", name, "train.py"], {"HOME": str(tmp_path)}, tmp_path)
+    assert answer.launcher == "accelerate"
+    assert ("File name too long" in answer.problem) == name.startswith("x")
+
+
 @pytest.mark.parametrize(
     ("change", "ranks"),
     [
@@ -171,7 +179,7 @@ def test_accelerate_itself_starts_as_many_ranks_and_shows_them_the_same_gpus(tmp
         env=environ,
     )
     flags, *theirs = map(json.loads, done.stdout.splitlines())
-    assert flags == sorted(launchers._FLAGS["accelerate"])  # noqa: SLF001  the table
+    assert flags == sorted(launcher._FLAGS["accelerate"])  # noqa: SLF001  the table
     answers = [planned_ranks(["accelerate", "launch", *words], environ, tmp_path) for words in lines]
     assert [[answer.ranks, answer.devices] for answer in answers] == theirs
 
@@ -310,7 +318,7 @@ def test_of_an_option_with_two_values_the_one_without_effect_is_named(command: s
 def test_options_and_their_values_are_found_as_torchruns_parser_finds_them(words: str) -> None:
     args, parser = words.split(), get_args_parser()
     theirs = vars(parser.parse_args(args))
-    options = launcher_options.options(args, launchers._FLAGS["torchrun"], launchers._SHORT["torchrun"])  # noqa: SLF001  the tables
+    options = launcher.LauncherCommand("torchrun", tuple(args)).options()
     by_name = {name: action.dest for action in parser._actions for name in action.option_strings}  # noqa: SLF001  theirs
     for option in options:
         (dest,) = {dest for name, dest in by_name.items() if launcher_options.is_same(name, option.key)}

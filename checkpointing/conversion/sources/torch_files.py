@@ -57,7 +57,7 @@ class ShardedTensor(torch.Tensor):
 def open_file(path: str) -> SourceCheckpoint:
     """Return what a file holds. Raises CheckpointingError where it cannot be loaded so, OSError."""
     tree, unknown = load(path)
-    tree = lazy_tree(tree, path)
+    tree = lazy_tree(replaced(tree, lambda _path, leaf: _state_of(leaf)), path)
     if any(isinstance(leaf, (DTensor, ShardedTensor)) for _, leaf in leaves(tree)):
         raise CheckpointingError(
             f"the file holds one rank's shards of its tensors: {path}",
@@ -74,7 +74,10 @@ def load(path: str | io.BytesIO, *, mmap: bool | None = None) -> tuple[Any, tupl
     """
     is_zip = zipfile.is_zipfile(path)
     _rewind(path)
-    unknown = tuple(sorted(get_unsafe_globals_in_checkpoint(path))) if is_zip else ()
+    try:
+        unknown = tuple(sorted(get_unsafe_globals_in_checkpoint(path))) if is_zip else ()
+    except pickle.UnpicklingError as error:  # another protocol than torch.save's own
+        raise _unreadable(path, error) from error
     stand_ins: dict[str, Any] = {name: type(f"Unknown_{number}_", (Unknown,), {}) for number, name in enumerate(unknown)}
     for name in stand_ins:
         if name.endswith("sharded_tensor.api.ShardedTensor"):
@@ -90,17 +93,25 @@ def load(path: str | io.BytesIO, *, mmap: bool | None = None) -> tuple[Any, tupl
         except pickle.UnpicklingError as error:
             again = next((name for name, stand_in in stand_ins.items() if getattr(stand_in, "__name__", " ") in str(error)), None)
             if again is None or stand_ins[again] in (dict, list):
-                why = str(error).strip().replace("\n", " ")[:300]
-                raise CheckpointingError(
-                    f"the objects of the file cannot be read without running its code: {path}: {why}",
-                    hint="save it again as a dictionary of tensors and plain values, where its classes are installed",
-                ) from error
+                raise _unreadable(path, error) from error
             stand_ins[again] = list if "append" in str(error) or "extend" in str(error) else dict
+        except UnicodeEncodeError as error:
+            raise CheckpointingError(
+                f"torch opens no file whose path is not UTF-8: {path}", hint="rename the file or the directory, or make a link to it"
+            ) from error
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
             raise CheckpointingError(
                 f"torch {torch.__version__} cannot read the file: {path}: {str(error).strip().partition(chr(10))[0][:300]}",
                 hint="convert it with the version of torch that saved it",
             ) from error
+
+
+def _unreadable(path: str | io.BytesIO, error: Exception) -> CheckpointingError:
+    why = str(error).strip().replace("\n", " ")[:300]
+    return CheckpointingError(
+        f"the objects of the file cannot be read without running its code: {path}: {why}",
+        hint="save it again as a dictionary of tensors and plain values, where its classes are installed",
+    )
 
 
 def _rewind(path: str | io.BytesIO) -> None:
@@ -134,19 +145,23 @@ def _lazy(tensor: torch.Tensor, path: str, mappings: Sequence[tuple[int, int, in
     begin = tensor.data_ptr()
     within = next(((start, offset) for start, end, offset in mappings if start <= begin < end), None)
     shape, stride, dtype = tuple(tensor.shape), tensor.stride(), tensor.dtype
+    view = (tensor.is_conj(), tensor.is_neg())  # of a lazy conj() the numbers lie in the file as they were, and a bit says the rest
     if within is None or not tensor.numel():
-        return LazyTensor(dtype, shape, lambda: tensor.contiguous().clone(), (begin, shape, stride, dtype) if tensor.numel() else None)
+        content = (begin, shape, stride, dtype, view) if tensor.numel() else None
+        return LazyTensor(dtype, shape, lambda: tensor.resolve_conj().resolve_neg().contiguous().clone(), content)
     at = begin - within[0] + within[1]
     span = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
     def read() -> torch.Tensor:
-        flat = read_numbers(path, at, span, dtype)
-        return flat.as_strided(shape, stride).contiguous()
+        whole = read_numbers(path, at, span, dtype).as_strided(shape, stride)
+        whole = whole.conj_physical() if view[0] else whole
+        return (whole.neg() if view[1] else whole).contiguous()
 
     def read_part(offset: int, count: int) -> torch.Tensor:
         return read_numbers(path, at + offset * dtype.itemsize, count, dtype)
 
-    return LazyTensor(dtype, shape, read, (path, at, shape, stride, dtype), read_part if tensor.is_contiguous() else None)
+    is_part = tensor.is_contiguous() and not any(view)
+    return LazyTensor(dtype, shape, read, (path, at, shape, stride, dtype, view), read_part if is_part else None)
 
 
 def read_numbers(path: str, offset: int, count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -173,6 +188,20 @@ def _mappings(path: str) -> list[tuple[int, int, int]]:
                 begin, end = (int(number, 16) for number in columns[0].split("-"))
                 places.append((begin, end, int(columns[2], 16)))
     return places
+
+
+def _state_of(leaf: Any) -> Any:  # noqa: ANN401 -- any leaf
+    """Return the state of a module that was saved as an object, with the names that state_dict() gives; any other leaf as it is."""
+    if not isinstance(leaf, Unknown) or "_parameters" not in leaf.__dict__:
+        return leaf
+    own = leaf.__dict__
+    passing = own.get("_non_persistent_buffers_set") or ()
+    buffers = {name: tensor for name, tensor in own.get("_buffers", {}).items() if name not in passing}
+    state = {name: tensor for name, tensor in {**own["_parameters"], **buffers}.items() if tensor is not None}
+    for name, module in own.get("_modules", {}).items():
+        below = _state_of(module)
+        state |= {f"{name}.{key}": tensor for key, tensor in below.items()} if isinstance(below, dict) else {}
+    return state
 
 
 def without_unknown(tree: Tree, unknown: Sequence[str]) -> tuple[Tree, list[str]]:

@@ -37,6 +37,8 @@ from supervisor.report.text import clean
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from checkpointing.model import Identity
+
 _FORMATS: Final = ("torch", "dcp", "safetensors", "hf")
 _DTYPES: Final = ("bf16", "fp16", "fp32")
 _REPORT_EVERY_S: Final = 30.0
@@ -75,11 +77,15 @@ def convert(source: str, target: str, to: str, dtype: str, *, as_json: bool) -> 
     with _errors():
         checkpoint = _only_checkpoint(source)
         with _Progress(as_json=as_json) as progress:
-            if not _is_good(checkpoint, progress):
+            identity = _good_identity(checkpoint, progress)
+            if identity is None:
                 return 1
             with _place_of(target) as place:
                 partial = f"{place.directory}/{os.path.basename(target)}"  # noqa: PTH119 -- as above
                 answer = _run({"source": checkpoint, "target": partial, "to": to, "dtype": dtype}, place, progress)
+                if identity_of(checkpoint) != identity:
+                    hint = "let the training end, or convert a checkpoint that it does not write any more"
+                    raise SuperviseError(f"the source changed while it was converted: {clean(checkpoint)}", hint=hint)
                 durable.rename_exclusive(partial, target)
                 durable.sync_directory(os.path.dirname(target))  # noqa: PTH120 -- as above
     _print(checkpoint, target, to, answer, as_json=as_json)
@@ -113,17 +119,20 @@ def _only_checkpoint(source: str) -> str:
     return os.path.abspath(paths[0])  # noqa: PTH100 -- plain strings
 
 
-def _is_good(checkpoint: str, progress: _Progress) -> bool:
-    """Verify the source, and say why it is refused. Classes that it would call are no reason: none of them is called here."""
+def _good_identity(checkpoint: str, progress: _Progress) -> Identity | None:
+    """Verify the source, and return which content of it is good; None where none is, and then say why.
+
+    Classes that it would call are no reason to refuse it: none of them is called here.
+    """
     identity = identity_of(checkpoint)
     progress.begin("verifying the source", None if identity is None else identity.size)
     verification = examine.concluded(verify(checkpoint, reading=ReadOptions(Throttle(UNLIMITED, taken=progress.advance)), own=True))
     progress.clear()
     if verification.verdict is Verdict.VERIFIED:
-        return True
+        return verification.identity
     stdio.say(f"not converted: {clean(checkpoint)} is {examine.word(verification.verdict)}: {clean(verification.reason)}")
     stdio.say("  `supervise checkpoints latest DIRECTORY` names the newest good one")
-    return False
+    return None
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import subprocess
+from ipaddress import IPv6Address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -167,7 +168,7 @@ def index_of_nccl(table: Sequence[Gid], length: int, wanted: int) -> int:
     by_index = {gid.index: gid for gid in table}
 
     def valid(index: int) -> bool:
-        return index in by_index and not by_index[index].is_link_local
+        return index in by_index and not IPv6Address(by_index[index].gid).is_link_local
 
     def family(index: int) -> int:
         return 4 if index in by_index and by_index[index].ipv4 else 6

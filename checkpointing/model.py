@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+
+def first_names(names: Sequence[str], most: int = 4) -> str:
+    """Return the first names for a line of text, each cut at 100 characters, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(name[:100] for name in names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 class CheckpointingError(Exception):

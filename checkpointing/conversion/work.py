@@ -12,7 +12,7 @@ import torch
 from checkpointing.conversion import targets, trees
 from checkpointing.conversion.sources import open_source
 from checkpointing.conversion.trees import LazyTensor, SourceCheckpoint, TensorRow, Tree
-from checkpointing.model import CheckpointingError
+from checkpointing.model import CheckpointingError, first_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -131,9 +131,11 @@ def prepared(source: SourceCheckpoint, to: str, dtype: torch.dtype | None) -> _C
         left_out += [_described(other, trees.at(tree, other)) for other in others]
         tree = {key: value for key, value in trees.at(tree, path).items() if (*path, key) not in others}
         values = [".".join(map(str, where)) for where, leaf in trees.leaves(tree) if not isinstance(leaf, LazyTensor)]
-        left_out += [f"values that are no tensors: {_some(values)}"] if values else []
+        left_out += [f"values that are no tensors: {first_names(values, _MOST_NAMED)}"] if values else []
     else:
-        left_out += ["the texts in the header: " + _some(sorted(source.texts))] if source.texts.keys() - {"format"} else []
+        left_out += (
+            ["the texts in the header: " + first_names(sorted(source.texts), _MOST_NAMED)] if source.texts.keys() - {"format"} else []
+        )
     tensors = trees.tensors_of(tree)
     if not tensors:
         raise CheckpointingError(
@@ -164,11 +166,6 @@ def _described(path: tuple[Any, ...], tree: Tree) -> str:
     name = ".".join(map(str, path))
     size = f"{sum(sizes) / _GB:.3g} GB" if sum(sizes) >= _GB else f"{sum(sizes) / 1e6:.3g} MB"
     return f"{name}: {len(sizes)} tensors, {size}" if sizes else name
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _require_room(directory: str, n_bytes: int) -> None:

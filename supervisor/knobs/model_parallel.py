@@ -11,11 +11,11 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from supervisor.core import replicas
+from supervisor.core.replicas import ONE_RANK, Replica
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.knobs import bindings, config_files, launcher, torchrun
 from supervisor.knobs.bindings import FileKey, Flag, Override
 from supervisor.knobs.program_knobs import in_config
-from supervisor.knobs.replica import ONE_RANK, Replica
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,8 +59,8 @@ def _shown(program: Program, lookup: Lookup) -> Replica | None:
     if wrong:
         return Replica(unread=f"{wrong} is no number")
     values = {how: int(value) for how, value in given.items()}
-    told = {how: value for how, value in values.items() if value > 1} or values
-    return Replica(prod(values.values()), " × ".join(f"{how} {value}" for how, value in told.items()))  # noqa: RUF001 (the sign)
+    factors = {how: value for how, value in values.items() if value > 1} or values
+    return Replica(prod(values.values()), " × ".join(f"{how} {value}" for how, value in factors.items()))  # noqa: RUF001 (the sign)
 
 
 def _factors(program: Program, lookup: Lookup) -> Iterator[tuple[str, str]]:

@@ -80,14 +80,14 @@ def asked(command: Sequence[str], environ: Mapping[str, str], cwd: Path, host: s
     options, flags = started.options(), started.words()
     values = {option.key: option.value for option in options}
     if started.name == "torchrun":
-        found = _of_torchrun(options, environ)
+        ranks = _of_torchrun(options, environ)
     elif started.name == "accelerate":
-        found = _of_accelerate(values, flags, environ, cwd)
+        ranks = _of_accelerate(values, flags, environ, cwd)
     elif started.name == "deepspeed":
-        found = _of_deepspeed(values, environ, cwd, host or socket.gethostname())
+        ranks = _of_deepspeed(values, environ, cwd, host or socket.gethostname())
     else:
-        found = _of_tasks(command, environ)
-    return replace(found, binds=any(word.startswith(_BINDING) for word in flags))
+        ranks = _of_tasks(command, environ)
+    return replace(ranks, binds=any(word.startswith(_BINDING) for word in flags))
 
 
 def _overridden(options: Sequence[GivenOption], environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -107,7 +107,7 @@ def _overridden(options: Sequence[GivenOption], environ: Mapping[str, str]) -> t
 def _of_torchrun(options: Sequence[GivenOption], environ: Mapping[str, str]) -> RanksAsked:
     option = "--nproc-per-node"
     variable = torchrun.variable(option[2:])
-    given = [one.value for one in options if launcher_options.is_same(one.key, option)]
+    given = [given_option.value for given_option in options if launcher_options.is_same(given_option.key, option)]
     text = given[-1] if given else environ.get(variable, "")
     if not text:
         return RanksAsked("torchrun", 1, option=f"{option}=")

@@ -42,7 +42,7 @@ def findings(asked: RanksAsked, environ: Mapping[str, str], now: Readings, cpus:
     """
     named = visible_gpus.node_gpus(now)
     there = visible_gpus.in_container(named, environ)
-    is_lost = len(named) != now.count("nvml.count") or any(one.blocks for one in gpu_count(now, None, Thresholds()))
+    is_lost = len(named) != now.count("nvml.count") or any(finding.blocks for finding in gpu_count(now, None, Thresholds()))
     if (
         visible_gpus.is_container_without_gpus(environ) or not there or is_lost
     ):  # which numbers would be there with the lost one, nobody knows; the check reports it

@@ -91,8 +91,8 @@ def of_plan(path: Path, interpreter: str) -> list[str]:
         line, why = (error.lineno or 0, error.msg)
     if asked := _syntax_error(path, interpreter):
         return [f"{path.name}:{asked[0]}: SyntaxError: {asked[1]}; no rank can begin with it"]
-    ours = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return [f"{path.name} could not be read by the Python {ours} of supervise (line {line}: {why}), so no rule was applied to it"]
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return [f"{path.name} could not be read by the Python {version} of supervise (line {line}: {why}), so no rule was applied to it"]
 
 
 def _syntax_error(path: Path, interpreter: str) -> tuple[int, str] | None:

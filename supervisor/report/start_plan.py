@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from supervisor.config.settings import Settings
     from supervisor.core.model import Policy
+    from supervisor.core.replicas import Replica
     from supervisor.knobs.knob_set import KnobSet
-    from supervisor.knobs.replica import Replica
 
 #: Settings that are shown even if they have their defaults: a person wants to know them at 3 a.m.
 MATTER = (
@@ -193,7 +193,7 @@ def replica_line(replica: Replica) -> str:
     if replica.unread:
         return f"how many ranks share a copy of the model is not known ({replica.unread}): --model-parallel N gives it"
     words = replicas.in_words(replica.size, replica.source)
-    return f"{words}: fewer GPUs or nodes are used in whole replicas" if replica.size > 1 else ""
+    return f"{words}: if GPUs or nodes are lost, only whole replicas train on" if replica.size > 1 else ""
 
 
 def handover_warning(settings: Settings, found: KnobSet, command: Sequence[str], environ: Mapping[str, str]) -> str:

@@ -29,10 +29,10 @@ use_cpu: false
 """
 
 
-def facts(found: RanksAsked) -> dict[str, Any]:
+def facts(answer: RanksAsked) -> dict[str, Any]:
     """Return the fields that differ from those of a command of which only the launcher is known."""
-    plain = RanksAsked(found.launcher, 0)
-    return {name: getattr(found, name) for name in found.__struct_fields__ if getattr(found, name) != getattr(plain, name)}
+    plain = RanksAsked(answer.launcher, 0)
+    return {name: getattr(answer, name) for name in answer.__struct_fields__ if getattr(answer, name) != getattr(plain, name)}
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def facts(found: RanksAsked) -> dict[str, Any]:
 )
 def test_torchruns_ranks(tmp_path: Path, words: str, environ: dict[str, str], expected: tuple[int | None, str]) -> None:
     for head in (["torchrun"], [sys.executable, "-m", "torch.distributed.run"]):
-        found = asked([*head, *words.split()], environ, tmp_path)
-        assert (found.ranks, found.how, found.devices) == (*expected, None)
-        assert found.written(2) == "--nproc-per-node=2"
+        answer = asked([*head, *words.split()], environ, tmp_path)
+        assert (answer.ranks, answer.how, answer.devices) == (*expected, None)
+        assert answer.written(2) == "--nproc-per-node=2"
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_accelerates_ranks(tmp_path: Path, words: str, expected: dict[str, Any])
 def test_accelerates_configuration_counts_where_the_command_says_nothing(tmp_path: Path) -> None:
     file = tmp_path / "my.yaml"
     file.write_text(CONFIG)
-    found = asked(["accelerate", "launch", "--config_file", "my.yaml", "t.py"], {}, tmp_path)
-    assert facts(found) == {
+    answer = asked(["accelerate", "launch", "--config_file", "my.yaml", "t.py"], {}, tmp_path)
+    assert facts(answer) == {
         "ranks": 4,
         "how": f"num_processes: 8 in {file}",
         "option": "num_processes: ",
@@ -100,9 +100,9 @@ def test_accelerates_configuration_counts_where_the_command_says_nothing(tmp_pat
         "devices": "0,9",
         "place": "gpu_ids: ",
     }
-    assert found.written(3) == "num_processes: 6"
-    ours = asked(["accelerate", "launch", "--config_file=my.yaml", "--num_processes=2", "--gpu_ids=all", "t.py"], {}, tmp_path)
-    assert (ours.ranks, ours.how, ours.devices) == (1, "--num_processes=2", None)
+    assert answer.written(3) == "num_processes: 6"
+    answers = asked(["accelerate", "launch", "--config_file=my.yaml", "--num_processes=2", "--gpu_ids=all", "t.py"], {}, tmp_path)
+    assert (answers.ranks, answers.how, answers.devices) == (1, "--num_processes=2", None)
     default = tmp_path / ".cache" / "huggingface" / "accelerate" / "default_config.yaml"
     default.parent.mkdir(parents=True)
     default.write_text(CONFIG.replace("num_machines: 2", "num_machines: 1"))
@@ -136,9 +136,9 @@ def test_accelerates_kinds_of_training(tmp_path: Path, change: tuple[str, str], 
 @pytest.mark.parametrize("text", ["gpu_ids: [0, 1]\ndistributed_type: MULTI_GPU\n", "a: b: c\n", "\xff\xfe"])
 def test_a_configuration_that_cannot_be_read_is_said_and_nothing_is_compared(tmp_path: Path, text: str) -> None:
     (tmp_path / "my.yaml").write_bytes(text.encode("latin-1"))
-    found = asked(["accelerate", "launch", "--config_file=my.yaml", "t.py"], {}, tmp_path)
-    assert found.ranks == 0
-    assert found.problem.startswith(f"{tmp_path / 'my.yaml'} cannot be read, so the ranks of accelerate are not compared with the GPUs: ")
+    answer = asked(["accelerate", "launch", "--config_file=my.yaml", "t.py"], {}, tmp_path)
+    assert answer.ranks == 0
+    assert answer.problem.startswith(f"{tmp_path / 'my.yaml'} cannot be read, so the ranks of accelerate are not compared with the GPUs: ")
 
 
 REAL = """
@@ -180,8 +180,8 @@ def test_accelerate_itself_starts_as_many_ranks_and_shows_them_the_same_gpus(tmp
     )
     flags, *theirs = map(json.loads, done.stdout.splitlines())
     assert flags == sorted(launcher._FLAGS["accelerate"])  # noqa: SLF001  the table
-    ours = [asked(["accelerate", "launch", *words], environ, tmp_path) for words in lines]
-    assert [[found.ranks, found.devices] for found in ours] == theirs
+    answers = [asked(["accelerate", "launch", *words], environ, tmp_path) for words in lines]
+    assert [[answer.ranks, answer.devices] for answer in answers] == theirs
 
 
 @pytest.mark.parametrize(
@@ -237,14 +237,14 @@ def test_deepspeeds_hostfile_says_the_slots_of_this_node(tmp_path: Path, words: 
 
 
 def test_deepspeed_reads_numbers_alone(tmp_path: Path) -> None:
-    found = asked(["deepspeed", "t.py"], {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}, tmp_path)
-    assert found.problem == "DeepSpeed reads numbers alone, and not CUDA_VISIBLE_DEVICES=GPU-1,GPU-2"
+    answer = asked(["deepspeed", "t.py"], {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}, tmp_path)
+    assert answer.problem == "DeepSpeed reads numbers alone, and not CUDA_VISIBLE_DEVICES=GPU-1,GPU-2"
 
 
 def test_the_tasks_of_a_step_are_ranks_where_each_has_a_supervise_of_its_own(tmp_path: Path) -> None:
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "8(x2)", "SLURM_NODEID": "1"}
-    found = asked([sys.executable, "train.py"], step, tmp_path)
-    assert (found.launcher, found.ranks, found.how, found.written(4)) == ("srun", 8, "8 tasks of step 7.0", "--ntasks-per-node=4")
+    answer = asked([sys.executable, "train.py"], step, tmp_path)
+    assert (answer.launcher, answer.ranks, answer.how, answer.written(4)) == ("srun", 8, "8 tasks of step 7.0", "--ntasks-per-node=4")
     assert asked(["srun", "-n8", "python", "train.py"], step, tmp_path).ranks == 0
 
 
@@ -326,4 +326,4 @@ def test_options_and_their_values_are_found_as_torchruns_parser_finds_them(words
         assert theirs[dest] == last.value
     given = {dest for dest, value in theirs.items() if value != parser.get_default(dest)} - {"training_script", "training_script_args"}
     flags = {action.dest for action in parser._actions if action.nargs == 0}  # noqa: SLF001  theirs
-    assert len(given - flags) == len({next(d for n, d in by_name.items() if launcher_options.is_same(n, one.key)) for one in options})
+    assert len(given - flags) == len({next(d for n, d in by_name.items() if launcher_options.is_same(n, option.key)) for option in options})

@@ -55,8 +55,8 @@ def test_what_a_batch_script_asks_for_is_read_as_sbatch_reads_it(text: str, opti
     ],
 )
 def test_whether_a_notice_will_come_is_told_with_what_to_write(environ: dict[str, str], text: str, level: str, words: str) -> None:
-    ((told, line),) = slurm_batch.of_notice(environ, text)
-    assert (told, words in line) == (level, True), line
+    ((given_level, line),) = slurm_batch.of_notice(environ, text)
+    assert (given_level, words in line) == (level, True), line
 
 
 def test_no_notice_is_promised_to_a_process_that_slurm_does_not_signal() -> None:
@@ -147,9 +147,9 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.process
 def test_the_controller_is_asked_for_the_task_of_an_array_and_for_its_script(scontrol: Path) -> None:
-    found = list(slurm_batch.reports(ARRAY, "bert", scontrol))
-    assert [level for level, _ in found] == ["warning", "warning"]
-    assert [text.partition(":")[0] for _, text in found][1] == "--signal=B"
+    rows = list(slurm_batch.reports(ARRAY, "bert", scontrol))
+    assert [level for level, _ in rows] == ["warning", "warning"]
+    assert [text.partition(":")[0] for _, text in rows][1] == "--signal=B"
     assert (scontrol / "calls").read_text() == "-o show job 7099_3\nwrite batch_script 7099_3 -\n"
 
 

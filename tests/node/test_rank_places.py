@@ -66,12 +66,12 @@ def deepspeed(listed: str) -> RanksAsked:
     return RanksAsked("deepspeed", ranks, how, "--num_gpus=", devices=listed, place="--include=localhost:")
 
 
-def said(asked: RanksAsked, readings: Readings, **environ: str) -> list[tuple[bool, str, str]]:
+def outcomes(asked: RanksAsked, readings: Readings, **environ: str) -> list[tuple[bool, str, str]]:
     """Return of each finding whether it holds the start back, its subject, and the line to write."""
-    found = rank_places.findings(asked, environ, readings, CPUS)
-    assert all(one.command in one.reason or one.blocks for one in found), "a warning names its line"
-    assert {one.check for one in found} <= {"rank_places"}
-    return [(one.blocks, one.subject.removeprefix("ranks:"), one.command) for one in found]
+    places = rank_places.findings(asked, environ, readings, CPUS)
+    assert all(finding.command in finding.reason or finding.blocks for finding in places), "a warning names its line"
+    assert {finding.check for finding in places} <= {"rank_places"}
+    return [(finding.blocks, finding.subject.removeprefix("ranks:"), finding.command) for finding in places]
 
 
 @pytest.mark.parametrize(
@@ -94,12 +94,12 @@ def said(asked: RanksAsked, readings: Readings, **environ: str) -> list[tuple[bo
 )
 def test_a_gpu_that_a_rank_is_to_have_and_that_is_not_there_holds_the_start_back(asked: RanksAsked, visible: str | None, line: str) -> None:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert said(asked, node(4), **environ) == [(True, "list", line)]
+    assert outcomes(asked, node(4), **environ) == [(True, "list", line)]
 
 
 def test_a_container_with_some_of_the_hosts_gpus_has_those_alone() -> None:
-    assert said(torchrun(2), node(2, on_bus=8, files=2), CUDA_VISIBLE_DEVICES="6,7") == [(True, "list", "CUDA_VISIBLE_DEVICES=0,1")]
-    assert said(torchrun(4), node(2, on_bus=8, files=2)) == [(False, "shared", "--nproc-per-node=2")]
+    assert outcomes(torchrun(2), node(2, on_bus=8, files=2), CUDA_VISIBLE_DEVICES="6,7") == [(True, "list", "CUDA_VISIBLE_DEVICES=0,1")]
+    assert outcomes(torchrun(4), node(2, on_bus=8, files=2)) == [(False, "shared", "--nproc-per-node=2")]
 
 
 def test_a_refusal_says_what_is_there_and_which_rank_gets_nothing() -> None:
@@ -112,8 +112,8 @@ def test_a_refusal_says_what_is_there_and_which_rank_gets_nothing() -> None:
 
 def test_a_slot_that_is_to_be_left_out_and_is_not_there_holds_the_start_back() -> None:
     asked = RanksAsked("deepspeed", None, "--exclude localhost:9", "--num_gpus=", devices=ALL, excluded=("9",))
-    assert said(asked, node(4)) == [(True, "list", "no slot 9 behind --exclude")]
-    assert said(RanksAsked("deepspeed", None, "--exclude localhost:1", "--num_gpus=", devices=ALL, excluded=("1",)), node(4)) == []
+    assert outcomes(asked, node(4)) == [(True, "list", "no slot 9 behind --exclude")]
+    assert outcomes(RanksAsked("deepspeed", None, "--exclude localhost:1", "--num_gpus=", devices=ALL, excluded=("1",)), node(4)) == []
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_slot_that_is_to_be_left_out_and_is_not_there_holds_the_start_back() -
     ],
 )
 def test_two_ranks_on_one_gpu_may_be_meant(asked: RanksAsked, environ: dict[str, str], line: str) -> None:
-    assert said(asked, node(4), **environ) == [(False, "shared", line)]
+    assert outcomes(asked, node(4), **environ) == [(False, "shared", line)]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_two_ranks_on_one_gpu_may_be_meant(asked: RanksAsked, environ: dict[str,
     ],
 )
 def test_what_may_be_meant_is_a_warning(asked: RanksAsked, environ: dict[str, str], subject: str, line: str) -> None:
-    ((blocks, about, written),) = said(asked, node(4), **environ)
+    ((blocks, about, written),) = outcomes(asked, node(4), **environ)
     assert (blocks, about) == (False, subject)
     assert written.startswith(line)
 
@@ -158,20 +158,20 @@ def test_an_accelerate_that_sees_one_gpu_starts_one_rank() -> None:
         "accelerate starts one rank and not 2 (--num_processes=2): without --multi_gpu it starts several for several visible GPUs, and 1"
         " is visible; write --num_processes=1"
     )
-    assert said(accelerate(2, needs_several=True), node(2)) == []
+    assert outcomes(accelerate(2, needs_several=True), node(2)) == []
 
 
 @pytest.mark.parametrize("environ", [{"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2"}, {}])
 def test_cuda_shows_one_instance_of_mig(environ: dict[str, str]) -> None:
-    ((blocks, subject, line),) = said(torchrun(2), node(2, mig=(0,)), **environ)
+    ((blocks, subject, line),) = outcomes(torchrun(2), node(2, mig=(0,)), **environ)
     assert (blocks, subject) == (False, "shared")
     assert ("nvidia-smi -L" in line) == (not environ)
     assert 'os.environ["CUDA_VISIBLE_DEVICES"].split(",")[int(os.environ["LOCAL_RANK"])] in the script' in line
-    assert said(torchrun(1), node(2, mig=(0,)), **environ) == []
-    assert said(torchrun(2), node(4, mig=(3,))) == [], "instances of a GPU that no rank has"
-    ((blocks, _, _),) = said(torchrun(2), node(2, mig=(0,)), CUDA_VISIBLE_DEVICES="0,5")
+    assert outcomes(torchrun(1), node(2, mig=(0,)), **environ) == []
+    assert outcomes(torchrun(2), node(4, mig=(3,))) == [], "instances of a GPU that no rank has"
+    ((blocks, _, _),) = outcomes(torchrun(2), node(2, mig=(0,)), CUDA_VISIBLE_DEVICES="0,5")
     assert not blocks, "a number may be that of an instance"
-    ((blocks, _, _),) = said(torchrun(None), node(2, mig=(0,)), CUDA_VISIBLE_DEVICES="5")
+    ((blocks, _, _),) = outcomes(torchrun(None), node(2, mig=(0,)), CUDA_VISIBLE_DEVICES="5")
     assert not blocks
 
 
@@ -212,7 +212,7 @@ def test_cuda_shows_one_instance_of_mig(environ: dict[str, str]) -> None:
     ],
 )
 def test_where_all_fits_or_nothing_is_known_nothing_is_said(asked: RanksAsked, readings: Readings, environ: dict[str, str]) -> None:
-    assert said(asked, readings, **environ) == []
+    assert outcomes(asked, readings, **environ) == []
 
 
 @pytest.mark.parametrize(
@@ -227,14 +227,14 @@ def test_where_all_fits_or_nothing_is_known_nothing_is_said(asked: RanksAsked, r
     ],
 )
 def test_cpus_that_leave_out_the_numa_node_of_a_gpu_are_named(ranks: int, cpus: list[int] | range, line: str) -> None:
-    found = rank_places.findings(torchrun(ranks), {}, node(4), cpus)
-    assert [one.command for one in found] == [line] * bool(line)
-    if found:
+    places = rank_places.findings(torchrun(ranks), {}, node(4), cpus)
+    assert [finding.command for finding in places] == [line] * bool(line)
+    if places:
         words = ("GPU 2, 3", "32-63", "0-31") if ranks == 4 else ("GPU 0, 1", "0-31", "32-63")
-        assert found[0].reason.startswith("{}: their CPUs are {}, and this process may run on {} alone: ".format(*words))
+        assert places[0].reason.startswith("{}: their CPUs are {}, and this process may run on {} alone: ".format(*words))
     unlike = Readings([*node(4), Reading("nvml", f"gpu:{UUIDS[0]}", "gpu.identity", {"index": 0, "pci": "0000:00:00.0", "name": "T4"})])
     unordered = rank_places.findings(torchrun(ranks), {}, unlike, cpus)
-    assert [one.command for one in unordered] == [line] * bool(line and ranks == 4), "which GPUs two ranks have is not known"
+    assert [finding.command for finding in unordered] == [line] * bool(line and ranks == 4), "which GPUs two ranks have is not known"
     binds = RanksAsked("torchrun", ranks, "--nproc-per-node=4", "--nproc-per-node=", binds=True)
     assert rank_places.findings(binds, {}, node(4), cpus) == ()
 
@@ -254,14 +254,14 @@ def test_cpus_that_leave_out_the_numa_node_of_a_gpu_are_named(ranks: int, cpus: 
 )
 def test_ports_at_another_numa_node_than_the_gpu_are_named(wanted: str, line: str) -> None:
     readings = node(4, ports={"mlx5_0": 0, "mlx5_1": 1})
-    found = rank_places.findings(torchrun(4), {"NCCL_IB_HCA": wanted}, readings, CPUS)
-    assert [one.command for one in found] == [line] * bool(line)
-    if found:
-        assert found[0].reason.startswith(f"GPU 2, 3: NCCL_IB_HCA={wanted} leaves out the ports beside them (mlx5_1): ")
+    places = rank_places.findings(torchrun(4), {"NCCL_IB_HCA": wanted}, readings, CPUS)
+    assert [finding.command for finding in places] == [line] * bool(line)
+    if places:
+        assert places[0].reason.startswith(f"GPU 2, 3: NCCL_IB_HCA={wanted} leaves out the ports beside them (mlx5_1): ")
     alone = node(4, ports={"mlx5_0": 0})
     assert rank_places.findings(torchrun(4), {"NCCL_IB_HCA": "mlx5_0"}, alone, CPUS) == (), "there is none beside them"
 
 
 def test_a_configuration_that_cannot_be_read_is_said() -> None:
-    assert said(RanksAsked("accelerate", 0, problem="my.yaml cannot be read: no"), node(2)) == [(False, "configuration", "")]
-    assert said(RanksAsked("accelerate", 0, problem="my.yaml cannot be read: no"), Readings()) == []
+    assert outcomes(RanksAsked("accelerate", 0, problem="my.yaml cannot be read: no"), node(2)) == [(False, "configuration", "")]
+    assert outcomes(RanksAsked("accelerate", 0, problem="my.yaml cannot be read: no"), Readings()) == []

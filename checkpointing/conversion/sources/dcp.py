@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from checkpointing.conversion.sources import torch_files
 from checkpointing.conversion.trees import LazyTensor, SourceCheckpoint, placed
-from checkpointing.model import CheckpointingError
+from checkpointing.model import CheckpointingError, first_names
 
 if TYPE_CHECKING:
     import io
@@ -76,7 +76,7 @@ def open_directory(path: str) -> SourceCheckpoint:
             left_out.append(name)
             continue
         placed(tree, tuple(paths.get(name, (name,))), leaf)
-    lines = [f"objects that cannot be read without running their code: {torch_files.shortened(left_out)}"] if left_out else []
+    lines = [f"objects that cannot be read without running their code: {first_names(left_out)}"] if left_out else []
     return SourceCheckpoint(tree, lines)
 
 

@@ -26,7 +26,7 @@ import torch
 
 from checkpointing.conversion.sources import torch_files
 from checkpointing.conversion.trees import LazyTensor, SourceCheckpoint
-from checkpointing.model import CheckpointingError
+from checkpointing.model import CheckpointingError, first_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -62,7 +62,7 @@ def open_directory(path: str) -> SourceCheckpoint:
         if partner in weights:
             weights[name] = weights[partner]
     lacking = [name for name in model["module"] if name not in weights and isinstance(model["module"][name], LazyTensor)]
-    lines = [f"no fp32 weights of {torch_files.shortened(lacking)}"] if lacking else []
+    lines = [f"no fp32 weights of {first_names(lacking)}"] if lacking else []
     return SourceCheckpoint(weights, [*lines, *left_out])
 
 

@@ -13,7 +13,7 @@ import io
 import os
 import pickle
 import zipfile
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 from torch.distributed.tensor import DTensor  # and it is a safe class from then on
@@ -21,12 +21,10 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from checkpointing.conversion.trees import LazyTensor, SourceCheckpoint, Tree, leaves, replaced
 from checkpointing.io.reader import FileReader
-from checkpointing.model import CheckpointingError
+from checkpointing.model import CheckpointingError, first_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-_MOST_NAMED: Final = 4
 
 
 class Unknown:
@@ -223,18 +221,12 @@ def without_unknown(tree: Tree, unknown: Sequence[str]) -> tuple[Tree, list[str]
     tree = None if _is_unknown(tree) else kept(tree, ())
     if not unknown:
         return tree, []
-    classes = f"classes {shortened(unknown)}"
-    return tree, [f"objects of {classes}: {shortened(paths)}" if paths else f"{classes}: their values are kept as plain tables"]
+    classes = f"classes {first_names(unknown)}"
+    return tree, [f"objects of {classes}: {first_names(paths)}" if paths else f"{classes}: their values are kept as plain tables"]
 
 
 def _is_unknown(value: object) -> bool:
     return isinstance(value, (Unknown, type, torch.Tensor))
-
-
-def shortened(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def together(pieces: Sequence[tuple[tuple[int, ...], LazyTensor]], shape: tuple[int, ...], name: str) -> LazyTensor:

@@ -73,7 +73,7 @@ def _uses(meetings: Meetings, function: Function, names: frozenset[str]) -> list
 
 def _is_bound(function: Function, call: ast.Call) -> bool:
     """Return whether a `with` has what a call returns: an open file."""
-    own = next((event for made, event in function.calls if made is call), None)
+    own = next((event for other, event in function.calls if other is call), None)
     return own is not None and any(
         isinstance(branch.node, ast.With) and any(item.context_expr is call for item in branch.node.items) and within(event, branch.node)
         for event in function.events

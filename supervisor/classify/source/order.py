@@ -51,9 +51,9 @@ def _one_sided(meetings: Meetings, function: Function, rows: Sequence[tuple[Meet
         if not alone or not meetings.is_sure(function.under(node, other), function) or meetings.is_paired(node, alone[0].op):
             continue
         first = alone[0]
-        who = _test_text(node, side)
+        ranks = _test_text(node, side)
         instead = f", and the others {_named(sides[other][0])} in line {sides[other][0].event.line}" if sides[other] else ""
-        text = f"only ranks with {who} (line {_line(node)}) {_named(first)}{instead}: the others never come to it"
+        text = f"only ranks with {ranks} (line {_line(node)}) {_named(first)}{instead}: the others never come to it"
         return ScriptFinding(RANK_TEST, first.event.line, text, (_span(node),))
     return None
 
@@ -73,8 +73,8 @@ def _called(meetings: Meetings, function: Function, node: ast.AST) -> set[str]:
 
 def _of_others(meetings: Meetings, function: Function, node: ast.AST, side: str, other: str) -> list[Meeting]:
     """Return the collectives of the ranks that do not take one side of a test: its other side; and what follows where the side leaves."""
-    ours, rows = function.under(node, side), meetings.of(function)
-    leaves = any((isinstance(event.node, LEAVES) or _ends(event)) and event.path[-1].node is node for event in ours)
+    events, rows = function.under(node, side), meetings.of(function)
+    leaves = any((isinstance(event.node, LEAVES) or _ends(event)) and event.path[-1].node is node for event in events)
     return [
         meeting
         for meeting in rows
@@ -87,9 +87,9 @@ def leaves_before(meetings: Meetings, function: Function) -> Iterator[ScriptFind
     if function.yields or not function.name:
         return
     rows = meetings.of(function, backward=True)
-    made = max((event.line for call, event in function.calls if meetings.script.chain(call)[-1] in _GROUPS), default=0) if rows else 0
+    first_line = max((event.line for call, event in function.calls if meetings.script.chain(call)[-1] in _GROUPS), default=0) if rows else 0
     for event in function.events if rows else ():
-        if event.line < made or not isinstance(event.node, ast.Return | ast.Continue | ast.Break):
+        if event.line < first_line or not isinstance(event.node, ast.Return | ast.Continue | ast.Break):
             continue
         branch = meetings.test_of(event, function)
         loop = next((b.node for b in reversed(event.path) if isinstance(b.node, LOOPS) and b.block == "body"), None)
@@ -114,8 +114,8 @@ def leaves_before(meetings: Meetings, function: Function) -> Iterator[ScriptFind
         if missed and sure and not own & {meeting.op for meeting in missed}:
             leave = type(event.node).__name__.lower()
             first = missed[0]
-            who = f"ranks with {_test_text(node, branch.block)} (line {_line(node)})"
-            text = f"{who} {leave} here, and the others {_named(first)} in line {first.event.line}"
+            ranks = f"ranks with {_test_text(node, branch.block)} (line {_line(node)})"
+            text = f"{ranks} {leave} here, and the others {_named(first)} in line {first.event.line}"
             lines = (_span(node), *((meeting.event.line, _end(meeting.event.node)) for meeting in missed))
             yield ScriptFinding(RANK_TEST, event.line, text, lines)
 

@@ -85,8 +85,8 @@ def _one_sided(ranks: Sequence[StandingRank], texts: Mapping[str, bytes]) -> str
             if inside and any(not rank.members or outside & set(rank.members) for rank in inside) and outside:
                 place = next(place for at, place in inside[0].frames if at == file and first <= place <= last)
                 waits = "waits" if len(inside) == 1 else "wait"
-                who = f"{rank_list([rank.rank for rank in inside])} {waits} in a collective under `{test}` (line {line})"
-                return sentence(file, ScriptFinding(RANK_TEST, place, f"{who}, and the others are not there"))
+                waiting = f"{rank_list([rank.rank for rank in inside])} {waits} in a collective under `{test}` (line {line})"
+                return sentence(file, ScriptFinding(RANK_TEST, place, f"{waiting}, and the others are not there"))
     return ""
 
 

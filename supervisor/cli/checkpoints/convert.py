@@ -25,7 +25,7 @@ from checkpointing.command_line.progress import ProgressBar
 from checkpointing.io import durable, leftovers
 from checkpointing.io.reader import UNLIMITED, Throttle
 from checkpointing.io.tree import ReadOptions
-from checkpointing.model import Verdict
+from checkpointing.model import Verdict, first_names
 from checkpointing.retention.aside import size_of
 from checkpointing.verification import identity_of, verify
 from supervisor.cli import stdio
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 _FORMATS: Final = ("torch", "dcp", "safetensors", "hf")
 _DTYPES: Final = ("bf16", "fp16", "fp32")
 _REPORT_EVERY_S: Final = 30.0
-_SHOWN_CHECKPOINTS: Final = 4
 _GB: Final = 1e9
 _HINT_DISK: Final = "see to the permissions and the disk of the target's directory"
 
@@ -115,8 +114,7 @@ def _only_checkpoint(source: str) -> str:
     """Return the path of the one checkpoint that a path stands for. Raises SuperviseError (64) for several."""
     paths = examine.checkpoints_in(source)
     if len(paths) > 1:
-        named = ", ".join(clean(path) for path in paths[:_SHOWN_CHECKPOINTS])
-        hint = f"name one: {named}{' …' if len(paths) > _SHOWN_CHECKPOINTS else ''}"
+        hint = f"name one of them: {clean(first_names(paths))}"
         raise SuperviseError(f"the source holds {len(paths)} checkpoints: {clean(source)}", hint=hint, exit_code=ExitCode.USAGE)
     return os.path.abspath(paths[0])  # noqa: PTH100 -- plain strings
 

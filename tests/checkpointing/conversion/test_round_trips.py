@@ -117,10 +117,10 @@ def test_a_type_changes_the_models_floats_and_nothing_else(tmp_path: Path, to: s
     convert(tmp_path / "a.pt", tmp_path / "b", to, dtype)
     changed = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
     expected = rows({name: tensor.to(floating) if tensor.dtype in changed else tensor for name, tensor in training()["model"].items()})
-    found = held(tmp_path / "b")
+    values = held(tmp_path / "b")
     prefix = "model." if to in ("torch", "dcp") else ""
-    assert {name.removeprefix(prefix): row for name, row in found.items() if name.startswith(f"{prefix}encoder")} == expected
-    assert to not in ("torch", "dcp") or found["optimizer.state.0.exp_avg"].dtype == "torch.float32"
+    assert {name.removeprefix(prefix): row for name, row in values.items() if name.startswith(f"{prefix}encoder")} == expected
+    assert to not in ("torch", "dcp") or values["optimizer.state.0.exp_avg"].dtype == "torch.float32"
 
 
 def test_a_number_beyond_a_types_range_is_refused(tmp_path: Path) -> None:
@@ -147,18 +147,18 @@ def test_what_was_written_wrongly_is_found(tmp_path: Path, flat: Path, monkeypat
         convert(flat, tmp_path / "b.safetensors", "safetensors")
 
 
-def same(found: Any, expected: Any) -> None:  # noqa: ANN401  any state
+def same(values: Any, expected: Any) -> None:  # noqa: ANN401  any state
     """Compare two states: types of containers, keys, values, and tensors bit by bit."""
-    assert type(found) in (type(expected), dict), expected
+    assert type(values) in (type(expected), dict), expected
     if isinstance(expected, dict):
-        assert list(found) == list(expected)
+        assert list(values) == list(expected)
         for key in expected:
-            same(found[key], expected[key])
+            same(values[key], expected[key])
     elif isinstance(expected, (list, tuple)):
-        assert len(found) == len(expected)
-        for value, expected_value in zip(found, expected, strict=True):
-            same(value, expected_value)
+        assert len(values) == len(expected)
+        for value, other in zip(values, expected, strict=True):
+            same(value, other)
     elif isinstance(expected, torch.Tensor):
-        assert rows({"": found}) == rows({"": expected})
+        assert rows({"": values}) == rows({"": expected})
     else:
-        assert found == expected
+        assert values == expected

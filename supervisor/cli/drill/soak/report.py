@@ -120,6 +120,6 @@ def _cells(number: int, fault: FaultResult) -> tuple[str, ...]:
     back = "not yet" if fault.interrupted else "never" if fault.back_s is None else f"{fault.back_s:.1f} s"
     if fault.ended_with is not None:
         back += f", ended with {fault.ended_with}"
-    said = "nothing" if decision is None else f"{decision.cause} ({decision.confidence:.2f}): {decision.plan}"
+    decided = "nothing" if decision is None else f"{decision.cause} ({decision.confidence:.2f}): {decision.plan}"
     again = "" if fault.again is None else str(fault.again)
-    return str(number), fault.title, "" if fault.step is None else str(fault.step), back, again, said, "yes" if fault.is_named else "no"
+    return str(number), fault.title, "" if fault.step is None else str(fault.step), back, again, decided, "yes" if fault.is_named else "no"

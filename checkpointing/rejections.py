@@ -1,7 +1,7 @@
 """Which files must not be resumed from. The files themselves stay untouched.
 
-A rejection holds for one identity of one path, so a rewritten file is free again. `add` returns when the rows are durable. Losing them costs
-one more reading of each torn file.
+A rejection holds for one identity of one path, so a rewritten file is free again. `add` returns when the rows are durable. Losing them
+costs one more reading of each torn file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why one identity of one path is not handed out, and since when (wall time in seconds). kind: torn, incomplete, dangerous, mixed, …"""
+    """Why one identity of one path is not handed out, and since when (wall time in seconds).
+
+    kind: torn, incomplete, dangerous, mixed (saved while nodes trained from different states), quarantined (by a person).
+    """
 
     path: str
     identity: Identity

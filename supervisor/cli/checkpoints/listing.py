@@ -136,8 +136,11 @@ def ls(settings: Settings, job: str | None, *, as_json: bool) -> int:
         {"pattern": location.pattern, "kind": location.kind, "saved": location.saved, "loaded": location.loaded} for location in discovered
     ]
     moved = [_change_row(change) for change in AsideRecord(str(directory), place.job).changes()]
+    if catalogue.problem:
+        stdio.say(f"warning: {clean(catalogue.problem)}")
     if as_json:
-        document = {"job": place.job, "node": place.node, "checkpoints": rows, "learned": location_rows, "changes": moved}
+        names = {"job": place.job, "node": place.node, "catalogue": str(catalogue.file)}
+        document = {**names, "checkpoints": rows, "learned": location_rows, "changes": moved}
         stdio.write(sys.stdout, json.dumps(document, indent=1))
         return 0
     stdio.write(sys.stdout, "\n".join(_listed(place, rows, location_rows, moved)))

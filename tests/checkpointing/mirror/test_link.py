@@ -186,7 +186,7 @@ def test_how_long_a_checkpoint_waits_is_known_from_the_asking_until_bytes_move(j
         os.kill(process.pid, signal.SIGCONT)
         wait_for(lambda: any(row["ev"] == "uploaded" for row in events), "the upload")
         wait_for(lambda: link.waits_s() == link.behind_s() == 0, "nothing that waits")
-        link.send(replace(described, path=str(tmp_path / "gone.pt")))
+        link.send(dataclasses.replace(described, path=str(tmp_path / "gone.pt")))
         wait_for(lambda: any(row.get("what") == "refused" for row in events), "the refusal")
         assert link.waits_s() == 0, "nobody waits for what was refused"
 

@@ -68,8 +68,7 @@ class JobCheckpoints:
     @property
     def problems(self) -> tuple[str, ...]:
         """What could not be read or recorded, last, each in one line."""
-        problem = self._parts.manifests.problem
-        return (*self.records.problems, problem) if problem else self.records.problems
+        return self.records.problems
 
     def began(self, attempt: int) -> None:
         """Note that an attempt's ranks are started. From the loop's thread."""

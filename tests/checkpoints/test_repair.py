@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from checkpointing.catalogue import Catalogue
 from checkpointing.io.tree import ReadOptions
 from checkpointing.manifest.documents import Manifests
 from checkpointing.model import Verdict
 from checkpointing.retention.aside import AsideRecord
 from checkpointing.verification import verify
+from supervisor.checkpoints.discovery.record import WRITE
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.repair import RepairPermission
 from supervisor.config.settings import Checkpoints, Settings
@@ -160,7 +162,8 @@ def test_a_call_of_a_class_of_its_own_is_no_danger_in_a_file_of_this_job_and_one
         Verdict.DANGEROUS,
     ]
     disk.keep_copy(path)
-    (disk.state / "checkpoints" / "learned.json").unlink()
+    catalogue = disk.checkpoints.records.catalogue
+    catalogue.remove(WRITE, *(write.path for write in catalogue.all(WRITE)))
     trusts = JobCheckpoints(replace(disk.job, run_id="run-9"), disk.reports.append).records.provenance.trusts
     assert (trusts(str(path)), trusts(str(strange))) == (True, False), "what was recorded of this job is this job's"
 
@@ -386,7 +389,7 @@ def test_the_manifests_of_what_is_gone_go_at_the_start_of_a_run(disk: JobOnDisk)
     assert watcher is not None
     watcher.start()
     assert watcher.finish(20.0)
-    assert [made.path for made in Manifests(str(disk.state / "checkpoints")).all()] == [str(paths[1])]
+    assert [made.path for made in Manifests(Catalogue(disk.state / "checkpoints", is_writer=True)).all()] == [str(paths[1])]
 
 
 def of_trainer(disk: JobOnDisk, *names: str) -> Path:

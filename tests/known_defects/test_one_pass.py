@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from checkpointing.catalogue import Catalogue
 from checkpointing.mirror import restore, restore_target
 from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.restore import NoSpace
@@ -87,7 +88,7 @@ def test_a_node_that_waits_for_another_one_s_restore_says_so(backend: Backend, m
 def test_a_checkpoint_of_more_files_than_are_remembered_can_be_removed(tmp_path: Path) -> None:
     """Three checkpoints of 300 files each, as 300 ranks write them: the oldest is this job's too."""
     rank = Rank(tmp_path / "attempt-0001")
-    known = Discovery(tmp_path / "checkpoints", "r1")
+    known = Discovery(Catalogue(tmp_path / "checkpoints", is_writer=True), "r1")
     oldest = tmp_path / "checkpoint-10"
     for step in (10, 20, 30):
         directory = tmp_path / f"checkpoint-{step}"
@@ -176,7 +177,7 @@ def test_what_another_put_in_the_place_of_a_checkpoint_is_not_trusted(tmp_path: 
     path.write_bytes(b"what the job saved")
     st = path.stat()
     rank.saves(str(path), now=[st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns])
-    known = Discovery(tmp_path / "checkpoints", "r1")
+    known = Discovery(Catalogue(tmp_path / "checkpoints", is_writer=True), "r1")
     known.absorb(rank.directory, 1)
     job: Any = SimpleNamespace(settings=SimpleNamespace(checkpoints=SimpleNamespace(trusted=False)))
     none: Any = SimpleNamespace(is_declared=lambda _: False, has=lambda *_: True, get=lambda _: None, has_saved=lambda *_: False)
@@ -197,7 +198,7 @@ def test_the_lines_of_a_rank_are_those_that_the_log_reader_takes(tmp_path: Path)
     path.write_text(json.dumps("state"))
     st = path.stat()
     rank.saves(str(path), now=[st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns])
-    known = Discovery(tmp_path / "checkpoints", "r1")
+    known = Discovery(Catalogue(tmp_path / "checkpoints", is_writer=True), "r1")
     known.absorb(rank.directory, 1)
     identity = identity_of(str(directory))
     assert identity is not None

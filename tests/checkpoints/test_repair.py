@@ -9,6 +9,7 @@ import dataclasses
 import errno
 import json
 import os
+import shutil
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -166,6 +167,66 @@ def test_a_call_of_a_class_of_its_own_is_no_danger_in_a_file_of_this_job_and_one
     catalogue.remove(WRITE, *(write.path for write in catalogue.all(WRITE)))
     trusts = JobCheckpoints(replace(disk.job, run_id="run-9"), disk.reports.append).records.provenance.trusts
     assert (trusts(str(path)), trusts(str(strange))) == (True, False), "what was recorded of this job is this job's"
+
+
+def is_trusted(disk: JobOnDisk, path: Path) -> bool:
+    disk.checkpoints.records.absorb()
+    return disk.checkpoints.records.provenance.trusts(str(path))
+
+
+@pytest.mark.parametrize("what", ["a file", "a file of a directory", "a directory", "written since", "the rest of a save"])
+def test_what_another_put_in_the_place_of_a_checkpoint_is_not_trusted(disk: JobOnDisk, what: str) -> None:
+    """A download, or another user of a shared directory, may put a file with a call there."""
+    is_tree = what in {"a file of a directory", "a directory"}
+    path = hf(disk, 10) if is_tree else disk.rank.saves("ckpt.pt", 10, cut=what == "the rest of a save")
+    disk.checkpoints.records.absorb()
+    disk.checkpoints.ended()
+    assert disk.checkpoints.records.discovery is not None
+    disk.checkpoints.records.discovery.stat_interrupted_saves()
+    assert is_trusted(disk, path), "it is the job's own"
+    later = JobCheckpoints(replace(disk.job, run_id="run-9"), disk.reports.append).records.provenance
+    assert later.trusts(str(path)), "the next run knows it"
+    other = disk.here.parent / "download"
+    if what == "a directory":
+        shutil.copytree(path, other)
+        shutil.rmtree(path)
+    else:
+        torch.save({"step": 10, "config": Config()}, other)
+    target = path / "training_args.bin" if what == "a file of a directory" else path
+    if what == "written since":
+        target.write_bytes(other.read_bytes())
+    else:
+        other.replace(target)
+    assert not is_trusted(disk, path)
+    assert not later.trusts(str(path))
+    assert what == "a directory" or verify(str(path), own=is_trusted(disk, path)).verdict is Verdict.DANGEROUS
+
+
+def test_the_job_s_own_is_trusted_while_it_is_saved_when_it_was_moved_and_where_our_copy_took_its_place(disk: JobOnDisk) -> None:
+    path = disk.rank.saves("ckpt.pt", 10)
+    before = stat_of(path)
+    disk.keep_copy(path)
+    disk.rank.number += 1
+    disk.rank.line(what="began", path=str(path), n=disk.rank.number, via="torch", was=before, file=False, steps=20)
+    assert is_trusted(disk, path), "not touched yet"
+    path.write_bytes(b"PK\x03\x04 the first of it")
+    assert is_trusted(disk, path), "half of it"
+    assert "was put in its place" in disk.repairs()["ckpt.pt"]
+    assert stat_of(path) not in (None, before)
+    assert is_trusted(disk, path), "it is our copy, which has another inode"
+    disk.rank.saves("model.tmp", 30)
+    (disk.here / "model.tmp").rename(disk.here / "model.pt")
+    was, now = str(disk.here / "model.tmp"), stat_of(disk.here / "model.pt")
+    disk.rank.line(what="renamed", path=str(disk.here / "model.pt"), was=was, now=now, steps=30)
+    assert is_trusted(disk, disk.here / "model.pt")
+    disk.rank.number += 1
+    with (disk.here / "open.pt").open("wb") as file:
+        row = {"path": str(disk.here / "open.pt"), "n": disk.rank.number}
+        disk.rank.line(what="began", **row, via="torch", was=None, file=True, steps=40)
+        file.write(b"PK\x03\x04")
+        disk.rank.line(what="ended", **row, well=True, now=stat_of(disk.here / "open.pt"))
+        file.write(bytes(100))
+    assert is_trusted(disk, disk.here / "open.pt"), "the script closed it after the save"
 
 
 def hf(disk: JobOnDisk, step: int, *, cut: bool = False, made: bool = True) -> Path:

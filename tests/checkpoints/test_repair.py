@@ -382,6 +382,31 @@ def test_a_file_that_no_rank_was_seen_to_load_is_put_back_after_its_second_save_
     assert disk.files(disk.here / "latest.pt") == before
 
 
+class Refuses:
+    """An object that cannot be pickled."""
+
+    def __reduce__(self) -> tuple[object, ...]:  # noqa: D105 (its class says it)
+        raise RuntimeError("this cannot be pickled")
+
+
+@pytest.mark.parametrize("left", ["what torch left", "an empty zip", "no byte"])
+@pytest.mark.parametrize("is_killed", [False, True], ids=["it raised", "killed in it"])
+def test_a_file_whose_second_save_failed_before_its_first_object_is_put_back(disk: JobOnDisk, left: str, is_killed: bool) -> None:  # noqa: FBT001  a column
+    path = disk.rank.saves("ckpt.pt", 10)
+    disk.keep_copy(path)
+    disk.rank.number += 1
+    row = {"path": str(path), "n": disk.rank.number}
+    disk.rank.line(what="began", **row, via="torch", was=stat_of(path), file=False, steps=20)
+    with pytest.raises(RuntimeError):
+        torch.save({"step": 20, "w": Refuses()}, path)
+    if left != "what torch left":
+        path.write_bytes(b"PK\x05\x06" + bytes(18) if left == "an empty zip" else b"")
+    if not is_killed:
+        disk.rank.line(what="ended", **row, well=False, now=stat_of(path))
+    assert "the copy of step 10 was put in its place" in disk.repairs()["ckpt.pt"]
+    assert torch.load(path)["step"] == 10
+
+
 def test_a_torn_file_without_a_copy_stays_and_its_command_is_reported_until_a_rank_was_seen_to_load_it(disk: JobOnDisk) -> None:
     path = disk.rank.saves("ckpt.pt", 10)
     disk.rank.saves("ckpt.pt", 20, cut=True)

@@ -54,7 +54,7 @@ class JobCheckpoints:
         self.records = CheckpointRecords(job, several_nodes=several_nodes, reads=reads)
         self.shared = SharedManifests(job.state, DIRECTORY)
         self.recorder = CheckpointRecorder(self.records, self.shared, report)
-        self.retention = Retention(self.records, report)
+        self.retention = Retention(self.records, self.shared, report)
         discovery = self.records.discovery
         self._repair = None if discovery is None else CheckpointRepair(self.records, discovery)
         self._path_faults = PathFaults(self.records, self._repair)

@@ -59,6 +59,7 @@ class CheckpointRecords:
         self.manifests = Manifests(self.catalogue)
         self.order = CheckpointOrder(self.catalogue, self.manifests, self.discovery, job.run_id)
         self.baseline = Baseline(self.catalogue, settings.checkpoints.paths)
+        self.moves = AsideRecord(str(self.directory), job.name)
         self.provenance = Provenance(
             job,
             self.locations,
@@ -66,9 +67,9 @@ class CheckpointRecords:
             self.order,
             manifests=self.manifests,
             baseline=self.baseline,
+            moves=self.moves,
             several_nodes=several_nodes,
         )
-        self.moves = AsideRecord(str(self.directory), job.name)
         self.copies = Copies(
             str(self.directory),
             int(settings.checkpoints.copies_gib * 2**30),

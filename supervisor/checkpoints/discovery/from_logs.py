@@ -25,6 +25,7 @@ from checkpointing.formats.directories import file_set
 from checkpointing.io import durable
 from checkpointing.io.tree import Tree
 from checkpointing.model import Identity
+from checkpointing.select import is_unchanged
 from supervisor.checkpoints.discovery import record as discovery_record
 from supervisor.checkpoints.discovery.record import REPEATED, DiscoveryRecord, Location, MadeDirectory, Write, to_stat
 from supervisor.checkpoints.discovery.shared_saves import SharedSaves
@@ -79,7 +80,7 @@ class Discovery:
         record = self._written = discovery_record.read(catalogue)
         self._locations = record.locations
         self._writes = record.writes if record.run == run_id else {}
-        self._logged_before = tuple(record.writes)  # of this run or the one before it
+        self._logged_before = record.writes  # of this run or the one before it
         self._saved = dict.fromkeys(map(checkpoint_path, self._writes))
         self._made = record.made if record.run == run_id else {}  # directory that a rank made → device and inode
 
@@ -182,6 +183,16 @@ class Discovery:
     def wrote_earlier(self, checkpoint: str) -> bool:
         """Return whether a save of a checkpoint was logged when this supervisor started: in this run, or the one before it."""
         return any(path == checkpoint or path.startswith(checkpoint + "/") for path in self._logged_before)
+
+    def is_as_left(self, checkpoint: str) -> bool:
+        """Return whether each file of a checkpoint that a rank of this run or the one before it was seen to save is as its save left it.
+
+        False where none was seen to be saved there. Under way, a save changes the file that was there, or one that was not.
+        """
+        prefix = checkpoint + "/"
+        last = {**self._logged_before, **self._writes}
+        states = [_is_as_left(write) for path, write in last.items() if path == checkpoint or path.startswith(prefix)]
+        return True in states and False not in states
 
     def has_content(self, identity: Identity) -> bool:
         """Return whether a rank of this run was seen to write this content, at whatever path: a link to it, or a copy with its times."""
@@ -470,6 +481,20 @@ def _is_card_of_peft(path: str) -> bool:
     except OSError:
         return False
     return lines[:1] == [b"---"] and b"library_name: peft" in lines
+
+
+def _is_as_left(write: Write) -> bool | None:
+    """Return whether a save left what is at its path now; None where nothing is."""
+    try:
+        st = os.stat(write.path)  # noqa: PTH116 (strings throughout)
+    except OSError:
+        return None
+    was = write.before if write.after is None else write.after
+    if was is None:
+        return True
+    if write.after is None or write.logged_before_close or stat.S_ISDIR(st.st_mode):
+        return st.st_ino == was[1]
+    return is_unchanged(Identity.of(st), Identity(*was))
 
 
 def _with_stat(write: Write) -> Write:

@@ -75,6 +75,10 @@ class SharedManifests:
             return True
         return any(_has_left(self._last_run(node), path, identity) for node in nodes)
 
+    def last_runs(self) -> tuple[Discovery, ...]:
+        """Return what the ranks of each other node were seen to write in its last run."""
+        return tuple(self._last_run(node) for node in self._others())
+
     def is_first(self, path: str, own_discovery: Discovery) -> bool:
         """Return whether this node's name is the first of those whose ranks took part in the last save of a checkpoint."""
         at = max((write.t for write in own_discovery.writes(path)), default=None)
@@ -108,9 +112,15 @@ class SharedManifests:
 
 
 def _has_left(discovery: Discovery, path: str, identity: Identity) -> bool:
-    """Return whether a run logged the save of each file of a checkpoint as it is now. Each node's mount has a device number of its own."""
-    files = {file: replace(written, dev=identity.dev) for file, written in discovery.written_files(path, 0, identity).items()}
+    """Return whether a run logged the save of each file of a checkpoint as it is now."""
+    files = written_files(discovery, path, 0, identity)
     return bool(files) and not ownership.not_written(path, identity, files)
+
+
+def written_files(discovery: Discovery, path: str, alive_until_ns: int, identity: Identity) -> dict[str, Identity]:
+    """Return `Discovery.written_files` of another node, with the device number of this node's mount."""
+    files = discovery.written_files(path, alive_until_ns, identity)
+    return {file: replace(written, dev=identity.dev) for file, written in files.items()}
 
 
 def _left(write: Write, identity: Identity) -> bool:

@@ -10,6 +10,7 @@ import pytest
 
 from checkpointing.catalogue import Catalogue
 from checkpointing.model import Identity
+from checkpointing.retention.ownership import not_written
 from checkpointing.verification import identity_of
 from supervisor.checkpoints.discovery import from_logs, record
 from supervisor.checkpoints.discovery.from_logs import MOST_LOCATIONS, Discovery
@@ -230,6 +231,35 @@ def test_a_directory_that_took_the_place_of_the_one_that_was_made_is_another(tmp
     torn.mkdir()
     (torn / "config.json").write_text("another's")
     assert f"{torn}/config.json" not in known.written_files(str(torn), time.time_ns())
+
+
+def test_a_checkpoint_of_many_files_can_be_removed_when_newer_ones_are_there(tmp_path: Path, rank: Rank) -> None:
+    """Three checkpoints of 300 files each, as 300 ranks write them: the oldest is this job's too."""
+    known = Discovery(Catalogue(tmp_path / "checkpoints", is_writer=True), "r1")
+    oldest = tmp_path / "checkpoint-10"
+    for step in (10, 20, 30):
+        directory = tmp_path / f"checkpoint-{step}"
+        directory.mkdir()
+        for number in range(300):
+            path = directory / f"rng_state_{number}.pth"
+            path.write_bytes(b"state")
+            rank.saves(str(path), now=numbers(path))
+        known.absorb(rank.directory, 1)
+    identity = identity_of(str(oldest))
+    assert identity is not None
+    assert not_written(str(oldest), identity, known.written_files(str(oldest), 0)) == ""
+
+
+def test_what_is_seen_of_a_save_is_enough_to_remove_it(tmp_path: Path, rank: Rank) -> None:
+    """So the test above fails for its own reason: a checkpoint of few files is this job's too."""
+    directory = tmp_path / "checkpoint-10"
+    directory.mkdir()
+    path = directory / "rng_state_0.pth"
+    path.write_text(json.dumps("state"))
+    rank.saves(str(path), now=numbers(path))
+    known, identity = knows(tmp_path, rank), identity_of(str(directory))
+    assert identity is not None
+    assert not_written(str(directory), identity, known.written_files(str(directory), 0)) == ""
 
 
 def test_the_files_of_one_directory_are_one_save(tmp_path: Path, rank: Rank) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.job.identity import job_dir_path
 from tests.e2e.conftest import supervise  # noqa: F401  a fixture
 from tests.jobs.light import IMPORT
 from tests.known_defects import ONE_PASS, later, prepared
@@ -51,27 +49,6 @@ for step in range(1, 51):
 while not os.path.exists("CKPT/go-on"):
     time.sleep(0.1)
 """
-
-
-@later(ONE_PASS)
-def test_a_start_that_restores_nothing_leaves_nothing_in_shared_memory(supervise: Callable[..., Supervised], tmp_path: Path) -> None:  # noqa: F811
-    run = supervise(
-        sys.executable,
-        "-c",
-        "",
-        options=[*DECLARED, "--mirror", "s3://bucket"],
-        AWS_ENDPOINT_URL_S3=f"http://127.0.0.1:{free_port()}",
-        AWS_ACCESS_KEY_ID="key",
-        AWS_SECRET_ACCESS_KEY="secret",  # noqa: S106  of no server
-        AWS_DEFAULT_REGION="us-east-1",
-    )
-    prepared(run.exit_code(200) == 75, run.stderr)
-    left = [place for state in tmp_path.glob("state/e2e/**/") if (place := job_dir_path(state)).exists()]
-    for place in left:
-        for file in place.iterdir():
-            file.unlink()
-        place.rmdir()
-    assert left == []
 
 
 @later(ONE_PASS)

@@ -1,4 +1,4 @@
-"""One conversion: reads each tensor once, writes it, reads the target again, and says what is lost."""
+"""One conversion: reads each tensor once, writes it, reads the target again, and names the losses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_NAMED: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What is to be written. left_out, notes: lines for people."""
+    """The content of the target. left_out, notes: lines for people."""
 
     tree: Tree
     tensors: dict[str, LazyTensor]
@@ -111,7 +111,7 @@ class Conversion:
 
 
 def prepared(source: SourceCheckpoint, to: str, dtype: torch.dtype | None) -> _Content:
-    """Return what is written of a source, and what is lost. Raises CheckpointingError where nothing would be left.
+    """Return the content of the target, and the losses. Raises CheckpointingError where nothing would be left.
 
     safetensors and hf hold the model's weights and nothing else: what loads them expects that. dtype is for the weights alone.
     """

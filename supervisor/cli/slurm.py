@@ -83,14 +83,14 @@ def requeue(root: Path, environ: Mapping[str, str], *, elsewhere: bool = False) 
     if elsewhere and not unfit_nodes:
         return 1
     names = list(dict.fromkeys((*names, *unfit_nodes)))
-    before = {part: _excluded_before(part) for part in (_parts(job, environ) if names else ())}
+    before = {component: _excluded_before(component) for component in (_components(job, environ) if names else ())}
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what takes the job back ends its batch script, and its nodes can be changed only then
     if not _is_done("requeue", job):
         stdio.say(f"Slurm does not requeue job {job}: scontrol requeue failed")
         return 1
-    for part, own in before.items():
+    for component, own in before.items():
         # one name that Slurm does not know makes it refuse all; those of the job it knows
-        if not any(_exclude(part, (*own, *choice)) for choice in (names, unfit_nodes) if choice):
+        if not any(_exclude(component, (*own, *choice)) for choice in (names, unfit_nodes) if choice):
             problems.append(f"scontrol update ExcNodeList={','.join(names)} failed")
             if elsewhere and _is_done("hold", job):  # else it would end on the same node again and again
                 stdio.say(f"job {job} is requeued and held: {'; '.join(problems)}; `scontrol release {job}` lets it begin")
@@ -102,13 +102,13 @@ def requeue(root: Path, environ: Mapping[str, str], *, elsewhere: bool = False) 
     return 0
 
 
-def _parts(job: str, environ: Mapping[str, str]) -> list[str]:
+def _components(job: str, environ: Mapping[str, str]) -> list[str]:
     """Return the job, or each component of a heterogeneous one (4711+1): Slurm keeps the nodes of one from the others as excluded, too."""
     return [f"{job}+{component}" for component in range(components(environ))] or [job]
 
 
-def _exclude(part: str, names: Sequence[str]) -> bool:
-    return _is_done("update", f"JobId={part}", f"ExcNodeList={','.join(dict.fromkeys(names))}")
+def _exclude(component: str, names: Sequence[str]) -> bool:
+    return _is_done("update", f"JobId={component}", f"ExcNodeList={','.join(dict.fromkeys(names))}")
 
 
 def _is_done(*words: str) -> bool:

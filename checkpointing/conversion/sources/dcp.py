@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _OneItemPlanner(DefaultLoadPlanner):
-    """Plans to read one item. What is no tensor comes as bytes: torch's own planner would unpickle it unguarded."""
+    """Plans to read one item. Values that are no tensors come as bytes: torch's own planner would unpickle it unguarded."""
 
     content: io.BytesIO | None = None
 
@@ -49,7 +49,7 @@ class _Directory:
         return whole
 
     def value(self, name: str) -> io.BytesIO | None:
-        """Read the bytes of what is no tensor."""
+        """Read the bytes of a value that is no tensor."""
         return self._read({name: object()}).content
 
     def _read(self, wanted: dict[str, object]) -> _OneItemPlanner:

@@ -1,4 +1,4 @@
-"""`supervise checkpoints convert`: writes a checkpoint in another format, and verifies what was written before it has its name.
+"""`supervise checkpoints convert`: writes a checkpoint in another format, and verifies the target before it gets its name.
 
 This process verifies the source, holds the place of the target, and follows another one, which alone imports torch, reads and writes
 (checkpointing/conversion/process.py). The target grows in a directory beside it, which is locked. Whoever finds that directory without a
@@ -54,7 +54,7 @@ _HINT_DISK: Final = "see to the permissions and the disk of the target's directo
 def command(*, source: str, target: str, to: str, dtype: str | None, as_json: bool) -> int:
     """Any format of `checkpoints verify` is read: torch, DCP, FSDP rank files, safetensors, Hugging Face, DeepSpeed ZeRO (as full fp32).
 
-    torch and dcp keep all of a checkpoint, safetensors and hf the model's weights. What is lost is listed. A damaged source and a target
+    torch and dcp keep all of a checkpoint, safetensors and hf the model's weights. All losses are listed. A damaged source and a target
     that exists are refused; the exit code is 1 if the source is not good.
     """
     click.get_current_context().obj.without_command()

@@ -150,7 +150,7 @@ class Faults:
         return Strike(kind, float(row["t"]), int(row["rank"]), ranks) if row else None
 
     def undo(self, strike: Strike) -> None:
-        """Take back what is left of a fault: a limit, a stopped rank."""
+        """Take the rest of a fault back: a limit, a stopped rank."""
         if self._group is not None:
             self._group.loosen()
         if strike.kind is SoakFault.STOP:

@@ -1,4 +1,4 @@
-"""The report of a soak: a row for each fault, the share of the time that made new steps, the losses, and what was left out. Pure."""
+"""The report of a soak: a row for each fault, the share of the time that made new steps, the losses, the faults left out. Pure."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ _JOURNAL_S = 10.0
 
 
 class SoakOrder(Struct, frozen=True):
-    """What is rehearsed. hours: in all; rate: faults for each hour in which the job trains; seed: None draws one."""
+    """The order of a soak. hours: in all; rate: faults for each hour in which the job trains; seed: None draws one."""
 
     hours: float
     rate: float
@@ -102,8 +102,8 @@ class _Soak:
         self.report = SoakReport(seed, order.rate, order.hours)
         self._schedule = Schedule(seed, order.rate)
         self._box, self._began = TimeBox(order.hours * 3600), time.monotonic()
-        self._closed: set[SoakFault] = set()  # what is not put in again
-        self._unseen = set(SoakFault)  # what was not possible so far
+        self._closed: set[SoakFault] = set()  # kinds that are not put in again
+        self._unseen = set(SoakFault)  # kinds that were not possible so far
         self._told = self._began
         self._job: DrilledJob
         self._observed: Observation
@@ -285,7 +285,7 @@ class _Soak:
         return box.left_s(self._elapsed_s, with_quiet_run=self._observed.has_losses)
 
     def _all_s(self) -> float:
-        """Return what is left of the hours."""
+        """Return the seconds that are left of the hours."""
         return self._box.left_s(self._elapsed_s, with_quiet_run=False)
 
     def _need_s(self, kind: SoakFault) -> float:

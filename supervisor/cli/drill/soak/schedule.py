@@ -26,7 +26,7 @@ FIRST_STARTS: Final = 2.0
 
 
 class SoakFault(StrEnum):
-    """What is done to the job."""
+    """A kind of fault."""
 
     RANK = "rank"
     AGENT = "agent"

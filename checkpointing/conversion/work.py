@@ -12,14 +12,13 @@ import torch
 from checkpointing.conversion import targets, trees
 from checkpointing.conversion.sources import open_source
 from checkpointing.conversion.trees import LazyTensor, SourceCheckpoint, TensorRow, Tree
-from checkpointing.model import CheckpointingError, first_names
+from checkpointing.model import CheckpointingError, count_text, first_names, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
 _DTYPES: Final = {"": None, "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _EMIT_S: Final = 0.2
-_GB: Final = 1e9
 _MOST_NAMED: Final = 8
 
 
@@ -119,7 +118,7 @@ def prepared(source: SourceCheckpoint, to: str, dtype: torch.dtype | None) -> _C
     tree, n_renamed = trees.without_prefixes(source.tree)
     path, others = trees.weights_of(tree)
     left_out = list(source.left_out)
-    notes = [f"{n_renamed} names stood behind prefixes of wrappers (module., _orig_mod. and the like)"] if n_renamed else []
+    notes = [f"prefixes of wrappers (module., _orig_mod. and the like) were taken off {count_text(n_renamed, 'name')}"] if n_renamed else []
 
     def change(where: trees.Path, leaf: Any) -> Any:  # noqa: ANN401 -- any leaf
         if not isinstance(leaf, LazyTensor) or where[: len(path)] != path or any(where[: len(other)] == other for other in others):
@@ -144,10 +143,14 @@ def prepared(source: SourceCheckpoint, to: str, dtype: torch.dtype | None) -> _C
     if to != "torch":
         contents = [tensor.content for tensor in tensors.values() if tensor.content is not None]
         tied = len(contents) - len(set(contents))
-        notes += [f"{tied} names are tied to others: their numbers are written for each"] if tied else []
+        notes += [f"tied weights are written once for each name: {count_text(tied, 'name')} more"] if tied else []
     if to == "dcp":
         numbers = sum(any(isinstance(key, int) for key in where) for where in _keys(tree))
-        left_out += [f"keys that are numbers became texts, as torch.distributed.checkpoint keeps them: {numbers}"] if numbers else []
+        left_out += (
+            [f"the type of keys that are numbers: torch.distributed.checkpoint keeps texts ({count_text(numbers, 'table')})"]
+            if numbers
+            else []
+        )
     if to == "hf" and not any(name.endswith(("/config.json", "/adapter_config.json")) for name in source.beside):
         notes.append("config.json is not beside the source: transformers needs the model's own in the target")
     return _Content(tree, tensors, left_out, notes)
@@ -164,8 +167,7 @@ def _described(path: tuple[Any, ...], tree: Tree) -> str:
     """Return a part that is left out: its name, and how much is in it."""
     sizes = [leaf.n_bytes for _, leaf in trees.leaves(tree) if isinstance(leaf, LazyTensor)]
     name = ".".join(map(str, path))
-    size = f"{sum(sizes) / _GB:.3g} GB" if sum(sizes) >= _GB else f"{sum(sizes) / 1e6:.3g} MB"
-    return f"{name}: {len(sizes)} tensors, {size}" if sizes else name
+    return f"{name}: {count_text(len(sizes), 'tensor')}, {size_text(sum(sizes))}" if sizes else name
 
 
 def _require_room(directory: str, n_bytes: int) -> None:
@@ -173,7 +175,7 @@ def _require_room(directory: str, n_bytes: int) -> None:
     needed, free = n_bytes + n_bytes // 100 + (1 << 20), disk.f_bavail * disk.f_frsize
     if free < needed:
         raise CheckpointingError(
-            f"not enough room for the target: {needed / _GB:.3g} GB are needed, {free / _GB:.3g} GB are free",
+            f"not enough room for the target: {size_text(needed)} are needed, {size_text(free)} are free",
             hint="name a target on another disk, or convert to a smaller type with --dtype bf16",
         )
 

@@ -12,7 +12,7 @@ from supervisor.knobs.python_command import split_python
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from supervisor.knobs.launcher_options import GivenOption
+    from supervisor.knobs.launcher_options import LauncherOption
 
 #: Short options, each with its long name.
 _SHORT: Final = {"torchrun": (("-r", "--redirects"), ("-t", "--tee")), "accelerate": (("-t", "--tee"),)} | {
@@ -45,9 +45,9 @@ class LauncherCommand(Struct, frozen=True):
     name: str
     args: tuple[str, ...] = ()
 
-    def options(self) -> tuple[GivenOption, ...]:
+    def options(self) -> tuple[LauncherOption, ...]:
         """Return its own options that take a value, in their order."""
-        return launcher_options.given(self.args, _FLAGS[self.name], _SHORT[self.name]) if self.name else ()
+        return launcher_options.options(self.args, _FLAGS[self.name], _SHORT[self.name]) if self.name else ()
 
     def words(self) -> set[str]:
         """Return the words in front of its script, with hyphens."""

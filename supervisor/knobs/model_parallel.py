@@ -41,7 +41,7 @@ def find(settings: Settings, programs: Sequence[Program], lookup: Lookup) -> Rep
     if shown is not None and shown.source and shown.size != declared:
         raise SuperviseError(
             f"two sizes of a replica: {source}, and the command gives {shown.size} ({shown.source})",
-            hint=f"Leave {FLAG} out, or correct one of them; --set knobs.program=none has the command's flags not read.",
+            hint=f"Leave {FLAG} out, or correct one of them; --set knobs.program=none ignores the command's flags.",
             exit_code=ExitCode.CONFIG,
         )
     return Replica(declared, source)

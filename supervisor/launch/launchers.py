@@ -20,7 +20,7 @@ from supervisor.launch import slurm
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from supervisor.knobs.launcher_options import GivenOption
+    from supervisor.knobs.launcher_options import LauncherOption
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 #: accelerate's flags and kinds of a configuration (`distributed_type`) with which it starts a rank for each GPU.
@@ -33,7 +33,7 @@ _SLOTS: Final = re.compile(r"(\S+)\s+slots=(\d+)")
 _MOST_BYTES: Final = 4 << 20
 
 
-class RanksAsked(Struct, frozen=True):
+class PlannedRanks(Struct, frozen=True):
     """The ranks that a command starts on this node.
 
     ranks: None is one for each GPU that is visible, 0 is unknown. how: the words that say so, "" where it is the launcher's default.
@@ -60,10 +60,10 @@ class RanksAsked(Struct, frozen=True):
         return f"{self.option}{ranks * self.nodes}"
 
 
-#: `RanksAsked.devices`: the launcher makes all GPUs visible, whatever the environment says.
+#: `PlannedRanks.devices`: the launcher makes all GPUs visible, whatever the environment says.
 ALL: Final = "all"
 #: A command of which nothing is known.
-UNKNOWN: Final = RanksAsked("the command", 0)
+UNKNOWN: Final = PlannedRanks("the command", 0)
 
 
 def ignored_options(command: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -74,7 +74,7 @@ def ignored_options(command: Sequence[str], environ: Mapping[str, str]) -> tuple
     return (*warnings, *_overridden(options, environ)) if started.name == "torchrun" else warnings
 
 
-def asked(command: Sequence[str], environ: Mapping[str, str], cwd: Path, host: str = "") -> RanksAsked:
+def planned_ranks(command: Sequence[str], environ: Mapping[str, str], cwd: Path, host: str = "") -> PlannedRanks:
     """Return what a command asks of this node. host: this one's name, by default its own. Reads the launcher's configuration, and waits."""
     started = launcher.recognise(command, environ.get("PATH"))
     options, flags = started.options(), started.words()
@@ -90,7 +90,7 @@ def asked(command: Sequence[str], environ: Mapping[str, str], cwd: Path, host: s
     return replace(ranks, binds=any(word.startswith(_BINDING) for word in flags))
 
 
-def _overridden(options: Sequence[GivenOption], environ: Mapping[str, str]) -> tuple[str, ...]:
+def _overridden(options: Sequence[LauncherOption], environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return a warning for each of torchrun's variables of which the command gives the option with another value."""
     warnings = []
     for variable, value in environ.items():
@@ -104,33 +104,33 @@ def _overridden(options: Sequence[GivenOption], environ: Mapping[str, str]) -> t
     return tuple(warnings)
 
 
-def _of_torchrun(options: Sequence[GivenOption], environ: Mapping[str, str]) -> RanksAsked:
+def _of_torchrun(options: Sequence[LauncherOption], environ: Mapping[str, str]) -> PlannedRanks:
     option = "--nproc-per-node"
     variable = torchrun.variable(option[2:])
     given = [given_option.value for given_option in options if launcher_options.is_same(given_option.key, option)]
     text = given[-1] if given else environ.get(variable, "")
     if not text:
-        return RanksAsked("torchrun", 1, option=f"{option}=")
+        return PlannedRanks("torchrun", 1, option=f"{option}=")
     how = f"{option if given else variable}={text}"
-    return RanksAsked("torchrun", None if text == "gpu" else torchrun.figure(text), how, f"{option}=")
+    return PlannedRanks("torchrun", None if text == "gpu" else torchrun.figure(text), how, f"{option}=")
 
 
-def _of_tasks(command: Sequence[str], environ: Mapping[str, str]) -> RanksAsked:
+def _of_tasks(command: Sequence[str], environ: Mapping[str, str]) -> PlannedRanks:
     """Return the ranks that srun started beside this one, each with a supervise of its own."""
     step = slurm.step_of(environ)
     if step is None or step.tasks == 1 or shim_mode(command) != "rank":
         return UNKNOWN
-    return RanksAsked("srun", step.tasks, f"{step.tasks} tasks of step {step.name}", "--ntasks-per-node=")
+    return PlannedRanks("srun", step.tasks, f"{step.tasks} tasks of step {step.name}", "--ntasks-per-node=")
 
 
-def _of_accelerate(values: Mapping[str, str], flags: set[str], environ: Mapping[str, str], cwd: Path) -> RanksAsked:
+def _of_accelerate(values: Mapping[str, str], flags: set[str], environ: Mapping[str, str], cwd: Path) -> PlannedRanks:
     if "--cpu" in flags:
         return UNKNOWN
     file = _accelerate_file(values.get("--config-file", ""), environ, cwd)
     try:
         config = _accelerate_config(file)
     except _Unreadable as error:
-        return RanksAsked("accelerate", 0, problem=str(error))
+        return PlannedRanks("accelerate", 0, problem=str(error))
     is_multi = any(flag in flags for flag in _MULTI)
     kind = config.get("distributed_type", "")
     if config.get("use_cpu") == "true" or (kind and not is_multi and kind not in (*_MULTI_TYPES, "NO")):
@@ -139,7 +139,7 @@ def _of_accelerate(values: Mapping[str, str], flags: set[str], environ: Mapping[
     nodes = max(torchrun.figure(_value("num_machines", values, config, file)[0]), 1)
     listed, _, place = _value("gpu_ids", values, config, file)
     ranks = torchrun.figure(total) // nodes if total else 0 if config else None
-    return RanksAsked(
+    return PlannedRanks(
         "accelerate",
         1 if kind == "NO" and not is_multi else ranks,
         how,
@@ -190,7 +190,7 @@ def _value(name: str, values: Mapping[str, str], config: Mapping[str, str], file
 
 def _of_deepspeed(  # noqa: PLR0911  one for each way to name slots
     values: Mapping[str, str], environ: Mapping[str, str], cwd: Path, host: str
-) -> RanksAsked:
+) -> PlannedRanks:
     if environ.get("DS_ACCELERATOR", "cuda") != "cuda":
         return UNKNOWN
     slots = _hostfile(cwd / (values.get("--hostfile") or _HOSTFILE))
@@ -201,22 +201,22 @@ def _of_deepspeed(  # noqa: PLR0911  one for each way to name slots
         return UNKNOWN  # this node has no part in it
     if torchrun.figure(count):
         option = "--num_gpus" if "--num-gpus" in values else "--num_accelerators"
-        return RanksAsked("deepspeed", torchrun.figure(count), f"{option}={count}", f"{option}=", devices=ALL)
+        return PlannedRanks("deepspeed", torchrun.figure(count), f"{option}={count}", f"{option}=", devices=ALL)
     if included := filters["include"]:
         listed = ",".join(included)
-        return RanksAsked(
+        return PlannedRanks(
             "deepspeed", len(included), f"--include {values['--include']}", "--num_gpus=", devices=listed, place=f"--include={mine}:"
         )
     if excluded := filters["exclude"]:
-        return RanksAsked("deepspeed", None, f"--exclude {values['--exclude']}", "--num_gpus=", devices=ALL, excluded=excluded)
+        return PlannedRanks("deepspeed", None, f"--exclude {values['--exclude']}", "--num_gpus=", devices=ALL, excluded=excluded)
     if slots:
-        return RanksAsked("deepspeed", slots[mine], f"slots={slots[mine]} in the hostfile", "--num_gpus=", devices=ALL)
+        return PlannedRanks("deepspeed", slots[mine], f"slots={slots[mine]} in the hostfile", "--num_gpus=", devices=ALL)
     listed = environ.get(VISIBLE, "")
     if listed and not values.get("--include") and not values.get("--exclude"):
         numbers = listed.split(",")
         problem = "" if all(map(str.isdecimal, map(str.strip, numbers))) else f"DeepSpeed reads numbers alone, and not {VISIBLE}={listed}"
-        return RanksAsked("deepspeed", len(numbers), f"{VISIBLE}={listed}", "--num_gpus=", devices=listed, problem=problem)
-    return RanksAsked("deepspeed", None, devices=ALL if values.get("--include") or values.get("--exclude") else None)
+        return PlannedRanks("deepspeed", len(numbers), f"{VISIBLE}={listed}", "--num_gpus=", devices=listed, problem=problem)
+    return PlannedRanks("deepspeed", None, devices=ALL if values.get("--include") or values.get("--exclude") else None)
 
 
 def _hostfile(file: Path) -> dict[str, int]:

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -65,7 +66,7 @@ def test_a_checkpoint_is_converted_and_what_is_lost_is_listed(source: Path) -> N
     code, out, err = run(source.parent, "step_3.pt", "out.safetensors", "--to", "safetensors")
     assert (code, err) == (0, "")
     assert out.splitlines() == [
-        f"{source.parent}/out.safetensors: safetensors, 2 tensors, 0.0164 MB, read again and equal to the source",
+        f"{source.parent}/out.safetensors: safetensors, 2 tensors, 16.4 kB, read again and equal to the source",
         "left out:",
         "  optimizer",
         "  step",
@@ -302,5 +303,5 @@ def test_without_a_terminal_a_line_shows_bytes_rate_and_time_left(
     assert command.convert(str(source), str(source.parent / "out"), "torch", "", as_json=False) == 0
     text = capfd.readouterr().err
     for phase in ("verifying the source", "writing the target", "verifying the target"):
-        assert f"supervise: {phase}: 0.0 of 0.0 GB, " in text
+        assert re.search(rf"supervise: {phase}: [\d.]+ (bytes|kB) of 1\d\.\d kB, ", text), text
     assert " MB/s, 0 s left" in text

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from health.model import HOST, Reading, Readings
-from supervisor.launch.launchers import ALL, UNKNOWN, RanksAsked
+from supervisor.launch.launchers import ALL, UNKNOWN, PlannedRanks
 from supervisor.node import rank_places
 
 if TYPE_CHECKING:
@@ -51,31 +51,31 @@ def node(  # noqa: PLR0913  one for each way in which nodes differ
     return Readings(readings)
 
 
-def torchrun(ranks: int | None) -> RanksAsked:
-    return RanksAsked("torchrun", ranks, f"--nproc-per-node={'gpu' if ranks is None else ranks}", "--nproc-per-node=")
+def torchrun(ranks: int | None) -> PlannedRanks:
+    return PlannedRanks("torchrun", ranks, f"--nproc-per-node={'gpu' if ranks is None else ranks}", "--nproc-per-node=")
 
 
-def accelerate(ranks: int, devices: str | None = None, *, needs_several: bool = False) -> RanksAsked:
+def accelerate(ranks: int, devices: str | None = None, *, needs_several: bool = False) -> PlannedRanks:
     place = "CUDA_VISIBLE_DEVICES=" if devices is None else "--gpu_ids="
     how = f"--num_processes={ranks}"
-    return RanksAsked("accelerate", ranks, how, "--num_processes=", devices=devices, place=place, needs_several=needs_several)
+    return PlannedRanks("accelerate", ranks, how, "--num_processes=", devices=devices, place=place, needs_several=needs_several)
 
 
-def deepspeed(listed: str) -> RanksAsked:
+def deepspeed(listed: str) -> PlannedRanks:
     how, ranks = f"--include localhost:{listed}", len(listed.split(","))
-    return RanksAsked("deepspeed", ranks, how, "--num_gpus=", devices=listed, place="--include=localhost:")
+    return PlannedRanks("deepspeed", ranks, how, "--num_gpus=", devices=listed, place="--include=localhost:")
 
 
-def outcomes(asked: RanksAsked, readings: Readings, **environ: str) -> list[tuple[bool, str, str]]:
+def outcomes(planned: PlannedRanks, readings: Readings, **environ: str) -> list[tuple[bool, str, str]]:
     """Return of each finding whether it holds the start back, its subject, and the line to write."""
-    places = rank_places.findings(asked, environ, readings, CPUS)
+    places = rank_places.findings(planned, environ, readings, CPUS)
     assert all(finding.command in finding.reason or finding.blocks for finding in places), "a warning names its line"
     assert {finding.check for finding in places} <= {"rank_places"}
     return [(finding.blocks, finding.subject.removeprefix("ranks:"), finding.command) for finding in places]
 
 
 @pytest.mark.parametrize(
-    ("asked", "visible", "line"),
+    ("planned", "visible", "line"),
     [
         (torchrun(4), "0,1,2,9", "CUDA_VISIBLE_DEVICES=0,1,2,3"),
         (torchrun(3), "0,9,1", "CUDA_VISIBLE_DEVICES=0,1,2"),
@@ -88,13 +88,15 @@ def outcomes(asked: RanksAsked, readings: Readings, **environ: str) -> list[tupl
         (accelerate(2, "0,9"), "0,1", "--gpu_ids=0,1"),
         (accelerate(2), "0,9", "CUDA_VISIBLE_DEVICES=0,1"),
         (deepspeed("0,9"), None, "--include=localhost:0,1"),
-        (RanksAsked("deepspeed", 2, "CUDA_VISIBLE_DEVICES=0,9", "--num_gpus=", devices="0,9"), "0,9", "CUDA_VISIBLE_DEVICES=0,1"),
-        (RanksAsked("srun", 4, "4 tasks of step 7.0", "--ntasks-per-node="), "0,1,2,9", "CUDA_VISIBLE_DEVICES=0,1,2,3"),
+        (PlannedRanks("deepspeed", 2, "CUDA_VISIBLE_DEVICES=0,9", "--num_gpus=", devices="0,9"), "0,9", "CUDA_VISIBLE_DEVICES=0,1"),
+        (PlannedRanks("srun", 4, "4 tasks of step 7.0", "--ntasks-per-node="), "0,1,2,9", "CUDA_VISIBLE_DEVICES=0,1,2,3"),
     ],
 )
-def test_a_gpu_that_a_rank_is_to_have_and_that_is_not_there_holds_the_start_back(asked: RanksAsked, visible: str | None, line: str) -> None:
+def test_a_gpu_that_a_rank_is_to_have_and_that_is_not_there_holds_the_start_back(
+    planned: PlannedRanks, visible: str | None, line: str
+) -> None:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert outcomes(asked, node(4), **environ) == [(True, "list", line)]
+    assert outcomes(planned, node(4), **environ) == [(True, "list", line)]
 
 
 def test_a_container_with_some_of_the_hosts_gpus_has_those_alone() -> None:
@@ -111,13 +113,13 @@ def test_a_refusal_says_what_is_there_and_which_rank_gets_nothing() -> None:
 
 
 def test_a_slot_that_is_to_be_left_out_and_is_not_there_holds_the_start_back() -> None:
-    asked = RanksAsked("deepspeed", None, "--exclude localhost:9", "--num_gpus=", devices=ALL, excluded=("9",))
-    assert outcomes(asked, node(4)) == [(True, "list", "no slot 9 behind --exclude")]
-    assert outcomes(RanksAsked("deepspeed", None, "--exclude localhost:1", "--num_gpus=", devices=ALL, excluded=("1",)), node(4)) == []
+    planned = PlannedRanks("deepspeed", None, "--exclude localhost:9", "--num_gpus=", devices=ALL, excluded=("9",))
+    assert outcomes(planned, node(4)) == [(True, "list", "no slot 9 behind --exclude")]
+    assert outcomes(PlannedRanks("deepspeed", None, "--exclude localhost:1", "--num_gpus=", devices=ALL, excluded=("1",)), node(4)) == []
 
 
 @pytest.mark.parametrize(
-    ("asked", "environ", "line"),
+    ("planned", "environ", "line"),
     [
         (torchrun(8), {}, "--nproc-per-node=4"),
         (torchrun(4), {"CUDA_VISIBLE_DEVICES": "2,3"}, "--nproc-per-node=2 or CUDA_VISIBLE_DEVICES=2,3,0,1"),
@@ -125,17 +127,17 @@ def test_a_slot_that_is_to_be_left_out_and_is_not_there_holds_the_start_back() -
         (torchrun(4), {"NVIDIA_VISIBLE_DEVICES": f"{UUIDS[0]},{UUIDS[1]}"}, "--nproc-per-node=2"),
         (accelerate(8), {}, "--num_processes=4"),
         (accelerate(4, "0,1"), {"CUDA_VISIBLE_DEVICES": "0"}, "--num_processes=2 or --gpu_ids=0,1,2,3"),
-        (RanksAsked("accelerate", 8, "--num_processes=16", "--num_processes=", nodes=2), {}, "--num_processes=8"),
-        (RanksAsked("deepspeed", 8, "--num_gpus=8", "--num_gpus=", devices=ALL), {"CUDA_VISIBLE_DEVICES": "0"}, "--num_gpus=4"),
-        (RanksAsked("srun", 8, "8 tasks of step 7.0", "--ntasks-per-node="), {}, "--ntasks-per-node=4"),
+        (PlannedRanks("accelerate", 8, "--num_processes=16", "--num_processes=", nodes=2), {}, "--num_processes=8"),
+        (PlannedRanks("deepspeed", 8, "--num_gpus=8", "--num_gpus=", devices=ALL), {"CUDA_VISIBLE_DEVICES": "0"}, "--num_gpus=4"),
+        (PlannedRanks("srun", 8, "8 tasks of step 7.0", "--ntasks-per-node="), {}, "--ntasks-per-node=4"),
     ],
 )
-def test_two_ranks_on_one_gpu_may_be_meant(asked: RanksAsked, environ: dict[str, str], line: str) -> None:
-    assert outcomes(asked, node(4), **environ) == [(False, "shared", line)]
+def test_two_ranks_on_one_gpu_may_be_meant(planned: PlannedRanks, environ: dict[str, str], line: str) -> None:
+    assert outcomes(planned, node(4), **environ) == [(False, "shared", line)]
 
 
 @pytest.mark.parametrize(
-    ("asked", "environ", "subject", "line"),
+    ("planned", "environ", "subject", "line"),
     [
         (torchrun(2), {"CUDA_VISIBLE_DEVICES": "0,1,9"}, "list", "CUDA_VISIBLE_DEVICES=0,1"),
         (torchrun(None), {"CUDA_VISIBLE_DEVICES": "0,9"}, "list", "CUDA_VISIBLE_DEVICES=0"),
@@ -143,11 +145,16 @@ def test_two_ranks_on_one_gpu_may_be_meant(asked: RanksAsked, environ: dict[str,
         (torchrun(2), {"CUDA_VISIBLE_DEVICES": "1,1"}, "list", "CUDA_VISIBLE_DEVICES=1"),
         (torchrun(2), {"CUDA_VISIBLE_DEVICES": "cuda:0"}, "list", "CUDA_VISIBLE_DEVICES=0,1"),
         (torchrun(2), {"CUDA_VISIBLE_DEVICES": "GPU-"}, "list", f"CUDA_VISIBLE_DEVICES={UUIDS[0]},{UUIDS[1]}"),
-        (RanksAsked("torchrun", 1, "", "--nproc-per-node="), {}, "idle", "--nproc-per-node=gpu for a rank on each, --nproc-per-node=1 if"),
+        (
+            PlannedRanks("torchrun", 1, "", "--nproc-per-node="),
+            {},
+            "idle",
+            "--nproc-per-node=gpu for a rank on each, --nproc-per-node=1 if",
+        ),
     ],
 )
-def test_what_may_be_meant_is_a_warning(asked: RanksAsked, environ: dict[str, str], subject: str, line: str) -> None:
-    ((blocks, about, written),) = outcomes(asked, node(4), **environ)
+def test_what_may_be_meant_is_a_warning(planned: PlannedRanks, environ: dict[str, str], subject: str, line: str) -> None:
+    ((blocks, about, written),) = outcomes(planned, node(4), **environ)
     assert (blocks, about) == (False, subject)
     assert written.startswith(line)
 
@@ -176,7 +183,7 @@ def test_cuda_shows_one_instance_of_mig(environ: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "readings", "environ"),
+    ("planned", "readings", "environ"),
     [
         (torchrun(4), node(4), {}),
         (torchrun(2), node(4), {}),
@@ -193,8 +200,8 @@ def test_cuda_shows_one_instance_of_mig(environ: dict[str, str]) -> None:
         (torchrun(8), node(4), {"CUDA_VISIBLE_DEVICES": "-1"}),
         (torchrun(8), node(4), {"NVIDIA_VISIBLE_DEVICES": "void"}),
         (torchrun(8), node(4), {"NVIDIA_VISIBLE_DEVICES": "none"}),
-        (RanksAsked("srun", 8, "8 tasks of step 7.0", "--ntasks-per-node="), node(4), {"CUDA_VISIBLE_DEVICES": "2"}),
-        (RanksAsked("torchrun", 1, "", "--nproc-per-node="), node(1), {}),
+        (PlannedRanks("srun", 8, "8 tasks of step 7.0", "--ntasks-per-node="), node(4), {"CUDA_VISIBLE_DEVICES": "2"}),
+        (PlannedRanks("torchrun", 1, "", "--nproc-per-node="), node(1), {}),
     ],
     ids=[
         *("as many ranks", "fewer", "one for each", "a number of nobody", "nothing known", "accelerate shows others", "no GPU", "no NVML"),
@@ -211,8 +218,8 @@ def test_cuda_shows_one_instance_of_mig(environ: dict[str, str]) -> None:
         ),
     ],
 )
-def test_where_all_fits_or_nothing_is_known_nothing_is_said(asked: RanksAsked, readings: Readings, environ: dict[str, str]) -> None:
-    assert outcomes(asked, readings, **environ) == []
+def test_where_all_fits_or_nothing_is_known_nothing_is_said(planned: PlannedRanks, readings: Readings, environ: dict[str, str]) -> None:
+    assert outcomes(planned, readings, **environ) == []
 
 
 @pytest.mark.parametrize(
@@ -235,7 +242,7 @@ def test_cpus_that_leave_out_the_numa_node_of_a_gpu_are_named(ranks: int, cpus: 
     unlike = Readings([*node(4), Reading("nvml", f"gpu:{UUIDS[0]}", "gpu.identity", {"index": 0, "pci": "0000:00:00.0", "name": "T4"})])
     unordered = rank_places.findings(torchrun(ranks), {}, unlike, cpus)
     assert [finding.command for finding in unordered] == [line] * bool(line and ranks == 4), "which GPUs two ranks have is not known"
-    binds = RanksAsked("torchrun", ranks, "--nproc-per-node=4", "--nproc-per-node=", binds=True)
+    binds = PlannedRanks("torchrun", ranks, "--nproc-per-node=4", "--nproc-per-node=", binds=True)
     assert rank_places.findings(binds, {}, node(4), cpus) == ()
 
 
@@ -263,5 +270,5 @@ def test_ports_at_another_numa_node_than_the_gpu_are_named(wanted: str, line: st
 
 
 def test_a_configuration_that_cannot_be_read_is_said() -> None:
-    assert outcomes(RanksAsked("accelerate", 0, problem="my.yaml cannot be read: no"), node(2)) == [(False, "configuration", "")]
-    assert outcomes(RanksAsked("accelerate", 0, problem="my.yaml cannot be read: no"), Readings()) == []
+    assert outcomes(PlannedRanks("accelerate", 0, problem="my.yaml cannot be read: no"), node(2)) == [(False, "configuration", "")]
+    assert outcomes(PlannedRanks("accelerate", 0, problem="my.yaml cannot be read: no"), Readings()) == []

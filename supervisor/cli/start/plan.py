@@ -33,7 +33,7 @@ _DEADLINE_S = 5.0
 @click.option("--fit", is_flag=True, help="Show which micro-batch fits into a GPU: by the newest checkpoint and what a run needed.")
 @json_option
 def command(invocation: Invocation, *, cause: str | None, fit: bool, as_json: bool) -> int:
-    """It lists options without effect, ranks without a GPU, what in the script makes ranks wait or race, the knobs, and the ladders.
+    """It names options without effect, ranks without a GPU, and lines of the script at which ranks wait or race; then knobs and ladders.
 
     The options of a run stand before `plan`.
     """
@@ -60,8 +60,8 @@ def _rank_places(settings: Settings, words: Sequence[str]) -> list[str]:
 
     with closing(Runner()) as runner:
         now = runner.sweep(rank_places.PROBES, Ask(deadline_s=_DEADLINE_S))
-    asked = launchers.asked(words, os.environ, Path(settings.cwd))
-    places = rank_places.findings(asked, os.environ, now, os.sched_getaffinity(0))
+    planned = launchers.planned_ranks(words, os.environ, Path(settings.cwd))
+    places = rank_places.findings(planned, os.environ, now, os.sched_getaffinity(0))
     return [f"{place.reason}: it does not start (78); write {place.command}" if place.blocks else place.reason for place in places]
 
 

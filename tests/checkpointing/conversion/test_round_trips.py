@@ -51,7 +51,7 @@ def test_a_training_keeps_all_of_it_in_a_torch_file(tmp_path: Path) -> None:
 def test_a_training_keeps_all_but_number_keys_in_a_dcp_directory_and_torch_reads_it(tmp_path: Path) -> None:
     torch.save(training(), tmp_path / "a.pt")
     answer = convert(tmp_path / "a.pt", tmp_path / "b", "dcp")
-    assert answer["left_out"] == ["keys that are numbers became texts, as torch.distributed.checkpoint keeps them: 1"]
+    assert answer["left_out"] == ["the type of keys that are numbers: torch.distributed.checkpoint keeps texts (1 table)"]
     dcp_to_torch_save(tmp_path / "b", tmp_path / "by_torch.pt")
     expected = training()
     expected["optimizer"]["state"] = {str(key): value for key, value in expected["optimizer"]["state"].items()}
@@ -84,8 +84,8 @@ def test_safetensors_hold_the_models_weights_and_what_is_lost_is_said(tmp_path: 
     answer = convert(tmp_path / "a.pt", tmp_path / "b", to)
     file = tmp_path / "b" / "model.safetensors" if to == "hf" else tmp_path / "b"
     assert rows(load_file(file)) == rows(training()["model"])
-    assert answer["left_out"] == ["optimizer: 3 tensors, 0.000104 MB", "epoch", "name", "history: 2 tensors, 1.2e-05 MB"]
-    assert "1 names are tied to others: their numbers are written for each" in answer["notes"]
+    assert answer["left_out"] == ["optimizer: 3 tensors, 104 bytes", "epoch", "name", "history: 2 tensors, 12 bytes"]
+    assert "tied weights are written once for each name: 1 name more" in answer["notes"]
 
 
 def test_large_weights_are_cut_into_shards_with_the_index_of_transformers(

@@ -47,7 +47,7 @@ class FaultRow(Struct, frozen=True):
 _KILLED = frozenset({Cause.KILLED_UNKNOWN})
 ROWS: Final[Mapping[SoakFault, FaultRow]] = {
     SoakFault.RANK: FaultRow("rank {rank} killed", _KILLED),
-    SoakFault.LAUNCHER: FaultRow("agent killed", _KILLED, absent="nothing stands between supervise and the ranks: no agent starts them"),
+    SoakFault.AGENT: FaultRow("agent killed", _KILLED, absent="nothing stands between supervise and the ranks: no agent starts them"),
     SoakFault.SUPERVISOR: FaultRow("supervisor killed", _KILLED),
     SoakFault.STOP: FaultRow(
         "rank {rank} stopped",
@@ -58,7 +58,7 @@ ROWS: Final[Mapping[SoakFault, FaultRow]] = {
     SoakFault.LOADER: FaultRow(
         "rank {rank}'s loader slow", frozenset(), "loader", "no batch was seen to come from a DataLoader of torch", goes_on=True
     ),
-    SoakFault.MEMORY: FaultRow(
+    SoakFault.OOM: FaultRow(
         "rank {rank} out of memory", frozenset({Cause.HOST_OOM, Cause.CUDA_OOM}), "step", "no optimizer of torch was seen to step"
     ),
     SoakFault.DISK: FaultRow(
@@ -105,8 +105,8 @@ class Faults:
         possible = {kind for kind in kinds if not ROWS[kind].place or (self._job.scratch / f"drill-seen-{ROWS[kind].place}").exists()}
         if not any(beat.steps >= _STEPS_BEFORE_STOP for beat in beats):
             possible.discard(SoakFault.STOP)
-        if self._launcher(beats) is None:
-            possible.discard(SoakFault.LAUNCHER)
+        if self._agent(beats) is None:
+            possible.discard(SoakFault.AGENT)
         return possible
 
     def strike(self, kind: SoakFault, rank: int, beats: Sequence[RankHeartbeat], wait: Callable[[Callable[[], Any]], Any]) -> Strike | None:
@@ -118,9 +118,9 @@ class Faults:
         if kind is SoakFault.SUPERVISOR:
             os.kill(self._job.pid, signal.SIGKILL)  # a child that nobody has waited for: the pid is still its
             return Strike(kind, now, -1, ranks)
-        if kind is SoakFault.LAUNCHER:
-            launcher = self._launcher(beats)
-            sent = launcher is not None and send(*launcher, signal.SIGKILL)
+        if kind is SoakFault.AGENT:
+            agent = self._agent(beats)
+            sent = agent is not None and send(*agent, signal.SIGKILL)
             return Strike(kind, now, -1, ranks) if sent else None
         if kind in {SoakFault.RANK, SoakFault.STOP}:
             sent = send(ranks[rank].pid, ranks[rank].start_ticks, signal.SIGKILL if kind is SoakFault.RANK else signal.SIGSTOP)
@@ -132,7 +132,7 @@ class Faults:
         self._orders += 1
         order, taken = self._job.scratch / "drill-order", self._job.scratch / f"drill-struck-{self._orders}"
         content: dict[str, Any] = {"number": self._orders, "kind": kind.value, "rank": rank}
-        if kind is SoakFault.MEMORY and self._group is not None:
+        if kind is SoakFault.OOM and self._group is not None:
             content |= {"kind": "memory", "bytes": self._group.tighten() + 4 * ROOM_BYTES}
         staging.write(str(order), json.dumps(content).encode(), is_durable=False)
 
@@ -157,7 +157,7 @@ class Faults:
             beat = strike.ranks[strike.rank]
             send(beat.pid, beat.start_ticks, signal.SIGCONT)
 
-    def _launcher(self, beats: Iterable[RankHeartbeat]) -> tuple[int, int] | None:
+    def _agent(self, beats: Iterable[RankHeartbeat]) -> tuple[int, int] | None:
         """Return pid and start ticks of the process that started a rank, and is neither a rank nor the guardian."""
         ranks = {beat.pid for beat in beats}
         for beat in beats:

@@ -224,7 +224,7 @@ class _Soak:
             faults.undo(strike)
             self._observed.is_disturbed = False
         self._account(strike, result)
-        if result.is_finding or (kind is SoakFault.MEMORY and self.report.memory):
+        if result.is_finding or (kind is SoakFault.OOM and self.report.memory):
             self._closed.add(kind)
         return is_going
 

@@ -29,12 +29,12 @@ class SoakFault(StrEnum):
     """What is done to the job."""
 
     RANK = "rank"
-    LAUNCHER = "agent"
+    AGENT = "agent"
     SUPERVISOR = "supervisor"
     STOP = "stop"
     TORN = "torn"
     LOADER = "loader"
-    MEMORY = "oom"
+    OOM = "oom"
     DISK = "disk"
 
 

@@ -43,7 +43,7 @@ def test_a_job_is_back_when_each_rank_is_a_new_process_that_made_a_step() -> Non
     assert not strike.is_over([beat(0, 1), earlier(1)])  # the slot of a rank that has died stays readable
 
 
-@pytest.mark.parametrize("kind", [SoakFault.RANK, SoakFault.LAUNCHER, SoakFault.SUPERVISOR, SoakFault.STOP, SoakFault.TORN])
+@pytest.mark.parametrize("kind", [SoakFault.RANK, SoakFault.AGENT, SoakFault.SUPERVISOR, SoakFault.STOP, SoakFault.TORN])
 def test_ranks_that_still_make_steps_after_what_ends_them_are_not_back(kind: SoakFault) -> None:
     assert not Strike(kind, 0.0, 0, {0: beat(0, 30)}).is_over([beat(0, 99)])
 
@@ -56,7 +56,7 @@ def test_a_late_batch_is_over_when_each_rank_is_two_steps_on() -> None:
 
 def test_what_the_ranks_were_not_seen_to_do_cannot_be_disturbed(tmp_path: Path) -> None:
     faults = Faults(DrilledJob(Settings(), ["true"], tmp_path, tmp_path, prepare=lambda: None), None)
-    everything = set(SoakFault) - {SoakFault.LAUNCHER}  # what started this process is none of a job's
+    everything = set(SoakFault) - {SoakFault.AGENT}  # what started this process is none of a job's
     anywhere = {SoakFault.RANK, SoakFault.SUPERVISOR}
     assert faults.possible(everything, [beat(0, 5)]) == anywhere
     assert faults.possible(everything, [beat(0, 30)]) == anywhere | {SoakFault.STOP}

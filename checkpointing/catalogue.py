@@ -225,10 +225,13 @@ class Catalogue:
         self._head, self._places, self._end, self._is_newer, self._damaged = head, {}, 0, False, None
 
     def _index(self, file: BinaryIO) -> None:
-        """Note where the rows stand that were appended since. A last line that is not whole is left for the next time."""
+        """Note where the rows stand that were appended since. A last line that is not whole is left for the next time.
+
+        A reader that saw a damaged line reads all again: over NFS the end of a file that grows may read as zeros for a moment.
+        """
         head, n_bytes = file.readline(), os.fstat(file.fileno()).st_size
         self._unreadable = None
-        if head != self._head or n_bytes < self._end:
+        if head != self._head or n_bytes < self._end or (self._damaged and not self._is_writer):
             self._forget(head)
         if n_bytes == self._end:
             return

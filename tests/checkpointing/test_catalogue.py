@@ -109,6 +109,17 @@ def test_a_line_that_is_damaged_is_named_and_costs_its_row(opened: Callable[...,
     assert (writer.not_written, writer.problem) == (None, catalogue.problem)
 
 
+def test_a_line_that_reads_as_zeros_for_a_moment_is_read_again(opened: Callable[..., Catalogue]) -> None:
+    opened(is_writer=True).put(SEEN, row("/a"), row("/b"))
+    whole = opened().file.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    opened().file.write_bytes(b"".join(lines[:2]) + b"\0" * (len(lines[2]) - 1) + b"\n")
+    reader = opened()
+    assert reader.all(SEEN) == (row("/a"),)
+    reader.file.write_bytes(whole)
+    assert (reader.all(SEEN), reader.problem) == ((row("/a"), row("/b")), None)
+
+
 def test_a_file_of_a_newer_version_is_not_changed(opened: Callable[..., Catalogue]) -> None:
     opened(is_writer=True).put(SEEN, row("/a"))
     file = opened().file

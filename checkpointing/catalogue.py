@@ -82,14 +82,16 @@ class _Place:
 class Catalogue:
     """The rows of one job and node. Thread-safe.
 
-    Nothing here raises: `problem` says in one line what could not be written last, or read. What could not be written is known all the
-    same until this process ends, and is written with the next rows. A file that cannot be read is not replaced.
+    Nothing here raises: `not_written` says in one line why the last rows are not on the disk, `problem` also what could not be read. What
+    could not be written is known all the same until this process ends, and is written with the next rows. A file that cannot be read is
+    not replaced.
     """
 
     def __init__(self, directory: Path, *, is_writer: bool = False) -> None:
         """Read `directory`/catalogue.jsonl, which need not exist yet. `is_writer`: this process holds the job's lock."""
         self.file = directory / FILE_NAME
-        self._not_written: str | None = None
+        self.not_written: str | None = None
+        self._not_compacted: str | None = None
         self._unreadable: str | None = None
         self._damaged: str | None = None  # a line
         self._is_writer = is_writer
@@ -105,7 +107,7 @@ class Catalogue:
     @property
     def problem(self) -> str | None:
         """What could not be written last, or read, in one line."""
-        return self._not_written or self._unreadable or self._damaged
+        return self.not_written or self._not_compacted or self._unreadable or self._damaged
 
     @property
     def state(self) -> tuple[bytes, int]:
@@ -223,10 +225,13 @@ class Catalogue:
         self._head, self._places, self._end, self._is_newer, self._damaged = head, {}, 0, False, None
 
     def _index(self, file: BinaryIO) -> None:
-        """Note where the rows stand that were appended since. A last line that is not whole is left for the next time."""
+        """Note where the rows stand that were appended since. A last line that is not whole is left for the next time.
+
+        A reader that saw a damaged line reads all again: over NFS the end of a file that grows may read as zeros for a moment.
+        """
         head, n_bytes = file.readline(), os.fstat(file.fileno()).st_size
         self._unreadable = None
-        if head != self._head or n_bytes < self._end:
+        if head != self._head or n_bytes < self._end or (self._damaged and not self._is_writer):
             self._forget(head)
         if n_bytes == self._end:
             return
@@ -260,13 +265,14 @@ class Catalogue:
                 return False
             self._unwritten.update({(name, key): content for name, key, content in rows})
             if self._is_newer:
+                self.not_written = self._damaged
                 return False
             try:
                 self._append()
             except OSError as error:
-                self._not_written = f"the checkpoints' catalogue could not be written: {self.file}: {error.strerror}"
+                self.not_written = f"the checkpoints' catalogue could not be written: {self.file}: {error.strerror}"
                 return False
-            self._not_written = None
+            self.not_written = None
             self._compact()
             return True
 
@@ -305,11 +311,12 @@ class Catalogue:
             self._end += len(line)
 
     def _compact(self) -> None:
+        self._not_compacted = None
         if self._end >= 2 * sum(place.n_bytes for place in self._places.values()) + _SLACK_BYTES:
             try:
                 self._rewrite()
             except OSError as error:
-                self._not_written = f"the checkpoints' catalogue could not be made smaller: {self.file}: {error.strerror}"
+                self._not_compacted = f"the checkpoints' catalogue could not be made smaller: {self.file}: {error.strerror}"
 
     def _rewrite(self) -> None:
         """Put another file in its place, without the rows that no longer count."""

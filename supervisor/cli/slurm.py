@@ -119,5 +119,5 @@ def _is_done(*words: str) -> bool:
 def _excluded_before(job: str) -> tuple[str, ...]:
     """Return the nodes that the job excludes, by its own options."""
     answer = scontrol("-o", "show", "job", job)
-    match = re.search(r" ExcNodeList=(\S+)", answer.text) if answer is not None else None
-    return () if match is None or match[1] == "(null)" else (match[1],)
+    match = re.search(r" ExcNodeList=([\w.,\[\]-]+)(?!\S)", answer.text) if answer is not None else None  # (null) is none
+    return () if match is None else (match[1],)

@@ -254,7 +254,9 @@ def test_a_kill_leaves_nothing_under_the_targets_name_and_the_next_run_clears_it
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("whom", "number"), [("worker", signal.SIGKILL), ("command", signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("whom", "number"), [("worker", signal.SIGKILL), *(("command", number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))]
+)
 def test_a_convert_that_ends_early_removes_what_it_wrote(large: Path, whom: str, number: signal.Signals) -> None:
     process = start(large.parent, "large.pt", "out", "--to", "torch")
     _growing(large.parent, process)

@@ -181,10 +181,11 @@ def test_all_nodes_of_a_step_end_at_once_where_too_few_of_them_are_fit(
                 "may begin on an excluded node",
             ),
             (("b",), "(null)", 1, 0, ["-o show job 4711", "requeue 4711"], 1, "does not requeue job 4711"),
+            (("b",), "n1\x01$(id)", 0, 0, ["-o show job 4711", "requeue 4711", "update JobId=4711 ExcNodeList=b"], 0, "without b"),
         ],
         2,
     ),
-    ids=["none", "some", "beside the job's own", "not permitted", "not requeued"],
+    ids=["none", "some", "beside the job's own", "not permitted", "not requeued", "no list of nodes"],
 )
 def test_slurm_is_asked_for_other_nodes_once_it_has_taken_the_job_back(  # noqa: PLR0913, PLR0917  a case
     settings: Settings,

@@ -30,6 +30,7 @@ from checkpointing.retention.aside import size_of
 from checkpointing.verification import identity_of, verify
 from supervisor.cli import stdio
 from supervisor.cli.invocation import json_option
+from supervisor.cli.signals import exit_on_signals
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.guardian.libc import die_with_parent
 from supervisor.report.text import clean
@@ -73,6 +74,7 @@ def convert(source: str, target: str, to: str, dtype: str, *, as_json: bool) -> 
     """Convert a checkpoint. Returns 0, or 1 for a source that is not good. Raises SuperviseError."""
     target = os.path.abspath(target.rstrip("/") or "/")  # noqa: PTH100 -- plain strings, as the package takes them
     _refuse_target(source, target)
+    exit_on_signals()
     with _errors():
         checkpoint = _only_checkpoint(source)
         with _Progress(as_json=as_json) as progress:

@@ -38,12 +38,6 @@ def require_steps(settings: Settings) -> None:
         )
 
 
-def exit_on_signals() -> None:
-    """Make TERM and HUP raise SystemExit, so that the drill cleans up. `supervise` in the child sets handlers of its own."""
-    for signum in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, lambda number, _frame: sys.exit(128 + number))
-
-
 class DrilledJob:
     """One job of a drill. `state` and `scratch` are its directories (identity.py); `prepare` is called in each child before it begins."""
 

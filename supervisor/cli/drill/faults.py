@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from checkpointing.discover import find
 from supervisor.cli import stdio
-from supervisor.cli.drill.drilled_job import DrilledJob, exit_on_signals, is_alive, require_steps, send, steps_made
+from supervisor.cli.drill.drilled_job import DrilledJob, is_alive, require_steps, send, steps_made
+from supervisor.cli.signals import exit_on_signals
 from supervisor.config.settings import Origin, with_values
 from supervisor.core.values import Struct
 from supervisor.errors import ExitCode, SuperviseError

@@ -21,8 +21,9 @@ from supervisor.cli import stdio
 from supervisor.cli.drill import scratch_job
 from supervisor.cli.drill.attempt_losses import AttemptLosses
 from supervisor.cli.drill.comparison import LEAST_LOSSES, ResumeComparison, compare
-from supervisor.cli.drill.drilled_job import DrilledJob, exit_on_signals, is_alive, send, steps_made
+from supervisor.cli.drill.drilled_job import DrilledJob, is_alive, send, steps_made
 from supervisor.cli.drill.scratch_job import ScratchPlace
+from supervisor.cli.signals import exit_on_signals
 from supervisor.core.values import Struct
 from supervisor.errors import ExitCode
 from supervisor.job import identity, resume_proof

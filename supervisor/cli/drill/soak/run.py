@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from supervisor.cli import stdio
 from supervisor.cli.drill import scratch_job
-from supervisor.cli.drill.drilled_job import DrilledJob, exit_on_signals
+from supervisor.cli.drill.drilled_job import DrilledJob
 from supervisor.cli.drill.faults import put_shim_on_path
 from supervisor.cli.drill.scratch_job import ScratchPlace
 from supervisor.cli.drill.soak import losses, memory_group, neighbours
@@ -25,6 +25,7 @@ from supervisor.cli.drill.soak.faults import ROWS, Faults
 from supervisor.cli.drill.soak.observation import Observation
 from supervisor.cli.drill.soak.report import FaultResult, SoakReport
 from supervisor.cli.drill.soak.schedule import Schedule, SoakFault, TimeBox
+from supervisor.cli.signals import exit_on_signals
 from supervisor.config.settings import Origin, with_values
 from supervisor.core.values import Struct, replace
 from supervisor.errors import ExitCode

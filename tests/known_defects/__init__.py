@@ -6,9 +6,7 @@ each marker names that change.
 
 | test | what is wrong | later |
 | --- | --- | --- |
-| test_one_pass.py | one background rate, whatever the disk gives, holds up copy and upload | one pass |
 | test_one_pass.py | nodes on one disk queue for a restore, and each reads all of it again, silently | one pass |
-| test_one_pass.py | of more writes than 512 the oldest are forgotten, and `--keep` removes their checkpoints no more | one pass |
 | test_one_pass.py | a disk that hangs cannot be given up by a restore, and writers of one restore take turns | one pass |
 | test_one_pass.py | a hole in a download that was cut counts as room | one pass |
 | test_one_pass.py | what lies at a path is trusted because this job once wrote there | one pass |

@@ -85,27 +85,6 @@ def test_a_node_that_waits_for_another_one_s_restore_says_so(backend: Backend, m
 
 
 @later(ONE_PASS)
-def test_a_checkpoint_of_more_files_than_are_remembered_can_be_removed(tmp_path: Path) -> None:
-    """Three checkpoints of 300 files each, as 300 ranks write them: the oldest is this job's too."""
-    rank = Rank(tmp_path / "attempt-0001")
-    known = Discovery(Catalogue(tmp_path / "checkpoints", is_writer=True), "r1")
-    oldest = tmp_path / "checkpoint-10"
-    for step in (10, 20, 30):
-        directory = tmp_path / f"checkpoint-{step}"
-        directory.mkdir()
-        for number in range(300):
-            path = directory / f"rng_state_{number}.pth"
-            path.write_bytes(b"state")
-            st = path.stat()
-            rank.saves(str(path), now=[st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns])
-        known.absorb(rank.directory, 1)
-    identity = identity_of(str(oldest))
-    prepared(identity is not None, "it is not there")
-    assert identity is not None
-    assert not_written(str(oldest), identity, known.written_files(str(oldest), 0)) == ""
-
-
-@later(ONE_PASS)
 def test_a_restore_whose_disk_hangs_is_given_up() -> None:
     ends, outcome = threading.Event(), list[BaseException]()
     timeout = StallTimeout("the restore", 0.1, lambda _text: None)

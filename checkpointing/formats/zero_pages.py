@@ -148,7 +148,7 @@ def _is_explained(hole: _Hole, read: Callable[[int, int], bytes]) -> bool:
     end = hole.end - (hole.end - span.begin) % span.item
     first, begins_at = divmod(hole.start - span.begin, span.row)
     last, ends_at = divmod(end - span.begin, span.row)
-    near = [*range(first - _ROWS, first), *range(last, last + _ROWS + 1)]
+    near = [*range(first - _ROWS, first + 1), *range(last, last + _ROWS + 1)]
     if hole.earlier is not None:  # rows with numbers, where all those near are zero
         near += [(offset - span.begin) // span.row for offset in hole.earlier]
     rows = frozenset(row for row in near if 0 <= row < (span.end - span.begin) // span.row)

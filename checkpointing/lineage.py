@@ -101,16 +101,15 @@ class Lineages:
         """
         run = self._run
         if any(lineage_run.run == run for lineage_run in self._record.runs):
-            self._complete(manifests())
+            self._complete(_origins(manifests()))
             return False
-        manifests_known = tuple(manifests())
+        origins = _origins(manifests())
         other_records = [_LineageRecord.read(Catalogue(directory)) for directory in other_directories]
         with self._lock:
             runs = {lineage_run.run: lineage_run for record in (*other_records, self._record) for lineage_run in record.runs}
             roll_backs = dict.fromkeys((*(row for record in other_records for row in record.roll_backs), *self._record.roll_backs))
             latest_known_s = max((run.began for run in runs.values()), default=0)
-            for manifest in manifests_known:
-                lineage, saved_s = manifest.about.lineage, manifest.saved_ns // 10**9
+            for lineage, saved_s in origins:
                 latest_known_s = max(latest_known_s, saved_s, 0 if lineage is None else lineage.began)
                 if lineage is not None:  # the record was lost, or is of another node
                     known = runs.get(lineage.run, LineageRun(lineage.run, lineage.began))
@@ -125,15 +124,14 @@ class Lineages:
         self.write()
         return is_new
 
-    def _complete(self, manifests: Iterable[Manifest]) -> None:
+    def _complete(self, origins: Iterable[tuple[Lineage | None, int]]) -> None:
         """Add the attempts of this run that manifests alone name."""
         with self._lock:
             own = self._own()
             known = {number for number, _ in own.attempts}
-            for manifest in manifests:
-                lineage = manifest.about.lineage
+            for lineage, saved_s in origins:
                 if lineage is not None and lineage.run == own.run and lineage.attempt not in known:
-                    own = _with_attempt(own, lineage.attempt, manifest.saved_ns // 10**9 * 10**9)
+                    own = _with_attempt(own, lineage.attempt, saved_s * 10**9)
             if own != self._own():
                 others = tuple(run for run in self._record.runs if run.run != self._run)
                 self._replace(runs=(*others, own))
@@ -252,6 +250,11 @@ class Lineages:
             lineage_record.roll_backs if roll_backs is None else roll_backs,
             lineage_record.abandoned if abandoned is None else abandoned,
         )
+
+
+def _origins(manifests: Iterable[Manifest]) -> tuple[tuple[Lineage | None, int], ...]:
+    """Return who saved each checkpoint, and when, in seconds: without the digests, which are a megabyte for a terabyte."""
+    return tuple((manifest.about.lineage, manifest.saved_ns // 10**9) for manifest in manifests)
 
 
 def _with_attempt(run: LineageRun, number: int, began_ns: int) -> LineageRun:

@@ -179,7 +179,7 @@ def _prove(  # noqa: PLR0913 -- the file, what is in it, and what to look at
 
 
 def _without_objects(records: dict[bytes, ZipRecord], prefix: bytes, suffix: str) -> Examination | None:
-    """Return what a zip without objects is: no checkpoint, or what a failed torch.save leaves. None: it has some, or lost them.
+    """Return what a zip without objects is: no checkpoint, or the rest of a failed torch.save. None if it has objects, or lost them.
 
     torch.save that raises closes its file all the same: that is a whole zip of what it writes beside the objects, or of nothing.
     """

@@ -373,7 +373,9 @@ class Manifests:
 
         A checkpoint is gone if its directory holds other files: an unmounted file system does not count as a removal.
         """
-        return sum(self.forget(manifest.path) for manifest in self.all() if _is_gone(manifest.path))
+        gone = [manifest.path for manifest in self.all() if _is_gone(manifest.path)]
+        self._catalogue.remove(self._table, *gone)
+        return len(gone)
 
     def forget(self, path: str) -> bool:
         """Remove the manifest of a path. Return whether there was one."""

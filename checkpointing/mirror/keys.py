@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 MANIFEST: Final = "manifest.json"
 PARTS: Final = "parts/"
-_NODES: Final = "nodes"
+NODES: Final = "nodes"
 
 
 def key_of(manifest: Manifest) -> str:
     """Return the key of a checkpoint, with "/" at its end."""
     if manifest.save:
-        return f"{prefix_of(manifest.about.job)}{_NODES}/{_quoted(manifest.name)}-{manifest.save}/"
+        return f"{prefix_of(manifest.about.job)}{NODES}/{_quoted(manifest.name)}-{manifest.save}/"
     step = manifest.name if manifest.step is None else f"step-{manifest.step}"
     return f"{prefix_of(manifest.about.job)}{_quoted(manifest.about.run)}/{_quoted(step)}-{manifest.id}/"
 
@@ -43,7 +43,7 @@ def document_key(manifest: Manifest) -> str:
 
 def holds_parts(key: str) -> bool:
     """Return whether a checkpoint's key is one to which several nodes send their parts."""
-    return key.split("/")[1] == _NODES
+    return key.split("/")[1] == NODES
 
 
 def prefix_of(job: str) -> str:

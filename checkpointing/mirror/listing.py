@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import tenacity
 
 from checkpointing.manifest import documents as manifests
 from checkpointing.manifest.documents import Manifest
 from checkpointing.mirror import joining
-from checkpointing.mirror.backends import Backend, NotFound, PermissionDenied, Stored
-from checkpointing.mirror.keys import MANIFEST, PARTS, key_of, prefix_of, unquoted
+from checkpointing.mirror.backends import Backend, NotFound, PermissionDenied, Stored, TransferDamaged, Unavailable
+from checkpointing.mirror.keys import MANIFEST, NODES, PARTS, key_of, prefix_of, unquoted
 from checkpointing.ordering import Generations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-_DEPTH: Final = 4  # job, run, checkpoint, manifest.json
-_PART_DEPTH: Final = 5  # job, "nodes", checkpoint, "parts", node
-_READERS: Final = 8
+_READERS: Final = 6  # so many connections a client of S3 keeps (backends/s3.py)
+_TRIES: Final = 5
+#: Job, run, checkpoint: what else lies in the bucket is not looked into.
+_CHECKPOINT: Final = re.compile(r"[^/]+/[^/]+/[^/]+-[0-9a-f]{16}/")
+
+T = TypeVar("T")
+
+
+@tenacity.retry(
+    stop=tenacity.stop_after_attempt(_TRIES),
+    wait=tenacity.wait_random_exponential(multiplier=0.2, max=10),
+    retry=tenacity.retry_if_exception_type((Unavailable, TransferDamaged)),
+    reraise=True,
+)
+def retried(call: Callable[[], T]) -> T:
+    """Call, and again where another try may help."""
+    return call()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +66,38 @@ class Unjoined:
     documents: tuple[Stored, ...]
 
 
-def locations(backend: Backend, job: str | None = None) -> Iterator[MirrorLocation]:
-    """Yield the locations of checkpoints, of one job or of all."""
-    for stored in backend.list("" if job is None else prefix_of(job)):
-        parts = stored.key.split("/")
-        if len(parts) == _DEPTH and parts[-1] == MANIFEST:
-            yield _location(stored.key.removesuffix(MANIFEST), stored)
+def _unseen() -> None:
+    """Nobody follows."""
+
+
+def other_jobs(backend: Backend, job: str, seen: Callable[[], object]) -> Iterator[str]:
+    """Yield the other jobs that have a checkpoint. `seen`: as for `newest_first`."""
+    for prefix in _directories(backend, "", seen):
+        if prefix != prefix_of(job) and any(
+            stored.key == key + MANIFEST for key in _checkpoints(backend, prefix, seen) for stored in _level(backend, key, seen)
+        ):
+            yield unquoted(prefix[:-1])
+
+
+def _level(backend: Backend, prefix: str, seen: Callable[[], object]) -> list[Stored]:
+    """List what has a prefix, without what lies deeper. What a directory holds is never listed to learn that it is there."""
+
+    def level() -> Iterator[Stored]:
+        for stored in backend.list(prefix, shallow=True):
+            seen()
+            yield stored
+
+    return retried(lambda: list(level()))
+
+
+def _directories(backend: Backend, prefix: str, seen: Callable[[], object]) -> list[str]:
+    return [stored.key for stored in _level(backend, prefix, seen) if stored.key.endswith("/") and stored.key != prefix]
+
+
+def _checkpoints(backend: Backend, prefix: str, seen: Callable[[], object]) -> Iterator[str]:
+    """Yield the keys of a job's checkpoints, whole or not."""
+    for run in _directories(backend, prefix, seen):
+        yield from (key for key in _directories(backend, run, seen) if _CHECKPOINT.fullmatch(key))
 
 
 def _location(key: str, stored: Stored) -> MirrorLocation:
@@ -62,24 +105,19 @@ def _location(key: str, stored: Stored) -> MirrorLocation:
     return MirrorLocation(key, unquoted(job), unquoted(run), stored.n_bytes, stored.at)
 
 
-def _scan(backend: Backend, job: str) -> tuple[list[MirrorLocation], list[Unjoined]]:
-    """Return what has a manifest, and what has parts only, in one listing."""
-    found: dict[str, MirrorLocation] = {}
-    parts: dict[str, list[Stored]] = {}
-    for stored in backend.list(prefix_of(job)):
-        words = stored.key.split("/")
-        if len(words) == _DEPTH and words[-1] == MANIFEST:
-            key = stored.key.removesuffix(MANIFEST)
-            found[key] = _location(key, stored)
-        elif len(words) == _PART_DEPTH and f"{words[-2]}/" == PARTS:
-            parts.setdefault(stored.key.removesuffix(PARTS + words[-1]), []).append(stored)
-    alone = {key: rows for key, rows in parts.items() if key not in found}
-    return list(found.values()), [Unjoined(_location(key, max(rows, key=lambda row: row.at)), tuple(rows)) for key, rows in alone.items()]
+def _look(backend: Backend, key: str, seen: Callable[[], object]) -> MirrorLocation | Unjoined | None:
+    """Return the checkpoint at a key, or its parts; None where there is neither."""
+    rows = {stored.key: stored for stored in _level(backend, key, seen)}
+    if key + MANIFEST in rows:
+        return _location(key, rows[key + MANIFEST])
+    parts = retried(lambda: list(backend.list(key + PARTS))) if key + PARTS in rows else ()
+    return Unjoined(_location(key, max(parts, key=lambda row: row.at)), tuple(parts)) if parts else None
 
 
 def unjoined(backend: Backend, job: str) -> list[MirrorLocation]:
     """Return the locations of parts that have no joint manifest; `at` is of the newest part."""
-    return [one.location for one in _scan(backend, job)[1]]
+    keys = _directories(backend, f"{prefix_of(job)}{NODES}/", _unseen)
+    return [found.location for key in keys if isinstance(found := _look(backend, key, _unseen), Unjoined)]
 
 
 def read_manifest(backend: Backend, location: MirrorLocation) -> Manifest:
@@ -91,25 +129,26 @@ def read_manifest(backend: Backend, location: MirrorLocation) -> Manifest:
 
 
 def newest_first(
-    backend: Backend, job: str, seen: Callable[[], object] = lambda: None, known: dict[str, MirroredCheckpoint] | None = None
+    backend: Backend, job: str, seen: Callable[[], object] = _unseen, known: dict[str, MirroredCheckpoint] | None = None
 ) -> tuple[list[MirroredCheckpoint], list[tuple[str, str]]]:
     """Return a job's checkpoints, newest first, and (key, reason) for each whose manifest cannot be read.
 
-    Parts of several nodes that make up a checkpoint are joined. `seen` is called, in a thread, for each that was read. `known` is the
-    caller's cache, by key: a manifest never changes, so only new ones are read, and removed ones are dropped. Raises PermissionDenied if
-    none may be read, and other BackendErrors.
+    Parts of several nodes that make up a checkpoint are joined. The requests grow with the number of checkpoints, not with that of their
+    files. `seen` is called, in a thread, for each row of a list and each manifest that was read. `known` is the caller's cache, by key: a
+    manifest never changes, so only new ones are read, and removed ones are dropped. Raises PermissionDenied if none may be read, and
+    other BackendErrors.
     """
     denied: list[PermissionDenied] = []
 
-    def look(location: MirrorLocation) -> MirroredCheckpoint | tuple[str, str]:
-        cached = (known or {}).get(location.key)
-        if cached is not None and cached.location == location:
+    def at_key(key: str) -> MirroredCheckpoint | tuple[str, str] | None:
+        found = _look(backend, key, seen)
+        cached = (known or {}).get(key)
+        if found is None:
+            return None
+        if cached is not None and cached.location == found:
             return cached
-        return read(location.key, lambda: MirroredCheckpoint(backend, location, read_manifest(backend, location)))
-
-    def read(key: str, call: Callable[[], MirroredCheckpoint | tuple[str, str]]) -> MirroredCheckpoint | tuple[str, str]:
         try:
-            found = call()
+            row = retried(lambda: _read(backend, found))
         except manifests.ManifestDamaged as error:
             return key, f"its manifest: {error}"
         except NotFound:
@@ -118,12 +157,10 @@ def newest_first(
             denied.append(error)
             return key, error.message
         seen()
-        return found
+        return row
 
-    present, apart = _scan(backend, job)
     with ThreadPoolExecutor(_READERS, thread_name_prefix="manifests") as pool:
-        joined = pool.map(lambda one: read(one.location.key, lambda: _joined(backend, one)), apart)
-        rows = [*pool.map(look, present), *joined]
+        rows = [row for row in pool.map(at_key, _checkpoints(backend, prefix_of(job), seen)) if row is not None]
     readable = [row for row in rows if isinstance(row, MirroredCheckpoint)]
     passed = [row for row in rows if not isinstance(row, MirroredCheckpoint)]
     if known is not None:
@@ -134,13 +171,15 @@ def newest_first(
     return ordered(readable), passed
 
 
-def _joined(backend: Backend, one: Unjoined) -> MirroredCheckpoint | tuple[str, str]:
-    """Join parts that their nodes did not live to join; else return their key, and why they are no checkpoint."""
-    made, why = joining.joined(backend, one.location.key, one.documents)
+def _read(backend: Backend, found: MirrorLocation | Unjoined) -> MirroredCheckpoint | tuple[str, str]:
+    """Read a checkpoint's manifest. Join parts that their nodes did not live to join; else return their key, and why they are none."""
+    if isinstance(found, MirrorLocation):
+        return MirroredCheckpoint(backend, found, read_manifest(backend, found))
+    made, why = joining.joined(backend, found.location.key, found.documents)
     if made is None:
-        return one.location.key, why
-    joining.heal(backend, one.location.key, made)
-    return MirroredCheckpoint(backend, one.location, made)
+        return found.location.key, why
+    joining.heal(backend, found.location.key, made)
+    return MirroredCheckpoint(backend, found.location, made)
 
 
 def ordered(present: Iterable[MirroredCheckpoint]) -> list[MirroredCheckpoint]:

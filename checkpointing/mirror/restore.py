@@ -10,21 +10,21 @@ shards of all. If a node has its own part, and all of that is right, only the mi
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
-
-import tenacity
 
 from checkpointing.io import durable
 from checkpointing.io.reader import FileReader, NotRegular, Short
 from checkpointing.manifest import digest
 from checkpointing.manifest.documents import Manifest
-from checkpointing.mirror import joining, keys, listing, restore_target
-from checkpointing.mirror.backends import Backend, BackendError, TransferDamaged, Unavailable
+from checkpointing.mirror import download, joining, listing, restore_target
+from checkpointing.mirror.backends import Backend, BackendError
 from checkpointing.mirror.stall import RestoreProgress, Stalled, StallTimeout
 from checkpointing.model import CheckpointingError, Verdict, nan_weights, note_of
 from checkpointing.verification import verify
@@ -35,9 +35,12 @@ if TYPE_CHECKING:
     from checkpointing.manifest.documents import File
     from checkpointing.mirror.listing import MirroredCheckpoint
 
-_TRIES: Final = 5
 _MOST_STALLS: Final = 2  # of one mirror; the second may have been of an object alone
 _SPARE_BYTES: Final = 64 << 20
+_MOST_JOBS: Final = 5  # of others, that a message names
+_BLOCK_BYTES: Final = 512  # of st_blocks, whatever the file system's own are
+_FIRST_S: Final = 5.0  # a shorter wait is not worth a line
+_SAY_EVERY_S: Final = 30.0
 #: In the place of a job's name: no other job.
 NO_JOB: Final = "none"
 OTHER_JOB_HINT: Final = (
@@ -89,19 +92,23 @@ def available(
     backends: Sequence[Backend],
     job: str,
     progress: RestoreProgress = RestoreProgress(),  # noqa: B008 -- a frozen value
+    *,
+    names_others: bool = True,
 ) -> tuple[list[MirroredCheckpoint], list[tuple[str, str]]]:
     """Return a job's checkpoints in all mirrors, newest first, and (what, reason) of what could not be read.
 
-    Raises OtherJob, Unreachable.
+    With `names_others`, a mirror without any is asked for other jobs: raises OtherJob if there are. Raises Unreachable.
     """
     kept: list[MirroredCheckpoint] = []
     passed: list[tuple[str, str]] = []
     others: set[str] = set()
     failures: list[BackendError] = []
     for backend in backends:
-        stall_timeout = progress.stall_timeout(f"the list of checkpoints of job {job} in {backend.url}")
+        what = f"the list of checkpoints of job {job} in {backend.url}"
+        stall_timeout = progress.stall_timeout(what)
+        seen = partial(_seen, stall_timeout, _SparseReport(progress.report), what)
         try:
-            found, damaged, of_others = stall_timeout.run(partial(_held, backend, job, stall_timeout))
+            found, damaged, of_others = stall_timeout.run(partial(_held, backend, job, seen, names_others=names_others))
             kept += found
             passed += damaged
             others |= of_others
@@ -112,21 +119,37 @@ def available(
         message = f"cannot look for checkpoints of {job}: {failures[0].message}"
         raise Unreachable(message, hint=failures[0].hint)
     if not kept and others:
-        names = ", ".join(sorted(others)[:5])
+        names = ", ".join(sorted(others)[:_MOST_JOBS])
         message = f"no checkpoint of job {job!r} in the mirror, only of others: {names}"
         raise OtherJob(message, hint=OTHER_JOB_HINT)
     return listing.ordered(kept), passed
 
 
-def _held(backend: Backend, job: str, stall_timeout: StallTimeout) -> tuple[list[MirroredCheckpoint], list[tuple[str, str]], set[str]]:
-    """Return one mirror's checkpoints of a job, what could not be read, and without checkpoints the other jobs that it holds."""
-    found, damaged = _retried(lambda: listing.newest_first(backend, job, stall_timeout.progressed))
-    others: set[str] = set()
-    if not found:
-        for location in _retried(lambda: list(listing.locations(backend))):
-            stall_timeout.progressed()
-            others.add(location.job)
-    return found, damaged, others - {job}
+def _held(
+    backend: Backend, job: str, seen: Callable[[], None], *, names_others: bool
+) -> tuple[list[MirroredCheckpoint], list[tuple[str, str]], set[str]]:
+    """Return one mirror's checkpoints of a job, what could not be read, and without checkpoints some of the other jobs that have one."""
+    found, damaged = listing.newest_first(backend, job, seen)
+    others = listing.other_jobs(backend, job, seen) if names_others and not found else ()
+    return found, damaged, set(itertools.islice(others, _MOST_JOBS))
+
+
+class _SparseReport:
+    """Passes a line on, and then none for a while. `first_s`: for how long none comes at first."""
+
+    def __init__(self, report: Callable[[str], None], first_s: float = _SAY_EVERY_S) -> None:
+        self._report, self._at = report, time.monotonic() + first_s
+
+    def __call__(self, line: str) -> None:
+        if time.monotonic() >= self._at:
+            self._at = time.monotonic() + _SAY_EVERY_S
+            self._report(line)
+
+
+def _seen(stall_timeout: StallTimeout, report: _SparseReport, what: str) -> None:
+    stall_timeout.check()
+    stall_timeout.progressed()
+    report(f"still reading {what}")
 
 
 def newest(  # noqa: PLR0913 -- keywords, each with a default
@@ -137,26 +160,25 @@ def newest(  # noqa: PLR0913 -- keywords, each with a default
     workers: int = 4,
     refusal: Callable[[str], tuple[str, str] | None] = lambda _path: None,
     progress: RestoreProgress = RestoreProgress(),  # noqa: B008 -- a frozen value
+    names_others: bool = True,
 ) -> Restored | None:
     """Restore the newest whole checkpoint, from one mirror after the other, else an older one; return None if the mirrors are empty.
 
     A checkpoint whose weights hold NaN gives way to an older one, as on a disk (`prefer_finite` of checkpointing/select.py).
 
     `into`: the directory to restore to; None: the path where it was saved. For that path `refusal` returns a reason and a hint if nothing
-    may be written there. A mirror that stalled twice is asked no more.
+    may be written there. A mirror that stalled twice is asked no more. Raises as `available` and `fetch` do, and DiskStalled.
     """
-    kept, passed = available(backends, job, progress)
+    kept, passed = available(backends, job, progress, names_others=names_others)
     occupied: PathOccupied | None = None
     stalls: Counter[str] = Counter()
     kept, gave_way = _finite_first(kept)
     passed += gave_way
     for checkpoint in kept:
-        why = ""
         if into is None:
             checkpoint = _at_home(checkpoint, refusal)  # noqa: PLW2901 -- the same checkpoint
-        if not why and stalls[checkpoint.backend.url] >= _MOST_STALLS:
-            why = "its mirror does not answer"
-        if not why:
+        why = "its mirror does not answer"
+        if stalls[checkpoint.backend.url] < _MOST_STALLS:
             try:
                 return fetch(checkpoint, into=into, workers=workers, passed_over=tuple(passed), progress=progress)
             except BackendError as error:
@@ -222,10 +244,7 @@ def of_save(  # noqa: PLR0913 -- keywords, each with a default
     progress: RestoreProgress = RestoreProgress(),  # noqa: B008 -- a frozen value
 ) -> Restored:
     """Restore the checkpoint of one save of several nodes. Raises PartsMissing if it is in no mirror, or not yet; else as `newest`."""
-    try:
-        kept, passed = available(backends, job, progress)
-    except OtherJob as error:
-        raise PartsMissing("no part of it is in the mirror", hint=error.hint) from error
+    kept, passed = available(backends, job, progress, names_others=False)
     found = [checkpoint for checkpoint in kept if checkpoint.manifest.save == save]
     for mirrored_checkpoint in found:
         try:
@@ -251,15 +270,10 @@ def newest_of(  # noqa: PLR0913 -- keywords, each with a default
 ) -> Restored | None:
     """Restore this job's newest checkpoint; if it has none, as at its first start, the newest of the job `instead`.
 
-    `instead` "": raises OtherJob if only other jobs have checkpoints. NO_JOB: returns None then. A job that is named must have one, else
-    OtherJob is raised.
+    `instead` "": raises OtherJob if only other jobs have checkpoints. NO_JOB: returns None then, and looks at no other job. A job that is
+    named must have one, else OtherJob is raised.
     """
-    try:
-        own = newest(backends, job, into=into, workers=workers, refusal=refusal, progress=progress)
-    except OtherJob:
-        if not instead:
-            raise
-        own = None
+    own = newest(backends, job, into=into, workers=workers, refusal=refusal, progress=progress, names_others=not instead)
     if own is not None or instead in ("", NO_JOB):
         return own
     selection = newest(backends, instead, into=into, workers=workers, refusal=refusal, progress=progress)
@@ -279,42 +293,74 @@ def fetch(
     passed_over: tuple[tuple[str, str], ...] = (),
     progress: RestoreProgress = RestoreProgress(),  # noqa: B008 -- a frozen value
 ) -> Restored:
-    """Restore one checkpoint. Raises BackendError, PathOccupied, NoSpace, OSError."""
+    """Restore one checkpoint. Raises BackendError, PathOccupied, NoSpace, OSError.
+
+    Of several nodes on one disk, one downloads. The others wait, then take what it restored.
+    """
     target = _target(one, into)
-    there = _existing(target, one, passed_over)
-    if there is not None:
-        return there
+    stall_timeout = progress.stall_timeout(f"{one.backend.url}/{one.location.key} to {target}")
+    return stall_timeout.run(lambda: _fetch(one, target, workers, passed_over, progress, stall_timeout))
+
+
+def _fetch(  # noqa: PLR0913, PLR0917 -- one caller
+    one: MirroredCheckpoint,
+    target: str,
+    workers: int,
+    passed_over: tuple[tuple[str, str], ...],
+    progress: RestoreProgress,
+    stall_timeout: StallTimeout,
+) -> Restored:
     directory = os.path.dirname(target)  # noqa: PTH120 -- strings throughout the package
-    durable.make_directory(directory)
     beside = restore_target.partial_path(target, one.manifest)
-    with restore_target.download_lock(beside):
-        there = _existing(target, one, passed_over)  # another node may have restored it meanwhile
-        if there is not None:
-            return there
-        missing = one if not os.path.lexists(target) else replace(one, manifest=restore_target.missing(target, one.manifest))
-        _check_space(directory, missing.manifest, beside)
-        stall_timeout = progress.stall_timeout(f"{one.backend.url}/{one.location.key}")
-        n_fetched = stall_timeout.run(lambda: _fetch_all(missing, beside, workers, progress.on_fetched, stall_timeout))
-        _sync(beside, missing.manifest)
-        try:
-            if missing is one:
-                durable.rename_exclusive(beside, target)
-            else:
-                restore_target.move_missing_files(beside, target, missing.manifest)
-        except FileExistsError:
-            message = f"cannot restore: {target}: another file appeared there"
-            raise PathOccupied(message, hint="start again: the downloaded parts are kept beside it") from None
-        durable.sync_directory(directory)
-        restore_target.write_latest_pointer(target, one.manifest)
-    restore_target.sweep(directory)
-    return Restored(target, one.manifest, one.backend.url, n_fetched, passed_over)
+    report = _SparseReport(progress.report, _FIRST_S)
+
+    def waiting(holder: str) -> None:
+        stall_timeout.check()
+        stall_timeout.progressed()
+        report(f"waiting for {holder}, which restores {target}")
+
+    while True:
+        with stall_timeout.on_disk():
+            there = _existing(target, one, passed_over, stall_timeout)
+            if there is not None:
+                return there
+            missing = replace(one, manifest=restore_target.missing(target, one.manifest))
+            durable.make_directory(directory)
+        with restore_target.download_lock(beside, waiting):
+            with stall_timeout.on_disk():
+                if restore_target.missing(target, one.manifest) != missing.manifest:
+                    continue  # another node has just restored it, and nobody waits while this one looks at that
+                _check_space(directory, missing.manifest, beside)
+            n_fetched = download.fetch(missing, beside, workers, progress.on_fetched, stall_timeout)
+            with stall_timeout.on_disk():
+                restore_target.finish(beside, missing.manifest, stall_timeout.progressed)
+                _move(beside, target, missing.manifest)
+                restore_target.write_latest_pointer(target, one.manifest)
+        with stall_timeout.on_disk():
+            restore_target.sweep(directory)
+        return Restored(target, one.manifest, one.backend.url, n_fetched, passed_over)
+
+
+def _move(beside: str, target: str, manifest: Manifest) -> None:
+    """Move what was downloaded to its place. Raises PathOccupied."""
+    try:
+        if os.path.lexists(target):
+            restore_target.move_missing_files(beside, target, manifest)
+        else:
+            durable.rename_exclusive(beside, target)
+    except FileExistsError:
+        message = f"cannot restore: {target}: another file appeared there"
+        raise PathOccupied(message, hint="start again: the downloaded parts are kept beside it") from None
+    durable.sync_directory(os.path.dirname(target))  # noqa: PTH120 -- strings throughout the package
 
 
 def _target(one: MirroredCheckpoint, into: str | None) -> str:
     return one.manifest.path if into is None else os.path.join(into, one.manifest.name)  # noqa: PTH118 -- strings throughout the package
 
 
-def _existing(target: str, one: MirroredCheckpoint, passed_over: tuple[tuple[str, str], ...]) -> Restored | None:
+def _existing(
+    target: str, one: MirroredCheckpoint, passed_over: tuple[tuple[str, str], ...], stall_timeout: StallTimeout
+) -> Restored | None:
     """Return what has the name already, if it has the content too; None if nothing has the name, or one node's part of it.
 
     Raises PathOccupied.
@@ -324,9 +370,9 @@ def _existing(target: str, one: MirroredCheckpoint, passed_over: tuple[tuple[str
     missing = restore_target.missing(target, one.manifest).files
     here = tuple(file for file in one.manifest.files if file not in missing)
     if missing and one.manifest.save and (here or restore_target.is_empty(target)):
-        if _has_content(target, replace(one.manifest, files=here)):
+        if _has_content(target, one.manifest, here, stall_timeout):
             return None
-    elif not missing and _has_content(target, one.manifest):
+    elif not missing and _has_content(target, one.manifest, here, stall_timeout):
         return Restored(target, one.manifest, one.backend.url, 0, passed_over)
     message = f"cannot restore: {target}: another file has this name"
     raise PathOccupied(message, hint="move it away, or restore into another directory with --to DIR")
@@ -342,122 +388,35 @@ def _usable(target: str, one: MirroredCheckpoint, passed: Sequence[tuple[str, st
     return Restored(target, manifest, one.backend.url, 0, (*passed, why), is_proven=False)
 
 
-def _fetch_all(one: MirroredCheckpoint, beside: str, workers: int, fetched: Callable[[int, int], None], stall_timeout: StallTimeout) -> int:
-    manifest = one.manifest
-    tasks = [(file, number) for file in manifest.files for number in range(len(file.parts))]
-    for file in manifest.files:
-        path = _place(beside, file, manifest)
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)  # noqa: PTH103, PTH120
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+def _has_content(target: str, manifest: Manifest, files: Sequence[File], stall_timeout: StallTimeout) -> bool:
+    """Return whether these files at the target are those of the manifest. What was just restored here is not read again."""
+    marked = restore_target.just_restored(target, manifest)
+    for file in files:
+        if file in marked:
+            continue
         try:
-            os.ftruncate(fd, file.n_bytes)
-        finally:
-            os.close(fd)
-    n_fetched = done = 0
-    with ThreadPoolExecutor(workers, thread_name_prefix="restore") as pool:
-        futures = [pool.submit(_fetch_part, one, file, number, _place(beside, file, manifest), stall_timeout) for file, number in tasks]
-        try:
-            for (file, number), future in zip(tasks, futures, strict=True):
-                n_fetched += future.result()
-                done += min(manifest.part_bytes, file.n_bytes - number * manifest.part_bytes)
-                fetched(done, manifest.n_bytes)
-        except BaseException:
-            for future in futures:
-                future.cancel()
-            raise
-    return n_fetched
-
-
-def _fetch_part(one: MirroredCheckpoint, file: File, number: int, path: str, stall_timeout: StallTimeout) -> int:
-    """Download a part unless the right bytes are here; return how many were downloaded."""
-    offset = number * one.manifest.part_bytes
-    n_bytes = min(one.manifest.part_bytes, file.n_bytes - offset)
-    with FileReader(path, drop_cache=True) as source:
-        if _begins_written(path, offset, n_bytes) and digest.of_range(source, offset, n_bytes) == file.parts[number]:
-            stall_timeout.progressed()
-            return 0
-    stall_timeout.progressed()
-
-    def attempt() -> None:
-        stall_timeout.check()
-        crc, at = 0, offset
-        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            for piece in one.backend.read(keys.data_key(one.location.key, file.path), offset, n_bytes):
-                crc = digest.of_bytes(piece, crc)
-                view = memoryview(piece)
-                with stall_timeout.writing():
-                    while view:
-                        n_written = os.pwrite(fd, view, at)
-                        at += n_written
-                        view = view[n_written:]
-                stall_timeout.progressed(len(piece))
-        finally:
-            os.close(fd)
-        if crc != file.parts[number]:
-            message = f"the copy is damaged: {one.backend.url}/{one.location.key}data/{file.path}: part {number + 1}"
-            raise TransferDamaged(message, hint="another copy is tried")
-
-    _retried(attempt)
-    return n_bytes
-
-
-def _begins_written(path: str, offset: int, n_bytes: int) -> bool:
-    """Return whether the range holds data: a hole in a new file need not be read."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.lseek(fd, offset, os.SEEK_DATA) < offset + n_bytes
-    except OSError:  # ENXIO: nothing but a hole up to the end
-        return False
-    finally:
-        os.close(fd)
-
-
-def _has_content(target: str, manifest: Manifest) -> bool:
-    for file in manifest.files:
-        try:
-            with FileReader(_place(target, file, manifest), drop_cache=True) as source:
-                if source.size != file.n_bytes or digest.of_range(source, 0, file.n_bytes) != file.crc64nvme:
+            with FileReader(restore_target.place(target, file, manifest), drop_cache=True) as source:
+                if source.size != file.n_bytes:
                     return False
+                for number, crc in enumerate(file.parts):
+                    stall_timeout.check()
+                    offset = number * manifest.part_bytes
+                    if digest.of_range(source, offset, min(manifest.part_bytes, file.n_bytes - offset)) != crc:
+                        return False
+                    stall_timeout.progressed()
         except (OSError, NotRegular, Short):
             return False
     return True
 
 
-def _place(beside: str, file: File, manifest: Manifest) -> str:
-    return f"{beside}/{file.path}" if manifest.is_tree else beside
-
-
 def _check_space(directory: str, manifest: Manifest, beside: str) -> None:
-    if os.path.lexists(beside):  # a part of it has its space already
-        return
+    """Raise NoSpace if the disk cannot take what is still missing. A file that was cut at its start has its length, and few blocks."""
+    needed = manifest.n_bytes
+    for file in manifest.files:
+        with contextlib.suppress(FileNotFoundError):
+            needed -= min(file.n_bytes, os.lstat(restore_target.place(beside, file, manifest)).st_blocks * _BLOCK_BYTES)
     found = os.statvfs(directory)
     free = found.f_bavail * found.f_frsize
-    if free < manifest.n_bytes + _SPARE_BYTES:
-        message = f"cannot restore: {directory}: {manifest.n_bytes >> 20} MiB are needed and {free >> 20} MiB are free"
+    if free < needed + _SPARE_BYTES:
+        message = f"cannot restore: {directory}: {needed >> 20} MiB are needed and {free >> 20} MiB are free"
         raise NoSpace(message, hint="make room, or restore into another directory with --to DIR")
-
-
-def _sync(beside: str, manifest: Manifest) -> None:
-    directories = {os.path.dirname(beside)}  # noqa: PTH120
-    for file in manifest.files:
-        path = _place(beside, file, manifest)
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        directory = os.path.dirname(path)  # noqa: PTH120
-        while len(directory) >= len(beside):
-            directories.add(directory)
-            directory = os.path.dirname(directory)  # noqa: PTH120
-    for directory in directories:
-        durable.sync_directory(directory)
-
-
-_retried = tenacity.retry(
-    stop=tenacity.stop_after_attempt(_TRIES),
-    wait=tenacity.wait_random_exponential(multiplier=0.2, max=10),
-    retry=tenacity.retry_if_exception_type((Unavailable, TransferDamaged)),
-    reraise=True,
-)(lambda call: call())

@@ -1,8 +1,11 @@
 """The files beside the target of a restore: the download, its lock, and the framework's pointer.
 
 A download is `.<name>.restore-<id>` beside its target, locked by `.<name>.restore-<id>.lock`: two nodes of one shared disk take turns, and
-the second finds what the first restored. On a file system without locks nobody waits, and nothing is swept. The lock's file holds the
+the second takes what the first restored. On a file system without locks nobody waits, and nothing is swept. The lock's file holds the
 node's tag: what another node left is swept after a day (checkpointing/io/leftovers.py). Functions raise OSError if the disk fails.
+
+A restored file has a mark: the microseconds of its modification time follow from the content. So another node knows without reading that
+a restore wrote it, and that nobody changed it since. Where a file system keeps no microseconds, it is read.
 """
 
 from __future__ import annotations
@@ -10,17 +13,23 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.io import durable, leftovers, staging
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from checkpointing.manifest.documents import Manifest
+    from checkpointing.manifest.documents import File, Manifest
 
 _LOCK: Final = ".lock"
+_LOOK_S: Final = 0.5
+#: So long a restored file is taken by its mark. Later it may have rotted, which only its bytes tell.
+_JUST_S: Final = 3600.0
+_MOST_NAME: Final = 200
 _BESIDE: Final = re.compile(r"(\..+\.restore-[0-9a-f]{16})(\.lock)?")
 _MEGATRON: Final = re.compile(r"iter_(\d{7,18})|(release)")
 
@@ -31,14 +40,66 @@ def partial_path(target: str, manifest: Manifest) -> str:
     return f"{directory}/.{name}.restore-{manifest.id}"
 
 
+def place(path: str, file: File, manifest: Manifest) -> str:
+    """Return where a file of the checkpoint is that has this path."""
+    return f"{path}/{file.path}" if manifest.is_tree else path
+
+
 @contextlib.contextmanager
-def download_lock(path: str) -> Iterator[None]:
-    """Hold the lock of a download, after another process has released it."""
-    fd = _locked(path, wait=True)
+def download_lock(path: str, waiting: Callable[[str], None] = lambda _holder: None) -> Iterator[None]:
+    """Hold the lock of a download. While another process has it, `waiting` is called now and then with that process's name."""
+    while True:
+        try:
+            fd = _locked(path)
+            break
+        except BlockingIOError:
+            waiting(_holder(path))
+            time.sleep(_LOOK_S)
     try:
         yield
     finally:
         _unlocked(path, fd)
+
+
+def finish(partial: str, manifest: Manifest, progressed: Callable[[], None]) -> None:
+    """Mark and sync a download of which each byte was compared."""
+    parent = os.path.dirname(partial)  # noqa: PTH120 -- strings throughout the package
+    directories = {parent}
+    mark_ns = (int(leftovers.now_s(parent)) - 1) * 10**9 + _mark_ns(manifest)
+    for file in manifest.files:
+        path = place(partial, file, manifest)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.utime(fd, ns=(mark_ns, mark_ns))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        progressed()
+        directory = os.path.dirname(path)  # noqa: PTH120 -- as above
+        while len(directory) >= len(partial):
+            directories.add(directory)
+            directory = os.path.dirname(directory)  # noqa: PTH120 -- as above
+    for directory in directories:
+        durable.sync_directory(directory)
+
+
+def just_restored(target: str, manifest: Manifest) -> frozenset[File]:
+    """Return the files that a restore wrote a short while ago, and nobody since: by their size and `finish`'s mark."""
+    marked: dict[File, float] = {}
+    for file in manifest.files:
+        with contextlib.suppress(OSError):
+            st = os.lstat(place(target, file, manifest))
+            if stat.S_ISREG(st.st_mode) and st.st_size == file.n_bytes and st.st_mtime_ns % 10**9 == _mark_ns(manifest):
+                marked[file] = st.st_mtime
+    with contextlib.suppress(OSError):
+        now = leftovers.now_s(os.path.dirname(target)) if marked else 0.0  # noqa: PTH120 -- as above
+        return frozenset(file for file, at in marked.items() if now - at < _JUST_S)
+    return frozenset()
+
+
+def _mark_ns(manifest: Manifest) -> int:
+    """Return the microseconds, in nanoseconds, at which all restored files of one content were last modified."""
+    return int(manifest.id, 16) % 10**6 * 1000
 
 
 def sweep(directory: str) -> tuple[str, ...]:
@@ -53,7 +114,7 @@ def sweep(directory: str) -> tuple[str, ...]:
             now = now or leftovers.now_s(directory)
             if not _may_go(path, now):
                 continue
-            fd = _locked(path, wait=False)
+            fd = _locked(path)
             if fd is None:
                 continue
             try:
@@ -110,18 +171,25 @@ def write_latest_pointer(target: str, manifest: Manifest) -> None:
         staging.write(f"{directory}/{pointer}", text.encode(), 0o644)
 
 
-def _locked(path: str, *, wait: bool) -> int | None:
-    """Take the lock of a download; None without locks. Raises BlockingIOError if another process has it, unless it may wait."""
+def _holder(path: str) -> str:
+    """Return who holds the lock of a download."""
+    with contextlib.suppress(OSError), open(path + _LOCK, encoding="ascii", errors="replace") as file:  # noqa: PTH123 -- as above
+        return file.read(_MOST_NAME)[leftovers.TAG_DIGITS :].strip() or "another process"
+    return "another process"
+
+
+def _locked(path: str) -> int | None:
+    """Take the lock of a download; None without locks. Raises BlockingIOError if another process has it."""
     while True:
         fd = os.open(path + _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            if not durable.lock(fd, wait=wait):
+            if not durable.lock(fd):
                 os.unlink(path + _LOCK)  # noqa: PTH108 -- strings throughout the package
                 os.close(fd)
                 return None
             if durable.is_at(fd, path + _LOCK):
                 os.ftruncate(fd, 0)
-                os.write(fd, leftovers.tag().encode())
+                os.write(fd, f"{leftovers.tag()} process {os.getpid()} on {os.uname().nodename}".encode("ascii", "replace"))
                 return fd
         except OSError:
             os.close(fd)

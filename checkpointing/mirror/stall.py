@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from checkpointing.io.reader import Interrupted
 from checkpointing.mirror.backends import Unavailable
+from checkpointing.model import CheckpointingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,15 +48,19 @@ class Stalled(Unavailable):
     """No data came for too long."""
 
 
+class DiskStalled(CheckpointingError):  # noqa: N818 -- a fact about the disk
+    """The disk that is restored to took no data for too long: another mirror does not help."""
+
+
 class StallTimeout:
-    """The timeout of one call. The threads that work on the call use `progressed`, `check` and `writing`."""
+    """The timeout of one call. The threads that work on the call use `progressed`, `check` and `on_disk`."""
 
     def __init__(self, what: str, stall_s: float, report: Callable[[str], None]) -> None:
         """`what` names what is waited for; `report` gets a line during a wait."""
         self._what, self._stall_s, self._report = what, stall_s, report
         self._lock = threading.Lock()
         self._progressed_at = time.monotonic()
-        self._n_bytes = 0
+        self._n_bytes = self._n_on_disk = 0
         self._is_over = False
 
     def progressed(self, n_bytes: int = LEAST_BYTES) -> None:
@@ -71,14 +76,22 @@ class StallTimeout:
             raise Interrupted
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Hold the call while the block writes: it is given up after the block, or the block raises Interrupted."""
+    def on_disk(self) -> Iterator[None]:
+        """Tell that the block uses the disk that is restored to. Raises Interrupted if the call was given up.
+
+        A call that stalls while such a block runs is given up as DiskStalled. Otherwise no block runs after the call.
+        """
         with self._lock:
             self.check()
+            self._n_on_disk += 1
+        try:
             yield
+        finally:
+            with self._lock:
+                self._n_on_disk -= 1
 
     def run(self, call: Callable[[], T]) -> T:
-        """Return or raise what `call` does. Raises Stalled if it made no progress for `stall_s`."""
+        """Return or raise what `call` does. Raises Stalled or DiskStalled if it made no progress for `stall_s`."""
         answers: list[T] = []
         errors: list[BaseException] = []
         done = threading.Event()
@@ -107,8 +120,12 @@ class StallTimeout:
             now = time.monotonic()
             still_s = now - self._progressed_at
             if still_s > self._stall_s:
-                message = f"{self._what}: no data for {still_s:.0f} s"
+                with self._lock:
+                    self._is_over, is_of_disk = True, self._n_on_disk > 0
+                message = f"{self._what}: {'the disk answered nothing' if is_of_disk else 'no data'} for {still_s:.0f} s"
                 self._report(f"gave up: {message}")
+                if is_of_disk:
+                    raise DiskStalled(message, hint="check that the disk that is restored to answers, and start again")
                 raise Stalled(message, hint="check that the mirror answers, and start again")
             if still_s >= _REPORT_EVERY_S and now - reported_at >= _REPORT_EVERY_S:
                 reported_at = now

@@ -162,6 +162,8 @@ class JobRun:
                 if not self.continues or error.exit_code == ExitCode.REQUEUE:  # else the next start is to go on with what the state holds
                     self.journal.append(RunEnded(exit_code=error.exit_code, reason=error.message), t=self.clock.now(), durable=True)
                     self.journal.close(CLOSE_DEADLINE_S)
+                if not any(self.job.scratch.glob("attempt-[0-9]*")):  # else the next start reads how the ranks stood
+                    self.factory.remove_scratch(self.executor.left.unkilled_pids)
                 raise
             finally:
                 if self.metrics is not None:

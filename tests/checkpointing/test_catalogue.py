@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import pytest
 
 from checkpointing import catalogue as catalogue_module
 from checkpointing.catalogue import FILE_NAME, Catalogue, Table
+from checkpointing.io import durable
 from checkpointing.model import Identity
 
 if TYPE_CHECKING:
@@ -101,6 +104,20 @@ def test_a_line_that_is_damaged_is_named_and_costs_its_row(opened: Callable[...,
     assert catalogue.all(SEEN) == (row("/a"), row("/c"))
     assert catalogue.problem is not None
     assert str(file) in catalogue.problem
+    writer = opened(is_writer=True)
+    assert writer.put(SEEN, row("/d"))
+    assert (writer.not_written, writer.problem) == (None, catalogue.problem)
+
+
+def test_a_line_that_reads_as_zeros_for_a_moment_is_read_again(opened: Callable[..., Catalogue]) -> None:
+    opened(is_writer=True).put(SEEN, row("/a"), row("/b"))
+    whole = opened().file.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    opened().file.write_bytes(b"".join(lines[:2]) + b"\0" * (len(lines[2]) - 1) + b"\n")
+    reader = opened()
+    assert reader.all(SEEN) == (row("/a"),)
+    reader.file.write_bytes(whole)
+    assert (reader.all(SEEN), reader.problem) == ((row("/a"), row("/b")), None)
 
 
 def test_a_file_of_a_newer_version_is_not_changed(opened: Callable[..., Catalogue]) -> None:
@@ -110,7 +127,7 @@ def test_a_file_of_a_newer_version_is_not_changed(opened: Callable[..., Catalogu
     before = file.read_bytes()
     writer = opened(is_writer=True)
     assert not writer.put(SEEN, row("/b"))
-    assert "newer" in str(writer.problem)
+    assert "newer" in str(writer.not_written)
     assert file.read_bytes() == before
 
 
@@ -124,6 +141,121 @@ def test_what_cannot_be_written_is_known_until_it_can(tmp_path: Path) -> None:
     directory.unlink()
     assert writer.put(SEEN, row("/b"))
     assert Catalogue(directory).all(SEEN) == (row("/a"), row("/b"))
+
+
+def test_another_file_with_the_inode_of_an_earlier_one_is_read_anew(opened: Callable[..., Catalogue], tmp_path: Path) -> None:
+    opened(is_writer=True).put(SEEN, row("/a/longer/name", 1))
+    reader = opened()
+    other = Catalogue(tmp_path / "other", is_writer=True)
+    other.put(SEEN, *(row(f"/{number}", number) for number in range(9)))
+    with reader.file.open("r+b") as file:  # the inode stays, as if a file system had given it away again
+        file.write(other.file.read_bytes())
+    assert reader.all(SEEN) == other.all(SEEN)
+    assert reader.problem is None
+
+
+def test_a_file_that_was_removed_is_begun_anew(opened: Callable[..., Catalogue]) -> None:
+    writer, reader = opened(is_writer=True), opened()
+    writer.put(SEEN, row("/a"))
+    assert reader.get(SEEN, "/a") == row("/a")
+    shutil.rmtree(writer.file.parent)
+    assert reader.all(SEEN) == ()
+    assert writer.put(SEEN, row("/b"))
+    for catalogue in (writer, reader, opened()):
+        assert (catalogue.all(SEEN), catalogue.problem) == ((row("/b"),), None)
+
+
+def test_a_file_that_cannot_be_read_is_named_and_not_replaced(opened: Callable[..., Catalogue], monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(is_writer=True).put(SEEN, row("/a"))
+    before = opened().file.read_bytes()
+    with monkeypatch.context() as other_user:
+        other_user.setattr(durable, "open_regular", refused)
+        writer = opened(is_writer=True)
+        assert "could not be read" in str(writer.problem)
+        assert str(writer.file) in str(writer.problem)
+        assert not writer.put(SEEN, row("/b"))
+        assert writer.all(SEEN) == (row("/b"),)
+        assert writer.file.read_bytes() == before
+    assert writer.put(SEEN, row("/c"))
+    assert (writer.all(SEEN), writer.problem) == ((row("/a"), row("/b"), row("/c")), None)
+
+
+def refused(path: str) -> int:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+
+def test_what_a_command_wrote_stands_although_a_supervisor_began_meanwhile(opened: Callable[..., Catalogue]) -> None:
+    command, supervisor = opened(is_writer=True), opened(is_writer=True)
+    assert command.put(SEEN, row("/quarantined"))
+    assert supervisor.put(SEEN, row("/run"))
+    assert command.put(SEEN, row("/quarantined", 2))
+    assert supervisor.put(SEEN, row("/run", 2))
+    for catalogue in (supervisor, opened()):
+        assert (catalogue.all(SEEN), catalogue.problem) == ((row("/quarantined", 2), row("/run", 2)), None)
+
+
+class FullDisk:
+    """Lets so many calls that change the disk succeed, then none. A write is cut short before it fails."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls_left = 10**9
+        self.has_failed = False
+        for name in ("ftruncate", "fsync", "rename"):
+            monkeypatch.setattr(os, name, self._failing(getattr(os, name)))
+        pwrite, write = os.pwrite, os.write
+        monkeypatch.setattr(os, "pwrite", lambda fd, content, at: self._cut(lambda part: pwrite(fd, part, at), content))
+        monkeypatch.setattr(os, "write", lambda fd, content: self._cut(lambda part: write(fd, part), content))
+
+    def _failing(self, call: Callable[..., None]) -> Callable[..., None]:
+        def fails(*arguments: object) -> None:
+            self._check()
+            call(*arguments)
+
+        return fails
+
+    def _cut(self, write: Callable[[memoryview], int], content: memoryview) -> int:
+        if self.calls_left == 1 and len(content) > 1:
+            self.calls_left = 0
+            return write(content[: len(content) * 2 // 3])
+        self._check()
+        return write(content)
+
+    def _check(self) -> None:
+        self.calls_left -= 1
+        if self.calls_left < 0:
+            self.has_failed = True
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_disk_that_is_full_from_any_call_on_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue_module, "_SLACK_BYTES", 700)
+    disk = FullDisk(monkeypatch)
+    for n_calls in range(200):
+        disk.calls_left, disk.has_failed = 10**9, False
+        writer, reader = (Catalogue(tmp_path / str(n_calls), is_writer=is_writer) for is_writer in (True, False))
+        written: dict[str, int] = {}
+        disk.calls_left = n_calls
+        for step in range(12):  # some of them compact
+            rows = [row(f"/{step % 3}", step), row(f"/{step % 5}/b", step)]
+            if writer.put(SEEN, *rows):
+                written |= {known.path: step for known in rows}
+            steps = steps_of(reader)
+            assert all(steps[path] >= step for path, step in written.items()), n_calls
+            assert all(writer.get(SEEN, known.path) == known for known in rows)
+        has_failed = disk.has_failed
+        assert (writer.problem is not None) == has_failed
+        disk.calls_left = 10**9  # somebody made room
+        assert writer.put(SEEN, row("/last", 99))
+        last = {"/0": 9, "/1": 10, "/2": 11, "/0/b": 10, "/1/b": 11, "/2/b": 7, "/3/b": 8, "/4/b": 9, "/last": 99}
+        for catalogue in (writer, reader, Catalogue(tmp_path / str(n_calls))):
+            assert (steps_of(catalogue), catalogue.problem) == (last, None), n_calls
+        if not has_failed:
+            return
+    pytest.fail("the disk was never large enough")
+
+
+def steps_of(catalogue: Catalogue) -> dict[str, int]:
+    return {known.path: known.step for known in catalogue.all(SEEN) if known.step is not None}
 
 
 def test_readers_see_whole_rows_while_the_writer_compacts(opened: Callable[..., Catalogue], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +309,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [10, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_a_writer_that_is_killed_at_any_moment_loses_nothing_that_it_had_written(tmp_path: Path, kills: int) -> None:
     chance = random.Random(kills)  # noqa: S311  moments, no secrets
     reported = 0

@@ -19,6 +19,7 @@ import torch
 from checkpointing.catalogue import Catalogue
 from checkpointing.io.tree import ReadOptions
 from checkpointing.lineage import RUN
+from checkpointing.manifest.documents import VERIFIED
 from checkpointing.mirror import listing, restore
 from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.verification import verify as check_file
@@ -470,7 +471,8 @@ def test_files_of_nobody_knows_when_stand_behind_those_of_a_run(tmp_path: Path, 
     node.save(50)
     node.look()
     if files == "gone":
-        shutil.rmtree(node.state / "checkpoints" / "manifests")
+        catalogue = Catalogue(node.state / "checkpoints", is_writer=True)
+        assert catalogue.remove(VERIFIED, *(manifest.path for manifest in catalogue.all(VERIFIED)))
     selected = node.stops(1)
     assert chosen(selected)[1] == 50
     assert "is newer than" in selected.notes[0]

@@ -51,6 +51,13 @@ def test_ls_tells_what_is_known_without_reading(place: Path) -> None:
     assert sorted(rows) == ["step_1.pt", "step_2.pt", "step_3.pt"]
     assert (rows["step_3.pt"]["state"], rows["step_1.pt"]["step"]) == ("torn", 1)
     assert "torn" in run(place, "checkpoints", "ls").stdout  # by the rejection alone, without a pattern
+    catalogue = Path(json.loads(done.stdout)["catalogue"])
+    assert '{"row":"rejected"' in catalogue.read_text()
+    with catalogue.open("a") as file:
+        file.write("no row\n")
+    damaged = run(place, "checkpoints", "ls")
+    assert "torn" in damaged.stdout
+    assert str(catalogue) in damaged.stderr
 
 
 @pytest.mark.slow

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from supervisor.job.identity import job_dir_path
 from tests.e2e.untouched import assert_untouched, listing, moved
 from tests.jobs.light import IMPORT
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -263,3 +265,25 @@ def test_the_last_line_says_that_the_last_checkpoint_is_not_in_the_mirror(superv
     last = run.stderr.splitlines()[-1]
     assert "done" in last
     assert last.endswith(f"0 of 1 saves are in {mirror}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_start_that_restores_nothing_leaves_nothing_in_shared_memory(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    run = supervise(
+        sys.executable,
+        "-c",
+        "",
+        options=["--checkpoints", "ckpt/step-*.pt", "--resume-args", "--resume {resume}", "--mirror", "s3://bucket"],
+        AWS_ENDPOINT_URL_S3=f"http://127.0.0.1:{free_port()}",
+        AWS_ACCESS_KEY_ID="key",
+        AWS_SECRET_ACCESS_KEY="secret",  # noqa: S106  of no server
+        AWS_DEFAULT_REGION="us-east-1",
+    )
+    assert run.exit_code(200) == 75, run.stderr
+    left = [place for state in tmp_path.glob("state/e2e/**/") if (place := job_dir_path(state)).exists()]
+    for place in left:
+        for file in place.iterdir():
+            file.unlink()
+        place.rmdir()
+    assert left == []

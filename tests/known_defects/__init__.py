@@ -6,12 +6,6 @@ each marker names that change.
 
 | test | what is wrong | later |
 | --- | --- | --- |
-| test_one_pass.py | one background rate, whatever the disk gives, holds up copy and upload | one pass |
-| test_one_pass.py | nodes on one disk queue for a restore, and each reads all of it again, silently | one pass |
-| test_one_pass.py | a disk that hangs cannot be given up by a restore, and writers of one restore take turns | one pass |
-| test_one_pass.py | a hole in a download that was cut counts as room | one pass |
-| test_starts_and_ends.py | a start that cannot restore leaves its directory in /dev/shm | one pass |
-| tests/scale/test_listing.py | a long list of a mirror counts as a stall, and every object is listed | one pass |
 | test_people.py | alerts and programs of alerts do not get the proxy; a heartbeat's refusal is not reported | what people see |
 """
 
@@ -19,7 +13,6 @@ from __future__ import annotations
 
 import pytest
 
-ONE_PASS = "later: checkpoints in one pass"  # noqa: S105  no password
 FOR_PEOPLE = "later: what people see"
 
 

@@ -132,8 +132,8 @@ def test_what_only_our_python_cannot_read_is_no_error_of_the_users(script: Path,
     words = {"it parses it": "echo '[0, \"\"]'", "it cannot be asked": "exit 3", "there is none": ""}[asked]
     interpreter = str(executable(words)) if words else "python9.9"
     (line,) = script_reasons.of_plan(script, interpreter)
-    ours = f"{sys.version_info.major}.{sys.version_info.minor}"
-    assert line.startswith(f"train.py could not be read by the Python {ours} of supervise (line 1: ")
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert line.startswith(f"train.py could not be read by the Python {version} of supervise (line 1: ")
     assert "so no rule was applied to it" in line
 
 

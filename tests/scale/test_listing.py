@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import tracemalloc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,10 +12,9 @@ import pytest
 from checkpointing.mirror import restore
 from checkpointing.mirror.backends import S3Options
 from checkpointing.mirror.backends.opening import open_backend
-from checkpointing.mirror.restore import OtherJob, Unreachable
+from checkpointing.mirror.restore import OtherJob
 from checkpointing.mirror.stall import RestoreProgress
 from tests.e2e.conftest import supervise  # noqa: F401  a fixture
-from tests.known_defects import ONE_PASS, later, prepared
 from tests.scale.object_store import MOST_KEYS, ObjectStore, mirror_keys, object_store
 
 if TYPE_CHECKING:
@@ -71,19 +71,16 @@ def test_a_client_of_s3_reads_every_page() -> None:
         assert store.n_lists == 2
 
 
-@later(ONE_PASS)
 def test_a_list_of_many_pages_is_no_stall(large: ObjectStore) -> None:
     """Each page came within a moment; the list of all takes longer than a mirror may be silent."""
     large.latency_s = 0.01
     try:
-        restore.available([backend_of(large)], "job", RestoreProgress(stall_s=1.0))
-    except Unreachable as error:
-        raise AssertionError(error.message) from error
+        _, passed = restore.available([backend_of(large)], "job", RestoreProgress(stall_s=1.0))
     finally:
         large.latency_s = 0.0
+    assert len(passed) == CHECKPOINTS, "each is looked at: none of these manifests has bytes"
 
 
-@later(ONE_PASS)
 @pytest.mark.parametrize("job", ["job", "another"])
 def test_what_a_start_lists_does_not_grow_with_the_shards_of_a_checkpoint(job: str) -> None:
     pages = []
@@ -91,15 +88,42 @@ def test_what_a_start_lists_does_not_grow_with_the_shards_of_a_checkpoint(job: s
         with object_store(mirror_keys("job", 2, shards)) as store:
             with contextlib.suppress(OtherJob):
                 restore.available([backend_of(store)], job, RestoreProgress(stall_s=600.0))
-            prepared(store.n_lists > 0, "nothing was listed")
+            assert store.n_lists > 0, "nothing was listed"
             pages.append(store.n_lists)
-    assert pages[0] == pages[1]
+    assert pages == {"job": [5, 5], "another": [5, 5]}[job]
+
+
+def test_a_job_that_begins_anew_looks_only_where_its_own_name_is() -> None:
+    with object_store(mirror_keys("job", 2, 600)) as store:
+        assert restore.newest_of([backend_of(store)], "another", restore.NO_JOB) is None
+        assert store.requests == [("list", "another/")]
+
+
+def test_what_is_no_checkpoint_is_not_looked_into() -> None:
+    """A bucket that also holds data sets: of each directory two levels are listed, and no file is read."""
+    images = (f"images/train/n{number:05d}/{image}.jpg" for number in range(300) for image in range(5))
+    with object_store(images) as store:
+        assert restore.newest([backend_of(store)], "job") is None
+        assert store.requests == [("list", "job/"), ("list", ""), ("list", "images/"), ("list", "images/train/")]
+
+
+@pytest.mark.slow
+def test_a_million_objects_are_looked_through_in_bounded_memory() -> None:
+    with object_store(mirror_keys("job", 200, 5000)) as store:
+        backend, before = backend_of(store), store.n_lists
+        list(backend.list("none/"))  # the client is made
+        tracemalloc.start()
+        lines: list[str] = []
+        _, passed = restore.available([backend], "job", RestoreProgress(lines.append, stall_s=30.0))
+        _, most_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert (len(passed), store.n_lists - before) == (200, 204)
+    assert most_bytes < 32 << 20
 
 
 @pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.timeout(400)
-@later(ONE_PASS)
 def test_a_new_job_beside_300_000_objects_of_another_begins(large: ObjectStore, supervise: Callable[..., Supervised]) -> None:  # noqa: F811
     """With the latency of S3, and with the limits as they are."""
     large.latency_s = 0.25
@@ -117,5 +141,5 @@ def test_a_new_job_beside_300_000_objects_of_another_begins(large: ObjectStore, 
     run = supervise(sys.executable, "-c", "print('it began')", options=options, AWS_ENDPOINT_URL_S3=large.url, **environment)
     code = run.exit_code(300)
     large.latency_s = 0.0
-    prepared(large.n_lists > 0, "the mirror was not asked")
+    assert large.n_lists > 0, "the mirror was not asked"
     assert code == 0, run.stderr

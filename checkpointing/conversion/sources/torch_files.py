@@ -13,20 +13,18 @@ import io
 import os
 import pickle
 import zipfile
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 from torch.distributed.tensor import DTensor  # and it is a safe class from then on
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-from checkpointing.conversion.trees import LazyTensor, Source, Tree, leaves, replaced
+from checkpointing.conversion.trees import LazyTensor, SourceCheckpoint, Tree, leaves, replaced
 from checkpointing.io.reader import FileReader
-from checkpointing.model import CheckpointingError
+from checkpointing.model import CheckpointingError, first_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-_MOST_NAMED: Final = 4
 
 
 class Unknown:
@@ -56,7 +54,7 @@ class ShardedTensor(torch.Tensor):
         raise NotImplementedError
 
 
-def open_file(path: str) -> Source:
+def open_file(path: str) -> SourceCheckpoint:
     """Return what a file holds. Raises CheckpointingError where it cannot be loaded so, OSError."""
     tree, unknown = load(path)
     tree = lazy_tree(replaced(tree, lambda _path, leaf: _state_of(leaf)), path)
@@ -66,7 +64,7 @@ def open_file(path: str) -> Source:
             hint="name the directory that holds the files of all ranks (model_rank0.pt, model_rank1.pt, …)",
         )
     tree, lost = without_unknown(tree, unknown)
-    return Source(tree if isinstance(tree, dict) else {"value": tree}, lost)
+    return SourceCheckpoint(tree if isinstance(tree, dict) else {"value": tree}, lost)
 
 
 def load(path: str | io.BytesIO, *, mmap: bool | None = None) -> tuple[Any, tuple[str, ...]]:
@@ -97,6 +95,10 @@ def load(path: str | io.BytesIO, *, mmap: bool | None = None) -> tuple[Any, tupl
             if again is None or stand_ins[again] in (dict, list):
                 raise _unreadable(path, error) from error
             stand_ins[again] = list if "append" in str(error) or "extend" in str(error) else dict
+        except UnicodeEncodeError as error:
+            raise CheckpointingError(
+                f"torch opens no file whose path is not UTF-8: {path}", hint="rename the file or the directory, or make a link to it"
+            ) from error
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
             raise CheckpointingError(
                 f"torch {torch.__version__} cannot read the file: {path}: {str(error).strip().partition(chr(10))[0][:300]}",
@@ -143,19 +145,23 @@ def _lazy(tensor: torch.Tensor, path: str, mappings: Sequence[tuple[int, int, in
     begin = tensor.data_ptr()
     within = next(((start, offset) for start, end, offset in mappings if start <= begin < end), None)
     shape, stride, dtype = tuple(tensor.shape), tensor.stride(), tensor.dtype
+    view = (tensor.is_conj(), tensor.is_neg())  # of a lazy conj() the numbers lie in the file as they were, and a bit says the rest
     if within is None or not tensor.numel():
-        return LazyTensor(dtype, shape, lambda: tensor.contiguous().clone(), (begin, shape, stride, dtype) if tensor.numel() else None)
+        content = (begin, shape, stride, dtype, view) if tensor.numel() else None
+        return LazyTensor(dtype, shape, lambda: tensor.resolve_conj().resolve_neg().contiguous().clone(), content)
     at = begin - within[0] + within[1]
     span = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
     def read() -> torch.Tensor:
-        flat = read_numbers(path, at, span, dtype)
-        return flat.as_strided(shape, stride).contiguous()
+        whole = read_numbers(path, at, span, dtype).as_strided(shape, stride)
+        whole = whole.conj_physical() if view[0] else whole
+        return (whole.neg() if view[1] else whole).contiguous()
 
     def read_part(offset: int, count: int) -> torch.Tensor:
         return read_numbers(path, at + offset * dtype.itemsize, count, dtype)
 
-    return LazyTensor(dtype, shape, read, (path, at, shape, stride, dtype), read_part if tensor.is_contiguous() else None)
+    is_part = tensor.is_contiguous() and not any(view)
+    return LazyTensor(dtype, shape, read, (path, at, shape, stride, dtype, view), read_part if is_part else None)
 
 
 def read_numbers(path: str, offset: int, count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -215,18 +221,12 @@ def without_unknown(tree: Tree, unknown: Sequence[str]) -> tuple[Tree, list[str]
     tree = None if _is_unknown(tree) else kept(tree, ())
     if not unknown:
         return tree, []
-    classes = f"classes {shortened(unknown)}"
-    return tree, [f"objects of {classes}: {shortened(paths)}" if paths else f"{classes}: their values are kept as plain tables"]
+    classes = f"classes {first_names(unknown)}"
+    return tree, [f"objects of {classes}: {first_names(paths)}" if paths else f"{classes}: their values are kept as plain tables"]
 
 
 def _is_unknown(value: object) -> bool:
     return isinstance(value, (Unknown, type, torch.Tensor))
-
-
-def shortened(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def together(pieces: Sequence[tuple[tuple[int, ...], LazyTensor]], shape: tuple[int, ...], name: str) -> LazyTensor:

@@ -159,8 +159,11 @@ class Backend(Protocol):
     def read(self, key: str, offset: int, n_bytes: int) -> Iterator[bytes]:
         """Yield exactly `n_bytes` of an object from `offset` on. Raises NotFound, and Unavailable if the stream ends early."""
 
-    def list(self, prefix: str, *, unfinished: bool = False) -> Iterator[Stored]:
-        """Yield the objects, or with `unfinished` the uploads, whose key begins with `prefix`."""
+    def list(self, prefix: str, *, unfinished: bool = False, shallow: bool = False) -> Iterator[Stored]:
+        """Yield the objects, or with `unfinished` the uploads, whose key begins with `prefix`, page after page.
+
+        With `shallow`, all objects that have the same next "/" after the prefix are one row, whose key ends there.
+        """
 
     def remove(self, key: str, upload_id: str = "") -> None:
         """Remove an object, or with `upload_id` an upload and its parts. Idempotent."""

@@ -151,12 +151,16 @@ class FileBackend:
             finally:
                 os.close(fd)
 
-    def list(self, prefix: str, *, unfinished: bool = False) -> Iterator[Stored]:
+    def list(self, prefix: str, *, unfinished: bool = False, shallow: bool = False) -> Iterator[Stored]:
         """Walk the directories below."""
         self._check_mounted()  # an unmounted mirror must not look empty
         with _translated("list", self._root):
             top = os.path.dirname(self._path(prefix + "x"))  # noqa: PTH120
-            for directory, _names, files in os.walk(top, onerror=_unless_missing):
+            for directory, names, files in os.walk(top, onerror=_unless_missing):
+                if shallow:
+                    keys = (f"{os.path.relpath(os.path.join(directory, name), self._root)}/" for name in sorted(names))  # noqa: PTH118
+                    yield from (Stored(key) for key in keys if key.startswith(prefix))
+                    names.clear()
                 there = set(files)
                 for name in sorted(files):
                     path = os.path.join(directory, name)  # noqa: PTH118

@@ -162,7 +162,7 @@ class S3Backend:
         finally:
             stream.close()
 
-    def list(self, prefix: str, *, unfinished: bool = False) -> Iterator[Stored]:
+    def list(self, prefix: str, *, unfinished: bool = False, shallow: bool = False) -> Iterator[Stored]:
         """List objects, or uploads, a page at a time."""
         full, cut = self._prefix + prefix, len(self._prefix)
         if unfinished:
@@ -171,7 +171,10 @@ class S3Backend:
                     if "UploadId" in row and row["Key"].startswith(full):  # some versions of Swift list keys of other prefixes too
                         yield Stored(row["Key"][cut:], upload_id=row["UploadId"], at=row["Initiated"].timestamp())
         else:
-            for page in self._pages("list_objects_v2", None, Prefix=full):
+            delimiter = {"Delimiter": "/"} if shallow else {}
+            for page in self._pages("list_objects_v2", None, Prefix=full, **delimiter):
+                for row in page.get("CommonPrefixes", ()):
+                    yield Stored(row["Prefix"][cut:])
                 for row in page.get("Contents", ()):
                     yield Stored(row["Key"][cut:], row["Size"], _etag(row), at=row["LastModified"].timestamp())
 

@@ -461,7 +461,8 @@ def _likely_patterns(locations: tuple[Location, ...], way: ResumeWay) -> tuple[s
 
 def read_last_run(catalogue: Catalogue) -> Discovery:
     """Return the discoveries of a job, with the files that its last run was seen to write."""
-    return Discovery(catalogue, discovery_record.read(catalogue).run)
+    logged = catalogue.get(discovery_record.LOGGED)
+    return Discovery(catalogue, "" if logged is None else logged.run)
 
 
 def _in_training(row: dict[str, Any]) -> int:

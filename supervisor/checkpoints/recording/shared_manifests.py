@@ -40,6 +40,7 @@ class SharedManifests:
         """`directory` is where a node's state holds what is recorded of checkpoints."""
         self._nodes, self._me, self._directory, self._clock = node_state.parent, node_state.name, directory, clock
         self._catalogues: dict[str, Catalogue] = {}
+        self._last_runs: dict[str, tuple[tuple[bytes, int], Discovery]] = {}  # by node, as its catalogue was then
         self._asked: dict[tuple[str, Identity], float] = {}
 
     def recorded(self, path: str, identity: Identity) -> Manifest | None:
@@ -92,7 +93,11 @@ class SharedManifests:
         return Manifests(self._catalogue(node))
 
     def _last_run(self, node: str) -> Discovery:
-        return read_last_run(self._catalogue(node))
+        catalogue = self._catalogue(node)
+        state = catalogue.state
+        if self._last_runs.get(node, (None,))[0] != state:
+            self._last_runs[node] = state, read_last_run(catalogue)
+        return self._last_runs[node][1]
 
     def _catalogue(self, node: str) -> Catalogue:
         if node not in self._catalogues:

@@ -25,7 +25,7 @@ from checkpointing.command_line.progress import ProgressBar
 from checkpointing.io import durable, leftovers
 from checkpointing.io.reader import UNLIMITED, Throttle
 from checkpointing.io.tree import ReadOptions
-from checkpointing.model import Verdict
+from checkpointing.model import Verdict, count_text, first_names, size_text
 from checkpointing.retention.aside import size_of
 from checkpointing.verification import identity_of, verify
 from supervisor.cli import stdio
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 _FORMATS: Final = ("torch", "dcp", "safetensors", "hf")
 _DTYPES: Final = ("bf16", "fp16", "fp32")
 _REPORT_EVERY_S: Final = 30.0
-_SHOWN_CHECKPOINTS: Final = 4
-_GB: Final = 1e9
 _HINT_DISK: Final = "see to the permissions and the disk of the target's directory"
 
 
@@ -115,8 +113,7 @@ def _only_checkpoint(source: str) -> str:
     """Return the path of the one checkpoint that a path stands for. Raises SuperviseError (64) for several."""
     paths = examine.checkpoints_in(source)
     if len(paths) > 1:
-        named = ", ".join(clean(path) for path in paths[:_SHOWN_CHECKPOINTS])
-        hint = f"name one: {named}{' …' if len(paths) > _SHOWN_CHECKPOINTS else ''}"
+        hint = f"name one of them: {clean(first_names(paths))}"
         raise SuperviseError(f"the source holds {len(paths)} checkpoints: {clean(source)}", hint=hint, exit_code=ExitCode.USAGE)
     return os.path.abspath(paths[0])  # noqa: PTH100 -- plain strings
 
@@ -157,7 +154,7 @@ def _place_of(target: str) -> Iterator[_Place]:
         raise SuperviseError(f"another convert writes this target: {clean(target)}", hint=hint, exit_code=ExitCode.USAGE)
     try:
         for entry in os.listdir(directory):  # noqa: PTH208 -- plain strings
-            size = _size(size_of(f"{directory}/{entry}"))
+            size = size_text(size_of(f"{directory}/{entry}"))
             _remove(f"{directory}/{entry}")
             stdio.say(f"removed what an interrupted convert left: {clean(directory)}/{clean(entry)} ({size})")
         yield _Place(directory, fd)
@@ -267,7 +264,7 @@ class _Progress:
         self._said = now
         rate = self._done / max(now - self._began, 1e-9)
         left = f", {max(0, self._total - self._done) / rate:.0f} s left" if rate and self._total else ""
-        stdio.say(f"{self._name}: {self._done / _GB:.1f} of {self._total / _GB:.1f} GB, {rate / 1e6:.0f} MB/s{left}")
+        stdio.say(f"{self._name}: {size_text(self._done)} of {size_text(self._total)}, {rate / 1e6:.0f} MB/s{left}")
 
 
 def _print(source: str, target: str, to: str, answer: dict[str, Any], *, as_json: bool) -> None:
@@ -275,14 +272,11 @@ def _print(source: str, target: str, to: str, answer: dict[str, Any], *, as_json
         row = {"source": source, "target": target, "format": to, **answer}
         stdio.write(sys.stdout, json.dumps(row))
         return
-    lines = [f"{clean(target)}: {to}, {answer['tensors']} tensors, {_size(answer['bytes'])}, read again and equal to the source"]
+    content = f"{count_text(answer['tensors'], 'tensor')}, {size_text(answer['bytes'])}"
+    lines = [f"{clean(target)}: {to}, {content}, read again and equal to the source"]
     lines += [f"  {clean(note)}" for note in answer["notes"]]
     lines += ["left out:", *(f"  {clean(line)}" for line in answer["left_out"])] if answer["left_out"] else ["nothing was left out"]
     stdio.write(sys.stdout, "\n".join(lines))
-
-
-def _size(n_bytes: int) -> str:
-    return f"{n_bytes / _GB:.3g} GB" if n_bytes >= _GB else f"{n_bytes / 1e6:.3g} MB"
 
 
 @contextlib.contextmanager

@@ -136,8 +136,11 @@ def ls(settings: Settings, job: str | None, *, as_json: bool) -> int:
         {"pattern": location.pattern, "kind": location.kind, "saved": location.saved, "loaded": location.loaded} for location in discovered
     ]
     moved = [_change_row(change) for change in AsideRecord(str(directory), place.job).changes()]
+    if catalogue.problem:
+        stdio.say(f"warning: {clean(catalogue.problem)}")
     if as_json:
-        document = {"job": place.job, "node": place.node, "checkpoints": rows, "learned": location_rows, "changes": moved}
+        names = {"job": place.job, "node": place.node, "catalogue": str(catalogue.file)}
+        document = {**names, "checkpoints": rows, "learned": location_rows, "changes": moved}
         stdio.write(sys.stdout, json.dumps(document, indent=1))
         return 0
     stdio.write(sys.stdout, "\n".join(_listed(place, rows, location_rows, moved)))
@@ -216,8 +219,8 @@ def quarantine(settings: Settings, job: str | None, path: str, reason: str) -> i
         )
     catalogue = Catalogue(place.directory / DIRECTORY, is_writer=True)
     Rejections(catalogue).add([(absolute, identity, reason)], _QUARANTINED)
-    if catalogue.problem:
-        raise SuperviseError(f"cannot quarantine a checkpoint: {catalogue.problem}", hint="Make the state directory writable for you.")
+    if catalogue.not_written:
+        raise SuperviseError(f"cannot quarantine a checkpoint: {catalogue.not_written}", hint="Make the state directory writable for you.")
     stdio.write(sys.stdout, f"rejected for all later starts of job {place.job}, unless it is written anew: {clean(absolute)}")
     return 0
 
@@ -232,7 +235,7 @@ def readmit(settings: Settings, job: str | None, path: str) -> int:
         rejections, lineages = Rejections(catalogue), Lineages(catalogue)
         for name in dict.fromkeys((absolute, os.path.realpath(path))):
             is_known = bool(rejections.withdraw(name) + lineages.withdraw(name)) or is_known
-        problems += [catalogue.problem] if catalogue.problem else []
+        problems += [catalogue.not_written] if catalogue.not_written else []
     if problems:
         raise SuperviseError(f"cannot put a checkpoint back into use: {problems[0]}", hint="Make the state directory writable for you.")
     if not is_known:

@@ -159,6 +159,31 @@ def test_a_sparse_tensor_is_refused(tmp_path: Path) -> None:
         convert(saved(tmp_path, {"w": W.to_sparse()}), tmp_path / "b", "torch")
 
 
+def test_the_numbers_of_a_lazy_conjugate_are_written_as_the_program_saw_them(tmp_path: Path) -> None:
+    number = torch.tensor([1 + 2j, 3 - 4j])
+    other = number.clone()  # torch.save keeps no tensor of two types
+    convert(saved(tmp_path, {"plain": number, "conj": number.conj(), "negative": other.conj().imag}), tmp_path / "b.pt", "torch")
+    back = torch.load(tmp_path / "b.pt", weights_only=True)
+    assert torch.equal(back["plain"], number)
+    assert back["conj"].tolist() == [1 - 2j, 3 + 4j]
+    assert back["negative"].tolist() == [-2.0, 4.0]
+
+
+@pytest.mark.parametrize("name", ["__metadata__", "half\udcff"])
+def test_a_name_that_safetensors_cannot_hold_is_refused(tmp_path: Path, name: str) -> None:
+    source = saved(tmp_path, {name: W, "b": B})
+    with pytest.raises(CheckpointingError, match="no tensor with this name"):
+        convert(source, tmp_path / "c", "safetensors")
+    assert convert(source, tmp_path / "b.pt", "torch")["tensors"] == 2
+
+
+def test_a_path_that_torch_cannot_open_is_named(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"b": B}).rename(tmp_path / "a\udcff.pt")
+    with pytest.raises(CheckpointingError, match="not UTF-8") as refusal:
+        convert(path, tmp_path / "c", "safetensors")
+    assert "rename" in refusal.value.hint
+
+
 def test_joined_names_that_are_the_same_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointingError, match=r"two tensors would be called a\.w"):
         convert(saved(tmp_path, {"a": {"w": W}, "a.w": B}), tmp_path / "b", "safetensors")
@@ -225,7 +250,7 @@ def test_accelerates_directories_of_fsdp_become_model_and_optimizer(tmp_path: Pa
     torch.save({"step": 1}, place / "random_states_0.pkl")
     answer = convert(place, tmp_path / "b", "safetensors")
     assert held(tmp_path / "b") == rows({"w": W})
-    assert answer["left_out"] == ["the file random_states_0.pkl", "optimizer: 1 tensors, 1.2e-05 MB"]
+    assert answer["left_out"] == ["the file random_states_0.pkl", "optimizer: 1 tensor, 12 bytes"]
 
 
 def test_the_files_of_one_save_stand_below_their_names(tmp_path: Path) -> None:

@@ -59,6 +59,14 @@ def test_what_was_put_is_there_and_listed_and_removed_twice(backend: Backend) ->
     assert {stored.key for stored in backend.list("")} == {"a/x y%20ä/1", "ab/3"}
 
 
+def test_a_shallow_list_has_one_row_for_all_that_lies_deeper(backend: Backend) -> None:
+    for key in ("a%2Fb/1", "a%2Fb/c/2", "a%2Fb/c/d/3", "a%2Fb/e/4", "f/5", "g"):
+        backend.put(key, body(b"x"))
+    assert sorted(stored.key for stored in backend.list("", shallow=True)) == ["a%2Fb/", "f/", "g"]
+    assert sorted(stored.key for stored in backend.list("a%2Fb/", shallow=True)) == ["a%2Fb/1", "a%2Fb/c/", "a%2Fb/e/"]
+    assert list(backend.list("none/", shallow=True)) == []
+
+
 def test_an_object_that_is_put_twice_is_there_once(backend: Backend) -> None:
     for _ in range(2):
         backend.put("m", body(b"first"))

@@ -15,7 +15,7 @@ from checkpointing.io.reader import Interrupted
 from checkpointing.mirror import restore
 from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.spool import Spool
-from checkpointing.mirror.stall import RestoreProgress, Stalled, StallTimeout
+from checkpointing.mirror.stall import DiskStalled, RestoreProgress, Stalled, StallTimeout
 from checkpointing.mirror.upload import TransferControl, upload
 from tests.checkpointing.mirror.faults import STALL, Fault
 from tests.checkpointing.mirror.process import Place, save
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from checkpointing.mirror.backends import Backend
 
 pytestmark = pytest.mark.process
+#: How long a thread has for what it should do at once.
+MOMENT_S = 2.0
 
 
 @pytest.fixture
@@ -92,7 +94,7 @@ def test_a_thread_that_was_left_behind_writes_nothing_when_it_wakes() -> None:
     def call() -> None:
         try:
             assert wakes.wait(20)
-            with stall_timeout.writing():
+            with stall_timeout.on_disk():
                 wrote.append(1)
         except Interrupted:
             over.set()
@@ -115,3 +117,65 @@ def test_what_moves_slowly_is_not_given_up() -> None:
         return 7
 
     assert stall_timeout.run(call) == 7
+
+
+def test_a_restore_whose_disk_hangs_is_given_up() -> None:
+    ends, outcome = threading.Event(), list[BaseException]()
+    timeout = StallTimeout("the restore", 0.1, lambda _text: None)
+
+    def write_to_a_dead_disk() -> None:
+        with timeout.on_disk():
+            ends.wait()
+
+    def wait_for_it() -> None:
+        try:
+            timeout.run(write_to_a_dead_disk)
+        except DiskStalled as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=wait_for_it, daemon=True)
+    thread.start()
+    thread.join(MOMENT_S)
+    has_ended = not thread.is_alive()
+    ends.set()
+    thread.join(20)
+    assert has_ended
+    assert len(outcome) == 1
+
+
+def test_parts_of_a_restore_are_written_at_once() -> None:
+    timeout, together = StallTimeout("the restore", 60.0, lambda _text: None), threading.Barrier(2)
+    met: list[bool] = []
+
+    def write_a_part() -> None:
+        with timeout.on_disk():
+            try:
+                together.wait(MOMENT_S)
+            except threading.BrokenBarrierError:
+                met.append(False)
+            else:
+                met.append(True)
+
+    threads = [threading.Thread(target=write_a_part) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert met == [True, True]
+
+
+def test_a_disk_that_hangs_is_named_and_no_other_mirror_is_asked(mirrors: list[Backend], monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, lines, writes = threading.Event(), list[str](), list[int]()
+    real = os.pwrite
+
+    def pwrite(fd: int, piece: bytes, at: int) -> int:
+        writes.append(fd)
+        ends.wait(20)
+        return real(fd, piece, at)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with pytest.raises(DiskStalled, match="the disk answered nothing") as stalled:
+        restore.newest(mirrors, "job", progress=RestoreProgress(lines.append, stall_s=0.5))
+    assert "disk" in stalled.value.hint
+    assert (len(lines), len(writes)) == (1, 1)
+    ends.set()

@@ -427,8 +427,8 @@ class _CandidateReader:
         else:
             why = "never verified" if known is None or known.level not in _FULL else _SUSPECT
             verification = self._verify(candidate.path, candidate.identity, why)
-        if manifest is not None and manifest.identity.size == candidate.identity.size and _has_no_checksums(verification):
-            # rewritten, or a directory that moved: equal bytes prove it, others prove nothing
+        if manifest is not None and manifest.identity.size == candidate.identity.size and _may_be_proven(verification):
+            # rewritten, or a directory that moved: equal bytes prove it, whatever its zeros look like; others prove nothing
             proven = self._check(candidate.path, manifest, candidate.identity, "its format has no checksums")
             verification = proven if proven.verdict is Verdict.VERIFIED else verification
         return verification if verification.level == "identity" else self._kept(verification)
@@ -512,5 +512,6 @@ def _members(manifest: Manifest) -> tuple[str, ...]:
     return tuple(file.path for file in manifest.files) if manifest.is_tree else ()
 
 
-def _has_no_checksums(verification: Verification) -> bool:
-    return verification.verdict is Verdict.UNVERIFIABLE or (verification.verdict is Verdict.VERIFIED and verification.level == "layout")
+def _may_be_proven(verification: Verification) -> bool:
+    is_probable = verification.verdict in (Verdict.UNVERIFIABLE, Verdict.BAD)
+    return is_probable or (verification.verdict is Verdict.VERIFIED and verification.level == "layout")

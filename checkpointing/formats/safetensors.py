@@ -159,7 +159,7 @@ def _check_layout(tensors: Iterable[Tensor], begin: int, file_bytes: int) -> Non
 
 def _look_at_numbers(source: FileReader, tensors: tuple[Tensor, ...]) -> tuple[str, tuple[NonFinite, ...]]:
     """Read all tensors in one pass. Return the first unwritten range ("" if none) and the tensors whose numbers are not finite."""
-    scan = zero_pages.ZeroPageScan([_span(tensor) for tensor in tensors], source.size)
+    scan = zero_pages.ZeroPageScan([_span(tensor) for tensor in tensors], source.size, source.read)
     non_finite: list[NonFinite] = []
     for tensor in tensors:
         kind = numerics.kind_of(tensor.dtype)
@@ -170,7 +170,7 @@ def _look_at_numbers(source: FileReader, tensors: tuple[Tensor, ...]) -> tuple[s
                 numbers.feed(piece)
         if numbers is not None and (found := numbers.found(tensor.name[:MOST_NAME])) is not None:
             non_finite.append(found)
-    return scan.problem, listed(non_finite)
+    return scan.problem(), listed(non_finite)
 
 
 def _span(one: Tensor) -> zero_pages.Span:

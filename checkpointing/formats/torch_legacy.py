@@ -150,7 +150,7 @@ def _numbers(source: FileReader, scan: PickleScan, storages: dict[str, tuple[int
     non_finite: list[NonFinite] = []
     by_key = {storage.key: storage for storage in scan.storages}
     ordered = [(at, size, by_key[key]) for key, (at, size) in storages.items()]
-    unwritten = zero_pages.ZeroPageScan([_span(number, *row) for number, row in enumerate(ordered)], source.size)
+    unwritten = zero_pages.ZeroPageScan([_span(number, *row) for number, row in enumerate(ordered)], source.size, source.read)
     for at, size, storage in ordered:
         kind = numerics.kind_of(storage.kind)
         numbers = None if kind is None else numerics.NumericsScan(kind)
@@ -165,7 +165,7 @@ def _numbers(source: FileReader, scan: PickleScan, storages: dict[str, tuple[int
             non_finite.append(found)
         if at + size < source.size:
             unwritten.feed(b"".join(map(bytes, source.bulk(at + size, _COUNT.size))))
-    return unwritten.problem, listed(non_finite)
+    return unwritten.problem(), listed(non_finite)
 
 
 def _span(number: int, at: int, size: int, storage: Storage) -> zero_pages.Span:

@@ -117,6 +117,22 @@ def test_well_formed_damage_shows_and_the_one_before_is_taken(bench: Bench) -> N
     assert chosen(bench.choose(rejections=rejections))[0] == "step_2.pt"
 
 
+def test_zeros_count_only_where_no_manifest_vouches_for_them(bench: Bench) -> None:
+    """What the rows of a tensor do not explain may be what the training computed all the same: equal digests prove it."""
+    path = bench.directory / "step_3.pt"
+    weight = torch.cat([torch.randn(200, 100).flatten()[:-5030], torch.zeros(5030)]).view(200, 100)
+    torch.save({"w": weight, "step": 3}, path, _use_new_zipfile_serialization=False)
+    found = verify(str(path))
+    assert (found.verdict, "never written" in found.reason) == (Verdict.BAD, True)
+    bench.manifests.put(check.build(replace(found, verdict=Verdict.VERIFIED, level="layout", reason="")))
+    path.write_bytes(path.read_bytes())
+    assert chosen(bench.choose(cache=Cache())) == ("step_3.pt", "digest")
+    with path.open("r+b") as file:
+        file.seek(-30_000, os.SEEK_END)
+        file.write(b"\x01" * 100)
+    assert [torn for torn, _ in bench.choose(cache=Cache()).torn] == [str(path)]
+
+
 def test_what_moved_is_proven_by_its_digest_or_bad(bench: Bench) -> None:
     path = bench.save("step_3.pt", 3)
     bench.record(path)

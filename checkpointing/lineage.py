@@ -1,9 +1,5 @@
 """What a node remembers of the runs and attempts of a job that wrote checkpoints, and of the roll-backs between them.
 
-    <state>/checkpoints/lineage.json
-    {"version": 1, "runs": [{"run", "began", "attempts": [[number, began_ns], ...]}],
-     "roll_backs": [{"began", "run", "attempt", "step", "path", "content", "reason"}], "abandoned": [{"path", "began", "run", "attempt"}]}
-
 A run's `began` is the wall time of its start in seconds, but always later than the checkpoints and starts known of earlier runs. So a new
 run stays the newest if the clock was set back, or is behind the clock of the node whose checkpoint was restored.
 
@@ -13,20 +9,17 @@ ours, an attempt's first save may thus be counted to the attempt before.
 A roll-back is first tried: it is in memory alone until an attempt trained from an older checkpoint (`accuse`). Without that proof the next
 run knows nothing of it.
 
-`abandoned`: a person deleted the checkpoint at this path between two runs. Copies of it that runs up to the named attempt made are ignored.
-
-Nothing here raises: `problem` has what could not be read or written. Thread-safe. The file belongs to one supervisor, which has the lock.
+They are rows of the catalogue. Thread-safe; nothing here raises.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from checkpointing.io import durable, staging
+from checkpointing.catalogue import Catalogue, Change, Table
 from checkpointing.model import UNKNOWN_LINEAGE, Lineage
 from checkpointing.ordering import RollBack
 
@@ -36,12 +29,12 @@ if TYPE_CHECKING:
 
     from checkpointing.manifest.documents import Manifest
 
-FILE_NAME: Final = "lineage.json"
-_VERSION: Final = 1
 #: Time stamps of file systems are this coarse: a file written just after an attempt began may carry a time just before it.
 _GRAIN_NS: Final = 20_000_000
 _MOST_RUNS: Final = 64
 _MOST_ROWS: Final = 256
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +47,45 @@ class LineageRun:
 
 
 @dataclass(frozen=True, slots=True)
+class AbandonedPath:
+    """A path whose checkpoint a person deleted between two runs. last: the last attempt whose copies of it are ignored."""
+
+    path: str
+    last: Lineage
+
+
+RUN: Final = Table("run", LineageRun, lambda row: row.run)
+STEPPED_BACK: Final = Table("stepped_back", RollBack, lambda row: f"{row.last.run} {row.last.attempt} {row.step} {row.path}")
+ABANDONED: Final = Table("abandoned", AbandonedPath, lambda row: row.path)
+
+
+@dataclass(frozen=True, slots=True)
 class _LineageRecord:
     runs: tuple[LineageRun, ...] = ()
     roll_backs: tuple[RollBack, ...] = ()
-    abandoned: tuple[tuple[str, Lineage], ...] = ()
+    abandoned: tuple[AbandonedPath, ...] = ()
+
+    @classmethod
+    def read(cls, catalogue: Catalogue) -> _LineageRecord:
+        return cls(catalogue.all(RUN), catalogue.all(STEPPED_BACK), catalogue.all(ABANDONED))
+
+    def tables(self) -> tuple[tuple[Table[Any], dict[str, Any]], ...]:
+        return _keyed(RUN, self.runs), _keyed(STEPPED_BACK, self.roll_backs), _keyed(ABANDONED, self.abandoned)
+
+
+def _keyed(table: Table[R], rows: Iterable[R]) -> tuple[Table[Any], dict[str, Any]]:
+    return table, {table.key(row): row for row in rows}
 
 
 class Lineages:
     """The lineages of one job on this node."""
 
-    def __init__(self, directory: Path, run: str = "") -> None:
-        """Read what earlier runs recorded in `directory`, which need not exist yet. `run`: the one that goes on now, "" for a reader."""
-        self._file = directory / FILE_NAME
+    def __init__(self, catalogue: Catalogue, run: str = "") -> None:
+        """Read what earlier runs recorded. `run`: the one that goes on now, "" for a reader."""
+        self._catalogue = catalogue
         self._lock = threading.Lock()  # of the record; not held while waiting for a disk
         self._writing = threading.Lock()
-        self.problem: str | None = None
-        self._record, self.problem, self._has_newer_version = _read(self._file)
-        self._written = self._record
+        self._record = self._written = _LineageRecord.read(catalogue)
         self._run = run
         self._tried: tuple[RollBack, ...] = ()
         self._early: tuple[tuple[int, int], ...] = ()  # attempts that began before `begin_run` recorded the run, which waits for a disk
@@ -86,16 +101,15 @@ class Lineages:
         """
         run = self._run
         if any(lineage_run.run == run for lineage_run in self._record.runs):
-            self._complete(manifests())
+            self._complete(_origins(manifests()))
             return False
-        manifests_known = tuple(manifests())
-        other_records = [_read(directory / FILE_NAME)[0] for directory in other_directories]
+        origins = _origins(manifests())
+        other_records = [_LineageRecord.read(Catalogue(directory)) for directory in other_directories]
         with self._lock:
             runs = {lineage_run.run: lineage_run for record in (*other_records, self._record) for lineage_run in record.runs}
             roll_backs = dict.fromkeys((*(row for record in other_records for row in record.roll_backs), *self._record.roll_backs))
             latest_known_s = max((run.began for run in runs.values()), default=0)
-            for manifest in manifests_known:
-                lineage, saved_s = manifest.about.lineage, manifest.saved_ns // 10**9
+            for lineage, saved_s in origins:
                 latest_known_s = max(latest_known_s, saved_s, 0 if lineage is None else lineage.began)
                 if lineage is not None:  # the record was lost, or is of another node
                     known = runs.get(lineage.run, LineageRun(lineage.run, lineage.began))
@@ -110,15 +124,14 @@ class Lineages:
         self.write()
         return is_new
 
-    def _complete(self, manifests: Iterable[Manifest]) -> None:
+    def _complete(self, origins: Iterable[tuple[Lineage | None, int]]) -> None:
         """Add the attempts of this run that manifests alone name."""
         with self._lock:
             own = self._own()
             known = {number for number, _ in own.attempts}
-            for manifest in manifests:
-                lineage = manifest.about.lineage
+            for lineage, saved_s in origins:
                 if lineage is not None and lineage.run == own.run and lineage.attempt not in known:
-                    own = _with_attempt(own, lineage.attempt, manifest.saved_ns // 10**9 * 10**9)
+                    own = _with_attempt(own, lineage.attempt, saved_s * 10**9)
             if own != self._own():
                 others = tuple(run for run in self._record.runs if run.run != self._run)
                 self._replace(runs=(*others, own))
@@ -201,42 +214,24 @@ class Lineages:
                 if earlier is None
                 else Lineage(earlier.began, earlier.run, max((a for a, _ in earlier.attempts), default=0))
             )
-            others = tuple(row for row in self._record.abandoned if row[0] != path)
-            self._replace(abandoned=(*others, (path, last))[-_MOST_ROWS:])
+            others = tuple(row for row in self._record.abandoned if row.path != path)
+            self._replace(abandoned=(*others, AbandonedPath(path, last))[-_MOST_ROWS:])
         self.write()
 
     def is_abandoned(self, manifest: Manifest) -> bool:
         """Return whether a copy's original was removed by a person before a run began."""
         lineage = manifest.about.lineage or UNKNOWN_LINEAGE
-        return any(path == manifest.path and lineage <= last for path, last in self._record.abandoned)
+        return any(row.path == manifest.path and lineage <= row.last for row in self._record.abandoned)
 
     def write(self) -> None:
         """Write the record to its file if it changed."""
         with self._writing:
-            record = self._record
-            if record is self._written or self._has_newer_version:
+            record, written = self._record, self._written
+            if record is written:
                 return
-            content = {
-                "version": _VERSION,
-                "runs": [asdict(run) for run in record.runs],
-                "roll_backs": [
-                    {
-                        **asdict(roll_back.last),
-                        "step": roll_back.step,
-                        "path": roll_back.path,
-                        "content": roll_back.content,
-                        "reason": roll_back.reason,
-                    }
-                    for roll_back in record.roll_backs
-                ],
-                "abandoned": [{**asdict(last), "path": path} for path, last in record.abandoned],
-            }
-            try:
-                durable.make_directory(str(self._file.parent))
-                staging.write(str(self._file), json.dumps(content, indent=1).encode("ascii"))
-                self._written, self.problem = record, None
-            except OSError as error:
-                self.problem = f"the order of the checkpoints could not be recorded: {self._file}: {error.strerror}"
+            before, after = written.tables(), record.tables()
+            self._catalogue.change(*(Change(table, was, dict(now)) for (table, was), (_, now) in zip(before, after, strict=True)))
+            self._written = record
 
     def _own(self) -> LineageRun:
         return next((run for run in self._record.runs if run.run == self._run), LineageRun(self._run, int(time.time())))
@@ -246,7 +241,7 @@ class Lineages:
         *,
         runs: tuple[LineageRun, ...] | None = None,
         roll_backs: tuple[RollBack, ...] | None = None,
-        abandoned: tuple[tuple[str, Lineage], ...] | None = None,
+        abandoned: tuple[AbandonedPath, ...] | None = None,
     ) -> None:
         """Set a new record instead of mutating the old one, because readers take no lock. The caller must hold `_lock`."""
         lineage_record = self._record
@@ -257,39 +252,12 @@ class Lineages:
         )
 
 
+def _origins(manifests: Iterable[Manifest]) -> tuple[tuple[Lineage | None, int], ...]:
+    """Return who saved each checkpoint, and when, in seconds: without the digests, which are a megabyte for a terabyte."""
+    return tuple((manifest.about.lineage, manifest.saved_ns // 10**9) for manifest in manifests)
+
+
 def _with_attempt(run: LineageRun, number: int, began_ns: int) -> LineageRun:
     earlier = {attempt: began for attempt, began in run.attempts if attempt != number}
     known = min((began for attempt, began in run.attempts if attempt == number), default=began_ns)
     return LineageRun(run.run, run.began, tuple(sorted({**earlier, number: min(known, began_ns)}.items())))
-
-
-def _read(file: Path) -> tuple[_LineageRecord, str | None, bool]:
-    """Return the record, the problem with it, and whether a newer supervise wrote it. Such a record is not overwritten."""
-    try:
-        document: Any = json.loads(durable.read(str(file)))
-        if int(document["version"]) > _VERSION:
-            return _LineageRecord(), f"the order of the checkpoints could not be read: {file}: a newer supervise wrote it", True
-        runs = tuple(
-            LineageRun(str(row["run"]), int(row["began"]), tuple((int(number), int(t)) for number, t in row["attempts"]))
-            for row in document["runs"]
-        )
-        roll_backs = tuple(
-            RollBack(
-                _lineage(row),
-                None if row["step"] is None else int(row["step"]),
-                str(row["path"]),
-                str(row["content"]),
-                str(row.get("reason", "")),
-            )
-            for row in document["roll_backs"]
-        )
-        abandoned = tuple((str(row["path"]), _lineage(row)) for row in document["abandoned"])
-        return _LineageRecord(runs, roll_backs, abandoned), None, False
-    except (FileNotFoundError, NotADirectoryError):
-        return _LineageRecord(), None, False
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return _LineageRecord(), f"the order of the checkpoints could not be read: {file}: {error}", False
-
-
-def _lineage(row: Any) -> Lineage:  # noqa: ANN401 (JSON)
-    return Lineage(int(row["began"]), str(row["run"]), int(row["attempt"]))

@@ -16,7 +16,24 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+
+def first_names(names: Sequence[str], most: int = 4) -> str:
+    """Return the first names for a line of text, each cut at 100 characters, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(name[:100] for name in names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def size_text(n_bytes: int) -> str:
+    """Return a size for people: 12 bytes, 181.0 kB, 16.1 GB."""
+    unit_bytes, unit = next(((limit, name) for limit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if n_bytes >= limit), (1.0, "bytes"))
+    return f"{n_bytes / unit_bytes:.{0 if unit == 'bytes' else 1}f} {unit}"
+
+
+def count_text(count: int, noun: str) -> str:
+    """Return a number of things: 1 tensor, 2 tensors."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 class CheckpointingError(Exception):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 
-    from checkpointing.conversion.trees import Source, Tree
+    from checkpointing.conversion.trees import SourceCheckpoint, Tree
 
     #: Gives a tensor by its name, and takes note of what it held.
     Read: TypeAlias = Callable[[str, LazyTensor], torch.Tensor]
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 SHARD_BYTES: Final = 5_000_000_000
 _ALIGNMENT: Final = 64  # as torch.save lays out its records, so that a mapped tensor is aligned
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+_RESERVED: Final = "__metadata__"  # what a header has beside the tensors
 _LARGE_BYTES: Final = 1 << 31  # from here on a record has 64-bit sizes, for which zipfile must be told beforehand
 
 
@@ -181,7 +182,7 @@ class _Writer(FileSystemWriter):
 def write_safetensors(tensors: Mapping[str, LazyTensor], path: str, read: Read, texts: Mapping[str, str]) -> None:
     """Write a file of safetensors: the length of a header, the header, and the tensors in its order. Raises OSError."""
     ordered = sorted(tensors.items(), key=lambda row: (-row[1].dtype.itemsize, row[0]))  # as the library: every tensor is aligned
-    header: dict[str, Any] = {"__metadata__": {**texts, "format": "pt"}}
+    header: dict[str, Any] = {_RESERVED: {**texts, "format": "pt"}}
     begin = 0
     for name, tensor in ordered:
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, begin + tensor.n_bytes]}
@@ -196,7 +197,7 @@ def write_safetensors(tensors: Mapping[str, LazyTensor], path: str, read: Read, 
             del whole
 
 
-def write_hf(tensors: Mapping[str, LazyTensor], path: str, read: Read, source: Source) -> None:
+def write_hf(tensors: Mapping[str, LazyTensor], path: str, read: Read, source: SourceCheckpoint) -> None:
     """Write a directory as transformers' save_pretrained does: model.safetensors, or shards and their index. Raises OSError."""
     os.mkdir(path)  # noqa: PTH102 -- strings throughout the package
     shards = shards_of(tensors)
@@ -228,10 +229,21 @@ def shards_of(tensors: Mapping[str, LazyTensor], most_bytes: int | None = None) 
 
 
 def check_types(tensors: Mapping[str, LazyTensor]) -> None:
-    """Raise CheckpointingError where safetensors has no type for a tensor."""
+    """Raise CheckpointingError where safetensors has no type or no name for a tensor."""
     name = next((name for name, tensor in tensors.items() if tensor.dtype not in _NAMES), None)
     if name is not None:
         raise CheckpointingError(
             f"safetensors has no type for {str(tensors[name].dtype).removeprefix('torch.')}: {name}",
             hint="convert to torch or dcp, or change the tensor's type in the checkpoint first",
         )
+    name = next((name for name in tensors if name == _RESERVED or not _is_text(name)), None)
+    if name is not None:
+        raise CheckpointingError(
+            f"safetensors has no tensor with this name: {name!r}",
+            hint="convert to torch or dcp, or rename the tensor in the checkpoint first",
+        )
+
+
+def _is_text(name: str) -> bool:
+    """Return whether UTF-8 has the name: half of a surrogate pair has no bytes there."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)

@@ -59,8 +59,8 @@ class LazyTensor:
 
 
 @dataclass(slots=True)
-class Source:
-    """What was opened. left_out: what of it cannot be converted, a line each. texts: what a safetensors header says beside the tensors.
+class SourceCheckpoint:
+    """A checkpoint that is read. left_out: its parts that cannot be converted, a line each. texts: those of a safetensors header.
 
     beside: small files that belong to the model (config.json, tokenizer), as absolute paths. stem: what the file of the weights is called
     in a directory of Hugging Face, so that its loader finds it (adapter_model, diffusion_pytorch_model).

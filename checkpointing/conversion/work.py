@@ -11,15 +11,14 @@ import torch
 
 from checkpointing.conversion import targets, trees
 from checkpointing.conversion.sources import open_source
-from checkpointing.conversion.trees import LazyTensor, Source, TensorRow, Tree
-from checkpointing.model import CheckpointingError
+from checkpointing.conversion.trees import LazyTensor, SourceCheckpoint, TensorRow, Tree
+from checkpointing.model import CheckpointingError, count_text, first_names, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
 _DTYPES: Final = {"": None, "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _EMIT_S: Final = 0.2
-_GB: Final = 1e9
 _MOST_NAMED: Final = 8
 
 
@@ -64,7 +63,7 @@ class Conversion:
         self._verify(content, written)
         return {"tensors": len(content.tensors), "bytes": n_bytes, "left_out": content.left_out, "notes": content.notes}
 
-    def _write(self, content: _Content, source: Source, target: str, to: str) -> None:
+    def _write(self, content: _Content, source: SourceCheckpoint, target: str, to: str) -> None:
         if to == "torch":
             targets.write_torch(content.tree, target, self._read)
         elif to == "dcp":
@@ -111,7 +110,7 @@ class Conversion:
             self._emit({"phase": self._phase, "done": self._done, "total": self._total})
 
 
-def prepared(source: Source, to: str, dtype: torch.dtype | None) -> _Content:
+def prepared(source: SourceCheckpoint, to: str, dtype: torch.dtype | None) -> _Content:
     """Return what is written of a source, and what is lost. Raises CheckpointingError where nothing would be left.
 
     safetensors and hf hold the model's weights and nothing else: what loads them expects that. dtype is for the weights alone.
@@ -119,7 +118,7 @@ def prepared(source: Source, to: str, dtype: torch.dtype | None) -> _Content:
     tree, n_renamed = trees.without_prefixes(source.tree)
     path, others = trees.weights_of(tree)
     left_out = list(source.left_out)
-    notes = [f"{n_renamed} names stood behind prefixes of wrappers (module., _orig_mod. and the like)"] if n_renamed else []
+    notes = [f"prefixes of wrappers (module., _orig_mod. and the like) were taken off {count_text(n_renamed, 'name')}"] if n_renamed else []
 
     def change(where: trees.Path, leaf: Any) -> Any:  # noqa: ANN401 -- any leaf
         if not isinstance(leaf, LazyTensor) or where[: len(path)] != path or any(where[: len(other)] == other for other in others):
@@ -131,21 +130,27 @@ def prepared(source: Source, to: str, dtype: torch.dtype | None) -> _Content:
         left_out += [_described(other, trees.at(tree, other)) for other in others]
         tree = {key: value for key, value in trees.at(tree, path).items() if (*path, key) not in others}
         values = [".".join(map(str, where)) for where, leaf in trees.leaves(tree) if not isinstance(leaf, LazyTensor)]
-        left_out += [f"values that are no tensors: {_some(values)}"] if values else []
+        left_out += [f"values that are no tensors: {first_names(values, _MOST_NAMED)}"] if values else []
     else:
-        left_out += ["the texts in the header: " + _some(sorted(source.texts))] if source.texts.keys() - {"format"} else []
+        left_out += (
+            ["the texts in the header: " + first_names(sorted(source.texts), _MOST_NAMED)] if source.texts.keys() - {"format"} else []
+        )
     tensors = trees.tensors_of(tree)
     if not tensors:
         raise CheckpointingError(
-            "there is no tensor to be written", hint="look at what the checkpoint holds: `supervise checkpoints verify`"
+            "there is no tensor to be written", hint="save the model's state_dict(): a dictionary of names and tensors"
         )
     if to != "torch":
         contents = [tensor.content for tensor in tensors.values() if tensor.content is not None]
         tied = len(contents) - len(set(contents))
-        notes += [f"{tied} names are tied to others: their numbers are written for each"] if tied else []
+        notes += [f"tied weights are written once for each name: {count_text(tied, 'name')} more"] if tied else []
     if to == "dcp":
         numbers = sum(any(isinstance(key, int) for key in where) for where in _keys(tree))
-        left_out += [f"keys that are numbers became texts, as torch.distributed.checkpoint keeps them: {numbers}"] if numbers else []
+        left_out += (
+            [f"the type of keys that are numbers: torch.distributed.checkpoint keeps texts ({count_text(numbers, 'table')})"]
+            if numbers
+            else []
+        )
     if to == "hf" and not any(name.endswith(("/config.json", "/adapter_config.json")) for name in source.beside):
         notes.append("config.json is not beside the source: transformers needs the model's own in the target")
     return _Content(tree, tensors, left_out, notes)
@@ -162,13 +167,7 @@ def _described(path: tuple[Any, ...], tree: Tree) -> str:
     """Return a part that is left out: its name, and how much is in it."""
     sizes = [leaf.n_bytes for _, leaf in trees.leaves(tree) if isinstance(leaf, LazyTensor)]
     name = ".".join(map(str, path))
-    size = f"{sum(sizes) / _GB:.3g} GB" if sum(sizes) >= _GB else f"{sum(sizes) / 1e6:.3g} MB"
-    return f"{name}: {len(sizes)} tensors, {size}" if sizes else name
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return f"{name}: {count_text(len(sizes), 'tensor')}, {size_text(sum(sizes))}" if sizes else name
 
 
 def _require_room(directory: str, n_bytes: int) -> None:
@@ -176,7 +175,7 @@ def _require_room(directory: str, n_bytes: int) -> None:
     needed, free = n_bytes + n_bytes // 100 + (1 << 20), disk.f_bavail * disk.f_frsize
     if free < needed:
         raise CheckpointingError(
-            f"not enough room for the target: {needed / _GB:.3g} GB are needed, {free / _GB:.3g} GB are free",
+            f"not enough room for the target: {size_text(needed)} are needed, {size_text(free)} are free",
             hint="name a target on another disk, or convert to a smaller type with --dtype bf16",
         )
 

@@ -38,6 +38,10 @@ _COUNTS: Final = {
     "torch DoubleStorage": struct.Struct("<d"),
 }
 _MEMBER_SUFFIXES: Final = tuple(suffix.encode() for suffix in TORCH_SUFFIXES)
+#: What torch.save writes before the objects, and at the end of the file.
+_BESIDE_OBJECTS: Final = frozenset(
+    (b"version", b"byteorder", b".format_version", b".storage_alignment", b".data/version", b".data/serialization_id")
+)
 _MAX_PICKLE_BYTES: Final = 128 << 20  # arrays within; how many objects is bounded apart
 
 
@@ -51,7 +55,7 @@ def examine(source: FileReader, suffix: str, *, bulk: bool) -> Examination:
     """Check the structure, and with `bulk` every record's CRC. Raises OSError and Interrupted."""
     try:
         records = {record.name: record for record in zip_layout.read_records(source)}
-        return _examine(source, records, bulk=bulk)
+        return _examine(source, records, suffix, bulk=bulk)
     except zip_layout.NotZip:
         verdict, reason = Verdict.BAD, f"torn: {source.size} bytes, and no zip directory at its end"
     except zip_layout.ZipDamaged as error:
@@ -102,13 +106,12 @@ def _begins_as_torch(source: FileReader) -> bool:
     return head.startswith(zip_layout.LOCAL_MAGIC) and zip_layout.first_name(head).endswith(b"/data.pkl")
 
 
-def _examine(source: FileReader, records: dict[bytes, ZipRecord], *, bulk: bool) -> Examination:
+def _examine(source: FileReader, records: dict[bytes, ZipRecord], suffix: str, *, bulk: bool) -> Examination:
     prefix = next(iter(records), b"").partition(b"/")[0]
     if members := _members(source, records):
         return _examine_members(source, records, members, bulk=bulk)
-    foreign = _foreign(records, prefix)
-    if foreign:
-        return Examination(Verdict.FOREIGN, foreign)
+    if other := _without_objects(records, prefix, suffix):
+        return other
     pickled = records.get(prefix + b"/data.pkl")
     if pickled is None:
         zip_layout.damaged("record data.pkl is missing")
@@ -175,12 +178,19 @@ def _prove(  # noqa: PLR0913 -- the file, what is in it, and what to look at
     return replace(whole, non_finite=listed(entry for entry in non_finite if entry is not None))
 
 
-def _foreign(records: dict[bytes, ZipRecord], prefix: bytes) -> str:
-    """Return what a zip is that is no checkpoint; "" for one that is, or was before it lost a record."""
+def _without_objects(records: dict[bytes, ZipRecord], prefix: bytes, suffix: str) -> Examination | None:
+    """Return what a zip without objects is: no checkpoint, or the rest of a failed torch.save. None if it has objects, or lost them.
+
+    torch.save that raises closes its file all the same: that is a whole zip of what it writes beside the objects, or of nothing.
+    """
+    is_named_so = suffix in (*TORCH_SUFFIXES, ".bin")
+    if all(name.startswith(prefix + b"/") and name[len(prefix) + 1 :] in _BESIDE_OBJECTS for name in records) and (records or is_named_so):
+        return Examination(Verdict.BAD, "torn: a save that failed before its first object left a zip without data.pkl")
     if prefix + b"/constants.pkl" in records:
-        return "a TorchScript export: not a checkpoint"
-    torch_made = prefix + b"/version" in records and prefix + b"/data/0" in records
-    return "" if torch_made or prefix + b"/data.pkl" in records else "a zip file without data.pkl: not a checkpoint"
+        return Examination(Verdict.FOREIGN, "a TorchScript export: not a checkpoint")
+    if prefix + b"/data.pkl" in records or (prefix + b"/version" in records and prefix + b"/data/0" in records):
+        return None
+    return Examination(Verdict.FOREIGN, "a zip file without data.pkl: not a checkpoint")
 
 
 def _read_objects(source: FileReader, pickled: ZipRecord, *, has_crcs: bool) -> tuple[PickleScan | None, str]:

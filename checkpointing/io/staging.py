@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from checkpointing.io import durable, leftovers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 _LEFTOVER: Final = re.compile(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-(?P<node>[0-9a-f]{8})?[0-9a-f]{12}", re.DOTALL)
 _NAME_BYTES: Final = 255  # of a name, on every file system of Linux
@@ -35,15 +35,16 @@ class Staged:
     fd: int
 
 
-def write(path: str, content: bytes, mode: int = 0o600, *, is_durable: bool = True) -> None:
+def write(path: str, content: bytes | Iterable[bytes], mode: int = 0o600, *, is_durable: bool = True) -> None:
     """Replace a small file, or make it, all at once. Raises OSError. It takes no lock: some network file systems let a lock call hang.
 
     Unless it `is_durable`, the disk is not waited for, and a power cut may lose the file.
     """
     with _temporary_file(path, mode) as place:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(place.fd, rest) :]
+        for piece in (content,) if isinstance(content, bytes) else content:
+            rest = memoryview(piece)
+            while rest:
+                rest = rest[os.write(place.fd, rest) :]
         if is_durable:
             put(place)
         else:

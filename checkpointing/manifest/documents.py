@@ -1,8 +1,7 @@
-"""Manifests: documents of a checkpoint's bytes (docs/reference/checkpoint-format.md), and the store of them in the state directory.
+"""Manifests: documents of a checkpoint's bytes (docs/reference/checkpoint-format.md), and the rows of them in the catalogue.
 
 `decode` raises `ManifestDamaged` for a document that is cut short, changed, or leads out of the checkpoint, and `Newer` for one of a later
-version. Neither is a verdict on the checkpoint. One `Manifests` per job and node owns `manifests/` in the state directory's
-`checkpoints/`; each file is written all at once.
+version. Neither is a verdict on the checkpoint.
 """
 
 from __future__ import annotations
@@ -14,18 +13,20 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing.io import durable, staging
+from checkpointing.catalogue import Table
+from checkpointing.io import durable
 from checkpointing.manifest import digest
 from checkpointing.model import Identity, Lineage, NonFinite, nan_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from checkpointing.catalogue import Catalogue
+
 FORMAT: Final = "supervise-checkpoint"
 VERSION: Final = 4
 READER: Final = 1  # a reader of version 1 may ignore all that later versions add, but for what makes it a part
 FILE_NAME: Final = "manifest.json"
-DIRECTORY: Final = "manifests"
 _MOST_BYTES: Final = 256 << 20  # a hundred thousand files, or some hundred terabytes in parts of 32 MiB
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _SAVE: Final = re.compile(r"[0-9a-f]{16}")
@@ -350,81 +351,40 @@ def read(path: str) -> Manifest:
 
 
 class Manifests:
-    """The manifests of a job's checkpoints, one per path. Any thread may use it: it keeps nothing in memory.
+    """The manifests of a job's checkpoints, one per path: rows of the catalogue. Any thread may use it: it keeps nothing in memory."""
 
-    `problem` is the last read or write error, in one line. A manifest that cannot be read counts as missing.
-    """
-
-    def __init__(self, directory: str) -> None:
-        """Use `directory`/manifests, which need not exist yet."""
-        self._directory = f"{directory}/{DIRECTORY}"
-        self.problem: str | None = None
+    def __init__(self, catalogue: Catalogue, table: Table[Manifest] | None = None) -> None:
+        self._catalogue, self._table = catalogue, table or VERIFIED
 
     def get(self, path: str) -> Manifest | None:
         """Return the last manifest of a path; the file there may have changed since."""
-        try:
-            manifest = read(self.file_of(path))
-        except FileNotFoundError:
-            return None
-        except (OSError, ManifestDamaged) as error:
-            self.problem = f"a manifest could not be read: {self.file_of(path)}: {error}"
-            return None
-        return manifest if manifest.path == path else None
+        return self._catalogue.get(self._table, path)
 
     def put(self, manifest: Manifest) -> bool:
-        """Replace the manifest of its path, durably. On failure return False and set `problem`."""
-        file = self.file_of(manifest.path)
-        try:
-            read(file)
-        except Newer as error:
-            self.problem = f"a manifest was not replaced: {file}: {error}"
-            return False
-        except (OSError, ManifestDamaged):  # there is none, or it is damaged
-            pass
-        try:
-            durable.make_directory(self._directory)
-            staging.write(file, encode(manifest))
-        except OSError as error:
-            self.problem = f"a manifest could not be written: {file}: {error.strerror}"
-            return False
-        return True
+        """Replace the manifest of its path, durably. Return False where that failed."""
+        return self._catalogue.put(self._table, manifest)
 
     def all(self) -> Iterator[Manifest]:
-        """Yield every one that can be read."""
-        try:
-            # hidden files are unfinished writes
-            names = sorted(name for name in os.listdir(self._directory) if not name.startswith("."))  # noqa: PTH208 -- as above
-        except OSError:
-            return
-        for name in names:
-            try:
-                yield read(f"{self._directory}/{name}")
-            except (OSError, ManifestDamaged) as error:
-                self.problem = f"a manifest could not be read: {self._directory}/{name}: {error}"
+        """Yield every one."""
+        return self._catalogue.each(self._table)
 
     def sweep(self) -> int:
         """Remove the manifests of checkpoints that are gone, and return how many.
 
         A checkpoint is gone if its directory holds other files: an unmounted file system does not count as a removal.
         """
-        return sum(self.forget(manifest.path) for manifest in self.all() if _is_gone(manifest.path))
+        gone = [manifest.path for manifest in self.all() if _is_gone(manifest.path)]
+        self._catalogue.remove(self._table, *gone)
+        return len(gone)
 
     def forget(self, path: str) -> bool:
-        """Remove the manifest of a path. Return False if there was none, or if that failed, which sets `problem`."""
-        try:
-            os.unlink(self.file_of(path))  # noqa: PTH108 -- as above
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            self.problem = f"a manifest could not be removed: {self.file_of(path)}: {error.strerror}"
-            return False
-        return True
+        """Remove the manifest of a path. Return whether there was one."""
+        return self._catalogue.remove(self._table, path)
 
-    def file_of(self, path: str) -> str:
-        """Return the file in which the manifest of a path is, or would be."""
-        name = plain(path.rstrip("/").rpartition("/")[2])
-        mark = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
-        return f"{self._directory}/{name}-{mark}.json"
+
+VERIFIED: Final = Table("verified", Manifest, lambda row: row.path)
+#: What this node holds of checkpoints whose other files lie on the disks of other nodes.
+PART: Final = Table("part", Manifest, lambda row: row.path)
 
 
 def _is_gone(path: str) -> bool:

@@ -26,7 +26,7 @@ class MirrorConfiguration(TypedDict):
 
 
 class MirrorCheckpoint(TypedDict):
-    """Upload the checkpoint at `path`. manifest: the file that holds its manifest."""
+    """Upload the checkpoint at `path`. manifest: its document."""
 
     cmd: Literal["mirror"]
     path: str

@@ -118,8 +118,7 @@ class MirrorProcess:
 
     def _take(self, path: str, step: int | None, manifest: str) -> None:
         try:
-            with open(manifest, "rb") as file:  # noqa: PTH123 -- strings throughout the package
-                entry = self._spool.add(path, step, file.read())
+            entry = self._spool.add(path, step, manifest.encode("ascii"))
         except (OSError, manifests.ManifestDamaged) as error:
             self._refuse(f"cannot mirror: {path}: {error}", "check that the path exists and that the manifest belongs to it", path)
             return

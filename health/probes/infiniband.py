@@ -10,7 +10,6 @@ EINVAL, a reader asks it no more.
 from __future__ import annotations
 
 import errno
-import ipaddress
 import os
 import re
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from health.kernellog import kmsg_reader as kmsg
+from health.nvidia.gids import IB, ROCE_V1, ROCE_V2, Gid
 from health.probes import system_files
 
 if TYPE_CHECKING:
@@ -30,31 +30,9 @@ _COMPLAINT: Final = re.compile(rb"mlx5_core (\S+?): .*ACCESS_REG\(.*failed")
 _MOST_RECORDS: Final = 100_000
 #: The kernel's names of GID types: RoCE v1 and InfiniBand have one between them (Documentation/ABI/testing/sysfs-class-infiniband).
 _V1, _V2 = "IB/RoCE v1", "RoCE v2"
-IB, ROCE_V1, ROCE_V2 = "IB", "RoCE v1", "RoCE v2"
 _ETHERNET: Final = "Ethernet"
 #: iWARP's ports (node type RNIC) have Ethernet below them too, and no GIDs of RoCE.
 _CHANNEL_ADAPTER: Final = "CA"
-
-
-@dataclass(frozen=True, slots=True)
-class Gid:
-    """One entry of a port's table of GIDs. type: IB, ROCE_V1, ROCE_V2, or "" where it cannot be read. netdev: the interface behind it."""
-
-    index: int
-    gid: str
-    type: str = ""
-    netdev: str = ""
-
-    @property
-    def ipv4(self) -> str:
-        """Return the IPv4 address that it stands for (::ffff:10.0.0.1), "" for none."""
-        mapped = ipaddress.IPv6Address(self.gid).ipv4_mapped
-        return str(mapped) if mapped is not None else ""
-
-    @property
-    def is_link_local(self) -> bool:
-        """Return whether it is made of the card's number (fe80::/10) and passes no router."""
-        return ipaddress.IPv6Address(self.gid).is_link_local
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +80,12 @@ def ports(root: Path = _ROOT, excluded: Collection[str] = ()) -> tuple[Port, ...
     root: the folder that holds /sys and /dev. excluded: names of devices to leave alone.
     """
     try:
-        return tuple(port for port in Reader(root).ports(excluded) if port.is_read)
+        return tuple(port for port in PortReader(root).ports(excluded) if port.is_read)
     except FileNotFoundError:
         return ()
 
 
-class Reader:
+class PortReader:
     """Reads ports, and remembers the devices whose reading makes the kernel complain."""
 
     def __init__(self, root: Path = _ROOT) -> None:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _ROOT: Final = Path("/")
 _UP, _LOOPBACK = 0x1, 0x8
-_INFINIBAND: Final = 32  # ARPHRD_INFINIBAND of <linux/if_arp.h>
 #: Of a row of /proc/net/route: interface, destination, flags, metric, mask.
 _INTERFACE, _DESTINATION, _FLAGS, _METRIC, _MASK, _ROUTE_FIELDS = 0, 1, 3, 6, 7, 8
 #: Of a row of /proc/net/ipv6_route, whose numbers are hexadecimal: destination, its length, metric, interface.
@@ -57,7 +56,6 @@ class Nic:
     driver: str = ""
     is_virtual: bool = True
     is_loopback: bool = False
-    is_infiniband: bool = False  # IP over InfiniBand
     is_up: bool = False
     is_default_route: bool = False
     operstate: str = ""
@@ -90,11 +88,6 @@ def nics(root: Path = _ROOT, addresses: Mapping[str, Sequence[str]] | None = Non
     return tuple(_nic(folder / name, tuple(addresses.get(name, ())), is_default=name == default) for name in names)
 
 
-def nic_of_address(every: Sequence[Nic], address: str) -> Nic | None:
-    """Return the interface that has an address (of this host's name, of a rendezvous), None where none has it."""
-    return next((nic for nic in every if address in nic.addresses), None)
-
-
 def _nic(path: Path, addresses: tuple[str, ...], *, is_default: bool) -> Nic:
     flags = system_files.text(path / "flags")
     bits = int(flags, 16) if flags.startswith("0x") else 0
@@ -106,7 +99,6 @@ def _nic(path: Path, addresses: tuple[str, ...], *, is_default: bool) -> Nic:
         driver=system_files.link_name(path / "device/driver"),
         is_virtual=not (path / "device").exists(),
         is_loopback=bool(bits & _LOOPBACK),
-        is_infiniband=system_files.whole(path / "type") == _INFINIBAND,
         is_up=bool(bits & _UP),
         is_default_route=is_default,
         operstate=system_files.text(path / "operstate"),

@@ -54,7 +54,7 @@ class JobCheckpoints:
         self.records = CheckpointRecords(job, several_nodes=several_nodes, reads=reads)
         self.shared = SharedManifests(job.state, DIRECTORY)
         self.recorder = CheckpointRecorder(self.records, self.shared, report)
-        self.retention = Retention(self.records, report)
+        self.retention = Retention(self.records, self.shared, report)
         discovery = self.records.discovery
         self._repair = None if discovery is None else CheckpointRepair(self.records, discovery)
         self._path_faults = PathFaults(self.records, self._repair)
@@ -68,8 +68,7 @@ class JobCheckpoints:
     @property
     def problems(self) -> tuple[str, ...]:
         """What could not be read or recorded, last, each in one line."""
-        problem = self._parts.manifests.problem
-        return (*self.records.problems, problem) if problem else self.records.problems
+        return self.records.problems
 
     def began(self, attempt: int) -> None:
         """Note that an attempt's ranks are started. From the loop's thread."""

@@ -93,7 +93,6 @@ class NodeOffer:
         records = self._records
         try:
             records.listed(records.begin_run)
-            _ = records.rejections  # an unreadable record is a problem of this node
             records.absorb()
             if records.discovery is not None:
                 records.discovery.stat_interrupted_saves()

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from checkpointing.catalogue import Catalogue
 from checkpointing.io.read_watch import ReadWatch
 from checkpointing.io.tree import Tree
 from checkpointing.manifest.documents import Manifests
@@ -52,11 +53,13 @@ class CheckpointRecords:
         self.reads = ReadWatch() if reads is None else reads
         self.cache = Cache()  # of verdicts: what the watcher has read, a selection need not read again
         discovers = settings.instrument.enabled
-        self.discovery = Discovery(self.directory, job.run_id) if discovers else None
+        self.catalogue = Catalogue(self.directory, is_writer=True)
+        self.discovery = Discovery(self.catalogue, job.run_id) if discovers else None
         self.locations = CheckpointLocations(job, self.discovery)
-        self.manifests = Manifests(str(self.directory))
-        self.order = CheckpointOrder(self.directory, self.manifests, self.discovery, job.run_id)
-        self.baseline = Baseline(self.directory, settings.checkpoints.paths)
+        self.manifests = Manifests(self.catalogue)
+        self.order = CheckpointOrder(self.catalogue, self.manifests, self.discovery, job.run_id)
+        self.baseline = Baseline(self.catalogue, settings.checkpoints.paths)
+        self.moves = AsideRecord(str(self.directory), job.name)
         self.provenance = Provenance(
             job,
             self.locations,
@@ -64,9 +67,9 @@ class CheckpointRecords:
             self.order,
             manifests=self.manifests,
             baseline=self.baseline,
+            moves=self.moves,
             several_nodes=several_nodes,
         )
-        self.moves = AsideRecord(str(self.directory), job.name)
         self.copies = Copies(
             str(self.directory),
             int(settings.checkpoints.copies_gib * 2**30),
@@ -75,10 +78,10 @@ class CheckpointRecords:
             run_id=job.run_id,
         )
         self.restored = ""  # the path to which a mirror restored a checkpoint for this run
-        self.meetings = MeetingRecord(self.directory, job.run_id)
+        self.meetings = MeetingRecord(self.catalogue, job.run_id)
+        self.rejections = Rejections(self.catalogue)  # of the checkpoints that must not be resumed from
         self.set_resume_way(DECLARED)
         self._lock = threading.Lock()
-        self._rejections: Rejections | None = None
         self._has_begun = False
         self._notes: tuple[str, ...] | None = ()  # None: they were taken
         self._attempt = 0
@@ -130,17 +133,7 @@ class CheckpointRecords:
     @property
     def problems(self) -> tuple[str, ...]:
         """What could not be read or recorded, last, each in one line."""
-        optional = (self._rejections, self.discovery)
-        found = [holder.problem for holder in optional if holder is not None]
-        found += [self.manifests.problem, self.copies.problem, self.order.problem, self.baseline.problem, self.meetings.problem]
-        return tuple(problem for problem in found if problem)
-
-    @property
-    def rejections(self) -> Rejections:
-        """The checkpoints that must not be resumed from. Raises CheckpointingError where a newer version wrote the record."""
-        with self._lock:
-            self._rejections = self._rejections or Rejections(self.directory)
-            return self._rejections
+        return tuple(problem for problem in (self.catalogue.problem, self.copies.problem) if problem)
 
     def begin_run(self) -> None:
         """Record that the run began, once, before anything is chosen or recorded. Take in what a killed supervisor's ranks wrote last."""

@@ -18,19 +18,22 @@ from checkpointing.retention.copies import Needed
 from checkpointing.retention.prune import PruneRow, prune
 from supervisor.checkpoints.recording import numerics
 from supervisor.checkpoints.recording.reports import CheckpointAlert, CheckpointPruned, CheckpointTrouble
+from supervisor.checkpoints.recording.shared_manifests import written_files
 from supervisor.checkpoints.references import leads_to
 from supervisor.observe.ranks.path_patterns import pattern_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from checkpointing.manifest.documents import Manifest
+    from checkpointing.model import Identity
     from checkpointing.retention.copies import Copy
     from supervisor.checkpoints.discovery.from_logs import Discovery
     from supervisor.checkpoints.mirror.feed import MirrorFeed
     from supervisor.checkpoints.recording.parts import PartRecorder
     from supervisor.checkpoints.recording.recorder import CheckpointRecorder
     from supervisor.checkpoints.recording.reports import CheckpointReport
+    from supervisor.checkpoints.recording.shared_manifests import SharedManifests
     from supervisor.checkpoints.records import CheckpointRecords
 
 
@@ -40,8 +43,8 @@ class Retention:
     `use` and `pause` are called by the selection, `go_on` by the loop's thread, `copy` in any worker thread, all else in the watcher's.
     """
 
-    def __init__(self, records: CheckpointRecords, report: Callable[[CheckpointReport], None]) -> None:
-        self._records, self._report = records, report
+    def __init__(self, records: CheckpointRecords, shared: SharedManifests, report: Callable[[CheckpointReport], None]) -> None:
+        self._records, self._shared, self._report = records, shared, report
         self._settings = records.job.settings.checkpoints
         self._in_use: frozenset[str] = frozenset()
         self._pruning = threading.Lock()
@@ -147,6 +150,7 @@ class Retention:
         records = self._records
         recorded = (manifest for manifest in records.manifests.all() if pattern_of(manifest.path) == pattern)
         by_path = {manifest.path: manifest for manifest in recorded if records.locations.is_checkpoint(manifest.path)}
+        other_nodes = self._shared.last_runs() if records.several_nodes else ()
         # the identity of these parts was compared just now, so the record of a whole checkpoint at the same path is of an earlier content
         here = list((by_path | {manifest.path: manifest for manifest in whole_saves}).values())
         # the nodes order saves by the step and the run of the whole, which a part may lack: so those that were saved last stay, too
@@ -155,7 +159,7 @@ class Retention:
         return [
             PruneRow(
                 manifest,
-                discovery.written_files(manifest.path, (manifest.made_unix_s + 1) * 10**9, manifest.identity),
+                _written_files(manifest, discovery, other_nodes),
                 in_use=manifest.path in self._in_use | last or (manifest is finite and newest.has_lost_weights),
                 uploading=feed is not None and feed.is_sending(manifest),
                 is_rejected=self._is_rejected(manifest),
@@ -184,3 +188,12 @@ class Retention:
     def _policy(self) -> rules.RetentionPolicy:
         """What stays of our copies, and of the job's own checkpoints where a person asked for that."""
         return rules.RetentionPolicy(self._settings.keep or rules.RetentionPolicy().newest, self._settings.keep_every or None)
+
+
+def _written_files(manifest: Manifest, discovery: Discovery, other_nodes: Iterable[Discovery]) -> dict[str, Identity]:
+    """Return the files of a checkpoint that this job was seen to write: by ranks of this node, and of those that share its state."""
+    path, identity, until_ns = manifest.path, manifest.identity, (manifest.made_unix_s + 1) * 10**9
+    files: dict[str, Identity] = {}
+    for other in other_nodes:
+        files |= written_files(other, path, until_ns, identity)
+    return files | discovery.written_files(path, until_ns, identity)

@@ -21,7 +21,7 @@ from supervisor.core.time_text import span_text
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.job.local_time import minute_text
-from supervisor.launch.system_command import run_system_command
+from supervisor.launch import system_command
 from supervisor.node.gpu_quarantine import QUARANTINE_S, GpuQuarantine, ledgers
 from supervisor.report.nodes_page import SOURCES, NodeStatus
 from supervisor.report.text import clean
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 #: As identity.node_name makes it of a host name: it is the name of a file.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-#: For an answer of Slurm's controller.
-_SCONTROL_S: Final = 10.0
 #: Of a reason in Slurm's list of drained nodes.
 _MOST_REASON: Final = 200
 
@@ -121,12 +119,16 @@ def _drained(node_exclusion: NodeExclusion) -> str:
     """Have Slurm drain an excluded node, with its reason: `sinfo -R` shows that to everybody. Return what came of it, in one line."""
     name = node_exclusion.node.partition(".")[0]
     reason = clean(f"supervise: {node_exclusion.reason}")[:_MOST_REASON]
-    words = ("scontrol", "update", f"NodeName={name}", "State=DRAIN", f"Reason={reason}")
-    answer = run_system_command(words, _SCONTROL_S, with_errors=True)
+    words = ("update", f"NodeName={name}", "State=DRAIN", f"Reason={reason}")
+    answer, command = system_command.scontrol(*words, with_errors=True), shlex.join(("scontrol", *words))
     if answer is not None and answer.code == 0:
         return f"Slurm drains {name} ({reason}); `scontrol update NodeName={name} State=RESUME` ends that"
-    why = f"no answer within {_SCONTROL_S:g} s" if answer is None else clean(answer.text.strip()) or "scontrol cannot be run here"
-    return f"Slurm does not drain {name}: {why}; ask an operator for `{shlex.join(words)}`. The node stays excluded from your jobs"
+    why = (
+        f"no answer within {system_command.SCONTROL_S:g} s"
+        if answer is None
+        else clean(answer.text.strip()) or "scontrol cannot be run here"
+    )
+    return f"Slurm does not drain {name}: {why}; ask an operator for `{command}`. The node stays excluded from your jobs"
 
 
 def allow(settings: Settings, node: str) -> int:

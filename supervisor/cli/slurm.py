@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,14 +18,11 @@ from supervisor.cli.nodes import excluded, unfit
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job.identity import known_job_name
 from supervisor.launch.slurm import job_nodes
-from supervisor.launch.system_command import run_system_command
+from supervisor.launch.system_command import scontrol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
-
-#: For an answer of Slurm's controller.
-_SCONTROL_S: Final = 10.0
 
 
 @click.command()
@@ -88,14 +85,14 @@ def requeue(root: Path, environ: Mapping[str, str], *, elsewhere: bool = False) 
     names = list(dict.fromkeys((*names, *unfit_nodes)))
     before = {part: _excluded_before(part) for part in (_parts(job, environ) if names else ())}
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what takes the job back ends its batch script, and its nodes can be changed only then
-    if not _scontrol("requeue", job):
+    if not _is_done("requeue", job):
         stdio.say(f"Slurm does not requeue job {job}: scontrol requeue failed")
         return 1
     for part, own in before.items():
         # one name that Slurm does not know makes it refuse all; those of the job it knows
         if not any(_exclude(part, (*own, *choice)) for choice in (names, unfit_nodes) if choice):
             problems.append(f"scontrol update ExcNodeList={','.join(names)} failed")
-            if elsewhere and _scontrol("hold", job):  # else it would end on the same node again and again
+            if elsewhere and _is_done("hold", job):  # else it would end on the same node again and again
                 stdio.say(f"job {job} is requeued and held: {'; '.join(problems)}; `scontrol release {job}` lets it begin")
                 return 0
     if problems:
@@ -111,16 +108,16 @@ def _parts(job: str, environ: Mapping[str, str]) -> list[str]:
 
 
 def _exclude(part: str, names: Sequence[str]) -> bool:
-    return _scontrol("update", f"JobId={part}", f"ExcNodeList={','.join(dict.fromkeys(names))}")
+    return _is_done("update", f"JobId={part}", f"ExcNodeList={','.join(dict.fromkeys(names))}")
 
 
-def _scontrol(*words: str) -> bool:
-    system_command_result = run_system_command(("scontrol", *words), _SCONTROL_S)
-    return system_command_result is not None and system_command_result.code == 0
+def _is_done(*words: str) -> bool:
+    answer = scontrol(*words)
+    return answer is not None and answer.code == 0
 
 
 def _excluded_before(job: str) -> tuple[str, ...]:
     """Return the nodes that the job excludes, by its own options."""
-    system_command_result = run_system_command(("scontrol", "-o", "show", "job", job), _SCONTROL_S)
-    match = re.search(r" ExcNodeList=(\S+)", system_command_result.text) if system_command_result is not None else None
+    answer = scontrol("-o", "show", "job", job)
+    match = re.search(r" ExcNodeList=(\S+)", answer.text) if answer is not None else None
     return () if match is None or match[1] == "(null)" else (match[1],)

@@ -9,10 +9,9 @@ from supervisor.config.health import thresholds
 from supervisor.config.intervals import BACKOFF_BASE_S, BACKOFF_CAP_S
 from supervisor.core.model import RESUME, Knob, Launcher, Policy
 from supervisor.core.policy_settings import NetworkSection
-from supervisor.core.replicas import node_group
+from supervisor.core.replicas import ONE_RANK, Replica, node_group
 from supervisor.core.values import replace
 from supervisor.errors import SuperviseError
-from supervisor.knobs.replica import ONE_RANK, Replica
 from supervisor.strategies.network import OPTIONAL
 from supervisor.strategies.situation import VARIABLES
 

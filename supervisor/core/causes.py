@@ -348,7 +348,7 @@ _ROWS: dict[Cause, CauseRow] = {
         ),
     ),
     Cause.CHECKPOINT_MISMATCH: CauseRow(
-        meaning="A checkpoint is whole, but belongs to another model or optimizer",
+        meaning="A checkpoint is whole, but belongs to another model, optimizer or number of ranks",
         proof=(
             "load_state_dict's missing or unexpected keys and size mismatches, parameter groups that differ, a sharded "
             "checkpoint of another layout, a loader that names another number of ranks"

@@ -163,7 +163,7 @@ def _ranks(state: JobState, t: float, left: int, there: int) -> tuple[JobState, 
         them = "the others" if fits == left else f"{fits} of them, in whole replicas of {policy.replica_size} ranks"
         helps = f"; --min-gpus {fits} --allow-batch-drift lets it see {them}" if fits else ""
         if left and not fits:
-            helps = f", none of them in whole replicas of {policy.replica_size} ranks"
+            helps = f", too few for a replica of {policy.replica_size} ranks"
         return state, (), f"the command chooses its number of ranks by itself, and {left} GPUs are left{helps}"
     wanted = state.run.nproc or state.run.command_nproc or there
     if left >= wanted:

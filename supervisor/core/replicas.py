@@ -14,6 +14,23 @@ from __future__ import annotations
 
 from math import gcd
 
+from supervisor.core.values import Struct
+
+
+class Replica(Struct, frozen=True):
+    """The size of a job's replicas, in ranks.
+
+    source: the flags or the setting that give it, "" for none. unread: a factor that is no number, "" for none.
+    """
+
+    size: int = 1
+    source: str = ""
+    unread: str = ""
+
+
+#: Each rank holds the whole model: data parallelism alone, as far as is known.
+ONE_RANK = Replica()
+
 
 def whole(count: int, size: int) -> int:
     """Return how many of `count` ranks, or nodes, are in whole replicas, or groups, of `size`; 0: none is."""
@@ -42,7 +59,7 @@ def node_group(per_node: int, size: int) -> int:
 
 def in_words(size: int, source: str) -> str:
     """Return what a replica is, for people. source: the flags or the setting that give its size, "" for none."""
-    return f"a replica has {size} ranks" + (f" ({source})" if source else "")
+    return f"a replica, one copy of the model, has {size} ranks" + (f" ({source})" if source else "")
 
 
 def misfit(size: int, per_node: int, least: int, most: int) -> tuple[str, str] | None:

@@ -420,8 +420,7 @@ def stop_for_gpus(state: JobState, t: float, left: int, wanted: str) -> Step:
     verdict = Verdict(Cause.GPU_LOST, 1.0, f"GPU {gpu.index} ({gpu.uuid}) is out of use: {gpu.quarantined}", "gpu:out-of-use", gpu=gpu.uuid)
     fits = replicas.whole(left, state.run.policy.replica_size)
     fewer = f", or start with --nproc-per-node={fits}" if fits else ", or start on another node"
-    fewer += "; a job that uses no GPU starts with CUDA_VISIBLE_DEVICES= (empty)"
-    hint = f"`{state.run.policy.clears} {gpu.uuid}` where it is well again{fewer}"
+    hint = f"`{state.run.policy.clears} {gpu.uuid}` where it is well again{fewer}; without GPUs: CUDA_VISIBLE_DEVICES= (empty)"
     why = f"{left} of {len(state.gpus)} GPUs may be used, for {wanted}"
     return stop_for(state, t, verdict, Plan(PlanKind.STOP, why, hint, "beginning", 69))
 

@@ -28,9 +28,9 @@ def become_subreaper() -> None:
         raise OSError(number, f"prctl(PR_SET_CHILD_SUBREAPER): {os.strerror(number)}")
 
 
-def die_with_parent() -> None:
-    """Have this process killed when the thread that forked it ends."""
-    _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def die_with_parent(signum: int = signal.SIGKILL) -> None:
+    """Have this process killed, or sent another signal, when the thread that forked it ends."""
+    _PRCTL(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
 
 
 def keep_little_memory() -> None:

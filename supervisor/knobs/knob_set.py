@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from supervisor.agent import batch_plan
 from supervisor.core import replicas
 from supervisor.core.model import Knob
+from supervisor.core.replicas import ONE_RANK, Replica
 from supervisor.core.values import Struct, field, replace
 from supervisor.errors import SuperviseError
 from supervisor.knobs import batch, bindings, config_files, uneven
 from supervisor.knobs.bindings import Binding, Env, FileKey, Placeholder, Shares
-from supervisor.knobs.replica import ONE_RANK, Replica
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,7 +18,7 @@ _LEAST: Final = len("--n")
 _LISTS: Final = ("--rdzv-conf",)
 
 
-class GivenOption(Struct, frozen=True):
+class LauncherOption(Struct, frozen=True):
     """One option with its value. name: as it is written; key: with hyphens in place of underscores."""
 
     name: str
@@ -39,14 +39,14 @@ def script_index(args: Sequence[str], flags: Collection[str]) -> int:
     return min(i, len(args))
 
 
-def given(args: Sequence[str], flags: Collection[str], short: Sequence[tuple[str, str]] = ()) -> tuple[GivenOption, ...]:
+def options(args: Sequence[str], flags: Collection[str], short: Sequence[tuple[str, str]] = ()) -> tuple[LauncherOption, ...]:
     """Return the launcher's own options that take a value, in their order. short: one-letter options, each with its long name."""
     return tuple(_given(args[: script_index(args, flags)], flags, dict(short)))
 
 
-def ignored(launcher: str, options: Sequence[GivenOption]) -> tuple[str, ...]:
+def ignored(launcher: str, options: Sequence[LauncherOption]) -> tuple[str, ...]:
     """Return a warning for each option that is given with several values, of which the launcher takes the last alone."""
-    groups: list[list[GivenOption]] = []
+    groups: list[list[LauncherOption]] = []
     for option in options:
         group = next((group for group in groups if any(is_same(option.key, other.key) for other in group)), None)
         if group is None:
@@ -72,7 +72,7 @@ def is_same(key: str, other: str) -> bool:
     return key == other or (len(shorter) > _LEAST and longer.startswith(shorter))
 
 
-def _given(args: Sequence[str], flags: Collection[str], short: dict[str, str]) -> Iterator[GivenOption]:
+def _given(args: Sequence[str], flags: Collection[str], short: dict[str, str]) -> Iterator[LauncherOption]:
     i = 0
     while i < len(args):
         word, width = args[i], _width(args[i], flags)
@@ -83,7 +83,7 @@ def _given(args: Sequence[str], flags: Collection[str], short: dict[str, str]) -
             value = args[i + 1] if i + 1 < len(args) else ""
         if width > 1 or equals or name != word:
             name = short.get(name, name)
-            yield GivenOption(name, name.replace("_", "-"), value)
+            yield LauncherOption(name, name.replace("_", "-"), value)
         i += width
 
 

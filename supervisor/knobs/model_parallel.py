@@ -11,25 +11,23 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from supervisor.core import replicas
+from supervisor.core.replicas import ONE_RANK, Replica
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.knobs import bindings, config_files, torchrun
+from supervisor.knobs import bindings, config_files, launcher, torchrun
 from supervisor.knobs.bindings import FileKey, Flag, Override
 from supervisor.knobs.program_knobs import in_config
-from supervisor.knobs.replica import ONE_RANK, Replica
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from supervisor.config.settings import Settings
+    from supervisor.knobs.launcher import LauncherCommand
     from supervisor.knobs.program_knobs import Lookup
     from supervisor.knobs.programs import Program
 
 FLAG = "--model-parallel"
 #: Factors in DeepSpeed's configuration (deepspeed.ai/docs/config-json; runtime/config.py reads the second).
 _DEEPSPEED = ("tensor_parallel.autotp_size", "sequence_parallel_size")
-#: Options of launchers: those whose product is the world, beside torchrun's.
-_WORLD = (("--num_processes", "--num-processes"), ("--num_gpus", "--num-gpus"))
-_NODES = ("--num_nodes", "--num-nodes")
 
 
 def find(settings: Settings, programs: Sequence[Program], lookup: Lookup) -> Replica:
@@ -43,7 +41,7 @@ def find(settings: Settings, programs: Sequence[Program], lookup: Lookup) -> Rep
     if shown is not None and shown.source and shown.size != declared:
         raise SuperviseError(
             f"two sizes of a replica: {source}, and the command gives {shown.size} ({shown.source})",
-            hint=f"Leave {FLAG} out, or correct one of them; --set knobs.program=none has the command's flags not read.",
+            hint=f"Leave {FLAG} out, or correct one of them; --set knobs.program=none ignores the command's flags.",
             exit_code=ExitCode.CONFIG,
         )
     return Replica(declared, source)
@@ -57,12 +55,12 @@ def _shown(program: Program, lookup: Lookup) -> Replica | None:
         return Replica(unread=str(error))
     if not given:
         return None
-    wrong = next((f"{how} {value}" for how, value in given.items() if not value.isdecimal() or not int(value)), "")
+    wrong = next((f"{how} {value}" for how, value in given.items() if not torchrun.figure(value)), "")
     if wrong:
         return Replica(unread=f"{wrong} is no number")
     values = {how: int(value) for how, value in given.items()}
-    told = {how: value for how, value in values.items() if value > 1} or values
-    return Replica(prod(values.values()), " × ".join(f"{how} {value}" for how, value in told.items()))  # noqa: RUF001 (the sign)
+    factors = {how: value for how, value in values.items() if value > 1} or values
+    return Replica(prod(values.values()), " × ".join(f"{how} {value}" for how, value in factors.items()))  # noqa: RUF001 (the sign)
 
 
 def _factors(program: Program, lookup: Lookup) -> Iterator[tuple[str, str]]:
@@ -100,7 +98,7 @@ def require_whole(replica: Replica, lookup: Lookup, command: Sequence[str]) -> N
     least, most = torchrun.least_nodes(elastic, lookup.environ), torchrun.most_nodes(elastic, lookup.environ)
     per_node = torchrun.size(elastic, lookup.environ)[0]
     if elastic is None:
-        per_node, least, most = _launched(lookup.head), 1, 1
+        per_node, least, most = _launched(launcher.recognise(command, lookup.environ.get("PATH"))), 1, 1
     misfit = replicas.misfit(replica.size, per_node, least, most)
     if misfit is None:
         return
@@ -110,8 +108,10 @@ def require_whole(replica: Replica, lookup: Lookup, command: Sequence[str]) -> N
     raise SuperviseError(f"{replicas.in_words(replica.size, replica.source)}, and {why}", hint=hint, exit_code=ExitCode.CONFIG)
 
 
-def _launched(head: Sequence[str]) -> int:
-    """Return the ranks that accelerate's or DeepSpeed's launcher starts, in all; 0: unknown."""
-    ranks = next((value for names in _WORLD if (value := bindings.read(head, Flag(names))) is not None), "")
-    nodes = bindings.read(head, Flag(_NODES)) or "1"
-    return int(ranks) * int(nodes) if ranks.isdecimal() and nodes.isdecimal() else 0
+def _launched(started: LauncherCommand) -> int:
+    """Return the ranks that accelerate's or DeepSpeed's launcher starts on all nodes; 0: its command does not give them."""
+    values = {option.key: option.value for option in started.options()}
+    factors = [values.get("--num-processes", "")]  # accelerate's counts all nodes
+    if started.name == "deepspeed":
+        factors = [values.get("--num-gpus", ""), values.get("--num-nodes", "" if "--hostfile" in values else "1")]
+    return prod(map(torchrun.figure, factors))

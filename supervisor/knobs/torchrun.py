@@ -25,6 +25,7 @@ AGENT_FILE = Path(__file__).resolve().parent.parent / "agent" / "__main__.py"
 
 #: torchrun's options that take no value, with hyphens. Every other takes one, as the next word or after "=".
 FLAGS = frozenset({"-h", "--help", "--standalone", "-m", "--module", "--no-python", "--run-path", "--use-env", "--virtual-local-rank"})
+_MOST_DIGITS = 18  # int() raises for more than 4300
 NO_RESTARTS = "--max-restarts=0"  # we restart it
 
 
@@ -66,17 +67,17 @@ def launcher(command: Torchrun | None) -> Launcher:
 
 def size(command: Torchrun | None, environ: Mapping[str, str]) -> tuple[int, int]:
     """Return the ranks of a node and the number of nodes, each 0 if neither the command nor torchrun's variables give it in figures."""
-    return _figure(_option(command, environ, "nproc-per-node")), _figure(_option(command, environ, "nnodes"))
+    return figure(_option(command, environ, "nproc-per-node")), figure(_option(command, environ, "nnodes"))
 
 
 def most_nodes(command: Torchrun | None, environ: Mapping[str, str]) -> int:
     """Return how many nodes an attempt may have: 4 of `--nnodes=2:4`. 0: unknown."""
-    return _figure(_option(command, environ, "nnodes").rpartition(":")[2])
+    return figure(_option(command, environ, "nnodes").rpartition(":")[2])
 
 
 def least_nodes(command: Torchrun | None, environ: Mapping[str, str]) -> int:
     """Return with how many nodes an attempt may begin: 2 of `--nnodes=2:4`. 0: unknown."""
-    return _figure(_option(command, environ, "nnodes").partition(":")[0])
+    return figure(_option(command, environ, "nnodes").partition(":")[0])
 
 
 def is_given(command: Torchrun, environ: Mapping[str, str], option: str) -> bool:
@@ -118,8 +119,9 @@ def _is_option(word: str, option: str) -> bool:
     return len(name) > len("--n") and f"--{option}".startswith(name)
 
 
-def _figure(text: str) -> int:
-    return int(text) if text.isascii() and text.isdecimal() else 0
+def figure(text: str) -> int:
+    """Return the number of a launcher's option, 0 where it is none in figures."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else 0
 
 
 def _interpreter_of(torchrun: str, path: str | None) -> tuple[str | None, tuple[str, ...]]:

@@ -6,45 +6,23 @@ Read as each launcher reads it: torch/distributed/run.py, accelerate 1.15 (comma
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from supervisor.core.values import Struct, replace
-from supervisor.knobs import bindings, launcher_options, torchrun
-from supervisor.knobs.python_command import shim_mode, split_python
+from supervisor.knobs import bindings, launcher, launcher_options, torchrun
+from supervisor.knobs.python_command import shim_mode
 from supervisor.launch import slurm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from supervisor.knobs.launcher_options import GivenOption
+    from supervisor.knobs.launcher_options import LauncherOption
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
-#: Short options, each with its long name.
-_SHORT: Final = {"torchrun": (("-r", "--redirects"), ("-t", "--tee")), "accelerate": (("-t", "--tee"),)} | {
-    "deepspeed": (("-H", "--hostfile"), ("-i", "--include"), ("-e", "--exclude"))
-}
-#: Options that take no value, with hyphens.
-_FLAGS: Final = {
-    "torchrun": torchrun.FLAGS,
-    "accelerate": frozenset(
-        {"-h", "--help", "--quiet", "-q", "--cpu", "--multi-gpu", "--tpu", "--enable-cpu-affinity", "--dynamo-use-fullgraph"}
-        | {"--dynamo-use-dynamic", "--dynamo-use-regional-compilation", "--use-deepspeed", "--use-fsdp", "--use-parallelism-config"}
-        | {"--use-megatron-lm", "--same-network", "-m", "--module", "--no-python", "--tpu-cluster", "--no-tpu-cluster", "--tpu-use-sudo"}
-        | {"--downcast-bf16", "--fp8-use-autocast-during-eval", "--debug"}
-    ),
-    "deepspeed": frozenset(
-        {"-h", "--help", "--module", "--no-python", "--no-local-rank", "--no-ssh", "--no-ssh-check", "--force-multi", "--save-pid"}
-        | {"--elastic-training", "--bind-cores-to-rank"}
-    ),
-}
-_MODULES: Final = {
-    "accelerate.commands.launch": "accelerate-launch",
-    "accelerate.commands.accelerate_cli": "accelerate",
-    "deepspeed.launcher.runner": "deepspeed",
-}
 #: accelerate's flags and kinds of a configuration (`distributed_type`) with which it starts a rank for each GPU.
 _MULTI: Final = ("--multi-gpu", "--use-deepspeed", "--use-fsdp", "--use-megatron-lm")
 _MULTI_TYPES: Final = ("MULTI_GPU", "DEEPSPEED", "FSDP", "MEGATRON_LM")
@@ -55,7 +33,7 @@ _SLOTS: Final = re.compile(r"(\S+)\s+slots=(\d+)")
 _MOST_BYTES: Final = 4 << 20
 
 
-class RanksAsked(Struct, frozen=True):
+class PlannedRanks(Struct, frozen=True):
     """The ranks that a command starts on this node.
 
     ranks: None is one for each GPU that is visible, 0 is unknown. how: the words that say so, "" where it is the launcher's default.
@@ -82,60 +60,37 @@ class RanksAsked(Struct, frozen=True):
         return f"{self.option}{ranks * self.nodes}"
 
 
-#: `RanksAsked.devices`: the launcher makes all GPUs visible, whatever the environment says.
+#: `PlannedRanks.devices`: the launcher makes all GPUs visible, whatever the environment says.
 ALL: Final = "all"
 #: A command of which nothing is known.
-UNKNOWN: Final = RanksAsked("the command", 0)
+UNKNOWN: Final = PlannedRanks("the command", 0)
 
 
 def ignored_options(command: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return a warning for each option, or variable of torchrun's, that has no effect because the command gives another value behind it."""
-    name, args = _recognised(command, environ)
-    if not name:
-        return ()
-    options = _options(name, args)
-    warnings = launcher_options.ignored(name, options)
-    return (*warnings, *_overridden(options, environ)) if name == "torchrun" else warnings
+    started = launcher.recognise(command, environ.get("PATH"))
+    options = started.options()
+    warnings = launcher_options.ignored(started.name, options)
+    return (*warnings, *_overridden(options, environ)) if started.name == "torchrun" else warnings
 
 
-def asked(command: Sequence[str], environ: Mapping[str, str], cwd: Path, host: str = "") -> RanksAsked:
+def planned_ranks(command: Sequence[str], environ: Mapping[str, str], cwd: Path, host: str = "") -> PlannedRanks:
     """Return what a command asks of this node. host: this one's name, by default its own. Reads the launcher's configuration, and waits."""
-    name, args = _recognised(command, environ)
-    options = _options(name, args) if name else ()
+    started = launcher.recognise(command, environ.get("PATH"))
+    options, flags = started.options(), started.words()
     values = {option.key: option.value for option in options}
-    flags = {word.replace("_", "-") for word in args[: launcher_options.script_index(args, _FLAGS[name])]} if name else set()
-    if name == "torchrun":
-        found = _of_torchrun(options, environ)
-    elif name == "accelerate":
-        found = _of_accelerate(values, flags, environ, cwd)
-    elif name == "deepspeed":
-        found = _of_deepspeed(values, environ, cwd, host or socket.gethostname())
+    if started.name == "torchrun":
+        ranks = _of_torchrun(options, environ)
+    elif started.name == "accelerate":
+        ranks = _of_accelerate(values, flags, environ, cwd)
+    elif started.name == "deepspeed":
+        ranks = _of_deepspeed(values, environ, cwd, host or socket.gethostname())
     else:
-        found = _of_tasks(command, environ)
-    return replace(found, binds=any(word.startswith(_BINDING) for word in flags))
+        ranks = _of_tasks(command, environ)
+    return replace(ranks, binds=any(word.startswith(_BINDING) for word in flags))
 
 
-def _recognised(command: Sequence[str], environ: Mapping[str, str]) -> tuple[str, Sequence[str]]:
-    """Return the launcher's name and its arguments; "" and none for another command."""
-    run = torchrun.recognise(command, path=environ.get("PATH"))
-    if run is not None:
-        return "torchrun", run.args
-    python = split_python(command)
-    if python is None:
-        name, args = (Path(command[0]).name if command else ""), tuple(command[1:])
-    else:
-        name = _MODULES.get(python.target, "") if python.kind == "module" else Path(python.target).name if python.kind == "script" else ""
-        args = python.arguments
-    if name == "accelerate":
-        return ("accelerate", args[1:]) if args[:1] == ("launch",) else ("", ())
-    return {"accelerate-launch": "accelerate", "deepspeed": "deepspeed"}.get(name, ""), args
-
-
-def _options(name: str, args: Sequence[str]) -> tuple[GivenOption, ...]:
-    return launcher_options.given(args, _FLAGS[name], _SHORT[name])
-
-
-def _overridden(options: Sequence[GivenOption], environ: Mapping[str, str]) -> tuple[str, ...]:
+def _overridden(options: Sequence[LauncherOption], environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return a warning for each of torchrun's variables of which the command gives the option with another value."""
     warnings = []
     for variable, value in environ.items():
@@ -149,42 +104,42 @@ def _overridden(options: Sequence[GivenOption], environ: Mapping[str, str]) -> t
     return tuple(warnings)
 
 
-def _of_torchrun(options: Sequence[GivenOption], environ: Mapping[str, str]) -> RanksAsked:
+def _of_torchrun(options: Sequence[LauncherOption], environ: Mapping[str, str]) -> PlannedRanks:
     option = "--nproc-per-node"
     variable = torchrun.variable(option[2:])
-    given = [one.value for one in options if launcher_options.is_same(one.key, option)]
+    given = [given_option.value for given_option in options if launcher_options.is_same(given_option.key, option)]
     text = given[-1] if given else environ.get(variable, "")
     if not text:
-        return RanksAsked("torchrun", 1, option=f"{option}=")
+        return PlannedRanks("torchrun", 1, option=f"{option}=")
     how = f"{option if given else variable}={text}"
-    return RanksAsked("torchrun", None if text == "gpu" else _number(text), how, f"{option}=")
+    return PlannedRanks("torchrun", None if text == "gpu" else torchrun.figure(text), how, f"{option}=")
 
 
-def _of_tasks(command: Sequence[str], environ: Mapping[str, str]) -> RanksAsked:
+def _of_tasks(command: Sequence[str], environ: Mapping[str, str]) -> PlannedRanks:
     """Return the ranks that srun started beside this one, each with a supervise of its own."""
     step = slurm.step_of(environ)
     if step is None or step.tasks == 1 or shim_mode(command) != "rank":
         return UNKNOWN
-    return RanksAsked("srun", step.tasks, f"{step.tasks} tasks of step {step.name}", "--ntasks-per-node=")
+    return PlannedRanks("srun", step.tasks, f"{step.tasks} tasks of step {step.name}", "--ntasks-per-node=")
 
 
-def _of_accelerate(values: Mapping[str, str], flags: set[str], environ: Mapping[str, str], cwd: Path) -> RanksAsked:
+def _of_accelerate(values: Mapping[str, str], flags: set[str], environ: Mapping[str, str], cwd: Path) -> PlannedRanks:
     if "--cpu" in flags:
         return UNKNOWN
     file = _accelerate_file(values.get("--config-file", ""), environ, cwd)
     try:
         config = _accelerate_config(file)
     except _Unreadable as error:
-        return RanksAsked("accelerate", 0, problem=str(error))
+        return PlannedRanks("accelerate", 0, problem=str(error))
     is_multi = any(flag in flags for flag in _MULTI)
     kind = config.get("distributed_type", "")
     if config.get("use_cpu") == "true" or (kind and not is_multi and kind not in (*_MULTI_TYPES, "NO")):
         return UNKNOWN
     total, how, option = _value("num_processes", values, config, file)
-    nodes = max(_number(_value("num_machines", values, config, file)[0]), 1)
+    nodes = max(torchrun.figure(_value("num_machines", values, config, file)[0]), 1)
     listed, _, place = _value("gpu_ids", values, config, file)
-    ranks = _number(total) // nodes if total else 0 if config else None
-    return RanksAsked(
+    ranks = torchrun.figure(total) // nodes if total else 0 if config else None
+    return PlannedRanks(
         "accelerate",
         1 if kind == "NO" and not is_multi else ranks,
         how,
@@ -203,7 +158,7 @@ class _Unreadable(Exception):  # noqa: N818  (it is caught where it is raised)
 def _accelerate_file(given: str, environ: Mapping[str, str], cwd: Path) -> Path:
     """Return the configuration that accelerate reads, whether it is there or not."""
     if given:
-        return cwd / Path(given).expanduser()
+        return cwd / os.path.expanduser(given)  # noqa: PTH111  (Path's raises for a user who is not there)
     cache = Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "/")) / ".cache")
     return Path(environ.get("HF_HOME") or cache / "huggingface") / "accelerate" / "default_config.yaml"
 
@@ -212,9 +167,9 @@ def _accelerate_config(file: Path) -> dict[str, str]:
     """Return the single values of accelerate's configuration, none where it has no such file. Raises _Unreadable."""
     from supervisor.knobs import config_files  # noqa: PLC0415  few commands have one
 
-    if not file.is_file():
-        return {}
     try:
+        if not file.is_file():
+            return {}
         with file.open("rb") as source:
             text = source.read(_MOST_BYTES).decode("utf-8")
         form = bindings.FORMS.get(file.suffix, "yaml")
@@ -235,7 +190,7 @@ def _value(name: str, values: Mapping[str, str], config: Mapping[str, str], file
 
 def _of_deepspeed(  # noqa: PLR0911  one for each way to name slots
     values: Mapping[str, str], environ: Mapping[str, str], cwd: Path, host: str
-) -> RanksAsked:
+) -> PlannedRanks:
     if environ.get("DS_ACCELERATOR", "cuda") != "cuda":
         return UNKNOWN
     slots = _hostfile(cwd / (values.get("--hostfile") or _HOSTFILE))
@@ -244,24 +199,24 @@ def _of_deepspeed(  # noqa: PLR0911  one for each way to name slots
     filters = {name: _slots_of(values.get(f"--{name}", ""), mine) for name in ("include", "exclude")}
     if not mine or (values.get("--include") and filters["include"] is None):
         return UNKNOWN  # this node has no part in it
-    if _number(count):
+    if torchrun.figure(count):
         option = "--num_gpus" if "--num-gpus" in values else "--num_accelerators"
-        return RanksAsked("deepspeed", _number(count), f"{option}={count}", f"{option}=", devices=ALL)
+        return PlannedRanks("deepspeed", torchrun.figure(count), f"{option}={count}", f"{option}=", devices=ALL)
     if included := filters["include"]:
         listed = ",".join(included)
-        return RanksAsked(
+        return PlannedRanks(
             "deepspeed", len(included), f"--include {values['--include']}", "--num_gpus=", devices=listed, place=f"--include={mine}:"
         )
     if excluded := filters["exclude"]:
-        return RanksAsked("deepspeed", None, f"--exclude {values['--exclude']}", "--num_gpus=", devices=ALL, excluded=excluded)
+        return PlannedRanks("deepspeed", None, f"--exclude {values['--exclude']}", "--num_gpus=", devices=ALL, excluded=excluded)
     if slots:
-        return RanksAsked("deepspeed", slots[mine], f"slots={slots[mine]} in the hostfile", "--num_gpus=", devices=ALL)
+        return PlannedRanks("deepspeed", slots[mine], f"slots={slots[mine]} in the hostfile", "--num_gpus=", devices=ALL)
     listed = environ.get(VISIBLE, "")
     if listed and not values.get("--include") and not values.get("--exclude"):
         numbers = listed.split(",")
         problem = "" if all(map(str.isdecimal, map(str.strip, numbers))) else f"DeepSpeed reads numbers alone, and not {VISIBLE}={listed}"
-        return RanksAsked("deepspeed", len(numbers), f"{VISIBLE}={listed}", "--num_gpus=", devices=listed, problem=problem)
-    return RanksAsked("deepspeed", None, devices=ALL if values.get("--include") or values.get("--exclude") else None)
+        return PlannedRanks("deepspeed", len(numbers), f"{VISIBLE}={listed}", "--num_gpus=", devices=listed, problem=problem)
+    return PlannedRanks("deepspeed", None, devices=ALL if values.get("--include") or values.get("--exclude") else None)
 
 
 def _hostfile(file: Path) -> dict[str, int]:
@@ -270,7 +225,7 @@ def _hostfile(file: Path) -> dict[str, int]:
         lines = file.read_text("utf-8", "replace").splitlines() if file.is_file() else []
     except OSError:
         return {}
-    return {match[1]: int(match[2]) for line in lines if (match := _SLOTS.match(line.strip()))}
+    return {match[1]: torchrun.figure(match[2]) for line in lines if (match := _SLOTS.match(line.strip()))}
 
 
 def _slots_of(text: str, host: str) -> tuple[str, ...] | None:
@@ -280,7 +235,3 @@ def _slots_of(text: str, host: str) -> tuple[str, ...] | None:
         if name and name == host:
             return tuple(slot.strip() for slot in slots.split(",") if slot.strip())
     return None
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdecimal() else 0

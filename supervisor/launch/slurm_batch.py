@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from health.probes import slurm
 from supervisor.core.values import Struct, replace
-from supervisor.launch.system_command import run_system_command
+from supervisor.launch.system_command import scontrol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-#: For an answer of Slurm's controller; nothing waits for it.
-_ANSWER_S: Final = 10.0
 #: sbatch(1): --signal=[{R|B}:]<sig_num>[@sig_time]. Options stand in the #SBATCH lines above the first command.
 _ASKED: Final = re.compile(r"\s--signal[=\s]\s*(?:([BR]{1,2}):)?(?:SIG)?(\w+)(?:@(\d+))?")
 _DEFAULT_S: Final = 60
@@ -170,5 +168,5 @@ def _name_of(text: str) -> str:
 
 def _answer(*words: str) -> str:
     """Return what scontrol prints, "" where it is not there, is refused or does not answer."""
-    answer = run_system_command(("scontrol", *words), _ANSWER_S)
+    answer = scontrol(*words)
     return answer.text if answer is not None and answer.code == 0 else ""

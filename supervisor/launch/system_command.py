@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _MOST_BYTES: Final = 1 << 20
 _START_S: Final = 0.5  # how long whoever gives up waits for a start that is under way
 _NOT_RUN: Final = 127  # as a shell reports it
+#: For an answer of Slurm's controller.
+SCONTROL_S: Final = 10.0
 
 
 class SystemCommandResult(Struct, frozen=True):
@@ -86,3 +88,8 @@ def run_system_command(
         kill()
     atexit.unregister(kill)
     return (answers[0] if answers else SystemCommandResult("", _NOT_RUN)) if answered else None
+
+
+def scontrol(*words: str, with_errors: bool = False) -> SystemCommandResult | None:
+    """Return what Slurm's controller answers, None where it does not within SCONTROL_S. with_errors: as run_system_command has it."""
+    return run_system_command(("scontrol", *words), SCONTROL_S, with_errors=with_errors)

@@ -29,7 +29,7 @@ from supervisor.core.model import Evidence, Finding
 from supervisor.core.values import Struct, replace
 from supervisor.guardian import ownership
 from supervisor.launch import rendezvous_ports
-from supervisor.node import gpu_changes
+from supervisor.node import gpu_changes, visible_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -323,13 +323,12 @@ def finding_of(result: CheckResult) -> Finding:
 def shown(findings: Sequence[Finding], environ: Mapping[str, str], visible: Sequence[str]) -> tuple[Finding, ...]:
     """Return the findings; those hold nothing back that are of GPUs which this job does not use. visible: UUIDs of those that it sees."""
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
-    none = chosen is not None and chosen.strip() in {"", "-1", "NoDevFiles"}
-    none = none or environ.get("NVIDIA_VISIBLE_DEVICES") in {"none", "void"}
+    hides_all = visible_gpus.hides_all(environ)
 
     def ours(one: Finding) -> bool:
         if not one.check.startswith("gpu_"):
             return True
-        if none:
+        if hides_all:
             return False
         return chosen is None or one.check == "gpu_driver" or one.gpu in visible
 

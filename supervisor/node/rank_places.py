@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from health.model import Readings
-    from supervisor.launch.launchers import RanksAsked
+    from supervisor.launch.launchers import PlannedRanks
     from supervisor.node.visible_gpus import GpuChoice, NodeGpu
 
 #: The probes whose readings are compared.
@@ -35,82 +35,82 @@ _OF_EACH_RANK: Final = (
 )
 
 
-def findings(asked: RanksAsked, environ: Mapping[str, str], now: Readings, cpus: Collection[int]) -> tuple[Finding, ...]:
+def findings(planned: PlannedRanks, environ: Mapping[str, str], now: Readings, cpus: Collection[int]) -> tuple[Finding, ...]:
     """Return what does not fit; one that blocks is proven to fail. Nothing where this node has no GPU, or one that does not answer.
 
     cpus: those on which this process may run.
     """
     named = visible_gpus.node_gpus(now)
     there = visible_gpus.in_container(named, environ)
-    hides = environ.get("NVIDIA_VISIBLE_DEVICES") in {"none", "void"}
-    is_lost = len(named) != now.count("nvml.count") or any(one.blocks for one in gpu_count(now, None, Thresholds()))
-    if hides or not there or is_lost:  # which numbers would be there with the lost one, nobody knows; the check reports it
+    is_lost = len(named) != now.count("nvml.count") or any(finding.blocks for finding in gpu_count(now, None, Thresholds()))
+    # with a lost GPU nobody knows which numbers would be there, and its own check reports it
+    if is_lost or not there or visible_gpus.is_container_without_gpus(environ):
         return ()
-    listed = environ.get(VISIBLE) if asked.devices is None else None if asked.devices == ALL else asked.devices
+    listed = environ.get(VISIBLE) if planned.devices is None else None if planned.devices == ALL else planned.devices
     chosen = visible_gpus.choice(listed, there)
     split = [gpu for gpu in there if now.value("gpu.mig_mode", f"gpu:{gpu.uuid}") in ([1, 0], [1, 1])]  # (now, after a reset)
-    names = [*_list(asked, listed or "", chosen, there, is_sure=not split)]
-    places = names or [*_shared(asked, listed, chosen, there, split)]
-    if asked.problem:
-        places.append(_finding("configuration", asked.problem))
-    used = chosen.gpus[: asked.ranks]
-    if used and not asked.binds and (visible_gpus.order_is_known(there, environ) or used == chosen.gpus):
+    names = [*_list(planned, listed or "", chosen, there, is_sure=not split)]
+    places = names or [*_shared(planned, listed, chosen, there, split)]
+    if planned.problem:
+        places.append(_finding("configuration", planned.problem))
+    used = chosen.gpus[: planned.ranks]
+    if used and not planned.binds and (visible_gpus.order_is_known(there, environ) or used == chosen.gpus):
         places += [*_far_cpus(used, now, cpus), *_far_ports(used, now, environ)]
     return tuple(places)
 
 
-def _list(asked: RanksAsked, listed: str, chosen: GpuChoice, there: Sequence[NodeGpu], *, is_sure: bool) -> Iterator[Finding]:
+def _list(planned: PlannedRanks, listed: str, chosen: GpuChoice, there: Sequence[NodeGpu], *, is_sure: bool) -> Iterator[Finding]:
     """Yield what is wrong with the list of GPUs itself. is_sure: no number can be that of an instance of MIG."""
     count, seen, text = len(there), len(chosen.gpus), _short(listed)
-    outside = [number for number in asked.excluded if number.isdecimal() and int(number) >= count]
+    outside = [number for number in planned.excluded if number.isdecimal() and int(number) >= count]
     if outside:
-        why = f"{asked.launcher} is to leave GPU {outside[0]} out ({asked.how}), which this node does not have ({_numbers(count)})"
+        why = f"{planned.launcher} is to leave GPU {outside[0]} out ({planned.how}), which this node does not have ({_numbers(count)})"
         yield _finding("list", f"{why}: it ends with an error", f"no slot {outside[0]} behind --exclude", blocks=True)
     elif chosen.why == "missing":
-        missing = f"{asked.place}{text} names GPU {chosen.end}, which this node does not have ({_numbers(count)})"
+        missing = f"{planned.place}{text} names GPU {chosen.end}, which this node does not have ({_numbers(count)})"
         line = (
-            f"{asked.place}{_named(asked.ranks or max(seen, 1), chosen, there, listed)}"
-            if not asked.ranks or asked.ranks <= count
-            else asked.written(count)
+            f"{planned.place}{_named(planned.ranks or max(seen, 1), chosen, there, listed)}"
+            if not planned.ranks or planned.ranks <= count
+            else planned.written(count)
         )
-        if asked.ranks is None and seen == 0:
-            why = f"{missing}: CUDA shows none, and {asked.launcher} starts a rank for each that is visible ({asked.how})"
+        if planned.ranks is None and seen == 0:
+            why = f"{missing}: CUDA shows none, and {planned.launcher} starts a rank for each that is visible ({planned.how})"
             yield _finding("list", why, line, blocks=is_sure)
-        elif asked.ranks is not None and asked.ranks > seen:
-            why = f"{missing}: of {_ranks(asked)} rank {seen} gets no GPU, because CUDA shows {_seen(seen)} before it ({_ORDINAL})"
+        elif planned.ranks is not None and planned.ranks > seen:
+            why = f"{missing}: of {_ranks(planned)} rank {seen} gets no GPU, because CUDA shows {_seen(seen)} before it ({_ORDINAL})"
             yield _finding("list", why, line, blocks=is_sure)
         else:
             yield _finding("list", f"{missing}: CUDA shows {_seen(seen)} before it", line)
     elif chosen.why == "repeated":
         words = ",".join(dict.fromkeys(map(str.strip, listed.split(","))))
-        yield _finding("list", f"{asked.place}{text} names GPU {chosen.end} twice, and CUDA then shows none", f"{asked.place}{words}")
+        yield _finding("list", f"{planned.place}{text} names GPU {chosen.end} twice, and CUDA then shows none", f"{planned.place}{words}")
     elif chosen.why == "unreadable":
-        why = f"{asked.place}{text}: {chosen.end!r} is the name of no GPU, or of several: CUDA shows {_seen(seen)} before it"
-        yield _finding("list", why, f"{asked.place}{_named(asked.ranks or count, chosen, there, listed)}")
+        why = f"{planned.place}{text}: {chosen.end!r} is the name of no GPU, or of several: CUDA shows {_seen(seen)} before it"
+        yield _finding("list", why, f"{planned.place}{_named(planned.ranks or count, chosen, there, listed)}")
 
 
 def _shared(
-    asked: RanksAsked, listed: str | None, chosen: GpuChoice, there: Sequence[NodeGpu], split: Sequence[NodeGpu]
+    planned: PlannedRanks, listed: str | None, chosen: GpuChoice, there: Sequence[NodeGpu], split: Sequence[NodeGpu]
 ) -> Iterator[Finding]:
     """Yield that ranks have no GPU of their own, or that GPUs have no rank because the command names no number. split: GPUs with MIG."""
-    seen = len(chosen.gpus) - sum(str(number) in asked.excluded for number in range(len(chosen.gpus)))
-    ranks = seen if asked.ranks is None else asked.ranks
+    seen = len(chosen.gpus) - sum(str(number) in planned.excluded for number in range(len(chosen.gpus)))
+    ranks = seen if planned.ranks is None else planned.ranks
     parts = [gpu for gpu in chosen.gpus[:ranks] if gpu in split]
     if ranks > 1 and (chosen.why == "mig" or parts):
-        where = f"MIG is on at GPU {parts[0].index}" if parts else f"{asked.place}{_short(listed or '')} names instances of MIG"
-        why = f"{where}, and CUDA shows a process one instance at most: of {_ranks(asked)} rank 1 finds none of its own ({_ORDINAL})"
+        where = f"MIG is on at GPU {parts[0].index}" if parts else f"{planned.place}{_short(listed or '')} names instances of MIG"
+        why = f"{where}, and CUDA shows a process one instance at most: of {_ranks(planned)} rank 1 finds none of its own ({_ORDINAL})"
         yield _finding("shared", why, f"{_INSTANCES if parts else ''}{_OF_EACH_RANK}")
-    elif not seen or chosen.why == "mig" or (asked.launcher == "srun" and seen == 1):  # Slurm has bound a GPU to each task
+    elif not seen or chosen.why == "mig" or (planned.launcher == "srun" and seen == 1):  # Slurm has bound a GPU to each task
         return
-    elif ranks > seen and asked.needs_several and seen == 1:
-        why = f"accelerate starts one rank and not {ranks} ({asked.how}): without --multi_gpu it starts several for several visible GPUs"
-        yield _finding("shared", f"{why}, and 1 is visible", asked.written(1))
+    elif ranks > seen and planned.needs_several and seen == 1:
+        why = f"accelerate starts one rank and not {ranks} ({planned.how}): without --multi_gpu it starts several for several visible GPUs"
+        yield _finding("shared", f"{why}, and 1 is visible", planned.written(1))
     elif ranks > seen:
-        at = f" by {asked.place}{_short(listed)}" if listed is not None else ""
-        why = f"{_ranks(asked)}, and {_visible(seen)}{at}: rank {seen} fails if it takes the GPU of its LOCAL_RANK ({_ORDINAL})"
-        wider = f" or {asked.place}{_named(ranks, chosen, there, listed)}" if listed is not None and ranks <= len(there) else ""
-        yield _finding("shared", f"{why}, and NCCL takes no two ranks on one GPU; gloo and MPS do", f"{asked.written(seen)}{wider}")
-    elif asked.launcher == "torchrun" and not asked.how and seen > 1:
+        at = f" by {planned.place}{_short(listed)}" if listed is not None else ""
+        why = f"{_ranks(planned)}, and {_visible(seen)}{at}: rank {seen} fails if it takes the GPU of its LOCAL_RANK ({_ORDINAL})"
+        wider = f" or {planned.place}{_named(ranks, chosen, there, listed)}" if listed is not None and ranks <= len(there) else ""
+        yield _finding("shared", f"{why}, and NCCL takes no two ranks on one GPU; gloo and MPS do", f"{planned.written(seen)}{wider}")
+    elif planned.launcher == "torchrun" and not planned.how and seen > 1:
         why = f"torchrun starts 1 rank, because no --nproc-per-node is given, and {_visible(seen)}"
         yield _finding("idle", why, "--nproc-per-node=gpu for a rank on each, --nproc-per-node=1 if one rank is meant")
 
@@ -180,9 +180,9 @@ def _finding(subject: str, reason: str, line: str = "", *, blocks: bool = False)
     return Finding(RANK_PLACES, f"ranks:{subject}", "failed" if blocks else "degraded", text, line, blocks)
 
 
-def _ranks(asked: RanksAsked) -> str:
-    number = "1 rank" if asked.ranks == 1 else f"{asked.ranks} ranks"
-    return f"{asked.launcher}'s {number} here ({asked.how})" if asked.how else f"{asked.launcher}'s {number} here"
+def _ranks(planned: PlannedRanks) -> str:
+    number = "1 rank" if planned.ranks == 1 else f"{planned.ranks} ranks"
+    return f"{planned.launcher}'s {number} here ({planned.how})" if planned.how else f"{planned.launcher}'s {number} here"
 
 
 def _names(gpus: Sequence[NodeGpu]) -> str:

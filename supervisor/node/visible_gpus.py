@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from health.model import Readings
 
 DEADLINE_S: Final = 10.0
-_NUMBER: Final = re.compile(r"\d+")
+_NUMBER: Final = re.compile(r"[0-9]{1,18}")  # the first of more digits name no GPU either
 #: Words with which people hide all GPUs.
-HIDING: Final = frozenset({"", "-1", "NoDevFiles"})
+_HIDING: Final = frozenset({"", "-1", "NoDevFiles"})
 _QUERY: Final = ("--query-gpu=index,uuid,pci.bus_id,name", "--format=csv,noheader")
 _LINE: Final = re.compile(r"(\d+), *(GPU-[0-9A-Za-z-]+), *([0-9A-Fa-f]+:[0-9A-Fa-f]+:[0-9A-Fa-f]+\.[0-9A-Fa-f]), *(.*)")
 
@@ -130,6 +130,17 @@ def in_container(rows: Sequence[NodeGpu], environ: Mapping[str, str]) -> tuple[N
     return tuple(row for row in there if not named or row.uuid in named)
 
 
+def hides_all(environ: Mapping[str, str]) -> bool:
+    """Return whether the environment hides every GPU from the job."""
+    listed = environ.get("CUDA_VISIBLE_DEVICES")
+    return (listed is not None and listed.strip() in _HIDING) or is_container_without_gpus(environ)
+
+
+def is_container_without_gpus(environ: Mapping[str, str]) -> bool:
+    """Return whether the container runtime was asked for no GPU; GPUs that are visible all the same came in by another way."""
+    return environ.get("NVIDIA_VISIBLE_DEVICES") in {"none", "void"}
+
+
 def choice(wanted: str | None, there: Sequence[NodeGpu]) -> GpuChoice:
     """Return which of these GPUs a list as in CUDA_VISIBLE_DEVICES names; None: there is no list, and all are visible.
 
@@ -143,7 +154,7 @@ def choice(wanted: str | None, there: Sequence[NodeGpu]) -> GpuChoice:
         if word.startswith("MIG-"):
             return GpuChoice(tuple(gpus), word, "mig")
         if number is None and not word.startswith("GPU-"):
-            return GpuChoice(tuple(gpus), word, "hidden" if word in HIDING else "unreadable")
+            return GpuChoice(tuple(gpus), word, "hidden" if word in _HIDING else "unreadable")
         named = there[int(number[0]) :][:1] if number is not None else [row for row in there if row.uuid.startswith(word)]
         if len(named) != 1:
             return GpuChoice(tuple(gpus), word, "unreadable" if named else "missing")

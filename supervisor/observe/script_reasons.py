@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -20,6 +19,7 @@ from supervisor.classify.source.script import MOST_BYTES
 from supervisor.classify.source.standing import StandingRank
 from supervisor.classify.unsynced import MISMATCH
 from supervisor.core.model import Evidence
+from supervisor.launch.system_command import run_system_command
 from supervisor.observe.hangs.frames import StackFrame
 from supervisor.observe.hangs.rank_activity import ActivityKind
 
@@ -42,6 +42,8 @@ except (SyntaxError, ValueError) as error:
 else:
     print(json.dumps([0, ""]))
 """
+#: Held while a thread reads: of a file system that does not answer it never ends, and hangs are looked at again and again.
+_IN_USE = threading.Lock()
 #: The files of so many different scripts are read.
 MOST_FILES = 8
 
@@ -89,8 +91,8 @@ def of_plan(path: Path, interpreter: str) -> list[str]:
         line, why = (error.lineno or 0, error.msg)
     if asked := _syntax_error(path, interpreter):
         return [f"{path.name}:{asked[0]}: SyntaxError: {asked[1]}; no rank can begin with it"]
-    ours = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return [f"{path.name} could not be read by the Python {ours} of supervise (line {line}: {why}), so no rule was applied to it"]
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return [f"{path.name} could not be read by the Python {version} of supervise (line {line}: {why}), so no rule was applied to it"]
 
 
 def _syntax_error(path: Path, interpreter: str) -> tuple[int, str] | None:
@@ -101,12 +103,12 @@ def _syntax_error(path: Path, interpreter: str) -> tuple[int, str] | None:
     program = shutil.which(interpreter) if interpreter else None
     if program is None:
         return None
+    answer = run_system_command([program, "-I", "-S", "-c", _ASKS, str(path)], ASK_S)
+    if answer is None or answer.code:
+        return None
     try:
-        done = subprocess.run(  # noqa: S603  the ranks' own interpreter, with words of ours
-            [program, "-I", "-S", "-c", _ASKS, str(path)], capture_output=True, text=True, timeout=ASK_S, check=True
-        )
-        line, text = json.loads(done.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError):
+        line, text = json.loads(answer.text)
+    except ValueError:
         return None
     return (int(line), str(text)) if text else None
 
@@ -131,9 +133,22 @@ def _frames(trace: str) -> list[tuple[str, int]]:
 
 
 def _in_time(work: Callable[[], str]) -> str:
-    """Return what a piece of work gives, "" where it takes too long: its thread ends when the file system answers."""
+    """Return what a piece of work gives, "" where it takes too long: its thread ends when the file system answers, and no other begins."""
+    if not _IN_USE.acquire(blocking=False):
+        return ""
     answers: list[str] = []
-    thread = threading.Thread(target=lambda: answers.append(work()), name="script-reasons", daemon=True)
-    thread.start()
+
+    def run() -> None:
+        try:
+            answers.append(work())
+        finally:
+            _IN_USE.release()
+
+    thread = threading.Thread(target=run, name="script-reasons", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # a limit on threads, which loaders use up: the hang is more than its reason
+        _IN_USE.release()
+        return ""
     thread.join(DEADLINE_S)
     return answers[0] if answers else ""

@@ -1,4 +1,4 @@
-"""What `supervise` would do: the text of `supervise plan -- CMD`, and the line at start that names what is enabled.
+"""What `supervise` would do: the data of `supervise plan -- CMD`, and the lines at start that name what is enabled.
 
 Nothing is run. The core itself is asked for its plans, one supposed failure after another.
 """
@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shlex
-import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +37,8 @@ if TYPE_CHECKING:
 
     from supervisor.config.settings import Settings
     from supervisor.core.model import Policy
+    from supervisor.core.replicas import Replica
     from supervisor.knobs.knob_set import KnobSet
-    from supervisor.knobs.replica import Replica
 
 #: Settings that are shown even if they have their defaults: a person wants to know them at 3 a.m.
 MATTER = (
@@ -67,10 +66,7 @@ _OF_A_GPU = frozenset({Cause.GPU_ECC, Cause.GPU_LOST, Cause.GPU_XID_OTHER, Cause
 _TRANSIENT, _HANGS_FOR_S = frozenset({Cause.NCCL_TIMEOUT, Cause.HOST_OOM}), 600.0
 #: Where the supposed failures are, and which checkpoints were made by then.
 _STEP, _CHECKPOINTS = 310, (100, 200, 300)
-#: The longest line of a plan.
-WIDTH = 140
 _MOST_FAILURES = 12
-_MOST_OF_SCRIPT = 4
 #: What enables a knob that --knob does not.
 _REMEDIES = {RESUME: "--resume-args '--YOUR-FLAG {resume}', or --resumes-itself"}
 #: What a script's text has that takes the checkpoint from us: the variable, `checkpointing.load_latest` or `supervisor.worker.resume_from`.
@@ -197,7 +193,7 @@ def replica_line(replica: Replica) -> str:
     if replica.unread:
         return f"how many ranks share a copy of the model is not known ({replica.unread}): --model-parallel N gives it"
     words = replicas.in_words(replica.size, replica.source)
-    return f"{words}: fewer GPUs or nodes are used in whole replicas" if replica.size > 1 else ""
+    return f"{words}: if GPUs or nodes are lost, only whole replicas train on" if replica.size > 1 else ""
 
 
 def handover_warning(settings: Settings, found: KnobSet, command: Sequence[str], environ: Mapping[str, str]) -> str:
@@ -372,7 +368,7 @@ def _one_gpu_less(policy: Policy, command: Sequence[str]) -> str:
         return ""
     answer = sequence(Cause.GPU_LOST, policy, ranks, nodes)[0]
     code = f" ({answer.exit_code})" if answer.exit_code else ""
-    return f"{answer.kind}{code}: {answer.reason.replace('GPU 0 (GPU-0)', 'it')}"
+    return f"{answer.kind}{code}: {answer.reason.removeprefix('GPU 0 (GPU-0) failed: ').replace('GPU 0 (GPU-0)', 'it')}"
 
 
 def _unknown_batch(found: KnobSet) -> str:
@@ -428,108 +424,3 @@ def _supposed(policy: Policy, ranks: int, nodes: int) -> str:
     world = "" if nodes == 1 or not ranks else f", {nodes} nodes" if nodes else ", one node of an unknown number"
     made = f"checkpoints of steps {', '.join(map(str, _CHECKPOINTS))}" if policy.checkpoints_declared else "no checkpoint"
     return f"{where}{world}; step {_STEP}, {made}"
-
-
-def text(data: Mapping[str, Any]) -> list[str]:
-    """Return the view for a person: one screen."""
-    known = f" ({', '.join(data['programs'])})" if data["programs"] else ""
-    lines = [
-        f"command   {shlex.join(data['command'])}"[:WIDTH],
-        f"script    {data['script'] or 'unknown behind its launcher'}{known}{'' if data['script_is_here'] else ': no such file here'}",
-        *(line for warning in data["warnings"] for line in _folded("warning   ", warning)),
-        *_replica_lines(data["replica"]),
-        "",
-    ]
-    shown = data["in_your_script"][:_MOST_OF_SCRIPT]
-    more = len(data["in_your_script"]) - len(shown)
-    found = [
-        part for line in shown for part in textwrap.wrap(line, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
-    ]
-    lines += ["in your script", *found, *([f"  and {more} more: --json has all"] if more else []), ""] if shown else []
-    lines += ["enabled", *(_columns([_enabled_row(one) for one in data["enabled"]]) or ["  nothing"])]
-    lines += ["not enabled", *_columns([(one["knob"], one["why"], one["remedy"]) for one in data["not_enabled"]])]
-    lines += [data["on_cuda_oom"]]
-    if "cause" in data:
-        return [*lines, "", *_one_ladder(data)]
-    rows = [(key, json.dumps(one["value"], ensure_ascii=False), one["origin"]) for key, one in data["settings"].items()]
-    return [*lines, "settings", *_columns(rows), *_own_rows(data), "", *_all_ladders(data["ladders"])]
-
-
-def _replica_lines(replica: Mapping[str, Any]) -> list[str]:
-    """Return how many ranks share a copy of the model, and what the loss of a GPU means for them."""
-    source = replica["source"] or (f"{replica['unread']}; --model-parallel N gives it" if replica["unread"] else "data parallelism alone")
-    lines = [f"replica   {replica['size']} rank{'s' * (replica['size'] > 1)}: {source}"]
-    if replica["one_gpu_less"]:
-        lines += textwrap.wrap(f"if a GPU fails: {replica['one_gpu_less']}", WIDTH - 12, break_on_hyphens=False)
-    return [lines[0], *(f"          {line}" for line in lines[1:])]
-
-
-def _own_rows(data: Mapping[str, Any]) -> list[str]:
-    """Return the user's own rows and signatures, a line each; nothing where there are none."""
-    found = [
-        (
-            f"[recover.{one['cause']}]",
-            "sets " + ", ".join(f"{name.removeprefix('env:')}={value}" for name, value in one["set"].items()),
-            one["origin"],
-        )
-        for one in data["recover"]
-    ]
-    found += [
-        (
-            one["id"],
-            f"not in use: {one['problem']}" if one["problem"] else f"means {one['cause']} in {', '.join(one['where'])}",
-            one["origin"],
-        )
-        for one in data["signatures"]
-    ]
-    return ["your own rows and signatures", *_columns(found)] if found else []
-
-
-def _enabled_row(one: Mapping[str, Any]) -> tuple[str, ...]:
-    counts = {"gpu": "per GPU", "global": "global", "rank": "per rank", "world": "over all ranks", "derived": "derived by the program"}
-    counts[bindings.PLANNED] = "global, shared by a plan"
-    counts |= {ResumeKind.PATH: "a path", ResumeKind.SWITCH: "a switch", ResumeKind.ITSELF: "by itself"}
-    by = f"{one['by']}{', ' + one['when'] if 'when' in one else ''}"
-    return one["knob"], f"{one['how']} {one['value']}".strip(), counts.get(one["counts"], ""), by
-
-
-def _all_ladders(ladders: Mapping[str, Sequence[Mapping[str, str]]]) -> list[str]:
-    """Return the ladders, causes with the same one together; what stands before all of them, or nearly all, is named once."""
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for cause, rungs in ladders.items():
-        words = tuple(rung["strategy"] + ("*" if rung["missing"] else "") for rung in rungs if rung["strategy"] not in strategies.SUSPECTS)
-        groups.setdefault(words, []).append(cause)
-    first = ", ".join(strategies.SUSPECTS)
-    lines = [f"ladders   (before each, if they fit: {first}; *: not enabled; `supervise plan --cause CAUSE -- CMD` explains one)"]
-    for rungs_, causes in groups.items():
-        whole = f"  {' '.join(causes)}: {' → '.join(rungs_)}"
-        if len(whole) <= WIDTH:
-            lines.append(whole)
-        else:
-            folded = textwrap.wrap(" → ".join(rungs_), WIDTH - 8, break_on_hyphens=False)
-            lines += [f"  {' '.join(causes)}", *(f"      {line}" for line in folded)]
-    return lines
-
-
-def _one_ladder(data: Mapping[str, Any]) -> list[str]:
-    name = data["cause"]["name"]
-    rows = [
-        (rung["strategy"], rung["does"] + (f" [not enabled: {rung['missing']}]" if rung["missing"] else ""))
-        for rung in data["ladders"][name]
-    ]
-    lines = [f"ladder for {name}: {data['cause']['meaning']}", *_columns(rows), ""]
-    lines += [f"if it came again and again without progress between (supposed: {data['supposed']})"]
-    for number, step in enumerate(data["sequence"], start=1):
-        end = f" ({step['exit_code']})" if step["kind"] == "stop" else ""
-        lines.append(f"  {number}. {step['kind']}{end}: {step['reason']}")
-        lines += [f"     {note}" for note in step["notes"]]
-    return lines
-
-
-def _folded(label: str, text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=label, subsequent_indent=" " * len(label), break_on_hyphens=False)
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
-    return ["  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

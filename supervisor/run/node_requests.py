@@ -81,7 +81,7 @@ class NodeRequests:
         if not self.health.has_gpus or self._loop.state.run.nproc:
             return ()
         job = self._job
-        ranks = launchers.asked(job.command, job.environ, job.cwd)
+        ranks = launchers.planned_ranks(job.command, job.environ, job.cwd)
         places = rank_places.findings(ranks, job.environ, node.readings, os.sched_getaffinity(0))
         for place in places:
             if not place.blocks:

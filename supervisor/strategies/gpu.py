@@ -186,8 +186,12 @@ def fewer_ranks(situation: Situation, left: int) -> FewerRanks | str:
     fits = replicas.on_node(left, situation.ranks, policy.replica_size)
     of_replica = _of_replica(policy, left, fits)
     if not fits:
-        part = ", which have ranks on other nodes too" if situation.ranks % policy.replica_size else ""
-        return f"{left} GPUs are left for {situation.ranks} ranks{of_replica}{part}"
+        why = (
+            "which other nodes share: each needs all of its ranks"
+            if situation.ranks % policy.replica_size
+            else "and too few are left for one"
+        )
+        return f"{left} GPUs are left for {situation.ranks} ranks; a replica has {policy.replica_size}, {why}"
     if not policy.gpus.minimum:
         return f"{left} GPUs are left for {situation.ranks} ranks{of_replica}{TO_GO_ON}the same command with --min-gpus {fits}"
     if fits < policy.gpus.minimum:
@@ -207,7 +211,11 @@ def _of_replica(policy: Policy, left: int, fits: int) -> str:
     """Return that GPUs stay unused because only whole replicas train, "" where none does."""
     if fits == left:
         return ""
-    return f", {fits or 'none'} of them in whole replicas of {policy.replica_size} ranks"
+    return (
+        f", {fits} of them in whole replicas of {policy.replica_size} ranks"
+        if fits
+        else f", too few for a replica of {policy.replica_size} ranks"
+    )
 
 
 def _needs_all(situation: Situation, left: int) -> str:

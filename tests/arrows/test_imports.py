@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import graphlib
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ PURE = (
 PURE_STANDARD_LIBRARY = frozenset(
     {
         "__future__",
+        "ast",  # reads a script's text, and runs none of it (classify/source)
+        "builtins",  # the names that every script has (classify/source/collectives.py)
         "string",
         "base64",
         "binascii",
@@ -50,10 +53,12 @@ PURE_STANDARD_LIBRARY = frozenset(
         "secrets",  # the key of the digests that stand for secrets, where a process was given none (classify/redact.py)
         "shlex",  # quotes the command that a card names
         "statistics",
+        "sys",  # the names of Python's own modules: see test_the_pure_part_takes_only_names_from_sys_and_builtins
         "tomllib",
         "types",
         "typing",
         "urllib.parse",
+        "warnings",  # a script's own, of an invalid escape and the like, are no warnings of ours (classify/source/script.py)
     }
 )
 # The names of supervisord's modules, which share the import name `supervisor` with ours (supervisor 4.2.5 to 4.3.0).
@@ -189,6 +194,28 @@ def test_the_pure_part_opens_and_prints_nothing() -> None:
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in builtins
     ]
+    assert wrong == []
+
+
+def test_the_pure_part_takes_only_names_from_sys_and_builtins() -> None:
+    allowed = {"sys.stdlib_module_names", "hasattr(builtins, chain[0])"}
+    wrong = []
+    for path in sources():
+        text = path.read_text("utf-8")
+        if not within(module_name(path), PURE) or not re.search(r"import (sys|builtins)|from (sys|builtins) ", text):
+            continue
+        tree = ast.parse(text)
+        fit = {id(name) for node in ast.walk(tree) if ast.unparse(node) in allowed for name in ast.walk(node)}
+        wrong += [
+            f"{path.relative_to(ROOT)}:{node.lineno} uses {node.id}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Name) and node.id in {"sys", "builtins"} and id(node) not in fit
+        ]
+        wrong += [
+            f"{path.relative_to(ROOT)}:{node.lineno} imports from {node.module}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module in {"sys", "builtins"}
+        ]
     assert wrong == []
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from checkpointing import select
+from checkpointing.catalogue import Catalogue
 from checkpointing.discover import find
 from checkpointing.io.read_watch import ReadWatch
 from checkpointing.model import Verdict
@@ -33,7 +34,7 @@ def tear(path: Path) -> None:
 
 
 def choose(directory: Path, pattern: str = "*.pt", cache: Cache | None = None, **more: Any) -> Selection:  # noqa: ANN401  newest's own
-    return newest(find([pattern], str(directory)), Rejections(directory / ".state"), cache or Cache(), **more)
+    return newest(find([pattern], str(directory)), Rejections(Catalogue(directory / ".state", is_writer=True)), cache or Cache(), **more)
 
 
 def chosen_name(selection: Selection) -> str:
@@ -174,7 +175,7 @@ def test_what_cannot_be_read_is_neither_rejected_nor_forgotten(tmp_path: Path) -
     save(tmp_path / "step_3.pt", 3)
     listing = find(["*.pt"], str(tmp_path))
     (tmp_path / "step_3.pt").unlink()
-    selection = newest(listing, Rejections(tmp_path / ".state"), Cache())
+    selection = newest(listing, Rejections(Catalogue(tmp_path / ".state", is_writer=True)), Cache())
     assert (selection.chosen, selection.found, selection.torn) == (None, 1, ())
     assert selection.unknown[0][1] == "it could not be read: No such file or directory"
 
@@ -303,13 +304,6 @@ def test_an_optimizer_or_a_mask_that_is_not_finite_changes_nothing(tmp_path: Pat
     assert (chosen_name(selection), selection.not_finite) == ("step_200.pt", ())
     assert selection.chosen is not None
     assert "model.alibi is not finite: Inf at element 2" in selection.chosen.reason
-
-
-def test_a_fence_of_an_earlier_version_for_its_numbers_no_longer_holds(tmp_path: Path) -> None:
-    path = weights(tmp_path / "step_100.pt", 100, weight=NAN)
-    (candidate,) = find(["*.pt"], str(tmp_path)).candidates
-    Rejections(tmp_path / ".state").add([(str(path), candidate.identity, "record step_100/data/0: not finite: NaN at element 1")])
-    assert chosen_name(choose(tmp_path)) == "step_100.pt"
 
 
 @pytest.mark.parametrize("name", ["step_5.npz", "step_5.pkl", "state.json"])

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from checkpointing.discover import Listing
+    from checkpointing.manifest.documents import Manifest
 
 __all__ = ["disk"]
 
@@ -44,9 +45,9 @@ class Mirror:
         """All that was sent."""
         return {"s3://b": self.paths}
 
-    def send(self, path: str, step: int | None, manifest: str) -> None:  # noqa: ARG002  the protocol's
+    def send(self, manifest: Manifest) -> None:
         """Take a checkpoint."""
-        self.paths |= {path}
+        self.paths |= {manifest.path}
 
 
 def pair(disk: JobOnDisk, directory: str, step: int, names: tuple[str, ...] = ("model.pt", "optim.pt")) -> Path:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from checkpointing.manifest import documents
+from checkpointing.manifest.documents import PART, Manifest
 from checkpointing.mirror import keys
 from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.spool import Spool
@@ -36,11 +37,11 @@ class Uploads:
 
     def __init__(self, state: Path, mirror: str) -> None:
         self._state, self._backend = state, open_backend(mirror)
-        self.held, self.waiting, self.n_asked, self.n_sent = False, list[tuple[str, str]](), 0, 0
+        self.held, self.waiting, self.n_asked, self.n_sent = False, list[tuple[str, Manifest]](), 0, 0
 
-    def send(self, path: str, step: int | None, manifest: str) -> None:  # noqa: ARG002  the protocol's
+    def send(self, manifest: Manifest) -> None:
         """Send a part."""
-        self.waiting.append((path, manifest))
+        self.waiting.append((manifest.path, manifest))
         if not self.held:
             self.release()
 
@@ -73,8 +74,7 @@ class Uploads:
         self.n_sent += len(waiting)
         for path, manifest in waiting:
             with closing(Spool(str(self._state / "spool"))) as spool:
-                raw = Path(manifest).read_bytes()
-                entry = spool.add(path, documents.decode(raw).step, raw)
+                entry = spool.add(path, manifest.step, documents.encode(manifest))
                 upload(self._backend, entry, spool.log(entry, self._backend.url), TransferControl())
                 spool.mark_done(entry, self._backend.url, [self._backend.url])
 
@@ -232,17 +232,20 @@ def test_a_record_of_parts_that_cannot_be_written_is_reported_and_one_of_a_part_
     nodes.save_together(20)
     nodes.save_together(40)
     nodes.send_parts(0, 1)
-    one, parts = nodes.nodes[0], nodes.nodes[0].records.directory / "parts" / "manifests"
-    assert len(list(parts.iterdir())) == 2
+    one = nodes.nodes[0]
+    catalogue = one.records.catalogue
+    assert len(catalogue.all(PART)) == 2
     shutil.rmtree(nodes.directories[0] / "step_20")
     watcher = one.watcher(one.node_offer.feed)
     assert watcher is not None
     watcher.start()
     assert watcher.finish(20.0)
-    (left,) = parts.iterdir()
-    left.write_bytes(b"{")
+    (left,) = catalogue.all(PART)
+    assert left.step == 40
+    content = catalogue.file.read_bytes()
+    catalogue.file.write_bytes(content.replace(b'"save":"', b'"save" "'))
     assert not list(one.node_offer.saves(()))
-    assert str(left) in str(one.problems)
+    assert str(catalogue.file) in str(one.problems)
 
 
 def test_parts_of_two_saves_to_one_directory_are_never_joined(tmp_path: Path) -> None:

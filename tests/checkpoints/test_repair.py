@@ -9,17 +9,20 @@ import dataclasses
 import errno
 import json
 import os
+import shutil
 import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+from checkpointing.catalogue import Catalogue
 from checkpointing.io.tree import ReadOptions
 from checkpointing.manifest.documents import Manifests
 from checkpointing.model import Verdict
 from checkpointing.retention.aside import AsideRecord
 from checkpointing.verification import verify
+from supervisor.checkpoints.discovery.record import WRITE
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.repair import RepairPermission
 from supervisor.config.settings import Checkpoints, Settings
@@ -160,9 +163,70 @@ def test_a_call_of_a_class_of_its_own_is_no_danger_in_a_file_of_this_job_and_one
         Verdict.DANGEROUS,
     ]
     disk.keep_copy(path)
-    (disk.state / "checkpoints" / "learned.json").unlink()
+    catalogue = disk.checkpoints.records.catalogue
+    catalogue.remove(WRITE, *(write.path for write in catalogue.all(WRITE)))
     trusts = JobCheckpoints(replace(disk.job, run_id="run-9"), disk.reports.append).records.provenance.trusts
     assert (trusts(str(path)), trusts(str(strange))) == (True, False), "what was recorded of this job is this job's"
+
+
+def is_trusted(disk: JobOnDisk, path: Path) -> bool:
+    disk.checkpoints.records.absorb()
+    return disk.checkpoints.records.provenance.trusts(str(path))
+
+
+@pytest.mark.parametrize("what", ["a file", "a file of a directory", "a directory", "written since", "the rest of a save"])
+def test_what_another_put_in_the_place_of_a_checkpoint_is_not_trusted(disk: JobOnDisk, what: str) -> None:
+    """A download, or another user of a shared directory, may put a file with a call there."""
+    is_tree = what in {"a file of a directory", "a directory"}
+    path = hf(disk, 10) if is_tree else disk.rank.saves("ckpt.pt", 10, cut=what == "the rest of a save")
+    disk.checkpoints.records.absorb()
+    disk.checkpoints.ended()
+    assert disk.checkpoints.records.discovery is not None
+    disk.checkpoints.records.discovery.stat_interrupted_saves()
+    assert is_trusted(disk, path), "it is the job's own"
+    later = JobCheckpoints(replace(disk.job, run_id="run-9"), disk.reports.append).records.provenance
+    assert later.trusts(str(path)), "the next run knows it"
+    other = disk.here.parent / "download"
+    if what == "a directory":
+        shutil.copytree(path, other)
+        shutil.rmtree(path)
+    else:
+        torch.save({"step": 10, "config": Config()}, other)
+    target = path / "training_args.bin" if what == "a file of a directory" else path
+    if what == "written since":
+        target.write_bytes(other.read_bytes())
+    else:
+        other.replace(target)
+    assert not is_trusted(disk, path)
+    assert not later.trusts(str(path))
+    assert what == "a directory" or verify(str(path), own=is_trusted(disk, path)).verdict is Verdict.DANGEROUS
+
+
+def test_the_job_s_own_is_trusted_while_it_is_saved_when_it_was_moved_and_where_our_copy_took_its_place(disk: JobOnDisk) -> None:
+    path = disk.rank.saves("ckpt.pt", 10)
+    before = stat_of(path)
+    disk.keep_copy(path)
+    disk.rank.number += 1
+    disk.rank.line(what="began", path=str(path), n=disk.rank.number, via="torch", was=before, file=False, steps=20)
+    assert is_trusted(disk, path), "not touched yet"
+    path.write_bytes(b"PK\x03\x04 the first of it")
+    assert is_trusted(disk, path), "half of it"
+    assert "was put in its place" in disk.repairs()["ckpt.pt"]
+    assert stat_of(path) not in (None, before)
+    assert is_trusted(disk, path), "it is our copy, which has another inode"
+    disk.rank.saves("model.tmp", 30)
+    (disk.here / "model.tmp").rename(disk.here / "model.pt")
+    was, now = str(disk.here / "model.tmp"), stat_of(disk.here / "model.pt")
+    disk.rank.line(what="renamed", path=str(disk.here / "model.pt"), was=was, now=now, steps=30)
+    assert is_trusted(disk, disk.here / "model.pt")
+    disk.rank.number += 1
+    with (disk.here / "open.pt").open("wb") as file:
+        row = {"path": str(disk.here / "open.pt"), "n": disk.rank.number}
+        disk.rank.line(what="began", **row, via="torch", was=None, file=True, steps=40)
+        file.write(b"PK\x03\x04")
+        disk.rank.line(what="ended", **row, well=True, now=stat_of(disk.here / "open.pt"))
+        file.write(bytes(100))
+    assert is_trusted(disk, disk.here / "open.pt"), "the script closed it after the save"
 
 
 def hf(disk: JobOnDisk, step: int, *, cut: bool = False, made: bool = True) -> Path:
@@ -318,6 +382,31 @@ def test_a_file_that_no_rank_was_seen_to_load_is_put_back_after_its_second_save_
     assert disk.files(disk.here / "latest.pt") == before
 
 
+class Refuses:
+    """An object that cannot be pickled."""
+
+    def __reduce__(self) -> tuple[object, ...]:  # noqa: D105 (its class says it)
+        raise RuntimeError("this cannot be pickled")
+
+
+@pytest.mark.parametrize("left", ["what torch left", "an empty zip", "no byte"])
+@pytest.mark.parametrize("is_killed", [False, True], ids=["it raised", "killed in it"])
+def test_a_file_whose_second_save_failed_before_its_first_object_is_put_back(disk: JobOnDisk, left: str, is_killed: bool) -> None:  # noqa: FBT001  a column
+    path = disk.rank.saves("ckpt.pt", 10)
+    disk.keep_copy(path)
+    disk.rank.number += 1
+    row = {"path": str(path), "n": disk.rank.number}
+    disk.rank.line(what="began", **row, via="torch", was=stat_of(path), file=False, steps=20)
+    with pytest.raises(RuntimeError):
+        torch.save({"step": 20, "w": Refuses()}, path)
+    if left != "what torch left":
+        path.write_bytes(b"PK\x05\x06" + bytes(18) if left == "an empty zip" else b"")
+    if not is_killed:
+        disk.rank.line(what="ended", **row, well=False, now=stat_of(path))
+    assert "the copy of step 10 was put in its place" in disk.repairs()["ckpt.pt"]
+    assert torch.load(path)["step"] == 10
+
+
 def test_a_torn_file_without_a_copy_stays_and_its_command_is_reported_until_a_rank_was_seen_to_load_it(disk: JobOnDisk) -> None:
     path = disk.rank.saves("ckpt.pt", 10)
     disk.rank.saves("ckpt.pt", 20, cut=True)
@@ -386,7 +475,7 @@ def test_the_manifests_of_what_is_gone_go_at_the_start_of_a_run(disk: JobOnDisk)
     assert watcher is not None
     watcher.start()
     assert watcher.finish(20.0)
-    assert [made.path for made in Manifests(str(disk.state / "checkpoints")).all()] == [str(paths[1])]
+    assert [made.path for made in Manifests(Catalogue(disk.state / "checkpoints", is_writer=True)).all()] == [str(paths[1])]
 
 
 def of_trainer(disk: JobOnDisk, *names: str) -> Path:

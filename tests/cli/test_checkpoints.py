@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from checkpointing.catalogue import Catalogue
 from checkpointing.lineage import Lineages
 from checkpointing.ordering import RollBack
 from checkpointing.retention.aside import AsideRecord
@@ -50,6 +51,13 @@ def test_ls_tells_what_is_known_without_reading(place: Path) -> None:
     assert sorted(rows) == ["step_1.pt", "step_2.pt", "step_3.pt"]
     assert (rows["step_3.pt"]["state"], rows["step_1.pt"]["step"]) == ("torn", 1)
     assert "torn" in run(place, "checkpoints", "ls").stdout  # by the rejection alone, without a pattern
+    catalogue = Path(json.loads(done.stdout)["catalogue"])
+    assert '{"row":"rejected"' in catalogue.read_text()
+    with catalogue.open("a") as file:
+        file.write("no row\n")
+    damaged = run(place, "checkpoints", "ls")
+    assert "torn" in damaged.stdout
+    assert str(catalogue) in damaged.stderr
 
 
 @pytest.mark.slow
@@ -67,7 +75,7 @@ def test_a_quarantined_checkpoint_is_not_handed_out_again(place: Path) -> None:
 
 def test_what_is_out_of_use_is_listed_with_the_reason_and_used_again_once_that_is_withdrawn(place: Path) -> None:
     records, path = node(place) / "checkpoints", str(place / "ckpt" / "step_2.pt")
-    lineages = Lineages(records, "run-a")
+    lineages = Lineages(Catalogue(records, is_writer=True), "run-a")
     lineages.begin_run(tuple)
     lineages.try_roll_back(RollBack(lineages.current, 2, path))
     lineages.accuse("attempt 3 stepped back from it")
@@ -79,7 +87,7 @@ def test_what_is_out_of_use_is_listed_with_the_reason_and_used_again_once_that_i
     assert set(rows) == {"step_1.pt", "step_2.pt", "step_3.pt"}, "the mark itself is no checkpoint"
     done = run(place, "checkpoints", "quarantine", "--withdraw", "ckpt/step_2.pt")
     assert (done.returncode, done.stdout) == (0, f"used again from the next start of job {JOB} on: {path}\n"), done.stderr
-    assert Lineages(records).roll_backs == ()
+    assert Lineages(Catalogue(records, is_writer=True)).roll_backs == ()
     again = run(place, "checkpoints", "quarantine", "--withdraw", "ckpt/step_2.pt")
     assert (again.returncode, "uses it already" in again.stderr) == (64, True)
 

@@ -6,7 +6,9 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -64,7 +66,7 @@ def test_a_checkpoint_is_converted_and_what_is_lost_is_listed(source: Path) -> N
     code, out, err = run(source.parent, "step_3.pt", "out.safetensors", "--to", "safetensors")
     assert (code, err) == (0, "")
     assert out.splitlines() == [
-        f"{source.parent}/out.safetensors: safetensors, 2 tensors, 0.0164 MB, read again and equal to the source",
+        f"{source.parent}/out.safetensors: safetensors, 2 tensors, 16.4 kB, read again and equal to the source",
         "left out:",
         "  optimizer",
         "  step",
@@ -149,8 +151,8 @@ def test_a_source_that_is_not_good_is_refused_with_the_sentence_of_verify(
     path = damaged(tmp_path)
     before = names(tmp_path)
     assert command.convert(str(path), str(tmp_path / "out"), "torch", "", as_json=False) == 1
-    said = capfd.readouterr().err
-    assert f"not converted: {path} is {word}: {verify(str(path)).reason}" in said
+    text = capfd.readouterr().err
+    assert f"not converted: {path} is {word}: {verify(str(path)).reason}" in text
     assert names(tmp_path) == before
 
 
@@ -178,6 +180,18 @@ def test_places_that_cannot_be_are_named_with_what_helps(source: Path, tmp_path:
     with pytest.raises(SuperviseError, match="cannot convert") as caught:
         command.convert(str(source), "/proc/out", "torch", "", as_json=False)
     assert "permissions" in caught.value.hint
+
+
+def test_a_source_that_a_training_overwrites_meanwhile_gives_no_target(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overwritten(order: dict[str, str], _place: object, _progress: object) -> dict[str, object]:
+        shutil.copy(source, order["target"])
+        torch.save({"step": 4}, source)
+        return {"tensors": 2, "bytes": 1, "notes": [], "left_out": []}
+
+    monkeypatch.setattr(command, "_run", overwritten)
+    with pytest.raises(SuperviseError, match="the source changed while it was converted"):
+        command.convert(str(source), str(source.parent / "out"), "torch", "", as_json=False)
+    assert names(source.parent) == {"step_3.pt"}
 
 
 def test_two_converts_do_not_write_one_target(source: Path) -> None:
@@ -287,7 +301,7 @@ def test_without_a_terminal_a_line_shows_bytes_rate_and_time_left(
 ) -> None:
     monkeypatch.setattr(command, "_REPORT_EVERY_S", 0.0)
     assert command.convert(str(source), str(source.parent / "out"), "torch", "", as_json=False) == 0
-    said = capfd.readouterr().err
+    text = capfd.readouterr().err
     for phase in ("verifying the source", "writing the target", "verifying the target"):
-        assert f"supervise: {phase}: 0.0 of 0.0 GB, " in said
-    assert " MB/s, 0 s left" in said
+        assert re.search(rf"supervise: {phase}: [\d.]+ (bytes|kB) of 1\d\.\d kB, ", text), text
+    assert " MB/s, 0 s left" in text

@@ -18,6 +18,7 @@ from supervisor.config.settings import JobSection, Settings
 from supervisor.core.values import replace
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
+from supervisor.launch import system_command
 from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu
 from supervisor.run import start
 from tests.cli.jobs.conftest import Written
@@ -234,7 +235,7 @@ def test_slurm_is_asked_to_drain_a_node_where_that_is_wanted_and_its_refusal_lea
     then: str | None,
     line: str,
 ) -> None:
-    monkeypatch.setattr(nodes, "_SCONTROL_S", 0.3 if then == "exec sleep 1000" else 30.0)
+    monkeypatch.setattr(system_command, "SCONTROL_S", 0.3 if then == "exec sleep 1000" else 30.0)
     if then is not None:
         program = tmp_path / "scontrol"
         program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n{then}\n')

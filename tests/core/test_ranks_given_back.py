@@ -100,16 +100,16 @@ def resized(now: Setup, started: Setup, *, nodes: int = 2, words: tuple[str, str
 
 
 def test_how_many_saved_is_known_by_words_then_by_what_trained_then_by_the_command() -> None:
-    one, two = Setup(1, nodes=1, ranks=4), Setup(1, nodes=2, ranks=8)
-    assert resized(one, two) == (2, 8), "a node was lost"
-    assert resized(two, one) == (1, 4), "a node came back"
-    assert resized(one, Setup(0)) == (2, 8), "the first attempt of a run that may have two nodes has one"
-    assert resized(one, replace(one, attempt=4)) == (2, 8), "the attempt before had one node too, and made a step"
-    assert resized(one, two, words=("4", "2")) == (2, 8), "replicas of two ranks each"
-    assert resized(one, two, words=("16", "4")) == (4, 16)
-    assert resized(one, Setup(0), nodes=1, words=("8", "4")) is None, "the user's command has four"
-    assert resized(two, one, trained=0) is None, "what made no step has saved nothing"
-    assert resized(two, two, words=("16", "8")) is None, "the user changed it before this run"
+    small, large = Setup(1, nodes=1, ranks=4), Setup(1, nodes=2, ranks=8)
+    assert resized(small, large) == (2, 8), "a node was lost"
+    assert resized(large, small) == (1, 4), "a node came back"
+    assert resized(small, Setup(0)) == (2, 8), "the first attempt of a run that may have two nodes has one"
+    assert resized(small, replace(small, attempt=4)) == (2, 8), "the attempt before had one node too, and made a step"
+    assert resized(small, large, words=("4", "2")) == (2, 8), "replicas of two ranks each"
+    assert resized(small, large, words=("16", "4")) == (4, 16)
+    assert resized(small, Setup(0), nodes=1, words=("8", "4")) is None, "the user's command has four"
+    assert resized(large, small, trained=0) is None, "what made no step has saved nothing"
+    assert resized(large, large, words=("16", "8")) is None, "the user changed it before this run"
 
 
 @pytest.mark.parametrize("given_back", [True, False])

@@ -232,8 +232,8 @@ def test_nodes_wait_leave_and_join_in_groups_that_hold_whole_replicas_with_the_s
         job.lose_a_node()
         given_values = job.train_on(count)
         held = batch_with(given_values, job.knobs, count * per_node, size)
-        told = job.state.run.batch_ranks
-        assert told == counts[-1] * per_node
+        batch_ranks = job.state.run.batch_ranks
+        assert batch_ranks == counts[-1] * per_node
         assert held == total or total % (count * per_node // size), "the batch is held wherever whole numbers do"
 
 
@@ -267,7 +267,10 @@ def test_a_launcher_whose_ranks_only_torch_knows_is_refused_before_a_rank_starts
     state, actions = decide(state, events.LauncherStarted(1.0, 10, None, 1, 7))
     assert state.run.exit_code == 78
     report = next(action for action in actions if isinstance(action, act.ReportDecision))
-    assert report.plan.reason == "a replica has 4 ranks (--model-parallel 4), and the 7 ranks hold no whole number of replicas"
+    assert (
+        report.plan.reason
+        == "a replica, one copy of the model, has 4 ranks (--model-parallel 4), and the 7 ranks hold no whole number of replicas"
+    )
     assert "--nproc-per-node=4" in report.plan.next_rung
 
 
@@ -296,13 +299,17 @@ def test_a_command_that_has_a_rank_for_each_gpu_sees_whole_replicas_or_is_not_be
     if not shown:
         assert state.run.exit_code == 69
         report = next(action for action in actions if isinstance(action, act.ReportDecision))
-        assert report.plan.reason == "3 of 4 GPUs may be used, for the job: a replica has 4 ranks (--model-parallel 4)"
+        assert (
+            report.plan.reason == "3 of 4 GPUs may be used, for the job: a replica, one copy of the model, has 4 ranks (--model-parallel 4)"
+        )
 
 
 def test_a_node_that_makes_up_no_whole_replica_waits_as_a_spare_and_people_are_told() -> None:
     job = Nodes(4, 8, knobs_of(1, 1), least=2, most=4)
     job.train_on(2)
-    said = [action.text for action in job.tell(events.NodesWaiting(3.5, 1, 1)) if isinstance(action, act.PrintMessage)]
-    assert said == ["1 node(s) ask to join, and wait as spares: a replica has 8 ranks, so that nodes are taken in by 2"]
-    said = [action.text for action in job.tell(events.NodesWaiting(3.6, 1, 2)) if isinstance(action, act.PrintMessage)]
-    assert said[0].startswith("2 node(s) ask to join: attempt 1 goes on, and they are taken in")
+    texts = [action.text for action in job.tell(events.NodesWaiting(3.5, 1, 1)) if isinstance(action, act.PrintMessage)]
+    assert texts == [
+        "1 node(s) ask to join, and wait as spares: a replica, one copy of the model, has 8 ranks, so that nodes are taken in by 2"
+    ]
+    texts = [action.text for action in job.tell(events.NodesWaiting(3.6, 1, 2)) if isinstance(action, act.PrintMessage)]
+    assert texts[0].startswith("2 node(s) ask to join: attempt 1 goes on, and they are taken in")

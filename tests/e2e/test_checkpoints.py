@@ -306,6 +306,21 @@ torch.save({"step": at + 1, "mode": Mode.WARM}, f"ckpt/step_{at + 1}.pt")
 
 
 @pytest.mark.slow
+def test_a_second_save_that_raises_and_leaves_an_empty_zip_does_not_lose_the_first(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    """torch.save closes its file as a whole zip, in which there is nothing."""
+    (tmp_path / "sub").mkdir()
+    raises = IN_PLACE.replace("os.kill(os.getpid(), signal.SIGKILL)", 'raise RuntimeError("this cannot be pickled")')
+    (tmp_path / "t.py").write_text(raises)
+    options = ["--checkpoints", "sub/ckpt.pt", "--resume-args", "--resume {resume}"]
+    run = supervise("torchrun", "--standalone", "--nproc-per-node=1", "t.py", options=options)
+    assert run.exit_code(deadline_s=120) == 0, run.stderr
+    assert run.stdout.split() == ["resumed", "at", "0", "resumed", "at", "1"]
+    assert "without data.pkl" in run.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("saved", ["a dictionary", "a member of an enum of its own"])
 def test_a_job_of_a_chain_resumes_from_what_the_job_before_it_saved(
     supervise: Callable[..., Supervised], tmp_path: Path, surroundings: type[Surroundings], saved: str

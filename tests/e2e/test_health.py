@@ -114,7 +114,10 @@ def test_ranks_of_a_replica_go_on_together_or_not_at_all_and_the_batch_is_that_o
     wait_for_training(run)
     four_gpus.set({"2.ecc_unc_vol": 1, "2.ecc_unc_agg": 1, "2.remap_unc": 1, "2.remap_pending": 1})
     assert run.exit_code(120) == 0
-    assert "a replica has 2 ranks (--model-parallel 2): fewer GPUs or nodes are used in whole replicas" in run.stderr
+    assert (
+        "a replica, one copy of the model, has 2 ranks (--model-parallel 2): if GPUs or nodes are lost, only whole replicas train on"
+        in run.stderr
+    )
     (decided,) = logged(run, "plan.decided")
     assert (decided["strategy"], decided["nproc"]) == ("exclude_gpu", 2)
     last = [line for line in trained(run) if line.attempt == 2]

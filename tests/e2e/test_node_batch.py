@@ -86,7 +86,10 @@ def test_nodes_of_which_two_hold_one_replica_train_as_two_and_the_third_takes_th
     assert [run.exit_code(200) for run in nodes.runs if run is not lost] == [0, 0]
     assert {row[1] for row in rows(log)} == {2}, "never three ranks, of which one holds half a replica"
     assert rows(log)[-1][0] == STEPS
-    assert "a replica has 2 ranks (--model-parallel 2): fewer GPUs or nodes are used in whole replicas" in first.stderr
+    assert (
+        "a replica, one copy of the model, has 2 ranks (--model-parallel 2): if GPUs or nodes are lost, only whole replicas train on"
+        in first.stderr
+    )
 
 
 def test_too_few_nodes_wait_for_one_more_take_it_and_stop_with_75_when_none_comes(

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 from pathlib import Path
 
 import psutil
 import pytest
 
+from health.nvidia.gids import IB, ROCE_V1, ROCE_V2, Gid
 from health.probes import infiniband
-from health.probes.infiniband import IB, ROCE_V1, ROCE_V2, Gid
-from health.probes.network import names
-from health.probes.nics import Nic, nic_of_address, nics
+from health.probes.nics import Nic, nics
 from tests.support import network_trees
 
 
@@ -32,8 +29,6 @@ def test_the_interfaces_of_a_node_like_a_dgx(tmp_path: Path) -> None:
     assert ([name for name, nic in every.items() if nic.bond == "bond0"], every["bond0"].is_bond) == (["storage0", "storage1"], True)
     assert every["lo"].is_loopback
     assert (every["eno1"].ipv4, every["eno1"].addresses, every["ib0"].ipv4) == ("10.1.0.7", ("10.1.0.7", "fe80::7"), "")
-    assert nic_of_address(tuple(every.values()), "10.1.0.7") == every["eno1"]
-    assert nic_of_address(tuple(every.values()), "203.0.113.1") is None
 
 
 def test_what_cannot_be_read_is_absent_and_no_zero(tmp_path: Path) -> None:
@@ -101,13 +96,5 @@ def test_the_interfaces_of_this_machine_are_those_that_psutil_lists() -> None:
     for nic in every:
         if nic.name in counts and "rx_bytes" in nic.counters:  # the same counters of the kernel, read a moment later
             assert nic.counters["rx_bytes"] <= counts[nic.name].bytes_recv
-    if (loopback := nic_of_address(every, "127.0.0.1")) is not None:
-        assert loopback.is_loopback
+    assert all(nic.is_loopback for nic in every if nic.ipv4 == "127.0.0.1")
     assert {port.device for port in infiniband.ports()} <= {path.name for path in Path("/sys/class/infiniband").glob("*")}
-
-
-def test_the_address_of_this_host_s_name() -> None:
-    expected: tuple[str, ...] = ()
-    with contextlib.suppress(OSError):  # this machine may not know its own name
-        expected = tuple(dict.fromkeys(str(row[4][0]) for row in socket.getaddrinfo(socket.gethostname(), None)))
-    assert names.own_addresses() == expected

@@ -66,8 +66,8 @@ def test_a_healthy_node_is_told_nothing(make: object, tmp_path: Path) -> None:
     make(tmp_path)
     first, before = results(tmp_path, {})
     again, _ = results(tmp_path, {}, before)
-    told = [result for result in (*first, *again) if result.result not in {Result.OK, Result.SKIPPED}]
-    assert not told
+    alarms = [result for result in (*first, *again) if result.result not in {Result.OK, Result.SKIPPED}]
+    assert not alarms
 
 
 def test_the_node_like_a_dgx_is_judged_and_not_skipped(tmp_path: Path) -> None:
@@ -83,6 +83,6 @@ def test_what_is_wrong_with_such_a_node_is_told(tmp_path: Path) -> None:
     network_trees.write(tmp_path / "sys/class/net/storage1", {"mtu": 1500})
     network_trees.write(tmp_path / "proc/sys/net", {"ipv4/tcp_rmem": "4096\t87380\t1048576"})
     found, _ = results(tmp_path, {})
-    told = {(result.check, result.subject) for result in found if result.result is Result.DEGRADED}
-    assert told == {("net_gids", "port:mlx5_3/1"), ("net_mtu", "host"), ("net_buffers", "host")}
+    alarms = {(result.check, result.subject) for result in found if result.result is Result.DEGRADED}
+    assert alarms == {("net_gids", "port:mlx5_3/1"), ("net_mtu", "host"), ("net_buffers", "host")}
     assert not [result for result in found if result.blocks or result.result is Result.FAILED]

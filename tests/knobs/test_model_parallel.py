@@ -9,9 +9,9 @@ import pytest
 
 from supervisor.cli import main
 from supervisor.config.settings import Origin, Settings, with_values
+from supervisor.core.replicas import ONE_RANK, Replica
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.knobs import job_knobs
-from supervisor.knobs.replica import ONE_RANK, Replica
 from tests.knobs.scripts import find
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def test_ranks_that_hold_no_whole_number_of_replicas_are_refused_before_the_star
     with pytest.raises(SuperviseError) as raised:
         declared(there, command, 4)
     assert raised.value.exit_code == ExitCode.CONFIG
-    assert raised.value.message.startswith(f"a replica has 4 ranks (--model-parallel 4), and {message}")
+    assert raised.value.message.startswith(f"a replica, one copy of the model, has 4 ranks (--model-parallel 4), and {message}")
     assert hint in (raised.value.hint or "")
     assert "--model-parallel N" in (raised.value.hint or "")
 
@@ -137,7 +137,9 @@ def test_ranks_that_hold_no_whole_number_of_replicas_are_refused_before_the_star
         "torchrun --nproc-per-node=gpu train.py",
         "torchrun --nnodes=2:3 --nproc-per-node=2 train.py",
         "accelerate launch train.py",
-        "bash run.sh",
+        "accelerate launch train.py --num_processes 7",
+        "deepspeed --num_gpus 3 --hostfile nodes train.py",
+        "bash run.sh --num_gpus 3",
     ],
 )
 def test_what_fits_or_is_not_known_is_no_refusal(there: Path, command: str) -> None:
@@ -170,5 +172,5 @@ def test_a_plan_of_unequal_gpus_is_refused_where_a_replica_has_several(there: Pa
         {"knobs.declared": Origin("command line", "--knob")},
     )
     command = "torchrun --nproc-per-node=4 train.py --batch 8 --global-batch 32"
-    with pytest.raises(SuperviseError, match=r"a plan shares it by GPUs, and a replica has 2 ranks"):
+    with pytest.raises(SuperviseError, match=r"a plan shares it by GPUs, and a replica, one copy of the model, has 2 ranks"):
         job_knobs.find(settings, command.split(), {}, there)

@@ -267,7 +267,12 @@ def test_the_plan_of_a_command_with_model_parallelism_is_printed_as_it_is_kept(
 @pytest.mark.usefixtures("there")
 @pytest.mark.parametrize(
     ("size", "nodes", "follows"),
-    [(1, 1, "on with 7 of 8"), (4, 1, "on with 4 of 8"), (8, 1, "none of them"), (16, 2, "ranks on other nodes too")],
+    [
+        (1, 1, "on with 7 of 8"),
+        (4, 1, "on with 4 of 8"),
+        (8, 1, "too few are left for one"),
+        (16, 2, "which other nodes share: each needs all of its ranks"),
+    ],
 )
 def test_what_follows_when_a_gpu_fails_is_said_by_replicas(capsys: pytest.CaptureFixture[str], size: int, nodes: int, follows: str) -> None:
     torchrun = ["torchrun", "--nproc-per-node=8", f"--nnodes={nodes}", "train.py"]

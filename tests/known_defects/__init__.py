@@ -6,10 +6,6 @@ each marker names that change.
 
 | test | what is wrong | later |
 | --- | --- | --- |
-| test_one_pass.py | one background rate, whatever the disk gives, holds up copy and upload | one pass |
-| test_one_pass.py | of more writes than 512 the oldest are forgotten, and `--keep` removes their checkpoints no more | one pass |
-| test_one_pass.py | what lies at a path is trusted because this job once wrote there | one pass |
-| test_starts_and_ends.py | a directory of which another node wrote a file is never removed (`--keep`) | one pass |
 | test_people.py | alerts and programs of alerts do not get the proxy; a heartbeat's refusal is not reported | what people see |
 """
 
@@ -17,7 +13,6 @@ from __future__ import annotations
 
 import pytest
 
-ONE_PASS = "later: checkpoints in one pass"  # noqa: S105  no password
 FOR_PEOPLE = "later: what people see"
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.distributed.run import get_args_parser
 
-from supervisor.knobs import launcher_options
+from supervisor.knobs import launcher, launcher_options
 from supervisor.launch import launchers
-from supervisor.launch.launchers import ALL, RanksAsked, asked, ignored_options
+from supervisor.launch.launchers import ALL, PlannedRanks, ignored_options, planned_ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,10 +29,10 @@ use_cpu: false
 """
 
 
-def facts(found: RanksAsked) -> dict[str, Any]:
+def facts(answer: PlannedRanks) -> dict[str, Any]:
     """Return the fields that differ from those of a command of which only the launcher is known."""
-    plain = RanksAsked(found.launcher, 0)
-    return {name: getattr(found, name) for name in found.__struct_fields__ if getattr(found, name) != getattr(plain, name)}
+    plain = PlannedRanks(answer.launcher, 0)
+    return {name: getattr(answer, name) for name in answer.__struct_fields__ if getattr(answer, name) != getattr(plain, name)}
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,7 @@ def facts(found: RanksAsked) -> dict[str, Any]:
         ("--nproc-per-node=gpu train.py", {}, (None, "--nproc-per-node=gpu")),
         ("--nproc-per-node=auto train.py", {}, (0, "--nproc-per-node=auto")),
         ("--nproc-per-node=cpu train.py", {}, (0, "--nproc-per-node=cpu")),
+        (f"--nproc-per-node={'9' * 5000} train.py", {}, (0, f"--nproc-per-node={'9' * 5000}")),
         ("--nproc-per-node=$N train.py", {}, (0, "--nproc-per-node=$N")),
         ("train.py", {"PET_NPROC_PER_NODE": "8"}, (8, "PET_NPROC_PER_NODE=8")),
         ("--nproc-per-node=4 train.py", {"PET_NPROC_PER_NODE": "8"}, (4, "--nproc-per-node=4")),
@@ -53,9 +54,9 @@ def facts(found: RanksAsked) -> dict[str, Any]:
 )
 def test_torchruns_ranks(tmp_path: Path, words: str, environ: dict[str, str], expected: tuple[int | None, str]) -> None:
     for head in (["torchrun"], [sys.executable, "-m", "torch.distributed.run"]):
-        found = asked([*head, *words.split()], environ, tmp_path)
-        assert (found.ranks, found.how, found.devices) == (*expected, None)
-        assert found.written(2) == "--nproc-per-node=2"
+        answer = planned_ranks([*head, *words.split()], environ, tmp_path)
+        assert (answer.ranks, answer.how, answer.devices) == (*expected, None)
+        assert answer.written(2) == "--nproc-per-node=2"
 
 
 @pytest.mark.parametrize(
@@ -84,14 +85,14 @@ def test_torchruns_ranks(tmp_path: Path, words: str, environ: dict[str, str], ex
 def test_accelerates_ranks(tmp_path: Path, words: str, expected: dict[str, Any]) -> None:
     heads = (["accelerate", "launch"], ["accelerate-launch"], [sys.executable, "-m", "accelerate.commands.launch"])
     for head in heads:
-        assert facts(asked([*head, *words.split()], {"HOME": str(tmp_path)}, tmp_path)) == expected
+        assert facts(planned_ranks([*head, *words.split()], {"HOME": str(tmp_path)}, tmp_path)) == expected
 
 
 def test_accelerates_configuration_counts_where_the_command_says_nothing(tmp_path: Path) -> None:
     file = tmp_path / "my.yaml"
     file.write_text(CONFIG)
-    found = asked(["accelerate", "launch", "--config_file", "my.yaml", "t.py"], {}, tmp_path)
-    assert facts(found) == {
+    answer = planned_ranks(["accelerate", "launch", "--config_file", "my.yaml", "t.py"], {}, tmp_path)
+    assert facts(answer) == {
         "ranks": 4,
         "how": f"num_processes: 8 in {file}",
         "option": "num_processes: ",
@@ -99,15 +100,22 @@ def test_accelerates_configuration_counts_where_the_command_says_nothing(tmp_pat
         "devices": "0,9",
         "place": "gpu_ids: ",
     }
-    assert found.written(3) == "num_processes: 6"
-    ours = asked(["accelerate", "launch", "--config_file=my.yaml", "--num_processes=2", "--gpu_ids=all", "t.py"], {}, tmp_path)
-    assert (ours.ranks, ours.how, ours.devices) == (1, "--num_processes=2", None)
+    assert answer.written(3) == "num_processes: 6"
+    answers = planned_ranks(["accelerate", "launch", "--config_file=my.yaml", "--num_processes=2", "--gpu_ids=all", "t.py"], {}, tmp_path)
+    assert (answers.ranks, answers.how, answers.devices) == (1, "--num_processes=2", None)
     default = tmp_path / ".cache" / "huggingface" / "accelerate" / "default_config.yaml"
     default.parent.mkdir(parents=True)
     default.write_text(CONFIG.replace("num_machines: 2", "num_machines: 1"))
-    assert asked(["accelerate", "launch", "t.py"], {"HOME": str(tmp_path)}, tmp_path).ranks == 8
+    assert planned_ranks(["accelerate", "launch", "t.py"], {"HOME": str(tmp_path)}, tmp_path).ranks == 8
     elsewhere = {"HOME": str(tmp_path), "HF_HOME": str(tmp_path / "other")}
-    assert asked(["accelerate", "launch", "t.py"], elsewhere, tmp_path).how == ""
+    assert planned_ranks(["accelerate", "launch", "t.py"], elsewhere, tmp_path).how == ""
+
+
+@pytest.mark.parametrize("name", ["x" * 300, f"{'x' * 300}/c.yaml", "~no-such-user/c.yaml"])
+def test_a_configuration_that_cannot_be_there_is_no_error_of_ours(tmp_path: Path, name: str) -> None:
+    answer = planned_ranks(["accelerate", "launch", "--config_file", name, "train.py"], {"HOME": str(tmp_path)}, tmp_path)
+    assert answer.launcher == "accelerate"
+    assert ("File name too long" in answer.problem) == name.startswith("x")
 
 
 @pytest.mark.parametrize(
@@ -122,15 +130,15 @@ def test_accelerates_configuration_counts_where_the_command_says_nothing(tmp_pat
 )
 def test_accelerates_kinds_of_training(tmp_path: Path, change: tuple[str, str], ranks: int) -> None:
     (tmp_path / "my.yaml").write_text(CONFIG.replace(*change))
-    assert asked(["accelerate", "launch", "--config_file=my.yaml", "t.py"], {}, tmp_path).ranks == ranks
+    assert planned_ranks(["accelerate", "launch", "--config_file=my.yaml", "t.py"], {}, tmp_path).ranks == ranks
 
 
 @pytest.mark.parametrize("text", ["gpu_ids: [0, 1]\ndistributed_type: MULTI_GPU\n", "a: b: c\n", "\xff\xfe"])
 def test_a_configuration_that_cannot_be_read_is_said_and_nothing_is_compared(tmp_path: Path, text: str) -> None:
     (tmp_path / "my.yaml").write_bytes(text.encode("latin-1"))
-    found = asked(["accelerate", "launch", "--config_file=my.yaml", "t.py"], {}, tmp_path)
-    assert found.ranks == 0
-    assert found.problem.startswith(f"{tmp_path / 'my.yaml'} cannot be read, so the ranks of accelerate are not compared with the GPUs: ")
+    answer = planned_ranks(["accelerate", "launch", "--config_file=my.yaml", "t.py"], {}, tmp_path)
+    assert answer.ranks == 0
+    assert answer.problem.startswith(f"{tmp_path / 'my.yaml'} cannot be read, so the ranks of accelerate are not compared with the GPUs: ")
 
 
 REAL = """
@@ -171,9 +179,9 @@ def test_accelerate_itself_starts_as_many_ranks_and_shows_them_the_same_gpus(tmp
         env=environ,
     )
     flags, *theirs = map(json.loads, done.stdout.splitlines())
-    assert flags == sorted(launchers._FLAGS["accelerate"])  # noqa: SLF001  the table
-    ours = [asked(["accelerate", "launch", *words], environ, tmp_path) for words in lines]
-    assert [[found.ranks, found.devices] for found in ours] == theirs
+    assert flags == sorted(launcher._FLAGS["accelerate"])  # noqa: SLF001  the table
+    answers = [planned_ranks(["accelerate", "launch", *words], environ, tmp_path) for words in lines]
+    assert [[answer.ranks, answer.devices] for answer in answers] == theirs
 
 
 @pytest.mark.parametrize(
@@ -208,7 +216,7 @@ def test_accelerate_itself_starts_as_many_ranks_and_shows_them_the_same_gpus(tmp
 )
 def test_deepspeeds_slots(tmp_path: Path, words: str, environ: dict[str, str], expected: dict[str, Any]) -> None:
     for head in (["deepspeed"], [sys.executable, "-m", "deepspeed.launcher.runner"]):
-        assert facts(asked([*head, f"--hostfile={tmp_path}/none", *words.split()], environ, tmp_path)) == expected
+        assert facts(planned_ranks([*head, f"--hostfile={tmp_path}/none", *words.split()], environ, tmp_path)) == expected
 
 
 @pytest.mark.parametrize(
@@ -225,24 +233,24 @@ def test_deepspeeds_slots(tmp_path: Path, words: str, environ: dict[str, str], e
 )
 def test_deepspeeds_hostfile_says_the_slots_of_this_node(tmp_path: Path, words: str, host: str, ranks: int) -> None:
     (tmp_path / "hosts").write_text("# ours\nworker-0 slots=8\nworker-1 slots=4\n")
-    assert asked(["deepspeed", "-H", "hosts", *words.split()], {}, tmp_path, host).ranks == ranks
+    assert planned_ranks(["deepspeed", "-H", "hosts", *words.split()], {}, tmp_path, host).ranks == ranks
 
 
 def test_deepspeed_reads_numbers_alone(tmp_path: Path) -> None:
-    found = asked(["deepspeed", "t.py"], {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}, tmp_path)
-    assert found.problem == "DeepSpeed reads numbers alone, and not CUDA_VISIBLE_DEVICES=GPU-1,GPU-2"
+    answer = planned_ranks(["deepspeed", "t.py"], {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}, tmp_path)
+    assert answer.problem == "DeepSpeed reads numbers alone, and not CUDA_VISIBLE_DEVICES=GPU-1,GPU-2"
 
 
 def test_the_tasks_of_a_step_are_ranks_where_each_has_a_supervise_of_its_own(tmp_path: Path) -> None:
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "8(x2)", "SLURM_NODEID": "1"}
-    found = asked([sys.executable, "train.py"], step, tmp_path)
-    assert (found.launcher, found.ranks, found.how, found.written(4)) == ("srun", 8, "8 tasks of step 7.0", "--ntasks-per-node=4")
-    assert asked(["srun", "-n8", "python", "train.py"], step, tmp_path).ranks == 0
+    answer = planned_ranks([sys.executable, "train.py"], step, tmp_path)
+    assert (answer.launcher, answer.ranks, answer.how, answer.written(4)) == ("srun", 8, "8 tasks of step 7.0", "--ntasks-per-node=4")
+    assert planned_ranks(["srun", "-n8", "python", "train.py"], step, tmp_path).ranks == 0
 
 
 @pytest.mark.parametrize("command", [["python", "spawns.py"], ["bash", "-c", "torchrun t.py"], ["accelerate", "config"], ["./train"], []])
 def test_of_another_command_nothing_is_known(tmp_path: Path, command: list[str]) -> None:
-    assert asked(command, dict(os.environ), tmp_path) == launchers.UNKNOWN
+    assert planned_ranks(command, dict(os.environ), tmp_path) == launchers.UNKNOWN
     assert ignored_options(command, {"PET_NPROC_PER_NODE": "4"}) == ()
 
 
@@ -310,7 +318,7 @@ def test_of_an_option_with_two_values_the_one_without_effect_is_named(command: s
 def test_options_and_their_values_are_found_as_torchruns_parser_finds_them(words: str) -> None:
     args, parser = words.split(), get_args_parser()
     theirs = vars(parser.parse_args(args))
-    options = launcher_options.given(args, launchers._FLAGS["torchrun"], launchers._SHORT["torchrun"])  # noqa: SLF001  the tables
+    options = launcher.LauncherCommand("torchrun", tuple(args)).options()
     by_name = {name: action.dest for action in parser._actions for name in action.option_strings}  # noqa: SLF001  theirs
     for option in options:
         (dest,) = {dest for name, dest in by_name.items() if launcher_options.is_same(name, option.key)}
@@ -318,4 +326,4 @@ def test_options_and_their_values_are_found_as_torchruns_parser_finds_them(words
         assert theirs[dest] == last.value
     given = {dest for dest, value in theirs.items() if value != parser.get_default(dest)} - {"training_script", "training_script_args"}
     flags = {action.dest for action in parser._actions if action.nargs == 0}  # noqa: SLF001  theirs
-    assert len(given - flags) == len({next(d for n, d in by_name.items() if launcher_options.is_same(n, one.key)) for one in options})
+    assert len(given - flags) == len({next(d for n, d in by_name.items() if launcher_options.is_same(n, option.key)) for option in options})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.launch import slurm_batch
+from supervisor.launch import slurm_batch, system_command
 
 STEP = {"SLURM_JOB_ID": "7100", "SLURM_STEP_ID": "0", "SLURM_NODEID": "0"}
 BATCH = {"SLURM_JOB_ID": "7100"}
@@ -55,8 +55,8 @@ def test_what_a_batch_script_asks_for_is_read_as_sbatch_reads_it(text: str, opti
     ],
 )
 def test_whether_a_notice_will_come_is_told_with_what_to_write(environ: dict[str, str], text: str, level: str, words: str) -> None:
-    ((told, line),) = slurm_batch.of_notice(environ, text)
-    assert (told, words in line) == (level, True), line
+    ((given_level, line),) = slurm_batch.of_notice(environ, text)
+    assert (given_level, words in line) == (level, True), line
 
 
 def test_no_notice_is_promised_to_a_process_that_slurm_does_not_signal() -> None:
@@ -147,9 +147,9 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.process
 def test_the_controller_is_asked_for_the_task_of_an_array_and_for_its_script(scontrol: Path) -> None:
-    found = list(slurm_batch.reports(ARRAY, "bert", scontrol))
-    assert [level for level, _ in found] == ["warning", "warning"]
-    assert [text.partition(":")[0] for _, text in found][1] == "--signal=B"
+    rows = list(slurm_batch.reports(ARRAY, "bert", scontrol))
+    assert [level for level, _ in rows] == ["warning", "warning"]
+    assert [text.partition(":")[0] for _, text in rows][1] == "--signal=B"
     assert (scontrol / "calls").read_text() == "-o show job 7099_3\nwrite batch_script 7099_3 -\n"
 
 
@@ -161,6 +161,6 @@ def test_of_a_job_without_a_limit_nothing_is_told(scontrol: Path, monkeypatch: p
 
 @pytest.mark.process
 def test_a_controller_that_does_not_answer_is_given_up(scontrol: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm_batch, "_ANSWER_S", 0.2)
+    monkeypatch.setattr(system_command, "SCONTROL_S", 0.2)
     (scontrol / "first").write_text("exec sleep 1000\n")
     assert list(slurm_batch.reports(STEP, "slurm-7100", scontrol)) == []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from health.model import HOST, Reading, Readings
-from supervisor.launch.launchers import ALL, UNKNOWN, RanksAsked
+from supervisor.launch.launchers import ALL, UNKNOWN, PlannedRanks
 from supervisor.node import rank_places
 
 if TYPE_CHECKING:
@@ -51,31 +51,31 @@ def node(  # noqa: PLR0913  one for each way in which nodes differ
     return Readings(readings)
 
 
-def torchrun(ranks: int | None) -> RanksAsked:
-    return RanksAsked("torchrun", ranks, f"--nproc-per-node={'gpu' if ranks is None else ranks}", "--nproc-per-node=")
+def torchrun(ranks: int | None) -> PlannedRanks:
+    return PlannedRanks("torchrun", ranks, f"--nproc-per-node={'gpu' if ranks is None else ranks}", "--nproc-per-node=")
 
 
-def accelerate(ranks: int, devices: str | None = None, *, needs_several: bool = False) -> RanksAsked:
+def accelerate(ranks: int, devices: str | None = None, *, needs_several: bool = False) -> PlannedRanks:
     place = "CUDA_VISIBLE_DEVICES=" if devices is None else "--gpu_ids="
     how = f"--num_processes={ranks}"
-    return RanksAsked("accelerate", ranks, how, "--num_processes=", devices=devices, place=place, needs_several=needs_several)
+    return PlannedRanks("accelerate", ranks, how, "--num_processes=", devices=devices, place=place, needs_several=needs_several)
 
 
-def deepspeed(listed: str) -> RanksAsked:
+def deepspeed(listed: str) -> PlannedRanks:
     how, ranks = f"--include localhost:{listed}", len(listed.split(","))
-    return RanksAsked("deepspeed", ranks, how, "--num_gpus=", devices=listed, place="--include=localhost:")
+    return PlannedRanks("deepspeed", ranks, how, "--num_gpus=", devices=listed, place="--include=localhost:")
 
 
-def said(asked: RanksAsked, readings: Readings, **environ: str) -> list[tuple[bool, str, str]]:
+def outcomes(planned: PlannedRanks, readings: Readings, **environ: str) -> list[tuple[bool, str, str]]:
     """Return of each finding whether it holds the start back, its subject, and the line to write."""
-    found = rank_places.findings(asked, environ, readings, CPUS)
-    assert all(one.command in one.reason or one.blocks for one in found), "a warning names its line"
-    assert {one.check for one in found} <= {"rank_places"}
-    return [(one.blocks, one.subject.removeprefix("ranks:"), one.command) for one in found]
+    places = rank_places.findings(planned, environ, readings, CPUS)
+    assert all(finding.command in finding.reason or finding.blocks for finding in places), "a warning names its line"
+    assert {finding.check for finding in places} <= {"rank_places"}
+    return [(finding.blocks, finding.subject.removeprefix("ranks:"), finding.command) for finding in places]
 
 
 @pytest.mark.parametrize(
-    ("asked", "visible", "line"),
+    ("planned", "visible", "line"),
     [
         (torchrun(4), "0,1,2,9", "CUDA_VISIBLE_DEVICES=0,1,2,3"),
         (torchrun(3), "0,9,1", "CUDA_VISIBLE_DEVICES=0,1,2"),
@@ -88,18 +88,20 @@ def said(asked: RanksAsked, readings: Readings, **environ: str) -> list[tuple[bo
         (accelerate(2, "0,9"), "0,1", "--gpu_ids=0,1"),
         (accelerate(2), "0,9", "CUDA_VISIBLE_DEVICES=0,1"),
         (deepspeed("0,9"), None, "--include=localhost:0,1"),
-        (RanksAsked("deepspeed", 2, "CUDA_VISIBLE_DEVICES=0,9", "--num_gpus=", devices="0,9"), "0,9", "CUDA_VISIBLE_DEVICES=0,1"),
-        (RanksAsked("srun", 4, "4 tasks of step 7.0", "--ntasks-per-node="), "0,1,2,9", "CUDA_VISIBLE_DEVICES=0,1,2,3"),
+        (PlannedRanks("deepspeed", 2, "CUDA_VISIBLE_DEVICES=0,9", "--num_gpus=", devices="0,9"), "0,9", "CUDA_VISIBLE_DEVICES=0,1"),
+        (PlannedRanks("srun", 4, "4 tasks of step 7.0", "--ntasks-per-node="), "0,1,2,9", "CUDA_VISIBLE_DEVICES=0,1,2,3"),
     ],
 )
-def test_a_gpu_that_a_rank_is_to_have_and_that_is_not_there_holds_the_start_back(asked: RanksAsked, visible: str | None, line: str) -> None:
+def test_a_gpu_that_a_rank_is_to_have_and_that_is_not_there_holds_the_start_back(
+    planned: PlannedRanks, visible: str | None, line: str
+) -> None:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert said(asked, node(4), **environ) == [(True, "list", line)]
+    assert outcomes(planned, node(4), **environ) == [(True, "list", line)]
 
 
 def test_a_container_with_some_of_the_hosts_gpus_has_those_alone() -> None:
-    assert said(torchrun(2), node(2, on_bus=8, files=2), CUDA_VISIBLE_DEVICES="6,7") == [(True, "list", "CUDA_VISIBLE_DEVICES=0,1")]
-    assert said(torchrun(4), node(2, on_bus=8, files=2)) == [(False, "shared", "--nproc-per-node=2")]
+    assert outcomes(torchrun(2), node(2, on_bus=8, files=2), CUDA_VISIBLE_DEVICES="6,7") == [(True, "list", "CUDA_VISIBLE_DEVICES=0,1")]
+    assert outcomes(torchrun(4), node(2, on_bus=8, files=2)) == [(False, "shared", "--nproc-per-node=2")]
 
 
 def test_a_refusal_says_what_is_there_and_which_rank_gets_nothing() -> None:
@@ -111,13 +113,13 @@ def test_a_refusal_says_what_is_there_and_which_rank_gets_nothing() -> None:
 
 
 def test_a_slot_that_is_to_be_left_out_and_is_not_there_holds_the_start_back() -> None:
-    asked = RanksAsked("deepspeed", None, "--exclude localhost:9", "--num_gpus=", devices=ALL, excluded=("9",))
-    assert said(asked, node(4)) == [(True, "list", "no slot 9 behind --exclude")]
-    assert said(RanksAsked("deepspeed", None, "--exclude localhost:1", "--num_gpus=", devices=ALL, excluded=("1",)), node(4)) == []
+    planned = PlannedRanks("deepspeed", None, "--exclude localhost:9", "--num_gpus=", devices=ALL, excluded=("9",))
+    assert outcomes(planned, node(4)) == [(True, "list", "no slot 9 behind --exclude")]
+    assert outcomes(PlannedRanks("deepspeed", None, "--exclude localhost:1", "--num_gpus=", devices=ALL, excluded=("1",)), node(4)) == []
 
 
 @pytest.mark.parametrize(
-    ("asked", "environ", "line"),
+    ("planned", "environ", "line"),
     [
         (torchrun(8), {}, "--nproc-per-node=4"),
         (torchrun(4), {"CUDA_VISIBLE_DEVICES": "2,3"}, "--nproc-per-node=2 or CUDA_VISIBLE_DEVICES=2,3,0,1"),
@@ -125,17 +127,17 @@ def test_a_slot_that_is_to_be_left_out_and_is_not_there_holds_the_start_back() -
         (torchrun(4), {"NVIDIA_VISIBLE_DEVICES": f"{UUIDS[0]},{UUIDS[1]}"}, "--nproc-per-node=2"),
         (accelerate(8), {}, "--num_processes=4"),
         (accelerate(4, "0,1"), {"CUDA_VISIBLE_DEVICES": "0"}, "--num_processes=2 or --gpu_ids=0,1,2,3"),
-        (RanksAsked("accelerate", 8, "--num_processes=16", "--num_processes=", nodes=2), {}, "--num_processes=8"),
-        (RanksAsked("deepspeed", 8, "--num_gpus=8", "--num_gpus=", devices=ALL), {"CUDA_VISIBLE_DEVICES": "0"}, "--num_gpus=4"),
-        (RanksAsked("srun", 8, "8 tasks of step 7.0", "--ntasks-per-node="), {}, "--ntasks-per-node=4"),
+        (PlannedRanks("accelerate", 8, "--num_processes=16", "--num_processes=", nodes=2), {}, "--num_processes=8"),
+        (PlannedRanks("deepspeed", 8, "--num_gpus=8", "--num_gpus=", devices=ALL), {"CUDA_VISIBLE_DEVICES": "0"}, "--num_gpus=4"),
+        (PlannedRanks("srun", 8, "8 tasks of step 7.0", "--ntasks-per-node="), {}, "--ntasks-per-node=4"),
     ],
 )
-def test_two_ranks_on_one_gpu_may_be_meant(asked: RanksAsked, environ: dict[str, str], line: str) -> None:
-    assert said(asked, node(4), **environ) == [(False, "shared", line)]
+def test_two_ranks_on_one_gpu_may_be_meant(planned: PlannedRanks, environ: dict[str, str], line: str) -> None:
+    assert outcomes(planned, node(4), **environ) == [(False, "shared", line)]
 
 
 @pytest.mark.parametrize(
-    ("asked", "environ", "subject", "line"),
+    ("planned", "environ", "subject", "line"),
     [
         (torchrun(2), {"CUDA_VISIBLE_DEVICES": "0,1,9"}, "list", "CUDA_VISIBLE_DEVICES=0,1"),
         (torchrun(None), {"CUDA_VISIBLE_DEVICES": "0,9"}, "list", "CUDA_VISIBLE_DEVICES=0"),
@@ -143,11 +145,16 @@ def test_two_ranks_on_one_gpu_may_be_meant(asked: RanksAsked, environ: dict[str,
         (torchrun(2), {"CUDA_VISIBLE_DEVICES": "1,1"}, "list", "CUDA_VISIBLE_DEVICES=1"),
         (torchrun(2), {"CUDA_VISIBLE_DEVICES": "cuda:0"}, "list", "CUDA_VISIBLE_DEVICES=0,1"),
         (torchrun(2), {"CUDA_VISIBLE_DEVICES": "GPU-"}, "list", f"CUDA_VISIBLE_DEVICES={UUIDS[0]},{UUIDS[1]}"),
-        (RanksAsked("torchrun", 1, "", "--nproc-per-node="), {}, "idle", "--nproc-per-node=gpu for a rank on each, --nproc-per-node=1 if"),
+        (
+            PlannedRanks("torchrun", 1, "", "--nproc-per-node="),
+            {},
+            "idle",
+            "--nproc-per-node=gpu for a rank on each, --nproc-per-node=1 if",
+        ),
     ],
 )
-def test_what_may_be_meant_is_a_warning(asked: RanksAsked, environ: dict[str, str], subject: str, line: str) -> None:
-    ((blocks, about, written),) = said(asked, node(4), **environ)
+def test_what_may_be_meant_is_a_warning(planned: PlannedRanks, environ: dict[str, str], subject: str, line: str) -> None:
+    ((blocks, about, written),) = outcomes(planned, node(4), **environ)
     assert (blocks, about) == (False, subject)
     assert written.startswith(line)
 
@@ -158,25 +165,25 @@ def test_an_accelerate_that_sees_one_gpu_starts_one_rank() -> None:
         "accelerate starts one rank and not 2 (--num_processes=2): without --multi_gpu it starts several for several visible GPUs, and 1"
         " is visible; write --num_processes=1"
     )
-    assert said(accelerate(2, needs_several=True), node(2)) == []
+    assert outcomes(accelerate(2, needs_several=True), node(2)) == []
 
 
 @pytest.mark.parametrize("environ", [{"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2"}, {}])
 def test_cuda_shows_one_instance_of_mig(environ: dict[str, str]) -> None:
-    ((blocks, subject, line),) = said(torchrun(2), node(2, mig=(0,)), **environ)
+    ((blocks, subject, line),) = outcomes(torchrun(2), node(2, mig=(0,)), **environ)
     assert (blocks, subject) == (False, "shared")
     assert ("nvidia-smi -L" in line) == (not environ)
     assert 'os.environ["CUDA_VISIBLE_DEVICES"].split(",")[int(os.environ["LOCAL_RANK"])] in the script' in line
-    assert said(torchrun(1), node(2, mig=(0,)), **environ) == []
-    assert said(torchrun(2), node(4, mig=(3,))) == [], "instances of a GPU that no rank has"
-    ((blocks, _, _),) = said(torchrun(2), node(2, mig=(0,)), CUDA_VISIBLE_DEVICES="0,5")
+    assert outcomes(torchrun(1), node(2, mig=(0,)), **environ) == []
+    assert outcomes(torchrun(2), node(4, mig=(3,))) == [], "instances of a GPU that no rank has"
+    ((blocks, _, _),) = outcomes(torchrun(2), node(2, mig=(0,)), CUDA_VISIBLE_DEVICES="0,5")
     assert not blocks, "a number may be that of an instance"
-    ((blocks, _, _),) = said(torchrun(None), node(2, mig=(0,)), CUDA_VISIBLE_DEVICES="5")
+    ((blocks, _, _),) = outcomes(torchrun(None), node(2, mig=(0,)), CUDA_VISIBLE_DEVICES="5")
     assert not blocks
 
 
 @pytest.mark.parametrize(
-    ("asked", "readings", "environ"),
+    ("planned", "readings", "environ"),
     [
         (torchrun(4), node(4), {}),
         (torchrun(2), node(4), {}),
@@ -193,8 +200,8 @@ def test_cuda_shows_one_instance_of_mig(environ: dict[str, str]) -> None:
         (torchrun(8), node(4), {"CUDA_VISIBLE_DEVICES": "-1"}),
         (torchrun(8), node(4), {"NVIDIA_VISIBLE_DEVICES": "void"}),
         (torchrun(8), node(4), {"NVIDIA_VISIBLE_DEVICES": "none"}),
-        (RanksAsked("srun", 8, "8 tasks of step 7.0", "--ntasks-per-node="), node(4), {"CUDA_VISIBLE_DEVICES": "2"}),
-        (RanksAsked("torchrun", 1, "", "--nproc-per-node="), node(1), {}),
+        (PlannedRanks("srun", 8, "8 tasks of step 7.0", "--ntasks-per-node="), node(4), {"CUDA_VISIBLE_DEVICES": "2"}),
+        (PlannedRanks("torchrun", 1, "", "--nproc-per-node="), node(1), {}),
     ],
     ids=[
         *("as many ranks", "fewer", "one for each", "a number of nobody", "nothing known", "accelerate shows others", "no GPU", "no NVML"),
@@ -211,8 +218,8 @@ def test_cuda_shows_one_instance_of_mig(environ: dict[str, str]) -> None:
         ),
     ],
 )
-def test_where_all_fits_or_nothing_is_known_nothing_is_said(asked: RanksAsked, readings: Readings, environ: dict[str, str]) -> None:
-    assert said(asked, readings, **environ) == []
+def test_where_all_fits_or_nothing_is_known_nothing_is_said(planned: PlannedRanks, readings: Readings, environ: dict[str, str]) -> None:
+    assert outcomes(planned, readings, **environ) == []
 
 
 @pytest.mark.parametrize(
@@ -227,15 +234,15 @@ def test_where_all_fits_or_nothing_is_known_nothing_is_said(asked: RanksAsked, r
     ],
 )
 def test_cpus_that_leave_out_the_numa_node_of_a_gpu_are_named(ranks: int, cpus: list[int] | range, line: str) -> None:
-    found = rank_places.findings(torchrun(ranks), {}, node(4), cpus)
-    assert [one.command for one in found] == [line] * bool(line)
-    if found:
+    places = rank_places.findings(torchrun(ranks), {}, node(4), cpus)
+    assert [finding.command for finding in places] == [line] * bool(line)
+    if places:
         words = ("GPU 2, 3", "32-63", "0-31") if ranks == 4 else ("GPU 0, 1", "0-31", "32-63")
-        assert found[0].reason.startswith("{}: their CPUs are {}, and this process may run on {} alone: ".format(*words))
+        assert places[0].reason.startswith("{}: their CPUs are {}, and this process may run on {} alone: ".format(*words))
     unlike = Readings([*node(4), Reading("nvml", f"gpu:{UUIDS[0]}", "gpu.identity", {"index": 0, "pci": "0000:00:00.0", "name": "T4"})])
     unordered = rank_places.findings(torchrun(ranks), {}, unlike, cpus)
-    assert [one.command for one in unordered] == [line] * bool(line and ranks == 4), "which GPUs two ranks have is not known"
-    binds = RanksAsked("torchrun", ranks, "--nproc-per-node=4", "--nproc-per-node=", binds=True)
+    assert [finding.command for finding in unordered] == [line] * bool(line and ranks == 4), "which GPUs two ranks have is not known"
+    binds = PlannedRanks("torchrun", ranks, "--nproc-per-node=4", "--nproc-per-node=", binds=True)
     assert rank_places.findings(binds, {}, node(4), cpus) == ()
 
 
@@ -254,14 +261,14 @@ def test_cpus_that_leave_out_the_numa_node_of_a_gpu_are_named(ranks: int, cpus: 
 )
 def test_ports_at_another_numa_node_than_the_gpu_are_named(wanted: str, line: str) -> None:
     readings = node(4, ports={"mlx5_0": 0, "mlx5_1": 1})
-    found = rank_places.findings(torchrun(4), {"NCCL_IB_HCA": wanted}, readings, CPUS)
-    assert [one.command for one in found] == [line] * bool(line)
-    if found:
-        assert found[0].reason.startswith(f"GPU 2, 3: NCCL_IB_HCA={wanted} leaves out the ports beside them (mlx5_1): ")
+    places = rank_places.findings(torchrun(4), {"NCCL_IB_HCA": wanted}, readings, CPUS)
+    assert [finding.command for finding in places] == [line] * bool(line)
+    if places:
+        assert places[0].reason.startswith(f"GPU 2, 3: NCCL_IB_HCA={wanted} leaves out the ports beside them (mlx5_1): ")
     alone = node(4, ports={"mlx5_0": 0})
     assert rank_places.findings(torchrun(4), {"NCCL_IB_HCA": "mlx5_0"}, alone, CPUS) == (), "there is none beside them"
 
 
 def test_a_configuration_that_cannot_be_read_is_said() -> None:
-    assert said(RanksAsked("accelerate", 0, problem="my.yaml cannot be read: no"), node(2)) == [(False, "configuration", "")]
-    assert said(RanksAsked("accelerate", 0, problem="my.yaml cannot be read: no"), Readings()) == []
+    assert outcomes(PlannedRanks("accelerate", 0, problem="my.yaml cannot be read: no"), node(2)) == [(False, "configuration", "")]
+    assert outcomes(PlannedRanks("accelerate", 0, problem="my.yaml cannot be read: no"), Readings()) == []

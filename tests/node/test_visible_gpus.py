@@ -60,6 +60,7 @@ def test_each_has_the_number_that_nvidia_smi_shows_its_uuid_and_its_address(tmp_
         ("-1", []),
         ("0,-1,1", [A]),
         ("0,9,1", [A]),
+        ("9" * 5000, []),
         (f"{C},0", [C, A]),
         ("GPU-aaaa", [A]),
         ("GPU-bbbb", []),

@@ -15,6 +15,7 @@ from supervisor.observe.hangs.diagnosis import ComparedRank
 from supervisor.observe.hangs.frames import StackFrame
 from supervisor.observe.hangs.rank_activity import ActivityKind, RankActivity
 from supervisor.observe.hangs.recorder import ProcessGroup
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,11 +64,21 @@ def test_a_script_that_is_gone_no_file_or_not_python_explains_nothing(tmp_path: 
 
 
 def test_a_file_system_that_does_not_answer_is_not_waited_for(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = threading.Event()
+    answers, asked, texts = threading.Event(), [], {str(script): script.read_bytes()}
+
+    def read(files: list[str]) -> dict[str, bytes]:
+        asked.append(files)
+        answers.wait(30)
+        return texts
+
+    monkeypatch.setattr(script_reasons, "read", read)
     monkeypatch.setattr(script_reasons, "DEADLINE_S", 0.05)
-    monkeypatch.setattr(script_reasons, "read", lambda _files: answers.wait(30) and {})
-    assert not script_reasons.of_hang((waits(0, script, 4),), Hang(HangKind.LATE, "they wait"))
+    for _ in range(3):
+        assert not script_reasons.of_hang((waits(0, script, 4),), Hang(HangKind.LATE, "they wait"))
+    assert len(asked) == 1, "one thread waits, and not one for each look"
     answers.set()
+    monkeypatch.setattr(script_reasons, "DEADLINE_S", 30.0)
+    wait_for(lambda: script_reasons.of_hang((waits(0, script, 4),), Hang(HangKind.LATE, "they wait")).startswith(REASON), "the reason")
 
 
 def trace(path: Path, line: int) -> str:
@@ -121,8 +132,8 @@ def test_what_only_our_python_cannot_read_is_no_error_of_the_users(script: Path,
     words = {"it parses it": "echo '[0, \"\"]'", "it cannot be asked": "exit 3", "there is none": ""}[asked]
     interpreter = str(executable(words)) if words else "python9.9"
     (line,) = script_reasons.of_plan(script, interpreter)
-    ours = f"{sys.version_info.major}.{sys.version_info.minor}"
-    assert line.startswith(f"train.py could not be read by the Python {ours} of supervise (line 1: ")
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert line.startswith(f"train.py could not be read by the Python {version} of supervise (line 1: ")
     assert "so no rule was applied to it" in line
 
 

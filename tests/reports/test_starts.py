@@ -17,6 +17,7 @@ from supervisor.core.events import StopRequested
 from supervisor.core.model import RankInfo
 from supervisor.core.state import Attempt, JobState, Stage
 from supervisor.job.identity import job_name
+from supervisor.launch import system_command
 from supervisor.launch.launchers import ignored_options
 from tests.reports.conftest import DECLARED, OFTEN, SCRIPTS, torchrun
 from tests.support.ports import free_port
@@ -62,7 +63,7 @@ def test_lightning_15022_each_task_of_an_array_is_a_job_of_its_own(tmp_path: Pat
 def test_submitit_1713_a_controller_that_does_not_answer_holds_the_requeue_back_for_no_longer_than_its_deadline(
     scontrol: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(slurm, "_SCONTROL_S", 0.2)
+    monkeypatch.setattr(system_command, "SCONTROL_S", 0.2)
     (scontrol / "then").write_text("exec sleep 1000\n")
     assert slurm.requeue(scontrol, TASKS["100_0"]) == 1
     assert "does not requeue job 100_0" in capsys.readouterr().err

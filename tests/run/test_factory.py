@@ -50,7 +50,7 @@ def test_rejections_that_cannot_be_recorded_are_kept_and_reported(job: Job) -> N
     assert checkpoints.problems == ()
     assert [why for _, why in checkpoints.select(1.0, 1).torn]
     problem, *_ = checkpoints.problems
-    assert problem.startswith("rejections could not be recorded")
+    assert problem.startswith("the checkpoints' catalogue could not be written")
     assert str(job.state / "checkpoints") in problem
 
 

@@ -268,6 +268,24 @@ def test_one_node_alerts_and_all_know_of_one_sentence(tmp_path: Path, host: int)
     assert "-- stack of rank 1, the innermost call first\n> /me/train.py:112 evaluate\n" in page
 
 
+def test_all_nodes_get_the_reason_that_the_script_shows(tmp_path: Path, cluster: VirtualCluster) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch.distributed as dist\n" * 60 + "if dist.get_rank() != 1:\n    dist.all_reduce(x)\n")
+    for index in (0, 2):
+        node, rank = cluster.nodes[index], waiting(index, 3, line=62)
+        frames = tuple(
+            replace(frame, file=str(script)) if frame.file == "/me/train.py" else frame for frame in rank.process.stacks[0].frames
+        )
+        node.rank = replace(rank, process=replace(rank.process, stacks=(replace(rank.process.stacks[0], frames=frames),)))
+    cluster.passes(60 + 2 * 30)
+    reasons = {node.state.attempt.hang.reason if node.state.attempt.hang else "" for node in cluster.nodes}
+    (reason,) = reasons
+    assert reason.startswith("train.py:62: only ranks with `dist.get_rank() != 1` (line 61) call all_reduce")
+    (alert,) = [alert for node in cluster.nodes for alert in node.alerts()]
+    assert reason in alert.text
+    assert "train.py:62: only ranks with" in cluster.nodes[0].page.read_text()
+
+
 def test_with_restart_the_coordinator_ends_the_attempt_for_all(tmp_path: Path) -> None:
     cluster = of_policy(tmp_path, Policy(nodes=3, on_hang="restart"))
     cluster.passes(60 + 2 * 30)

@@ -9,15 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from checkpointing.catalogue import Catalogue
 from checkpointing.io import durable
-from checkpointing.lineage import Lineages
-from checkpointing.manifest.documents import Manifests
 from checkpointing.mirror.spool import TransferLog
-from checkpointing.rejections import Rejections
 from checkpointing.retention.aside import AsideRecord
-from supervisor.checkpoints.discovery import record
-from supervisor.checkpoints.origin.baseline import Baseline
-from supervisor.checkpoints.recording.meeting import MeetingRecord
 from supervisor.errors import SuperviseError
 from supervisor.guardian import ownership
 from supervisor.node.gpu_quarantine import GpuQuarantine
@@ -30,35 +25,15 @@ if TYPE_CHECKING:
     from _typeshed import StrPath
 
 
-def _manifest(path: Path) -> str | None:
-    manifests = Manifests(str(path.parents[1]))
-    assert manifests.get("/ckpt/a.pt") is None
-    return manifests.problem
-
-
-def _baseline(path: Path) -> str | None:
-    baseline = Baseline(path.parent, ("*.pt",))
-    baseline.take(())
-    return baseline.problem or ("" if path.is_file() else "it is not replaced")
-
-
 #: What is read, who reads it. A reader returns what it says of the FIFO, or raises.
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "fences": ("fences.json", lambda path: Rejections(path.parent).problem),
-    "lineage": ("lineage.json", lambda path: Lineages(path.parent).problem),
-    "the meeting of the nodes": ("meeting.json", lambda path: MeetingRecord(path.parent, "run").problem),
-    "a manifest": (str(Path(Manifests("").file_of("/ckpt/a.pt")).relative_to("/")), _manifest),
+    "the catalogue of checkpoints": ("catalogue.jsonl", lambda path: Catalogue(path.parent, is_writer=True).problem),
     "what was set aside": ("aside.jsonl", lambda path: AsideRecord(str(path.parent)).changes()),
     "the mirror's log": ("log", lambda path: TransferLog.read(str(path))),
     "the ledger of GPUs": (".gpus/n.jsonl", lambda path: GpuQuarantine(path.parents[1], "n").held(0.0)),
     "the lock, by who takes it": ("lock", lambda path: lock.acquire(path, job="j")),
     "the lock, by who looks": ("lock", lock.holder),
     "our processes": ("processes", lambda path: ownership.read_records(str(path))),
-}
-#: What these hold is found out anew where it cannot be read: nothing is said.
-ANEW: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "what was learned": ("learned.json", lambda path: record.read_locations(path.parent)),
-    "the baseline": ("baseline.json", _baseline),
 }
 
 
@@ -91,12 +66,6 @@ def test_a_fifo_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
     said = _said(read, tmp_path / file)
     assert "it is not a regular file" in said
     assert str(tmp_path / file) in said
-
-
-@pytest.mark.parametrize("name", ANEW)
-def test_a_fifo_where_something_is_found_out_anew_is_not_waited_for(tmp_path: Path, name: str) -> None:
-    file, read = ANEW[name]
-    assert not _said(read, tmp_path / file)
 
 
 def open_descriptors() -> int:

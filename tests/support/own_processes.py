@@ -17,9 +17,9 @@ def alone() -> tuple[str, ...]:
     """Return the words that stand before the command. Skips the test where no such namespace can be made."""
     words = ("unshare", *(() if os.geteuid() == 0 else ("--map-root-user",)), "--fork", "--pid", "--mount-proc", "--kill-child")
     try:
-        made = subprocess.run([*words, "true"], check=False, capture_output=True, timeout=60).returncode == 0  # noqa: S603  the words above
+        is_possible = subprocess.run([*words, "true"], check=False, capture_output=True, timeout=60).returncode == 0  # noqa: S603  the words above
     except FileNotFoundError:
-        made = False
-    if not made:
+        is_possible = False
+    if not is_possible:
         pytest.skip("needs a pid namespace of its own (unshare --pid --mount-proc)")
     return (*words, *_REAPER)

@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.conversion.sources import dcp, deepspeed, rank_files, safetensors_files, torch_files
-from checkpointing.conversion.trees import Source
+from checkpointing.conversion.trees import SourceCheckpoint
 from checkpointing.formats import safetensors, tree_format_of
 from checkpointing.formats.directories import weights
 from checkpointing.io.tree import Tree
@@ -27,7 +27,7 @@ _BESIDE: Final = re.compile(
 )
 
 
-def open_source(path: str) -> Source:  # noqa: PLR0911 -- each is another format
+def open_source(path: str) -> SourceCheckpoint:  # noqa: PLR0911 -- each is another format
     """Return what a file or a directory holds, no tensor of it read. Raises CheckpointingError where it cannot be converted, OSError."""
     if not os.path.isdir(path):  # noqa: PTH112 -- strings throughout the package
         return _open_file(path)
@@ -51,7 +51,7 @@ def open_source(path: str) -> Source:  # noqa: PLR0911 -- each is another format
     )
 
 
-def _open_file(path: str) -> Source:
+def _open_file(path: str) -> SourceCheckpoint:
     if path.endswith(weights.INDEX):
         return _open_weights(Tree(os.path.dirname(path) or "."))  # noqa: PTH120 -- strings throughout the package
     with open(path, "rb") as file:  # noqa: PTH123 -- as above
@@ -64,7 +64,7 @@ def _below(tree: Tree, name: str) -> str:
     return os.path.join(tree.path, name)  # noqa: PTH118 -- strings throughout the package
 
 
-def _open_weights(tree: Tree) -> Source:
+def _open_weights(tree: Tree) -> SourceCheckpoint:
     """Return the weights that an index names, or of the one file; under FSDP and DeepSpeed those of the framework's own directory."""
     top = sorted(name for name in tree.entries if "/" not in name)
     files = [name for name in top if name.endswith(weights.INDEX)]
@@ -75,7 +75,7 @@ def _open_weights(tree: Tree) -> Source:
     frameworks = sorted(name for name in tree.directories if _FRAMEWORKS.fullmatch(name))
     if not files and frameworks:
         parts = {name: open_source(_below(tree, name)) for name in frameworks}
-        source = Source(_without_numbers(parts), [line for part in parts.values() for line in part.left_out])
+        source = SourceCheckpoint(_without_numbers(parts), [line for part in parts.values() for line in part.left_out])
         files = frameworks
     else:
         source = _merged([(name, _open_file(_below(tree, name))) for name in files])
@@ -94,7 +94,7 @@ def _of_one_suffix(files: list[str]) -> list[str]:
     return [name for name in files if name.endswith(safetensors.SUFFIX)] or files
 
 
-def _without_numbers(parts: dict[str, Source]) -> dict[str, object]:
+def _without_numbers(parts: dict[str, SourceCheckpoint]) -> dict[str, object]:
     """Return the trees below "model" and "optimizer" as FSDP's directories are called, or the one tree of DeepSpeed's."""
     if len(parts) == 1 and not any(name.startswith("optimizer") for name in parts):
         return dict(next(iter(parts.values())).tree)
@@ -105,9 +105,9 @@ def _without_numbers(parts: dict[str, Source]) -> dict[str, object]:
     return whole
 
 
-def _merged(parts: Iterable[tuple[str, Source]]) -> Source:
+def _merged(parts: Iterable[tuple[str, SourceCheckpoint]]) -> SourceCheckpoint:
     """Return the tensors of several files as those of one. Raises CheckpointingError where two files have a name."""
-    whole = Source({})
+    whole = SourceCheckpoint({})
     places: dict[str, str] = {}
     for file, part in parts:
         for key, value in part.tree.items():
@@ -122,7 +122,7 @@ def _merged(parts: Iterable[tuple[str, Source]]) -> Source:
     return whole
 
 
-def _open_megatron(tree: Tree) -> Source:
+def _open_megatron(tree: Tree) -> SourceCheckpoint:
     """Return the one file of a model that was not split."""
     files = [name for name in tree.entries if name.endswith((".pt", ".pth"))]
     if len(files) != 1:
@@ -133,9 +133,9 @@ def _open_megatron(tree: Tree) -> Source:
     return torch_files.open_file(_below(tree, files[0]))
 
 
-def _open_set(tree: Tree) -> Source:
+def _open_set(tree: Tree) -> SourceCheckpoint:
     """Return the files of one save, each below its name without the suffix."""
-    whole, trees = Source({}), {}
+    whole, trees = SourceCheckpoint({}), {}
     for name in sorted(tree.entries):
         if not name.endswith((".pt", ".pth", ".ckpt", ".bin", ".safetensors")):
             whole.left_out.append(f"the file {name}")

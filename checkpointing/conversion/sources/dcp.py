@@ -14,8 +14,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 
 from checkpointing.conversion.sources import torch_files
-from checkpointing.conversion.trees import LazyTensor, Source, placed
-from checkpointing.model import CheckpointingError
+from checkpointing.conversion.trees import LazyTensor, SourceCheckpoint, placed
+from checkpointing.model import CheckpointingError, first_names
 
 if TYPE_CHECKING:
     import io
@@ -59,7 +59,7 @@ class _Directory:
         return planner
 
 
-def open_directory(path: str) -> Source:
+def open_directory(path: str) -> SourceCheckpoint:
     """Return what a directory holds, nested as it was saved. Raises OSError."""
     directory = _Directory(path)
     tree: dict[str, Any] = {}
@@ -76,8 +76,8 @@ def open_directory(path: str) -> Source:
             left_out.append(name)
             continue
         placed(tree, tuple(paths.get(name, (name,))), leaf)
-    lines = [f"objects that cannot be read without running their code: {torch_files.shortened(left_out)}"] if left_out else []
-    return Source(tree, lines)
+    lines = [f"objects that cannot be read without running their code: {first_names(left_out)}"] if left_out else []
+    return SourceCheckpoint(tree, lines)
 
 
 def _value(content: io.BytesIO | None) -> object:

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from checkpointing.conversion.sources import torch_files
-from checkpointing.conversion.trees import LazyTensor, Source
-from checkpointing.model import CheckpointingError
+from checkpointing.conversion.trees import LazyTensor, SourceCheckpoint
+from checkpointing.model import CheckpointingError, first_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ _PARALLEL: Final = "convert it with the tools of the framework that split it (De
 _DAMAGED: Final = "compare the files of all ranks with those of an earlier step: they seem to be of different trainings"
 
 
-def open_directory(path: str) -> Source:
+def open_directory(path: str) -> SourceCheckpoint:
     """Return the model's weights in fp32. Raises CheckpointingError where the model was split by more than ZeRO."""
     names = sorted(os.listdir(path))  # noqa: PTH208 -- strings throughout the package
     models = {int(match[1] or 0): name for name in names if (match := _MODEL.fullmatch(name)) and not int(match[2])}
@@ -54,7 +54,7 @@ def open_directory(path: str) -> Source:
     model = states[min(states)]
     left_out = ["the optimizer's states of all ranks", *(f"{key}" for key in model if key not in ("module", "param_shapes"))]
     if not optimizers:
-        return Source(dict(model["module"]), left_out[1:])
+        return SourceCheckpoint(dict(model["module"]), left_out[1:])
     shards = [_load(path, name)["optimizer_state_dict"] for _, name in sorted(optimizers.items())]
     buffers = {name: _as_fp32(model["module"][name]) for name in model.get("buffer_names") or () if name in model["module"]}
     weights = {**buffers, **_frozen(states), **dict(_stage3(shards, model) if "fp32_flat_groups" in shards[0] else _stage2(shards, model))}
@@ -62,8 +62,8 @@ def open_directory(path: str) -> Source:
         if partner in weights:
             weights[name] = weights[partner]
     lacking = [name for name in model["module"] if name not in weights and isinstance(model["module"][name], LazyTensor)]
-    lines = [f"no fp32 weights of {torch_files.shortened(lacking)}"] if lacking else []
-    return Source(weights, [*lines, *left_out])
+    lines = [f"no fp32 weights of {first_names(lacking)}"] if lacking else []
+    return SourceCheckpoint(weights, [*lines, *left_out])
 
 
 def _load(path: str, name: str) -> Any:  # noqa: ANN401 -- what the file says

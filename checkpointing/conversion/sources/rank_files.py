@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from checkpointing.conversion.sources import torch_files
 from checkpointing.conversion.sources.torch_files import ShardedTensor
-from checkpointing.conversion.trees import LazyTensor, Source, Tree, leaves, replaced, row_of
+from checkpointing.conversion.trees import LazyTensor, SourceCheckpoint, Tree, leaves, replaced, row_of
 from checkpointing.formats.directories import fsdp_rank_files
 from checkpointing.io.tree import Tree as Directory
 from checkpointing.model import CheckpointingError
@@ -26,7 +26,7 @@ _FLAT = "flat_param"
 _ONE_OF_ALL = "load it with FSDP on as many ranks as saved it, then save a full or a sharded state dict (torch.distributed.checkpoint)"
 
 
-def open_directory(path: str) -> Source:
+def open_directory(path: str) -> SourceCheckpoint:
     """Return what the files of all ranks hold together: below the name of their row, if there are several. Raises CheckpointingError."""
     rows, left_out, trees = fsdp_rank_files.rows_of(Directory(path, levels=1)), [], {}
     for (before, _), files in rows.items():
@@ -39,7 +39,7 @@ def open_directory(path: str) -> Source:
         tree, lost = torch_files.without_unknown(_joined(lazy, places), tuple(name for name in names if name != "builtins.getattr"))
         left_out += lost
         trees[before.strip("-_. ") or "model"] = tree
-    return Source(next(iter(trees.values())) if len(trees) == 1 else trees, left_out)
+    return SourceCheckpoint(next(iter(trees.values())) if len(trees) == 1 else trees, left_out)
 
 
 def _joined(ranks: Mapping[int, Tree], places: Mapping[int, str]) -> Tree:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from checkpointing.conversion.sources.torch_files import read_numbers
-from checkpointing.conversion.trees import LazyTensor, Source
+from checkpointing.conversion.trees import LazyTensor, SourceCheckpoint
 from checkpointing.formats import safetensors
 from checkpointing.io.reader import FileReader
 from checkpointing.model import CheckpointingError
@@ -29,11 +29,11 @@ DTYPES: Final[dict[str, torch.dtype]] = {
 }  # fmt: skip
 
 
-def open_file(path: str) -> Source:
+def open_file(path: str) -> SourceCheckpoint:
     """Return what a file holds. Raises CheckpointingError for a type that torch does not know; OSError."""
     with FileReader(path) as source:
         header = safetensors.read_header(source)
-    return Source({tensor.name: _lazy(path, tensor) for tensor in header.tensors}, texts=header.metadata)
+    return SourceCheckpoint({tensor.name: _lazy(path, tensor) for tensor in header.tensors}, texts=header.metadata)
 
 
 def _lazy(path: str, tensor: Tensor) -> LazyTensor:

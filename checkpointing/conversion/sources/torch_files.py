@@ -13,20 +13,18 @@ import io
 import os
 import pickle
 import zipfile
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 from torch.distributed.tensor import DTensor  # and it is a safe class from then on
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-from checkpointing.conversion.trees import LazyTensor, Source, Tree, leaves, replaced
+from checkpointing.conversion.trees import LazyTensor, SourceCheckpoint, Tree, leaves, replaced
 from checkpointing.io.reader import FileReader
-from checkpointing.model import CheckpointingError
+from checkpointing.model import CheckpointingError, first_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-_MOST_NAMED: Final = 4
 
 
 class Unknown:
@@ -56,17 +54,17 @@ class ShardedTensor(torch.Tensor):
         raise NotImplementedError
 
 
-def open_file(path: str) -> Source:
+def open_file(path: str) -> SourceCheckpoint:
     """Return what a file holds. Raises CheckpointingError where it cannot be loaded so, OSError."""
     tree, unknown = load(path)
-    tree = lazy_tree(tree, path)
+    tree = lazy_tree(replaced(tree, lambda _path, leaf: _state_of(leaf)), path)
     if any(isinstance(leaf, (DTensor, ShardedTensor)) for _, leaf in leaves(tree)):
         raise CheckpointingError(
             f"the file holds one rank's shards of its tensors: {path}",
             hint="name the directory that holds the files of all ranks (model_rank0.pt, model_rank1.pt, …)",
         )
     tree, lost = without_unknown(tree, unknown)
-    return Source(tree if isinstance(tree, dict) else {"value": tree}, lost)
+    return SourceCheckpoint(tree if isinstance(tree, dict) else {"value": tree}, lost)
 
 
 def load(path: str | io.BytesIO, *, mmap: bool | None = None) -> tuple[Any, tuple[str, ...]]:
@@ -76,7 +74,10 @@ def load(path: str | io.BytesIO, *, mmap: bool | None = None) -> tuple[Any, tupl
     """
     is_zip = zipfile.is_zipfile(path)
     _rewind(path)
-    unknown = tuple(sorted(get_unsafe_globals_in_checkpoint(path))) if is_zip else ()
+    try:
+        unknown = tuple(sorted(get_unsafe_globals_in_checkpoint(path))) if is_zip else ()
+    except pickle.UnpicklingError as error:  # another protocol than torch.save's own
+        raise _unreadable(path, error) from error
     stand_ins: dict[str, Any] = {name: type(f"Unknown_{number}_", (Unknown,), {}) for number, name in enumerate(unknown)}
     for name in stand_ins:
         if name.endswith("sharded_tensor.api.ShardedTensor"):
@@ -92,17 +93,25 @@ def load(path: str | io.BytesIO, *, mmap: bool | None = None) -> tuple[Any, tupl
         except pickle.UnpicklingError as error:
             again = next((name for name, stand_in in stand_ins.items() if getattr(stand_in, "__name__", " ") in str(error)), None)
             if again is None or stand_ins[again] in (dict, list):
-                why = str(error).strip().replace("\n", " ")[:300]
-                raise CheckpointingError(
-                    f"the objects of the file cannot be read without running its code: {path}: {why}",
-                    hint="save it again as a dictionary of tensors and plain values, where its classes are installed",
-                ) from error
+                raise _unreadable(path, error) from error
             stand_ins[again] = list if "append" in str(error) or "extend" in str(error) else dict
+        except UnicodeEncodeError as error:
+            raise CheckpointingError(
+                f"torch opens no file whose path is not UTF-8: {path}", hint="rename the file or the directory, or make a link to it"
+            ) from error
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
             raise CheckpointingError(
                 f"torch {torch.__version__} cannot read the file: {path}: {str(error).strip().partition(chr(10))[0][:300]}",
                 hint="convert it with the version of torch that saved it",
             ) from error
+
+
+def _unreadable(path: str | io.BytesIO, error: Exception) -> CheckpointingError:
+    why = str(error).strip().replace("\n", " ")[:300]
+    return CheckpointingError(
+        f"the objects of the file cannot be read without running its code: {path}: {why}",
+        hint="save it again as a dictionary of tensors and plain values, where its classes are installed",
+    )
 
 
 def _rewind(path: str | io.BytesIO) -> None:
@@ -136,19 +145,23 @@ def _lazy(tensor: torch.Tensor, path: str, mappings: Sequence[tuple[int, int, in
     begin = tensor.data_ptr()
     within = next(((start, offset) for start, end, offset in mappings if start <= begin < end), None)
     shape, stride, dtype = tuple(tensor.shape), tensor.stride(), tensor.dtype
+    view = (tensor.is_conj(), tensor.is_neg())  # of a lazy conj() the numbers lie in the file as they were, and a bit says the rest
     if within is None or not tensor.numel():
-        return LazyTensor(dtype, shape, lambda: tensor.contiguous().clone(), (begin, shape, stride, dtype) if tensor.numel() else None)
+        content = (begin, shape, stride, dtype, view) if tensor.numel() else None
+        return LazyTensor(dtype, shape, lambda: tensor.resolve_conj().resolve_neg().contiguous().clone(), content)
     at = begin - within[0] + within[1]
     span = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
     def read() -> torch.Tensor:
-        flat = read_numbers(path, at, span, dtype)
-        return flat.as_strided(shape, stride).contiguous()
+        whole = read_numbers(path, at, span, dtype).as_strided(shape, stride)
+        whole = whole.conj_physical() if view[0] else whole
+        return (whole.neg() if view[1] else whole).contiguous()
 
     def read_part(offset: int, count: int) -> torch.Tensor:
         return read_numbers(path, at + offset * dtype.itemsize, count, dtype)
 
-    return LazyTensor(dtype, shape, read, (path, at, shape, stride, dtype), read_part if tensor.is_contiguous() else None)
+    is_part = tensor.is_contiguous() and not any(view)
+    return LazyTensor(dtype, shape, read, (path, at, shape, stride, dtype, view), read_part if is_part else None)
 
 
 def read_numbers(path: str, offset: int, count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -177,6 +190,20 @@ def _mappings(path: str) -> list[tuple[int, int, int]]:
     return places
 
 
+def _state_of(leaf: Any) -> Any:  # noqa: ANN401 -- any leaf
+    """Return the state of a module that was saved as an object, with the names that state_dict() gives; any other leaf as it is."""
+    if not isinstance(leaf, Unknown) or "_parameters" not in leaf.__dict__:
+        return leaf
+    own = leaf.__dict__
+    passing = own.get("_non_persistent_buffers_set") or ()
+    buffers = {name: tensor for name, tensor in own.get("_buffers", {}).items() if name not in passing}
+    state = {name: tensor for name, tensor in {**own["_parameters"], **buffers}.items() if tensor is not None}
+    for name, module in own.get("_modules", {}).items():
+        below = _state_of(module)
+        state |= {f"{name}.{key}": tensor for key, tensor in below.items()} if isinstance(below, dict) else {}
+    return state
+
+
 def without_unknown(tree: Tree, unknown: Sequence[str]) -> tuple[Tree, list[str]]:
     """Return a tree without the objects whose class was replaced, and lines that name them."""
     paths: list[str] = []
@@ -194,18 +221,12 @@ def without_unknown(tree: Tree, unknown: Sequence[str]) -> tuple[Tree, list[str]
     tree = None if _is_unknown(tree) else kept(tree, ())
     if not unknown:
         return tree, []
-    classes = f"classes {shortened(unknown)}"
-    return tree, [f"objects of {classes}: {shortened(paths)}" if paths else f"{classes}: their values are kept as plain tables"]
+    classes = f"classes {first_names(unknown)}"
+    return tree, [f"objects of {classes}: {first_names(paths)}" if paths else f"{classes}: their values are kept as plain tables"]
 
 
 def _is_unknown(value: object) -> bool:
     return isinstance(value, (Unknown, type, torch.Tensor))
-
-
-def shortened(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def together(pieces: Sequence[tuple[tuple[int, ...], LazyTensor]], shape: tuple[int, ...], name: str) -> LazyTensor:

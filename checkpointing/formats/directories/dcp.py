@@ -24,7 +24,7 @@ from checkpointing.formats.pickles import facts, scanner
 from checkpointing.formats.pickles.facts import Number
 from checkpointing.io import birth_time
 from checkpointing.io.reader import Short
-from checkpointing.model import MOST_NAME, Verdict
+from checkpointing.model import MOST_NAME, Verdict, first_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -143,9 +143,9 @@ def _by_shard(metadata: Metadata) -> dict[str, list[Item]]:
 
 def _gaps_in(metadata: Metadata) -> Iterator[Examination]:
     if metadata.missing:
-        yield Examination(Verdict.BAD, f"{METADATA} gives no place for {_some(metadata.missing)}")
+        yield Examination(Verdict.BAD, f"{METADATA} gives no place for {first_names(metadata.missing, 3)}")
     if metadata.uncovered:
-        yield Examination(Verdict.BAD, f"the pieces in {METADATA} do not make up the whole of {_some(metadata.uncovered)}")
+        yield Examination(Verdict.BAD, f"the pieces in {METADATA} do not make up the whole of {first_names(metadata.uncovered, 3)}")
 
 
 def _missing(tree: Tree, shards: dict[str, list[Item]]) -> Iterator[Examination]:
@@ -244,7 +244,7 @@ def _of_two_saves(tree: Tree, shards: dict[str, list[Item]]) -> Iterator[Examina
         if None in births or birth - last <= took_ns:
             return
     if younger:
-        yield Examination(Verdict.BAD, f"files of two saves: {_some(younger)} is younger than {METADATA}, which is written last")
+        yield Examination(Verdict.BAD, f"files of two saves: {first_names(younger, 3)} is younger than {METADATA}, which is written last")
 
 
 def _of_two_steps(tree: Tree, shards: dict[str, list[Item]]) -> Iterator[Examination]:
@@ -266,7 +266,9 @@ def _of_two_steps(tree: Tree, shards: dict[str, list[Item]]) -> Iterator[Examina
 def _notes(tree: Tree, shards: dict[str, list[Item]]) -> Iterator[Examination]:
     extra = tuple(sorted(name for name in tree.entries if name.endswith(_SHARD) and "/" not in name and name not in shards))
     if extra:
-        yield Examination(Verdict.VERIFIED, f"{_some(extra)} belongs to another save: nothing refers to it", NOWHERE, torch_zip.LEVEL)
+        yield Examination(
+            Verdict.VERIFIED, f"{first_names(extra, 3)} belongs to another save: nothing refers to it", NOWHERE, torch_zip.LEVEL
+        )
     if _TEMPORARY in tree.entries:
         yield Examination(Verdict.VERIFIED, f"{_TEMPORARY} was left by a save that did not end", NOWHERE, torch_zip.LEVEL)
 
@@ -331,9 +333,3 @@ def _number(tree: Tree, item: Item) -> float | None:
         KeyError,
     ):
         return None
-
-
-def _some(names: tuple[str, ...]) -> str:
-    """Name the first three, and say how many more there are."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""  # noqa: PLR2004 -- as the docstring says
-    return ", ".join(name[:100] for name in names[:3]) + more

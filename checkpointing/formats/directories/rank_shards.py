@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from checkpointing.formats import Examination, examine_member, torch_zip
 from checkpointing.formats.pickles import facts
-from checkpointing.model import Verdict
+from checkpointing.model import Verdict, first_names
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from checkpointing.formats.pickles.facts import PickleScan
     from checkpointing.io.tree import Tree
-
-_MOST_NAMED: Final = 4
 
 
 def examine_each(tree: Tree, names: Iterable[str], *, bulk: bool) -> list[Examination]:
@@ -44,13 +42,13 @@ def integer_outermost(scan: PickleScan | None, key: str) -> int | None:
 def missing(wanted: Iterable[str], there: Collection[str]) -> Examination | None:
     """Return an INCOMPLETE examination naming the wanted files that are not there; None if all are."""
     absent = [name for name in wanted if name not in there]
-    return Examination(Verdict.INCOMPLETE, f"missing: {_some(absent)}") if absent else None
+    return Examination(Verdict.INCOMPLETE, f"missing: {first_names(absent)}") if absent else None
 
 
 def left_over(names: Iterable[str], why: str) -> Examination | None:
     """Return a BAD examination naming files that belong to another save; None if there are none."""
     found = list(names)
-    return Examination(Verdict.BAD, f"of another save: {_some(found)}: {why}") if found else None
+    return Examination(Verdict.BAD, f"of another save: {first_names(found)}: {why}") if found else None
 
 
 def mixed(steps: Mapping[str, int | None], what: str = "steps") -> Examination | None:
@@ -75,15 +73,10 @@ def mixed_facts(scans: Mapping[str, PickleScan | None]) -> Examination | None:
                 found.setdefault(key, {}).setdefault(values, name)
     for names in found.values():
         if len(names) > 1:
-            return Examination(Verdict.BAD, f"its files were saved at different steps: {_some(list(names.values()))}")
+            return Examination(Verdict.BAD, f"its files were saved at different steps: {first_names(list(names.values()))}")
     return None
 
 
 def found_problems(parts: Iterable[Examination | None]) -> list[Examination]:
     """Leave out the checks that found nothing (None)."""
     return [part for part in parts if part is not None]
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

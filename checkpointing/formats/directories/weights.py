@@ -16,7 +16,7 @@ from checkpointing.formats import NOWHERE, Examination, examine_member, safetens
 from checkpointing.formats.directories import rank_shards as shards_of
 from checkpointing.formats.pickles import facts
 from checkpointing.io.reader import Short
-from checkpointing.model import Verdict
+from checkpointing.model import Verdict, first_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,9 +100,11 @@ def _compare(tree: Tree, index: str, name: str, tensors: set[str]) -> Iterator[E
     except (safetensors.HeaderDamaged, Short):  # it was sound a moment ago: it changed, which the second listing will show
         return
     if lacking := sorted(tensors - there):
-        yield Examination(Verdict.BAD, f"{name}: it lacks {_some(lacking)}, which {index} puts there")
+        yield Examination(Verdict.BAD, f"{name}: it lacks {first_names(lacking, _MOST_NAMED)}, which {index} puts there")
     if further := sorted(there - tensors):
-        yield Examination(Verdict.BAD, f"{name}: it holds {_some(further)}, which {index} does not put there: they are of two saves")
+        yield Examination(
+            Verdict.BAD, f"{name}: it holds {first_names(further, _MOST_NAMED)}, which {index} does not put there: they are of two saves"
+        )
 
 
 def _compare_pickled(tree: Tree, index: str, name: str, tensors: set[str]) -> Iterator[Examination]:
@@ -111,9 +113,11 @@ def _compare_pickled(tree: Tree, index: str, name: str, tensors: set[str]) -> It
     if scan is None or not scan.keys:
         return
     if len(scan.keys) < facts.MOST_KEYS and (lacking := sorted(tensors - scan.keys)):
-        yield Examination(Verdict.BAD, f"{name}: it lacks {_some(lacking)}, which {index} puts there")
+        yield Examination(Verdict.BAD, f"{name}: it lacks {first_names(lacking, _MOST_NAMED)}, which {index} puts there")
     if further := sorted(scan.keys - tensors):
-        yield Examination(Verdict.BAD, f"{name}: it holds {_some(further)}, which {index} does not put there: they are of two saves")
+        yield Examination(
+            Verdict.BAD, f"{name}: it holds {first_names(further, _MOST_NAMED)}, which {index} does not put there: they are of two saves"
+        )
 
 
 def _unnamed(tree: Tree, named: set[str], *, bulk: bool) -> Iterator[Examination]:
@@ -127,7 +131,7 @@ def _unnamed(tree: Tree, named: set[str], *, bulk: bool) -> Iterator[Examination
         index = f"{stem}{suffix}{INDEX}"
         if index in tree.entries and any((match := _SHARD.fullmatch(name)) and int(match["total"]) == total for name in named):
             unnamed = [f"{stem}-{number:05d}-of-{total:05d}{suffix}" for number in sorted(numbers)]
-            yield Examination(Verdict.BAD, f"{index} names others of {total} files, and not {_some(unnamed)}")
+            yield Examination(Verdict.BAD, f"{index} names others of {total} files, and not {first_names(unnamed, _MOST_NAMED)}")
             continue
         if index in tree.entries:
             what = f"{len(numbers)} files like {stem}-{min(numbers):05d}-of-{total:05d}{suffix}"
@@ -149,8 +153,3 @@ def _no_foreign(part: Examination) -> Examination:
     if part.verdict is not Verdict.FOREIGN:
         return part
     return Examination(Verdict.BAD, part.reason, part.place, also=part.also)
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(name[:80] for name in names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import ipaddress
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from health.checks import common
 from health.checks.network.ethernet import names_chosen
 from health.model import HOST, CheckResult, Repair, Result, check
+from health.nvidia.gids import ROCE_V2, Gid, nccl_choices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from health.model import Json, Readings
     from health.thresholds import Thresholds
-
-_V2 = "RoCE v2"
 
 
 @check(
@@ -46,43 +43,47 @@ def net_gids(now: Readings, _before: Readings | None, _limits: Thresholds) -> It
     if not ports:
         yield CheckResult("net_gids", HOST, Result.SKIPPED, "no RoCE port that NCCL would use shows GIDs here")
     for subject, row in ports.items():
-        yield _judged(subject, row, now.rows("port.gids", subject), variables)
+        yield _judged(subject, row, [_gid(gid) for gid in now.rows("port.gids", subject)], variables)
+
+
+def _gid(row: dict[str, Json]) -> Gid:
+    return Gid(int(str(row["index"])), str(row["gid"]), str(row["type"]))
 
 
 def _every_port(now: Readings) -> list[dict[str, Json]]:
     return [now.table("port.state", reading.subject) for reading in now.of("port.state")]
 
 
-def _judged(subject: str, row: dict[str, Json], gids: list[dict[str, Json]], variables: dict[str, Json]) -> CheckResult:
+def _judged(subject: str, row: dict[str, Json], gids: list[Gid], variables: dict[str, Json]) -> CheckResult:
     port, netdev = f"RoCE port {subject.removeprefix('port:')}", str(row.get("netdev") or "INTERFACE")
-    evidence = tuple(f"{gid.get('index')}: {gid.get('ipv4') or gid.get('gid')} {gid.get('type') or 'of unknown type'}" for gid in gids)
+    evidence = tuple(f"{gid.index}: {gid.ipv4 or gid.gid} {gid.type or 'of unknown type'}" for gid in gids)
     index = str(variables.get("NCCL_IB_GID_INDEX") or "").strip()
-    if not index.isdecimal() and any(not gid.get("type") for gid in gids):  # -1: chosen by NCCL
+    if not index.isdecimal() and any(not gid.type for gid in gids):  # -1: chosen by NCCL
         return CheckResult("net_gids", subject, Result.SKIPPED, f"{port}: the types of its GIDs are not visible here", evidence)
     family = "IPv6" if variables.get("NCCL_IB_ADDR_FAMILY") == "AF_INET6" else "IPv4"
     fault = _fault_of_index(index, gids, family) if index.isdecimal() else _fault(gids, family, netdev)
     if fault is None:
-        usable = index if index.isdecimal() else _usable(gids, family)[0].get("index")
+        usable = index if index.isdecimal() else _usable(gids, family)[0].index
         return CheckResult("net_gids", subject, Result.OK, f"{port} has GID {usable}", evidence)
     look = (f"ip address show {quote(netdev)}", f"ls /sys/class/infiniband/{quote(str(row.get('device')))}/ports/*/gid_attrs/types")
     why, remedy = fault
     return CheckResult("net_gids", subject, Result.DEGRADED, f"{port}: {why}", evidence, Repair.CONFIGURE, remedy, look=look)
 
 
-def _fault_of_index(index: str, gids: list[dict[str, Json]], family: str) -> tuple[str, str] | None:
+def _fault_of_index(index: str, gids: list[Gid], family: str) -> tuple[str, str] | None:
     """Return what is wrong and what repairs it, None where the port has the GID that the variable names."""
-    if any(common.number(gid, "index") == int(index) for gid in gids):
+    if any(gid.index == int(index) for gid in gids):
         return None
     usable = _usable(gids, family)
-    other = f", or set it to {usable[0].get('index')}" if usable else ""
+    other = f", or set it to {usable[0].index}" if usable else ""
     return f"it has no GID {index}, which NCCL_IB_GID_INDEX names", f"unset NCCL_IB_GID_INDEX (NCCL 2.21 and later choose one){other}"
 
 
-def _fault(gids: list[dict[str, Json]], family: str, netdev: str) -> tuple[str, str] | None:
+def _fault(gids: list[Gid], family: str, netdev: str) -> tuple[str, str] | None:
     """Return what is wrong and what repairs it, None where NCCL finds a GID."""
     if _usable(gids, family):
         return None
-    if not any(gid.get("type") == _V2 for gid in gids):
+    if not any(gid.type == ROCE_V2 for gid in gids):
         why = "it has GIDs of RoCE v1 only, which no router passes on, and NCCL looks for RoCE v2"
         return why, "update the card's firmware and driver; until then: export NCCL_IB_DISABLE=1 (sockets)"
     other_family, variable = ("IPv4", "AF_INET") if family == "IPv6" else ("IPv6", "AF_INET6")
@@ -93,7 +94,5 @@ def _fault(gids: list[dict[str, Json]], family: str, netdev: str) -> tuple[str, 
     return why, f"ip address add ADDRESS/PREFIX dev {quote(netdev)}"
 
 
-def _usable(gids: list[dict[str, Json]], family: str) -> list[dict[str, Json]]:
-    """Return those of RoCE v2 that NCCL chooses from, for addresses of one family."""
-    routed = [gid for gid in gids if gid.get("type") == _V2 and not ipaddress.IPv6Address(str(gid.get("gid"))).is_link_local]
-    return [gid for gid in routed if bool(gid.get("ipv4")) == (family == "IPv4")]
+def _usable(gids: list[Gid], family: str) -> list[Gid]:
+    return nccl_choices(gids, is_ipv4=family == "IPv4")

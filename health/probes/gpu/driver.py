@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from health.model import HOST, NOT_SUPPORTED, Reading
+from health.probes.system_files import text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,21 +26,14 @@ _MANAGER: Final = "nv-fabricmanage"
 
 def read(ask: Ask) -> Iterator[Reading]:
     """Yield what is there."""
-    version = _text(Path(ask.at("/sys/module/nvidia/version")))
+    version = text(Path(ask.at("/sys/module/nvidia/version")))
     yield Reading(NAME, HOST, "driver.loaded", version or None, "" if version else NOT_SUPPORTED)
     switches, running = 0, False
     with contextlib.suppress(OSError):
         devices = list(Path(ask.at("/sys/bus/pci/devices")).iterdir())
-        switches = sum(1 for path in devices if _text(path / "vendor") == _NVIDIA and _text(path / "class").startswith(_BRIDGE))
+        switches = sum(1 for path in devices if text(path / "vendor") == _NVIDIA and text(path / "class").startswith(_BRIDGE))
     if switches:  # only then are all processes read
         with contextlib.suppress(OSError):
             # psutil reads command lines for such long names, which the kernel may not answer for a process in state D
-            running = any(_text(path / "comm").startswith(_MANAGER) for path in Path(ask.at("/proc")).iterdir() if path.name.isdecimal())
+            running = any(text(path / "comm").startswith(_MANAGER) for path in Path(ask.at("/proc")).iterdir() if path.name.isdecimal())
     yield Reading(NAME, HOST, "fabric.manager", {"switches": switches, "running": running})
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("ascii", "replace").strip()
-    except OSError:
-        return ""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from health.model import GONE, HOST, PERMISSION, Json, Reading
+from health.probes.system_files import link_name, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,8 +40,8 @@ def read(ask: Ask) -> Iterator[Reading]:
         yield Reading(NAME, HOST, "pci.gpus", problem=problem)
     else:
         for device in addresses:
-            row: dict[str, Json] = {"address": device.name, "driver": _driver(device)}
-            row.update({name: _text(device / name) for name in _FILES})
+            row: dict[str, Json] = {"address": device.name, "driver": link_name(device / "driver")}
+            row.update({name: text(device / name) for name in _FILES})
             found.append(row)
             if _fell_off(device):
                 yield Reading(NAME, f"pci:{device.name}", "pci.config", problem=GONE)
@@ -55,21 +56,7 @@ def read(ask: Ask) -> Iterator[Reading]:
 
 def gpus(devices: Path) -> Iterator[Path]:
     """Yield the directories of NVIDIA's GPUs among those of all devices. Raises OSError."""
-    return (path for path in devices.iterdir() if _text(path / "vendor") == _NVIDIA and _text(path / "class").startswith(_DISPLAY))
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("ascii", "replace").strip()
-    except OSError:
-        return ""
-
-
-def _driver(device: Path) -> str:
-    try:
-        return (device / "driver").readlink().name
-    except OSError:
-        return ""
+    return (path for path in devices.iterdir() if text(path / "vendor") == _NVIDIA and text(path / "class").startswith(_DISPLAY))
 
 
 def _fell_off(device: Path) -> bool:

@@ -54,7 +54,7 @@ class Ports:
     """Reads ports, and remembers the devices whose reading makes the kernel complain."""
 
     def __init__(self) -> None:
-        self._reader = infiniband.Reader()
+        self._reader = infiniband.PortReader()
 
     def read(self, ask: Ask) -> Iterator[Reading]:
         """Yield the readings of each port."""

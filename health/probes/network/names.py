@@ -13,10 +13,12 @@ import time
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
 
-from health.model import Ask, Json, Reading
+from health.model import Json, Reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from health.model import Ask
 
 NAME: Final = "names"
 #: What is kept of the deadline for telling what did not answer.
@@ -44,16 +46,6 @@ def read(ask: Ask) -> Iterator[Reading]:
         yield reading
     for host in waiting:
         yield Reading(NAME, f"name:{host}", "name.resolved", None, f"no answer in {ask.deadline_s - _RESERVE_S:.1f} s")
-
-
-def own_addresses(deadline_s: float = 2.0) -> tuple[str, ...]:
-    """Return the addresses that this host's name is resolved to, none where it is not resolved in so many seconds."""
-    own = socket.gethostname()
-    for reading in read(Ask(deadline_s=deadline_s)):
-        if reading.subject == f"name:{own}" and isinstance(reading.value, dict):
-            addresses = reading.value["addresses"]
-            return tuple(map(str, addresses)) if isinstance(addresses, list) else ()
-    return ()
 
 
 def split(word: str) -> tuple[str, int | None]:

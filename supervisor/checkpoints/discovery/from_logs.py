@@ -25,8 +25,9 @@ from checkpointing.formats.directories import file_set
 from checkpointing.io import durable
 from checkpointing.io.tree import Tree
 from checkpointing.model import Identity
+from checkpointing.select import is_unchanged
 from supervisor.checkpoints.discovery import record as discovery_record
-from supervisor.checkpoints.discovery.record import FILE_NAME, REPEATED, DiscoveryRecord, Location, Write, to_stat
+from supervisor.checkpoints.discovery.record import REPEATED, DiscoveryRecord, Location, MadeDirectory, Write, to_stat
 from supervisor.checkpoints.discovery.shared_saves import SharedSaves
 from supervisor.core.model import ResumeKind
 from supervisor.instrument._supervise_shim.layout import loads_first
@@ -37,12 +38,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from checkpointing.catalogue import Catalogue
     from supervisor.knobs.knob_set import ResumeWay
 
 MOST_LOADED: Final = 3
 MOST_LOCATIONS: Final = 64
-MOST_WRITES: Final = 512
-MOST_MADE: Final = 128
+#: Files of the checkpoints of this node's ranks: twenty of a thousand files each, of which `checkpoints.keep` must know the oldest.
+MOST_WRITES: Final = 20_000
+MOST_MADE: Final = 1_000
 #: What is written into a checkpoint's directory without a call that is seen: by DCP, transformers, accelerate, DeepSpeed, Megatron.
 BESIDE: Final = re.compile(
     r"__\d+_\d+\.distcp|\.metadata|\.metadata\.tmp|metadata\.json|common\.pt|zero_to_fp32\.py"
@@ -58,10 +61,10 @@ _CARD_BYTES: Final = 4096
 class Discovery:
     """Where one job's checkpoints are, and what its ranks wrote, on this node."""
 
-    def __init__(self, directory: Path, run_id: str) -> None:
+    def __init__(self, catalogue: Catalogue, run_id: str) -> None:
         """Read what earlier runs discovered. Their writes do not count as this run's."""
         self._resume_way: ResumeWay | None = None
-        self._file = directory / FILE_NAME
+        self._catalogue = catalogue
         self._run = run_id
         self._lock = threading.Lock()
         self._read: dict[str, tuple[int, int]] = {}  # file of lines → inode, bytes read of it
@@ -74,11 +77,10 @@ class Discovery:
         self._saved: dict[str, None] = {}  # the checkpoints that ranks saved in this run, in the order of their first saves
         self._counted: set[str] = set()  # paths whose saves were counted by an earlier supervisor
         self.shared_saves = SharedSaves()
-        self.problem: str | None = None
-        record = discovery_record.read(self._file)
-        self._locations = {location.pattern: location for location in record.locations}
-        self._writes = {write.path: write for write in record.writes} if record.run == run_id else {}
-        self._logged_before = tuple(write.path for write in record.writes)  # of this run or the one before it
+        record = self._written = discovery_record.read(catalogue)
+        self._locations = record.locations
+        self._writes = record.writes if record.run == run_id else {}
+        self._logged_before = record.writes  # of this run or the one before it
         self._saved = dict.fromkeys(map(checkpoint_path, self._writes))
         self._made = record.made if record.run == run_id else {}  # directory that a rank made → device and inode
 
@@ -182,6 +184,16 @@ class Discovery:
         """Return whether a save of a checkpoint was logged when this supervisor started: in this run, or the one before it."""
         return any(path == checkpoint or path.startswith(checkpoint + "/") for path in self._logged_before)
 
+    def is_as_left(self, checkpoint: str) -> bool:
+        """Return whether each file of a checkpoint that a rank of this run or the one before it was seen to save is as its save left it.
+
+        False where none was seen to be saved there. Under way, a save changes the file that was there, or one that was not.
+        """
+        prefix = checkpoint + "/"
+        last = {**self._logged_before, **self._writes}
+        states = [_is_as_left(write) for path, write in last.items() if path == checkpoint or path.startswith(prefix)]
+        return True in states and False not in states
+
     def has_content(self, identity: Identity) -> bool:
         """Return whether a rank of this run was seen to write this content, at whatever path: a link to it, or a copy with its times."""
         return any(
@@ -284,7 +296,7 @@ class Discovery:
             return False
         write = self._writes.get(checkpoint)
         return stat.S_ISDIR(st.st_mode) and (
-            self._made.get(checkpoint) == (st.st_dev, st.st_ino) or (write is not None and write.created_by_job)
+            self._made.get(checkpoint) == MadeDirectory(checkpoint, st.st_dev, st.st_ino) or (write is not None and write.created_by_job)
         )
 
     # the lines of the logs
@@ -293,9 +305,9 @@ class Discovery:
         path, what, number = str(row["path"]), row["what"], int(row.get("n", 0))
         self.shared_saves.add(row, file, attempt)
         known = self._writes.get(path, Write(path, attempt, float(row["t"])))
-        for made, dev, ino in row.get("made", ()):
-            self._made.pop(made, None)
-            self._made[made] = dev, ino
+        for directory, dev, ino in row.get("made", ()):
+            self._made.pop(directory, None)
+            self._made[directory] = MadeDirectory(str(directory), dev, ino)
         if not int(row.get("steps", 1)):
             self._saved_first.setdefault((attempt, path), float(row["t"]))
         if what == "began":
@@ -431,12 +443,9 @@ class Discovery:
         yield from save_logs.rows(whole)
 
     def _write_file(self) -> None:
-        try:
-            found = tuple(self._locations.values()), tuple(self._writes.values())
-            discovery_record.write(self._file, DiscoveryRecord(*found, self._made, self._run))
-            self.problem = None
-        except OSError as error:
-            self.problem = f"the discovered locations of checkpoints could not be recorded: {self._file}: {error.strerror}"
+        record = DiscoveryRecord(dict(self._locations), dict(self._writes), dict(self._made), self._run)
+        discovery_record.write(self._catalogue, self._written, record)
+        self._written = record
 
 
 def _likely_patterns(locations: tuple[Location, ...], way: ResumeWay) -> tuple[str, ...]:
@@ -450,9 +459,10 @@ def _likely_patterns(locations: tuple[Location, ...], way: ResumeWay) -> tuple[s
     return likely if way.knob.counts == ResumeKind.SWITCH or len(likely) == 1 else ()
 
 
-def read_last_run(directory: Path) -> Discovery:
+def read_last_run(catalogue: Catalogue) -> Discovery:
     """Return the discoveries of a job, with the files that its last run was seen to write."""
-    return Discovery(directory, discovery_record.read(directory / FILE_NAME).run)
+    logged = catalogue.get(discovery_record.LOGGED)
+    return Discovery(catalogue, "" if logged is None else logged.run)
 
 
 def _in_training(row: dict[str, Any]) -> int:
@@ -471,6 +481,20 @@ def _is_card_of_peft(path: str) -> bool:
     except OSError:
         return False
     return lines[:1] == [b"---"] and b"library_name: peft" in lines
+
+
+def _is_as_left(write: Write) -> bool | None:
+    """Return whether a save left what is at its path now; None where nothing is."""
+    try:
+        st = os.stat(write.path)  # noqa: PTH116 (strings throughout)
+    except OSError:
+        return None
+    was = write.before if write.after is None else write.after
+    if was is None:
+        return True
+    if write.after is None or write.logged_before_close or stat.S_ISDIR(st.st_mode):
+        return st.st_ino == was[1]
+    return is_unchanged(Identity.of(st), Identity(*was))
 
 
 def _with_stat(write: Write) -> Write:

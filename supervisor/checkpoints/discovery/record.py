@@ -1,28 +1,17 @@
-"""Records which locations and writes of a job were discovered, for the next supervisor.
-
-    <state>/checkpoints/learned.json
-    {"version": 1, "run", "places": [{"pattern", "saved", "loaded", "data", "t", "in_training"}],
-     "writes": [{"path", "attempt", "t", "before", "after", "interrupted", "created_by_job", "logged_before_close", "replaced",
-     "save_count"}], "made": {directory: [device, inode]}}
-
-A file that cannot be read costs only its content. One supervisor writes it: the one that holds the job's lock.
-"""
+"""Records which locations and writes of a job were discovered, for the next supervisor: rows of the catalogue."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing.io import durable, staging
+from checkpointing.catalogue import Catalogue, Change, Table
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-FILE_NAME: Final = "learned.json"
 #: A location with this many saves holds candidates.
 REPEATED: Final = 2
-_VERSION: Final = 1
 
 Stat = tuple[int, int, int, int]  # device, inode, size, modification time in nanoseconds
 
@@ -81,69 +70,61 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class DiscoveryRecord:
-    """What is recorded of one job. made: each directory that a rank of `run` made, with its device and inode."""
+class MadeDirectory:
+    """A directory that a rank of the run made."""
 
-    locations: tuple[Location, ...] = ()
-    writes: tuple[Write, ...] = ()
-    made: dict[str, tuple[int, int]] = field(default_factory=dict)
+    path: str
+    dev: int
+    ino: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRun:
+    """The run whose writes and directories are recorded."""
+
+    run: str
+
+
+LOCATION: Final = Table("location", Location, lambda row: row.pattern)
+WRITE: Final = Table("write", Write, lambda row: row.path)
+MADE: Final = Table("made", MadeDirectory, lambda row: row.path)
+LOGGED: Final = Table("logged", LoggedRun, lambda _row: "")
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveryRecord:
+    """What is recorded of one job: its locations by pattern, and by path what ranks of `run` wrote, and the directories that they made."""
+
+    locations: dict[str, Location] = field(default_factory=dict)
+    writes: dict[str, Write] = field(default_factory=dict)
+    made: dict[str, MadeDirectory] = field(default_factory=dict)
     run: str = ""
 
 
 def read_locations(directory: Path) -> tuple[Location, ...]:
     """Return the locations that were discovered of a job, from its `checkpoints` directory; empty where none can be read."""
-    return read(directory / FILE_NAME).locations
+    return Catalogue(directory).all(LOCATION)
 
 
-def read(file: Path) -> DiscoveryRecord:
-    """Return the record; empty where it cannot be read, or is of a newer version."""
-    try:
-        content = json.loads(durable.read(str(file)))
-        if int(content["version"]) > _VERSION:
-            return DiscoveryRecord()
-        locations = tuple(
-            Location(
-                str(row["pattern"]),
-                int(row["saved"]),
-                int(row["loaded"]),
-                bool(row["data"]),
-                float(row["t"]),
-                int(row.get("in_training", 0)),
-            )
-            for row in content["places"]
-        )
-        writes = tuple(
-            Write(
-                str(row["path"]),
-                int(row["attempt"]),
-                float(row["t"]),
-                to_stat(row["before"]),
-                to_stat(row["after"]),
-                bool(row["interrupted"]),
-                bool(row["created_by_job"]),
-                bool(row["logged_before_close"]),
-                bool(row.get("replaced")),
-                int(row.get("save_count", 0)),
-            )
-            for row in content["writes"]
-        )
-        made = {str(path): (int(dev), int(ino)) for path, (dev, ino) in content.get("made", {}).items()}
-        return DiscoveryRecord(locations, writes, made, str(content["run"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # all is discovered anew
-        return DiscoveryRecord()
+def read(catalogue: Catalogue) -> DiscoveryRecord:
+    """Return the record."""
+    logged = catalogue.get(LOGGED)
+    return DiscoveryRecord(
+        {row.pattern: row for row in catalogue.each(LOCATION)},
+        {row.path: row for row in catalogue.each(WRITE)},
+        {row.path: row for row in catalogue.each(MADE)},
+        "" if logged is None else logged.run,
+    )
 
 
-def write(file: Path, record: DiscoveryRecord) -> None:
-    """Replace the file and make it durable. Raises OSError."""
-    content = {
-        "version": _VERSION,
-        "run": record.run,
-        "places": [asdict(location) for location in record.locations],
-        "writes": [asdict(write) for write in record.writes],
-        "made": record.made,
-    }
-    durable.make_directory(str(file.parent))
-    staging.write(str(file), json.dumps(content, indent=1).encode("ascii"))
+def write(catalogue: Catalogue, before: DiscoveryRecord, after: DiscoveryRecord) -> None:
+    """Write what differs, durably."""
+    catalogue.change(
+        Change(LOCATION, before.locations, after.locations),
+        Change(WRITE, before.writes, after.writes),
+        Change(MADE, before.made, after.made),
+        Change(LOGGED, {"": LoggedRun(before.run)}, {"": LoggedRun(after.run)}),
+    )
 
 
 def to_stat(row: Any) -> Stat | None:  # noqa: ANN401 (JSON)

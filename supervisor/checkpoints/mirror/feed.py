@@ -34,8 +34,8 @@ class Uploads(Protocol):
         """Return whether a checkpoint is still to be sent. name: its keys.spool_name."""
         ...
 
-    def send(self, path: str, step: int | None, manifest: str) -> None:
-        """Send a checkpoint, some time; return at once. manifest: the file of its manifest."""
+    def send(self, manifest: Manifest) -> None:
+        """Send a checkpoint, some time; return at once."""
         ...
 
     def held_paths(self) -> dict[str, frozenset[str]]:
@@ -91,7 +91,7 @@ class MirrorFeed:
         name = manifest.path, keys.spool_name(manifest)
         if name not in self._sent and self._is_ours_to_send(manifest):
             self._sent.add(name)
-            self._uploads.send(manifest.path, manifest.step, self._records.manifests.file_of(manifest.path))
+            self._uploads.send(manifest)
 
     def send_part(self, parts: PartRecorder, candidate: Candidate, reading: ReadOptions) -> Manifest | None:
         """Record this node's part of a checkpoint of several nodes, if it is one, and send it once. Return it if it is sent now."""
@@ -99,7 +99,7 @@ class MirrorFeed:
         if manifest is None or (name := (manifest.path, keys.spool_name(manifest))) in self._sent:
             return None
         self._sent.add(name)
-        self._uploads.send(manifest.path, manifest.step, parts.manifests.file_of(manifest.path))
+        self._uploads.send(manifest)
         return manifest
 
     def whole(self, parts: PartRecorder) -> list[Manifest]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from checkpointing.manifest import documents
 from checkpointing.mirror import keys
 from checkpointing.mirror.messages import EVENTS
 from supervisor.guardian import ownership
@@ -28,6 +29,7 @@ from supervisor.report.text import clean
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from checkpointing.manifest.documents import Manifest
     from checkpointing.mirror.messages import MirrorCheckpoint, MirrorCommand, MirrorConfiguration, MirrorEvent
     from supervisor.config.settings import Settings
     from supervisor.job.job import Job
@@ -52,7 +54,7 @@ def mirrors(settings: Settings) -> list[str]:
 
 
 def _by_path(rows: Iterable[MirrorCheckpoint]) -> list[MirrorCheckpoint]:
-    """Return the last row of each path: the manifest that it names is the newest one there."""
+    """Return the last row of each path: it has the newest manifest."""
     return list({row["path"]: row for row in rows}.values())
 
 
@@ -96,9 +98,14 @@ class MirrorLink:
         """Start the process, soon."""
         self._thread.start()
 
-    def send(self, path: str, step: int | None, manifest: str) -> None:
-        """Send a checkpoint to the mirrors; return at once. `manifest` is the file of its manifest."""
-        row: MirrorCheckpoint = {"cmd": "mirror", "path": path, "step": step, "manifest": manifest}
+    def send(self, manifest: Manifest) -> None:
+        """Send a checkpoint to the mirrors; return at once."""
+        row: MirrorCheckpoint = {
+            "cmd": "mirror",
+            "path": manifest.path,
+            "step": manifest.step,
+            "manifest": documents.encode(manifest).decode("ascii"),
+        }
         with self._changed:
             self._pending.append(row)
             self._held = {mirror: held - {path} for mirror, held in self._held.items()}  # its new content is not there yet

@@ -19,8 +19,8 @@ from supervisor.checkpoints.discovery.from_logs import read_last_run
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-    from pathlib import Path
 
+    from checkpointing.catalogue import Catalogue
     from checkpointing.manifest.documents import Manifest, Manifests
     from checkpointing.model import Candidate, Identity, Lineage
     from checkpointing.retention.copies import Copies
@@ -30,17 +30,12 @@ if TYPE_CHECKING:
 class CheckpointOrder:
     """The lineages of one job's checkpoints. `run` "" only reads."""
 
-    def __init__(self, directory: Path, manifests: Manifests, discovery: Discovery | None = None, run: str = "") -> None:
-        """Read the records in `directory`, the `checkpoints` of the state directory."""
-        self._directory, self._manifests, self._discovery = directory, manifests, discovery
-        self._lineages = Lineages(directory, run)
+    def __init__(self, catalogue: Catalogue, manifests: Manifests, discovery: Discovery | None = None, run: str = "") -> None:
+        """Read what is recorded."""
+        self._directory, self._manifests, self._discovery = catalogue.file.parent, manifests, discovery
+        self._catalogue, self._lineages = catalogue, Lineages(catalogue, run)
         self._read: dict[str, tuple[Identity, Lineage]] = {}  # by path, from manifests: that of a large directory takes long to read
         self.is_abandoned = self._lineages.is_abandoned
-
-    @property
-    def problem(self) -> str | None:
-        """What could not be read or recorded."""
-        return self._lineages.problem
 
     def begin_run(self, copies: Copies) -> tuple[str, ...]:
         """Take this run down, once, before anything is selected or recorded. Returns what a person should know.
@@ -53,7 +48,7 @@ class CheckpointOrder:
         others = sorted(self._directory.parent.parent.glob(f"*/{self._directory.name}"))
         if not self._lineages.begin_run(self._manifests.all, other_directories=[other for other in others if other != self._directory]):
             return ()
-        before = read_last_run(self._directory)
+        before = read_last_run(self._catalogue)
         newest = {copy.manifest.path: copy for copy in copies.all()}
         gone = [path for path, copy in newest.items() if _is_gone(copy.manifest) and not any(w.interrupted for w in before.writes(path))]
         for path in gone:

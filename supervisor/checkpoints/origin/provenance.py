@@ -14,11 +14,13 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from checkpointing.model import Lineage
+from checkpointing.select import is_unchanged
 from checkpointing.verification import identity_of
 
 if TYPE_CHECKING:
     from checkpointing.manifest.documents import Manifests
     from checkpointing.model import Identity
+    from checkpointing.retention.aside import AsideRecord
     from supervisor.checkpoints.discovery.from_logs import Discovery
     from supervisor.checkpoints.discovery.locations import CheckpointLocations
     from supervisor.checkpoints.origin.baseline import Baseline
@@ -65,13 +67,14 @@ class Provenance:
         *,
         manifests: Manifests,
         baseline: Baseline,
+        moves: AsideRecord,
         several_nodes: bool,
     ) -> None:
         """`several_nodes`: ranks of other nodes write checkpoints too, and their save logs are not here."""
         self._is_all_trusted = discovery is None or several_nodes
         self._are_declared_trusted = job.settings.checkpoints.trusted
         self._locations, self._discovery, self._order = locations, discovery, order
-        self._manifests, self._baseline = manifests, baseline
+        self._manifests, self._baseline, self._moves = manifests, baseline, moves
 
     def of(self, path: str, identity: Identity, mtime_ns: int = 0) -> CheckpointOrigin:
         """Return who wrote a content. mtime_ns: when it was written, for a directory the time of its newest file; 0: not known."""
@@ -90,19 +93,17 @@ class Provenance:
         in_directory = max((write.attempt for write in writes if write.path != path or write.is_directory), default=None)
         return self._discovery.attempt_of(path, identity) if in_directory is None else in_directory
 
-    def _is_logged(self, path: str) -> bool:
-        return self._discovery is not None and (bool(self._discovery.writes(path)) or self._discovery.wrote_earlier(path))
-
     def _unlogged(self, path: str, identity: Identity) -> CheckpointWriter:
         is_new = self._locations.is_declared(path) and not self._baseline.has(path, identity)
         return CheckpointWriter.UNLOGGED if is_new else CheckpointWriter.UNKNOWN
 
     def trusts(self, path: str) -> bool:
-        """Return whether this job wrote the file at a path, so that calls of its own classes in it are no danger.
+        """Return whether this job wrote what lies at a path, so that calls of its own classes in it are no danger.
 
-        If no save is logged, or ranks of other nodes write too, every file is trusted. `checkpoints.trusted` trusts the declared ones.
+        A content is trusted, and not the path: what was put there since is anybody's. If no save is logged, or ranks of other nodes
+        write too, every file is trusted. `checkpoints.trusted` trusts the declared ones.
         """
-        if self._is_all_trusted or self._is_logged(path):
+        if self._is_all_trusted or (self._discovery is not None and self._discovery.is_as_left(path)):
             return True
         if self._are_declared_trusted and self._locations.is_declared(path):
             return True
@@ -111,4 +112,7 @@ class Provenance:
             return False
         if recorded is not None and recorded.identity == identity:
             return True
-        return self._unlogged(path, identity) is CheckpointWriter.UNLOGGED
+        if self._unlogged(path, identity) is CheckpointWriter.UNLOGGED:
+            return True
+        put_back = (change for change in self._moves.changes() if change.kind == "put_back" and change.path == path)
+        return any(is_unchanged(identity, change.identity) for change in put_back)

@@ -1,22 +1,14 @@
-"""Holds which nodes this one met for the newest attempt, also for the supervisor that takes over: it records the parts of the last save.
-
-<state>/checkpoints/meeting.json
-{"version": 1, "run", "attempt", "name", "node", "is_apart", "is_first"}
-"""
+"""Holds which nodes this one met for the newest attempt, also for the supervisor that takes over: it records the parts of the last save."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
-from checkpointing.io import durable, staging
+from checkpointing.catalogue import Table
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-FILE_NAME: Final = "meeting.json"
-_VERSION: Final = 1
+    from checkpointing.catalogue import Catalogue
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,32 +23,22 @@ class NodeMeeting:
     node: int
     is_apart: bool
     is_first: bool
+    run: str = ""
+
+
+MEETING: Final = Table("meeting", NodeMeeting, lambda _row: "")
 
 
 class MeetingRecord:
-    """The newest meeting of one run. `problem`: why it could not be read or written, in one line; None if it could."""
+    """The newest meeting of one run."""
 
-    def __init__(self, directory: Path, run_id: str) -> None:
+    def __init__(self, catalogue: Catalogue, run_id: str) -> None:
         """Read what an earlier supervisor of this run recorded."""
-        self._file, self._run = directory / FILE_NAME, run_id
-        self.problem: str | None = None
-        self.newest: NodeMeeting | None = None
-        try:
-            row: dict[str, Any] = json.loads(durable.read(str(self._file)))
-            if row.pop("version") == _VERSION and row.pop("run") == run_id:
-                self.newest = NodeMeeting(**row)
-        except (FileNotFoundError, NotADirectoryError):
-            pass  # what is in the way there is reported when something is to be written
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            self.problem = f"the meeting of the nodes could not be read: {self._file}: {error}"
+        self._catalogue, self._run = catalogue, run_id
+        row = catalogue.get(MEETING)
+        self.newest = row if row is not None and row.run == run_id else None
 
     def put(self, meeting: NodeMeeting) -> None:
-        """Replace it. Without its file a supervisor that takes over does not record the parts of this attempt."""
-        self.newest = meeting
-        row = {"version": _VERSION, "run": self._run, **asdict(meeting)}
-        try:
-            durable.make_directory(str(self._file.parent))
-            staging.write(str(self._file), json.dumps(row).encode("ascii"))
-            self.problem = None
-        except OSError as error:
-            self.problem = f"the meeting of the nodes could not be recorded: {self._file}: {error.strerror}"
+        """Replace it. Without its row a supervisor that takes over does not record the parts of this attempt."""
+        self.newest = replace(meeting, run=self._run)
+        self._catalogue.put(MEETING, self.newest)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from checkpointing.io.reader import Interrupted
 from checkpointing.manifest import check
-from checkpointing.manifest.documents import About, Manifests, NodePart
+from checkpointing.manifest.documents import PART, About, Manifests, NodePart
 from checkpointing.verification import identity_of, verify_part
 from supervisor.checkpoints.recording import numerics
 
@@ -25,15 +25,13 @@ if TYPE_CHECKING:
     from checkpointing.model import Identity
     from supervisor.checkpoints.records import CheckpointRecords
 
-DIRECTORY = "parts"
-
 
 class PartRecorder:
-    """The parts of one job on this node, in worker threads. They are no checkpoints: their manifests lie in a directory of their own."""
+    """The parts of one job on this node, in worker threads. They are no checkpoints: their rows are of another table."""
 
     def __init__(self, records: CheckpointRecords) -> None:
         self._records = records
-        self.manifests = Manifests(str(records.directory / DIRECTORY))
+        self.manifests = Manifests(records.catalogue, PART)
 
     def is_under_way(self, path: str) -> bool:
         """Return whether ranks of this node still save to a directory that may become a part."""

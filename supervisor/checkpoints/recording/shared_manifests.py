@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from checkpointing.catalogue import Catalogue
 from checkpointing.manifest.documents import Manifests
 from checkpointing.retention import ownership
 from checkpointing.select import is_unchanged
@@ -38,12 +39,14 @@ class SharedManifests:
     def __init__(self, node_state: Path, directory: str, clock: Callable[[], float] = time.monotonic) -> None:
         """`directory` is where a node's state holds what is recorded of checkpoints."""
         self._nodes, self._me, self._directory, self._clock = node_state.parent, node_state.name, directory, clock
+        self._catalogues: dict[str, Catalogue] = {}
+        self._last_runs: dict[str, tuple[tuple[bytes, int], Discovery]] = {}  # by node, as its catalogue was then
         self._asked: dict[tuple[str, Identity], float] = {}
 
     def recorded(self, path: str, identity: Identity) -> Manifest | None:
         """Return what another node recorded of this content, with the identity that it has here."""
         for node in self._others():
-            manifest = Manifests(f"{self._nodes}/{node}/{self._directory}").get(path)
+            manifest = self._of(node).get(path)
             if manifest is not None and (manifest.identity.size, manifest.identity.mtime_ns) == (identity.size, identity.mtime_ns):
                 self._asked.pop((path, identity), None)
                 return replace(manifest, identity=identity)
@@ -61,30 +64,45 @@ class SharedManifests:
         own = () if own_discovery is None else own_discovery.writes(path)
         if any(_left(write, identity) for write in own):
             return False
-        others = [write for node in self._others() for write in read_last_run(self._nodes / node / self._directory).writes(path)]
+        others = [write for node in self._others() for write in self._last_run(node).writes(path)]
         return any(_left(write, identity) for write in others) or (bool(others) and not own)
 
     def wrote(self, path: str, identity: Identity) -> bool:
         """Return whether another node recorded this content as verified, or its ranks logged the saves that left it as it is now."""
-        directories = [self._nodes / node / self._directory for node in self._others()]
-        manifests = (Manifests(str(directory)).get(path) for directory in directories)
+        nodes = self._others()
+        manifests = (self._of(node).get(path) for node in nodes)
         if any(manifest is not None and is_unchanged(identity, manifest.identity) for manifest in manifests):
             return True
-        return any(_has_left(read_last_run(directory), path, identity) for directory in directories)
+        return any(_has_left(self._last_run(node), path, identity) for node in nodes)
+
+    def last_runs(self) -> tuple[Discovery, ...]:
+        """Return what the ranks of each other node were seen to write in its last run."""
+        return tuple(self._last_run(node) for node in self._others())
 
     def is_first(self, path: str, own_discovery: Discovery) -> bool:
         """Return whether this node's name is the first of those whose ranks took part in the last save of a checkpoint."""
         at = max((write.t for write in own_discovery.writes(path)), default=None)
         earlier = [name for name in self._others() if name < self._me]
-        return at is None or not any(
-            abs(write.t - at) < _SAME_SAVE_S
-            for name in earlier
-            for write in read_last_run(self._nodes / name / self._directory).writes(path)
-        )
+        return at is None or not any(abs(write.t - at) < _SAME_SAVE_S for name in earlier for write in self._last_run(name).writes(path))
 
     def has_others(self) -> bool:
         """Return whether this node sees the records of other nodes."""
         return bool(self._others())
+
+    def _of(self, node: str) -> Manifests:
+        return Manifests(self._catalogue(node))
+
+    def _last_run(self, node: str) -> Discovery:
+        catalogue = self._catalogue(node)
+        state = catalogue.state
+        if self._last_runs.get(node, (None,))[0] != state:
+            self._last_runs[node] = state, read_last_run(catalogue)
+        return self._last_runs[node][1]
+
+    def _catalogue(self, node: str) -> Catalogue:
+        if node not in self._catalogues:
+            self._catalogues[node] = Catalogue(self._nodes / node / self._directory)
+        return self._catalogues[node]
 
     def _others(self) -> list[str]:
         try:
@@ -94,9 +112,15 @@ class SharedManifests:
 
 
 def _has_left(discovery: Discovery, path: str, identity: Identity) -> bool:
-    """Return whether a run logged the save of each file of a checkpoint as it is now. Each node's mount has a device number of its own."""
-    files = {file: replace(written, dev=identity.dev) for file, written in discovery.written_files(path, 0, identity).items()}
+    """Return whether a run logged the save of each file of a checkpoint as it is now."""
+    files = written_files(discovery, path, 0, identity)
     return bool(files) and not ownership.not_written(path, identity, files)
+
+
+def written_files(discovery: Discovery, path: str, alive_until_ns: int, identity: Identity) -> dict[str, Identity]:
+    """Return `Discovery.written_files` of another node, with the device number of this node's mount."""
+    files = discovery.written_files(path, alive_until_ns, identity)
+    return {file: replace(written, dev=identity.dev) for file, written in files.items()}
 
 
 def _left(write: Write, identity: Identity) -> bool:

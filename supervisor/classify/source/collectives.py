@@ -8,12 +8,12 @@ import re
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from supervisor.classify.source.ranks import Ranks
+from supervisor.classify.source.ranks import RankExpressions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from supervisor.classify.source.script import Branch, Event, Function, Script
+    from supervisor.classify.source.script import Branch, Function, ParsedScript, ScriptEvent
 
 #: torch.distributed's collectives, with the place of `group` among their arguments.
 _TORCH = {
@@ -72,24 +72,24 @@ MOST_CALLS = 20
 BACKWARD = "backward"
 
 
-class Collective(NamedTuple):
+class Meeting(NamedTuple):
     """A call in which ranks meet: op names the collective; of a call of a function of the script, the first one in it."""
 
     op: str
-    event: Event
+    event: ScriptEvent
     hidden: bool
 
 
 class Meetings:
     """The collectives of one script."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: ParsedScript) -> None:
         self.script = script
-        self.ranks = Ranks(script)
+        self.ranks = RankExpressions(script)
         called = [call for function in script.functions for call, _ in function.calls]
         self.exchanges = any(script.chain(call)[-1] in _WRAPPERS or script.origin(call).rpartition(".")[2] in _WRAPPERS for call in called)
         self._tests: dict[str, set[str]] | None = None
-        self._of: dict[int, tuple[Collective, ...]] = {}
+        self._of: dict[int, tuple[Meeting, ...]] = {}
         self._depth = 0
 
     def op(self, call: ast.Call) -> str:
@@ -115,7 +115,7 @@ class Meetings:
         chain = self.script.chain(call)
         return len(chain) > 1 and chain[-1] == "backward" and (self.exchanges or "accelerator" in chain[-2].lower())
 
-    def of(self, function: Function, *, backward: bool = False) -> tuple[Collective, ...]:
+    def of(self, function: Function, *, backward: bool = False) -> tuple[Meeting, ...]:
         """Return the collectives in a function, in the order of the text. backward: with those of a model's gradients."""
         key = id(function)
         if key not in self._of:
@@ -127,23 +127,23 @@ class Meetings:
                 callee = None if op else self.script.callee(call, function)
                 inner = self._on_all(callee) if callee is not None and callee is not function else ()
                 if op or inner:
-                    rows.append(Collective(op or inner[0].op, event, not op))
+                    rows.append(Meeting(op or inner[0].op, event, not op))
             self._depth -= 1
             self._of[key] = tuple(rows) if len(rows) <= MOST_COLLECTIVES else ()
         return self._of[key] if backward else tuple(meeting for meeting in self._of[key] if meeting.op != BACKWARD)
 
-    def _on_all(self, function: Function) -> tuple[Collective, ...]:
+    def _on_all(self, function: Function) -> tuple[Meeting, ...]:
         """Return those that whoever calls the function surely comes to where there are several ranks; first those that are no backward."""
         rows = [meeting for meeting in self.of(function, backward=True) if self._is_certain(meeting.event, function)]
         return tuple(sorted(rows, key=lambda meeting: meeting.op == BACKWARD))
 
-    def _is_certain(self, event: Event, function: Function) -> bool:
+    def _is_certain(self, event: ScriptEvent, function: Function) -> bool:
         """Return whether no test but one for several ranks stands above an event, or above a return before it."""
         leaves = [leave for leave in function.events if isinstance(leave.node, ast.Return) and leave.line < event.line]
         tests = [b.node.test for e in (event, *leaves) for b in e.path if isinstance(b.node, ast.If)]
         return self.test_of(event, function) is None and all(_SEVERAL.search(ast.unparse(test)) for test in tests)
 
-    def test_of(self, event: Event, function: Function) -> Branch | None:
+    def test_of(self, event: ScriptEvent, function: Function) -> Branch | None:
         """Return the innermost branch around an event that only some ranks take."""
         tested = (branch for branch in reversed(event.path) if isinstance(branch.node, ast.If) and branch.block in {"body", "orelse"})
         is_test = self.ranks.is_test
@@ -161,7 +161,7 @@ class Meetings:
         tests = self._tests.get(op, set()) if op else set().union(*self._tests.values())
         return bool(tests - {ast.dump(node.test)})
 
-    def is_sure(self, events: Iterable[Event], function: Function) -> bool:
+    def is_sure(self, events: Iterable[ScriptEvent], function: Function) -> bool:
         """Return whether all that is called there is known to be no collective, or to be one that `of` has."""
         return all(self._is_known(event.node, function) for event in events if isinstance(event.node, ast.Call))
 
@@ -179,12 +179,12 @@ class Meetings:
         return not _MAY_MEET.search(chain[-1])
 
 
-def within(event: Event, node: ast.AST, *blocks: str) -> bool:
+def within(event: ScriptEvent, node: ast.AST, *blocks: str) -> bool:
     """Return whether an event stands within a statement; in one of `blocks` of it if any is given."""
     return any(branch.node is node and (not blocks or branch.block in blocks) for branch in event.path)
 
 
-def excludes(event: Event, other: Event) -> bool:
+def excludes(event: ScriptEvent, other: ScriptEvent) -> bool:
     """Return whether two events stand on the two sides of one test, so that a rank comes to one of them alone."""
     sides = {id(branch.node): branch.block for branch in event.path if isinstance(branch.node, ast.If)}
     return any(sides.get(id(branch.node), branch.block) != branch.block for branch in other.path)

@@ -13,7 +13,7 @@ from supervisor.classify.source.script import LOOPS, argument, chain_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from supervisor.classify.source.script import Event, Function
+    from supervisor.classify.source.script import Function, ScriptEvent
 
 #: What makes shards even, ends the loop after so many steps, or lets a rank end before its peers.
 _EVENS = re.compile(
@@ -262,7 +262,7 @@ def _seed_line(meetings: Meetings) -> int:
     return line
 
 
-def _is_batch(meetings: Meetings, call: ast.Call, event: Event, function: Function) -> bool:
+def _is_batch(meetings: Meetings, call: ast.Call, event: ScriptEvent, function: Function) -> bool:
     """Return whether noise is drawn like what a loop over a loader gives, with a backward in the loop."""
     loop = next((b.node for b in reversed(event.path) if isinstance(b.node, LOOPS) and b.block == "body"), None)
     if not isinstance(loop, ast.For) or _range_of(loop) is not None or not call.args:

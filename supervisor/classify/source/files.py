@@ -13,7 +13,7 @@ from supervisor.classify.source.script import LEAVES, LOOPS, argument, chain_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from supervisor.classify.source.script import Branch, Event, Function
+    from supervisor.classify.source.script import Branch, Function, ScriptEvent
 
 _SAVES = frozenset({"torch.save", "safetensors.torch.save_file"})
 _LOADS = frozenset({"torch.load", "safetensors.torch.load_file"})
@@ -32,7 +32,7 @@ class FileUse(NamedTuple):
     """A save or a load of a path, as the function that it is seen from writes the path. line: of the save or load itself."""
 
     path: ast.expr
-    event: Event
+    event: ScriptEvent
     line: int
 
 
@@ -73,7 +73,7 @@ def _uses(meetings: Meetings, function: Function, names: frozenset[str]) -> list
 
 def _is_bound(function: Function, call: ast.Call) -> bool:
     """Return whether a `with` has what a call returns: an open file."""
-    own = next((event for made, event in function.calls if made is call), None)
+    own = next((event for other, event in function.calls if other is call), None)
     return own is not None and any(
         isinstance(branch.node, ast.With) and any(item.context_expr is call for item in branch.node.items) and within(event, branch.node)
         for event in function.events
@@ -118,7 +118,7 @@ def _is_option(meetings: Meetings, value: ast.expr) -> bool:
     )
 
 
-def _comes_on_all(meetings: Meetings, event: Event, function: Function, on_all: dict[int, bool]) -> bool:
+def _comes_on_all(meetings: Meetings, event: ScriptEvent, function: Function, on_all: dict[int, bool]) -> bool:
     """Return whether all ranks surely come to an event: no test on the way may choose one. on_all: of the functions that are known."""
     if not all(_chooses_none(meetings, branch, function) for branch in event.path) or _left_before(meetings, event, function):
         return False
@@ -141,7 +141,7 @@ def _chooses_none(meetings: Meetings, branch: Branch, function: Function) -> boo
     return isinstance(branch.node, (*LOOPS, ast.With, ast.Try)) and branch.block in {"body", "orelse", "finalbody"}
 
 
-def _left_before(meetings: Meetings, event: Event, function: Function) -> bool:
+def _left_before(meetings: Meetings, event: ScriptEvent, function: Function) -> bool:
     """Return whether some ranks may have left the function before, by a test that chooses."""
     return any(
         isinstance(leave.node, LEAVES)
@@ -181,7 +181,7 @@ def _all_uses(meetings: Meetings, function: Function, names: frozenset[str]) -> 
     return uses
 
 
-def _meets(meetings: Meetings, function: Function, until: Event) -> bool:
+def _meets(meetings: Meetings, function: Function, until: ScriptEvent) -> bool:
     """Return whether ranks may meet in a function before an event."""
     return any(meeting.event.line < until.line for meeting in meetings.of(function, backward=True)) or not meetings.is_sure(
         function.events[: function.events.index(until)], function
@@ -204,7 +204,7 @@ def _is_unmet(meetings: Meetings, function: Function, save: FileUse, load: FileU
     return meetings.is_sure(between, function) and not any(id(event.node) in met or isinstance(event.node, LEAVES) for event in between)
 
 
-def _follows(branch: Branch, event: Event) -> bool:
+def _follows(branch: Branch, event: ScriptEvent) -> bool:
     """Return whether an event follows a test in the same block, or deeper, but in no test of its own that may choose the same ranks."""
     node = branch.node
     return not any(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from supervisor.classify.source.collectives import Collective, Meetings, excludes, within
+from supervisor.classify.source.collectives import Meeting, Meetings, excludes, within
 from supervisor.classify.source.findings import HANDLER, RANK_TEST, ScriptFinding
-from supervisor.classify.source.script import LEAVES, LOOPS, Branch, Event, chain_of
+from supervisor.classify.source.script import LEAVES, LOOPS, Branch, ScriptEvent, chain_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ _ENDS = frozenset({"exit", "_exit", "abort", "quit", "destroy_process_group", "k
 
 def under_rank_test(meetings: Meetings, function: Function) -> Iterator[ScriptFinding]:
     """Yield the collectives that only some ranks of those that run the function call."""
-    tests: dict[int, list[tuple[Collective, Branch]]] = {}
+    tests: dict[int, list[tuple[Meeting, Branch]]] = {}
     for meeting in meetings.of(function):
         branch = meetings.test_of(meeting.event, function)
         if branch is not None:
@@ -37,7 +37,7 @@ def under_rank_test(meetings: Meetings, function: Function) -> Iterator[ScriptFi
             yield finding
 
 
-def _one_sided(meetings: Meetings, function: Function, rows: Sequence[tuple[Collective, Branch]]) -> ScriptFinding | None:
+def _one_sided(meetings: Meetings, function: Function, rows: Sequence[tuple[Meeting, Branch]]) -> ScriptFinding | None:
     """Return what is wrong with the collectives under one test."""
     node = rows[0][1].node
     if not isinstance(node, ast.If):
@@ -51,9 +51,9 @@ def _one_sided(meetings: Meetings, function: Function, rows: Sequence[tuple[Coll
         if not alone or not meetings.is_sure(function.under(node, other), function) or meetings.is_paired(node, alone[0].op):
             continue
         first = alone[0]
-        who = _test_text(node, side)
+        ranks = _test_text(node, side)
         instead = f", and the others {_named(sides[other][0])} in line {sides[other][0].event.line}" if sides[other] else ""
-        text = f"only ranks with {who} (line {_line(node)}) {_named(first)}{instead}: the others never come to it"
+        text = f"only ranks with {ranks} (line {_line(node)}) {_named(first)}{instead}: the others never come to it"
         return ScriptFinding(RANK_TEST, first.event.line, text, (_span(node),))
     return None
 
@@ -71,10 +71,10 @@ def _called(meetings: Meetings, function: Function, node: ast.AST) -> set[str]:
     return names
 
 
-def _of_others(meetings: Meetings, function: Function, node: ast.AST, side: str, other: str) -> list[Collective]:
+def _of_others(meetings: Meetings, function: Function, node: ast.AST, side: str, other: str) -> list[Meeting]:
     """Return the collectives of the ranks that do not take one side of a test: its other side; and what follows where the side leaves."""
-    ours, rows = function.under(node, side), meetings.of(function)
-    leaves = any((isinstance(event.node, LEAVES) or _ends(event)) and event.path[-1].node is node for event in ours)
+    events, rows = function.under(node, side), meetings.of(function)
+    leaves = any((isinstance(event.node, LEAVES) or _ends(event)) and event.path[-1].node is node for event in events)
     return [
         meeting
         for meeting in rows
@@ -87,9 +87,9 @@ def leaves_before(meetings: Meetings, function: Function) -> Iterator[ScriptFind
     if function.yields or not function.name:
         return
     rows = meetings.of(function, backward=True)
-    made = max((event.line for call, event in function.calls if meetings.script.chain(call)[-1] in _GROUPS), default=0) if rows else 0
+    first_line = max((event.line for call, event in function.calls if meetings.script.chain(call)[-1] in _GROUPS), default=0) if rows else 0
     for event in function.events if rows else ():
-        if event.line < made or not isinstance(event.node, ast.Return | ast.Continue | ast.Break):
+        if event.line < first_line or not isinstance(event.node, ast.Return | ast.Continue | ast.Break):
             continue
         branch = meetings.test_of(event, function)
         loop = next((b.node for b in reversed(event.path) if isinstance(b.node, LOOPS) and b.block == "body"), None)
@@ -106,7 +106,7 @@ def leaves_before(meetings: Meetings, function: Function) -> Iterator[ScriptFind
                 if loop is not None and within(meeting.event, loop, "body") and not within(meeting.event, node, branch.block)
             ]
             missed = [meeting for meeting in after if isinstance(event.node, ast.Break) or meeting.event.line > event.line]
-        outer = Event(event.node, event.path[: event.path.index(branch)])
+        outer = ScriptEvent(event.node, event.path[: event.path.index(branch)])
         missed = [meeting for meeting in missed if not excludes(outer, meeting.event)]
         missed = [meeting for meeting in missed if meetings.test_of(meeting.event, function) is None or within(meeting.event, node, other)]
         own = {meeting.op for meeting in rows if within(meeting.event, node, branch.block)}
@@ -114,13 +114,13 @@ def leaves_before(meetings: Meetings, function: Function) -> Iterator[ScriptFind
         if missed and sure and not own & {meeting.op for meeting in missed}:
             leave = type(event.node).__name__.lower()
             first = missed[0]
-            who = f"ranks with {_test_text(node, branch.block)} (line {_line(node)})"
-            text = f"{who} {leave} here, and the others {_named(first)} in line {first.event.line}"
+            ranks = f"ranks with {_test_text(node, branch.block)} (line {_line(node)})"
+            text = f"{ranks} {leave} here, and the others {_named(first)} in line {first.event.line}"
             lines = (_span(node), *((meeting.event.line, _end(meeting.event.node)) for meeting in missed))
             yield ScriptFinding(RANK_TEST, event.line, text, lines)
 
 
-def _is_inside(branch: Branch, loop: ast.AST | None, event: Event) -> bool:
+def _is_inside(branch: Branch, loop: ast.AST | None, event: ScriptEvent) -> bool:
     """Return whether a test stands inside of the loop that a continue or a break is of."""
     nodes = [b.node for b in event.path]
     return loop is not None and nodes.index(branch.node) > nodes.index(loop)
@@ -156,7 +156,7 @@ def _skipped(
     tries_again = any(isinstance(event.node, ast.Break | ast.Return) for event in function.under(node, "body", "orelse"))
     if leave is None or tries_again or _kinds(handler) & _ALIKE or not _is_local(meetings, function, handler):
         return None
-    after: list[Collective] = []
+    after: list[Meeting] = []
     if isinstance(leave, ast.Continue | ast.Return):
         after = [
             meeting
@@ -184,7 +184,7 @@ def _skipped(
     return ScriptFinding(HANDLER, line, text, lines)
 
 
-def _between(skipped: Sequence[Collective], before: Sequence[Collective], in_body: Sequence[Collective], loop: ast.AST | None) -> bool:
+def _between(skipped: Sequence[Meeting], before: Sequence[Meeting], in_body: Sequence[Meeting], loop: ast.AST | None) -> bool:
     """Return whether a rank that skips these goes on to others: the loop comes to the same again, or others stand before."""
     return loop is not None or any(meeting.event.line < skipped[0].event.line for meeting in (*before, *in_body))
 
@@ -206,7 +206,7 @@ def _is_local(meetings: Meetings, function: Function, handler: ast.ExceptHandler
     return meetings.is_sure(own, function) and not any(within(meeting.event, handler) for meeting in meetings.of(function, backward=True))
 
 
-def _ends(event: Event) -> bool:
+def _ends(event: ScriptEvent) -> bool:
     """Return whether a call ends the rank."""
     return isinstance(event.node, ast.Call) and chain_of(event.node.func)[-1] in _ENDS
 
@@ -216,7 +216,7 @@ def _kinds(handler: ast.ExceptHandler) -> set[str]:
     return {chain_of(kind)[-1] for kind in kinds}
 
 
-def _named(meeting: Collective) -> str:
+def _named(meeting: Meeting) -> str:
     return f"come to {meeting.op} through a call" if meeting.hidden else f"call {meeting.op}"
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from supervisor.classify.source.script import MOST_HOPS, chain_of
 
 if TYPE_CHECKING:
-    from supervisor.classify.source.script import Function, Script
+    from supervisor.classify.source.script import Function, ParsedScript
 
 _RANKS = frozenset(
     {"rank", "local_rank", "global_rank", "world_rank", "ddp_rank", "ddp_local_rank", "node_rank", "rank_id", "process_index"}
@@ -30,12 +30,14 @@ _TESTS = frozenset(
 )
 
 
-class Ranks:
+class RankExpressions:
     """Answers for one script."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: ParsedScript) -> None:
         self._script = script
         self._depends: dict[tuple[int, int], bool] = {}
+        self._numbers: dict[tuple[str, int, int, int], bool] = {}  # by name: what is given from each other in circles has many ways
+        self._tests: dict[tuple[str, int, int, bool], bool] = {}
 
     def is_rank(self, node: ast.expr | None, function: Function, hops: int = MOST_HOPS) -> bool:
         """Return whether an expression is the number of this rank, or is computed of it by % or //."""
@@ -62,13 +64,19 @@ class Ranks:
         if isinstance(node, ast.Subscript):
             return chain_of(node.value)[-1] == "environ" and _text(node.slice) in variables
         if isinstance(node, ast.Name):
-            values = self._script.values(node.id, function)
-            if not values:
-                return node.id in names and not self._script.loops_over(node.id, function)
-            if any(self._is(value, function, names, variables, hops - 1) for value in values):
-                return True
-            return node.id in names and not all(isinstance(value, ast.Constant) for value in values)  # a rank of LoRA is a constant
+            key = (node.id, id(function), id(names), hops)
+            if key not in self._numbers:
+                self._numbers[key] = self._is_name(node.id, function, names, variables, hops)
+            return self._numbers[key]
         return isinstance(node, ast.Attribute) and node.attr in names
+
+    def _is_name(self, name: str, function: Function, names: frozenset[str], variables: frozenset[str], hops: int) -> bool:
+        values = self._script.values(name, function)
+        if not values:
+            return name in names and not self._script.loops_over(name, function)
+        if any(self._is(value, function, names, variables, hops - 1) for value in values):
+            return True
+        return name in names and not all(isinstance(value, ast.Constant) for value in values)  # a rank of LoRA is a constant
 
     def is_test(  # noqa: PLR0911  one for each form of an expression
         self, node: ast.expr | None, function: Function, hops: int = MOST_HOPS, *, holds: bool = True
@@ -91,26 +99,29 @@ class Ranks:
             return self.is_test(node.operand, function, hops, holds=not holds)
         if isinstance(node, ast.Call):
             return self._is_call_test(node, function, hops, holds=holds) or self.is_rank(node, function)
-        if isinstance(node, ast.Name):
-            values = self._script.values(node.id, function)
-            return (
-                self._given_test(values, function, hops, holds=holds) or (not values and node.id in _TESTS) or self.is_rank(node, function)
-            )
-        if isinstance(node, ast.Attribute):
-            values = self._script.attributes.get(node.attr)
-            return (
-                self._given_test(values, function, hops, holds=holds)
-                or (not values and node.attr in _TESTS)
-                or self.is_rank(node, function)
-            )
+        if isinstance(node, ast.Name | ast.Attribute):
+            key = (f".{node.attr}" if isinstance(node, ast.Attribute) else node.id, id(function), hops, holds)
+            if key not in self._tests:
+                self._tests[key] = self._is_given_test(node, function, hops, holds=holds)
+            return self._tests[key]
         return False
+
+    def _is_given_test(self, node: ast.Name | ast.Attribute, function: Function, hops: int, *, holds: bool) -> bool:
+        if isinstance(node, ast.Name):
+            name, values = node.id, self._script.values(node.id, function)
+        else:
+            name, values = node.attr, self._script.attributes.get(node.attr)
+        return self._given_test(values, function, hops, holds=holds) or (not values and name in _TESTS) or self.is_rank(node, function)
 
     def _is_call_test(self, node: ast.Call, function: Function, hops: int, *, holds: bool) -> bool:
         callee = self._script.callee(node, function)
         if callee is None:
             return chain_of(node.func)[-1] in _TESTS
-        returned = [event.node.value for event in callee.events if isinstance(event.node, ast.Return)]
-        return any(self.is_test(value, callee, hops - 1, holds=holds) for value in returned)
+        key = ("()", id(callee), hops, holds)
+        if key not in self._tests:
+            returned = [event.node.value for event in callee.events if isinstance(event.node, ast.Return)]
+            self._tests[key] = any(self.is_test(value, callee, hops - 1, holds=holds) for value in returned)
+        return self._tests[key]
 
     def _given_test(self, values: list[ast.expr | None] | None, function: Function, hops: int, *, holds: bool) -> bool:
         tests = [value for value in values or () if self.is_test(value, function, hops - 1, holds=holds)]

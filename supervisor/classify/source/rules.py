@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify.source import data, files, order
 from supervisor.classify.source.collectives import Meetings
-from supervisor.classify.source.script import MOST_BYTES, Script
+from supervisor.classify.source.script import MOST_BYTES, ParsedScript
 
 if TYPE_CHECKING:
     from supervisor.classify.source.findings import ScriptFinding
@@ -26,7 +26,7 @@ def findings(source: bytes) -> tuple[ScriptFinding, ...]:
     """Return what the rules find in a script, in the order of its lines; none in one that is too large. Raises SyntaxError."""
     if len(source) > MOST_BYTES:
         return ()
-    script, text = Script(source), source.decode(errors="replace")
+    script, text = ParsedScript(source), source.decode(errors="replace")
     if not _SUBJECT.search(text):
         return ()
     try:

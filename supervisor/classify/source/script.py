@@ -70,7 +70,7 @@ class Branch(NamedTuple):
     block: str
 
 
-class Event(NamedTuple):
+class ScriptEvent(NamedTuple):
     """A call, a yield or a leave of a function, with the branches that it stands in, outermost first."""
 
     node: ast.AST
@@ -87,7 +87,7 @@ class Function:
 
     def __init__(self, node: ast.AST, name: str, owner: str, parent: Function | None) -> None:
         self.node, self.name, self.owner, self.parent = node, name, owner, parent
-        self.events: list[Event] = []
+        self.events: list[ScriptEvent] = []
         self.parts: list[ast.AST] = []  # its comparisons, subscripts and sums
         self.assigned: dict[str, list[ast.expr | None]] = {}  # None: by `+=`
         self.looped: dict[str, list[ast.expr]] = {}  # what the variables of its loops run over
@@ -96,7 +96,7 @@ class Function:
         self.is_decorated = bool(getattr(node, "decorator_list", ()))
 
     @property
-    def calls(self) -> Iterator[tuple[ast.Call, Event]]:
+    def calls(self) -> Iterator[tuple[ast.Call, ScriptEvent]]:
         """Its calls, in the order of the text."""
         return ((event.node, event) for event in self.events if isinstance(event.node, ast.Call))
 
@@ -106,21 +106,21 @@ class Function:
         return any(isinstance(event.node, ast.Yield | ast.YieldFrom) for event in self.events)
 
     @functools.cached_property
-    def _under(self) -> dict[tuple[int, str], list[Event]]:
-        under: dict[tuple[int, str], list[Event]] = {}
+    def _under(self) -> dict[tuple[int, str], list[ScriptEvent]]:
+        under: dict[tuple[int, str], list[ScriptEvent]] = {}
         for event in self.events:
             for branch in event.path:
                 under.setdefault((id(branch.node), branch.block), []).append(event)
         return under
 
-    def under(self, node: ast.AST, *blocks: str) -> list[Event]:
+    def under(self, node: ast.AST, *blocks: str) -> list[ScriptEvent]:
         """Return the events in these blocks of a statement."""
         return [event for block in blocks for event in self._under.get((id(node), block), ())]
 
     @functools.cached_property
-    def loops(self) -> dict[ast.For, list[Event]]:
+    def loops(self) -> dict[ast.For, list[ScriptEvent]]:
         """Its `for` loops, with the events in each."""
-        loops: dict[ast.For, list[Event]] = {}
+        loops: dict[ast.For, list[ScriptEvent]] = {}
         for event in self.events:
             for branch in event.path:
                 if isinstance(branch.node, ast.For) and branch.block == "body":
@@ -128,7 +128,7 @@ class Function:
         return loops
 
 
-class Script:
+class ParsedScript:
     """A script's functions and names. Raises SyntaxError where the text is no Python of this interpreter's version."""
 
     def __init__(self, source: str | bytes) -> None:
@@ -144,7 +144,7 @@ class Script:
         self._by_name: dict[str, list[Function]] = {}
         for function in self.functions[1:]:
             self._by_name.setdefault(function.name, []).append(function)
-        self._called: dict[int, list[tuple[Function, Event]]] | None = None
+        self._called: dict[int, list[tuple[Function, ScriptEvent]]] | None = None
 
     # reading
 
@@ -185,10 +185,10 @@ class Script:
                 else:
                     expressions += [part for part in value if isinstance(part, ast.AST)]
         calls, rest = _parts(expressions)
-        function.events += [Event(node, path) for node in calls]
+        function.events += [ScriptEvent(node, path) for node in calls]
         function.parts += rest
         if isinstance(statement, LEAVES):
-            function.events.append(Event(statement, path))
+            function.events.append(ScriptEvent(statement, path))
         for _, body, inner in blocks:
             self._block(body, inner, function, "")
 
@@ -263,7 +263,7 @@ class Script:
         makers = {value.func.id for value in values if isinstance(value, ast.Call) and isinstance(value.func, ast.Name)}
         return makers.pop() if len(makers) == 1 and len(values) == 1 and makers <= self.classes else ""
 
-    def callers(self, function: Function) -> list[tuple[Function, Event]]:
+    def callers(self, function: Function) -> list[tuple[Function, ScriptEvent]]:
         """Return where a function is called in this script."""
         if self._called is None:
             self._called = {}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from supervisor.classify.source.collectives import Meetings
 from supervisor.classify.source.findings import HANDLER, RANK_TEST, UNEVEN, ScriptFinding
 from supervisor.classify.source.rules import findings
-from supervisor.classify.source.script import Script
+from supervisor.classify.source.script import ParsedScript
 from supervisor.core.model import HangKind
 from supervisor.core.numeric import rank_list
 from supervisor.core.values import Struct
@@ -85,15 +85,15 @@ def _one_sided(ranks: Sequence[StandingRank], texts: Mapping[str, bytes]) -> str
             if inside and any(not rank.members or outside & set(rank.members) for rank in inside) and outside:
                 place = next(place for at, place in inside[0].frames if at == file and first <= place <= last)
                 waits = "waits" if len(inside) == 1 else "wait"
-                who = f"{rank_list([rank.rank for rank in inside])} {waits} in a collective under `{test}` (line {line})"
-                return sentence(file, ScriptFinding(RANK_TEST, place, f"{who}, and the others are not there"))
+                waiting = f"{rank_list([rank.rank for rank in inside])} {waits} in a collective under `{test}` (line {line})"
+                return sentence(file, ScriptFinding(RANK_TEST, place, f"{waiting}, and the others are not there"))
     return ""
 
 
 def _tested(text: bytes) -> Iterator[tuple[int, int, int, str]]:
     """Yield the branches that only some ranks take and of which no counterpart has a collective: lines, and the test."""
     try:
-        meetings = Meetings(Script(text))
+        meetings = Meetings(ParsedScript(text))
     except SyntaxError:
         return
     for function in meetings.script.functions:

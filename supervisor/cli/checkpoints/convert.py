@@ -25,7 +25,7 @@ from checkpointing.command_line.progress import ProgressBar
 from checkpointing.io import durable, leftovers
 from checkpointing.io.reader import UNLIMITED, Throttle
 from checkpointing.io.tree import ReadOptions
-from checkpointing.model import Verdict
+from checkpointing.model import Verdict, count_text, first_names, size_text
 from checkpointing.retention.aside import size_of
 from checkpointing.verification import identity_of, verify
 from supervisor.cli import stdio
@@ -37,11 +37,11 @@ from supervisor.report.text import clean
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from checkpointing.model import Identity
+
 _FORMATS: Final = ("torch", "dcp", "safetensors", "hf")
 _DTYPES: Final = ("bf16", "fp16", "fp32")
 _REPORT_EVERY_S: Final = 30.0
-_SHOWN_CHECKPOINTS: Final = 4
-_GB: Final = 1e9
 _HINT_DISK: Final = "see to the permissions and the disk of the target's directory"
 
 
@@ -76,11 +76,15 @@ def convert(source: str, target: str, to: str, dtype: str, *, as_json: bool) -> 
     with _errors():
         checkpoint = _only_checkpoint(source)
         with _Progress(as_json=as_json) as progress:
-            if not _is_good(checkpoint, progress):
+            identity = _good_identity(checkpoint, progress)
+            if identity is None:
                 return 1
             with _place_of(target) as place:
                 partial = f"{place.directory}/{os.path.basename(target)}"  # noqa: PTH119 -- as above
                 answer = _run({"source": checkpoint, "target": partial, "to": to, "dtype": dtype}, place, progress)
+                if identity_of(checkpoint) != identity:
+                    hint = "let the training end, or convert a checkpoint that it does not write any more"
+                    raise SuperviseError(f"the source changed while it was converted: {clean(checkpoint)}", hint=hint)
                 durable.rename_exclusive(partial, target)
                 durable.sync_directory(os.path.dirname(target))  # noqa: PTH120 -- as above
     _print(checkpoint, target, to, answer, as_json=as_json)
@@ -107,25 +111,27 @@ def _refuse_target(source: str, target: str) -> None:
 
 def _only_checkpoint(source: str) -> str:
     """Return the path of the one checkpoint that a path stands for. Raises SuperviseError (64) for several."""
-    found = examine.checkpoints_in(source)
-    if len(found) > 1:
-        named = ", ".join(clean(path) for path in found[:_SHOWN_CHECKPOINTS])
-        hint = f"name one: {named}{' …' if len(found) > _SHOWN_CHECKPOINTS else ''}"
-        raise SuperviseError(f"the source holds {len(found)} checkpoints: {clean(source)}", hint=hint, exit_code=ExitCode.USAGE)
-    return os.path.abspath(found[0])  # noqa: PTH100 -- plain strings
+    paths = examine.checkpoints_in(source)
+    if len(paths) > 1:
+        hint = f"name one of them: {clean(first_names(paths))}"
+        raise SuperviseError(f"the source holds {len(paths)} checkpoints: {clean(source)}", hint=hint, exit_code=ExitCode.USAGE)
+    return os.path.abspath(paths[0])  # noqa: PTH100 -- plain strings
 
 
-def _is_good(checkpoint: str, progress: _Progress) -> bool:
-    """Verify the source, and say why it is refused. Classes that it would call are no reason: none of them is called here."""
+def _good_identity(checkpoint: str, progress: _Progress) -> Identity | None:
+    """Verify the source, and return which content of it is good; None where none is, and then say why.
+
+    Classes that it would call are no reason to refuse it: none of them is called here.
+    """
     identity = identity_of(checkpoint)
     progress.begin("verifying the source", None if identity is None else identity.size)
-    found = examine.concluded(verify(checkpoint, reading=ReadOptions(Throttle(UNLIMITED, taken=progress.advance)), own=True))
+    verification = examine.concluded(verify(checkpoint, reading=ReadOptions(Throttle(UNLIMITED, taken=progress.advance)), own=True))
     progress.clear()
-    if found.verdict is Verdict.VERIFIED:
-        return True
-    stdio.say(f"not converted: {clean(checkpoint)} is {examine.word(found.verdict)}: {clean(found.reason)}")
+    if verification.verdict is Verdict.VERIFIED:
+        return verification.identity
+    stdio.say(f"not converted: {clean(checkpoint)} is {examine.word(verification.verdict)}: {clean(verification.reason)}")
     stdio.say("  `supervise checkpoints latest DIRECTORY` names the newest good one")
-    return False
+    return None
 
 
 @contextlib.contextmanager
@@ -148,7 +154,7 @@ def _place_of(target: str) -> Iterator[_Place]:
         raise SuperviseError(f"another convert writes this target: {clean(target)}", hint=hint, exit_code=ExitCode.USAGE)
     try:
         for entry in os.listdir(directory):  # noqa: PTH208 -- plain strings
-            size = _size(size_of(f"{directory}/{entry}"))
+            size = size_text(size_of(f"{directory}/{entry}"))
             _remove(f"{directory}/{entry}")
             stdio.say(f"removed what an interrupted convert left: {clean(directory)}/{clean(entry)} ({size})")
         yield _Place(directory, fd)
@@ -258,7 +264,7 @@ class _Progress:
         self._said = now
         rate = self._done / max(now - self._began, 1e-9)
         left = f", {max(0, self._total - self._done) / rate:.0f} s left" if rate and self._total else ""
-        stdio.say(f"{self._name}: {self._done / _GB:.1f} of {self._total / _GB:.1f} GB, {rate / 1e6:.0f} MB/s{left}")
+        stdio.say(f"{self._name}: {size_text(self._done)} of {size_text(self._total)}, {rate / 1e6:.0f} MB/s{left}")
 
 
 def _print(source: str, target: str, to: str, answer: dict[str, Any], *, as_json: bool) -> None:
@@ -266,14 +272,11 @@ def _print(source: str, target: str, to: str, answer: dict[str, Any], *, as_json
         row = {"source": source, "target": target, "format": to, **answer}
         stdio.write(sys.stdout, json.dumps(row))
         return
-    lines = [f"{clean(target)}: {to}, {answer['tensors']} tensors, {_size(answer['bytes'])}, read again and equal to the source"]
+    content = f"{count_text(answer['tensors'], 'tensor')}, {size_text(answer['bytes'])}"
+    lines = [f"{clean(target)}: {to}, {content}, read again and equal to the source"]
     lines += [f"  {clean(note)}" for note in answer["notes"]]
     lines += ["left out:", *(f"  {clean(line)}" for line in answer["left_out"])] if answer["left_out"] else ["nothing was left out"]
     stdio.write(sys.stdout, "\n".join(lines))
-
-
-def _size(n_bytes: int) -> str:
-    return f"{n_bytes / _GB:.3g} GB" if n_bytes >= _GB else f"{n_bytes / 1e6:.3g} MB"
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from checkpointing import markers, step_names
+from checkpointing.catalogue import Catalogue
 from checkpointing.command_line.progress import ProgressBar, path_name
 from checkpointing.command_line.verdicts import as_dict, table
 from checkpointing.discover import find
@@ -22,6 +23,7 @@ from checkpointing.io.tree import ReadOptions
 from checkpointing.lineage import Lineages
 from checkpointing.manifest.documents import Manifests
 from checkpointing.model import Candidate, note_of
+from checkpointing.rejections import Rejections
 from checkpointing.retention.aside import AsideRecord, size_of
 from checkpointing.verification import identity_of
 from checkpointing.verification import verify as verify_one
@@ -29,7 +31,7 @@ from supervisor.checkpoints.discovery import record
 from supervisor.checkpoints.origin.order import CheckpointOrder
 from supervisor.checkpoints.recording import numerics
 from supervisor.cli import stdio
-from supervisor.cli.checkpoints.records import DIRECTORY, MIRROR, named_or_latest_job, refuse_while_running, rejections_of
+from supervisor.cli.checkpoints.records import DIRECTORY, MIRROR, named_or_latest_job, refuse_while_running
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
 from supervisor.cli.jobs.job_files import find_job, state_root
 from supervisor.errors import ExitCode, SuperviseError
@@ -105,8 +107,9 @@ def ls(settings: Settings, job: str | None, *, as_json: bool) -> int:
     place = find_job(state_root(settings), job)
     directory = place.directory / DIRECTORY
     discovered = record.read_locations(directory)
-    rejections, manifests = rejections_of(directory), Manifests(str(directory))
-    order = CheckpointOrder(directory, manifests)
+    catalogue = Catalogue(directory)
+    rejections, manifests = Rejections(catalogue), Manifests(catalogue)
+    order = CheckpointOrder(catalogue, manifests)
     rows: list[dict[str, Any]] = []
     recorded = [rejection.path for rejection in rejections.all()] + [manifest.path for manifest in manifests.all()]
     for candidate in _candidates(settings, discovered, recorded):
@@ -133,8 +136,11 @@ def ls(settings: Settings, job: str | None, *, as_json: bool) -> int:
         {"pattern": location.pattern, "kind": location.kind, "saved": location.saved, "loaded": location.loaded} for location in discovered
     ]
     moved = [_change_row(change) for change in AsideRecord(str(directory), place.job).changes()]
+    if catalogue.problem:
+        stdio.say(f"warning: {clean(catalogue.problem)}")
     if as_json:
-        document = {"job": place.job, "node": place.node, "checkpoints": rows, "learned": location_rows, "changes": moved}
+        names = {"job": place.job, "node": place.node, "catalogue": str(catalogue.file)}
+        document = {**names, "checkpoints": rows, "learned": location_rows, "changes": moved}
         stdio.write(sys.stdout, json.dumps(document, indent=1))
         return 0
     stdio.write(sys.stdout, "\n".join(_listed(place, rows, location_rows, moved)))
@@ -146,12 +152,13 @@ def show(settings: Settings, job: str | None, path: str, *, as_json: bool) -> in
     place = find_job(state_root(settings), job)
     directory = place.directory / DIRECTORY
     absolute = os.path.abspath(path)  # noqa: PTH100  a link is shown as it is named
-    manifest = Manifests(str(directory)).get(absolute)
+    catalogue = Catalogue(directory)
+    manifest = Manifests(catalogue).get(absolute)
     identity = identity_of(absolute)
     with ProgressBar(f"reading {clean(path_name(path))}", None if identity is None else identity.size, wanted=not as_json) as bar:
         reading = ReadOptions(Throttle(UNLIMITED, taken=bar.advance))
         verification = verify_one(absolute, reading=reading, own=manifest is not None and manifest.identity == identity)
-    rejection = rejections_of(directory).get(verification.path, verification.identity)
+    rejection = Rejections(catalogue).get(verification.path, verification.identity)
     row = {
         **as_dict(verification),
         "files": list(verification.files),
@@ -210,10 +217,10 @@ def quarantine(settings: Settings, job: str | None, path: str, reason: str) -> i
             hint="Name a file, or a checkpoint's directory, as `supervise checkpoints ls` shows it.",
             exit_code=ExitCode.USAGE,
         )
-    rejections = rejections_of(place.directory / DIRECTORY)
-    rejections.add([(absolute, identity, reason)], _QUARANTINED)
-    if rejections.problem:
-        raise SuperviseError(f"cannot quarantine a checkpoint: {rejections.problem}", hint="Make the state directory writable for you.")
+    catalogue = Catalogue(place.directory / DIRECTORY, is_writer=True)
+    Rejections(catalogue).add([(absolute, identity, reason)], _QUARANTINED)
+    if catalogue.not_written:
+        raise SuperviseError(f"cannot quarantine a checkpoint: {catalogue.not_written}", hint="Make the state directory writable for you.")
     stdio.write(sys.stdout, f"rejected for all later starts of job {place.job}, unless it is written anew: {clean(absolute)}")
     return 0
 
@@ -224,10 +231,11 @@ def readmit(settings: Settings, job: str | None, path: str) -> int:
     refuse_while_running(place)
     absolute, problems, is_known = os.path.abspath(path), [], False  # noqa: PTH100  a link stays as it is named
     for directory in (place.directory / DIRECTORY, *_of_other_hosts(place)):
-        rejections, lineages = rejections_of(directory), Lineages(directory)
+        catalogue = Catalogue(directory, is_writer=True)
+        rejections, lineages = Rejections(catalogue), Lineages(catalogue)
         for name in dict.fromkeys((absolute, os.path.realpath(path))):
             is_known = bool(rejections.withdraw(name) + lineages.withdraw(name)) or is_known
-        problems += [problem for problem in (rejections.problem, lineages.problem) if problem]
+        problems += [catalogue.not_written] if catalogue.not_written else []
     if problems:
         raise SuperviseError(f"cannot put a checkpoint back into use: {problems[0]}", hint="Make the state directory writable for you.")
     if not is_known:

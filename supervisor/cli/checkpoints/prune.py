@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from checkpointing.catalogue import Catalogue
 from checkpointing.discover import find
 from checkpointing.manifest.documents import Manifests
+from checkpointing.rejections import Rejections
 from checkpointing.retention import prune as pruning
 from checkpointing.retention import rules
 from checkpointing.retention.aside import AsideRecord, size_of
@@ -25,7 +27,7 @@ from supervisor.checkpoints.origin.order import CheckpointOrder
 from supervisor.checkpoints.references import leads_to
 from supervisor.cli import stdio
 from supervisor.cli.checkpoints import mirror
-from supervisor.cli.checkpoints.records import DIRECTORY, MIRROR, named_or_latest_job, refuse_while_running, rejections_of
+from supervisor.cli.checkpoints.records import DIRECTORY, MIRROR, named_or_latest_job, refuse_while_running
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
 from supervisor.cli.jobs.job_files import find_job, state_root
 from supervisor.observe.ranks.path_patterns import pattern_of
@@ -62,7 +64,8 @@ def prune(settings: Settings, job: str, mirror_keep: int | None, *, dry_run: boo
         refuse_while_running(place)
     directory = place.directory / DIRECTORY
     policy = rules.RetentionPolicy(checkpoints.keep or rules.RetentionPolicy().newest, checkpoints.keep_every or None)
-    order = CheckpointOrder(directory, Manifests(str(directory))).order
+    catalogue = Catalogue(directory)
+    order = CheckpointOrder(catalogue, Manifests(catalogue)).order
     gone = Copies(str(directory), 0, order=order).prune(policy, dry_run=dry_run)
     for name in gone.removed:
         _say("copy", name, removed=not dry_run, as_json=as_json)
@@ -91,12 +94,13 @@ def _why_aside(change: AsideChange, undo: str) -> str:
 
 def _own(settings: Settings, directory: Path, policy: rules.RetentionPolicy) -> Iterator[pruning.Pruned]:
     """Yield those of the job's own checkpoints that a policy does not keep, place by place."""
-    rejections = rejections_of(directory)
+    catalogue = Catalogue(directory)
+    rejections = Rejections(catalogue)
     declared = {candidate.path for candidate in find(settings.checkpoints.paths, str(settings.cwd)).candidates}
-    discovered = from_logs.read_last_run(directory)
+    discovered = from_logs.read_last_run(catalogue)
     rows: dict[str, list[pruning.PruneRow]] = {}
-    manifests = Manifests(str(directory))
-    order = CheckpointOrder(directory, manifests).order()
+    manifests = Manifests(catalogue)
+    order = CheckpointOrder(catalogue, manifests).order()
     for manifest in manifests.all():
         seen = discovered.written_files(manifest.path, (manifest.made_unix_s + 1) * 10**9, manifest.identity)
         is_rejected = rejections.get(manifest.path, manifest.identity) is not None

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
+from checkpointing.catalogue import Catalogue
 from checkpointing.manifest.documents import Manifests
-from checkpointing.model import CheckpointingError
-from checkpointing.rejections import Rejections
 from supervisor.cli.jobs.job_files import find_job, places_in, state_root
 from supervisor.errors import SuperviseError
 from supervisor.observe.ranks import path_patterns
@@ -33,17 +32,9 @@ def records_of(settings: Settings, job: str | None, directory: str) -> Path | No
     above = os.path.abspath(directory)  # noqa: PTH100  a link stays as it is named
     for place in places_in(root):
         records = place.directory / DIRECTORY
-        if any(path_patterns.is_within(above, manifest.path) for manifest in Manifests(str(records)).all()):
+        if any(path_patterns.is_within(above, manifest.path) for manifest in Manifests(Catalogue(records)).all()):
             return records
     return None
-
-
-def rejections_of(directory: Path) -> Rejections:
-    """Return the rejected checkpoints that a job recorded. Raises SuperviseError if the record cannot be read."""
-    try:
-        return Rejections(directory)
-    except CheckpointingError as error:
-        raise SuperviseError(error.message, hint=error.hint) from error
 
 
 def refuse_while_running(place: JobFiles) -> None:

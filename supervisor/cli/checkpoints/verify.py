@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from checkpointing.catalogue import Catalogue
 from checkpointing.command_line import verdicts
 from checkpointing.command_line.output import Output
 from checkpointing.manifest.documents import Manifests
+from checkpointing.rejections import Rejections
 from checkpointing.retention.copies import Copies
 from checkpointing.select import newest
 from supervisor.checkpoints.origin.order import CheckpointOrder
 from supervisor.cli import stdio
-from supervisor.cli.checkpoints.records import records_of, rejections_of
+from supervisor.cli.checkpoints.records import records_of
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
 from supervisor.observe.ranks.path_patterns import is_within
 from supervisor.report.text import clean
@@ -79,14 +81,15 @@ def _selected(
     listing: Listing, records: Path, directory: str, cache: Cache, throttle: Throttle
 ) -> tuple[Selection, Sequence[tuple[str, str]]]:
     """Choose as a resume does, and return (path, reason) of what is rejected."""
-    rejections, manifests = rejections_of(records), Manifests(str(records))
+    catalogue = Catalogue(records)
+    rejections, manifests = Rejections(catalogue), Manifests(catalogue)
     rejected = {
         candidate.path: rejection.reason
         for candidate in listing.candidates
         if (rejection := rejections.get(candidate.path, candidate.identity)) is not None
     }
     free = replace(listing, candidates=tuple(candidate for candidate in listing.candidates if candidate.path not in rejected))
-    known = CheckpointOrder(records, manifests)
+    known = CheckpointOrder(catalogue, manifests)
     copies = Copies(str(records), 0, order=known.order, is_abandoned=known.is_abandoned)
     above = os.path.abspath(directory)  # noqa: PTH100 -- a link keeps its name
     spares = [spare for spare in copies.spares() if is_within(above, spare.original_path)]

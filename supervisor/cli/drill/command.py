@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import TYPE_CHECKING, Any, Final
+
 import click
 
 from supervisor.cli.drill import faults, resume
@@ -10,6 +13,22 @@ from supervisor.cli.drill.soak import run as soak
 from supervisor.cli.invocation import JOB, Invocation, setting_options
 from supervisor.errors import ExitCode, SuperviseError
 
+if TYPE_CHECKING:
+    from click import Context, Parameter
+
+
+class _Positive(click.FloatRange):
+    """A number above 0 that has an end: click takes nan and inf for numbers, and with them a drill would never be over."""
+
+    def convert(self, value: Any, param: Parameter | None, ctx: Context | None) -> float:  # noqa: ANN401  click's own signature
+        """Return the number, or have click refuse it."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is no number of hours, seconds or faults.", param, ctx)
+        return number
+
+
+_POSITIVE: Final = _Positive(min=0, min_open=True)
 #: The step that a drill with a fault waits for.
 _AT_STEP = 10
 
@@ -23,21 +42,21 @@ _AT_STEP = 10
 @click.option("--yes", is_flag=True, help="For nan and bitrot: the drill may damage the checkpoints that CMD writes.")
 @click.option(
     "--deadline-s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=_POSITIVE,
     default=1800.0,
     metavar="S",
     help="For resume: give up after this long (default: 1800).",
 )
 @click.option(
     "--hours",
-    type=click.FloatRange(min=0, min_open=True),
+    type=_POSITIVE,
     default=1.0,
     metavar="H",
     help="For soak: all of it takes at most H hours (default: 1).",
 )
 @click.option(
     "--rate",
-    type=click.FloatRange(min=0, min_open=True),
+    type=_POSITIVE,
     default=12.0,
     metavar="R",
     help="For soak: R faults for each hour in which CMD trains (default: 12).",

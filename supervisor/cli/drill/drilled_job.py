@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from supervisor.cli import stdio
 from supervisor.errors import ExitCode, SuperviseError
+from supervisor.guardian.libc import die_with_parent
 from supervisor.instrument._supervise_shim.layout import start_ticks_of
 from supervisor.job import identity
 from supervisor.journal import records
@@ -61,11 +62,15 @@ class DrilledJob:
         """Fork: the child is `supervise` as a person would start it. Nothing of ours runs in threads at this moment."""
         sys.stdout.flush()
         sys.stderr.flush()
+        drill = os.getpid()
         self.status, self.pid = None, os.fork()
         if self.pid:
             return
         code = int(ExitCode.BUG)
         try:
+            die_with_parent(signal.SIGTERM)  # a drill that is killed leaves no job that nobody knows of
+            if os.getppid() != drill:
+                os._exit(128 + signal.SIGTERM)
             self._prepare()
             from supervisor.run.start import run  # noqa: PLC0415 (the heavy part, in the child alone)
 

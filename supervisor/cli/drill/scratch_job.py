@@ -93,12 +93,12 @@ def own_settings(settings: Settings, name: str, scratch: ScratchDirectory) -> Se
     )
 
 
-def _require_out_of_reach(path: str, what: str) -> None:
+def _require_out_of_reach(path: str, subject: str) -> None:
     """Raise SuperviseError if a path lies where the drill's command may write."""
     place = scratch_directory.writable_above(path)
     if place:
         raise SuperviseError(
-            f"{what} where the drill cannot keep the command from writing: {path}, below {place}",
+            f"{subject} where the drill cannot keep the command from writing: {path}, below {place}",
             hint="Run the drill with a copy of your directory in another place, or set the variable of that cache to another place.",
             exit_code=ExitCode.USAGE,
         )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from health.checks.environment import misleading
-from health.probes.infiniband import ROCE_V2
+from health.nvidia.gids import nccl_choices
 from supervisor.cli import stdio
 from supervisor.cli.invocation import Invocation, setting_options
 from supervisor.cli.printing.node_facts import NodeFacts, node_facts
@@ -22,7 +22,7 @@ from supervisor.cli.printing.node_facts import NodeFacts, node_facts
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from health.probes.infiniband import Gid, Port
+    from health.probes.infiniband import Port
     from health.probes.nics import Nic
 
 #: NCCL takes interfaces with such names only where there is no other, those with the first only where it is there.
@@ -80,7 +80,7 @@ def _gids(ports: Sequence[Port]) -> Iterator[str]:
     if not ports or any(not port.gids or not all(gid.type for gid in port.gids) for port in ports):
         return  # a table, or a type in it, could not be read
     for is_ipv4 in (True, False):
-        of_ports = [routed(port.gids, is_ipv4=is_ipv4) for port in ports]
+        of_ports = [nccl_choices(port.gids, is_ipv4=is_ipv4) for port in ports]
         if all(of_ports):
             indices = " and ".join(map(str, sorted({gids[0].index for gids in of_ports})))
             if is_ipv4:
@@ -89,13 +89,8 @@ def _gids(ports: Sequence[Port]) -> Iterator[str]:
                 yield f"# RoCE v2 of an IPv6 address, at GID index {indices}: NCCL 2.21 and later finds it once it is told the family."
                 yield "NCCL_IB_ADDR_FAMILY=AF_INET6"
             return
-    names = ", ".join(_name(port) for port in ports if not routed(port.gids, is_ipv4=True))
+    names = ", ".join(_name(port) for port in ports if not nccl_choices(port.gids, is_ipv4=True))
     yield f"# {names}: no RoCE v2 GID of an address: NCCL takes one that no router passes on. `supervise doctor` says what helps."
-
-
-def routed(gids: Sequence[Gid], *, is_ipv4: bool) -> list[Gid]:
-    """Return the GIDs of RoCE v2 from which NCCL 2.21 and later chooses for the addresses of one family."""
-    return [gid for gid in gids if gid.type == ROCE_V2 and not gid.is_link_local and bool(gid.ipv4) == is_ipv4]
 
 
 def _name(port: Port) -> str:

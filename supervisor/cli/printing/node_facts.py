@@ -11,12 +11,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from health.checks.gpu.gpus import all_named, subjects
 from health.model import Ask
 from health.probes import infiniband, nics, system_files
 from health.probing.runner import OUTCOME, Runner
 from supervisor.core.values import Struct, replace
-from supervisor.node.visible_gpus import from_nvml, precision
+from supervisor.node.visible_gpus import from_nvml, in_container, node_gpus, precision
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,8 +32,8 @@ class NodeFacts(Struct, frozen=True):
 
     gpus: those that a job sees which this shell starts; 0 where none is there, or where their number is not known: no_gpus then says why.
     gpu_name: of them all, joined where they differ. precision: bf16, fp16 or fp32, "" where unknown. nvlinks: that are up on each GPU; None
-    where that is not known or differs. numa_nodes: of the GPUs, in order. cores: that this process may use. memory, shm: bytes of the node
-    or of its control group, and of /dev/shm; None where unknown.
+    where that is not known or differs. numa_nodes: of the GPUs, in order. cores: that this process may use. memory_bytes: of the node or
+    of its control group; shm_bytes: of /dev/shm; None where unknown.
     """
 
     node: str
@@ -45,8 +44,8 @@ class NodeFacts(Struct, frozen=True):
     nvlinks: int | None = None
     numa_nodes: tuple[int, ...] = ()
     cores: int | None = None
-    memory: int | None = None
-    shm: int | None = None
+    memory_bytes: int | None = None
+    shm_bytes: int | None = None
     nics: tuple[nics.Nic, ...] = ()
     ports: tuple[infiniband.Port, ...] = ()
 
@@ -66,7 +65,7 @@ class NodeFacts(Struct, frozen=True):
             ranks = f"{self.ranks} ranks" if self.ranks > 1 else "1 rank"
             workers = max(0, self.cores // self.ranks - 1)
             lines.append(f"Loaders: {self.cores} processors for {ranks}: DataLoader(num_workers={workers}) at most, beside the rank.")
-        sizes = {"memory": self.memory, "shared memory, in which workers hand batches over": self.shm}
+        sizes = {"memory": self.memory_bytes, "shared memory, in which workers hand batches over": self.shm_bytes}
         known = [f"{size / self.ranks / _GIB:.3g} GiB of {name}" for name, size in sizes.items() if size is not None]
         if known:
             lines.append(f"For each rank: {', '.join(known)}.")
@@ -95,8 +94,8 @@ def node_facts(
     return replace(
         _gpu_facts(now, environ, root),
         cores=_cores(now),
-        memory=_least(now.table("host.memory").get("total"), now.table("cgroup.memory").get("limit")),
-        shm=_least(now.table("host.shm").get("total")),
+        memory_bytes=_least(now.table("host.memory").get("total"), now.table("cgroup.memory").get("limit")),
+        shm_bytes=_least(now.table("host.shm").get("total")),
         nics=interfaces,
         ports=ports,
     )
@@ -105,10 +104,9 @@ def node_facts(
 def _gpu_facts(now: Readings, environ: Mapping[str, str], root: Path) -> NodeFacts:
     """Return the node with its GPUs alone."""
     node = platform.node()
-    rows = [subject.removeprefix("gpu:") for subject in subjects(now)]
-    is_narrowed = "CUDA_VISIBLE_DEVICES" in environ or environ.get("NVIDIA_VISIBLE_DEVICES") == "none"
     # GPUs of several kinds have no known order, but all the same a number
-    uuids = [gpu.uuid for gpu in from_nvml(now, environ)] or ([] if is_narrowed or not all_named(now) else rows)
+    here = () if "CUDA_VISIBLE_DEVICES" in environ else in_container(node_gpus(now), environ)
+    uuids = [gpu.uuid for gpu in from_nvml(now, environ) or here]
     chosen = [f"gpu:{uuid}" for uuid in uuids]
     tables = [now.table("gpu.identity", subject) for subject in chosen]
     if any(_is_split(now, subject) for subject in chosen):

@@ -14,7 +14,7 @@ import click
 from supervisor.cli import stdio
 from supervisor.cli.invocation import BEFORE_CMD, JOB, Invocation, json_option, setting_options
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.report import start_plan
+from supervisor.report import plan_page, start_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,14 +33,14 @@ _DEADLINE_S = 5.0
 @click.option("--fit", is_flag=True, help="Show which micro-batch fits into a GPU: by the newest checkpoint and what a run needed.")
 @json_option
 def command(invocation: Invocation, *, cause: str | None, fit: bool, as_json: bool) -> int:
-    """It lists options without effect, ranks without a GPU, what in the script makes ranks wait or race, the knobs, and the ladders.
+    """It names options without effect, ranks without a GPU, and lines of the script at which ranks wait or race; then knobs and ladders.
 
     The options of a run stand before `plan`.
     """
     settings, words = invocation.settings_and_command()
     data = start_plan.document(settings, words, cause)
     data["warnings"] += _rank_places(settings, words)
-    lines = start_plan.text(data)
+    lines = plan_page.text(data)
     if fit:
         data["fit"], lines = _fit(settings, words)
     stdio.write(sys.stdout, json.dumps(data, indent=2, ensure_ascii=False) if as_json else "\n".join(lines))
@@ -60,9 +60,9 @@ def _rank_places(settings: Settings, words: Sequence[str]) -> list[str]:
 
     with closing(Runner()) as runner:
         now = runner.sweep(rank_places.PROBES, Ask(deadline_s=_DEADLINE_S))
-    asked = launchers.asked(words, os.environ, Path(settings.cwd))
-    found = rank_places.findings(asked, os.environ, now, os.sched_getaffinity(0))
-    return [f"{one.reason}: it does not start (78); write {one.command}" if one.blocks else one.reason for one in found]
+    planned = launchers.planned_ranks(words, os.environ, Path(settings.cwd))
+    places = rank_places.findings(planned, os.environ, now, os.sched_getaffinity(0))
+    return [f"{place.reason}: it does not start (78); write {place.command}" if place.blocks else place.reason for place in places]
 
 
 def _fit(settings: Settings, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

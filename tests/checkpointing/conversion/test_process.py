@@ -44,10 +44,10 @@ def test_memory_beyond_the_largest_tensors_is_refused_by_the_kernel() -> None:
     ],
 )
 def test_what_a_person_can_mend_is_said_with_what_helps(error: Exception, message: str, hint: str) -> None:
-    said = process._failure(error)  # noqa: SLF001  the table of its endings
-    assert said is not None
-    assert message in said[0]
-    assert hint in said[1]
+    failure = process._failure(error)  # noqa: SLF001  the table of its endings
+    assert failure is not None
+    assert message in failure[0]
+    assert hint in failure[1]
 
 
 def test_an_error_of_ours_is_no_message_for_a_person() -> None:

@@ -126,6 +126,29 @@ def test_a_tensor_alone_is_called_value(tmp_path: Path) -> None:
     assert held(tmp_path / "b") == rows({"value": W})
 
 
+class Net(torch.nn.Module):
+    """A model of a training script, with a buffer that its state does not have."""
+
+    def __init__(self) -> None:
+        """Build it."""
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+        self.register_buffer("passing", torch.ones(1), persistent=False)
+
+
+def test_a_model_that_was_saved_as_an_object_has_its_state(tmp_path: Path) -> None:
+    model = Net()
+    convert(saved(tmp_path, {"model": model, "epoch": 1}), tmp_path / "b", "safetensors")
+    assert held(tmp_path / "b") == rows(model.state_dict())
+
+
+def test_a_pickle_of_another_protocol_is_refused_with_what_helps(tmp_path: Path) -> None:
+    torch.save({"w": W}, tmp_path / "a.pt", pickle_protocol=4)
+    with pytest.raises(CheckpointingError, match="cannot be read without running its code") as caught:
+        convert(tmp_path / "a.pt", tmp_path / "b", "torch")
+    assert "save it again" in caught.value.hint
+
+
 def test_nothing_but_values_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointingError, match="there is no tensor"):
         convert(saved(tmp_path, {"epoch": 3}), tmp_path / "b", "torch")
@@ -134,6 +157,31 @@ def test_nothing_but_values_is_refused(tmp_path: Path) -> None:
 def test_a_sparse_tensor_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointingError, match="only dense tensors"):
         convert(saved(tmp_path, {"w": W.to_sparse()}), tmp_path / "b", "torch")
+
+
+def test_the_numbers_of_a_lazy_conjugate_are_written_as_the_program_saw_them(tmp_path: Path) -> None:
+    number = torch.tensor([1 + 2j, 3 - 4j])
+    other = number.clone()  # torch.save keeps no tensor of two types
+    convert(saved(tmp_path, {"plain": number, "conj": number.conj(), "negative": other.conj().imag}), tmp_path / "b.pt", "torch")
+    back = torch.load(tmp_path / "b.pt", weights_only=True)
+    assert torch.equal(back["plain"], number)
+    assert back["conj"].tolist() == [1 - 2j, 3 + 4j]
+    assert back["negative"].tolist() == [-2.0, 4.0]
+
+
+@pytest.mark.parametrize("name", ["__metadata__", "half\udcff"])
+def test_a_name_that_safetensors_cannot_hold_is_refused(tmp_path: Path, name: str) -> None:
+    source = saved(tmp_path, {name: W, "b": B})
+    with pytest.raises(CheckpointingError, match="no tensor with this name"):
+        convert(source, tmp_path / "c", "safetensors")
+    assert convert(source, tmp_path / "b.pt", "torch")["tensors"] == 2
+
+
+def test_a_path_that_torch_cannot_open_is_named(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"b": B}).rename(tmp_path / "a\udcff.pt")
+    with pytest.raises(CheckpointingError, match="not UTF-8") as refusal:
+        convert(path, tmp_path / "c", "safetensors")
+    assert "rename" in refusal.value.hint
 
 
 def test_joined_names_that_are_the_same_are_refused(tmp_path: Path) -> None:
@@ -202,7 +250,7 @@ def test_accelerates_directories_of_fsdp_become_model_and_optimizer(tmp_path: Pa
     torch.save({"step": 1}, place / "random_states_0.pkl")
     answer = convert(place, tmp_path / "b", "safetensors")
     assert held(tmp_path / "b") == rows({"w": W})
-    assert answer["left_out"] == ["the file random_states_0.pkl", "optimizer: 1 tensors, 1.2e-05 MB"]
+    assert answer["left_out"] == ["the file random_states_0.pkl", "optimizer: 1 tensor, 12 bytes"]
 
 
 def test_the_files_of_one_save_stand_below_their_names(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pickle
@@ -55,6 +56,60 @@ def test_whatever_torch_saves_is_verified(sound_object: object, tmp_path: Path) 
     torch.save(sound_object, path)
     found = verify(str(path))
     assert (found.verdict, found.reason, found.level) == (Verdict.VERIFIED, "", "structure")
+
+
+class Refuses:
+    """An object that cannot be pickled, as a lock or a generator that a script put into its state."""
+
+    def __reduce__(self) -> tuple[object, ...]:  # noqa: D105 (its class says it)
+        raise RuntimeError("this cannot be pickled")
+
+
+class FullDisk(io.FileIO):
+    """A file on a disk that takes `left` bytes more."""
+
+    left = 0
+
+    def write(self, data: Any) -> int:  # noqa: ANN401, D102 -- io's
+        taken = min(self.left, len(data))
+        super().write(bytes(data)[:taken])
+        self.left -= taken
+        if taken < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return taken
+
+
+@pytest.mark.parametrize("first", ["refused", "a large tensor, and then refused"])
+def test_a_save_that_raised_left_a_torn_file_though_it_is_a_whole_zip(tmp_path: Path, first: str) -> None:
+    state = {"w": torch.ones(100_000), "last": Refuses()} if first != "refused" else {"first": Refuses()}
+    path = tmp_path / "ckpt.pt"
+    with pytest.raises(RuntimeError):
+        torch.save(state, path)
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+    found = verify(str(path))
+    assert (found.verdict, found.reason[:5]) == (Verdict.BAD, "torn:")
+    renamed = path.rename(tmp_path / "pytorch_model.bin")
+    assert verify(str(renamed)).verdict is Verdict.BAD
+
+
+@pytest.mark.parametrize("left", [0, 1, 30, 70, 100, 2000, 50_000])
+def test_a_save_for_which_the_disk_was_full_left_a_torn_file(tmp_path: Path, left: int) -> None:
+    path = tmp_path / "ckpt.pt"
+    with FullDisk(path, "w") as file:
+        file.left = left
+        with pytest.raises((OSError, RuntimeError)):
+            torch.save({"step": 1, "w": torch.ones(100_000)}, file)
+    assert verify(str(path)).verdict is Verdict.BAD
+
+
+@pytest.mark.parametrize(
+    ("name", "right"), [("ckpt.pt", Verdict.BAD), ("m.ckpt", Verdict.BAD), ("model.bin", Verdict.BAD), ("data.zip", Verdict.FOREIGN)]
+)
+def test_an_empty_zip_is_torn_where_its_name_is_a_checkpoint_s(tmp_path: Path, name: str, right: Verdict) -> None:
+    with zipfile.ZipFile(tmp_path / name, "w"):
+        pass
+    assert verify(str(tmp_path / name)).verdict is right
 
 
 def archived(**members: bytes) -> bytes:
@@ -364,7 +419,7 @@ def test_other_files(tmp_path: Path, content: bytes, suffix: str, verdict: Verdi
 
 def test_other_zips_are_no_checkpoints(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
-    for names in (("a/b.txt",), ("x/data.pkl", "x/constants.pkl", "x/version", "x/code/__torch__.py"), ()):  # the second: TorchScript
+    for names in (("a/b.txt",), ("x/data.pkl", "x/constants.pkl", "x/version", "x/code/__torch__.py")):  # the second: TorchScript
         with zipfile.ZipFile(path, "w") as archive:
             for name in names:
                 archive.writestr(name, "x")

@@ -180,7 +180,7 @@ class Process:
 
     def mirror(self, path: Path, described: Path, step: int = 100) -> None:
         """Ask for a checkpoint."""
-        self.send({"cmd": "mirror", "path": str(path), "step": step, "manifest": str(described)})
+        self.send({"cmd": "mirror", "path": str(path), "step": step, "manifest": described.read_text(encoding="ascii")})
 
     def wait_for(self, ev: str, deadline_s: float = 60.0, **members: Any) -> dict[str, Any]:  # noqa: ANN401 -- as above
         """Return the first event of this name and with these members that has not been returned yet."""

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from checkpointing.catalogue import Catalogue
 from checkpointing.manifest import check, documents
 from checkpointing.manifest.documents import Manifests
 from checkpointing.retention import rules
 from checkpointing.retention.copies import Copies
 from checkpointing.verification import verify
+from supervisor.checkpoints.discovery.record import LOGGED, WRITE, LoggedRun, Write
 from supervisor.checkpoints.mirror import process
 from supervisor.cli.checkpoints import mirror as checkpoint_mirror
 from supervisor.cli.checkpoints import prune
@@ -107,7 +109,8 @@ def test_what_would_go_is_printed_and_the_jobs_own_are_left_to_its_supervisor(
     state = tmp_path / "state" / "job" / "nodes" / "here"
     (state / "checkpoints").mkdir(parents=True)
     (state / "journal.jsonl").touch()
-    manifests, copies = Manifests(str(state / "checkpoints")), Copies(str(state / "checkpoints"), 1 << 30)
+    catalogue = Catalogue(state / "checkpoints", is_writer=True)
+    manifests, copies = Manifests(catalogue), Copies(str(state / "checkpoints"), 1 << 30)
     writes = []
     for step in (1, 2, 3):
         path = saved(tmp_path, step)
@@ -115,11 +118,10 @@ def test_what_would_go_is_printed_and_the_jobs_own_are_left_to_its_supervisor(
         assert manifests.put(made)
         shutil.copyfile(path, tmp_path / "latest.pt")  # copies are kept of what is written again and again
         assert copies.keep(check.build(verify(str(tmp_path / "latest.pt"))), rules.RetentionPolicy(3)).copy is not None
-        after = [made.identity.dev, made.identity.ino, made.identity.size, made.identity.mtime_ns]
-        flags = {"interrupted": False, "created_by_job": True, "logged_before_close": False}
-        writes.append({"path": path, "attempt": 1, "t": 1.0, "before": None, "after": after, **flags})
-    learnt = {"version": 1, "run": "run-1", "places": [], "writes": writes, "made": {}}
-    (state / "checkpoints" / "learned.json").write_text(json.dumps(learnt))
+        after = (made.identity.dev, made.identity.ino, made.identity.size, made.identity.mtime_ns)
+        writes.append(Write(path, attempt=1, t=1.0, after=after, created_by_job=True))
+    catalogue.put(WRITE, *writes)
+    catalogue.put(LOGGED, LoggedRun("run-1"))
     paths = (str(tmp_path / "ckpt" / "*.pt"),)
     keeping = dataclasses.replace(settings, checkpoints=dataclasses.replace(settings.checkpoints, keep=1, paths=paths, mirror=()))
     assert prune.prune(keeping, "job", None, dry_run=True, as_json=True) == 0

@@ -34,6 +34,7 @@ from supervisor.job.job import Job
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from checkpointing.manifest.documents import Manifest
     from supervisor.checkpoints.recording.reports import CheckpointReport
 
 NOTHING = RestoreAnswer("nothing")
@@ -75,9 +76,9 @@ class Sent:
     def __init__(self, names: list[str]) -> None:
         self.names = names
 
-    def send(self, path: str, _step: int | None, _manifest: str) -> None:
+    def send(self, manifest: Manifest) -> None:
         """Take one."""
-        self.names.append(path.rpartition("/")[2])
+        self.names.append(manifest.path.rpartition("/")[2])
 
     def is_sending(self, _path: str, _content: str) -> bool:
         """Nothing waits."""

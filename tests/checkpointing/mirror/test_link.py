@@ -13,6 +13,7 @@ import pytest
 from checkpointing.manifest import documents
 from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.spool import Spool
+from checkpointing.model import Identity
 from supervisor.checkpoints.mirror import restore_process
 from supervisor.checkpoints.mirror.process import MirrorLink
 from supervisor.config.settings import Settings
@@ -61,13 +62,13 @@ def linked(job: Job) -> Iterator[tuple[MirrorLink, list[Mapping[str, Any]]]]:
 
 def test_a_process_that_was_killed_is_started_again_and_brings_what_was_asked(job: Job, tmp_path: Path) -> None:
     path = tmp_path / "ckpt" / "step_1.pt"
-    described = save(path, 1 << 20, 1)
+    described = documents.read(str(save(path, 1 << 20, 1)))
     with linked(job) as (link, events):
         wait_for(lambda: any(row["ev"] == "ready" for row in events), "the process")
         process = link._process  # noqa: SLF001 -- whom to kill
         assert process is not None
         os.kill(process.pid, signal.SIGSTOP)  # it is asked, and dies before it can hold it
-        link.send(str(path), 1, str(described))
+        link.send(described)
         assert link.is_sending(str(path), "any")
         os.kill(process.pid, signal.SIGKILL)
         wait_for(lambda: any(row["ev"] == "uploaded" for row in events), "the upload by the next process")
@@ -78,8 +79,9 @@ def test_a_process_that_was_killed_is_started_again_and_brings_what_was_asked(jo
 
 def test_of_two_saves_to_one_path_the_second_waits_until_it_is_held_too(job: Job) -> None:
     link = MirrorLink(job, lambda _row: None)
+    last = documents.Manifest("last", is_tree=False, layout="torch_zip", files=(), path="/ckpt/last", identity=Identity(1, 2, 3, 4), step=1)
     for _ in range(2):
-        link.send("/ckpt/last", 1, "/manifest")
+        link.send(last)
     assert link.backlog() == (1, 0), "one path"
     for row in ({"ev": "spooled"}, {"ev": "alert", "what": "dropped"}):
         link._note({**row, "path": "/ckpt/last"})  # type: ignore[typeddict-item, arg-type]  # noqa: SLF001  of the first, from the process
@@ -90,13 +92,13 @@ def test_of_two_saves_to_one_path_the_second_waits_until_it_is_held_too(job: Job
 
 def test_a_process_that_dies_as_the_run_ends_is_started_once_more_to_bring_the_rest(job: Job, tmp_path: Path) -> None:
     path = tmp_path / "ckpt" / "step_1.pt"
-    described = save(path, 1 << 20, 1)
+    described = documents.read(str(save(path, 1 << 20, 1)))
     with linked(job) as (link, events):
         wait_for(lambda: any(row["ev"] == "ready" for row in events), "the process")
         process = link._process  # noqa: SLF001 -- whom to kill
         assert process is not None
         os.kill(process.pid, signal.SIGSTOP)
-        link.send(str(path), 1, str(described))
+        link.send(described)
         os.kill(process.pid, signal.SIGKILL)
         wait_for(lambda: any(row["ev"] == "died" for row in events), "it is known to be dead, and the next one waits a second")
         assert link.close(30.0) == 0
@@ -113,10 +115,10 @@ def test_a_configuration_that_is_none_is_not_tried_again(job: Job) -> None:
 
 def test_a_spool_that_a_predecessor_still_holds_is_waited_for(job: Job, tmp_path: Path) -> None:
     path = tmp_path / "ckpt" / "step_1.pt"
-    described = save(path, 1000, 1)
+    described = documents.read(str(save(path, 1000, 1)))
     held = Spool(str(job.state / "spool"))
     with linked(job) as (link, events):
-        link.send(str(path), 1, str(described))
+        link.send(described)
         wait_for(lambda: link._n_held > 0, "a start that meets the other process")  # noqa: SLF001 -- no event reports it
         held.close()
         wait_for(lambda: any(row["ev"] == "uploaded" for row in events), "the upload by the next process")
@@ -171,32 +173,31 @@ def test_a_checkpoint_that_waits_while_nothing_moves_is_an_alert_once() -> None:
 
 def test_how_long_a_checkpoint_waits_is_known_from_the_asking_until_bytes_move(job: Job, tmp_path: Path) -> None:
     path = tmp_path / "ckpt" / "step_1.pt"
-    described = save(path, 1000, 1)
+    described = documents.read(str(save(path, 1000, 1)))
     with linked(job) as (link, events):
         wait_for(lambda: any(row["ev"] == "ready" for row in events), "the process")
         process = link._process  # noqa: SLF001 -- whom to stop
         assert process is not None
         assert (link.waits_s(), link.behind_s()) == (0, 0)
         os.kill(process.pid, signal.SIGSTOP)
-        link.send(str(path), 1, str(described))
+        link.send(described)
         wait_for(lambda: link.waits_s() > 0.2, "the time that it waits")
         assert link.behind_s() > 0.2
         os.kill(process.pid, signal.SIGCONT)
         wait_for(lambda: any(row["ev"] == "uploaded" for row in events), "the upload")
         wait_for(lambda: link.waits_s() == link.behind_s() == 0, "nothing that waits")
-        link.send(str(path), 1, str(tmp_path / "gone.json"))
+        link.send(dataclasses.replace(described, path=str(tmp_path / "gone.pt")))
         wait_for(lambda: any(row.get("what") == "refused" for row in events), "the refusal")
         assert link.waits_s() == 0, "nobody waits for what was refused"
 
 
 def test_a_node_that_sent_its_part_first_learns_with_its_next_one_that_the_mirror_has_the_whole(job: Job, tmp_path: Path) -> None:
-    backend, described = open_backend(str(tmp_path / "mirror")), tmp_path / "part.json"
+    backend = open_backend(str(tmp_path / "mirror"))
     with linked(job) as (link, events):
         for n_sent, save_name in ((1, SAVE), (2, OTHER)):
             home = tmp_path / save_name
             nodes = Nodes(home, node_parts.save_whole(home / "whole" / "step_40", seed=n_sent), backend, save_name)
-            described.write_bytes(documents.encode(nodes.part(0)))
-            link.send(str(nodes.paths[0]), 40, str(described))
+            link.send(nodes.part(0))
             wait_for(lambda n=n_sent: [row["key"] for row in events if row["ev"] == "uploaded"] == [""] * n, "the part")  # type: ignore[misc]
             if n_sent == 1:
                 assert nodes.send(1)

@@ -248,7 +248,7 @@ def test_nonsense_is_refused_and_the_next_command_is_executed(place: Place) -> N
     with Process(place) as process:
         process.send({"cmd": "mirror"})
         assert process.wait_for("alert", what="refused")["hint"].startswith("report this")
-        process.mirror(path, place.home / "none.json")
+        process.send({"cmd": "mirror", "path": str(path), "step": 1, "manifest": "{"})
         assert "the manifest belongs to it" in process.wait_for("alert", what="refused")["hint"]
         process.mirror(path, save(path, 100))
         process.wait_for("uploaded")

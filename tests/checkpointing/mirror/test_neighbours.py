@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from checkpointing.io.reader import FileReader
+    from checkpointing.manifest.documents import Manifest
     from supervisor.checkpoints.recording.watcher import CheckpointWatcher
 
 
@@ -46,9 +47,9 @@ class Node:
         self.watcher: CheckpointWatcher = watcher
         self.watcher._quiet_s = 0.1  # noqa: SLF001 -- nobody writes here
 
-    def send(self, path: str, _step: int | None, _manifest: str) -> None:
+    def send(self, manifest: Manifest) -> None:
         """Take what the mirror gets."""
-        self.sent.append(path.rpartition("/")[2])
+        self.sent.append(manifest.path.rpartition("/")[2])
 
     def is_sending(self, _path: str, _content: str) -> bool:
         """Nothing is kept for the mirror."""

@@ -11,6 +11,8 @@ from tests.checkpoints.test_repair import JobOnDisk, disk
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from checkpointing.manifest.documents import Manifest
+
 __all__ = ["disk"]
 
 
@@ -32,9 +34,9 @@ class UploadList:
         """No node has a part of a save."""
         return frozenset()
 
-    def send(self, path: str, step: int | None, manifest: str) -> None:  # noqa: ARG002  the protocol's
+    def send(self, manifest: Manifest) -> None:
         """Take a checkpoint."""
-        self.sent.append(path.rpartition("/")[2])
+        self.sent.append(manifest.path.rpartition("/")[2])
 
 
 def found(disk: JobOnDisk, path: Path, uploads: UploadList) -> None:

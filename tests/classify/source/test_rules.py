@@ -179,5 +179,9 @@ def test_what_is_no_script_by_its_size_or_depth_has_nothing() -> None:
         f"elif a == {n}:\n    dist.barrier()\n" for n in range(500)
     )
     assert findings(chain.encode()) == ()
+    circles = "import torch.distributed as dist\n" + "a = b and c\nb = c and a\nc = a\n" * 200 + "if a == 0 or b:\n    dist.barrier()\n"
+    assert findings(circles.encode()) == ()
+    returns = "".join(f"def f{n}():\n" + "".join(f"    return f{m}()\n" for m in range(40)) for n in range(40))
+    assert findings(f"import torch.distributed as dist\n{returns}if f0():\n    dist.barrier()\n".encode()) == ()
     calls = "import torch\n" + "".join(f"def f{n}():\n    f{n + 1}()\n    f{n + 2}()\n    torch.save(1, p)\n" for n in range(1000))
     assert findings(calls.encode()) == ()

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NOTHING = NodeFacts("login1", no_gpus="no GPU is visible here")
-ONE = NodeFacts("n1", gpus=1, gpu_name="NVIDIA H200", precision="bf16", cores=1, memory=64 << 30)
-EIGHT = NodeFacts("n1", 8, gpu_name="NVIDIA H200", precision="bf16", numa_nodes=(0, 1), cores=96, memory=2048 << 30, shm=512 << 30)
+ONE = NodeFacts("n1", gpus=1, gpu_name="NVIDIA H200", precision="bf16", cores=1, memory_bytes=64 << 30)
+EIGHT = NodeFacts(
+    "n1", 8, gpu_name="NVIDIA H200", precision="bf16", numa_nodes=(0, 1), cores=96, memory_bytes=2048 << 30, shm_bytes=512 << 30
+)
 OLD = NodeFacts("n1", gpus=2, gpu_name="Tesla V100", precision="fp16")
 OLDER = NodeFacts("n1", gpus=2, gpu_name="Tesla P100", precision="fp32")
 MIXED = NodeFacts("n1", gpus=2, gpu_name="A and B")

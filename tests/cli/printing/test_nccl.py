@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import subprocess
+from ipaddress import IPv6Address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from health.probes.infiniband import ROCE_V1, ROCE_V2, Gid, Port
+from health.nvidia.gids import ROCE_V1, ROCE_V2, Gid, nccl_choices
+from health.probes.infiniband import Port
 from health.probes.nics import Nic
 from supervisor.cli.printing import nccl
 from supervisor.cli.printing.node_facts import NodeFacts
@@ -166,7 +168,7 @@ def index_of_nccl(table: Sequence[Gid], length: int, wanted: int) -> int:
     by_index = {gid.index: gid for gid in table}
 
     def valid(index: int) -> bool:
-        return index in by_index and not by_index[index].is_link_local
+        return index in by_index and not IPv6Address(by_index[index].gid).is_link_local
 
     def family(index: int) -> int:
         return 4 if index in by_index and by_index[index].ipv4 else 6
@@ -190,5 +192,5 @@ def test_nccl_takes_the_gid_that_the_file_names() -> None:
         rows = [Gid(at, lot.choice((LINK, IPV4, GLOBAL)), lot.choice((ROCE_V1, ROCE_V2))) for at in range(length) if lot.random() < 0.8]
         for wanted in (4, 6):
             index = index_of_nccl(rows, length, wanted)
-            usable = [gid.index for gid in nccl.routed(rows, is_ipv4=wanted == 4)]
+            usable = [gid.index for gid in nccl_choices(rows, is_ipv4=wanted == 4)]
             assert not usable or index == usable[0], (rows, wanted)

@@ -55,7 +55,7 @@ def test_a_node_with_two_gpus_infiniband_and_a_card_for_storage(fake_nvml: FakeN
         "NCCL_IB_HCA==mlx5_0:1",
         "NCCL_SOCKET_IFNAME==eth1",
     ]
-    assert facts.memory is None, "nothing is taken from another place than the tree"
+    assert facts.memory_bytes is None, "nothing is taken from another place than the tree"
 
 
 def test_gpus_on_two_sockets(fake_nvml: FakeNvml, tmp_path: Path) -> None:  # noqa: F811

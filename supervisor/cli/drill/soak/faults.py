@@ -14,7 +14,7 @@ from checkpointing.io import staging
 from supervisor.cli.drill.drilled_job import is_alive, send
 from supervisor.cli.drill.soak.memory_group import ROOM_BYTES
 from supervisor.cli.drill.soak.neighbours import is_guardian
-from supervisor.cli.drill.soak.schedule import FaultKind
+from supervisor.cli.drill.soak.schedule import SoakFault
 from supervisor.core.model import Cause
 from supervisor.core.values import Struct
 from supervisor.guardian import process_tree
@@ -45,23 +45,23 @@ class FaultRow(Struct, frozen=True):
 
 
 _KILLED = frozenset({Cause.KILLED_UNKNOWN})
-ROWS: Final[Mapping[FaultKind, FaultRow]] = {
-    FaultKind.RANK: FaultRow("rank {rank} killed", _KILLED),
-    FaultKind.LAUNCHER: FaultRow("agent killed", _KILLED, absent="nothing stands between supervise and the ranks: no agent starts them"),
-    FaultKind.SUPERVISOR: FaultRow("supervisor killed", _KILLED),
-    FaultKind.STOP: FaultRow(
+ROWS: Final[Mapping[SoakFault, FaultRow]] = {
+    SoakFault.RANK: FaultRow("rank {rank} killed", _KILLED),
+    SoakFault.AGENT: FaultRow("agent killed", _KILLED, absent="nothing stands between supervise and the ranks: no agent starts them"),
+    SoakFault.SUPERVISOR: FaultRow("supervisor killed", _KILLED),
+    SoakFault.STOP: FaultRow(
         "rank {rank} stopped",
         frozenset({Cause.HANG_NO_ERROR}),
         absent=f"no rank made {_STEPS_BEFORE_STOP} steps in one attempt; before, a hang is looked for after hang.phase_s",
     ),
-    FaultKind.TORN: FaultRow("rank {rank} killed in a save", _KILLED, "save", "no save by torch.save or DCP was seen in training"),
-    FaultKind.LOADER: FaultRow(
+    SoakFault.TORN: FaultRow("rank {rank} killed in a save", _KILLED, "save", "no save by torch.save or DCP was seen in training"),
+    SoakFault.LOADER: FaultRow(
         "rank {rank}'s loader slow", frozenset(), "loader", "no batch was seen to come from a DataLoader of torch", goes_on=True
     ),
-    FaultKind.MEMORY: FaultRow(
+    SoakFault.OOM: FaultRow(
         "rank {rank} out of memory", frozenset({Cause.HOST_OOM, Cause.CUDA_OOM}), "step", "no optimizer of torch was seen to step"
     ),
-    FaultKind.DISK: FaultRow(
+    SoakFault.DISK: FaultRow(
         "rank {rank}'s disk full", frozenset({Cause.DISK_FULL}), "save", "no save by torch.save or DCP was seen in training", goes_on=True
     ),
 }
@@ -70,7 +70,7 @@ ROWS: Final[Mapping[FaultKind, FaultRow]] = {
 class Strike(Struct, frozen=True):
     """A fault that is in the job: when (Unix seconds), whose it is (-1: nobody's), and the ranks of before by number."""
 
-    kind: FaultKind
+    kind: SoakFault
     t: float
     rank: int
     ranks: Mapping[int, RankHeartbeat]
@@ -100,39 +100,39 @@ class Faults:
         self._job, self._group = job, group
         self._orders = 0
 
-    def possible(self, kinds: Iterable[FaultKind], beats: Sequence[RankHeartbeat]) -> set[FaultKind]:
+    def possible(self, kinds: Iterable[SoakFault], beats: Sequence[RankHeartbeat]) -> set[SoakFault]:
         """Return which of these can be put into the job now."""
         possible = {kind for kind in kinds if not ROWS[kind].place or (self._job.scratch / f"drill-seen-{ROWS[kind].place}").exists()}
         if not any(beat.steps >= _STEPS_BEFORE_STOP for beat in beats):
-            possible.discard(FaultKind.STOP)
-        if self._launcher(beats) is None:
-            possible.discard(FaultKind.LAUNCHER)
+            possible.discard(SoakFault.STOP)
+        if self._agent(beats) is None:
+            possible.discard(SoakFault.AGENT)
         return possible
 
-    def strike(self, kind: FaultKind, rank: int, beats: Sequence[RankHeartbeat], wait: Callable[[Callable[[], Any]], Any]) -> Strike | None:
+    def strike(self, kind: SoakFault, rank: int, beats: Sequence[RankHeartbeat], wait: Callable[[Callable[[], Any]], Any]) -> Strike | None:
         """Put the fault into the job; None where the job had ended, or the time was over, before it could be.
 
         rank: whose fault it is; a save is that of the rank that saves first. beats: of all ranks. wait: asks until there is an answer.
         """
         ranks, now = {beat.rank: beat for beat in beats}, time.time()
-        if kind is FaultKind.SUPERVISOR:
+        if kind is SoakFault.SUPERVISOR:
             os.kill(self._job.pid, signal.SIGKILL)  # a child that nobody has waited for: the pid is still its
             return Strike(kind, now, -1, ranks)
-        if kind is FaultKind.LAUNCHER:
-            launcher = self._launcher(beats)
-            sent = launcher is not None and send(*launcher, signal.SIGKILL)
+        if kind is SoakFault.AGENT:
+            agent = self._agent(beats)
+            sent = agent is not None and send(*agent, signal.SIGKILL)
             return Strike(kind, now, -1, ranks) if sent else None
-        if kind in {FaultKind.RANK, FaultKind.STOP}:
-            sent = send(ranks[rank].pid, ranks[rank].start_ticks, signal.SIGKILL if kind is FaultKind.RANK else signal.SIGSTOP)
+        if kind in {SoakFault.RANK, SoakFault.STOP}:
+            sent = send(ranks[rank].pid, ranks[rank].start_ticks, signal.SIGKILL if kind is SoakFault.RANK else signal.SIGSTOP)
             return Strike(kind, now, rank, ranks) if sent else None
         return self._order(kind, None if ROWS[kind].place == "save" else rank, wait)
 
-    def _order(self, kind: FaultKind, rank: int | None, wait: Callable[[Callable[[], Any]], Any]) -> Strike | None:
+    def _order(self, kind: SoakFault, rank: int | None, wait: Callable[[Callable[[], Any]], Any]) -> Strike | None:
         """Order the ranks to do it, and await the one that takes it."""
         self._orders += 1
         order, taken = self._job.scratch / "drill-order", self._job.scratch / f"drill-struck-{self._orders}"
         content: dict[str, Any] = {"number": self._orders, "kind": kind.value, "rank": rank}
-        if kind is FaultKind.MEMORY and self._group is not None:
+        if kind is SoakFault.OOM and self._group is not None:
             content |= {"kind": "memory", "bytes": self._group.tighten() + 4 * ROOM_BYTES}
         staging.write(str(order), json.dumps(content).encode(), is_durable=False)
 
@@ -153,11 +153,11 @@ class Faults:
         """Take back what is left of a fault: a limit, a stopped rank."""
         if self._group is not None:
             self._group.loosen()
-        if strike.kind is FaultKind.STOP:
+        if strike.kind is SoakFault.STOP:
             beat = strike.ranks[strike.rank]
             send(beat.pid, beat.start_ticks, signal.SIGCONT)
 
-    def _launcher(self, beats: Iterable[RankHeartbeat]) -> tuple[int, int] | None:
+    def _agent(self, beats: Iterable[RankHeartbeat]) -> tuple[int, int] | None:
         """Return pid and start ticks of the process that started a rank, and is neither a rank nor the guardian."""
         ranks = {beat.pid for beat in beats}
         for beat in beats:

@@ -99,9 +99,9 @@ def unknown(why: str) -> LossComparison:
     return LossComparison(LossResult.UNKNOWN, f"cannot be compared, because {why}")
 
 
-def _compare_means(ours: Sequence[float], theirs: Sequence[float], where: str) -> LossComparison:
-    mean, quiet_mean = fmean(ours), fmean(theirs)
-    allowed = max(SPREADS * pstdev(theirs), SHARE * abs(quiet_mean))
+def _compare_means(soaked: Sequence[float], quiet: Sequence[float], where: str) -> LossComparison:
+    mean, quiet_mean = fmean(soaked), fmean(quiet)
+    allowed = max(SPREADS * pstdev(quiet), SHARE * abs(quiet_mean))
     is_near = abs(mean - quiet_mean) <= allowed
     text = f"{where} {mean:.4g} on average, and {quiet_mean:.4g} there, which may differ by {allowed:.2g}"
     return LossComparison(LossResult.NEAR if is_near else LossResult.DIFFERENT, f"{'near' if is_near else 'different'}: {text}")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 #: What the job may take beyond what it uses when memory is to run out.
 ROOM_BYTES: Final = 64 << 20
+_PREFIX: Final = "supervise-drill-"
 _V2: Final = 2
 _NO_LIMIT: Final = {1: "-1", _V2: "max"}
 
@@ -62,7 +63,9 @@ class MemoryGroup(Struct, frozen=True):
 def make() -> MemoryGroup | None:
     """Make the group; None where that is not permitted, or would not hold."""
     for own in (group for group in control_groups.read("memory") if group.own):  # not above it: a scheduler's limits stay in force
-        directory = own.directory / f"supervise-drill-{secrets.token_hex(4)}"
+        for left in own.directory.glob(f"{_PREFIX}*"):  # by a drill that was killed; one with processes stays
+            MemoryGroup(ControlGroup(left, own.version, own=True)).remove()
+        directory = own.directory / f"{_PREFIX}{secrets.token_hex(4)}"
         try:
             if own.version == _V2 and "memory" not in system_files.text(own.directory / "cgroup.subtree_control").split():
                 (own.directory / "cgroup.subtree_control").write_text("+memory")

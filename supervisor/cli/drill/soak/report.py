@@ -8,7 +8,7 @@ from typing import Final
 from supervisor.cli.drill.comparison import LossResult
 from supervisor.cli.drill.soak.faults import ROWS
 from supervisor.cli.drill.soak.losses import LossComparison
-from supervisor.cli.drill.soak.schedule import FaultKind
+from supervisor.cli.drill.soak.schedule import SoakFault
 from supervisor.core.values import Struct, field
 
 _HEADER: Final = ("#", "fault", "at step", "trains after", "steps again", "supervise said", "right")
@@ -31,7 +31,7 @@ class FaultResult(Struct):
     interrupted: the drill was ended first.
     """
 
-    kind: FaultKind
+    kind: SoakFault
     title: str
     step: int | None
     t: float = 0.0
@@ -66,7 +66,7 @@ class SoakReport(Struct):
     elapsed_s: float = 0.0
     new_steps_s: float = 0.0
     losses: LossComparison | None = None
-    left_out: dict[FaultKind, str] = field(default_factory=dict)
+    left_out: dict[SoakFault, str] = field(default_factory=dict)
     besides: Sequence[Decision] = ()
     ended: str = ""
     memory: str = ""
@@ -120,6 +120,6 @@ def _cells(number: int, fault: FaultResult) -> tuple[str, ...]:
     back = "not yet" if fault.interrupted else "never" if fault.back_s is None else f"{fault.back_s:.1f} s"
     if fault.ended_with is not None:
         back += f", ended with {fault.ended_with}"
-    said = "nothing" if decision is None else f"{decision.cause} ({decision.confidence:.2f}): {decision.plan}"
+    decided = "nothing" if decision is None else f"{decision.cause} ({decision.confidence:.2f}): {decision.plan}"
     again = "" if fault.again is None else str(fault.again)
-    return str(number), fault.title, "" if fault.step is None else str(fault.step), back, again, said, "yes" if fault.is_named else "no"
+    return str(number), fault.title, "" if fault.step is None else str(fault.step), back, again, decided, "yes" if fault.is_named else "no"

@@ -24,7 +24,7 @@ from supervisor.cli.drill.soak import losses, memory_group, neighbours
 from supervisor.cli.drill.soak.faults import ROWS, Faults
 from supervisor.cli.drill.soak.observation import Observation
 from supervisor.cli.drill.soak.report import FaultResult, SoakReport
-from supervisor.cli.drill.soak.schedule import FaultKind, Schedule, TimeBox
+from supervisor.cli.drill.soak.schedule import Schedule, SoakFault, TimeBox
 from supervisor.config.settings import Origin, with_values
 from supervisor.core.values import Struct, replace
 from supervisor.errors import ExitCode
@@ -102,8 +102,8 @@ class _Soak:
         self.report = SoakReport(seed, order.rate, order.hours)
         self._schedule = Schedule(seed, order.rate)
         self._box, self._began = TimeBox(order.hours * 3600), time.monotonic()
-        self._closed: set[FaultKind] = set()  # what is not put in again
-        self._unseen = set(FaultKind)  # what was not possible so far
+        self._closed: set[SoakFault] = set()  # what is not put in again
+        self._unseen = set(SoakFault)  # what was not possible so far
         self._told = self._began
         self._job: DrilledJob
         self._observed: Observation
@@ -116,8 +116,8 @@ class _Soak:
         report = self.report
         stdio.say(f"drill: soak of {report.hours:g} h, {report.rate:g} faults for each hour of training, seed {report.seed}")
         if self._settings.hang.action == "warn":
-            self._closed.add(FaultKind.STOP)
-            report.left_out[FaultKind.STOP] = "with --on-hang warn a rank that is stopped is reported, and stays stopped"
+            self._closed.add(SoakFault.STOP)
+            report.left_out[SoakFault.STOP] = "with --on-hang warn a rank that is stopped is reported, and stays stopped"
         if group is None:
             report.memory = "no control group can be made here, so torch.OutOfMemoryError was raised, once at most"
         scratch = make_scratch()
@@ -203,11 +203,11 @@ class _Soak:
             return False
         self._beginning()  # or nobody knows which steps are lost
         beats = self._observed.beats()
-        possible = faults.possible(set(FaultKind) - self._closed, beats)
+        possible = faults.possible(set(SoakFault) - self._closed, beats)
         self._unseen -= possible
         kind = self._schedule.kind({kind for kind in possible if self._left_s() >= self._need_s(kind)})
         if kind is None:
-            return any(self._left_s() >= self._need_s(other) for other in set(FaultKind) - self._closed)
+            return any(self._left_s() >= self._need_s(other) for other in set(SoakFault) - self._closed)
         rank = self._schedule.rank({beat.rank for beat in beats})
         step = self._observed.step()
         strike = faults.strike(kind, rank, beats, lambda find: self._wait(find, lambda: self._left_s() - self._need_s(kind)))
@@ -224,13 +224,13 @@ class _Soak:
             faults.undo(strike)
             self._observed.is_disturbed = False
         self._account(strike, result)
-        if result.is_finding or (kind is FaultKind.MEMORY and self.report.memory):
+        if result.is_finding or (kind is SoakFault.OOM and self.report.memory):
             self._closed.add(kind)
         return is_going
 
     def _recover(self, strike: Strike, result: FaultResult) -> bool:
         """Await that all ranks train again; False if the job does not go on."""
-        if strike.kind is FaultKind.SUPERVISOR:
+        if strike.kind is SoakFault.SUPERVISOR:
             self._job.wait(self._job.has_ended)
             self._observed.start()  # as systemd or the scheduler would
         is_back = self._wait(lambda: strike.is_over(self._observed.beats()), self._all_s)
@@ -288,10 +288,10 @@ class _Soak:
         """Return what is left of the hours."""
         return self._box.left_s(self._elapsed_s, with_quiet_run=False)
 
-    def _need_s(self, kind: FaultKind) -> float:
+    def _need_s(self, kind: SoakFault) -> float:
         """Return what the job needs to come back from a fault, as far as is known by now."""
         known_s = max((fault.back_s for fault in self.report.faults if fault.kind is kind and fault.back_s is not None), default=None)
-        return self._box.need_s(known_s, self._settings.hang.train_s if kind is FaultKind.STOP else 0.0)
+        return self._box.need_s(known_s, self._settings.hang.train_s if kind is SoakFault.STOP else 0.0)
 
     def _wait(self, find: Callable[[], T | None], left_s: Callable[[], float]) -> T | None:
         """Return what `find` returns first; None if the job ended, or nothing was left of the time. The job is looked at meanwhile."""
@@ -316,7 +316,7 @@ class _Soak:
         observed.look()
         report.elapsed_s, report.new_steps_s = self._elapsed_s, observed.new_steps_s
         struck = {fault.kind for fault in report.faults}
-        for kind in FaultKind if self._box.first_start_s else ():
+        for kind in SoakFault if self._box.first_start_s else ():
             if kind in self._unseen and ROWS[kind].absent:
                 report.left_out.setdefault(kind, ROWS[kind].absent)
             elif kind not in struck:

@@ -25,16 +25,16 @@ BACK_SLACK: Final = 1.5
 FIRST_STARTS: Final = 2.0
 
 
-class FaultKind(StrEnum):
+class SoakFault(StrEnum):
     """What is done to the job."""
 
     RANK = "rank"
-    LAUNCHER = "agent"
+    AGENT = "agent"
     SUPERVISOR = "supervisor"
     STOP = "stop"
     TORN = "torn"
     LOADER = "loader"
-    MEMORY = "oom"
+    OOM = "oom"
     DISK = "disk"
 
 
@@ -43,18 +43,18 @@ class Schedule:
 
     def __init__(self, seed: int, per_hour: float) -> None:
         self._random, self._mean_s = random.Random(seed), 3600.0 / per_hour  # noqa: S311  a draw that can be repeated, no secret
-        self._deck: list[FaultKind] = []
+        self._deck: list[SoakFault] = []
 
     def gap_s(self) -> float:
         """Return how long the job trains until the next fault, in seconds."""
         return self._random.expovariate(1.0 / self._mean_s)
 
-    def kind(self, possible: Collection[FaultKind]) -> FaultKind | None:
+    def kind(self, possible: Collection[SoakFault]) -> SoakFault | None:
         """Return the next kind among those that are possible now, None if none is."""
         if not possible:
             return None
         while not any(kind in possible for kind in self._deck):
-            more = list(FaultKind)
+            more = list(SoakFault)
             self._random.shuffle(more)
             self._deck += [kind for kind in more if kind not in self._deck]
         kind = next(kind for kind in self._deck if kind in possible)

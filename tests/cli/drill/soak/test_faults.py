@@ -9,7 +9,7 @@ import pytest
 
 from supervisor.cli.drill.drilled_job import DrilledJob
 from supervisor.cli.drill.soak.faults import Faults, Strike
-from supervisor.cli.drill.soak.schedule import FaultKind
+from supervisor.cli.drill.soak.schedule import SoakFault
 from supervisor.config.settings import Settings
 from supervisor.core.model import Phase
 from supervisor.core.values import replace
@@ -36,30 +36,30 @@ def earlier(rank: int) -> RankHeartbeat:
 
 
 def test_a_job_is_back_when_each_rank_is_a_new_process_that_made_a_step() -> None:
-    strike = Strike(FaultKind.RANK, 0.0, 1, {0: earlier(0), 1: earlier(1)})
+    strike = Strike(SoakFault.RANK, 0.0, 1, {0: earlier(0), 1: earlier(1)})
     assert strike.is_over([beat(0, 1), beat(1, 1)])
     assert not strike.is_over([beat(0, 1), beat(1, 0)])
     assert not strike.is_over([beat(0, 1)])
     assert not strike.is_over([beat(0, 1), earlier(1)])  # the slot of a rank that has died stays readable
 
 
-@pytest.mark.parametrize("kind", [FaultKind.RANK, FaultKind.LAUNCHER, FaultKind.SUPERVISOR, FaultKind.STOP, FaultKind.TORN])
-def test_ranks_that_still_make_steps_after_what_ends_them_are_not_back(kind: FaultKind) -> None:
+@pytest.mark.parametrize("kind", [SoakFault.RANK, SoakFault.AGENT, SoakFault.SUPERVISOR, SoakFault.STOP, SoakFault.TORN])
+def test_ranks_that_still_make_steps_after_what_ends_them_are_not_back(kind: SoakFault) -> None:
     assert not Strike(kind, 0.0, 0, {0: beat(0, 30)}).is_over([beat(0, 99)])
 
 
 def test_a_late_batch_is_over_when_each_rank_is_two_steps_on() -> None:
-    strike = Strike(FaultKind.LOADER, 0.0, 0, {0: beat(0, 30), 1: beat(1, 30)})
+    strike = Strike(SoakFault.LOADER, 0.0, 0, {0: beat(0, 30), 1: beat(1, 30)})
     assert not strike.is_over([beat(0, 31), beat(1, 32)])
     assert strike.is_over([beat(0, 32), beat(1, 32)])
 
 
 def test_what_the_ranks_were_not_seen_to_do_cannot_be_disturbed(tmp_path: Path) -> None:
     faults = Faults(DrilledJob(Settings(), ["true"], tmp_path, tmp_path, prepare=lambda: None), None)
-    everything = set(FaultKind) - {FaultKind.LAUNCHER}  # what started this process is none of a job's
-    anywhere = {FaultKind.RANK, FaultKind.SUPERVISOR}
+    everything = set(SoakFault) - {SoakFault.AGENT}  # what started this process is none of a job's
+    anywhere = {SoakFault.RANK, SoakFault.SUPERVISOR}
     assert faults.possible(everything, [beat(0, 5)]) == anywhere
-    assert faults.possible(everything, [beat(0, 30)]) == anywhere | {FaultKind.STOP}
+    assert faults.possible(everything, [beat(0, 30)]) == anywhere | {SoakFault.STOP}
     (tmp_path / "drill-seen-save").touch()
-    assert faults.possible(everything, [beat(0, 5)]) == anywhere | {FaultKind.TORN, FaultKind.DISK}
-    assert faults.possible({FaultKind.DISK}, [beat(0, 5)]) == {FaultKind.DISK}
+    assert faults.possible(everything, [beat(0, 5)]) == anywhere | {SoakFault.TORN, SoakFault.DISK}
+    assert faults.possible({SoakFault.DISK}, [beat(0, 5)]) == {SoakFault.DISK}

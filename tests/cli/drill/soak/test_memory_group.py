@@ -49,6 +49,14 @@ def test_no_group_is_made_where_none_is_our_own(tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_empty_group_of_a_killed_drill_goes_and_one_in_use_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "supervise-drill-00000000").mkdir()
+    (tmp_path / "supervise-drill-11111111" / "in use").mkdir(parents=True)
+    monkeypatch.setattr("health.probes.control_groups.read", lambda _: [ControlGroup(tmp_path, 1, own=True)])
+    memory_group.make()
+    assert [path.name for path in tmp_path.iterdir()] == ["supervise-drill-11111111"]
+
+
 @pytest.mark.process
 def test_the_kernel_ends_a_process_of_the_group_and_no_other() -> None:
     group = memory_group.make()

@@ -8,7 +8,7 @@ from supervisor.cli.drill.comparison import LossResult
 from supervisor.cli.drill.soak.faults import ROWS
 from supervisor.cli.drill.soak.losses import LossComparison
 from supervisor.cli.drill.soak.report import Decision, FaultResult, SoakReport
-from supervisor.cli.drill.soak.schedule import FaultKind
+from supervisor.cli.drill.soak.schedule import SoakFault
 
 KILLED = Decision(10.0, "killed_unknown", 0.9, "restart", "rank 1 was killed")
 
@@ -17,12 +17,12 @@ def soak(*faults: FaultResult, losses: LossResult = LossResult.SAME) -> SoakRepo
     return SoakReport(5, 12.0, 1.0, list(faults), 1200.0, 900.0, LossComparison(losses, "the words"))
 
 
-def back(kind: FaultKind = FaultKind.RANK, decision: Decision | None = KILLED) -> FaultResult:
+def back(kind: SoakFault = SoakFault.RANK, decision: Decision | None = KILLED) -> FaultResult:
     return FaultResult(kind, ROWS[kind].title.format(rank=1), 120, 9.0, 12.34, 20, decision)
 
 
 def test_a_row_says_what_it_was_what_it_cost_and_what_supervise_said() -> None:
-    lines = soak(back(), back(FaultKind.LOADER, None)).lines("")
+    lines = soak(back(), back(SoakFault.LOADER, None)).lines("")
     assert lines[:4] == [
         "drill soak: 2 faults; the job came back from each",
         "  #  fault                 at step  trains after  steps again  supervise said                  right",
@@ -35,7 +35,7 @@ def test_a_row_says_what_it_was_what_it_cost_and_what_supervise_said() -> None:
 
 
 def test_a_wrong_cause_is_shown_as_wrong_and_is_no_lost_job() -> None:
-    wrong = soak(back(FaultKind.DISK, KILLED))
+    wrong = soak(back(SoakFault.DISK, KILLED))
     assert wrong.lines("")[2].endswith("killed_unknown (0.90): restart  no")
     assert wrong.is_sound
 
@@ -72,7 +72,7 @@ def test_a_soak_without_a_fault_shows_nothing() -> None:
 
 def test_what_was_left_out_stands_there_with_its_reason_and_what_came_unasked_too() -> None:
     report = soak(back())
-    report.left_out = {FaultKind.TORN: "no save", FaultKind.LOADER: "no loader", FaultKind.DISK: "no save"}
+    report.left_out = {SoakFault.TORN: "no save", SoakFault.LOADER: "no loader", SoakFault.DISK: "no save"}
     report.besides = [Decision(500.0, "hang_no_error", 0.8, "restart", "rank 0 waits")]
     lines = report.lines("")
     assert "  left out   torn, disk: no save" in lines
@@ -81,4 +81,4 @@ def test_what_was_left_out_stands_there_with_its_reason_and_what_came_unasked_to
 
 
 def test_each_kind_has_a_row() -> None:
-    assert set(ROWS) == set(FaultKind)
+    assert set(ROWS) == set(SoakFault)

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.cli.drill.soak.schedule import BACK_SLACK, END_S, FIRST_STARTS, QUIET_SLACK, FaultKind, Schedule, TimeBox
+from supervisor.cli.drill.soak.schedule import BACK_SLACK, END_S, FIRST_STARTS, QUIET_SLACK, Schedule, SoakFault, TimeBox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ALL = set(FaultKind)
+ALL = set(SoakFault)
 
 
-def draws(seed: int, per_hour: float = 12.0) -> Iterator[tuple[float, FaultKind | None, int]]:
+def draws(seed: int, per_hour: float = 12.0) -> Iterator[tuple[float, SoakFault | None, int]]:
     schedule = Schedule(seed, per_hour)
     while True:
         yield schedule.gap_s(), schedule.kind(ALL), schedule.rank(range(8))
@@ -44,10 +44,10 @@ def test_each_kind_comes_once_before_one_comes_again() -> None:
 
 def test_a_kind_that_is_not_possible_yet_comes_first_when_it_is_alone_again() -> None:
     schedule = Schedule(5, 12.0)
-    others = ALL - {FaultKind.TORN}
+    others = ALL - {SoakFault.TORN}
     first = [schedule.kind(others) for _ in range(2 * len(others))]
     assert sorted(first) == sorted([*others, *others])
-    assert FaultKind.TORN in [schedule.kind(ALL) for _ in range(len(ALL))]
+    assert SoakFault.TORN in [schedule.kind(ALL) for _ in range(len(ALL))]
     assert schedule.kind(set()) is None
 
 

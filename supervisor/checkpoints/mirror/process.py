@@ -108,7 +108,7 @@ class MirrorLink:
         }
         with self._changed:
             self._pending.append(row)
-            self._held = {mirror: held - {path} for mirror, held in self._held.items()}  # its new content is not there yet
+            self._held = {mirror: held - {manifest.path} for mirror, held in self._held.items()}  # its new content is not there yet
             self._left = None
             self._still_since = self._still_since or time.monotonic()
             self._busy_since = self._busy_since or time.monotonic()

@@ -140,9 +140,11 @@ class MirrorProcess:
             self._wake.notify_all()
 
     def _wait_idle(self, deadline_s: float) -> None:
-        """Wait until every worker is idle and none has a pending retry, or until the time is up."""
+        """Wait until every worker is idle and none has a pending retry, or until the time is up. One whose mirror is away tries on."""
         with self._wake:
-            self._wake.wait_for(lambda: all(worker.is_waiting and not worker.retry_now for worker in self._workers), deadline_s)
+            self._wake.wait_for(
+                lambda: all(worker.is_waiting and not worker.retry_now and not worker.is_away for worker in self._workers), deadline_s
+            )
 
     def _refuse(self, message: str, hint: str, path: str) -> None:
         alert: MirrorAlert = {"ev": "alert", "what": "refused", "mirror": "", "message": message, "hint": hint}

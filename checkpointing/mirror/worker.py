@@ -110,6 +110,11 @@ class MirrorWorker:
                         "disk", f"cannot mirror: {entry.path}: {error}", "check the disk with the checkpoints and the state directory"
                     )
 
+    @property
+    def is_away(self) -> bool:
+        """Whether the mirror did not answer the last time, so that it may answer the next time."""
+        return self._trouble == "away"
+
     def _upload(self, entry: SpoolEntry) -> None:
         began = reported_at = time.monotonic()
         progress: UploadProgress = {

@@ -59,6 +59,7 @@ class AlertEvent(StrEnum):
     MIRROR_FAILING = "mirror_failing"
     MIRROR_RECOVERED = "mirror_recovered"
     MIRROR_BEHIND = "mirror_behind"
+    ONLY_HERE = "only_here"
     DISK_FILLING = "disk_filling"
     NOT_FINITE = "not_finite"
     NO_COPY = "no_copy"
@@ -139,6 +140,7 @@ EVENTS: Final = {
     AlertEvent.MIRROR_FAILING: AlertEventRow(_WARNING, "mirror", _OPEN, "Checkpoints do not reach a mirror; the training goes on."),
     AlertEvent.MIRROR_RECOVERED: AlertEventRow(_INFO, "mirror", _CLOSE, "The mirrors get checkpoints again."),
     AlertEvent.MIRROR_BEHIND: AlertEventRow(_WARNING, "mirror_behind", _OPEN, "The mirror is behind: a verified checkpoint still waits."),
+    AlertEvent.ONLY_HERE: AlertEventRow(_WARNING, "only_here", _ONCE, "The run is done, and its checkpoint {subject} is in no mirror."),
     AlertEvent.DISK_FILLING: AlertEventRow(_WARNING, "disk", _OPEN, "The disk has no room for the next two checkpoints."),
     AlertEvent.NOT_FINITE: AlertEventRow(_WARNING, "numbers", _OPEN, "A tensor of the newest checkpoint holds NaN or Inf."),
     AlertEvent.NO_COPY: AlertEventRow(

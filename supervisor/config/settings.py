@@ -142,7 +142,10 @@ class Checkpoints:
     )
     bandwidth_mib_s: float = setting(0.0, "Most that the mirror sends, in MiB per second; 0: no limit.", minimum=0)
     finish_s: float = setting(
-        60.0, "How long the mirror may send at the end of a run.", "The rest stays spooled for the next start.", minimum=0
+        1800.0,
+        "How long the end of a run may wait until the mirror has its last checkpoints.",
+        "It ends before the scheduler's deadline. A signal shortens it to `stop.deadline_s`, another ends it. The rest stays spooled.",
+        minimum=0,
     )
     sse: str = setting(
         "",

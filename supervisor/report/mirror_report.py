@@ -83,8 +83,13 @@ class MirrorReport:
                 }
             )
 
-    def _alert(self, kind: str, text: str) -> None:
-        self._reporter.alerted(act.Alert(kind, self._attempt(), text))
+    def ended(self, path: str, more: str, node: str) -> None:
+        """Take that the run is done, and which of its saves no mirror has. more: " and 2 more" or ""."""
+        text = f"the run is done, and no mirror has {path}{more}, only {node}: the job's next start sends it"
+        self._alert("only_here", text, path.rpartition("/")[2])
+
+    def _alert(self, kind: str, text: str, subject: str = "") -> None:
+        self._reporter.alerted(act.Alert(kind, self._attempt(), text, subject))
 
 
 def _renamed(fields: dict[str, Any]) -> dict[str, Any]:

@@ -44,6 +44,7 @@ WITHOUT_DECISION = frozenset(
         "mirror_failing",
         "mirror_recovered",
         "mirror_behind",
+        "only_here",
         "disk_filling",
         "not_finite",
         "no_copy",

@@ -71,6 +71,14 @@ def left_s(signum: int, environ: Mapping[str, str], settings: Settings) -> float
     return None
 
 
+def job_ends_in_s(environ: Mapping[str, str]) -> float | None:
+    """Return the seconds until the scheduler ends the job, whatever it does; None: unknown. It may take up to ANSWER_S."""
+    if "SLURM_JOB_ID" not in environ:
+        return None
+    end = _end_by_scontrol(environ) or _end_of_job(environ)
+    return max(0.0, end - time.time() - SLURM_CLOCKS_S) if end else None
+
+
 def _set(signum: int, settings: Settings) -> float:
     return settings.stop.notice_s if signum in NOTICES else settings.stop.left_s
 

@@ -7,6 +7,7 @@ agent that has no order yet.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ from supervisor.report.log_events import LogEvent
 from supervisor.report.mirror_report import MirrorReport
 from supervisor.report.reporter import Reporter
 from supervisor.report.start_plan import handover_warning, network_line, opening_lines, replica_line, resume_line
-from supervisor.run import moved_job, previous_runs
+from supervisor.run import kill_deadline, moved_job, previous_runs
 from supervisor.run.checkpoint_news import CheckpointNews
 from supervisor.run.executor import Executor
 from supervisor.run.factory import JobFactory
@@ -76,6 +77,8 @@ _UNDECLARED = (
 CLOSE_DEADLINE_S = 2.0
 #: All of the end together: metrics, journal, ledger of GPUs, files, alerts, log, terminal, scratch, lock.
 END_DEADLINE_S = 9 * CLOSE_DEADLINE_S
+#: How long the last checkpoint is read without a mirror that waits for it.
+VERIFY_S = 60.0
 
 
 class JobRun:
@@ -409,12 +412,35 @@ class JobRun:
         """Verify the last checkpoint, give the mirror time to upload it, report what is not uploaded. Return whether all was verified."""
         if self.mirror is None and watcher is None:
             return True
+        settings, environ = self.job.settings, self.job.environ
         stops = self.loop.state.run.stop is not None  # the sender of a stop request waits for this process
-        left_s = 0.0 if stops else self.job.settings.checkpoints.finish_s
+        left_s = 0.0 if stops else settings.checkpoints.finish_s
+        if self.mirror is None:
+            left_s = min(left_s, VERIFY_S)
+        elif left_s and (job_s := kill_deadline.job_ends_in_s(environ)) is not None:
+            left_s = min(left_s, max(0.0, job_s - END_DEADLINE_S))
+
+        def shortened_s(signum: int) -> float:
+            kill_s = kill_deadline.left_s(signum, environ, settings)
+            return min(settings.stop.deadline_s, max(0.0, (math.inf if kill_s is None else kill_s) - END_DEADLINE_S))
+
         self.notifier.extend_timeout(left_s + END_DEADLINE_S)
         self.loop_beat.beat(left_s + END_DEADLINE_S + loop_beat.BELIEVED_S)
+        wait = mirror_session.EndWait(left_s, shortened_s, self.signals.received, self.terminal.message, self.upkeep.before_the_loop)
         spool = self.job.state / "spool"
-        return mirror_session.finish(self.mirror, watcher, left_s, lambda text: self.terminal.message(text, "warning"), spool)
+        return mirror_session.finish(self.mirror, watcher, wait, lambda text: self.terminal.message(text, "warning"), spool)
+
+    def _only_here(self, code: int) -> str:
+        """Return which saves are in no mirror, "" if all are; alert where nobody starts this job again."""
+        feed, paths = self.mirror_feed, list[str]()
+        if feed is not None:
+            attempted(lambda: paths.extend(feed.only_here()), CLOSE_DEADLINE_S)
+        if not paths:
+            return ""
+        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        if code == 0 and self.mirror_news is not None:
+            self.mirror_news.ended(paths[0], more, self.job.node)
+        return f"only here: {paths[0]}{more}"
 
     def _end(self, end: Finish, *, all_verified: bool) -> None:
         code = end.exit_code
@@ -424,7 +450,8 @@ class JobRun:
         newest = self.factory.checkpoints.last_recorded() or state.run.newest
         mirrored = () if self.mirror_feed is None else self.mirror_feed.saves()
         counted = "; ".join(map(str, mirrored))
-        summary = last_line(state, code, newest, all_verified=all_verified, mirrored=counted)
+        shown = "; ".join(filter(None, (counted, self._only_here(code))))
+        summary = last_line(state, code, newest, all_verified=all_verified, mirrored=shown)
         is_whole = all_verified and all(row.held == row.saved for row in mirrored)
         self.terminal.message(summary, "info" if is_whole else "warning")
         self.reporter.result_held("" if newest is None else named(newest))

@@ -33,6 +33,7 @@ class StopSignals:
     """Turns signals into events of one run. `ignored`: those that were ignored when we were started stay so.
 
     requested: a stop was requested. The state learns that only when the loop runs, and what is done before that must end too.
+    received: the signals of all requests. What waits after the loop has ended is shortened by them.
     """
 
     def __init__(self, job: Job, loop: Loop, threads: Threads, ignored: Collection[int]) -> None:
@@ -41,6 +42,7 @@ class StopSignals:
         self._threads = threads
         self._ignored = ignored
         self.requested = threading.Event()
+        self.received: list[int] = []
 
     def catch(self) -> None:
         """Take signals from now on. Only from the main thread."""
@@ -58,6 +60,7 @@ class StopSignals:
 
     def request_stop(self, signum: int) -> None:
         """Request a stop, from any thread. The loop posts it, and so never before SupervisorStarted."""
+        self.received.append(signum)
         self.requested.set()
         self._loop.call_soon(lambda: self._post(signum))
 

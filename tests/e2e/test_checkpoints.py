@@ -10,6 +10,7 @@ import contextlib
 import json
 import re
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ from checkpointing.mirror.upload import TransferControl, upload
 from tests.checkpointing.mirror.process import save
 from tests.e2e.selfresuming import TRAIN, fast
 from tests.e2e.untouched import assert_untouched, listing, moved
+from tests.scale.object_store import object_store
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,6 +146,35 @@ def test_what_no_hook_sees_saved_is_in_the_mirror_and_comes_back_to_an_empty_dis
     assert (second.exit_code(), second.stdout) == (0, "resumed at 3\n")
     again = [path for path in mirror.rglob("manifest.json") if path.parent.name.startswith("step-3-")]
     assert len(again) == 1, "what was restored is not sent again"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_end_waits_for_the_upload_with_a_line_and_two_signals_end_that(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    """The mirror is away: what the finished job leaves is only here."""
+    node, sink = tmp_path / "node", tmp_path / "alerts"
+    node.mkdir()
+    options = ["--checkpoints", "ckpt/step_*.pt", "--resumes-itself", "--mirror", "s3://bucket", "--config", str(fast(tmp_path))]
+    options += ["--set", "checkpoints.finish_s=1800"]
+    program = json.dumps(["/bin/sh", "-c", f"cat >> {sink}"])
+    with (tmp_path / "fast.toml").open("a") as file:
+        file.write(f'\n[[alerts.sink]]\nkind = "exec"\ncommand = {program}\n')
+    reach = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "key") | {"AWS_DEFAULT_REGION": "us-east-1"}
+    with object_store([]) as store:
+        run = supervise(*TRAIN, "--steps=20", options=options, place=node, AWS_ENDPOINT_URL_S3=store.url, **reach)
+        run.wait_for_line("to be mirrored to s3://bucket")
+    wait_for(lambda: "to the mirror: " in run.stderr, "the line of the end", 150, alive=run.alive)
+    line = next(line for line in run.stderr.splitlines() if "to the mirror: " in line)
+    assert re.search(
+        r"sending the last .*checkpoints? to the mirror: \d+\.\d\d GiB left; waits 2\d min more, a signal shortens that", line
+    ), line
+    run.signal(signal.SIGTERM)
+    wait_for(lambda: "another signal ends that" in run.stderr, "the shorter wait", 20, alive=run.alive)
+    run.signal(signal.SIGINT)
+    assert run.exit_code(60) == 0
+    assert "done at step 20" in run.stderr.splitlines()[-1]
+    assert f"only here: {node}/ckpt/step_20.pt and 1 more" in run.stderr.splitlines()[-1]
+    assert "its checkpoint step_20.pt is in no mirror" in sink.read_text()
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -115,9 +116,18 @@ class MirrorFeed:
 
         Only saves of this node count: what ranks of several nodes save together is counted by one of them.
         """
-        sent = {path for path, _ in tuple(self._sent)}
-        saved = sent if self._records.several_nodes else sent | self._logged_saves()
+        saved = self._saves()
         return tuple(MirroredSaves(mirror, len(saved & held), len(saved)) for mirror, held in self._uploads.held_paths().items())
+
+    def only_here(self) -> tuple[str, ...]:
+        """Return the paths of this run's saves on this node that are still there and in no mirror, the last one first. Reads the disk."""
+        away = self._saves().difference(*self._uploads.held_paths().values())
+        saves = [(os.lstat(path).st_mtime_ns, path) for path in away if os.path.lexists(path)]
+        return tuple(path for _, path in sorted(saves, reverse=True))
+
+    def _saves(self) -> set[str]:
+        sent = {path for path, _ in tuple(self._sent)}
+        return sent if self._records.several_nodes else sent | self._logged_saves()
 
     def _logged_saves(self) -> set[str]:
         """Return the saves that ranks logged where checkpoints are declared, or where the job saves again and again while it trains."""

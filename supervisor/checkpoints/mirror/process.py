@@ -82,6 +82,7 @@ class MirrorLink:
         self._whole_saves: frozenset[str] = frozenset()  # keys, as the process reported them
         self._held: dict[str, frozenset[str]] = dict.fromkeys(self._configuration["mirrors"], frozenset())
         self._spooled = (0, 0)  # entries in its spool and their bytes, as it reported last
+        self._sent: dict[str, int] = {}  # bytes of what is being sent to each mirror
         self._left: int | None = None  # entries in its spool, None while it is busy or has not reported
         self._still_since: float | None = None  # something waits, and nothing has moved since then (monotonic seconds)
         self._busy_since: float | None = None  # there has been something to upload ever since then (monotonic seconds)
@@ -107,6 +108,7 @@ class MirrorLink:
         }
         with self._changed:
             self._pending.append(row)
+            self._held = {mirror: held - {manifest.path} for mirror, held in self._held.items()}  # its new content is not there yet
             self._left = None
             self._still_since = self._still_since or time.monotonic()
             self._busy_since = self._busy_since or time.monotonic()
@@ -139,16 +141,25 @@ class MirrorLink:
             return 0.0 if self._busy_since is None else time.monotonic() - self._busy_since
 
     def backlog(self) -> tuple[int, int]:
-        """Return how many checkpoints the mirrors do not all have yet, and the bytes of those that the process holds in its spool."""
+        """Return how many checkpoints the mirrors do not all have yet, and the unsent bytes of those in the spool."""
         with self._changed:
             entries, size = self._spooled
-            return entries + len(_by_path(self._pending)), size
+            return entries + len(_by_path(self._pending)), max(0, size - min(self._sent.values(), default=0))
 
-    def close(self, deadline_s: float) -> int | None:
-        """Give it so many seconds to send all, then end it. Return how many are left in the spool, None where it did not report that."""
+    def finish(self, deadline_s: float) -> None:
+        """Let it send all, in so many seconds. Nothing new may be given to it."""
         self._until = time.monotonic() + deadline_s
         self._closing.set()
         self._queue.put({"cmd": "finish", "deadline_s": deadline_s})
+
+    def has_finished(self) -> bool:
+        """Return whether it has ended."""
+        return not self._thread.is_alive()
+
+    def close(self, deadline_s: float) -> int | None:
+        """Give it so many seconds to send all, then end it. Return how many are left in the spool, None where it did not report that."""
+        if not self._closing.is_set():
+            self.finish(deadline_s)
         self._thread.join(deadline_s + _STOP_S)
         self._given_up.set()
         process = self._process
@@ -237,6 +248,12 @@ class MirrorLink:
         for line in process.stderr:
             self._last_error_line = clean(line) or self._last_error_line
 
+    def _note_sent(self, row: MirrorEvent) -> None:
+        if row["ev"] == "progress":
+            self._sent[row["mirror"]] = row["sent"]
+        elif row["ev"] == "uploaded":
+            self._sent.pop(row["mirror"], None)
+
     def _is_passing(self, row: MirrorEvent) -> bool:
         """Return whether a row only reports that our predecessor's process has not ended yet. That it stays is reported once."""
         if row["ev"] == "ready":
@@ -260,6 +277,7 @@ class MirrorLink:
                 self._left = None
             elif row["ev"] in {"idle", "stopped"}:
                 self._left = row["left"]
+            self._note_sent(row)
             if row["ev"] == "uploaded" and row["key"]:
                 self._held[row["mirror"]] = self._held.get(row["mirror"], frozenset()) | {row["path"]}
             if row["ev"] in {"joined", "uploaded"} and row["key"] and keys.holds_parts(row["key"]):

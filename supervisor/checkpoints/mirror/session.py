@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from checkpointing.io.read_watch import DiskSilent
 from supervisor.checkpoints.mirror import restore_process
 from supervisor.checkpoints.mirror.process import mirrors
+from supervisor.core.time_text import span_text
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.journal.records import RESTORED, Note
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from supervisor.job.job import Job
 
 _LOOK_S: Final = 0.2
+SAY_EVERY_S: Final = 30.0
 #: Enough for a look of the watcher at known files. It gets more if the run's end leaves time.
 _LEAST_S: Final = 0.5
 _CONFIG: Final = frozenset({"other_job", "in_the_way", "elsewhere"})
@@ -140,17 +142,67 @@ def opening_lines(job: Job, *, several_nodes: bool = False) -> list[str]:
     return [f"to be mirrored to {place}: {what}what the script is seen to save and to load as a checkpoint", *alone]
 
 
-def finish(mirror: MirrorLink | None, watcher: CheckpointWatcher | None, left_s: float, say: Callable[[str], None], spool: Path) -> bool:
-    """Verify the last saves, and give the mirror the rest of `left_s` seconds. Report what is not sent. Return whether all was verified."""
-    until = time.monotonic() + left_s
+class EndWait:
+    """How long the end of a run may wait for its last checkpoints. The first signal shortens it, the second ends it."""
+
+    def __init__(
+        self,
+        left_s: float,
+        shortened_s: Callable[[int], float],
+        received: Sequence[int],
+        say: Callable[[str], None],
+        beat: Callable[[], None],
+    ) -> None:
+        """`shortened_s`: the seconds that are left after a signal. `received` grows with each. `beat` is called all the while."""
+        self._until = time.monotonic() + left_s
+        self._shortened_s, self._received, self._n_known = shortened_s, received, len(received)
+        self._say, self._beat = say, beat
+        self._is_shortened = False
+        self._say_at = time.monotonic() + SAY_EVERY_S
+
+    def left_s(self) -> float:
+        """Return the seconds that are left."""
+        news = self._received[self._n_known :]
+        self._n_known += len(news)
+        for signum in news:
+            left_s = 0.0 if self._is_shortened else self._shortened_s(signum)
+            self._until, self._is_shortened = min(self._until, time.monotonic() + left_s), True
+            self._say_at = 0.0
+        return max(0.0, self._until - time.monotonic())
+
+    def look(self, what: str) -> bool:
+        """Say now and then what is waited for. Return whether there is time left."""
+        self._beat()
+        left_s = self.left_s()
+        if left_s and time.monotonic() >= self._say_at:
+            self._say_at = time.monotonic() + SAY_EVERY_S
+            how = "another signal ends that" if self._is_shortened else "a signal shortens that"
+            self._say(f"{what}; waits {span_text(left_s)} more, {how}")
+        return left_s > 0
+
+
+def finish(mirror: MirrorLink | None, watcher: CheckpointWatcher | None, wait: EndWait, say: Callable[[str], None], spool: Path) -> bool:
+    """Verify the last saves, and let the mirror send them. Report what is not sent. Return whether all was verified."""
     all_verified = True
     if watcher is not None:
-        all_verified = watcher.finish(max(left_s, _LEAST_S))
+        all_verified = watcher.finish(_LEAST_S)
+        while not all_verified and wait.look("reading the last checkpoint"):
+            all_verified = watcher.finish(_LOOK_S)
         if not all_verified and mirror is not None:
             say("the last checkpoint was not verified in time and is not in the mirror: the next start of the job sends it")
         watcher.stop(0.1)
-    left = None if mirror is None else mirror.close(max(0.0, until - time.monotonic()))
-    if left:
+    if mirror is None:
+        return all_verified
+    mirror.finish(wait.left_s())
+    while not mirror.has_finished() and wait.look(_sending(*mirror.backlog())):
+        time.sleep(_LOOK_S)
+    mirror.close(0.0)
+    if left := mirror.backlog()[0]:
         kept = f"{left} checkpoint(s) are" if left > 1 else "1 checkpoint is"
         say(f"{kept} not in the mirror yet, and spooled in {spool} for the next start")
     return all_verified
+
+
+def _sending(n_checkpoints: int, n_bytes: int) -> str:
+    many = "the last checkpoint" if n_checkpoints <= 1 else f"the last {n_checkpoints} checkpoints"
+    return f"sending {many} to the mirror: {n_bytes / 2**30:.2f} GiB left"

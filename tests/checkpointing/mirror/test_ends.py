@@ -280,6 +280,24 @@ def test_a_newer_copy_that_was_passed_over_is_reported_and_recorded() -> None:
     assert note.data["passed_over"] == [["s3://b/job/run/step-120-1/", "the copy is damaged: part 2"]]
 
 
+def test_the_end_waits_until_its_time_is_up_the_first_signal_shortens_it_and_the_second_ends_it() -> None:
+    received, lines, beats = [15], list[str](), list[int]()
+    wait = checkpoint_mirror.EndWait(600.0, lambda signum: {2: 30.0, 15: 20.0}[signum], received, lines.append, lambda: beats.append(1))
+    assert 599 < wait.left_s() <= 600, "a signal from before is not counted again"
+    assert wait.look("sending")
+    assert (lines, beats) == ([], [1])
+    received.append(2)
+    assert wait.look("sending")
+    assert 29 < wait.left_s() <= 30
+    assert lines == ["sending; waits 30 s more, another signal ends that"]
+    received.append(15)
+    assert not wait.look("sending")
+    assert wait.left_s() == 0
+    soon = checkpoint_mirror.EndWait(5.0, lambda _signum: 30.0, received, lines.append, lambda: None)
+    received.append(15)
+    assert soon.left_s() <= 5, "a signal never gives it more time"
+
+
 def test_while_it_is_restored_others_are_served_and_a_stop_is_obeyed() -> None:
     begun, released, stopped = threading.Event(), threading.Event(), threading.Event()
 

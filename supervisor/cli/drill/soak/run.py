@@ -171,11 +171,14 @@ class _Soak:
         is_going = True
         while is_going:
             is_going = bool(self._wait(self._is_due(self._schedule.gap_s()), self._left_s)) and self._strike(faults)
-        self._unseen -= faults.possible(self._unseen, self._observed.beats())
-        self._wait(lambda: None, self._left_s)  # it trains on until the quiet run is due
+        self._wait(lambda: self._see(faults), self._left_s)  # it trains on until the quiet run is due
         if self._job.has_ended() and not self.report.ended:
             self.report.ended = f"the command ended by itself ({self._job.status}) after {self._elapsed_s / 60:.1f} min"
             self.report.has_failed = self._job.status != 0
+
+    def _see(self, faults: Faults) -> None:
+        """Note what was possible, also where the time was too short for it: the report says of the rest alone that it never was."""
+        self._unseen -= faults.possible(self._unseen, self._observed.beats())
 
     def _run_quietly(self, make_scratch: Callable[[], ScratchDirectory], soaked: ScratchDirectory) -> None:
         """Make the same steps without a fault, and compare the losses."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class _Positive(click.FloatRange):
     """A number above 0 that has an end: click takes nan and inf for numbers, and with them a drill would never be over."""
 
-    def convert(self, value: float, param: Parameter | None, ctx: Context | None) -> float:
+    def convert(self, value: Any, param: Parameter | None, ctx: Context | None) -> float:  # noqa: ANN401  click's own signature
         """Return the number, or have click refuse it."""
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):

@@ -163,7 +163,7 @@ class AsideRecord:
         try:
             with os.fdopen(durable.open_regular(self._file), "rb") as source:
                 lines = source.read().splitlines()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):  # nothing could be written there
             return ()
         known: list[str] = []
         for line in lines:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from checkpointing.catalogue import Catalogue
+from checkpointing.manifest.documents import Manifests
 from tests.e2e.selfresuming import TRAIN, fast
 from tests.e2e.untouched import assert_untouched, listing, moved
 from tests.jobs import light
@@ -125,8 +127,8 @@ def test_a_torn_file_of_a_stranger_is_met_once_and_the_card_names_the_whole_one(
     script.write_text(LAST)
     run = supervise(sys.executable, str(script), options=["--config", str(fast(tmp_path))])
     wait_for((tmp_path / "saved").exists, "the saves", alive=run.alive)
-    journal = next(run.state.glob("*/nodes/*/checkpoints"))
-    wait_for(lambda: "step_30.pt" in "".join(path.name for path in journal.rglob("*")), "its verification", alive=run.alive)
+    known = Manifests(Catalogue(next(run.state.glob("*/nodes/*/checkpoints"))))
+    wait_for(lambda: known.get(str(tmp_path / "out" / "step_30.pt")), "its verification", alive=run.alive)
     os.truncate(tmp_path / "out" / "last.pt", 700)
     (tmp_path / "go-on").touch()
     assert run.exit_code(deadline_s=60) == 65

@@ -52,7 +52,7 @@ class Table(Generic[R]):
     key: Callable[[R], str]
 
 
-class Change(NamedTuple, Generic[R]):
+class TableChange(NamedTuple, Generic[R]):
     """The rows of a table by their keys, before and after."""
 
     table: Table[R]
@@ -79,7 +79,7 @@ class _Place:
     n_bytes: int
 
 
-class Catalogue:
+class CheckpointCatalogue:
     """The rows of one job and node. Thread-safe.
 
     Nothing here raises: `not_written` says in one line why the last rows are not on the disk, `problem` also what could not be read. What
@@ -156,7 +156,7 @@ class Catalogue:
         """Write rows, durably. Return False where that failed: they are known until this process ends."""
         return self._write([(table.name, table.key(row), msgspec.to_builtins(row)) for row in rows])
 
-    def change(self, *changes: Change[Any]) -> bool:
+    def change(self, *changes: TableChange[Any]) -> bool:
         """Write at once, durably, what differs between the rows before and after. Return False where that failed, as `put`."""
         rows: list[tuple[str, str, object]] = []
         for table, before, after in changes:

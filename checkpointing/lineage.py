@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from checkpointing.catalogue import Catalogue, Change, Table
+from checkpointing.catalogue import CheckpointCatalogue, Table, TableChange
 from checkpointing.model import UNKNOWN_LINEAGE, Lineage
 from checkpointing.ordering import RollBack
 
@@ -66,7 +66,7 @@ class _LineageRecord:
     abandoned: tuple[AbandonedPath, ...] = ()
 
     @classmethod
-    def read(cls, catalogue: Catalogue) -> _LineageRecord:
+    def read(cls, catalogue: CheckpointCatalogue) -> _LineageRecord:
         return cls(catalogue.all(RUN), catalogue.all(STEPPED_BACK), catalogue.all(ABANDONED))
 
     def tables(self) -> tuple[tuple[Table[Any], dict[str, Any]], ...]:
@@ -80,7 +80,7 @@ def _keyed(table: Table[R], rows: Iterable[R]) -> tuple[Table[Any], dict[str, An
 class Lineages:
     """The lineages of one job on this node."""
 
-    def __init__(self, catalogue: Catalogue, run: str = "") -> None:
+    def __init__(self, catalogue: CheckpointCatalogue, run: str = "") -> None:
         """Read what earlier runs recorded. `run`: the one that goes on now, "" for a reader."""
         self._catalogue = catalogue
         self._lock = threading.Lock()  # of the record; not held while waiting for a disk
@@ -104,7 +104,7 @@ class Lineages:
             self._complete(_origins(manifests()))
             return False
         origins = _origins(manifests())
-        other_records = [_LineageRecord.read(Catalogue(directory)) for directory in other_directories]
+        other_records = [_LineageRecord.read(CheckpointCatalogue(directory)) for directory in other_directories]
         with self._lock:
             runs = {lineage_run.run: lineage_run for record in (*other_records, self._record) for lineage_run in record.runs}
             roll_backs = dict.fromkeys((*(row for record in other_records for row in record.roll_backs), *self._record.roll_backs))
@@ -230,7 +230,7 @@ class Lineages:
             if record is written:
                 return
             before, after = written.tables(), record.tables()
-            self._catalogue.change(*(Change(table, was, dict(now)) for (table, was), (_, now) in zip(before, after, strict=True)))
+            self._catalogue.change(*(TableChange(table, was, dict(now)) for (table, was), (_, now) in zip(before, after, strict=True)))
             self._written = record
 
     def _own(self) -> LineageRun:

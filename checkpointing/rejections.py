@@ -16,7 +16,7 @@ from checkpointing.model import Identity
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from checkpointing.catalogue import Catalogue
+    from checkpointing.catalogue import CheckpointCatalogue
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ REJECTED: Final = Table("rejected", Rejection, lambda row: row.path)
 class Rejections:
     """The rejections of a job on this node. Thread-safe."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
+    def __init__(self, catalogue: CheckpointCatalogue) -> None:
         self._catalogue = catalogue
 
     def get(self, path: str, identity: Identity) -> Rejection | None:

@@ -21,7 +21,7 @@ from checkpointing.model import Identity, Lineage, NonFinite, nan_weights
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from checkpointing.catalogue import Catalogue
+    from checkpointing.catalogue import CheckpointCatalogue
 
 FORMAT: Final = "supervise-checkpoint"
 VERSION: Final = 4
@@ -353,7 +353,7 @@ def read(path: str) -> Manifest:
 class Manifests:
     """The manifests of a job's checkpoints, one per path: rows of the catalogue. Any thread may use it: it keeps nothing in memory."""
 
-    def __init__(self, catalogue: Catalogue, table: Table[Manifest] | None = None) -> None:
+    def __init__(self, catalogue: CheckpointCatalogue, table: Table[Manifest] | None = None) -> None:
         self._catalogue, self._table = catalogue, table or VERIFIED
 
     def get(self, path: str) -> Manifest | None:

@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from checkpointing.catalogue import Catalogue
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.io.read_watch import ReadWatch
 from checkpointing.io.tree import Tree
 from checkpointing.manifest.documents import Manifests
@@ -53,7 +53,7 @@ class CheckpointRecords:
         self.reads = ReadWatch() if reads is None else reads
         self.cache = Cache()  # of verdicts: what the watcher has read, a selection need not read again
         discovers = settings.instrument.enabled
-        self.catalogue = Catalogue(self.directory, is_writer=True)
+        self.catalogue = CheckpointCatalogue(self.directory, is_writer=True)
         self.discovery = Discovery(self.catalogue, job.run_id) if discovers else None
         self.locations = CheckpointLocations(job, self.discovery)
         self.manifests = Manifests(self.catalogue)

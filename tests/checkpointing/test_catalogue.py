@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from checkpointing import catalogue as catalogue_module
-from checkpointing.catalogue import FILE_NAME, Catalogue, Table
+from checkpointing.catalogue import FILE_NAME, CheckpointCatalogue, Table
 from checkpointing.io import durable
 from checkpointing.model import Identity
 
@@ -45,11 +45,11 @@ def row(path: str, step: int = 0) -> Seen:
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Callable[..., Catalogue]:
-    return lambda *, is_writer=False: Catalogue(tmp_path, is_writer=is_writer)
+def opened(tmp_path: Path) -> Callable[..., CheckpointCatalogue]:
+    return lambda *, is_writer=False: CheckpointCatalogue(tmp_path, is_writer=is_writer)
 
 
-def test_the_newest_row_of_a_key_counts_for_every_reader_and_after_a_restart(opened: Callable[..., Catalogue]) -> None:
+def test_the_newest_row_of_a_key_counts_for_every_reader_and_after_a_restart(opened: Callable[..., CheckpointCatalogue]) -> None:
     writer, reader = opened(is_writer=True), opened()
     assert (writer.all(SEEN), reader.get(SEEN, "/a")) == ((), None)
     assert writer.put(SEEN, row("/a", 1), row("/b", 2))
@@ -64,13 +64,15 @@ def test_the_newest_row_of_a_key_counts_for_every_reader_and_after_a_restart(ope
         assert catalogue.problem is None
 
 
-def test_a_path_that_is_no_utf_8_is_a_key_as_any_other(opened: Callable[..., Catalogue]) -> None:
+def test_a_path_that_is_no_utf_8_is_a_key_as_any_other(opened: Callable[..., CheckpointCatalogue]) -> None:
     path = os.fsdecode(b"/ckpt/\xff\xfe step.pt")
     opened(is_writer=True).put(SEEN, row(path))
     assert opened().get(SEEN, path) == row(path)
 
 
-def test_a_file_that_was_compacted_is_read_anew_and_stays_small(opened: Callable[..., Catalogue], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_was_compacted_is_read_anew_and_stays_small(
+    opened: Callable[..., CheckpointCatalogue], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(catalogue_module, "_SLACK_BYTES", 4096)
     writer, reader = opened(is_writer=True), opened()
     for step in range(500):
@@ -80,7 +82,7 @@ def test_a_file_that_was_compacted_is_read_anew_and_stays_small(opened: Callable
     assert writer.file.stat().st_size < 4096 + 2 * 7 * 200 + 200
 
 
-def test_what_a_kill_cut_off_is_lost_alone(opened: Callable[..., Catalogue]) -> None:
+def test_what_a_kill_cut_off_is_lost_alone(opened: Callable[..., CheckpointCatalogue]) -> None:
     opened(is_writer=True).put(SEEN, row("/a"), row("/b"))
     file = opened().file
     whole = file.read_bytes()
@@ -94,7 +96,7 @@ def test_what_a_kill_cut_off_is_lost_alone(opened: Callable[..., Catalogue]) -> 
         assert opened().problem is None
 
 
-def test_a_line_that_is_damaged_is_named_and_costs_its_row(opened: Callable[..., Catalogue]) -> None:
+def test_a_line_that_is_damaged_is_named_and_costs_its_row(opened: Callable[..., CheckpointCatalogue]) -> None:
     opened(is_writer=True).put(SEEN, row("/a"), row("/b"), row("/c"))
     file = opened().file
     lines = file.read_bytes().splitlines(keepends=True)
@@ -109,7 +111,7 @@ def test_a_line_that_is_damaged_is_named_and_costs_its_row(opened: Callable[...,
     assert (writer.not_written, writer.problem) == (None, catalogue.problem)
 
 
-def test_a_line_that_reads_as_zeros_for_a_moment_is_read_again(opened: Callable[..., Catalogue]) -> None:
+def test_a_line_that_reads_as_zeros_for_a_moment_is_read_again(opened: Callable[..., CheckpointCatalogue]) -> None:
     opened(is_writer=True).put(SEEN, row("/a"), row("/b"))
     whole = opened().file.read_bytes()
     lines = whole.splitlines(keepends=True)
@@ -120,7 +122,7 @@ def test_a_line_that_reads_as_zeros_for_a_moment_is_read_again(opened: Callable[
     assert (reader.all(SEEN), reader.problem) == ((row("/a"), row("/b")), None)
 
 
-def test_a_file_of_a_newer_version_is_not_changed(opened: Callable[..., Catalogue]) -> None:
+def test_a_file_of_a_newer_version_is_not_changed(opened: Callable[..., CheckpointCatalogue]) -> None:
     opened(is_writer=True).put(SEEN, row("/a"))
     file = opened().file
     file.write_bytes(file.read_bytes().replace(b'"is":1}', b'"is":2}', 1))
@@ -134,19 +136,19 @@ def test_a_file_of_a_newer_version_is_not_changed(opened: Callable[..., Catalogu
 def test_what_cannot_be_written_is_known_until_it_can(tmp_path: Path) -> None:
     directory = tmp_path / "checkpoints"
     directory.write_text("a file is in the way")
-    writer = Catalogue(directory, is_writer=True)
+    writer = CheckpointCatalogue(directory, is_writer=True)
     assert not writer.put(SEEN, row("/a"))
     assert writer.get(SEEN, "/a") == row("/a")
     assert str(directory) in str(writer.problem)
     directory.unlink()
     assert writer.put(SEEN, row("/b"))
-    assert Catalogue(directory).all(SEEN) == (row("/a"), row("/b"))
+    assert CheckpointCatalogue(directory).all(SEEN) == (row("/a"), row("/b"))
 
 
-def test_another_file_with_the_inode_of_an_earlier_one_is_read_anew(opened: Callable[..., Catalogue], tmp_path: Path) -> None:
+def test_another_file_with_the_inode_of_an_earlier_one_is_read_anew(opened: Callable[..., CheckpointCatalogue], tmp_path: Path) -> None:
     opened(is_writer=True).put(SEEN, row("/a/longer/name", 1))
     reader = opened()
-    other = Catalogue(tmp_path / "other", is_writer=True)
+    other = CheckpointCatalogue(tmp_path / "other", is_writer=True)
     other.put(SEEN, *(row(f"/{number}", number) for number in range(9)))
     with reader.file.open("r+b") as file:  # the inode stays, as if a file system had given it away again
         file.write(other.file.read_bytes())
@@ -154,7 +156,7 @@ def test_another_file_with_the_inode_of_an_earlier_one_is_read_anew(opened: Call
     assert reader.problem is None
 
 
-def test_a_file_that_was_removed_is_begun_anew(opened: Callable[..., Catalogue]) -> None:
+def test_a_file_that_was_removed_is_begun_anew(opened: Callable[..., CheckpointCatalogue]) -> None:
     writer, reader = opened(is_writer=True), opened()
     writer.put(SEEN, row("/a"))
     assert reader.get(SEEN, "/a") == row("/a")
@@ -165,7 +167,9 @@ def test_a_file_that_was_removed_is_begun_anew(opened: Callable[..., Catalogue])
         assert (catalogue.all(SEEN), catalogue.problem) == ((row("/b"),), None)
 
 
-def test_a_file_that_cannot_be_read_is_named_and_not_replaced(opened: Callable[..., Catalogue], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_read_is_named_and_not_replaced(
+    opened: Callable[..., CheckpointCatalogue], monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened(is_writer=True).put(SEEN, row("/a"))
     before = opened().file.read_bytes()
     with monkeypatch.context() as other_user:
@@ -184,7 +188,7 @@ def refused(path: str) -> int:
     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
 
-def test_what_a_command_wrote_stands_although_a_supervisor_began_meanwhile(opened: Callable[..., Catalogue]) -> None:
+def test_what_a_command_wrote_stands_although_a_supervisor_began_meanwhile(opened: Callable[..., CheckpointCatalogue]) -> None:
     command, supervisor = opened(is_writer=True), opened(is_writer=True)
     assert command.put(SEEN, row("/quarantined"))
     assert supervisor.put(SEEN, row("/run"))
@@ -232,7 +236,7 @@ def test_a_disk_that_is_full_from_any_call_on_costs_nothing(tmp_path: Path, monk
     disk = FullDisk(monkeypatch)
     for n_calls in range(200):
         disk.calls_left, disk.has_failed = 10**9, False
-        writer, reader = (Catalogue(tmp_path / str(n_calls), is_writer=is_writer) for is_writer in (True, False))
+        writer, reader = (CheckpointCatalogue(tmp_path / str(n_calls), is_writer=is_writer) for is_writer in (True, False))
         written: dict[str, int] = {}
         disk.calls_left = n_calls
         for step in range(12):  # some of them compact
@@ -247,18 +251,20 @@ def test_a_disk_that_is_full_from_any_call_on_costs_nothing(tmp_path: Path, monk
         disk.calls_left = 10**9  # somebody made room
         assert writer.put(SEEN, row("/last", 99))
         last = {"/0": 9, "/1": 10, "/2": 11, "/0/b": 10, "/1/b": 11, "/2/b": 7, "/3/b": 8, "/4/b": 9, "/last": 99}
-        for catalogue in (writer, reader, Catalogue(tmp_path / str(n_calls))):
+        for catalogue in (writer, reader, CheckpointCatalogue(tmp_path / str(n_calls))):
             assert (steps_of(catalogue), catalogue.problem) == (last, None), n_calls
         if not has_failed:
             return
     pytest.fail("the disk was never large enough")
 
 
-def steps_of(catalogue: Catalogue) -> dict[str, int]:
+def steps_of(catalogue: CheckpointCatalogue) -> dict[str, int]:
     return {known.path: known.step for known in catalogue.all(SEEN) if known.step is not None}
 
 
-def test_readers_see_whole_rows_while_the_writer_compacts(opened: Callable[..., Catalogue], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_see_whole_rows_while_the_writer_compacts(
+    opened: Callable[..., CheckpointCatalogue], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(catalogue_module, "_SLACK_BYTES", 2048)
     writer, reader, is_over, wrong = opened(is_writer=True), opened(), threading.Event(), list[object]()
     writer.put(SEEN, row("/0", 0))
@@ -281,7 +287,7 @@ def test_readers_see_whole_rows_while_the_writer_compacts(opened: Callable[..., 
     assert wrong == []
 
 
-def test_only_where_rows_stand_is_in_memory(opened: Callable[..., Catalogue]) -> None:
+def test_only_where_rows_stand_is_in_memory(opened: Callable[..., CheckpointCatalogue]) -> None:
     writer = opened(is_writer=True)
     for number in range(20):
         writer.put(SEEN, Seen(f"/{number}", Identity(1, 2, 3, 4), "x" * (1 << 20)))
@@ -300,7 +306,7 @@ sys.path.insert(0, sys.argv[2])
 from checkpointing import catalogue
 from tests.checkpointing.test_catalogue import SEEN, row
 catalogue._SLACK_BYTES = 4096
-writer = catalogue.Catalogue(pathlib.Path(sys.argv[1]), is_writer=True)
+writer = catalogue.CheckpointCatalogue(pathlib.Path(sys.argv[1]), is_writer=True)
 step = max((known.step for known in writer.all(SEEN)), default=0)
 while True:
     step += 1
@@ -322,7 +328,7 @@ def test_a_writer_that_is_killed_at_any_moment_loses_nothing_that_it_had_written
             reported = int(writer.stdout.readline())
         writer.send_signal(signal.SIGKILL)
         reported = max([reported, *(int(line) for line in writer.communicate()[0].split())])
-        reader = Catalogue(tmp_path)
+        reader = CheckpointCatalogue(tmp_path)
         steps = [known.step for known in reader.all(SEEN)]
         assert max(step for step in steps if step is not None) in {reported, reported + 1}
         assert reader.problem is None

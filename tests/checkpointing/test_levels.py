@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from checkpointing import select
-from checkpointing.catalogue import Catalogue
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.discover import find
 from checkpointing.io.reader import UNLIMITED, Throttle
 from checkpointing.manifest import check
@@ -35,7 +35,7 @@ class Bench:
         self.directory = directory / "ckpt"
         self.directory.mkdir()
         self.state = directory / "state"
-        self.manifests = Manifests(Catalogue(self.state, is_writer=True))
+        self.manifests = Manifests(CheckpointCatalogue(self.state, is_writer=True))
         self.cache = Cache()
 
     def save(self, name: str, step: int) -> Path:
@@ -109,7 +109,7 @@ def test_well_formed_damage_shows_and_the_one_before_is_taken(bench: Bench) -> N
     rot(path)
     assert verify(str(path)).verdict is Verdict.VERIFIED  # no structure shows it
     before = everything(bench.directory)
-    rejections = Rejections(Catalogue(bench.state, is_writer=True))
+    rejections = Rejections(CheckpointCatalogue(bench.state, is_writer=True))
     selection = bench.choose(rejections=rejections, suspect=True)
     assert chosen(selection) == ("step_2.pt", "digest")
     assert "is not what was recorded" in selection.torn[0][1]
@@ -199,7 +199,7 @@ def test_a_copy_is_taken_where_what_was_copied_is_torn(bench: Bench) -> None:
     selection = bench.choose(spares=[spare])
     assert (selection.chosen.step if selection.chosen else None, selection.older) == (300, ((spare.copy_path, 200),))
     os.truncate(path, 700)
-    selection = bench.choose(spares=[spare], rejections=Rejections(Catalogue(bench.state, is_writer=True)))
+    selection = bench.choose(spares=[spare], rejections=Rejections(CheckpointCatalogue(bench.state, is_writer=True)))
     assert chosen(selection) == ("kept", "digest")
     assert (selection.spare, len(selection.torn), selection.found) == (spare, 1, 2)
     rot(bench.state / "kept")
@@ -238,7 +238,7 @@ def test_incomplete_and_dangerous_ones_are_rejected_as_what_they_are(bench: Benc
             return os.mkdir, (str(bench.directory / "executed"),)
 
     torch.save({"step": 9, "bomb": Bomb()}, bench.directory / "step_9.pt")
-    rejections = Rejections(Catalogue(bench.state, is_writer=True))
+    rejections = Rejections(CheckpointCatalogue(bench.state, is_writer=True))
     before = everything(bench.directory)
     selection = bench.choose(rejections=rejections)
     assert (selection.chosen, selection.torn, len(selection.dangerous)) == (None, (), 1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from checkpointing import examine, markers, step_names
-from checkpointing.catalogue import Catalogue
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.discover import find
 from checkpointing.formats import pointer_files
 from checkpointing.markers import MARKERS, MarkerKind
@@ -48,7 +48,7 @@ def test_a_save_with_nemos_marker_beside_it_is_not_whole_until_the_marker_is_gon
     older = saved(tmp_path / "ckpt" / "step-20.pt", 20)
     plain = Path(name).name.removesuffix(".ckpt")
     marker = tmp_path / "ckpt" / f"{plain}-unfinished"
-    rejections = Rejections(Catalogue(tmp_path / "records", is_writer=True))
+    rejections = Rejections(CheckpointCatalogue(tmp_path / "records", is_writer=True))
     patterns = [str(tmp_path / "ckpt" / ("*/*" if "/" in name else "*")), str(older)]
     marker.touch()
     found = verify(str(path))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from checkpointing import ordering
-from checkpointing.catalogue import Catalogue
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.discover import find
 from checkpointing.lineage import Lineages
 from checkpointing.manifest import check
@@ -163,11 +163,11 @@ def test_a_step_back_from_a_checkpoint_without_a_step_means_that_content_alone()
 
 
 def test_a_run_is_later_than_all_that_is_known_whatever_the_clock_says(tmp_path: Path) -> None:
-    first = Lineages(Catalogue(tmp_path, is_writer=True), "a")
+    first = Lineages(CheckpointCatalogue(tmp_path, is_writer=True), "a")
     assert first.begin_run(tuple, 1000)
     first.begin_attempt(1, 1001 * 10**9)
     first.write()
-    second = Lineages(Catalogue(tmp_path, is_writer=True), "b")
+    second = Lineages(CheckpointCatalogue(tmp_path, is_writer=True), "b")
     assert second.begin_run(lambda: (made(5, "a", 2000, (1000, 1)),), 500), "the clock was set back"
     assert second.current == Lineage(2001, "b", 0)
     second.raise_began(7000)  # of what was restored from a mirror
@@ -176,14 +176,14 @@ def test_a_run_is_later_than_all_that_is_known_whatever_the_clock_says(tmp_path:
     second.raise_began(9000)
     assert second.current == Lineage(7001, "b", 1)
     second.write()
-    again = Lineages(Catalogue(tmp_path, is_writer=True), "b")
+    again = Lineages(CheckpointCatalogue(tmp_path, is_writer=True), "b")
     assert not again.begin_run(lambda: (made(5, "a", 2000, (1000, 1)), made(7, "b", 3000, (7001, 1))), 1)
     assert again.current == Lineage(7001, "b", 1)
     assert again.attempt_at(601 * 10**9) == Lineage(7001, "b", 1), "a manifest moves no beginning that is recorded"
 
 
 def test_a_file_without_a_manifest_belongs_to_the_attempt_that_ran_when_it_was_modified(tmp_path: Path) -> None:
-    lineages = Lineages(Catalogue(tmp_path, is_writer=True), "a")
+    lineages = Lineages(CheckpointCatalogue(tmp_path, is_writer=True), "a")
     lineages.begin_attempt(1, 110 * 10**9)  # the disk had not answered yet
     lineages.begin_run(tuple, 100)
     lineages.begin_attempt(2, 200 * 10**9)
@@ -192,16 +192,16 @@ def test_a_file_without_a_manifest_belongs_to_the_attempt_that_ran_when_it_was_m
 
 
 def test_a_record_that_is_lost_is_made_anew_from_the_manifests(tmp_path: Path) -> None:
-    lineages = Lineages(Catalogue(tmp_path, is_writer=True), "b")
+    lineages = Lineages(CheckpointCatalogue(tmp_path, is_writer=True), "b")
     assert lineages.begin_run(lambda: (made(5, "a", 150, (100, 1)), made(6, "a", 250, (100, 2))), 300)
-    for known in (lineages, Lineages(Catalogue(tmp_path), "b")):
+    for known in (lineages, Lineages(CheckpointCatalogue(tmp_path), "b")):
         assert [known.attempt_at(t * 10**9) for t in (160, 260)] == [Lineage(100, "a", 1), Lineage(100, "a", 2)]
 
 
 def test_a_manifest_shows_when_a_directory_was_saved(tmp_path: Path) -> None:
     save(tmp_path / "ckpt" / "step_5.pt", 5, 1234)
     built = check.build(verify(str(tmp_path / "ckpt" / "step_5.pt")), now=lambda: 9999.0)
-    manifests = Manifests(Catalogue(tmp_path / "state", is_writer=True))
+    manifests = Manifests(CheckpointCatalogue(tmp_path / "state", is_writer=True))
     assert manifests.put(built)
     (read,) = manifests.all()
     assert (read.saved_unix_ns, replace(read, is_tree=True).saved_ns) == (1234 * 10**9, 1234 * 10**9)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from checkpointing.catalogue import Catalogue
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.model import Identity
 from checkpointing.rejections import Rejections
 
@@ -18,8 +18,8 @@ ONE, OTHER = Identity(1, 2, 3, 4), Identity(1, 2, 3, 5)
 
 def test_a_fence_survives_and_holds_for_its_identity_alone(tmp_path: Path) -> None:
     directory = tmp_path / "state" / "checkpoints"
-    Rejections(Catalogue(directory, is_writer=True)).add([("/a/ü\udc80.pt", ONE, "torn"), ("/b.pt", ONE, "torn")])
-    rejections = Rejections(Catalogue(directory, is_writer=True))
+    Rejections(CheckpointCatalogue(directory, is_writer=True)).add([("/a/ü\udc80.pt", ONE, "torn"), ("/b.pt", ONE, "torn")])
+    rejections = Rejections(CheckpointCatalogue(directory, is_writer=True))
     rejection = rejections.get("/a/ü\udc80.pt", ONE)
     assert rejection is not None
     assert (rejection.reason, rejection.kind) == ("torn", "torn")
@@ -29,10 +29,10 @@ def test_a_fence_survives_and_holds_for_its_identity_alone(tmp_path: Path) -> No
 
 
 def test_a_new_identity_replaces_the_old_fence(tmp_path: Path) -> None:
-    rejections = Rejections(Catalogue(tmp_path, is_writer=True))
+    rejections = Rejections(CheckpointCatalogue(tmp_path, is_writer=True))
     rejections.add([("/a.pt", ONE, "first")])
     rejections.add([("/a.pt", OTHER, "second")])
-    again = Rejections(Catalogue(tmp_path, is_writer=True))
+    again = Rejections(CheckpointCatalogue(tmp_path, is_writer=True))
     assert again.get("/a.pt", ONE) is None
     rejection = again.get("/a.pt", OTHER)
     assert rejection is not None
@@ -50,18 +50,18 @@ def test_the_record_is_durable_before_add_returns_and_what_is_known_is_not_writt
         real(fd)
 
     monkeypatch.setattr(os, "fsync", recorded)
-    rejections = Rejections(Catalogue(tmp_path, is_writer=True))
+    rejections = Rejections(CheckpointCatalogue(tmp_path, is_writer=True))
     rejections.add([("/a.pt", ONE, "torn")])
     assert synced[-1] == f"{tmp_path}/catalogue.jsonl"
     synced.clear()
     rejections.add([("/a.pt", ONE, "torn")])
-    Rejections(Catalogue(tmp_path, is_writer=True)).add([("/a.pt", ONE, "torn")])
+    Rejections(CheckpointCatalogue(tmp_path, is_writer=True)).add([("/a.pt", ONE, "torn")])
     assert synced == []
 
 
 def test_where_nothing_can_be_written_the_fence_holds_in_memory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    catalogue = Catalogue(tmp_path / "file" / "checkpoints", is_writer=True)
+    catalogue = CheckpointCatalogue(tmp_path / "file" / "checkpoints", is_writer=True)
     rejections = Rejections(catalogue)
     rejections.add([("/a.pt", ONE, "torn")])
     assert rejections.get("/a.pt", ONE) is not None

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from checkpointing import select
-from checkpointing.catalogue import Catalogue
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.discover import find
 from checkpointing.io.read_watch import ReadWatch
 from checkpointing.model import Verdict
@@ -34,7 +34,9 @@ def tear(path: Path) -> None:
 
 
 def choose(directory: Path, pattern: str = "*.pt", cache: Cache | None = None, **more: Any) -> Selection:  # noqa: ANN401  newest's own
-    return newest(find([pattern], str(directory)), Rejections(Catalogue(directory / ".state", is_writer=True)), cache or Cache(), **more)
+    return newest(
+        find([pattern], str(directory)), Rejections(CheckpointCatalogue(directory / ".state", is_writer=True)), cache or Cache(), **more
+    )
 
 
 def chosen_name(selection: Selection) -> str:
@@ -175,7 +177,7 @@ def test_what_cannot_be_read_is_neither_rejected_nor_forgotten(tmp_path: Path) -
     save(tmp_path / "step_3.pt", 3)
     listing = find(["*.pt"], str(tmp_path))
     (tmp_path / "step_3.pt").unlink()
-    selection = newest(listing, Rejections(Catalogue(tmp_path / ".state", is_writer=True)), Cache())
+    selection = newest(listing, Rejections(CheckpointCatalogue(tmp_path / ".state", is_writer=True)), Cache())
     assert (selection.chosen, selection.found, selection.torn) == (None, 1, ())
     assert selection.unknown[0][1] == "it could not be read: No such file or directory"
 

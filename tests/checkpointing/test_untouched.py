@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpointing.catalogue import Catalogue
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.discover import find
 from checkpointing.manifest import check
 from checkpointing.manifest.documents import Manifests
@@ -38,7 +38,7 @@ def test_a_flip_in_any_file_shows_and_nothing_is_touched(name: str, tmp_path: Pa
     looked_at = [verify(candidate.path) for candidate in find(["*"], str(job)).candidates]
     (found,) = [one for one in looked_at if one.verdict is Verdict.VERIFIED]  # beside it a note of which is the latest
     path = Path(found.path)
-    made, manifests = check.build(found), Manifests(Catalogue(state, is_writer=True))
+    made, manifests = check.build(found), Manifests(CheckpointCatalogue(state, is_writer=True))
     assert manifests.put(made)
     assert check.check(str(path), made).verdict is Verdict.VERIFIED
     assert Copies(str(state), 1 << 40).keep(made).copy is not None
@@ -49,7 +49,7 @@ def test_a_flip_in_any_file_shows_and_nothing_is_touched(name: str, tmp_path: Pa
         flip(at)
         before = everything(job)
         assert check.check(str(path), made).verdict is Verdict.BAD, file.path
-        listing, rejections = find([str(path)], str(job)), Rejections(Catalogue(state / file.path, is_writer=True))
+        listing, rejections = find([str(path)], str(job)), Rejections(CheckpointCatalogue(state / file.path, is_writer=True))
         selection = newest(listing, rejections, Cache(), manifests=manifests, suspect=True)  # as after a load that failed
         assert (selection.chosen, selection.found) == (None, 1), file.path
         judged = check.check(str(path), made)

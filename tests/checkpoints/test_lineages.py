@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from checkpointing.catalogue import Catalogue
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.io.tree import ReadOptions
 from checkpointing.lineage import RUN
 from checkpointing.manifest.documents import VERIFIED
@@ -254,7 +254,7 @@ def test_a_step_back_holds_on_another_host_that_sees_the_same_disk(tmp_path: Pat
     node.look()
     node.stops(2, "ckpt/step_1000.pt", "ckpt/step_900.pt")
     # only times tell it there: let the first attempt have begun 100 s earlier, and have saved 50 s ago
-    catalogue = Catalogue(node.state / "checkpoints", is_writer=True)
+    catalogue = CheckpointCatalogue(node.state / "checkpoints", is_writer=True)
     (run,) = catalogue.all(RUN)
     (number, began_ns), *others = run.attempts
     catalogue.put(RUN, replace(run, attempts=((number, began_ns - 100 * 10**9), *others)))
@@ -430,7 +430,7 @@ def test_an_attempt_whose_beginning_a_power_cut_took_is_known_from_what_it_saved
     node.attempt(1)
     assert node.checkpoints.recorder.record(check_file(str(node.save(5))), ReadOptions()) is not None
     node.save(10)
-    catalogue = Catalogue(node.state / "checkpoints", is_writer=True)
+    catalogue = CheckpointCatalogue(node.state / "checkpoints", is_writer=True)
     catalogue.put(RUN, replace(catalogue.all(RUN)[-1], attempts=()))
     shutil.rmtree(node.scratch / "attempt-0001")
     selected = node.run("20260101T000000-aaaa", goes_on=True)
@@ -471,7 +471,7 @@ def test_files_of_nobody_knows_when_stand_behind_those_of_a_run(tmp_path: Path, 
     node.save(50)
     node.look()
     if files == "gone":
-        catalogue = Catalogue(node.state / "checkpoints", is_writer=True)
+        catalogue = CheckpointCatalogue(node.state / "checkpoints", is_writer=True)
         assert catalogue.remove(VERIFIED, *(manifest.path for manifest in catalogue.all(VERIFIED)))
     selected = node.stops(1)
     assert chosen(selected)[1] == 50
@@ -524,7 +524,7 @@ def test_the_beginning_of_an_attempt_is_on_disk_before_the_watcher_looks_again(t
     watcher = node.checkpoints.watcher()
     assert watcher is not None
     watcher.start()
-    catalogue = Catalogue(node.state / "checkpoints")
+    catalogue = CheckpointCatalogue(node.state / "checkpoints")
     wait_for(lambda: catalogue.all(RUN), "its first look")
     node.attempt(1)
     wait_for(lambda: [number for number, _ in catalogue.all(RUN)[-1].attempts] == [1], "the attempt", 20)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from checkpointing.catalogue import Catalogue
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.io.tree import ReadOptions
 from checkpointing.manifest.documents import Manifests
 from checkpointing.model import Verdict
@@ -475,7 +475,7 @@ def test_the_manifests_of_what_is_gone_go_at_the_start_of_a_run(disk: JobOnDisk)
     assert watcher is not None
     watcher.start()
     assert watcher.finish(20.0)
-    assert [made.path for made in Manifests(Catalogue(disk.state / "checkpoints", is_writer=True)).all()] == [str(paths[1])]
+    assert [made.path for made in Manifests(CheckpointCatalogue(disk.state / "checkpoints", is_writer=True)).all()] == [str(paths[1])]
 
 
 def of_trainer(disk: JobOnDisk, *names: str) -> Path:

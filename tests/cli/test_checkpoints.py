@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from checkpointing.catalogue import Catalogue
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.lineage import Lineages
 from checkpointing.ordering import RollBack
 from checkpointing.retention.aside import AsideRecord
@@ -75,7 +75,7 @@ def test_a_quarantined_checkpoint_is_not_handed_out_again(place: Path) -> None:
 
 def test_what_is_out_of_use_is_listed_with_the_reason_and_used_again_once_that_is_withdrawn(place: Path) -> None:
     records, path = node(place) / "checkpoints", str(place / "ckpt" / "step_2.pt")
-    lineages = Lineages(Catalogue(records, is_writer=True), "run-a")
+    lineages = Lineages(CheckpointCatalogue(records, is_writer=True), "run-a")
     lineages.begin_run(tuple)
     lineages.try_roll_back(RollBack(lineages.current, 2, path))
     lineages.accuse("attempt 3 stepped back from it")
@@ -87,7 +87,7 @@ def test_what_is_out_of_use_is_listed_with_the_reason_and_used_again_once_that_i
     assert set(rows) == {"step_1.pt", "step_2.pt", "step_3.pt"}, "the mark itself is no checkpoint"
     done = run(place, "checkpoints", "quarantine", "--withdraw", "ckpt/step_2.pt")
     assert (done.returncode, done.stdout) == (0, f"used again from the next start of job {JOB} on: {path}\n"), done.stderr
-    assert Lineages(Catalogue(records, is_writer=True)).roll_backs == ()
+    assert Lineages(CheckpointCatalogue(records, is_writer=True)).roll_backs == ()
     again = run(place, "checkpoints", "quarantine", "--withdraw", "ckpt/step_2.pt")
     assert (again.returncode, "uses it already" in again.stderr) == (64, True)
 

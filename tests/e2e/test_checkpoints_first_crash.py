@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from checkpointing.catalogue import Catalogue
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.manifest.documents import Manifests
 from tests.e2e.selfresuming import TRAIN, fast
 from tests.e2e.untouched import assert_untouched, listing, moved
@@ -127,7 +127,7 @@ def test_a_torn_file_of_a_stranger_is_met_once_and_the_card_names_the_whole_one(
     script.write_text(LAST)
     run = supervise(sys.executable, str(script), options=["--config", str(fast(tmp_path))])
     wait_for((tmp_path / "saved").exists, "the saves", alive=run.alive)
-    known = Manifests(Catalogue(next(run.state.glob("*/nodes/*/checkpoints"))))
+    known = Manifests(CheckpointCatalogue(next(run.state.glob("*/nodes/*/checkpoints"))))
     wait_for(lambda: known.get(str(tmp_path / "out" / "step_30.pt")), "its verification", alive=run.alive)
     os.truncate(tmp_path / "out" / "last.pt", 700)
     (tmp_path / "go-on").touch()

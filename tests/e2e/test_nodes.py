@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from checkpointing.catalogue import Catalogue
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.rejections import REJECTED
 from supervisor.job import identity
 from tests.e2e.conftest import Supervised, clean_environment
@@ -261,7 +261,7 @@ def test_a_script_that_loads_another_step_on_one_node_is_ended_and_nothing_that_
     assert step > EVERY
     assert any(f"loaded step {EVERY}" in run.stderr and f"loaded step {step}" in run.stderr for run in nodes.runs)
     later = {str(path) for path in (tmp_path / "ckpt").glob("*.pt") if int(path.stem.removeprefix("step-")) > step}
-    catalogues = [Catalogue(directory) for run in nodes.runs for directory in run.state.glob("*/nodes/*/checkpoints")]
+    catalogues = [CheckpointCatalogue(directory) for run in nodes.runs for directory in run.state.glob("*/nodes/*/checkpoints")]
     fenced = any(later <= {row.path for row in known.all(REJECTED) if row.kind == "mixed"} for known in catalogues)
     assert fenced or not later, "and will not be by a later run; most often the attempt is ended before it saves"
 

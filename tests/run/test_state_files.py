@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from checkpointing.catalogue import Catalogue
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.io import durable
 from checkpointing.mirror.spool import TransferLog
 from checkpointing.retention.aside import AsideRecord
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: What is read, who reads it. A reader returns what it says of the FIFO, or raises.
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "the catalogue of checkpoints": ("catalogue.jsonl", lambda path: Catalogue(path.parent, is_writer=True).problem),
+    "the catalogue of checkpoints": ("catalogue.jsonl", lambda path: CheckpointCatalogue(path.parent, is_writer=True).problem),
     "what was set aside": ("aside.jsonl", lambda path: AsideRecord(str(path.parent)).changes()),
     "the mirror's log": ("log", lambda path: TransferLog.read(str(path))),
     "the ledger of GPUs": (".gpus/n.jsonl", lambda path: GpuQuarantine(path.parents[1], "n").held(0.0)),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from checkpointing.catalogue import Catalogue
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.discover import find
 from checkpointing.io.read_watch import ReadWatch
 from checkpointing.manifest.documents import Manifests
@@ -42,7 +42,7 @@ class Large:
         """Begin with none."""
         self.place, self.disk = place / "ckpt", disk
         self.place.mkdir()
-        self.manifests = Manifests(Catalogue(place / "state", is_writer=True))
+        self.manifests = Manifests(CheckpointCatalogue(place / "state", is_writer=True))
         self.watch = ReadWatch()
         disk.passes_time_for(self.watch)
 

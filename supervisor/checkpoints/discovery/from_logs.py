@@ -27,7 +27,7 @@ from checkpointing.io.tree import Tree
 from checkpointing.model import Identity
 from checkpointing.select import is_unchanged
 from supervisor.checkpoints.discovery import record as discovery_record
-from supervisor.checkpoints.discovery.record import REPEATED, DiscoveryRecord, Location, MadeDirectory, Write, to_stat
+from supervisor.checkpoints.discovery.record import REPEATED, DiscoveryRecord, Location, MadeDirectory, Write, to_stat, with_stat
 from supervisor.checkpoints.discovery.shared_saves import SharedSaves
 from supervisor.core.model import ResumeKind
 from supervisor.instrument._supervise_shim.layout import loads_first
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from checkpointing.catalogue import Catalogue
+    from checkpointing.catalogue import CheckpointCatalogue
     from supervisor.knobs.knob_set import ResumeWay
 
 MOST_LOADED: Final = 3
@@ -61,7 +61,7 @@ _CARD_BYTES: Final = 4096
 class Discovery:
     """Where one job's checkpoints are, and what its ranks wrote, on this node."""
 
-    def __init__(self, catalogue: Catalogue, run_id: str) -> None:
+    def __init__(self, catalogue: CheckpointCatalogue, run_id: str) -> None:
         """Read what earlier runs discovered. Their writes do not count as this run's."""
         self._resume_way: ResumeWay | None = None
         self._catalogue = catalogue
@@ -237,7 +237,7 @@ class Discovery:
         otherwise. Else the save had not touched it yet.
         """
         with self._lock:
-            with_stats = {path: _with_stat(write) for path, write in self._writes.items() if write.interrupted or write.logged_before_close}
+            with_stats = {path: with_stat(write) for path, write in self._writes.items() if write.interrupted or write.logged_before_close}
             if any(self._writes[path] != write for path, write in with_stats.items()):
                 self._writes = {**self._writes, **with_stats}
                 self._write_file()
@@ -459,7 +459,7 @@ def _likely_patterns(locations: tuple[Location, ...], way: ResumeWay) -> tuple[s
     return likely if way.knob.counts == ResumeKind.SWITCH or len(likely) == 1 else ()
 
 
-def read_last_run(catalogue: Catalogue) -> Discovery:
+def read_last_run(catalogue: CheckpointCatalogue) -> Discovery:
     """Return the discoveries of a job, with the files that its last run was seen to write."""
     logged = catalogue.get(discovery_record.LOGGED)
     return Discovery(catalogue, "" if logged is None else logged.run)
@@ -495,17 +495,3 @@ def _is_as_left(write: Write) -> bool | None:
     if write.after is None or write.logged_before_close or stat.S_ISDIR(st.st_mode):
         return st.st_ino == was[1]
     return is_unchanged(Identity.of(st), Identity(*was))
-
-
-def _with_stat(write: Write) -> Write:
-    try:
-        st = os.lstat(write.path)
-    except OSError:
-        return write
-    if not stat.S_ISREG(st.st_mode):
-        return write
-    now, before = (st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns), write.before
-    if write.logged_before_close and not write.interrupted and write.after is not None:
-        return replace(write, after=now if now[:2] == write.after[:2] else write.after, logged_before_close=False)
-    rewritten_in_place = before is None or (before[:2] == now[:2] and before != now)
-    return replace(write, after=now if rewritten_in_place and write.interrupted else write.after)

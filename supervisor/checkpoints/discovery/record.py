@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import os
+import stat
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing.catalogue import Catalogue, Change, Table
+from checkpointing.catalogue import CheckpointCatalogue, Table, TableChange
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,10 +105,10 @@ class DiscoveryRecord:
 
 def read_locations(directory: Path) -> tuple[Location, ...]:
     """Return the locations that were discovered of a job, from its `checkpoints` directory; empty where none can be read."""
-    return Catalogue(directory).all(LOCATION)
+    return CheckpointCatalogue(directory).all(LOCATION)
 
 
-def read(catalogue: Catalogue) -> DiscoveryRecord:
+def read(catalogue: CheckpointCatalogue) -> DiscoveryRecord:
     """Return the record."""
     logged = catalogue.get(LOGGED)
     return DiscoveryRecord(
@@ -117,13 +119,13 @@ def read(catalogue: Catalogue) -> DiscoveryRecord:
     )
 
 
-def write(catalogue: Catalogue, before: DiscoveryRecord, after: DiscoveryRecord) -> None:
+def write(catalogue: CheckpointCatalogue, before: DiscoveryRecord, after: DiscoveryRecord) -> None:
     """Write what differs, durably."""
     catalogue.change(
-        Change(LOCATION, before.locations, after.locations),
-        Change(WRITE, before.writes, after.writes),
-        Change(MADE, before.made, after.made),
-        Change(LOGGED, {"": LoggedRun(before.run)}, {"": LoggedRun(after.run)}),
+        TableChange(LOCATION, before.locations, after.locations),
+        TableChange(WRITE, before.writes, after.writes),
+        TableChange(MADE, before.made, after.made),
+        TableChange(LOGGED, {"": LoggedRun(before.run)}, {"": LoggedRun(after.run)}),
     )
 
 
@@ -133,3 +135,18 @@ def to_stat(row: Any) -> Stat | None:  # noqa: ANN401 (JSON)
         return None
     dev, ino, size, mtime_ns = (int(number) for number in row)
     return dev, ino, size, mtime_ns
+
+
+def with_stat(write: Write) -> Write:
+    """Return a write with the identity of the file that a cut save left, or whose save was logged before it was closed."""
+    try:
+        st = os.lstat(write.path)
+    except OSError:
+        return write
+    if not stat.S_ISREG(st.st_mode):
+        return write
+    now, before = (st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns), write.before
+    if write.logged_before_close and not write.interrupted and write.after is not None:
+        return replace(write, after=now if now[:2] == write.after[:2] else write.after, logged_before_close=False)
+    rewritten_in_place = before is None or (before[:2] == now[:2] and before != now)
+    return replace(write, after=now if rewritten_in_place and write.interrupted else write.after)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.catalogue import Change, Table
+from checkpointing.catalogue import Table, TableChange
 from checkpointing.model import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from checkpointing.catalogue import Catalogue
+    from checkpointing.catalogue import CheckpointCatalogue
     from checkpointing.model import Candidate
 
 
@@ -41,7 +41,7 @@ BEFORE: Final = Table("lay_before", LayBefore, lambda row: row.path)
 class Baseline:
     """The baseline of one job on this node. Not thread-safe: it is written before the ranks start, and read afterwards."""
 
-    def __init__(self, catalogue: Catalogue, patterns: Sequence[str]) -> None:
+    def __init__(self, catalogue: CheckpointCatalogue, patterns: Sequence[str]) -> None:
         """Read nothing yet."""
         self._catalogue, self._looked = catalogue, LookedBefore(tuple(patterns))
         self._files: dict[str, LayBefore] | None = None
@@ -55,7 +55,7 @@ class Baseline:
             return
         self._files = {candidate.path: LayBefore(candidate.path, candidate.identity) for candidate in candidates}
         self._catalogue.change(
-            Change(BEFORE, before, self._files), Change(LOOKED, {} if looked is None else {"": looked}, {"": self._looked})
+            TableChange(BEFORE, before, self._files), TableChange(LOOKED, {} if looked is None else {"": looked}, {"": self._looked})
         )
 
     def add(self, path: str, identity: Identity) -> None:

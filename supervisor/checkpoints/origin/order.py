@@ -20,7 +20,7 @@ from supervisor.checkpoints.discovery.from_logs import read_last_run
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from checkpointing.catalogue import Catalogue
+    from checkpointing.catalogue import CheckpointCatalogue
     from checkpointing.manifest.documents import Manifest, Manifests
     from checkpointing.model import Candidate, Identity, Lineage
     from checkpointing.retention.copies import Copies
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class CheckpointOrder:
     """The lineages of one job's checkpoints. `run` "" only reads."""
 
-    def __init__(self, catalogue: Catalogue, manifests: Manifests, discovery: Discovery | None = None, run: str = "") -> None:
+    def __init__(self, catalogue: CheckpointCatalogue, manifests: Manifests, discovery: Discovery | None = None, run: str = "") -> None:
         """Read what is recorded."""
         self._directory, self._manifests, self._discovery = catalogue.file.parent, manifests, discovery
         self._catalogue, self._lineages = catalogue, Lineages(catalogue, run)

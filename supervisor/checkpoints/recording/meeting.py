@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from checkpointing.catalogue import Table
 
 if TYPE_CHECKING:
-    from checkpointing.catalogue import Catalogue
+    from checkpointing.catalogue import CheckpointCatalogue
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ MEETING: Final = Table("meeting", NodeMeeting, lambda _row: "")
 class MeetingRecord:
     """The newest meeting of one run."""
 
-    def __init__(self, catalogue: Catalogue, run_id: str) -> None:
+    def __init__(self, catalogue: CheckpointCatalogue, run_id: str) -> None:
         """Read what an earlier supervisor of this run recorded."""
         self._catalogue, self._run = catalogue, run_id
         row = catalogue.get(MEETING)

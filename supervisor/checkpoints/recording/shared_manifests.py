@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.catalogue import Catalogue
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.manifest.documents import Manifests
 from checkpointing.retention import ownership
 from checkpointing.select import is_unchanged
@@ -39,7 +39,7 @@ class SharedManifests:
     def __init__(self, node_state: Path, directory: str, clock: Callable[[], float] = time.monotonic) -> None:
         """`directory` is where a node's state holds what is recorded of checkpoints."""
         self._nodes, self._me, self._directory, self._clock = node_state.parent, node_state.name, directory, clock
-        self._catalogues: dict[str, Catalogue] = {}
+        self._catalogues: dict[str, CheckpointCatalogue] = {}
         self._last_runs: dict[str, tuple[tuple[bytes, int], Discovery]] = {}  # by node, as its catalogue was then
         self._asked: dict[tuple[str, Identity], float] = {}
 
@@ -99,9 +99,9 @@ class SharedManifests:
             self._last_runs[node] = state, read_last_run(catalogue)
         return self._last_runs[node][1]
 
-    def _catalogue(self, node: str) -> Catalogue:
+    def _catalogue(self, node: str) -> CheckpointCatalogue:
         if node not in self._catalogues:
-            self._catalogues[node] = Catalogue(self._nodes / node / self._directory)
+            self._catalogues[node] = CheckpointCatalogue(self._nodes / node / self._directory)
         return self._catalogues[node]
 
     def _others(self) -> list[str]:

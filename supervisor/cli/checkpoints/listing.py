@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from checkpointing import markers, step_names
-from checkpointing.catalogue import Catalogue
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.command_line.progress import ProgressBar, path_name
 from checkpointing.command_line.verdicts import as_dict, table
 from checkpointing.discover import find
@@ -107,7 +107,7 @@ def ls(settings: Settings, job: str | None, *, as_json: bool) -> int:
     place = find_job(state_root(settings), job)
     directory = place.directory / DIRECTORY
     discovered = record.read_locations(directory)
-    catalogue = Catalogue(directory)
+    catalogue = CheckpointCatalogue(directory)
     rejections, manifests = Rejections(catalogue), Manifests(catalogue)
     order = CheckpointOrder(catalogue, manifests)
     rows: list[dict[str, Any]] = []
@@ -152,7 +152,7 @@ def show(settings: Settings, job: str | None, path: str, *, as_json: bool) -> in
     place = find_job(state_root(settings), job)
     directory = place.directory / DIRECTORY
     absolute = os.path.abspath(path)  # noqa: PTH100  a link is shown as it is named
-    catalogue = Catalogue(directory)
+    catalogue = CheckpointCatalogue(directory)
     manifest = Manifests(catalogue).get(absolute)
     identity = identity_of(absolute)
     with ProgressBar(f"reading {clean(path_name(path))}", None if identity is None else identity.size, wanted=not as_json) as bar:
@@ -217,7 +217,7 @@ def quarantine(settings: Settings, job: str | None, path: str, reason: str) -> i
             hint="Name a file, or a checkpoint's directory, as `supervise checkpoints ls` shows it.",
             exit_code=ExitCode.USAGE,
         )
-    catalogue = Catalogue(place.directory / DIRECTORY, is_writer=True)
+    catalogue = CheckpointCatalogue(place.directory / DIRECTORY, is_writer=True)
     Rejections(catalogue).add([(absolute, identity, reason)], _QUARANTINED)
     if catalogue.not_written:
         raise SuperviseError(f"cannot quarantine a checkpoint: {catalogue.not_written}", hint="Make the state directory writable for you.")
@@ -231,7 +231,7 @@ def readmit(settings: Settings, job: str | None, path: str) -> int:
     refuse_while_running(place)
     absolute, problems, is_known = os.path.abspath(path), [], False  # noqa: PTH100  a link stays as it is named
     for directory in (place.directory / DIRECTORY, *_of_other_hosts(place)):
-        catalogue = Catalogue(directory, is_writer=True)
+        catalogue = CheckpointCatalogue(directory, is_writer=True)
         rejections, lineages = Rejections(catalogue), Lineages(catalogue)
         for name in dict.fromkeys((absolute, os.path.realpath(path))):
             is_known = bool(rejections.withdraw(name) + lineages.withdraw(name)) or is_known

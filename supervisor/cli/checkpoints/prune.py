@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from checkpointing.catalogue import Catalogue
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.discover import find
 from checkpointing.manifest.documents import Manifests
 from checkpointing.rejections import Rejections
@@ -64,7 +64,7 @@ def prune(settings: Settings, job: str, mirror_keep: int | None, *, dry_run: boo
         refuse_while_running(place)
     directory = place.directory / DIRECTORY
     policy = rules.RetentionPolicy(checkpoints.keep or rules.RetentionPolicy().newest, checkpoints.keep_every or None)
-    catalogue = Catalogue(directory)
+    catalogue = CheckpointCatalogue(directory)
     order = CheckpointOrder(catalogue, Manifests(catalogue)).order
     gone = Copies(str(directory), 0, order=order).prune(policy, dry_run=dry_run)
     for name in gone.removed:
@@ -94,7 +94,7 @@ def _why_aside(change: AsideChange, undo: str) -> str:
 
 def _own(settings: Settings, directory: Path, policy: rules.RetentionPolicy) -> Iterator[pruning.Pruned]:
     """Yield those of the job's own checkpoints that a policy does not keep, place by place."""
-    catalogue = Catalogue(directory)
+    catalogue = CheckpointCatalogue(directory)
     rejections = Rejections(catalogue)
     declared = {candidate.path for candidate in find(settings.checkpoints.paths, str(settings.cwd)).candidates}
     discovered = from_logs.read_last_run(catalogue)

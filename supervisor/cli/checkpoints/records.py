@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.catalogue import Catalogue
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.manifest.documents import Manifests
 from supervisor.cli.jobs.job_files import find_job, places_in, state_root
 from supervisor.errors import SuperviseError
@@ -32,7 +32,7 @@ def records_of(settings: Settings, job: str | None, directory: str) -> Path | No
     above = os.path.abspath(directory)  # noqa: PTH100  a link stays as it is named
     for place in places_in(root):
         records = place.directory / DIRECTORY
-        if any(path_patterns.is_within(above, manifest.path) for manifest in Manifests(Catalogue(records)).all()):
+        if any(path_patterns.is_within(above, manifest.path) for manifest in Manifests(CheckpointCatalogue(records)).all()):
             return records
     return None
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from checkpointing.catalogue import Catalogue
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.command_line import verdicts
 from checkpointing.command_line.output import Output
 from checkpointing.manifest.documents import Manifests
@@ -81,7 +81,7 @@ def _selected(
     listing: Listing, records: Path, directory: str, cache: Cache, throttle: Throttle
 ) -> tuple[Selection, Sequence[tuple[str, str]]]:
     """Choose as a resume does, and return (path, reason) of what is rejected."""
-    catalogue = Catalogue(records)
+    catalogue = CheckpointCatalogue(records)
     rejections, manifests = Rejections(catalogue), Manifests(catalogue)
     rejected = {
         candidate.path: rejection.reason

@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from checkpointing.catalogue import Catalogue
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.manifest.documents import Manifests
 from supervisor.checkpoints.recording import numerics
 from supervisor.cli import alerts
@@ -162,7 +162,7 @@ def _standbys(history: History) -> StandbyStatus | None:
 
 
 def _numbers(place: JobFiles, run: str) -> str:
-    newest = numerics.last_of_run(Manifests(Catalogue(place.directory / "checkpoints")).all(), run)
+    newest = numerics.last_of_run(Manifests(CheckpointCatalogue(place.directory / "checkpoints")).all(), run)
     return "" if newest is None else numerics.report(newest)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from checkpointing.catalogue import Catalogue
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.io import staging
 from checkpointing.manifest import digest, documents
 from checkpointing.manifest.documents import VERSION, About, File, Manifest, ManifestDamaged, Manifests, Newer
@@ -154,7 +154,7 @@ def test_contents_have_ids_of_their_own() -> None:
 
 
 def test_the_last_manifest_of_a_path_is_kept(tmp_path: Path) -> None:
-    kept = Manifests(Catalogue(tmp_path / "state", is_writer=True))
+    kept = Manifests(CheckpointCatalogue(tmp_path / "state", is_writer=True))
     assert (kept.get("/a.pt"), list(kept.all())) == (None, [])
     assert kept.put(TREE)
     assert kept.put(FILE)
@@ -168,12 +168,12 @@ def test_the_last_manifest_of_a_path_is_kept(tmp_path: Path) -> None:
 def test_a_manifest_of_a_terabyte_comes_back_as_it_was(tmp_path: Path) -> None:
     parts = tuple((number * 0x9E3779B97F4A7C15) & (1 << 64) - 1 for number in range(1 << 15))
     large = replace(FILE, files=(File("a.pt", 1 << 40, 2**64 - 1, parts),), part_bytes=32 << 20, non_finite=(NonFinite("w", "NaN", 2**40),))
-    Manifests(Catalogue(tmp_path, is_writer=True)).put(large)
-    assert Manifests(Catalogue(tmp_path)).get("/a.pt") == large
+    Manifests(CheckpointCatalogue(tmp_path, is_writer=True)).put(large)
+    assert Manifests(CheckpointCatalogue(tmp_path)).get("/a.pt") == large
 
 
 def test_only_what_is_surely_gone_is_swept(tmp_path: Path) -> None:
-    kept = Manifests(Catalogue(tmp_path / "state", is_writer=True))
+    kept = Manifests(CheckpointCatalogue(tmp_path / "state", is_writer=True))
     (tmp_path / "there.pt").touch()
     (tmp_path / "mounted_on").mkdir()
     for path in ("there.pt", "gone.pt", "not_mounted/x.pt", "mounted_on/y.pt"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from checkpointing.catalogue import Catalogue
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.manifest import check, documents
 from checkpointing.manifest.documents import Manifests
 from checkpointing.retention import rules
@@ -109,7 +109,7 @@ def test_what_would_go_is_printed_and_the_jobs_own_are_left_to_its_supervisor(
     state = tmp_path / "state" / "job" / "nodes" / "here"
     (state / "checkpoints").mkdir(parents=True)
     (state / "journal.jsonl").touch()
-    catalogue = Catalogue(state / "checkpoints", is_writer=True)
+    catalogue = CheckpointCatalogue(state / "checkpoints", is_writer=True)
     manifests, copies = Manifests(catalogue), Copies(str(state / "checkpoints"), 1 << 30)
     writes = []
     for step in (1, 2, 3):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from checkpointing.catalogue import Catalogue
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.model import Identity
 from checkpointing.retention.ownership import not_written
 from checkpointing.verification import identity_of
@@ -60,7 +60,7 @@ MOST_WRITES = 512
 
 
 def knows(tmp_path: Path, rank: Rank, run: str = "r1") -> Discovery:
-    known = Discovery(Catalogue(tmp_path / "checkpoints", is_writer=True), run)
+    known = Discovery(CheckpointCatalogue(tmp_path / "checkpoints", is_writer=True), run)
     known.absorb(rank.directory, 1)
     return known
 
@@ -162,7 +162,7 @@ def test_one_save_while_it_trains_makes_a_candidate_and_none_makes_a_checkpoint(
         "/j/out/checkpoint-[0-9]*": "candidate",
         "/j/features_[0-9]*.pt": "candidate",
     }
-    again = Discovery(Catalogue(tmp_path / "checkpoints", is_writer=True), "r2")
+    again = Discovery(CheckpointCatalogue(tmp_path / "checkpoints", is_writer=True), "r2")
     for one in (known, again):
         repeated = {place.pattern for place in one.locations() if one.is_repeated(place.pattern.replace("[0-9]*", "30"), in_training=True)}
         assert repeated == {"/j/out/checkpoint-[0-9]*"}, "what is sent to a mirror, and what is not"
@@ -194,13 +194,13 @@ def test_what_a_framework_writes_beside_counts_as_seen_in_a_directory_of_this_ru
         made = [[str(torn), *numbers(torn)[:2]]] if how == "made" else []
         rank.saves(f"{torn}/optimizer.pt", now=numbers(torn / "optimizer.pt"), made=made)
     knows(tmp_path, rank)
-    known = Discovery(Catalogue(tmp_path / "checkpoints", is_writer=True), "r1")  # it outlives the supervisor
+    known = Discovery(CheckpointCatalogue(tmp_path / "checkpoints", is_writer=True), "r1")  # it outlives the supervisor
     seen = {"optimizer.pt"} if how == "there before" else {"optimizer.pt", "config.json"}
     assert {path.rpartition("/")[2] for path in known.written_files(str(torn), time.time_ns())} == seen
     (torn / "config.json").write_text("another's, once no rank was alive")
     until = (torn / "config.json").stat().st_ctime_ns - 1
     assert {path.rpartition("/")[2] for path in known.written_files(str(torn), until)} == {"optimizer.pt"}
-    assert Discovery(Catalogue(tmp_path / "checkpoints", is_writer=True), "r2").written_files(str(torn), time.time_ns()) == {}
+    assert Discovery(CheckpointCatalogue(tmp_path / "checkpoints", is_writer=True), "r2").written_files(str(torn), time.time_ns()) == {}
 
 
 def test_what_an_upload_linked_and_let_go_is_the_job_s_as_long_as_it_is_what_was_proven(tmp_path: Path, rank: Rank, torn: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_directory_that_took_the_place_of_the_one_that_was_made_is_another(tmp
 
 def test_a_checkpoint_of_many_files_can_be_removed_when_newer_ones_are_there(tmp_path: Path, rank: Rank) -> None:
     """Three checkpoints of 300 files each, as 300 ranks write them: the oldest is this job's too."""
-    known = Discovery(Catalogue(tmp_path / "checkpoints", is_writer=True), "r1")
+    known = Discovery(CheckpointCatalogue(tmp_path / "checkpoints", is_writer=True), "r1")
     oldest = tmp_path / "checkpoint-10"
     for step in (10, 20, 30):
         directory = tmp_path / f"checkpoint-{step}"
@@ -324,8 +324,8 @@ def test_places_stay_known_and_what_another_run_wrote_is_not_this_one_s(tmp_path
     rank.loads("/j/ckpt.pt")
     knows(tmp_path, rank)
     again, another = (
-        Discovery(Catalogue(tmp_path / "checkpoints", is_writer=True), "r1"),
-        Discovery(Catalogue(tmp_path / "checkpoints", is_writer=True), "r2"),
+        Discovery(CheckpointCatalogue(tmp_path / "checkpoints", is_writer=True), "r1"),
+        Discovery(CheckpointCatalogue(tmp_path / "checkpoints", is_writer=True), "r2"),
     )
     assert again.patterns() == another.patterns() == ("/j/ckpt.pt",)
     assert [write.path for write in again.writes("/j/ckpt.pt")] == ["/j/ckpt.pt"]
@@ -375,7 +375,7 @@ def test_it_is_bounded_and_forgets_what_is_no_checkpoint_first(tmp_path: Path, r
     known = knows(tmp_path, rank)
     assert len(known.locations()) == MOST_LOCATIONS
     assert known.patterns() == ("/j/ckpt.pt",)
-    assert len(Catalogue(tmp_path / "checkpoints").all(record.WRITE)) == MOST_WRITES
+    assert len(CheckpointCatalogue(tmp_path / "checkpoints").all(record.WRITE)) == MOST_WRITES
 
 
 def test_what_cannot_be_recorded_is_known_all_the_same(tmp_path: Path, rank: Rank) -> None:
@@ -386,7 +386,7 @@ def test_what_cannot_be_recorded_is_known_all_the_same(tmp_path: Path, rank: Ran
 
 
 def handed(tmp_path: Path, rank: Rank, kind: ResumeKind | None, files: str = "") -> tuple[str, ...]:
-    known = Discovery(Catalogue(tmp_path / "checkpoints", is_writer=True), "r1")
+    known = Discovery(CheckpointCatalogue(tmp_path / "checkpoints", is_writer=True), "r1")
     known.set_resume_way(None if kind is None else ResumeWay(Knob(RESUME, "", "--again", counts=kind), files=files))
     known.absorb(rank.directory, 1)
     return known.patterns()
@@ -468,7 +468,7 @@ def test_one_rank_that_saves_to_one_file_again_and_again_shares_it_with_nobody(t
 def test_the_oldest_of_three_checkpoints_of_many_files_each_can_be_removed(tmp_path: Path) -> None:
     """Three checkpoints of 300 files each, as 300 ranks write them: the oldest is this job's too."""
     rank = Rank(tmp_path / "attempt-0001")
-    known = Discovery(Catalogue(tmp_path / "checkpoints", is_writer=True), "r1")
+    known = Discovery(CheckpointCatalogue(tmp_path / "checkpoints", is_writer=True), "r1")
     oldest = tmp_path / "checkpoint-10"
     for step in (10, 20, 30):
         directory = tmp_path / f"checkpoint-{step}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from checkpointing.catalogue import Catalogue
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.discover import Listing, find
 from checkpointing.io.reader import Interrupted, Throttle
 from checkpointing.rejections import Rejections
@@ -174,7 +174,7 @@ def test_a_torn_file_is_neither_reported_nor_rejected_and_is_reported_once_it_is
 def test_what_the_selection_verified_is_not_reported_again(tmp_path: Path, watch: Callable[..., Watched]) -> None:
     save(tmp_path / "step_10.pt", 10)
     cache = Cache()
-    selection = newest(find(["*.pt"], str(tmp_path)), Rejections(Catalogue(tmp_path / "state", is_writer=True)), cache)
+    selection = newest(find(["*.pt"], str(tmp_path)), Rejections(CheckpointCatalogue(tmp_path / "state", is_writer=True)), cache)
     watched = watch(cache)
     save(tmp_path / "step_20.pt", 20)
     assert watched.next() == ("step_20.pt", 20)
@@ -190,7 +190,9 @@ def test_the_event_distinguishes_torn_from_unproven(tmp_path: Path) -> None:
     finally:
         torch.serialization.set_crc32_options(compute_crc32=True)
     (tmp_path / "step_8.pt").write_bytes(b"")
-    event = to_event(newest(find(["*.pt"], str(tmp_path)), Rejections(Catalogue(tmp_path / "state", is_writer=True)), Cache()), 1.5, 3)
+    event = to_event(
+        newest(find(["*.pt"], str(tmp_path)), Rejections(CheckpointCatalogue(tmp_path / "state", is_writer=True)), Cache()), 1.5, 3
+    )
     assert (event.chosen, event.found) == (None, 2)
     assert event.torn == ((str(tmp_path / "step_8.pt"), "torn: the file is empty"),)
     assert event.refused == ((str(tmp_path / "step_9.pt"), "it was saved without CRCs: nothing in it proves its records whole"),)

@@ -61,7 +61,7 @@ def test_a_preempted_job_saves_is_requeued_resumes_where_it_saved_and_finishes(s
     waiting = slurm.wait_for_state(number, "PENDING")
     assert waiting["Restarts"] == "1"
     assert "Exited with exit code 75" in output(tmp_path, number)
-    slurm.run("scontrol", "update", f"jobid={number}", "StartTime=now")  # else it waits two minutes
+    slurm.start_now(number)
     slurm.wait_for_state(number, "COMPLETED", 180)
     starts = words_of(tmp_path / "started")
     assert [int(step) for _, step in starts] == [0, 0, saved, saved]

@@ -41,7 +41,7 @@ def test_a_preempted_task_of_an_array_comes_back_alone_and_resumes_where_it_save
     back = slurm.wait_for_state(f"{number}_0", "PENDING")
     beside = slurm.job(f"{number}_1")
     assert (back["Restarts"], beside["Restarts"], beside["JobState"]) == ("1", "0", "RUNNING")
-    slurm.run("scontrol", "update", f"jobid={number}_0", "StartTime=now")  # else it waits two minutes
+    slurm.start_now(f"{number}_0")
     started = wait_for(lambda: len(rows := words_of(tmp_path / "task-0" / "started")) == 2 and rows, "its second start", 180)
     ((_, step),) = words_of(tmp_path / "task-0" / "told")
     assert started == [["0", "0"], ["0", step]]
@@ -64,7 +64,7 @@ def test_a_node_that_is_unfit_for_one_task_of_an_array_is_used_by_none(slurm: Sl
     assert (moved["Restarts"], records[1 - task]["Restarts"], records[1 - task]["ExcNodeList"]) == ("1", "0", "(null)")
     assert "this node is excluded since" in (tmp_path / f"job-0.sh-{number}_{task}.out").read_text()
     slurm.wait_for_state(f"{number}_{1 - task}", "COMPLETED", 180)
-    slurm.run("scontrol", "update", f"jobid={number}_{task}", "StartTime=now")
+    slurm.start_now(f"{number}_{task}")
     assert slurm.wait_for_state(f"{number}_{task}", "COMPLETED", 180)["NodeList"] == "node-0"
     assert steps(tmp_path / f"task-{task}") == 200
 
@@ -78,7 +78,7 @@ def test_a_job_of_two_nodes_that_gets_an_excluded_one_leaves_it_at_once_and_trai
     wait_for(lambda: slurm.job(number)["ExcNodeList"] == "node-1", "the requeue", 120)
     assert output(tmp_path, number).count("node that the job cannot begin without is excluded since") == 1
     slurm.wait_for_state(number, "PENDING")
-    slurm.run("scontrol", "update", f"jobid={number}", "StartTime=now")
+    slurm.start_now(number)
     assert slurm.wait_for_state(number, "COMPLETED", 180)["NodeList"] == "node-[0,2]"
     assert exit_codes(tmp_path) == [[0], [], [0]]
 
@@ -106,7 +106,7 @@ def test_a_step_over_two_components_of_a_job_is_one_training_that_comes_back_who
     assert [re.findall(r"Restarts=(\d)|ExcNodeList=(\S+)", record) for record in records] == [
         [("1", ""), ("", f"node-{other},node-2")] for other in (0, 1)
     ]
-    slurm.run("scontrol", "update", f"jobid={number}", "StartTime=now")
+    slurm.start_now(number)
     slurm.wait_for_state(number, "COMPLETED", 240)
     assert [int(row[1]) for row in words_of(tmp_path / "started")] == [0, 0, step, step]
     assert exit_codes(tmp_path) == [[75, 0], [75, 0]]

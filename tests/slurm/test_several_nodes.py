@@ -80,7 +80,7 @@ def come_back(slurm: SlurmCluster, number: str, restarts: int = 1, without: str 
     if without:
         slurm.run("scontrol", "update", f"jobid={number}", f"ExcNodeList={without}")
     if waiting["JobState"] == "PENDING":
-        slurm.run("scontrol", "update", f"jobid={number}", "StartTime=now")  # else it waits two minutes
+        slurm.start_now(number)
 
 
 def supervisor_of(number: str, node: int) -> int:

@@ -22,11 +22,12 @@ def _saved(home: Path, step: int, n_bytes: int) -> tuple[Path, Path, int]:
 
 
 def test_an_upload_slower_than_the_saves_arrives_and_the_oldest_that_waits_goes(directory: Directory) -> None:
-    with Process(directory, bandwidth_mib_s=4) as process:
-        process.mirror(*_saved(directory.home, 1, 8 << 20))
+    first, *others = [_saved(directory.home, step, 8 << 20 if step == 1 else 1000) for step in (1, 2, 3, 4, 5)]  # before the upload begins
+    with Process(directory, bandwidth_mib_s=2) as process:
+        process.mirror(*first)
         process.wait_for("progress")
-        for step in (2, 3, 4, 5):
-            process.mirror(*_saved(directory.home, step, 1000))
+        for saved in others:
+            process.mirror(*saved)
         assert [process.wait_for("alert", what="dropped")["path"][-4:] for _ in range(2)] == ["2.pt", "3.pt"]
         assert [process.wait_for("uploaded")["step"] for _ in range(3)] == [1, 5, 4]
         process.wait_for("idle", left=0)

@@ -128,8 +128,9 @@ def of_array(environ: Mapping[str, str], name: str, root: Path, record: str) -> 
     if record and not is_chain and not _has_number(name, task):
         text = f"leave --job out (slurm-{slurm.job_id(environ)}), or let one task follow another (--array=…%1)"
         yield "warning", f"each task of array {array} has the name {name}, and their nodes are taken for nodes of one job: {text}"
-    if _has_number(str(root), task):
-        shared = Path(environ.get("SLURM_SUBMIT_DIR", "")) / root.name
+    submitted = environ.get("SLURM_SUBMIT_DIR", "")
+    if _has_number(str(root), task) and not _has_number(submitted, task):  # there it is no number of the task
+        shared = Path(submitted) / root.name
         text = f"tasks share that in one state directory, such as --state-dir {shared}"
         yield "info", f"nodes and GPUs that another task of array {array} puts out of use are not known in {root}: {text}"
 

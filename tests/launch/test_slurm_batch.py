@@ -104,6 +104,7 @@ def test_a_parent_of_another_kind_is_taken_for_one_that_hands_signals_on() -> No
         (ARRAY, "bert-3", "/project/.supervise", "JobId=1", ""),
         (ARRAY, "bert-30", "/project/.supervise", "JobId=1", "leave --job out (slurm-7099_3)"),
         (ARRAY, "slurm-7099_3", "/project/run-3/.supervise", "JobId=1", "such as --state-dir /project/.supervise"),
+        ({**ARRAY, "SLURM_SUBMIT_DIR": "/home/u3"}, "slurm-7099_3", "/home/u3/.supervise", "JobId=1", ""),
         ({**ARRAY, "SLURM_ARRAY_TASK_COUNT": "1"}, "bert", "/project/run-3/.supervise", "JobId=1", ""),
         (STEP, "bert", "/project/run-3/.supervise", "JobId=1", ""),
     ],
@@ -147,7 +148,7 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.process
 def test_the_controller_is_asked_for_the_task_of_an_array_and_for_its_script(scontrol: Path) -> None:
-    rows = list(slurm_batch.reports(ARRAY, "bert", scontrol))
+    rows = list(slurm_batch.reports(ARRAY, "bert", Path("/project/.supervise")))
     assert [level for level, _ in rows] == ["warning", "warning"]
     assert [text.partition(":")[0] for _, text in rows][1] == "--signal=B"
     assert (scontrol / "calls").read_text() == "-o show job 7099_3\nwrite batch_script 7099_3 -\n"

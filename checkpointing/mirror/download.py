@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.io.reader import FileReader
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from checkpointing.mirror.listing import MirroredCheckpoint
     from checkpointing.mirror.stall import StallTimeout
 
-_LOOK_S: Final = 0.05
+_LOOK_S: Final = 0.5  # how soon a restore that is given up is seen
 
 
 def fetch(one: MirroredCheckpoint, beside: str, workers: int, fetched: Callable[[int, int], None], stall_timeout: StallTimeout) -> int:
@@ -58,9 +57,8 @@ def fetch(one: MirroredCheckpoint, beside: str, workers: int, fetched: Callable[
 
 def _wait(future: Future[int], stall_timeout: StallTimeout) -> None:
     """Wait for a part. Raises Interrupted if the restore is given up: its thread may hang for ever."""
-    while not future.done():
+    while not wait((future,), _LOOK_S).done:
         stall_timeout.check()
-        time.sleep(_LOOK_S)
 
 
 def _fetch_part(one: MirroredCheckpoint, file: File, number: int, path: str, stall_timeout: StallTimeout) -> int:

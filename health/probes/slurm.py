@@ -14,6 +14,7 @@ _COMPONENTS: Final = "SLURM_HET_SIZE"
 NAMES: Final = (*_PLACE, *_TASKS, _COMPONENTS)
 #: slurm.h: steps that srun did not start have numbers from here on: the batch script, the shell of salloc, what ssh brought in.
 _FIRST_SPECIAL: Final = 0xFFFF_FFF0
+_MOST_DIGITS: Final = 18  # Python refuses to read a number of thousands
 
 
 def job_id(environ: Mapping[str, str]) -> str:
@@ -29,13 +30,13 @@ def job_id(environ: Mapping[str, str]) -> str:
 def place(environ: Mapping[str, str]) -> tuple[str, str]:
     """Return the numbers of the job and of the step that srun started: "" where there is none."""
     job, step = (environ.get(name, "") for name in _PLACE)
-    is_step = job and step.isascii() and step.isdecimal() and int(step) < _FIRST_SPECIAL
+    is_step = job and number(environ, _PLACE[1], _FIRST_SPECIAL) < _FIRST_SPECIAL
     return job, step if is_step else ""
 
 
 def components(environ: Mapping[str, str]) -> int:
     """Return of how many components a heterogeneous job is; 0 for any other job, and outside of a job."""
-    return _number(environ, _COMPONENTS)
+    return number(environ, _COMPONENTS)
 
 
 def missing_tasks(environ: Mapping[str, str]) -> str:
@@ -43,7 +44,7 @@ def missing_tasks(environ: Mapping[str, str]) -> str:
 
     The components of a heterogeneous job have figures of their own, and their step has those of the first.
     """
-    tasks, on_each, nodes = (_number(environ, name) for name in _TASKS)
+    tasks, on_each, nodes = (number(environ, name) for name in _TASKS)
     wanted = on_each * max(nodes, 1)
     if not 0 < tasks < wanted or components(environ):
         return ""
@@ -55,7 +56,7 @@ def missing_tasks(environ: Mapping[str, str]) -> str:
 
 def lone_task(environ: Mapping[str, str]) -> str:
     """Return that a rank outside of srun is the only one of the tasks that SLURM_NTASKS promises it; "" where that is not so."""
-    (job, step), tasks = place(environ), _number(environ, _TASKS[0])
+    (job, step), tasks = place(environ), number(environ, _TASKS[0])
     if not job or step or tasks <= 1:
         return ""
     return (
@@ -64,6 +65,7 @@ def lone_task(environ: Mapping[str, str]) -> str:
     )
 
 
-def _number(environ: Mapping[str, str], name: str) -> int:
+def number(environ: Mapping[str, str], name: str, default: int = 0) -> int:
+    """Return the number that one of Slurm's variables holds; the default where it holds none."""
     text = environ.get(name, "")
-    return int(text) if text.isascii() and text.isdecimal() else 0
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else default

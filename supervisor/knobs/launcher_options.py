@@ -60,9 +60,10 @@ def ignored(launcher: str, options: Sequence[LauncherOption]) -> tuple[str, ...]
             longest = max(group, key=lambda option: len(option.name))
             name = longest.name if len({option.name for option in group}) == 1 else longest.key
             last = f"{name}={group[-1].value}"
-            lost = " and ".join(dict.fromkeys(f"{name}={option.value}" for option in group[:-1] if option.value != group[-1].value))
+            others = list(dict.fromkeys(f"{name}={option.value}" for option in group[:-1] if option.value != group[-1].value))
+            lost = f"{' and '.join(others)} {'has' if len(others) == 1 else 'have'} no effect"
             instead = f"write {name}={','.join(values)}" if longest.key in _LISTS else f"leave {last} alone there"
-            warnings.append(f"{launcher} takes the last {name} alone: {lost} has no effect; {instead}")
+            warnings.append(f"{launcher} takes the last {name} alone: {lost}; {instead}")
     return tuple(warnings)
 
 

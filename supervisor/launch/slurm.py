@@ -68,17 +68,17 @@ def step_of(environ: Mapping[str, str]) -> SlurmStep | None:
     if not step or not job.isdecimal():
         return None
     nodes = _in_order(host_names(environ.get(_NODES, "")), environ)
-    node = _number(environ.get("SLURM_NODEID", ""), 0)
+    node = slurm.number(environ, "SLURM_NODEID")
     tasks = _repeated(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     return SlurmStep(
         job,
         step,
         nodes,
-        _number(environ.get("SLURM_STEP_NUM_NODES", ""), len(nodes) or 1),
+        slurm.number(environ, "SLURM_STEP_NUM_NODES", len(nodes) or 1),
         node,
         tasks[node] if node < len(tasks) else 1,
-        float(_number(environ.get("SLURM_JOB_END_TIME", ""), 0)),
-        _number(environ.get("SLURM_RESTART_COUNT", ""), 0),
+        float(slurm.number(environ, "SLURM_JOB_END_TIME")),
+        slurm.number(environ, "SLURM_RESTART_COUNT"),
     )
 
 
@@ -126,10 +126,6 @@ def _repeated(text: str) -> tuple[int, ...]:
     """Return the numbers of a list as Slurm writes it: 2(x3),1 is 2, 2, 2 and 1."""
     groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     return tuple(int(number) for number, times in groups for _ in range(int(times or 1)))
-
-
-def _number(text: str, default: int) -> int:
-    return int(text) if text.isascii() and text.isdecimal() else default
 
 
 class SlurmStart(Struct, frozen=True):

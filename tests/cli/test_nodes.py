@@ -42,6 +42,13 @@ esac
 """
 
 
+def put_scontrol(place: Path) -> None:
+    """Put the recording scontrol into a directory."""
+    program = place / "scontrol"
+    program.write_text(SCONTROL)
+    program.chmod(0o755)
+
+
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     return dataclasses.replace(Settings(), job=JobSection(state_dir=str(tmp_path / "state")))
@@ -200,9 +207,7 @@ def test_slurm_is_asked_for_other_nodes_once_it_has_taken_the_job_back(  # noqa:
 ) -> None:
     for node in excluded:
         nodes.exclude(settings, node, "why")
-    program = tmp_path / "scontrol"
-    program.write_text(SCONTROL)
-    program.chmod(0o755)
+    put_scontrol(tmp_path)
     environ = clean_environment(SLURM_JOB_ID="4711", CALLS=str(tmp_path / "calls"), BEFORE=before, REQUEUE=str(requeue), UPDATE=str(update))
     environ["PATH"] = f"{tmp_path}:{environ['PATH']}"
     command = ["supervise", "slurm", "requeue", "--state-dir", settings.job.state_dir]
@@ -295,9 +300,7 @@ def test_after_an_end_for_want_of_a_fit_node_a_job_comes_back_on_others_if_it_is
         nodes.exclude(settings, node, "why")
     for node in out_of_use:
         ledger(settings, node).quarantine(QuarantinedGpu("GPU-a", "", "xid 79", "line", time.time(), "bert", "run-1"))
-    program = tmp_path / "scontrol"
-    program.write_text(SCONTROL)
-    program.chmod(0o755)
+    put_scontrol(tmp_path)
     job = {
         "SLURM_JOB_ID": "4711",
         "SLURM_JOB_NODELIST": "n[1-2]",
@@ -319,9 +322,7 @@ def test_after_an_end_for_want_of_a_fit_node_a_job_comes_back_on_others_if_it_is
 def test_a_ledger_that_cannot_be_read_hides_no_other_one_from_slurm(settings: Settings, tmp_path: Path) -> None:
     nodes.exclude(settings, "b", "why")
     (Path(settings.job.state_dir) / ".gpus" / "a.jsonl").mkdir()
-    program = tmp_path / "scontrol"
-    program.write_text(SCONTROL)
-    program.chmod(0o755)
+    put_scontrol(tmp_path)
     environ = clean_environment(SLURM_JOB_ID="4711", CALLS=str(tmp_path / "calls"), BEFORE="(null)", REQUEUE="0", UPDATE="0")
     environ["PATH"] = f"{tmp_path}:{environ['PATH']}"
     command = ["supervise", "slurm", "requeue", "--state-dir", settings.job.state_dir]

@@ -399,3 +399,13 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
         for number, run in enumerate(item.stash.get(RUNS, [])):
             report.sections.append((f"supervise run {number}", run.account()))  # type: ignore[attr-defined]
     return report  # type: ignore[return-value]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A working directory for drills, with a script, what it imports, and a checkpoint of an earlier training."""
+    for name in ("ddp_small.py", "job_parts.py", "light.py"):
+        shutil.copy(Path(__file__).parents[1] / "jobs" / name, tmp_path)
+    (tmp_path / "ckpt").mkdir()
+    (tmp_path / "ckpt" / "step-000099.pt").write_bytes(b"the result of a week")
+    return tmp_path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,22 +11,11 @@ import pytest
 from tests.e2e.conftest import clean_environment
 from tests.jobs import light
 
-JOBS = Path(__file__).parents[1] / "jobs"
 TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=1"]
 RESUMED = ["--set", "checkpoints.paths=ckpt/step-*.pt", "--set", "knobs.resume.args=--resume {resume}"]
 TRAIN = [*TORCHRUN, "ddp_small.py", "--light", "--step-ms=20", "--steps=100000", "--print-losses", "--save-every=20"]
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A working directory with a script, what it imports, and a checkpoint of an earlier training."""
-    for name in ("ddp_small.py", "job_parts.py", "light.py"):
-        shutil.copy(JOBS / name, tmp_path)
-    (tmp_path / "ckpt").mkdir()
-    (tmp_path / "ckpt" / "step-000099.pt").write_bytes(b"the result of a week")
-    return tmp_path
 
 
 def drill(place: Path, *words: str) -> subprocess.CompletedProcess[str]:

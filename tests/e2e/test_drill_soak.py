@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -16,7 +15,6 @@ from tests.e2e.conftest import clean_environment
 from tests.support.own_processes import alone
 from tests.support.waiting import wait_for
 
-JOBS = Path(__file__).parents[1] / "jobs"
 RESUMED = ["--set", "checkpoints.paths=ckpt/step-*.pt", "--set", "knobs.resume.args=--resume {resume}"]
 TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=2", "ddp_small.py"]
 TRAIN = [*TORCHRUN, "--light", "--step-ms=50", "--steps=100000", "--print-losses", "--save-every=20"]
@@ -27,16 +25,6 @@ ROW = re.compile(
 )
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A working directory with a script, what it imports, and a checkpoint of an earlier training."""
-    for name in ("ddp_small.py", "job_parts.py", "light.py"):
-        shutil.copy(JOBS / name, tmp_path)
-    (tmp_path / "ckpt").mkdir()
-    (tmp_path / "ckpt" / "step-000099.pt").write_bytes(b"the result of a week")
-    return tmp_path
 
 
 def start(place: Path, *words: str) -> subprocess.Popen[str]:

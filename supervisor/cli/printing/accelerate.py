@@ -7,14 +7,12 @@ has accelerate's default. `enable_cpu_affinity` is such a key, and `accelerate l
 from __future__ import annotations
 
 import os
-import sys
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from supervisor.cli import stdio
 from supervisor.cli.invocation import Invocation, setting_options
-from supervisor.cli.printing.node_facts import NodeFacts, node_facts
+from supervisor.cli.printing.node_facts import NodeFacts, print_for_this_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,10 +25,7 @@ _PRECISIONS: Final = {"bf16": ("bf16", "8.0 or more"), "fp16": ("fp16", "7.0 or 
 @setting_options()
 def print_command(_invocation: Invocation) -> int:
     """Write it into a file, and start `supervise -- accelerate launch --config_file FILE train.py`."""
-    with stdio.StatusLine() as status:
-        facts = node_facts(os.environ, status.show)
-    stdio.write(sys.stdout, "\n".join(configuration(facts, os.environ)))
-    return 0
+    return print_for_this_node(lambda facts: configuration(facts, os.environ))
 
 
 def configuration(facts: NodeFacts, environ: Mapping[str, str]) -> Iterator[str]:

@@ -8,16 +8,14 @@ name, a value that needs no quotes, comments on lines of their own. How NCCL cho
 from __future__ import annotations
 
 import os
-import sys
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from health.checks.environment import misleading
 from health.nvidia.gids import nccl_choices
-from supervisor.cli import stdio
 from supervisor.cli.invocation import Invocation, setting_options
-from supervisor.cli.printing.node_facts import NodeFacts, node_facts
+from supervisor.cli.printing.node_facts import NodeFacts, print_for_this_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -34,10 +32,7 @@ _GIGABIT: Final = 1000
 @setting_options()
 def print_command(_invocation: Invocation) -> int:
     """A line stands there only where NCCL would choose badly here. `set -a; . ./nccl.env; set +a` loads it; so does NCCL_CONF_FILE."""
-    with stdio.StatusLine() as status:
-        facts = node_facts(os.environ, status.show)
-    stdio.write(sys.stdout, "\n".join(variables(facts, os.environ)))
-    return 0
+    return print_for_this_node(lambda facts: variables(facts, os.environ))
 
 
 def variables(facts: NodeFacts, environ: Mapping[str, str]) -> Iterator[str]:

@@ -6,7 +6,9 @@ memory under a deadline, in processes of their own.
 
 from __future__ import annotations
 
+import os
 import platform
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -14,11 +16,12 @@ from typing import TYPE_CHECKING, Final
 from health.model import Ask
 from health.probes import infiniband, nics, system_files
 from health.probing.runner import OUTCOME, Runner
+from supervisor.cli import stdio
 from supervisor.core.values import Struct, replace
 from supervisor.node.visible_gpus import from_nvml, in_container, node_gpus, precision
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from health.model import Json, Readings
 
@@ -142,3 +145,11 @@ def _cores(now: Readings) -> int | None:
 
 def _least(*values: Json) -> int | None:
     return min((value for value in values if isinstance(value, int)), default=None)
+
+
+def print_for_this_node(lines: Callable[[NodeFacts], Iterable[str]]) -> int:
+    """Print the file that is made of this node's facts; a status line says what is read meanwhile. Returns 0."""
+    with stdio.StatusLine() as status:
+        facts = node_facts(os.environ, status.show)
+    stdio.write(sys.stdout, "\n".join(lines(facts)))
+    return 0

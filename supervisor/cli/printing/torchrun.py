@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import sys
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from supervisor.cli import stdio
 from supervisor.cli.invocation import BEFORE_CMD, JOB, Invocation, setting_options
 from supervisor.cli.printing.job_words import option_words
-from supervisor.cli.printing.node_facts import NodeFacts, node_facts
+from supervisor.cli.printing.node_facts import NodeFacts, print_for_this_node
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.knobs import torchrun
 from supervisor.knobs.python_command import shim_mode, split_python
@@ -31,10 +28,7 @@ _RANKS: Final = "nproc-per-node"
 @setting_options(*JOB, takes_command=True)
 def print_command(invocation: Invocation) -> int:
     """CMD is `python train.py …` or `torchrun … train.py …`; without it train.py. The options of a run stand before `print`."""
-    with stdio.StatusLine() as status:
-        facts = node_facts(os.environ, status.show)
-    stdio.write(sys.stdout, "\n".join(script(facts, option_words(invocation), invocation.command or ("train.py",))))
-    return 0
+    return print_for_this_node(lambda facts: script(facts, option_words(invocation), invocation.command or ("train.py",)))
 
 
 def script(facts: NodeFacts, options: Sequence[str], command: Sequence[str]) -> Iterator[str]:

@@ -463,22 +463,3 @@ def test_one_rank_that_saves_to_one_file_again_and_again_shares_it_with_nobody(t
     for _ in range(3):
         rank.saves("/j/last.pt", steps=10)
     assert knows(tmp_path, rank).shared_saves.take() is None
-
-
-def test_the_oldest_of_three_checkpoints_of_many_files_each_can_be_removed(tmp_path: Path) -> None:
-    """Three checkpoints of 300 files each, as 300 ranks write them: the oldest is this job's too."""
-    rank = Rank(tmp_path / "attempt-0001")
-    known = Discovery(CheckpointCatalogue(tmp_path / "checkpoints", is_writer=True), "r1")
-    oldest = tmp_path / "checkpoint-10"
-    for step in (10, 20, 30):
-        directory = tmp_path / f"checkpoint-{step}"
-        directory.mkdir()
-        for number in range(300):
-            path = directory / f"rng_state_{number}.pth"
-            path.write_bytes(b"state")
-            st = path.stat()
-            rank.saves(str(path), now=[st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns])
-        known.absorb(rank.directory, 1)
-    identity = identity_of(str(oldest))
-    assert identity is not None
-    assert not_written(str(oldest), identity, known.written_files(str(oldest), 0)) == ""

@@ -1,9 +1,10 @@
-"""Write the measurements of docs/explanation/classification.md: scores on labelled logs, reliability. Make tables of the rules.
+"""Write the measurements of docs/reference/classification-scores.md: scores on labelled logs, reliability. Make tables of the rules.
 
     python bench/classification.py [CORPUS.jsonl]     # write them; scores of CORPUS.jsonl only where it is given
+    python bench/classification.py --print CORPUS…    # print scores, calibration, and the frameworks without the signatures that name them
     python bench/classification.py --check            # exit status 1, naming the pages, where they are not up to date
 
-It writes the text between the markers of classification.md. CORPUS.jsonl has one JSON object per line with `id`, `text`, `label`, `source`
+It writes the text between the markers of the page. CORPUS.jsonl has one JSON object per line with `id`, `text`, `label`, `source`
 (owner/repository#issue), `alt` (labels that are right too) and `origin`. A log counts as right if the cause is its label or one of `alt`.
 bench/reference.py puts the tables of the causes, the signatures and the kernel's messages into their pages.
 """
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from decisions import Decision, decided
 from page_tables import find_page, replace_table
 
 from health.kernellog.messages import Role, forms
@@ -28,6 +30,8 @@ from health.nvidia import xids
 from supervisor.classify import remedies
 from supervisor.classify.engine import classify
 from supervisor.classify.gpu.xid import CAUSES
+from supervisor.classify.logs.catalogue import build
+from supervisor.classify.logs.footers import LAUNCHERS
 from supervisor.classify.logs.match import read_text
 from supervisor.config.signatures import read
 from supervisor.core.causes import CAUSE_TABLE, GUARDS, CauseRow
@@ -37,12 +41,19 @@ from supervisor.observe.anchor_scanner import scanner
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from supervisor.classify.logs.catalogue import Catalogue
+    from supervisor.classify.logs.match import Scanner
+    from supervisor.classify.logs.rows import Signature
+
 ROOT = Path(__file__).parents[1]
 CORPUS = ROOT / "tests" / "corpus"
 #: Answers to logs that no rule had seen: the confidence that was told, how many answers with it were right, of how many.
 RELIABILITY = ROOT / "bench" / "reliability.csv"
 #: Answers that a row of the reliability table needs at least.
 FEWEST_ANSWERS = 30
+#: What the largest frameworks of a corpus are measured for, and what is none.
+MOST_FRAMEWORKS = 8
+NO_FRAMEWORKS = frozenset({"", "raw", "kernel", "pytorch"})
 #: Causes on which the job itself may be changed: its batch, its GPUs, the checkpoint that it resumes from.
 CHANGES_A_JOB = frozenset(
     cause
@@ -71,14 +82,17 @@ class Sample:
     also_right: frozenset[str]
     kind: str
     source: str = ""
+    framework: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A sample and the cause that was answered."""
+    """A sample and its answer. decision: on the answer, by the strategies themselves."""
 
     sample: Sample
     cause: str
+    confidence: float
+    decision: Decision
 
     @property
     def right(self) -> bool:
@@ -101,8 +115,15 @@ def own() -> list[Sample]:
     ]
 
 
+def written() -> list[Sample]:
+    """Return the logs that were written to be held out: no rule is made from them (tests/corpus/written)."""
+    parts = {"whole": "whole logs", "fragment": "fragments of logs", "thread": "as people post them"}
+    rows = [row for path in sorted((CORPUS / "written").glob("*.toml")) for row in tomllib.loads(path.read_text(encoding="utf-8"))["log"]]
+    return [Sample(row["id"], row["text"].encode(), row["label"], frozenset(row.get("alt", ())), parts[row["part"]]) for row in rows]
+
+
 def public(path: Path) -> list[Sample]:
-    """Return the logs of a JSON lines file."""
+    """Return the logs of a JSON lines file. Of a healthy one `unknown` is as good: many are start-ups, and `none` is earned by training."""
     kinds = {"reconstructed": "quoted from issue threads", "local_run": "runs made for it"}
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     return [
@@ -110,21 +131,33 @@ def public(path: Path) -> list[Sample]:
             row["id"],
             row["text"].encode("utf-8", "surrogatepass"),
             row["label"],
-            frozenset(row.get("alt") or ()),
+            frozenset(row.get("alt") or ()) | ({Cause.UNKNOWN.value} if row["label"] == Cause.NONE else set()),
             kinds.get(row["origin"], row["origin"]),
             row["source"],
+            row.get("framework") or "",
         )
         for row in rows
     ]
 
 
-def scored(samples: Iterable[Sample]) -> list[Scored]:
-    """Return the answers to samples."""
+def scored(samples: Iterable[Sample], without: str = "") -> list[Scored]:
+    """Return the answers to samples. without: a framework; the signatures that name it, or were written from its logs, are left out."""
     catalogue, problems = read()
     if problems:
         raise SystemExit("\n".join(map(str, problems)))
+    if without:
+        catalogue = build(row for row in catalogue.rows if not names(row, without))
     scan = scanner(catalogue.anchors)
-    return [Scored(sample, classify(read_text(sample.log, catalogue, scan)).cause.value) for sample in samples]
+    return [answer(sample, catalogue, scan) for sample in samples]
+
+
+def answer(sample: Sample, catalogue: Catalogue, scan: Scanner) -> Scored:
+    """Return the answer to a sample."""
+    facts = read_text(sample.log, catalogue, scan)
+    verdict = classify(facts)
+    trained = any(fact.name == "last_progress" for fact in facts)
+    decision = decided(verdict, (sample.label, *sorted(sample.also_right)), trained=trained)
+    return Scored(sample, verdict.cause.value, verdict.confidence, decision)
 
 
 def precision(answers: Sequence[Scored], causes: Iterable[str]) -> tuple[int, int]:
@@ -133,27 +166,69 @@ def precision(answers: Sequence[Scored], causes: Iterable[str]) -> tuple[int, in
     return sum(answer.right for answer in given), len(given)
 
 
-def of_scores(answers: Sequence[Scored]) -> str:
-    """Return the tables of a corpus: in all, by kind, by cause."""
+def of_scores(answers: Sequence[Scored], *, causes: bool = True) -> str:
+    """Return the tables of a corpus: in all, by kind, and by cause unless the rules were written with its logs in sight."""
     healthy = [answer for answer in answers if answer.sample.label == Cause.NONE]
     alarms = sum(answer.cause not in {Cause.NONE, Cause.UNKNOWN} for answer in healthy)
     unknown = sum(answer.cause == Cause.UNKNOWN != answer.sample.label for answer in answers)
     rows = [("all", *_right(answers))]
     rows += [(kind, *_right([a for a in answers if a.sample.kind == kind])) for kind in dict.fromkeys(a.sample.kind for a in answers)]
+    rows.append(("logs of failed jobs", *_right([answer for answer in answers if answer.sample.label != Cause.NONE])))
     rows.append(("false alarms on logs of healthy jobs", _share(alarms, len(healthy))))
     rows.append(("answered `unknown` where the cause is known", _share(unknown, len(answers))))
     rows.append(("answers that may change a job, and are right", _share(*precision(answers, CHANGES_A_JOB))))
-    lines = [*_table(("", "logs"), rows), ""]
+    rows += of_decisions(answers)
+    lines = _table(("", "logs"), rows)
     by_cause = []
     for cause in Cause:
         labelled = [answer for answer in answers if answer.sample.label == cause]
         good, given = precision(answers, [cause])
         if labelled or given:
             by_cause.append((f"`{cause}`", str(len(labelled)), str(sum(a.right for a in labelled)), f"{good} of {given}"))
-    lines += _table(("cause", "logs of it", "answered right", "answers of it that are right"), by_cause)
+    if causes:
+        lines += ["", *_table(("cause", "logs of it", "answered right", "answers of it that are right"), by_cause)]
     wrong = [f"`{a.sample.source or a.sample.name}` ({a.sample.label}) is called {a.cause}" for a in answers if not a.right]
     lines += ["", f"Wrong: {'; '.join(wrong)}." if wrong else "None is wrong."]
     return "\n".join(lines)
+
+
+def names(row: Signature, framework: str) -> bool:
+    """Whether a signature names a framework, in its texts or in where they come from."""
+    texts = " ".join((row.id, *row.anchors, str(row.pattern), row.note, row.source))
+    return framework in re.sub(r"[^a-z0-9]", "", texts.lower())
+
+
+def of_frameworks(samples: Sequence[Sample]) -> str:
+    """Return the table of the largest frameworks: their logs, with all signatures and without those that name them."""
+    counts = Counter(sample.framework for sample in samples if sample.framework not in NO_FRAMEWORKS)
+    catalogue, _ = read()
+    rows = []
+    for framework, _count in counts.most_common(MOST_FRAMEWORKS):
+        own_logs = [sample for sample in samples if sample.framework == framework]
+        left_out = sum(names(row, framework) for row in catalogue.rows)
+        rows.append((framework, str(left_out), *_right(scored(own_logs)), *_right(scored(own_logs, framework))))
+    return "\n".join(_table(("framework", "signatures that name it", "right with all", "right without them"), rows))
+
+
+def of_calibration(answers: Sequence[Scored]) -> str:
+    """Return how often answers were right, by the tenth that they were told with, where there are enough."""
+    tenths: dict[int, list[Scored]] = {}
+    for scored_answer in answers:
+        tenths.setdefault(int(10 * scored_answer.confidence + 1e-9), []).append(scored_answer)
+    rows = [(f"{tenth / 10:g}", *_right(group)) for tenth, group in sorted(tenths.items(), reverse=True) if len(group) >= FEWEST_ANSWERS]
+    return "\n".join(_table(("told as", "right"), rows))
+
+
+def of_decisions(answers: Sequence[Scored]) -> list[tuple[str, str]]:
+    """Return the rows of the decisions on answers (bench/decisions.py)."""
+    decisions = [answer.decision for answer in answers]
+    kinds = {
+        "the right kind of decision": [decision.is_right for decision in decisions],
+        "decisions that stop what a restart saves": [decision.stops_what_lives for decision in decisions],
+        "decisions that restart what cannot work": [decision.restarts_in_vain for decision in decisions],
+        "decisions that change a job wrongly": [decision.changes_wrongly for decision in decisions],
+    }
+    return [(name, _share(sum(holds), len(holds))) for name, holds in kinds.items()]
 
 
 def reliability(scoring: str) -> list[Reliability]:
@@ -165,8 +240,8 @@ def reliability(scoring: str) -> list[Reliability]:
             counts.update(right=int(row["right"]), answers=int(row["of"]))
     joined: list[Reliability] = []
     for tenth, counts in sorted(tenths.items(), reverse=True):
-        one = Reliability(tenth / 10, tenth / 10, counts["right"], counts["answers"])
-        joined.append(_joined(joined.pop(), one) if joined and joined[-1].answers < FEWEST_ANSWERS else one)
+        row_of_tenth = Reliability(tenth / 10, tenth / 10, counts["right"], counts["answers"])
+        joined.append(_joined(joined.pop(), row_of_tenth) if joined and joined[-1].answers < FEWEST_ANSWERS else row_of_tenth)
     if len(joined) > 1 and joined[-1].answers < FEWEST_ANSWERS:
         joined[-2:] = [_joined(*joined[-2:])]
     return joined
@@ -180,9 +255,13 @@ def of_reliability() -> str:
     """Return the table of told confidences and how often they were right, for each scoring."""
     scorings = {"first": "before any rule was changed, 365 logs", "last": "after, 235 of them"}
     rows = [
-        (f"{one.lowest:g}" if one.lowest == one.highest else f"{one.lowest:g} to {one.highest:g}", _share(one.right, one.answers), when)
+        (
+            f"{tenth.lowest:g}" if tenth.lowest == tenth.highest else f"{tenth.lowest:g} to {tenth.highest:g}",
+            _share(tenth.right, tenth.answers),
+            when,
+        )
         for scoring, when in scorings.items()
-        for one in reliability(scoring)
+        for tenth in reliability(scoring)
     ]
     return "\n".join(_table(("told as", "right", "scored"), rows))
 
@@ -248,6 +327,12 @@ def of_signatures() -> str:
     return "\n".join(lines).rstrip()
 
 
+def of_launchers() -> str:
+    """Return the table of what prints an end."""
+    rows = [(row.name, f"`{row.words.strip()}`", row.whose) for row in LAUNCHERS]
+    return "\n".join(_table(("launcher", "words", "whose end"), rows))
+
+
 def _right(answers: Sequence[Scored]) -> tuple[str]:
     return (_share(sum(answer.right for answer in answers), len(answers)),)
 
@@ -263,12 +348,12 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def pages(corpus: Path | None = None) -> dict[Path, str]:
     """Return the page as it should be. What comes from `corpus` stays as it is where none is given."""
-    tables = {"produced": of_scores(scored(own())), "reliability": of_reliability()}
+    tables = {"produced": of_scores(scored(own()), causes=False), "written": of_scores(scored(written())), "reliability": of_reliability()}
     if corpus is not None:
         samples = public(corpus)
-        tables["public"] = of_scores(scored(samples))
+        tables["public"] = of_scores(scored(samples), causes=False)
         tables["repositories"] = of_sources(samples)
-    path = find_page("classification.md")
+    path = find_page("classification-scores.md")
     text = path.read_text(encoding="utf-8")
     for name, table in tables.items():
         text = replace_table(path, text, name, table)
@@ -279,8 +364,14 @@ def main() -> int:
     """Write the tables, or compare them; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("corpus", nargs="?", type=Path, metavar="CORPUS.jsonl")
+    parser.add_argument("--print", nargs="+", type=Path, metavar="CORPUS.jsonl", help="write nothing; print the scores of corpora")
     parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 where a page is stale")
     args = parser.parse_args()
+    if args.print:
+        samples = [sample for path in args.print for sample in public(path)]
+        answers = scored(samples)
+        print(of_scores(answers), of_calibration(answers), of_frameworks(samples), sep="\n\n")
+        return 0
     stale = {path: text for path, text in pages(args.corpus).items() if path.read_text(encoding="utf-8") != text}
     for path, text in stale.items():
         print(f"{'stale' if args.check else 'written'}: {path.relative_to(ROOT)}")

@@ -37,7 +37,7 @@ RANKS = 16
 TAIL_LINES = 2000
 
 START = """\
-[2026-11-21 07:12:{0:02d},101][root][INFO] - world size 16, micro-batch 4, gradient accumulation 8, seed {0}
+[2026-11-21 07:12:{0:02d},101][root][INFO] - 16 ranks, micro-batch 4, gradient accumulation 8, seed {0}
 node-{0}:4242:4242 [{1}] NCCL INFO NCCL_SOCKET_IFNAME set by environment to eth0
 node-{0}:4242:4311 [{1}] NCCL INFO Channel 00/0 : 0[{1}] -> 1[{1}] via P2P/IPC/read
 node-{0}:4242:4311 [{1}] NCCL INFO Connected all rings

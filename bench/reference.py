@@ -22,11 +22,11 @@ from supervisor.config.alert_settings import SINK_ROWS
 from supervisor.config.loss_settings import RULE_ROWS
 from supervisor.config.recover_settings import RECOVER_ROWS
 from supervisor.config.settings import ROWS
-from supervisor.core.ending import KINDS
+from supervisor.core.failure.rank_endings import KINDS
 from supervisor.core.setting_columns import MOST, MOST_SECONDS
 from supervisor.report.log_events import LogEvent
 from supervisor.report.metrics.table import Metric
-from supervisor.strategies import RUNGS, network
+from supervisor.strategies import LADDER_STEPS, LADDERS, network
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,7 +39,7 @@ MORE = {
     "plan": "knobs.md",
     "doctor": "health.md",
     "classify": "classification.md",
-    "checkpoints verify": "checkpoints.md#verdicts-on-the-command-line",
+    "checkpoints verify": "checkpoint-verdicts.md#verdicts-on-the-command-line",
     "drill": "drills.md",
     "status": "status-why-logs.md#supervise-status--v---watch---json",
     "why": "status-why-logs.md#supervise-why-incident---all---json",
@@ -149,14 +149,15 @@ def _words(command: click.Command) -> Iterator[str]:
         yield "-- CMD..."
 
 
-def rungs() -> str:
-    """Return what each rung does."""
-    rows = [(f"`{rung.name}`", rung.summary, "yes" if rung.changes_job else "") for rung in RUNGS.values()]
+def ladder_steps() -> str:
+    """Return what each step does, in the order in which the ladders name them."""
+    names = dict.fromkeys((*(name for ladder in LADDERS.values() for name in ladder), *LADDER_STEPS))
+    rows = [(f"`{name}`", LADDER_STEPS[name].summary, "yes" if LADDER_STEPS[name].changes_job else "") for name in names]
     return _table(("step", "what it does", "changes the job"), rows)
 
 
 def networks() -> str:
-    """Return the rungs that act only if the user names them."""
+    """Return the steps that act only if the user names them."""
     rows = [(f"`{name}`", when, what, f"`{network.enabling(name)}`") for name, (when, what) in network.OPTIONAL.items()]
     return _table(("step", "when it acts", "what it sets", "permitted by"), rows)
 
@@ -202,12 +203,14 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "hangs.md": {"script rules": script_rules},
     "loss-and-pace.md": {"loss rules": loss_rules},
     "commands.md": {"commands": commands},
-    "health.md": {"agree": variables_that_agree, "checks": checks},
-    "recovery.md": {"endings": endings, "rungs": rungs, "networks": networks},
+    "health.md": {"checks": checks},
+    "node-health.md": {"agree": variables_that_agree},
+    "recovery.md": {"endings": endings, "ladder_steps": ladder_steps, "networks": networks},
     "causes.md": {"causes": classification.of_causes},
-    "signatures.md": {"signatures": classification.of_signatures},
+    "signatures.md": {"launchers": classification.of_launchers, "signatures": classification.of_signatures},
     "kernel-log.md": {"kernel messages": classification.of_kernel_messages, "xids": classification.of_xids},
-    "stages.md": {"drawing": stages.drawing, "events": stages.events},
+    "stages.md": {"drawing": stages.drawing, "events": stages.events, "timers": stages.timers},
+    "preemption.md": {"signals": stages.signals, "answers": stages.answers},
 }
 
 

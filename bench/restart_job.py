@@ -1,9 +1,9 @@
 # ruff: noqa: ANN401, PLC0415 -- what a kind of job does not use is not imported, and so has no types here
-"""A rank of bench/restart.py: an all-reduce loop, bare DDP with AdamW, or an HF Trainer. It writes a line for each step, and never ends.
+"""A rank of bench/restart.py: an all-reduce loop, bare DDP with AdamW, the same in a script as the demo's, or an HF Trainer.
 
-In: allreduce, ddp or hf; --step-ms; --go-on, for a job that is restarted again and again: its steps go on where the last ones ended, so
-that each restart is progress. An all-reduce loop has no optimizer, so it reports its steps. Out: `progress`, with rank, step,
-CLOCK_MONOTONIC ns and pid of each step.
+It writes a line for each step, and never ends. In: allreduce, ddp, demo or hf; --step-ms; --go-on, for a job that is restarted again and
+again: its steps go on where the last ones ended, so that each restart is progress. An all-reduce loop has no optimizer, so it reports its
+steps. Out: `progress`, with rank, step, CLOCK_MONOTONIC ns and pid of each step.
 """
 
 from __future__ import annotations
@@ -71,6 +71,16 @@ def ddp(steps: Steps) -> None:
         steps.done()
 
 
+def demo(steps: Steps) -> None:
+    """As ddp, in a script that begins as examples/train_ddp.py and others do: it sets things before it imports torch."""
+    import warnings
+
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    ddp(steps)
+
+
 def hf(steps: Steps) -> None:
     """Train a small model with transformers' Trainer on a data set of datasets'."""
     import torch
@@ -95,7 +105,7 @@ def hf(steps: Steps) -> None:
     Trainer(model=Model(), args=args, train_dataset=data, callbacks=[Written()]).train()
 
 
-JOBS = {"allreduce": allreduce, "ddp": ddp, "hf": hf}
+JOBS = {"allreduce": allreduce, "ddp": ddp, "demo": demo, "hf": hf}
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from figures import Figure, at_least, at_most
 
 from supervisor.core import events as core_events
-from supervisor.core.decide import decide, initial
+from supervisor.core.machine import decide, initial
 from supervisor.core.model import Phase, Policy, RankInfo
 from tests.simulation.seeds import JOBS, SEEDS, played
 

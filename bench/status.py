@@ -18,12 +18,12 @@ from classify import cpu_seconds
 from figures import at_most
 from runs import BenchError
 
-from supervisor.core.decide import decide
 from supervisor.core.events import AttemptEnded, AttemptStarted, CheckpointSelected, CheckpointVerified, ProgressObserved, SupervisorStarted
+from supervisor.core.machine import decide
 from supervisor.core.model import CheckpointRef, Phase, Policy, RankInfo
 from supervisor.job import identity
 from supervisor.journal.records import RunBegan
-from supervisor.journal.writer import open_journal
+from supervisor.view.opening import open_journal
 
 if TYPE_CHECKING:
     from figures import Figure

@@ -3,8 +3,10 @@
 Usable without the supervisor (docs/reference/library-checkpointing.md). Reading never executes a pickle. No file that is not ours is
 written, moved or removed, unless the caller asks for it.
 
-Every name is imported when it is first used, so `import checkpointing` costs nothing. Only `save`, `load_latest`, `Loaded`, `state`,
-`apply` and the shuffling of `UnevenSampler` need torch.
+Every name is imported when it is first used, so `import checkpointing` costs nothing. Only `save`, `load_latest`, `state`, `apply` and the
+shuffling of `UnevenSampler` need torch. The types of what they take and return stand with them: `checkpointing.model.Verification`,
+`checkpointing.discover.Listing`, `checkpointing.select.Selection`, `checkpointing.candidates.SelectionOptions`,
+`checkpointing.training.load.Loaded`.
 """
 
 from __future__ import annotations
@@ -13,27 +15,22 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from checkpointing.discover import Listing, find
+    from checkpointing.discover import find
     from checkpointing.examine import latest
     from checkpointing.mirror.client import Mirror
-    from checkpointing.model import Candidate, CheckpointingError, Verdict, Verification
-    from checkpointing.select import Selection, newest
-    from checkpointing.training.load import Loaded, load_latest
+    from checkpointing.model import CheckpointingError, Verdict
+    from checkpointing.select import newest
+    from checkpointing.training.load import load_latest
     from checkpointing.training.sampler import UnevenSampler
     from checkpointing.training.save import save
     from checkpointing.training.state import apply, state
     from checkpointing.verification import verify
 
 __all__ = [
-    "Candidate",
     "CheckpointingError",
-    "Listing",
-    "Loaded",
     "Mirror",
-    "Selection",
     "UnevenSampler",
     "Verdict",
-    "Verification",
     "apply",
     "find",
     "latest",
@@ -45,15 +42,10 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    "Candidate": "model",
     "CheckpointingError": "model",
-    "Listing": "discover",
-    "Loaded": "training.load",
     "Mirror": "mirror.client",
-    "Selection": "select",
     "UnevenSampler": "training.sampler",
     "Verdict": "model",
-    "Verification": "model",
     "apply": "training.state",
     "find": "discover",
     "latest": "examine",
@@ -70,15 +62,15 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 -- the interface of a module
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        found = getattr(importlib.import_module(f"checkpointing.{_MODULES[name]}"), name)
+        public = getattr(importlib.import_module(f"checkpointing.{_MODULES[name]}"), name)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise ModuleNotFoundError(
             f"checkpointing.{name} needs torch, which is not installed here: pip install torch", name="torch"
         ) from error
-    globals()[name] = found
-    return found
+    globals()[name] = public
+    return public
 
 
 def __dir__() -> list[str]:

@@ -56,14 +56,14 @@ def _run(args: argparse.Namespace, out: Output) -> int:
     from checkpointing.command_line import mirrors  # noqa: PLC0415 -- loads what speaks to S3
     from checkpointing.manifest.digest import PART_BYTES  # noqa: PLC0415 -- as above
     from checkpointing.mirror.backends import S3Options  # noqa: PLC0415 -- as above
-    from checkpointing.mirror.client import DEFAULT_JOB, backend_of, default_spool  # noqa: PLC0415 -- as above
-    from checkpointing.mirror.upload import TransferControl  # noqa: PLC0415 -- as above
+    from checkpointing.mirror.client import DEFAULT_JOB, backend_of  # noqa: PLC0415 -- as above
+    from checkpointing.mirror.source import TransferControl  # noqa: PLC0415 -- as above
 
     options = S3Options(endpoint=args.endpoint, region=args.region, profile=args.profile, path_style=args.path_style)
     backends, job = [backend_of(args.mirror, options)], args.job or DEFAULT_JOB
     if args.command == "push":
         part_bytes = PART_BYTES if args.part_mib is None else args.part_mib << 20
-        return mirrors.push(args.paths, backends, job, out, spool=default_spool(), control=TransferControl(), part_bytes=part_bytes)
+        return mirrors.push(args.paths, backends, job, out, control=TransferControl(), part_bytes=part_bytes)
     return mirrors.restore_newest(backends, job, out, into=args.to)
 
 

@@ -76,7 +76,7 @@ class NodeSave:
 Candidates = tuple[NodeCheckpoint, ...]
 
 
-def order(found: Sequence[Candidates], saves: Sequence[Sequence[NodeSave]]) -> list[Candidates | str]:
+def order(candidates: Sequence[Candidates], saves: Sequence[Sequence[NodeSave]]) -> list[Candidates | str]:
     """Return candidates (in their order) and the names of saves in one order, newest first. `saves`: of each node.
 
     A save goes before the first candidate that is not newer. What this run saved is newer than what another run did; within this run the
@@ -88,7 +88,7 @@ def order(found: Sequence[Candidates], saves: Sequence[Sequence[NodeSave]]) -> l
         rows[row.save] = row if known is None or known.attempt < row.attempt else known
     waiting = sorted(rows.values(), key=age_of)
     ordered: list[Candidates | str] = []
-    for candidate in found:
+    for candidate in candidates:
         while waiting and _is_newer(waiting[0], candidate):
             ordered.append(waiting.pop(0).save)
         ordered.append(candidate)
@@ -133,18 +133,18 @@ def candidates(held: Sequence[Sequence[NodeCheckpoint]], orderer: int = 0) -> li
 
     orderer: the node whose order counts. It must have been in the newest attempt: who missed one cannot tell which files it saved.
     """
-    found = []
+    offers = []
     for node_checkpoint in held[orderer] if held else ():
         rows = [node_checkpoint if node == orderer else _fitting(node_checkpoint, others) for node, others in enumerate(held)]
         if None not in rows:
-            found.append(tuple(row for row in rows if row is not None))
-    return found
+            offers.append(tuple(row for row in rows if row is not None))
+    return offers
 
 
-def _fitting(one: NodeCheckpoint, rows: Sequence[NodeCheckpoint]) -> NodeCheckpoint | None:
+def _fitting(checkpoint: NodeCheckpoint, rows: Sequence[NodeCheckpoint]) -> NodeCheckpoint | None:
     """Return the row that may be the same checkpoint, best the same file."""
-    fitting = [row for row in rows if may_be_one(one, row)]
-    return next((row for row in fitting if is_same_file(one, row)), fitting[0] if fitting else None)
+    fitting = [row for row in rows if may_be_one(checkpoint, row)]
+    return next((row for row in fitting if is_same_file(checkpoint, row)), fitting[0] if fitting else None)
 
 
 def reads(candidate: Sequence[NodeCheckpoint], node: int) -> bool:

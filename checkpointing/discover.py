@@ -1,4 +1,6 @@
-"""Finds the files and directories that glob patterns match, what they are now, and the step that their names give.
+"""Finds the files and directories that may be checkpoints, what they are now, and the step that their names give.
+
+`find` goes by patterns, `find_in` through one directory; `checkpoints_in` also shows what a resume does not take.
 
 A directory that a format claims is one candidate, and its content is none. Where a pattern matches several files in such a directory
 (`step-*/*.pt`), the directory is meant. Of any other directory that matches, the checkpoints directly in it are candidates, and the files
@@ -34,17 +36,18 @@ _MOST_ENTRIES: Final = 200_000  # a pattern like /**/*.pt would walk a data set
 _MAGIC: Final = frozenset("*?[")
 _SUFFIXES: Final = frozenset((*file_set.MEMBER_SUFFIXES, ".distcp"))
 _MOST_LEVELS_UP: Final = 3  # from a file in a checkpoint's directory to that directory
+_LEVELS: Final = 3  # a run's directory, one for each of its parts, the checkpoints
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What the patterns matched, without repetition, sorted by path; and what could not be read, as (path, reason).
+    """What a look for checkpoints gave."""
 
-    `without`: each pattern that matched something and no candidate, with the first path that it matched.
-    """
-
+    #: Without repetition, sorted by path.
     candidates: tuple[Candidate, ...]
+    #: What could not be read, as (path, reason).
     problems: tuple[tuple[str, str], ...] = ()
+    #: Each pattern that matched something and no candidate, with the first path that it matched.
     without: tuple[tuple[str, str], ...] = ()
 
 
@@ -71,9 +74,9 @@ class _Walk:
                 yield from self.matches(directory, rest or ("*",), named=named and directory == base)
         elif not _MAGIC & set(first):
             path = os.path.join(base, first)  # noqa: PTH118 -- strings as the script gets them
-            found = self._inode(path, named=named)
-            if found is not None:
-                yield from self.matches(path, rest, found, named=named)
+            known_inode = self._inode(path, named=named)
+            if known_inode is not None:
+                yield from self.matches(path, rest, known_inode, named=named)
         else:
             for entry in self._entries(base, named=named):
                 if fnmatch.fnmatchcase(entry.name, first) and (first.startswith(".") or not entry.name.startswith(".")):
@@ -177,11 +180,13 @@ def _scan(directory: str) -> list[os.DirEntry[str]]:
 
 
 def find(patterns: str | Iterable[str], cwd: str | None = None, cache: ListingCache | None = None, *, declared: bool = False) -> Listing:
-    """List what matches the patterns, relative to `cwd` (None: the working directory).
+    """List the candidates that glob patterns match, sorted by path; no file of a checkpoint is read.
 
-    `**` stands for any directories, none included, and does not follow links to directories.
-    With `cache`, a path that has not changed for long is not read at each listing. `declared`: all
-    that has a suffix of the patterns is a checkpoint.
+    Raises nothing: what could not be listed is in `problems`. `**` stands for any directories, none included, and does not follow links to
+    directories. A pattern whose directory does not exist matches nothing.
+
+    cwd: what patterns are relative to; None is the working directory. cache: a path that has not changed for long is not read at each
+    listing. declared: all that has a suffix of the patterns is a checkpoint, also of a format that is not known.
     """
     walk, cwd = _Walk(cache), os.getcwd() if cwd is None else cwd  # noqa: PTH109 -- strings as the script gets them
     rows: list[tuple[str, Candidate]] = []
@@ -201,12 +206,20 @@ def find(patterns: str | Iterable[str], cwd: str | None = None, cache: ListingCa
     return Listing(_each_once(rows), tuple(dict.fromkeys(walk.problems)), tuple(nothing))
 
 
-def find_at(path: str, levels: int) -> Listing:
-    """List the checkpoints at one path, whatever its name is: itself, or those in it. `levels`: as in `below`."""
+def find_in(path: str) -> Listing:
+    """List the candidates of a resume at one path, whatever its name is: itself, or those in it."""
     problems: list[tuple[str, str]] = []
     is_directory = os.path.isdir(path)  # noqa: PTH112 -- strings as the script gets them
-    candidates = list(_directory(path, problems, levels) if is_directory else _candidates(path, problems))
+    candidates = list(_directory(path, problems, _LEVELS) if is_directory else _candidates(path, problems))
     return Listing(_each_once([(candidate.path, candidate) for candidate in candidates]), tuple(problems))
+
+
+def checkpoints_in(path: str) -> list[str]:
+    """Return the paths of the checkpoints at `path`, those in it or itself, with what saves that did not end left there."""
+    paths: list[str] = []
+    with contextlib.suppress(OSError):
+        paths.extend(_below(path, _LEVELS, leftovers=True))
+    return paths or [path]
 
 
 def _each_once(rows: list[tuple[str, Candidate]]) -> tuple[Candidate, ...]:
@@ -224,7 +237,7 @@ def _each_once(rows: list[tuple[str, Candidate]]) -> tuple[Candidate, ...]:
 def _segments(pattern: str) -> tuple[str, ...]:
     """Split a pattern at its slashes; `**` twice in a row would visit every directory twice."""
     segments = [segment for segment in pattern.split("/") if segment not in ("", ".")]
-    return tuple(one for one, before in zip(segments, [None, *segments], strict=False) if not one == before == "**")
+    return tuple(segment for segment, before in zip(segments, [None, *segments], strict=False) if not segment == before == "**")
 
 
 def _without_members(candidates: list[Candidate]) -> Iterator[Candidate]:
@@ -263,7 +276,7 @@ def _directory(path: str, problems: list[tuple[str, str]], levels: int) -> Itera
     """Yield a directory that some format claims as one candidate, else the checkpoints in it."""
     inside = path
     try:
-        for inside in list(below(path, levels)):
+        for inside in list(_below(path, levels)):
             if os.path.islink(inside) or not os.path.isdir(inside) or not _encodable(inside):  # noqa: PTH112, PTH114 -- strings as the script gets them
                 yield from _candidates(inside, problems)
                 continue
@@ -275,7 +288,7 @@ def _directory(path: str, problems: list[tuple[str, str]], levels: int) -> Itera
         problems.append((inside, f"it could not be read: {error.strerror}"))
 
 
-def below(path: str, levels: int, *, leftovers: bool = False) -> Iterator[str]:
+def _below(path: str, levels: int, *, leftovers: bool = False) -> Iterator[str]:
     """Yield the checkpoints at a directory: itself if a format claims it, else its single files, and those in the directories in it.
 
     `levels`: so many directories below each other are gone down into. `leftovers`: of saves that did not end too, and every file that is
@@ -288,27 +301,27 @@ def below(path: str, levels: int, *, leftovers: bool = False) -> Iterator[str]:
     if levels == 0:
         return
     base = path.rstrip("/")
-    yield from (f"{base}/{name}" for name in (_named_like_one(base, tree) if leftovers else file_set.single_files(tree)))
+    yield from (f"{base}/{name}" for name in (_files_named_like_checkpoints(base, tree) if leftovers else file_set.single_files(tree)))
     for name in sorted(tree.directories):
         child = f"{base}/{name}"
         if step_names.is_temporary(name) or (leftovers and _is_empty_step(child)):
             yield from (child,) if leftovers else ()
         elif not name.startswith("."):
             with contextlib.suppress(OSError):
-                yield from below(child, levels - 1, leftovers=leftovers)
+                yield from _below(child, levels - 1, leftovers=leftovers)
 
 
-def named_like_one(name: str) -> bool:
+def is_named_like_checkpoint(name: str) -> bool:
     """Return whether a file is named like a checkpoint, or like the rest of one."""
     if step_names.is_temporary(name):
         return any(suffix in name for suffix in _SUFFIXES)
     return step_names.suffix_of(name) in _SUFFIXES
 
 
-def _named_like_one(base: str, tree: Tree) -> Iterator[str]:
+def _files_named_like_checkpoints(base: str, tree: Tree) -> Iterator[str]:
     """Yield the files named like a checkpoint. If a file has several names, one that is no link: that may have the step."""
     seen: set[tuple[int, int]] = set()
-    names = [name for name in tree.entries if not name.startswith(".") and named_like_one(name)]
+    names = [name for name in tree.entries if not name.startswith(".") and is_named_like_checkpoint(name)]
     for name in sorted(names, key=lambda name: (os.path.islink(f"{base}/{name}"), name)):  # noqa: PTH114 -- strings as the script gets them
         try:
             st = os.stat(f"{base}/{name}")  # noqa: PTH116 -- as above

@@ -1,18 +1,17 @@
-"""Finds the checkpoints at a path, and gives each a verdict: a file, a checkpoint's directory, or a directory that holds several.
+"""Gives each checkpoint at a path a verdict for people: at a file, a checkpoint's directory, or a directory that holds several.
 
-It needs no configuration and writes nothing. Unlike `discover`, which finds what a resume may take, it shows leftovers too: a
-stale temporary file is a row of its own. A path that cannot be read gets a verdict, not an exception.
+It needs no configuration and writes nothing. It shows more than a resume may take: a stale temporary file is a row of its own. A path that
+cannot be read gets a verdict, not an exception.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from checkpointing import step_names
-from checkpointing.discover import below, find_at, named_like_one
+from checkpointing.discover import checkpoints_in, find_in, is_named_like_checkpoint
 from checkpointing.formats import pointer_files, tree_format_of
 from checkpointing.io.reader import NotRegular
 from checkpointing.io.tree import ReadOptions, Tree
@@ -23,10 +22,8 @@ from checkpointing.verification import identity_of, verify
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from checkpointing.discover import Listing
     from checkpointing.select import Selection
 
-_LEVELS: Final = 3  # a run's directory, one for each of its parts, the checkpoints
 _NOWHERE: Final = Identity(0, 0, 0, 0)
 _PLAIN: Final = ReadOptions()
 _WORDS: Final = {
@@ -45,38 +42,27 @@ def word(verdict: Verdict) -> str:
 
 def look(path: str, *, reading: ReadOptions = _PLAIN, started: Callable[[str], None] = lambda _path: None) -> Iterator[Verification]:
     """Yield a verification for each checkpoint that `path` stands for, at least one. `started` gets each path before it is read."""
-    found, pointer = checkpoints_in(path), _pointer(path)
+    paths, pointer = checkpoints_in(path), _pointer(path)
     # any script may write a file "latest"; only Megatron writes its own name
-    is_own = pointer is not None and (pointer.format == "megatron" or all(_format(one) == pointer.format for one in found if one != path))
-    if is_own and pointer is not None and (pointer.problem or len(found) == 1):
+    others = [inner for inner in paths if inner != path]
+    is_own = pointer is not None and (pointer.format == "megatron" or all(_format(inner) == pointer.format for inner in others))
+    if is_own and pointer is not None and (pointer.problem or len(paths) == 1):
         # the framework's loader gets the root: if it holds one step, both are the same checkpoint
-        yield _root(path, pointer, found, reading, started)
-        if len(found) == 1:
+        yield _root(path, pointer, paths, reading, started)
+        if len(paths) == 1:
             return
-    for one in found:
-        started(one)
-        yield judged(one, reading)
+    for inner in paths:
+        started(inner)
+        yield judged(inner, reading)
 
 
-def checkpoints_in(path: str) -> list[str]:
-    """Return the paths of the checkpoints at `path`: those in it, or itself."""
-    found: list[str] = []
-    with contextlib.suppress(OSError):
-        found.extend(below(path, _LEVELS, leftovers=True))
-    return found or [path]
+def latest(directory: str | os.PathLike[str]) -> Selection:
+    """Choose the checkpoint of a directory that a resume would take: the newest one that is verified whole (`chosen`), None without one.
 
-
-def listing(directory: str) -> Listing:
-    """List the candidates of a resume from a directory; what an unfinished save left is no candidate."""
-    return find_at(directory, _LEVELS)
-
-
-def latest(directory: str) -> Selection:
-    """Choose the checkpoint of a directory that a resume would take: the newest one that is verified whole (`chosen`).
-
-    The others, each with a reason, are in the other fields. Nothing is recorded.
+    The order is that of `newest`; checkpoints up to three directories below count too. The others, each with a reason, are in the other
+    fields. Nothing is recorded. Raises nothing: a directory that cannot be listed is in `unknown`.
     """
-    return newest(listing(os.path.abspath(directory)), prefer_finite=True)  # noqa: PTH100 -- a link keeps its name
+    return newest(find_in(os.path.abspath(directory)))  # noqa: PTH100 -- a link keeps its name
 
 
 def judged(path: str, reading: ReadOptions = _PLAIN) -> Verification:
@@ -90,7 +76,7 @@ def concluded(verification: Verification) -> Verification:
     if verification.verdict not in (Verdict.FOREIGN, Verdict.UNVERIFIABLE) or (verification.format and not step_names.is_temporary(path)):
         return verification
     is_directory = os.path.isdir(path)  # noqa: PTH112 -- strings throughout the package
-    if step_names.is_temporary(path) and (is_directory or named_like_one(path)):
+    if step_names.is_temporary(path) and (is_directory or is_named_like_checkpoint(path)):
         reason = "its name is that of a save that did not end"
     elif is_directory and not verification.files and _is_empty(path):
         reason = "the directory is empty"
@@ -122,13 +108,13 @@ def _pointer(path: str) -> pointer_files.Pointer | None:
 
 
 def _root(
-    path: str, pointer: pointer_files.Pointer, found: list[str], reading: ReadOptions, started: Callable[[str], None]
+    path: str, pointer: pointer_files.Pointer, paths: list[str], reading: ReadOptions, started: Callable[[str], None]
 ) -> Verification:
     """Return the verdict on a root: that on its one step, joined with the pointer's problem."""
     verification = Verification(path, identity_of(path) or _NOWHERE, Verdict.VERIFIED, format=pointer.format)
-    if len(found) == 1 and found[0] != path:
-        started(found[0])
-        verification = replace(judged(found[0], reading), path=path)
+    if len(paths) == 1 and paths[0] != path:
+        started(paths[0])
+        verification = replace(judged(paths[0], reading), path=path)
     if not pointer.problem:
         return verification
     verdict = (

@@ -19,7 +19,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from checkpointing.catalogue import CheckpointCatalogue, Table, TableChange
+from checkpointing.catalogue import CheckpointCatalogue
+from checkpointing.io.row_file import RowTable, TableChange
 from checkpointing.model import UNKNOWN_LINEAGE, Lineage
 from checkpointing.ordering import RollBack
 
@@ -54,9 +55,9 @@ class AbandonedPath:
     last: Lineage
 
 
-RUN: Final = Table("run", LineageRun, lambda row: row.run)
-STEPPED_BACK: Final = Table("stepped_back", RollBack, lambda row: f"{row.last.run} {row.last.attempt} {row.step} {row.path}")
-ABANDONED: Final = Table("abandoned", AbandonedPath, lambda row: row.path)
+RUN: Final = RowTable("run", LineageRun, lambda row: row.run)
+STEPPED_BACK: Final = RowTable("stepped_back", RollBack, lambda row: f"{row.last.run} {row.last.attempt} {row.step} {row.path}")
+ABANDONED: Final = RowTable("abandoned", AbandonedPath, lambda row: row.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +70,11 @@ class _LineageRecord:
     def read(cls, catalogue: CheckpointCatalogue) -> _LineageRecord:
         return cls(catalogue.all(RUN), catalogue.all(STEPPED_BACK), catalogue.all(ABANDONED))
 
-    def tables(self) -> tuple[tuple[Table[Any], dict[str, Any]], ...]:
+    def tables(self) -> tuple[tuple[RowTable[Any], dict[str, Any]], ...]:
         return _keyed(RUN, self.runs), _keyed(STEPPED_BACK, self.roll_backs), _keyed(ABANDONED, self.abandoned)
 
 
-def _keyed(table: Table[R], rows: Iterable[R]) -> tuple[Table[Any], dict[str, Any]]:
+def _keyed(table: RowTable[R], rows: Iterable[R]) -> tuple[RowTable[Any], dict[str, Any]]:
     return table, {table.key(row): row for row in rows}
 
 
@@ -208,7 +209,7 @@ class Lineages:
     def abandon(self, path: str) -> None:
         """Record that a person removed what earlier runs had written at a path."""
         with self._lock:
-            earlier = max((run for run in self._record.runs if run.run != self._run), key=lambda one: one.began, default=None)
+            earlier = max((run for run in self._record.runs if run.run != self._run), key=lambda other: other.began, default=None)
             last = (
                 UNKNOWN_LINEAGE
                 if earlier is None
@@ -230,7 +231,7 @@ class Lineages:
             if record is written:
                 return
             before, after = written.tables(), record.tables()
-            self._catalogue.change(*(TableChange(table, was, dict(now)) for (table, was), (_, now) in zip(before, after, strict=True)))
+            self._catalogue.change(*(TableChange(table, old, dict(now)) for (table, old), (_, now) in zip(before, after, strict=True)))
             self._written = record
 
     def _own(self) -> LineageRun:

@@ -96,7 +96,7 @@ def _names(path: str) -> list[str]:
     names = [plain, above]
     if _NEMO_RANKS.fullmatch(above.rpartition("/")[2]):
         names.append(f"{above.rpartition('/')[0]}/{name}")
-    return list(dict.fromkeys(name for one in names for name in (one, _shortened(one)) if name))
+    return list(dict.fromkeys(name for full_name in names for name in (full_name, _shortened(full_name)) if name))
 
 
 def _shortened(path: str) -> str:

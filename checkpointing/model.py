@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -19,16 +19,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
+_KIB: Final = 1024
+
+
 def first_names(names: Sequence[str], most: int = 4) -> str:
     """Return the first names for a line of text, each cut at 100 characters, and how many more there are."""
     more = len(names) - most
     return ", ".join(name[:100] for name in names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
-def size_text(n_bytes: int) -> str:
-    """Return a size for people: 12 bytes, 181.0 kB, 16.1 GB."""
-    unit_bytes, unit = next(((limit, name) for limit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if n_bytes >= limit), (1.0, "bytes"))
-    return f"{n_bytes / unit_bytes:.{0 if unit == 'bytes' else 1}f} {unit}"
+def size_text(n_bytes: float) -> str:
+    """Return an amount of bytes for people: `12 bytes`, `1.5 KiB`, `181 MiB`, `16.1 GiB`."""
+    size, units = float(n_bytes), ["PiB", "TiB", "GiB", "MiB", "KiB", "bytes"]
+    while size >= _KIB and len(units) > 1:
+        size /= _KIB
+        units.pop()
+    digits = int(units[-1] not in {"MiB", "KiB", "bytes"} or (size < 10 and not size.is_integer()))  # noqa: PLR2004 -- tenths of a small one
+    return f"{size:.{digits}f} {units[-1]}"
 
 
 def count_text(count: int, noun: str) -> str:
@@ -85,6 +92,11 @@ class Identity:
         return cls(directory.st_dev, directory.st_ino, sum(row[2] for row in rows), int.from_bytes(digest, "big") >> 1)
 
 
+def is_unchanged(identity: Identity, recorded: Identity) -> bool:
+    """Return whether it is the same file or directory, unchanged. The number of a device is this machine's, since its last boot."""
+    return replace(identity, dev=recorded.dev) == recorded
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Lineage:
     """Which attempt of which run wrote a checkpoint. The default means unknown, and comes before all others.
@@ -110,17 +122,17 @@ class NamedStep:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A file or directory that a pattern matched: its real path (symbolic links resolved), what it is now, and the step of its name.
+    """A file or directory that may be a checkpoint, as it was listed: nothing in it was read."""
 
-    `mtime_ns` is the newest modification in it, nanoseconds of wall time: a directory's identity does not contain it. `is_declared`: a
-    declared pattern gives its suffix (`ckpt/*.npz`), so it is a checkpoint, even if its format is not known.
-    """
-
+    #: The real path: symbolic links are resolved.
     path: str
     identity: Identity
+    #: The step that its name gives, None without one.
     named: NamedStep | None
+    #: The newest modification in it, nanoseconds of wall time: a directory's identity does not contain it.
     mtime_ns: int = 0
     is_directory: bool = False
+    #: A declared pattern gives its suffix (`ckpt/*.npz`), so it is a checkpoint, even if its format is not known.
     is_declared: bool = False
 
     @property
@@ -165,47 +177,48 @@ def is_weight(tensor: str) -> bool:
     return _BESIDE_WEIGHTS.search(tensor) is None
 
 
-def listed(found: Iterable[NonFinite]) -> tuple[NonFinite, ...]:
+def listed(entries: Iterable[NonFinite]) -> tuple[NonFinite, ...]:
     """Return at most MOST_NON_FINITE of them in their order, the weights first."""
-    return tuple(sorted(found, key=lambda one: not one.is_weight)[:MOST_NON_FINITE])
+    return tuple(sorted(entries, key=lambda entry: not entry.is_weight)[:MOST_NON_FINITE])
 
 
-def nan_weights(found: Iterable[NonFinite]) -> frozenset[str]:
+def nan_weights(entries: Iterable[NonFinite]) -> frozenset[str]:
     """Return the names of the weights that hold NaN."""
-    return frozenset(non_finite.tensor for non_finite in found if non_finite.is_weight and non_finite.what == "NaN")
+    return frozenset(non_finite.tensor for non_finite in entries if non_finite.is_weight and non_finite.what == "NaN")
 
 
-def note_of(found: Iterable[NonFinite]) -> str:
+def note_of(entries: Iterable[NonFinite]) -> str:
     """Return in one line which tensors hold NaN or Inf; "" for none."""
-    rows = tuple(found)
+    rows = tuple(entries)
     more = f" and {len(rows) - 1} more tensors are not finite" if len(rows) > 2 else f", {rows[1]}" if len(rows) > 1 else ""  # noqa: PLR2004 -- two fit
     return f"{rows[0]}{more}" if rows else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The verdict on one identity of one path.
-
-    step: of the whole run; None if neither content nor name has it. within: (epoch, step) if they have only that. epoch: of the
-    content, else of the name, if there is no step at all; it describes the checkpoint, and orders nothing.
-    level: for VERIFIED, what was checked, else "": "directory" (metadata alone), "layout" (all that a format without checksums allows),
-    "structure" (every checksum as well).
-    reason: why, in one line; for VERIFIED a note or "". reasons: all of them, that one first.
-    format: a row's name in `checkpointing.formats`, "" if none claimed it. files: the members of a directory, as relative paths.
-    content_step: the step in the content alone, if it seems to count the whole run.
-    non_finite: tensors that hold NaN or Inf, a note and never a verdict; None if the numbers were not read.
-    """
+    """The verdict on one identity of one path."""
 
     path: str
     identity: Identity
     verdict: Verdict
+    #: Why, in one line; for VERIFIED a note or "".
     reason: str = ""
+    #: Of the whole run; None if neither content nor name has it.
     step: int | None = None
+    #: For VERIFIED what was checked, else "": "directory" (metadata alone), "layout" (all that a format without checksums allows),
+    #: "structure" (every checksum as well); others: candidates.py.
     level: str = ""
+    #: (epoch, step) if content and name have only that.
     within: tuple[int, int] | None = None
+    #: A row's name in `checkpointing.formats`, "" if none claimed it.
     format: str = ""
+    #: The members of a directory, as relative paths.
     files: tuple[str, ...] = ()
+    #: All reasons, `reason` first.
     reasons: tuple[str, ...] = ()
+    #: The step in the content alone, if it seems to count the whole run.
     content_step: int | None = None
+    #: Tensors that hold NaN or Inf, a note and never a verdict; None if the numbers were not read.
     non_finite: tuple[NonFinite, ...] | None = None
+    #: Of the content, else of the name, if there is no step at all; it describes the checkpoint, and orders nothing.
     epoch: int | None = None

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.catalogue import Table
+from checkpointing.io.row_file import RowTable
 from checkpointing.model import Identity
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Rejection:
     kind: str = "torn"
 
 
-REJECTED: Final = Table("rejected", Rejection, lambda row: row.path)
+REJECTED: Final = RowTable("rejected", Rejection, lambda row: row.path)
 
 
 class Rejections:

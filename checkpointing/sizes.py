@@ -55,4 +55,4 @@ def _tensors(path: str) -> list[tuple[str, int]] | None:
         return None
     whose = os.path.basename(path) if not is_weight(os.path.basename(path)) else ""  # noqa: PTH119 -- as above
     sizes = ((storage, storage.count * torch_pickle.item_bytes(storage.kind)) for storage in scan.storages)
-    return [(f"{whose}.{torch_pickle.name_of(one)}", size) for one, size in sizes]
+    return [(f"{whose}.{torch_pickle.name_of(tensor_key)}", size) for tensor_key, size in sizes]

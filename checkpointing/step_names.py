@@ -1,4 +1,4 @@
-"""The step that a file's name gives, by rules that are written down in docs/explanation/checkpoints.md.
+"""The step that a file's name gives, by rules that are written down in docs/reference/checkpoint-verdicts.md.
 
 Pure: a path in, a `NamedStep` or None out. A name is weaker evidence than the content: an index, an epoch and a date look like steps
 too, so a bare number is marked as not sure, and everything that has a better reading than "step" is not read as one.
@@ -124,8 +124,8 @@ def shown_step(path: str, step: int | None, content_step: int | None) -> int | N
 def epoch_in(path: str) -> int | None:
     """Return the epoch that the file's name gives, the last one if it gives several."""
     name = path.rstrip("/").rpartition("/")[2]
-    found = _EPOCH_NUMBER.findall(_SUFFIX.sub("", name))
-    return int(found[-1]) if found else None
+    epochs = _EPOCH_NUMBER.findall(_SUFFIX.sub("", name))
+    return int(epochs[-1]) if epochs else None
 
 
 def _step_in_stem(stem: str) -> NamedStep | None:
@@ -146,7 +146,7 @@ def _of_the_run(stem: str) -> bool:
 def _worded(stem: str) -> int | None:
     """Return the number beside the first of `_WORDS` that has one; the last such number, if the word stands there twice."""
     for before, after in zip(_BEFORE, _AFTER, strict=True):
-        found = before.findall(stem) or after.findall(stem)
-        if found:
-            return int(found[-1])
+        steps = before.findall(stem) or after.findall(stem)
+        if steps:
+            return int(steps[-1])
     return None

@@ -28,22 +28,24 @@ _CHANGED: Final = "it changed while it was read"
 
 
 def verify(
-    path: str,
+    path: str | os.PathLike[str],
     *,
     bulk: bool = True,
     reading: ReadOptions = ReadOptions(),  # noqa: B008 -- a frozen value
     own: bool = False,
 ) -> Verification:
-    """Return whether `path` is a whole checkpoint, and which step it holds.
+    """Return whether a file or directory is a whole checkpoint, and which step it holds.
 
-    What its framework marks as unfinished (markers.py) is WRITING, and is not read: the mark is no part of its identity.
+    Raises nothing about the checkpoint: damage is BAD, what cannot be read UNKNOWN, each with its `reason`. No pickle is executed. What its
+    framework marks as unfinished (markers.py) is WRITING, and is not read: the mark is no part of its identity.
 
-    `own`: this job is known to have written it. Then calls that are not on the list of known names (formats/pickles/policy.py) are a note;
-    in any other file they are DANGEROUS.
+    bulk: False reads directory and metadata only, milliseconds at any size; VERIFIED then has the level "directory": enough for the step,
+    not to resume from. reading: how; once it is interrupted, the verdict is UNKNOWN. own: this job is known to have written it. Then calls
+    that are not on the list of known names (formats/pickles/policy.py) are a note; in any other file they are DANGEROUS.
 
-    Without `bulk` only directory and metadata are read, and VERIFIED has the level "directory": enough for the step, not to resume
-    from. Once `reading` is interrupted, the verdict is UNKNOWN.
+        verify("ckpt/step-00000100.pt").verdict is Verdict.VERIFIED
     """
+    path = os.fspath(path)
     marked = markers.unfinished(path)
     examination = _verify(path, reading, bulk=bulk and not marked, own=own)
     if not marked or examination.verdict not in (Verdict.VERIFIED, Verdict.UNVERIFIABLE, Verdict.INCOMPLETE):
@@ -152,7 +154,7 @@ def _conclude(path: str, identity: Identity, examination: Examination, *, own: b
             verdict=Verdict.DANGEROUS,
             reason=why,
             level="",
-            also=tuple(one for one in (examination.reason, *examination.also) if one),
+            also=tuple(reason for reason in (examination.reason, *examination.also) if reason),
         )
     step, within, reason = _agree(path, examination)
     reasons = tuple(dict.fromkeys(why for why in (reason, *examination.also, note_of(examination.non_finite)) if why))

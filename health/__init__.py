@@ -44,9 +44,9 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 -- the interface of a module
     """Import a public name."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(_MODULES.get(name, "health.model")), name)
-    globals()[name] = found
-    return found
+    value = getattr(importlib.import_module(_MODULES.get(name, "health.model")), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

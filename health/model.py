@@ -134,8 +134,8 @@ class Ask:
     @classmethod
     def from_json(cls, row: dict[str, Json]) -> Ask:
         """Return the Ask that `to_json` wrote."""
-        made = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
-        return cls(**made)  # type: ignore[arg-type]  # to_json wrote it
+        fields = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+        return cls(**fields)  # type: ignore[arg-type]  # to_json wrote it
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,10 @@ class SuperviseError(Exception):
         return f"{self.message}\n  {self.hint}"
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the known name that is nearest to `word`, "" if none is near: a wrong suggestion is worse than none."""
-    found = difflib.get_close_matches(word, list(known), n=1)
-    return found[0] if found else ""
+def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
+    """Return the known name that is nearest to `word`, "" if none is near: a wrong suggestion is worse than none.
+
+    likeness: from 0 to 1 (the same), as difflib has it.
+    """
+    names = difflib.get_close_matches(word, list(known), n=1, cutoff=likeness)
+    return names[0] if names else ""

@@ -12,8 +12,9 @@ import gc
 import os
 import signal
 import sys
+import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -67,6 +68,19 @@ def pytest_configure(config: pytest.Config) -> None:
     for signum, handler in _ORDINARY.items():
         if signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, handler)
+    if hasattr(config, "workerinput") and config.args == config.getini("testpaths"):
+        config.args = _turned(config.rootpath, config.args, config.workerinput)
+
+
+def _turned(root: Path, folders: list[str], worker: dict[str, Any]) -> list[str]:
+    """Return what is below the folders, from another place on in each worker: in a new checkout each compiles a part of it for all.
+
+    The order of the tests is not that of the files (`pytest_collection_modifyitems`).
+    """
+    below = sorted(str(path.relative_to(root)) for folder in folders for path in (root / folder).glob("[a-z]*/"))
+    number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+    first = len(below) * number // count
+    return below[first:] + below[:first]
 
 
 @pytest.fixture(autouse=True)
@@ -129,3 +143,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item.path in mine]
     if hasattr(config, "workerinput"):  # one process alone keeps the order of the command line
         items.sort(key=lambda item: (-weights[item.path], item.path))
+
+
+@pytest.fixture
+def in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have local times in UTC: pages that are compared have the same clock everywhere."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from checkpointing.command_line.progress import ProgressBar, path_name
+from checkpointing.command_line.progress import path_name
 from checkpointing.manifest.digest import PART_BYTES
 from checkpointing.mirror import client, restore
-from checkpointing.mirror.spool import Spool
 from checkpointing.mirror.stall import RestoreProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from checkpointing.command_line.output import Output
+    from checkpointing.command_line.progress import ProgressBar
     from checkpointing.mirror.backends import Backend
-    from checkpointing.mirror.upload import TransferControl
+    from checkpointing.mirror.source import TransferControl
 
 
 def push(  # noqa: PLR0913 -- source, destinations and options of a copy
@@ -26,26 +25,24 @@ def push(  # noqa: PLR0913 -- source, destinations and options of a copy
     job: str,
     out: Output,
     *,
-    spool: str,
     control: TransferControl,
     part_bytes: int = PART_BYTES,
 ) -> int:
     """Copy checkpoints to every mirror. Returns 0 if all arrived, 1 if one is not whole."""
     worst = 0
-    with contextlib.closing(Spool(spool)) as held:
-        for path in (os.path.realpath(path) for path in paths):
-            bar = ProgressBar(out.clean(path_name(path)), wanted=out.bars)
-            try:
-                for done in client.push(path, backends, held, job=job, control=control, part_bytes=part_bytes, progress=bar.set):
-                    bar.clear()
+    for path in (os.path.realpath(path) for path in paths):
+        try:
+            with out.progress(f"verifying {path_name(path)}") as progress:
+
+                def show(phase: str, done: int, total: int, name: str = path_name(path), progress: ProgressBar = progress) -> None:
+                    progress.at(f"{phase} {name}", done, total)
+
+                for done in client.push(path, backends, job=job, control=control, part_bytes=part_bytes, progress=show):
                     row = {"path": path, "step": done.step, "mirror": done.mirror, "key": done.key, "bytes": done.n_bytes}
                     out.row(row, f"{path} -> {done.mirror}/{done.key}")
-            except client.NotCopied as error:
-                bar.clear()
-                out.row({"path": path, "verdict": error.verdict, "reason": error.reason}, f"not pushed: {path}: {error.reason}")
-                worst = 1
-            finally:
-                bar.clear()
+        except client.NotCopied as error:
+            out.row({"path": path, "verdict": error.verdict, "reason": error.reason}, f"not pushed: {path}: {error.reason}")
+            worst = 1
     return worst
 
 
@@ -62,23 +59,29 @@ def restore_newest(  # noqa: PLR0913 -- source, destination and options of a res
 
     `into` is the directory; None: where it was saved, unless `refusal` returns a reason against that path.
     """
-    bar = ProgressBar(f"checkpoint of {job}", wanted=out.bars)
-    try:
+    with out.progress(f"looking for checkpoints of {job}") as progress:
         done = restore.newest(
             backends,
             job,
             into=into and os.path.abspath(into),  # noqa: PTH100 -- plain strings, as the package takes them
             workers=workers,
             refusal=refusal,
-            progress=RestoreProgress(out.warn, bar.set),
+            progress=followed(progress, f"checkpoint of {job}", out),
         )
-    finally:
-        bar.clear()
     if done is None:
         out.row({"path": None}, f"nothing to restore: the mirror holds no checkpoint of {job}")
         return 1
     print_restored(done, out)
     return 0
+
+
+def followed(progress: ProgressBar, name: str, out: Output) -> RestoreProgress:
+    """Return what shows how far a restore is: the entries of the mirror's lists, then the bytes of the checkpoint."""
+    return RestoreProgress(
+        out.warn,
+        lambda done, total: progress.at(f"restoring {name}", done, total),
+        lambda n_entries: progress.at("listing the mirror", n_entries, None, "entries"),
+    )
 
 
 def print_restored(done: restore.Restored, out: Output) -> None:

@@ -10,8 +10,9 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing import examine, markers
-from checkpointing.command_line.progress import ProgressBar, path_name
+from checkpointing import discover, examine, markers
+from checkpointing.candidates import SelectionOptions
+from checkpointing.command_line.progress import path_name
 from checkpointing.formats import pointer_files
 from checkpointing.io.reader import UNLIMITED, NotRegular, Throttle
 from checkpointing.io.tree import ReadOptions
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from checkpointing.discover import Listing
     from checkpointing.select import Selection
 
+HEAD: Final = ("verdict", "step", "format", "checkpoint")
 _SHOWN_REASONS: Final = 3
 
 
@@ -41,26 +43,26 @@ def verify(paths: Sequence[str], out: Output) -> int:
                 out.write(json.dumps(as_dict(verification)))
             rows.append(verification)
     if not out.as_json:
-        out.write("\n".join(table(rows, out.clean)))
+        n_good = sum(verification.verdict is Verdict.VERIFIED for verification in rows)
+        lines = [out.lay_out(HEAD, verdict_rows(rows)), *([f"{n_good} of {len(rows)} are good"] if len(rows) > 1 else [])]
+        out.write("\n".join(lines))
     return 0 if good else 1
 
 
 def _verdicts_at(path: str, out: Output) -> Iterator[Verification]:
-    """Yield a verdict for each checkpoint at `path`, with a bar while one is read."""
+    """Yield a verdict for each checkpoint at `path`, and show how far each is read."""
 
-    def started(one: str) -> None:
-        identity = identity_of(one)
-        bar.begin(_reading(one, out), None if identity is None else identity.size)
+    def started(checkpoint: str) -> None:
+        identity = identity_of(checkpoint)
+        progress.begin(_reading(checkpoint), None if identity is None else identity.size)
 
-    with ProgressBar(_reading(path, out), wanted=out.bars) as bar:
-        for verification in examine.look(path, reading=ReadOptions(Throttle(UNLIMITED, taken=bar.advance)), started=started):
-            bar.clear()
-            yield verification
+    with out.progress(_reading(path)) as progress:
+        yield from examine.look(path, reading=ReadOptions(Throttle(UNLIMITED, taken=progress.advance)), started=started)
 
 
 def choose(listing: Listing, cache: Cache, throttle: Throttle) -> tuple[Selection, Sequence[tuple[str, str]]]:
     """Choose by the files alone: no job recorded anything about them."""
-    return newest(listing, cache=cache, throttle=throttle, prefer_finite=True), ()
+    return newest(listing, SelectionOptions(cache=cache, throttle=throttle)), ()
 
 
 def latest(
@@ -73,9 +75,9 @@ def latest(
     `choose` returns the selection, and (path, reason) of those that were rejected before it.
     """
     cache = Cache()
-    with ProgressBar(_reading(directory, out), wanted=out.bars) as bar:
-        listing = examine.listing(os.path.abspath(directory))  # noqa: PTH100 -- a link keeps its name
-        throttle = Throttle(UNLIMITED, taken=bar.advance)
+    with out.progress(_reading(directory)) as progress:
+        listing = discover.find_in(os.path.abspath(directory))  # noqa: PTH100 -- a link keeps its name
+        throttle = Throttle(UNLIMITED, taken=progress.advance)
         selection, rejected = choose(listing, cache, throttle)
         passed = _passed_over(listing, selection, rejected, cache, ReadOptions(throttle))
     chosen = selection.chosen
@@ -84,9 +86,10 @@ def latest(
         row = {**as_dict(chosen), "reasons": [*(chosen.reasons if chosen else ()), *reasons]}
         out.write(json.dumps({**row, "passed_over": [as_dict(verification) for verification in passed]}))
     else:
-        lines = table([chosen], out.clean) if chosen is not None else [f"none is proven good in {out.clean(directory)}"]
+        none = f"none is proven good in {out.clean(directory)}"
+        lines = [none if chosen is None else out.lay_out(HEAD, verdict_rows([chosen]))]
         lines += [f"  {out.clean(reason)}" for reason in reasons]
-        out.write("\n".join([*lines, "passed over:", *table(passed, out.clean)] if passed else lines))
+        out.write("\n".join([*lines, "passed over:", out.lay_out(HEAD, verdict_rows(passed))] if passed else lines))
     return 0 if chosen is not None else 1
 
 
@@ -131,16 +134,14 @@ def _format(verification: Verification) -> str:
     return "" if verification.format == "unproven" else verification.format
 
 
-def table(rows: Sequence[Verification], clean: Callable[[str], str]) -> list[str]:
-    """Lay verdicts out for a person: one line each, with the reasons below."""
-    cells = [(examine.word(row.verdict), _step_text(row), _format(row) or "-", clean(row.path)) for row in rows]
-    widths = [max((len(line[at]) for line in cells), default=0) for at in range(3)]
-    lines: list[str] = []
-    for line, row in zip(cells, rows, strict=True):
-        lines.append("  ".join((line[0].ljust(widths[0]), line[1].rjust(widths[1]), line[2].ljust(widths[2]), line[3])))
+def verdict_rows(verifications: Sequence[Verification]) -> list[tuple[str, ...]]:
+    """Return the rows of a table under HEAD: one for each verdict, and below it the first reasons."""
+    rows: list[tuple[str, ...]] = []
+    for row in verifications:
+        rows.append((examine.word(row.verdict), _step_text(row), _format(row) or "-", row.path))
         reasons = row.reasons or ((row.reason,) if row.reason else ())
-        lines += [f"{'':{widths[0]}}  {clean(reason)}" for reason in reasons[:_SHOWN_REASONS]]
-    return lines
+        rows += [("", "", "", f"  {reason}") for reason in reasons[:_SHOWN_REASONS]]
+    return rows
 
 
 def _pointer_disagrees(directory: str, chosen: Verification | None) -> list[str]:
@@ -158,5 +159,5 @@ def _pointer_disagrees(directory: str, chosen: Verification | None) -> list[str]
     return [] if name == pointer.target else [f"{pointer.name} names {pointer.target}: the framework's own loader would take that one"]
 
 
-def _reading(path: str, out: Output) -> str:
-    return f"reading {out.clean(path_name(path))}"
+def _reading(path: str) -> str:
+    return f"reading {path_name(path)}"

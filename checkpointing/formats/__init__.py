@@ -204,9 +204,9 @@ def nested(name: str, part: Examination) -> Examination:
     return replace(part, reason=reason, place=NOWHERE, format="", files=(), non_finite=prefixed(f"{name}/", part.non_finite))
 
 
-def prefixed(prefix: str, found: Iterable[NonFinite]) -> tuple[NonFinite, ...]:
+def prefixed(prefix: str, entries: Iterable[NonFinite]) -> tuple[NonFinite, ...]:
     """Return the same with names that tell which part of a checkpoint they are in."""
-    return tuple(replace(non_finite, tensor=f"{prefix}{non_finite.tensor}") for non_finite in found)
+    return tuple(replace(non_finite, tensor=f"{prefix}{non_finite.tensor}") for non_finite in entries)
 
 
 # What one part of a checkpoint is, the whole is: in this order, the first that occurs.
@@ -230,13 +230,13 @@ def combine(parts: Iterable[Examination], place: StepPosition = NOWHERE, *, form
     """
     examined = list(parts)
     present = {part.verdict for part in examined}
-    verdict = next((one for one in _GRAVEST if one in present), Verdict.VERIFIED)
+    verdict = next((grade for grade in _GRAVEST if grade in present), Verdict.VERIFIED)
     ordered = [part for part in examined if part.verdict is verdict] + [part for part in examined if part.verdict is not verdict]
     reasons = list(dict.fromkeys(why for part in ordered for why in (part.reason, *part.also) if why))
     if len(reasons) > _MOST_REASONS:
         reasons[_MOST_REASONS:] = [f"and {len(reasons) - _MOST_REASONS} more"]
     levels = [part.level for part in examined if part.level]
     level = min(levels, key=_LEVELS.index, default="layout") if verdict is Verdict.VERIFIED else ""
-    unlisted = tuple(dict.fromkeys(one for part in examined for one in part.unlisted))[:_MOST_REASONS]
+    unlisted = tuple(dict.fromkeys(call for part in examined for call in part.unlisted))[:_MOST_REASONS]
     non_finite = listed(non_finite for part in examined for non_finite in part.non_finite)
     return Examination(verdict, next(iter(reasons), ""), place, level, tuple(reasons[1:]), format, files, non_finite, unlisted)

@@ -183,8 +183,8 @@ class NumericsScan:
     def _look_slowly(self, data: bytes) -> None:
         kind = self._kind
         if kind.only:
-            found = [at for at in (data.find(bytes((pattern,))) for pattern in kind.only) if at >= 0]
-            self._nan = self._seen + min(found) if found else None
+            places = [at for at in (data.find(bytes((pattern,))) for pattern in kind.only) if at >= 0]
+            self._nan = self._seen + min(places) if places else None
             return
         top = data[kind.size - 1 :: kind.size]
         first = kind.inf >> (8 * kind.size - 8)  # the top byte of +Inf: below it no exponent is full

@@ -27,7 +27,7 @@ def claims(head: bytes, tail: bytes, suffix: str) -> bool:  # noqa: ARG001 -- th
 
     A text pickle (protocol 0 or 1) is recognised by its first letter alone.
     """
-    return suffix in _SUFFIXES and (head.startswith(_PROTOCOLS) or head[:1] in [bytes((one,)) for one in _TEXT])
+    return suffix in _SUFFIXES and (head.startswith(_PROTOCOLS) or head[:1] in [bytes((code,)) for code in _TEXT])
 
 
 def examine(source: FileReader, suffix: str, *, bulk: bool) -> Examination:
@@ -49,7 +49,7 @@ def examine(source: FileReader, suffix: str, *, bulk: bool) -> Examination:
         return Examination(Verdict.BAD, f"torn: a plain pickle that is not whole: {error}") if read_all else _nothing_proves()
     following = list(scanner.inner(data[scan.end :], 1))  # the pickles after the first
     refused = torch_pickle.refusal(danger for pickle_scan in following for danger in pickle_scan.dangers)
-    unlisted = tuple(what for pickle_scan in (scan, *following) for what in pickle_scan.unlisted)
+    unlisted = tuple(call for pickle_scan in (scan, *following) for call in pickle_scan.unlisted)
     return (
         torch_pickle.refusal(scan.dangers)
         or refused

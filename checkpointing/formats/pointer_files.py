@@ -66,7 +66,7 @@ def _resolve(directory: str, name: str, whose: str, text: str) -> Pointer:
         return Pointer(name, whose, "", f"{name} holds no name: {text[:40]!r}")
     path = os.path.join(directory, target)  # noqa: PTH118 -- strings throughout the package
     try:
-        there = stat.S_ISDIR(os.stat(path).st_mode)  # noqa: PTH116 -- as above
+        is_there = stat.S_ISDIR(os.stat(path).st_mode)  # noqa: PTH116 -- as above
     except (FileNotFoundError, NotADirectoryError):
-        there = False
-    return Pointer(name, whose, target, "" if there else f"{name} names {target}, which is not there")
+        is_there = False
+    return Pointer(name, whose, target, "" if is_there else f"{name} names {target}, which is not there")

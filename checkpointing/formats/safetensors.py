@@ -106,7 +106,7 @@ def read_header(source: FileReader) -> SafetensorsHeader:
     metadata = document.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         _damaged("its header's __metadata__ is no table of texts")
-    tensors = sorted((_tensor(name, row, 8 + length) for name, row in document.items()), key=lambda one: (one.begin, one.end))
+    tensors = sorted((_tensor(name, row, 8 + length) for name, row in document.items()), key=lambda entry: (entry.begin, entry.end))
     unknown = next((tensor.dtype for tensor in tensors if tensor.dtype not in _BITS), "")
     _check_layout(tensors, 8 + length, source.size)
     return SafetensorsHeader(tuple(tensors), metadata, unknown)
@@ -168,15 +168,15 @@ def _look_at_numbers(source: FileReader, tensors: tuple[Tensor, ...]) -> tuple[s
             scan.feed(piece)
             if numbers is not None:
                 numbers.feed(piece)
-        if numbers is not None and (found := numbers.found(tensor.name[:MOST_NAME])) is not None:
-            non_finite.append(found)
+        if numbers is not None and (entry := numbers.found(tensor.name[:MOST_NAME])) is not None:
+            non_finite.append(entry)
     return scan.problem(), listed(non_finite)
 
 
-def _span(one: Tensor) -> zero_pages.Span:
-    item = max(1, _BITS[one.dtype] // 8)
-    row = item * one.shape[-1] if len(one.shape) > 1 else one.end - one.begin
-    return zero_pages.Span(one.name[:80], one.begin, one.end, item, max(1, row), numerics.kind_of(one.dtype) is not None)
+def _span(tensor: Tensor) -> zero_pages.Span:
+    item = max(1, _BITS[tensor.dtype] // 8)
+    row = item * tensor.shape[-1] if len(tensor.shape) > 1 else tensor.end - tensor.begin
+    return zero_pages.Span(tensor.name[:80], tensor.begin, tensor.end, item, max(1, row), numerics.kind_of(tensor.dtype) is not None)
 
 
 def _place(metadata: dict[str, str]) -> StepPosition:

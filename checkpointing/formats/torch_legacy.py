@@ -74,7 +74,7 @@ def examine(source: FileReader, suffix: str, *, bulk: bool) -> Examination:  # n
     unwritten, non_finite = _numbers(source, scans[3], storages) if bulk else ("", ())
     if unwritten:
         return Examination(Verdict.BAD, unwritten, place)
-    unlisted = tuple(what for pickle_scan in scans for what in pickle_scan.unlisted)
+    unlisted = tuple(call for pickle_scan in scans for call in pickle_scan.unlisted)
     level = LEVEL if bulk else "directory"
     return Examination(Verdict.VERIFIED, torch_pickle.note(scans[3]), place, level, non_finite=non_finite, unlisted=unlisted)
 
@@ -124,7 +124,7 @@ def _lay_out(source: FileReader, keys: list[str], scan: PickleScan, at: int) -> 
     referred = {storage.key: storage for storage in scan.storages}
     if set(keys) != set(referred) or len(keys) != len(referred):
         raise _Torn(f"its list names {len(keys)} storages where its objects refer to {len(referred)}")
-    found: dict[str, tuple[int, int]] = {}
+    places: dict[str, tuple[int, int]] = {}
     for number, key in enumerate(keys):
         storage = referred[key]
         if at + _COUNT.size > source.size:
@@ -138,11 +138,11 @@ def _lay_out(source: FileReader, keys: list[str], scan: PickleScan, at: int) -> 
         at += _COUNT.size
         if at + size > source.size:
             raise _Torn(f"torn: the file ends within storage {number} of {len(keys)}")
-        found[key] = (at, size)
+        places[key] = (at, size)
         at += size
     if at != source.size:
         raise _Torn(f"{source.size - at} bytes behind its last storage")
-    return found
+    return places
 
 
 def _numbers(source: FileReader, scan: PickleScan, storages: dict[str, tuple[int, int]]) -> tuple[str, tuple[NonFinite, ...]]:
@@ -161,8 +161,8 @@ def _numbers(source: FileReader, scan: PickleScan, storages: dict[str, tuple[int
             if numbers is not None:
                 numbers.feed(piece[max(0, begin - seen) : max(0, begin + length - seen)])
             seen += len(piece)
-        if numbers is not None and (found := numbers.found(torch_pickle.name_of(storage))) is not None:
-            non_finite.append(found)
+        if numbers is not None and (entry := numbers.found(torch_pickle.name_of(storage))) is not None:
+            non_finite.append(entry)
         if at + size < source.size:
             unwritten.feed(b"".join(map(bytes, source.bulk(at + size, _COUNT.size))))
     return unwritten.problem(), listed(non_finite)

@@ -3,7 +3,7 @@
 The file itself can prove its structure alone, and all of it is checked: the zip directory against every local header, every record's
 CRC, the members that torch.load needs, and a record that is long enough for each storage that data.pkl refers to. data.pkl is read opcode
 by opcode, never unpickled. If it would call what pickles/policy.py refuses, the file is DANGEROUS, whatever else is right or wrong with it.
-Measured on 141 files (docs/explanation/checkpoints.md): the CRCs alone miss bytes before and after the zip, a missing and a shortened
+Measured on 141 files: the CRCs alone miss bytes before and after the zip, a missing and a shortened
 record.
 
 `torch.serialization.set_crc32_options(False)` stores a CRC of zero in every record: then nothing can be proven, and nothing is wrong.
@@ -87,15 +87,15 @@ def _counted(
 ) -> Iterator[tuple[str, frozenset[int]]]:
     """Return the largest of the optimizer's counts of steps: a parameter that is trained now and then counts fewer. Raises Short."""
     kinds = {storage.key: storage.kind for storage in scan.storages}
-    found: list[float] = []
+    counts: list[float] = []
     for number in scan.counts:
         layout = _COUNTS.get(kinds.get(number.key, ""))
         record = records.get(pickled.name.removesuffix(b"data.pkl") + b"data/" + number.key.encode("utf-8", "replace"))
         if layout is not None and record is not None and record.method == zip_layout.STORED:
             at = number.offset * layout.size
             if at + layout.size <= record.size_bytes:
-                found += layout.unpack(source.read(record.data + at, layout.size))
-    whole = [int(one) for one in found if math.isfinite(one)]
+                counts += layout.unpack(source.read(record.data + at, layout.size))
+    whole = [int(count) for count in counts if math.isfinite(count)]
     if whole:
         yield facts.COUNTED, frozenset((max(whole),))
 
@@ -137,7 +137,9 @@ def _members(source: FileReader, records: dict[bytes, ZipRecord]) -> dict[bytes,
     if any(name.endswith(b"/data.pkl") for name in records):
         return {}
     named = (
-        one for name, one in records.items() if b"/" not in name and name.endswith(_MEMBER_SUFFIXES) and one.method == zip_layout.STORED
+        record
+        for name, record in records.items()
+        if b"/" not in name and name.endswith(_MEMBER_SUFFIXES) and record.method == zip_layout.STORED
     )
     parts = {zip_record.name: source.window(zip_record.data, zip_record.packed_bytes) for zip_record in named}
     return {name: part for name, part in parts.items() if _begins_as_torch(part)}
@@ -145,7 +147,7 @@ def _members(source: FileReader, records: dict[bytes, ZipRecord]) -> dict[bytes,
 
 def _examine_members(source: FileReader, records: dict[bytes, ZipRecord], members: dict[bytes, FileReader], *, bulk: bool) -> Examination:
     """Examine each member as the file that it is, and with `bulk` the other records' CRCs. The worst decides."""
-    found = {name: examine(part, TORCH_SUFFIXES[0], bulk=bulk) for name, part in members.items()}
+    examinations = {name: examine(part, TORCH_SUFFIXES[0], bulk=bulk) for name, part in members.items()}
     try:
         for record in records.values() if bulk else ():
             if record.name not in members:
@@ -153,11 +155,11 @@ def _examine_members(source: FileReader, records: dict[bytes, ZipRecord], member
     except zip_layout.ZipDamaged as error:
         return Examination(Verdict.BAD, str(error))
     for verdict in (Verdict.BAD, Verdict.DANGEROUS, Verdict.UNVERIFIABLE, Verdict.FOREIGN):
-        for name, one in found.items():
-            if one.verdict is verdict:
-                return replace(one, reason=f"{zip_layout.show(name)}: {one.reason}", place=NOWHERE)
-    non_finite = tuple(tensor for examination in found.values() for tensor in examination.non_finite)
-    unlisted = tuple(dict.fromkeys(name for examination in found.values() for name in examination.unlisted))
+        for name, part in examinations.items():
+            if part.verdict is verdict:
+                return replace(part, reason=f"{zip_layout.show(name)}: {part.reason}", place=NOWHERE)
+    non_finite = tuple(tensor for examination in examinations.values() for tensor in examination.non_finite)
+    unlisted = tuple(dict.fromkeys(name for examination in examinations.values() for name in examination.unlisted))
     return Examination(Verdict.VERIFIED, level=LEVEL if bulk else "directory", non_finite=non_finite, unlisted=unlisted)
 
 
@@ -214,7 +216,7 @@ def _read_objects(source: FileReader, pickled: ZipRecord, *, has_crcs: bool) -> 
 
 def _check_storages(scan: PickleScan, records: dict[bytes, ZipRecord], prefix: bytes) -> dict[bytes, Storage]:
     """Return the storage that each record holds. Raises Damaged where one is missing or short."""
-    found: dict[bytes, Storage] = {}
+    storages: dict[bytes, Storage] = {}
     for storage in scan.storages:
         name = prefix + b"/data/" + storage.key.encode()
         record = records.get(name)
@@ -223,8 +225,8 @@ def _check_storages(scan: PickleScan, records: dict[bytes, ZipRecord], prefix: b
         wanted = storage.count * torch_pickle.item_bytes(storage.kind)
         if record.size_bytes < wanted:
             zip_layout.damaged(f"record data/{storage.key} has {record.size_bytes} of {wanted} bytes")
-        found[name] = storage
-    return found
+        storages[name] = storage
+    return storages
 
 
 def _check_record(source: FileReader, record: ZipRecord, storage: Storage | None, *, has_crcs: bool) -> NonFinite | None:

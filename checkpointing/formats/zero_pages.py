@@ -1,11 +1,11 @@
 """Finds zeros where a crash left blocks unwritten, in formats that have no checksum.
 
-A file system that lost power shows zeros where the data of a grown file never reached the disk: whole sectors, pages, or the rest of
-the file. Trained weights hold zeros too, in whole rows (words that never occurred, padding of a vocabulary) or whole tensors (a fresh
-bias), so only these count, in tensors of floating numbers:
+A file system that lost power shows zeros where the data of a grown file never reached the disk: whole pages, or the rest of the file.
+Trained weights hold zeros too, in whole rows (words that never occurred, padding of a vocabulary) or whole tensors (a fresh bias), so only
+these count, in tensors of floating numbers:
 
 * zeros to the end of the file that begin within a row, and either at the border of a page or before the last row;
-* zeros that begin and end at borders of sectors, and begin within a row;
+* zeros that begin and end at borders of pages, and begin within a row;
 * in a tensor of several dimensions, zeros that begin within one row, cover at least one, and end within a third.
 
 A tensor with more than `_MOST_RUNS` such stretches is sparse by itself and counts for nothing. Nor does a stretch whose uneven end the rows
@@ -29,11 +29,10 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-_SECTOR: Final = 512
 _PAGE: Final = 4096
 _TAIL_BYTES: Final = 64  # fewer zeros at the end are a few small numbers
 _MOST_RUNS: Final = 3
-_RUN: Final = bytes(_SECTOR)
+_RUN: Final = bytes(512)  # fewer zeros within a file are not looked at
 _NOT_ZERO: Final = re.compile(rb"[^\0]")
 _STRIDE: Final = 1 << 16
 _WINDOW: Final = 1 << 16  # bytes of a row that are looked at beside a border
@@ -84,7 +83,7 @@ class ZeroPageScan:
         """Return the first hole, once everything was fed; "" for none. Reads the rows around it, and raises what `read` does."""
         if self._open is not None:
             self._close(self._at)
-        holes = (hole for found in self._found.values() if len(found) <= _MOST_RUNS for hole in found)
+        holes = (hole for holes_of_tensor in self._found.values() if len(holes_of_tensor) <= _MOST_RUNS for hole in holes_of_tensor)
         return next((hole.text for hole in holes if not _is_explained(hole, self._read)), "")
 
     def feed(self, piece: bytes | memoryview) -> None:
@@ -103,8 +102,8 @@ class ZeroPageScan:
 
     def _to_zeros(self, data: bytes, at: int) -> int:
         """Go to the next zeros that are worth a look, or to those at the end, which may go on in the next piece."""
-        found = data.find(_RUN, at)
-        start = len(data[max(at, len(data) - _SECTOR) :].rstrip(b"\0")) + max(at, len(data) - _SECTOR) if found < 0 else found
+        run_at = data.find(_RUN, at)
+        start = len(data[max(at, len(data) - len(_RUN)) :].rstrip(b"\0")) + max(at, len(data) - len(_RUN)) if run_at < 0 else run_at
         if start < len(data):
             self._open = self._at + start
         return start + 1 if start < len(data) else len(data)
@@ -112,7 +111,7 @@ class ZeroPageScan:
     def _close(self, end: int) -> None:
         start, self._open = self._open or 0, None
         to_the_end = end >= self._file_bytes
-        if end - start < (_TAIL_BYTES if to_the_end else _SECTOR) or not self._spans:
+        if end - start < (_TAIL_BYTES if to_the_end else len(_RUN)) or not self._spans:
             return
         span, last_span = self._span_at(start), self._span_at(end - 1)
         earlier = self._last[1:] if self._last is not None and self._last[0] is span else None
@@ -124,7 +123,7 @@ class ZeroPageScan:
         if to_the_end:
             hole = -start % _PAGE < span.item or (min(end, span.end) - span.begin - 1) // span.row > (start - span.begin) // span.row
         else:
-            hole = _at_sector(start, span.item) and end % _SECTOR < span.item
+            hole = _at_page(start, span.item) and end % _PAGE < span.item
             hole = hole or self._wraps(span, start, end)
         if hole:
             length = "to the end of the file" if to_the_end else f"of {end - start} bytes"
@@ -148,15 +147,19 @@ def _is_explained(hole: _Hole, read: Callable[[int, int], bytes]) -> bool:
     end = hole.end - (hole.end - span.begin) % span.item
     first, begins_at = divmod(hole.start - span.begin, span.row)
     last, ends_at = divmod(end - span.begin, span.row)
-    near = [*range(first - _ROWS, first + 1), *range(last, last + _ROWS + 1)]
+    above, below = [*range(first - _ROWS, first + 1)], [*range(last, last + _ROWS + 1)]
     if hole.earlier is not None:  # rows with numbers, where all those near are zero
-        near += [(offset - span.begin) // span.row for offset in hole.earlier]
-    rows = frozenset(row for row in near if 0 <= row < (span.end - span.begin) // span.row)
+        above += [(offset - span.begin) // span.row for offset in hole.earlier]
+
+    def is_usual(own: int, columns: tuple[int, int], side: list[int]) -> bool:
+        """Ask the rows on the same side, which share a band that was pruned, then those on both."""
+        n_rows = (span.end - span.begin) // span.row
+        choices = (frozenset(row for row in rows if 0 <= row < n_rows) for rows in (side, above + below))
+        return any(_is_usual(hole, read, rows, own, columns) for rows in choices)
+
     if last == first:
-        return _is_usual(hole, read, rows, first, (begins_at, ends_at))
-    if not _is_usual(hole, read, rows, first, (begins_at, span.row)):
-        return False
-    return not ends_at or _is_usual(hole, read, rows, last, (0, ends_at))
+        return is_usual(first, (begins_at, ends_at), above + below)
+    return is_usual(first, (begins_at, span.row), above) and (not ends_at or is_usual(last, (0, ends_at), below))
 
 
 def _is_usual(hole: _Hole, read: Callable[[int, int], bytes], rows: Collection[int], own: int, columns: tuple[int, int]) -> bool:
@@ -199,9 +202,9 @@ def _items(content: bytes, item: int) -> list[int]:
     return (view.cast("H") if item == 2 else view.cast("I") if item == 4 else view.cast("Q") if item == 8 else view).tolist()  # noqa: PLR2004 -- bytes
 
 
-def _at_sector(start: int, item: int) -> bool:
-    """Return whether a sector begins at `start`, or within the number before it."""
-    return -start % _SECTOR < item or start % _SECTOR < item
+def _at_page(start: int, item: int) -> bool:
+    """Return whether a page begins at `start`, or within the number before it."""
+    return -start % _PAGE < item or start % _PAGE < item
 
 
 def _first_not_zero(data: bytes, at: int) -> int | None:

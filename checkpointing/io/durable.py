@@ -128,11 +128,11 @@ def rename_exclusive(old: str, new: str) -> None:
     raise OSError(code, os.strerror(code), old, None, new)
 
 
-def exchange(one: str, other: str) -> bool:
+def exchange(path: str, other: str) -> bool:
     """Swap two names in one step; False, and nothing done, where the file system cannot. The caller syncs the directory."""
-    code = _renameat2()(one, other, _RENAME_EXCHANGE)
+    code = _renameat2()(path, other, _RENAME_EXCHANGE)
     if code and code not in _UNSUPPORTED:
-        raise OSError(code, os.strerror(code), one, None, other)
+        raise OSError(code, os.strerror(code), path, None, other)
     return code == 0
 
 

@@ -64,9 +64,9 @@ class ListingCache:
         if known is not None and known.mtime_ns == mtime_ns and known.at - known.since >= _SETTLED_S:
             return known.entries
         since = known.since if known is not None and known.mtime_ns == mtime_ns else now
-        found = scan(directory)
-        self._listed[directory] = _Listed(mtime_ns, since, now, found)
-        return found
+        content = scan(directory)
+        self._listed[directory] = _Listed(mtime_ns, since, now, content)
+        return content
 
     def candidates(self, path: str, inode: int, read: Callable[[], tuple[Candidate, ...]]) -> tuple[Candidate, ...]:
         """Return what a matched path is: from the cache while that is fresh, else from `read`."""
@@ -76,16 +76,16 @@ class ListingCache:
         same = known is not None and (known.inode, known.mtime_ns) == (inode, mtime_ns)
         if same and known is not None and now < known.due:
             return known.candidates
-        found = read()
-        if same and known is not None and known.candidates == found:
+        listed = read()
+        if same and known is not None and known.candidates == listed:
             since = known.since
         elif known is None and self._is_first:
-            newest_ns = max((candidate.mtime_ns for candidate in found), default=0)
+            newest_ns = max((candidate.mtime_ns for candidate in listed), default=0)
             since = now - max(0.0, self._wall() - newest_ns / 1e9)
         else:
             since = now
-        self._paths[path] = _CachedPath(inode, mtime_ns, since, now + min(MOST_S, (now - since) / _SHARE), found)
-        return found
+        self._paths[path] = _CachedPath(inode, mtime_ns, since, now + min(MOST_S, (now - since) / _SHARE), listed)
+        return listed
 
     def forget(self, path: str) -> None:
         """Read a path at the next listing: it is known to have changed."""

@@ -13,8 +13,10 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from checkpointing.io.background_call import BackgroundCall
+from checkpointing.io.progress_text import progress_text
 from checkpointing.io.reader import UNLIMITED, Interrupted, Throttle, never
 from checkpointing.io.tree import ReadOptions
 
@@ -34,7 +36,6 @@ LATER_LINES_S: Final = 60.0
 #: So long without a byte is worth a warning.
 SILENT_LINE_S: Final = 30.0
 _LOOK_S: Final = 0.5
-_GIB: Final = 2**30
 _NO_DEVICE: Final = -1
 
 T = TypeVar("T")
@@ -56,9 +57,7 @@ class _Read:
     thread: int = 0
     is_left: bool = False
     silent_since_t: float = 0.0
-    done: threading.Event = field(default_factory=threading.Event)
-    answers: list[object] = field(default_factory=list)
-    errors: list[BaseException] = field(default_factory=list)
+    background: BackgroundCall[Any] = field(init=False)
 
     def count(self, n_bytes: int) -> None:
         self.n_read += n_bytes
@@ -145,25 +144,18 @@ class ReadWatch:
         stall_s = self._allowed_s(path, device)
         read = _Read(path, device, self._clock())
 
-        def run() -> None:
+        def run() -> T:
             read.thread = threading.get_native_id()
-            try:
-                read.answers.append(call(read))
-            except BaseException as error:  # noqa: BLE001 -- raised again below
-                read.errors.append(error)
-            finally:
-                read.done.set()
+            return call(read)
 
-        threading.Thread(target=run, name="read", daemon=True).start()
+        read.background = background = BackgroundCall(run, "read")
         self._await(read, stall_s, n_bytes, why, interrupted, is_listing=is_listing)
-        if read.errors:
-            raise read.errors[0]
-        return read.answers[0]  # type: ignore[return-value]
+        return background.result()
 
     def _allowed_s(self, path: str, device: int) -> float:
         """Return for how long no byte may come. Raises DiskSilent where that is known before."""
         with self._lock:
-            self._left = [read for read in self._left if not read.done.is_set()]
+            self._left = [read for read in self._left if not read.background.done.is_set()]
             left = list(self._left)
         now = self._clock()
         for read in left:
@@ -180,7 +172,7 @@ class ReadWatch:
         before, silent_s, n_seen, seen_turns = read.began_t, 0.0, 0, 0
         next_line_s, next_silent_s = FIRST_LINE_S, SILENT_LINE_S
         look_s = min(_LOOK_S, stall_s / 4)
-        while not self._wait(read.done, look_s):
+        while not self._wait(read.background.done, look_s):
             now = self._clock()
             silent_s += min(now - before, 4 * look_s)  # a process that was stopped for a while saw no disk then
             before = now
@@ -201,7 +193,8 @@ class ReadWatch:
                 self._report("warning", f"no byte for {silent_s:.0f} s from {read.path} ({left})")
             elif n_bytes and lasted_s >= next_line_s and not silent_s:
                 next_line_s = lasted_s + (LINES_S if lasted_s < LATER_LINES_S else LATER_LINES_S)
-                self._report("info", f"reading {read.path}{f' ({why})' if why else ''}: {progress_text(read.n_read, n_bytes, lasted_s)}")
+                how_far = progress_text(min(read.n_read, n_bytes), n_bytes, read.n_read / lasted_s)
+                self._report("info", f"reading {read.path}{f' ({why})' if why else ''}: {how_far}")
 
     def _leave(self, read: _Read, silent_s: float) -> None:
         """Leave a read. Only where no byte came for a while is its disk to blame: the next selection reads the others again."""
@@ -209,21 +202,6 @@ class ReadWatch:
         if silent_s >= min(self._again_s, self._stall_s):
             with self._lock:
                 self._left.append(read)
-
-
-def progress_text(done: int, total: int, lasted_s: float) -> str:
-    """Return how far a read is: `12.4 of 1024.0 GiB, 1.93 GiB/s, 8 min 44 s left`."""
-    done, rate = min(done, total), done / lasted_s if lasted_s > 0 else 0.0
-    unit, name = (_GIB, "GiB") if total >= _GIB else (2**20, "MiB")
-    speed = f"{rate / _GIB:.2f} GiB/s" if rate >= _GIB else f"{rate / 2**20:.0f} MiB/s"
-    left = f", {_span_text((total - done) / rate)} left" if rate else ""
-    return f"{done / unit:.1f} of {total / unit:.1f} {name}, {speed}{left}"
-
-
-def _span_text(seconds: float) -> str:
-    if seconds >= 3600:  # noqa: PLR2004 -- an hour
-        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
-    return f"{int(seconds // 60)} min {int(seconds % 60)} s" if seconds >= 60 else f"{seconds:.0f} s"  # noqa: PLR2004 -- a minute
 
 
 def _turns(thread: int) -> int:

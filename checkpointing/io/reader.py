@@ -44,10 +44,10 @@ class Short(Exception):  # noqa: N818 -- a fact about the file, not an error of 
 class NotRegular(Exception):  # noqa: N818 -- a fact about the path, not an error of ours
     """The path is no regular file. `what` names what it is instead."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, subject: str) -> None:
         """Keep what it is."""
-        super().__init__(what)
-        self.what = what
+        super().__init__(subject)
+        self.what = subject
 
 
 class Throttle:

@@ -150,9 +150,9 @@ def sweep(directory: str) -> list[str]:
     gone = []
     bring_back(directory)
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
-        found = [(entry, match) for entry in entries if (match := _LEFTOVER.fullmatch(entry.name)) and not entry.is_symlink()]
-        now = leftovers.now_s(directory) if found else 0.0
-        for entry, match in found:
+        matches = [(entry, match) for entry in entries if (match := _LEFTOVER.fullmatch(entry.name)) and not entry.is_symlink()]
+        now = leftovers.now_s(directory) if matches else 0.0
+        for entry, match in matches:
             with contextlib.suppress(OSError):
                 if match["kind"] == "old" and not os.path.lexists(os.path.join(directory, match["name"])):  # noqa: PTH118 -- as above
                     continue  # the only copy: its writer is between its two renames, or was killed there

@@ -149,7 +149,7 @@ def _content_faults(path: str, tree: Tree | None, file: File, part_bytes: int, r
     except (Short, NotRegular, KeyError):
         yield _Fault(Verdict.WRITING, f"{file.path} changed while it was read")
         return
-    differing = [number for number, (is_now, was) in enumerate(zip(read.parts, file.parts, strict=False)) if is_now != was]
+    differing = [number for number, (is_now, recorded) in enumerate(zip(read.parts, file.parts, strict=False)) if is_now != recorded]
     if differing:
         first, end = differing[0] * part_bytes, min((differing[0] + 1) * part_bytes, file.n_bytes)
         where = f"first between {first / _MIB:.6g} and {end / _MIB:.6g} MiB; {len(differing)} of {len(file.parts)} parts"

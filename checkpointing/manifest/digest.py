@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
     from checkpointing.io.reader import FileReader
@@ -40,10 +40,21 @@ class Digest:
     sha256: str = ""
 
 
-class Hasher:
-    """Computes the digest of bytes that arrive in order."""
+def _drop(_piece: memoryview, _hasher: Hasher) -> None:
+    """Take bytes, for nobody."""
 
-    def __init__(self, *, part_bytes: int = PART_BYTES, sha256: bool = False) -> None:
+
+class Hasher:
+    """Computes the digest of bytes that arrive in order. `also` gets them after it, with itself."""
+
+    def __init__(
+        self,
+        *,
+        part_bytes: int = PART_BYTES,
+        sha256: bool = False,
+        also: Callable[[memoryview, Hasher], object] = _drop,
+    ) -> None:
+        self._also = also
         self._part_bytes = part_bytes
         self._part_left_bytes = part_bytes
         self._part_crc = 0
@@ -58,6 +69,7 @@ class Hasher:
 
     def update(self, piece: memoryview) -> None:
         """Add the next bytes."""
+        whole = piece
         if self._sha256 is not None:
             self._sha256.update(piece)
         self._n_bytes += len(piece)
@@ -68,6 +80,13 @@ class Hasher:
         if piece:
             self._part_crc = _crc(piece, self._part_crc)
             self._part_left_bytes -= len(piece)
+        self._also(whole, self)
+
+    def crcs(self, first: int, count: int) -> tuple[int, ...]:
+        """Return the CRCs of so many parts from one on, of the bytes so far; the last may be of a part that is not whole."""
+        unfinished = (self._part_crc,) if self._part_left_bytes < self._part_bytes else ()
+        parts = tuple(self._parts[first : first + count])
+        return parts if len(parts) == count else (*parts, *unfinished)
 
     def digest(self) -> Digest:
         """Return the digest of the bytes so far."""
@@ -78,14 +97,24 @@ class Hasher:
 
 
 class Hashers:
-    """Computes the digests of files from the reads of whoever examines them (`ReadOptions.follower`)."""
+    """Computes the digests of files from the reads of whoever examines them (`ReadOptions.follower`).
 
-    def __init__(self) -> None:
+    `also` gets the path of a file and its bytes, in their order, as they are read, with what computes their digest.
+    """
+
+    def __init__(self, *also: Callable[[str, memoryview, Hasher], object]) -> None:
         self._by_path: dict[str, Hasher] = {}
+        self._also = also
 
     def follower(self, path: str) -> Hasher:
         """Return what follows the reads of the file that is opened at a path."""
-        return self._by_path.setdefault(path, Hasher())
+        if path not in self._by_path:
+            self._by_path[path] = Hasher(also=functools.partial(self._hand_on, path))
+        return self._by_path[path]
+
+    def _hand_on(self, path: str, piece: memoryview, hasher: Hasher) -> None:
+        for take in self._also:
+            take(path, piece, hasher)
 
 
 def of_source(source: FileReader, hasher: Hasher | None = None, *, part_bytes: int = PART_BYTES, sha256: bool = False) -> Digest:

@@ -10,13 +10,13 @@ import hashlib
 import json
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing.catalogue import Table
 from checkpointing.io import durable
+from checkpointing.io.row_file import RowTable
 from checkpointing.manifest import digest
-from checkpointing.model import Identity, Lineage, NonFinite, nan_weights
+from checkpointing.model import Identity, Lineage, NonFinite, is_unchanged, nan_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +28,10 @@ VERSION: Final = 4
 READER: Final = 1  # a reader of version 1 may ignore all that later versions add, but for what makes it a part
 FILE_NAME: Final = "manifest.json"
 _MOST_BYTES: Final = 256 << 20  # a hundred thousand files, or some hundred terabytes in parts of 32 MiB
+#: The digests of one table of the catalogue; but those of the last checkpoints stay, however large they are.
+MOST_DIGEST_BYTES: Final = 32 << 20
+_LEAST_WITH_DIGESTS: Final = 8
+_WITH_DIGESTS_BYTES: Final = 2048  # a smaller row has none, or few
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _SAVE: Final = re.compile(r"[0-9a-f]{16}")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._=-]")
@@ -86,6 +90,7 @@ class Manifest:
     """A checkpoint when it was verified. `path` and `identity` are those that were read, on `host`.
 
     Wall time: `made_unix_s` of the verification; `saved_unix_ns` of the newest modification in it, 0 in manifests of version 1.
+    `files` is () where the catalogue has dropped the digests of one that was verified long ago: it is known then, and cannot be compared.
     `non_finite`: the tensors that hold NaN or Inf (model.listed). Version 1 had manifests of finite checkpoints only. `epoch`: as in
     Verification. `content_step`: as there, since version 4.
 
@@ -122,7 +127,7 @@ class Manifest:
     @property
     def n_bytes(self) -> int:
         """The sum of the files' sizes."""
-        return sum(file.n_bytes for file in self.files)
+        return sum(file.n_bytes for file in self.files) if self.files else self.identity.size
 
     @property
     def has_lost_weights(self) -> bool:
@@ -134,6 +139,16 @@ class Manifest:
         """Sixteen hexadecimal digits that distinguish this content from other content of the same name."""
         rows = [[file.path, file.n_bytes, digest.to_hex(file.crc64nvme)] for file in self.files]
         return hashlib.sha256(_canonical(rows)).hexdigest()[:16]
+
+
+def is_same(identity: Identity, manifest: Manifest) -> bool:
+    """Return whether a manifest describes the content with this identity, which may have moved since.
+
+    A moved file has the size and the time of before. The identity of a directory has no time, so one that moved is another.
+    """
+    recorded = manifest.identity
+    has_moved = not manifest.is_tree and identity != recorded and (identity.size, identity.mtime_ns) == (recorded.size, recorded.mtime_ns)
+    return has_moved or is_unchanged(identity, recorded)
 
 
 def plain(name: str) -> str:
@@ -238,12 +253,12 @@ def _manifest(row: dict[str, Any]) -> Manifest:
         made_unix_s=_count(row["made_unix_s"]),
         saved_unix_ns=_count(row.get("saved_unix_ns", 0)),
         part_bytes=part_bytes,
-        non_finite=tuple(_non_finite(one) for one in row.get("non_finite", ())),
+        non_finite=tuple(_non_finite(entry) for entry in row.get("non_finite", ())),
         epoch=None if row.get("epoch") is None else _count(row["epoch"]),
         content_step=None if row.get("content_step") is None else _count(row["content_step"]),
         save=_save(row.get("save", "")),
         part=None if row.get("part") is None else _part(row["part"]),
-        places=tuple((_text(one["host"]), _text(one["path"])) for one in row.get("places", ())),
+        places=tuple((_text(entry["host"]), _text(entry["path"])) for entry in row.get("places", ())),
     )
     if manifest.n_bytes != row["bytes"] or "/" in name:
         raise ManifestDamaged("sizes do not add up, or its name is a path")
@@ -260,7 +275,7 @@ def _save(value: object) -> str:
 
 
 def _part(row: dict[str, Any]) -> NodePart:
-    absent = tuple((_inner_path(one["path"]), None if one["bytes"] is None else _count(one["bytes"])) for one in row["absent"])
+    absent = tuple((_inner_path(file["path"]), None if file["bytes"] is None else _count(file["bytes"])) for file in row["absent"])
     return NodePart(_count(row["node"]), absent, row["leads"] is True)
 
 
@@ -292,9 +307,9 @@ def _non_finite(row: dict[str, Any]) -> NonFinite:
     return NonFinite(_text(row["tensor"]), _text(row["what"]), _count(row["element"]), was_finite, None if step is None else _count(step))
 
 
-def _non_finite_row(one: NonFinite) -> dict[str, Any]:
-    row: dict[str, Any] = {"tensor": one.tensor, "what": one.what, "element": one.element}
-    return {**row, "was_finite": True, "finite_step": one.finite_step} if one.was_finite else row
+def _non_finite_row(entry: NonFinite) -> dict[str, Any]:
+    row: dict[str, Any] = {"tensor": entry.tensor, "what": entry.what, "element": entry.element}
+    return {**row, "was_finite": True, "finite_step": entry.finite_step} if entry.was_finite else row
 
 
 def _inner_path(value: object) -> str:
@@ -324,10 +339,10 @@ def _pair(value: object) -> tuple[int, int]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    row = dict(pairs)
+    if len(row) != len(pairs):
         raise ManifestDamaged("a name occurs twice")
-    return found
+    return row
 
 
 def _no_fraction(text: str) -> int:
@@ -351,21 +366,52 @@ def read(path: str) -> Manifest:
 
 
 class Manifests:
-    """The manifests of a job's checkpoints, one per path: rows of the catalogue. Any thread may use it: it keeps nothing in memory."""
+    """The manifests of a job's checkpoints, one per path: rows of the catalogue. Any thread may use it: it keeps nothing in memory.
 
-    def __init__(self, catalogue: CheckpointCatalogue, table: Table[Manifest] | None = None) -> None:
+    The digests take the most room: 130 KB for a thousand shards, 750 KB for a terabyte. Once they are more than `MOST_DIGEST_BYTES`, those
+    that were recorded first are dropped, and who wrote these checkpoints, and that they were whole and finite, stays known. Such a
+    checkpoint is read once more where its bytes count.
+    """
+
+    def __init__(self, catalogue: CheckpointCatalogue, table: RowTable[Manifest] | None = None) -> None:
         self._catalogue, self._table = catalogue, table or VERIFIED
 
     def get(self, path: str) -> Manifest | None:
-        """Return the last manifest of a path; the file there may have changed since."""
+        """Return the last manifest of a path, None where its digests are not known; the file there may have changed since."""
+        manifest = self.facts(path)
+        return manifest if manifest is not None and manifest.files else None
+
+    def of(self, path: str, identity: Identity) -> Manifest | None:
+        """Return the manifest of a path, as `get`, if it is of the content with this identity."""
+        manifest = self.get(path)
+        return manifest if manifest is not None and manifest.identity == identity else None
+
+    def facts(self, path: str) -> Manifest | None:
+        """Return the last manifest of a path, as `get`, but also one whose digests were dropped."""
         return self._catalogue.get(self._table, path)
 
     def put(self, manifest: Manifest) -> bool:
         """Replace the manifest of its path, durably. Return False where that failed."""
-        return self._catalogue.put(self._table, manifest)
+        is_written = self._catalogue.put(self._table, manifest)
+        self._drop_old_digests()
+        return is_written
+
+    def _drop_old_digests(self) -> None:
+        sizes = self._catalogue.sizes(self._table)
+        too_many, without = sum(sizes.values()) - MOST_DIGEST_BYTES, list[Manifest]()
+        large = [path for path, n_bytes in sizes.items() if n_bytes >= _WITH_DIGESTS_BYTES]
+        for path in large[:-_LEAST_WITH_DIGESTS]:
+            if too_many <= 0:
+                break
+            manifest = self.get(path)
+            if manifest is not None:
+                without.append(replace(manifest, files=()))
+                too_many -= sizes[path]
+        if without:
+            self._catalogue.put(self._table, *without)
 
     def all(self) -> Iterator[Manifest]:
-        """Yield every one."""
+        """Yield every one, as `facts`."""
         return self._catalogue.each(self._table)
 
     def sweep(self) -> int:
@@ -373,7 +419,7 @@ class Manifests:
 
         A checkpoint is gone if its directory holds other files: an unmounted file system does not count as a removal.
         """
-        gone = [manifest.path for manifest in self.all() if _is_gone(manifest.path)]
+        gone = [manifest.path for manifest in self.all() if is_gone(manifest.path)]
         self._catalogue.remove(self._table, *gone)
         return len(gone)
 
@@ -382,12 +428,13 @@ class Manifests:
         return self._catalogue.remove(self._table, path)
 
 
-VERIFIED: Final = Table("verified", Manifest, lambda row: row.path)
+VERIFIED: Final = RowTable("verified", Manifest, lambda row: row.path)
 #: What this node holds of checkpoints whose other files lie on the disks of other nodes.
-PART: Final = Table("part", Manifest, lambda row: row.path)
+PART: Final = RowTable("part", Manifest, lambda row: row.path)
 
 
-def _is_gone(path: str) -> bool:
+def is_gone(path: str) -> bool:
+    """Return whether a checkpoint was removed: its directory holds others. An unmounted file system removed nothing."""
     if os.path.lexists(path):
         return False
     try:

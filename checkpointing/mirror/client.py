@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from checkpointing.io.reader import UNLIMITED, Throttle
+from checkpointing.io.tree import ReadOptions
 from checkpointing.manifest import check
 from checkpointing.manifest import documents as manifests
 from checkpointing.manifest.digest import PART_BYTES
-from checkpointing.mirror import restore
+from checkpointing.mirror import keys, restore
 from checkpointing.mirror.backends import S3Options
 from checkpointing.mirror.backends.opening import open_backend
-from checkpointing.mirror.spool import Spool
-from checkpointing.mirror.upload import SourceChanged, TransferControl, upload
+from checkpointing.mirror.source import SourceChanged, TransferControl, held_files
+from checkpointing.mirror.upload import CheckpointUpload
 from checkpointing.model import CheckpointingError, Verdict
-from checkpointing.verification import verify
+from checkpointing.verification import identity_of, verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -53,42 +54,52 @@ class Pushed:
 def push(  # noqa: PLR0913 -- source, destinations and options of a copy
     path: str,
     backends: Sequence[Backend],
-    spool: Spool,
     *,
     job: str,
     control: TransferControl = _NO_CAP,
     part_bytes: int = PART_BYTES,
-    progress: Callable[[int, int], None] = lambda _done, _total: None,
+    progress: Callable[[str, int, int], None] = lambda _phase, _done, _total: None,
 ) -> Iterator[Pushed]:
     """Verify a checkpoint and copy it to each mirror; yield a row for each copy that arrived.
 
-    Idempotent: nothing is sent to a mirror that has the content, and an interrupted upload continues from its spool.
-    `progress` gets the bytes that one mirror received, and the total. Raises NotCopied, BackendError, OSError.
+    Idempotent: nothing is sent to a mirror that has the save, and an interrupted upload continues from what the mirror lists.
+    `progress` gets what is being done ("verifying", "reading", "pushing": to one mirror), how many bytes of it are, and of how many. Raises
+    NotCopied, BackendError, OSError.
     """
-    verification = verify(path, own=True)
+
+    def counted(phase: str, total: int) -> Callable[[int], None]:
+        done = 0
+
+        def count(n_bytes: int) -> None:
+            nonlocal done
+            done = min(done + n_bytes, total)
+            progress(phase, done, total)
+
+        return count
+
+    def reading(phase: str, total: int) -> ReadOptions:
+        return ReadOptions(Throttle(UNLIMITED, taken=counted(phase, total)))
+
+    identity = identity_of(path)
+    verification = verify(path, reading=reading("verifying", identity.size if identity is not None else 0), own=True)
     if verification.verdict not in (Verdict.VERIFIED, Verdict.UNVERIFIABLE):
         raise NotCopied(path, verification.verdict, verification.reason)
     try:
-        raw = manifests.encode(check.build(verification, manifests.About(job, _RUN), part_bytes=part_bytes))
-    except check.CheckpointChanged as error:
+        about = manifests.About(job, _RUN)
+        manifest = check.build(verification, about, reading=reading("reading", verification.identity.size), part_bytes=part_bytes)
+        sources = held_files(path, manifest)
+    except (check.CheckpointChanged, FileNotFoundError) as error:
         raise NotCopied(path, Verdict.WRITING, str(error)) from error
-    entry = spool.add(path, verification.step, raw)
-    total = entry.manifest.n_bytes
+    raw, total = manifests.encode(manifest), manifest.n_bytes
     for backend in backends:
-        done = 0
-
-        def sent(n_bytes: int) -> None:
-            nonlocal done
-            done += n_bytes
-            progress(done, total)
-
-        own = TransferControl(control.workers, control.throttle, control.pause, control.is_stopped, sent)
+        own = TransferControl(control.workers, control.throttle, control.pause, control.is_stopped, counted("pushing", total))
+        upload = CheckpointUpload(backend, keys.key_of(manifest), own, part_bytes)
         try:
-            key = upload(backend, entry, spool.log(entry, backend.url), own)
+            key = upload.complete(manifest, raw, sources)
         except SourceChanged as error:
-            spool.drop(entry)
-            raise NotCopied(path, Verdict.WRITING, str(error)) from error
-        spool.mark_done(entry, backend.url, [backend.url for backend in backends])
+            denied = upload.abandon()
+            left = f"; what was sent may not be deleted, and counts for nothing without a manifest: {', '.join(denied)}" if denied else ""
+            raise NotCopied(path, Verdict.WRITING, f"{error}{left}") from error
         yield Pushed(path, verification.step, backend.url, key, total)
 
 
@@ -96,16 +107,12 @@ class Mirror:
     """Copies of checkpoints in one place: `s3://BUCKET/PREFIX`, `file:///DIRECTORY`, or a directory's path.
 
     A mirror separates checkpoints by the name of their job. Keys for S3 come from the environment or the usual configuration files.
-    `spool` is a directory on a local disk, from which an interrupted upload continues (default: below $XDG_STATE_HOME).
     """
 
-    def __init__(
-        self, url: str, *, options: S3Options | None = None, workers: int = 4, spool: str | os.PathLike[str] | None = None
-    ) -> None:
+    def __init__(self, url: str, *, options: S3Options | None = None, workers: int = 4) -> None:
         """Send no request yet. Raises CheckpointingError for a wrong address."""
         self._backend = backend_of(url, S3Options(connections=workers) if options is None else options)
         self._workers = workers
-        self._spool = default_spool() if spool is None else os.fspath(spool)
 
     @property
     def url(self) -> str:
@@ -114,8 +121,7 @@ class Mirror:
 
     def push(self, path: str | os.PathLike[str], *, job: str = DEFAULT_JOB) -> str:
         """Copy a checkpoint here and return its key. Idempotent. Raises CheckpointingError, OSError."""
-        with contextlib.closing(Spool(self._spool)) as spool:
-            (done,) = push(os.path.realpath(path), [self._backend], spool, job=job, control=TransferControl(workers=self._workers))
+        (done,) = push(os.path.realpath(path), [self._backend], job=job, control=TransferControl(workers=self._workers))
         return done.key
 
     def list(self, job: str = DEFAULT_JOB) -> tuple[MirroredCheckpoint, ...]:
@@ -133,9 +139,3 @@ class Mirror:
 def backend_of(url: str, options: S3Options | None = None) -> Backend:
     """Return the backend for an address; a path may be relative here. Raises CheckpointingError."""
     return open_backend(url if "://" in url else os.path.abspath(url), options or S3Options())  # noqa: PTH100 -- strings throughout
-
-
-def default_spool() -> str:
-    """Return the directory that holds unfinished uploads of `push` by hand."""
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111 -- strings throughout the package
-    return f"{state}/checkpointing/push"

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing.io.reader import FileReader
 from checkpointing.manifest import digest
-from checkpointing.mirror import keys, listing, restore_target
+from checkpointing.mirror import keys, restore_target
 from checkpointing.mirror.backends import TransferDamaged
+from checkpointing.mirror.retry import retried
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,25 +23,24 @@ if TYPE_CHECKING:
 _LOOK_S: Final = 0.5  # how soon a restore that is given up is seen
 
 
-def fetch(one: MirroredCheckpoint, beside: str, workers: int, fetched: Callable[[int, int], None], stall_timeout: StallTimeout) -> int:
+def fetch(
+    checkpoint: MirroredCheckpoint, beside: str, workers: int, fetched: Callable[[int, int], None], stall_timeout: StallTimeout
+) -> int:
     """Download a checkpoint; return how many bytes were. What was downloaded before and is right stays. Raises BackendError, OSError.
 
     `fetched` gets the bytes that are there, and all.
     """
-    manifest = one.manifest
+    manifest = checkpoint.manifest
     tasks = [(file, number) for file in manifest.files for number in range(len(file.parts))]
     for file in manifest.files:
-        path = restore_target.place(beside, file, manifest)
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)  # noqa: PTH103, PTH120
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        try:
-            os.ftruncate(fd, file.n_bytes)
-        finally:
-            os.close(fd)
+        with stall_timeout.on_disk():
+            _make(restore_target.place(beside, file, manifest), file.n_bytes)
+        stall_timeout.progressed()
     n_fetched = done = 0
     pool = ThreadPoolExecutor(workers, thread_name_prefix="restore")
     futures = [
-        pool.submit(_fetch_part, one, file, number, restore_target.place(beside, file, manifest), stall_timeout) for file, number in tasks
+        pool.submit(_fetch_part, checkpoint, file, number, restore_target.place(beside, file, manifest), stall_timeout)
+        for file, number in tasks
     ]
     try:
         for (file, number), future in zip(tasks, futures, strict=True):
@@ -55,16 +55,25 @@ def fetch(one: MirroredCheckpoint, beside: str, workers: int, fetched: Callable[
     return n_fetched
 
 
+def _make(path: str, n_bytes: int) -> None:
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)  # noqa: PTH103, PTH120 -- strings throughout the package
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        os.ftruncate(fd, n_bytes)
+    finally:
+        os.close(fd)
+
+
 def _wait(future: Future[int], stall_timeout: StallTimeout) -> None:
     """Wait for a part. Raises Interrupted if the restore is given up: its thread may hang for ever."""
     while not wait((future,), _LOOK_S).done:
         stall_timeout.check()
 
 
-def _fetch_part(one: MirroredCheckpoint, file: File, number: int, path: str, stall_timeout: StallTimeout) -> int:
+def _fetch_part(checkpoint: MirroredCheckpoint, file: File, number: int, path: str, stall_timeout: StallTimeout) -> int:
     """Download a part unless the right bytes are here; return how many were downloaded."""
-    offset = number * one.manifest.part_bytes
-    n_bytes = min(one.manifest.part_bytes, file.n_bytes - offset)
+    offset = number * checkpoint.manifest.part_bytes
+    n_bytes = min(checkpoint.manifest.part_bytes, file.n_bytes - offset)
     with stall_timeout.on_disk(), FileReader(path, drop_cache=True) as source:
         if _begins_written(path, offset, n_bytes) and digest.of_range(source, offset, n_bytes) == file.parts[number]:
             stall_timeout.progressed()
@@ -74,9 +83,10 @@ def _fetch_part(one: MirroredCheckpoint, file: File, number: int, path: str, sta
     def attempt() -> None:
         stall_timeout.check()
         crc, at = 0, offset
-        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with stall_timeout.on_disk():
+            fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            for piece in one.backend.read(keys.data_key(one.location.key, file.path), offset, n_bytes):
+            for piece in checkpoint.backend.read(keys.data_key(checkpoint.location.key, file.path), offset, n_bytes):
                 crc = digest.of_bytes(piece, crc)
                 view = memoryview(piece)
                 with stall_timeout.on_disk():
@@ -91,10 +101,10 @@ def _fetch_part(one: MirroredCheckpoint, file: File, number: int, path: str, sta
         finally:
             os.close(fd)
         if crc != file.parts[number]:
-            message = f"the copy is damaged: {one.backend.url}/{one.location.key}data/{file.path}: part {number + 1}"
+            message = f"the copy is damaged: {checkpoint.backend.url}/{checkpoint.location.key}data/{file.path}: part {number + 1}"
             raise TransferDamaged(message, hint="another copy is tried")
 
-    listing.retried(attempt)
+    retried(attempt)
     return n_bytes
 
 

@@ -36,26 +36,26 @@ def joined(backend: Backend, key: str, documents: Iterable[Stored] | None = None
             return None, f"the manifest of a part: {error}"
         except NotFound:
             return None, "it was removed meanwhile"
-        if keys.document_key(part) != stored.key:
+        if key + keys.document_name(part) != stored.key or part.save != keys.nonce_in(key):
             return None, "the manifest of a part: it is another checkpoint's"
         parts.append(part)
     try:
-        made, missing = joint.join(parts)
+        whole, missing = joint.join(parts)
     except joint.PartsDiffer as error:
         return None, f"its parts differ: {error}"
-    if made is None:
+    if whole is None:
         sent = ", ".join(f"{part.host} (node {part.part.node})" for part in parts if part.part is not None)
         return None, f"{UNSENT}: {missing}; sent by {sent or 'none'}"
-    damaged = _misses(backend, key, made)
-    return (None, damaged) if damaged else (made, "")
+    damaged = _misses(backend, key, whole)
+    return (None, damaged) if damaged else (whole, "")
 
 
 def write(backend: Backend, key: str) -> bool:
     """Write the joint manifest, if the parts at `key` make up a checkpoint. Return whether it is there."""
-    made, _ = joined(backend, key)
-    if made is None:
+    whole, _ = joined(backend, key)
+    if whole is None:
         return False
-    raw = manifests.encode(made)
+    raw = manifests.encode(whole)
     backend.put(key + keys.MANIFEST, Bytes(raw, digest.of_bytes(raw)))
     return True
 

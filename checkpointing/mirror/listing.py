@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
-
-import tenacity
+from typing import TYPE_CHECKING, Final
 
 from checkpointing.manifest import documents as manifests
 from checkpointing.manifest.documents import Manifest
 from checkpointing.mirror import joining
-from checkpointing.mirror.backends import Backend, NotFound, PermissionDenied, Stored, TransferDamaged, Unavailable
-from checkpointing.mirror.keys import MANIFEST, NODES, PARTS, key_of, prefix_of, unquoted
+from checkpointing.mirror.backends import Backend, NotFound, PermissionDenied, Stored
+from checkpointing.mirror.keys import LEVELS, MANIFEST, OF_NODES, PARTS, may_lead_to_checkpoints, nonce_in, nonce_of, prefix_of, unquoted
+from checkpointing.mirror.retry import retried
 from checkpointing.ordering import Generations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 _READERS: Final = 6  # so many connections a client of S3 keeps (backends/s3.py)
-_TRIES: Final = 5
-#: Job, run, checkpoint: what else lies in the bucket is not looked into.
-_CHECKPOINT: Final = re.compile(r"[^/]+/[^/]+/[^/]+-[0-9a-f]{16}/")
-
-T = TypeVar("T")
-
-
-@tenacity.retry(
-    stop=tenacity.stop_after_attempt(_TRIES),
-    wait=tenacity.wait_random_exponential(multiplier=0.2, max=10),
-    retry=tenacity.retry_if_exception_type((Unavailable, TransferDamaged)),
-    reraise=True,
-)
-def retried(call: Callable[[], T]) -> T:
-    """Call, and again where another try may help."""
-    return call()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +73,14 @@ def _level(backend: Backend, prefix: str, seen: Callable[[], object]) -> list[St
 
 
 def _directories(backend: Backend, prefix: str, seen: Callable[[], object]) -> list[str]:
-    return [stored.key for stored in _level(backend, prefix, seen) if stored.key.endswith("/") and stored.key != prefix]
+    """List the directories directly below one, of those that may lead to checkpoints."""
+    return [stored.key for stored in _level(backend, prefix, seen) if stored.key != prefix and may_lead_to_checkpoints(stored.key)]
 
 
 def _checkpoints(backend: Backend, prefix: str, seen: Callable[[], object]) -> Iterator[str]:
-    """Yield the keys of a job's checkpoints, whole or not."""
-    for run in _directories(backend, prefix, seen):
-        yield from (key for key in _directories(backend, run, seen) if _CHECKPOINT.fullmatch(key))
+    """Yield the keys of the checkpoints below a level, whole or not."""
+    for key in _directories(backend, prefix, seen):
+        yield from [key] if key.count("/") == LEVELS else _checkpoints(backend, key, seen)
 
 
 def _location(key: str, stored: Stored) -> MirrorLocation:
@@ -116,14 +99,21 @@ def _look(backend: Backend, key: str, seen: Callable[[], object]) -> MirrorLocat
 
 def unjoined(backend: Backend, job: str) -> list[MirrorLocation]:
     """Return the locations of parts that have no joint manifest; `at` is of the newest part."""
-    keys = _directories(backend, f"{prefix_of(job)}{NODES}/", _unseen)
-    return [found.location for key in keys if isinstance(found := _look(backend, key, _unseen), Unjoined)]
+    keys = _checkpoints(backend, f"{prefix_of(job)}{OF_NODES}/", _unseen)
+    return [place.location for key in keys if isinstance(place := _look(backend, key, _unseen), Unjoined)]
+
+
+def incomplete(backend: Backend, job: str) -> Iterator[str]:
+    """Yield the keys below which a job has data and no manifest, not even of a part."""
+    for key in _checkpoints(backend, prefix_of(job), _unseen):
+        if {stored.key for stored in _level(backend, key, _unseen)}.isdisjoint((key + MANIFEST, key + PARTS)):
+            yield key
 
 
 def read_manifest(backend: Backend, location: MirrorLocation) -> Manifest:
     """Read a manifest. Raises ManifestDamaged, BackendError."""
     manifest = manifests.decode(b"".join(backend.read(location.key + MANIFEST, 0, location.n_bytes)))
-    if key_of(manifest) != location.key:
+    if (manifest.about.job, nonce_of(manifest)) != (location.job, nonce_in(location.key)):
         raise manifests.ManifestDamaged("it is another checkpoint's")
     return manifest
 
@@ -141,14 +131,14 @@ def newest_first(
     denied: list[PermissionDenied] = []
 
     def at_key(key: str) -> MirroredCheckpoint | tuple[str, str] | None:
-        found = _look(backend, key, seen)
+        place = _look(backend, key, seen)
         cached = (known or {}).get(key)
-        if found is None:
+        if place is None:
             return None
-        if cached is not None and cached.location == found:
+        if cached is not None and cached.location == place:
             return cached
         try:
-            row = retried(lambda: _read(backend, found))
+            row = retried(lambda: _read(backend, place))
         except manifests.ManifestDamaged as error:
             return key, f"its manifest: {error}"
         except NotFound:
@@ -160,7 +150,10 @@ def newest_first(
         return row
 
     with ThreadPoolExecutor(_READERS, thread_name_prefix="manifests") as pool:
-        rows = [row for row in pool.map(at_key, _checkpoints(backend, prefix_of(job), seen)) if row is not None]
+        places = [prefix_of(job)]
+        for _ in range(1, LEVELS):  # level by level: each is listed by all threads
+            places = [key for below in pool.map(lambda place: _directories(backend, place, seen), places) for key in below]
+        rows = [row for row in pool.map(at_key, places) if row is not None]
     readable = [row for row in rows if isinstance(row, MirroredCheckpoint)]
     passed = [row for row in rows if not isinstance(row, MirroredCheckpoint)]
     if known is not None:
@@ -171,15 +164,15 @@ def newest_first(
     return ordered(readable), passed
 
 
-def _read(backend: Backend, found: MirrorLocation | Unjoined) -> MirroredCheckpoint | tuple[str, str]:
+def _read(backend: Backend, place: MirrorLocation | Unjoined) -> MirroredCheckpoint | tuple[str, str]:
     """Read a checkpoint's manifest. Join parts that their nodes did not live to join; else return their key, and why they are none."""
-    if isinstance(found, MirrorLocation):
-        return MirroredCheckpoint(backend, found, read_manifest(backend, found))
-    made, why = joining.joined(backend, found.location.key, found.documents)
-    if made is None:
-        return found.location.key, why
-    joining.heal(backend, found.location.key, made)
-    return MirroredCheckpoint(backend, found.location, made)
+    if isinstance(place, MirrorLocation):
+        return MirroredCheckpoint(backend, place, read_manifest(backend, place))
+    whole, why = joining.joined(backend, place.location.key, place.documents)
+    if whole is None:
+        return place.location.key, why
+    joining.heal(backend, place.location.key, whole)
+    return MirroredCheckpoint(backend, place.location, whole)
 
 
 def ordered(present: Iterable[MirroredCheckpoint]) -> list[MirroredCheckpoint]:

@@ -103,13 +103,15 @@ def available(
     passed: list[tuple[str, str]] = []
     others: set[str] = set()
     failures: list[BackendError] = []
+    number, on_listed = itertools.count(1), progress.on_listed
     for backend in backends:
-        what = f"the list of checkpoints of job {job} in {backend.url}"
-        stall_timeout = progress.stall_timeout(what)
-        seen = partial(_seen, stall_timeout, _SparseReport(progress.report), what)
+        subject = f"the list of checkpoints of job {job} in {backend.url}"
+        stall_timeout = progress.stall_timeout(subject)
+        report_seen = _SparseReport(progress.report) if on_listed is None else lambda _line: on_listed(next(number))
+        seen = partial(_seen, stall_timeout, report_seen, subject)
         try:
-            found, damaged, of_others = stall_timeout.run(partial(_held, backend, job, seen, names_others=names_others))
-            kept += found
+            checkpoints, damaged, of_others = stall_timeout.run(partial(_held, backend, job, seen, names_others=names_others))
+            kept += checkpoints
             passed += damaged
             others |= of_others
         except BackendError as error:
@@ -129,9 +131,15 @@ def _held(
     backend: Backend, job: str, seen: Callable[[], None], *, names_others: bool
 ) -> tuple[list[MirroredCheckpoint], list[tuple[str, str]], set[str]]:
     """Return one mirror's checkpoints of a job, what could not be read, and without checkpoints some of the other jobs that have one."""
-    found, damaged = listing.newest_first(backend, job, seen)
-    others = listing.other_jobs(backend, job, seen) if names_others and not found else ()
-    return found, damaged, set(itertools.islice(others, _MOST_JOBS))
+    checkpoints, damaged = listing.newest_first(backend, job, seen)
+    others = listing.other_jobs(backend, job, seen) if names_others and not checkpoints else ()
+    return checkpoints, damaged, set(itertools.islice(others, _MOST_JOBS))
+
+
+def _seen(stall_timeout: StallTimeout, report: Callable[[str], None], subject: str) -> None:
+    stall_timeout.check()
+    stall_timeout.progressed()
+    report(f"still reading {subject}")
 
 
 class _SparseReport:
@@ -144,12 +152,6 @@ class _SparseReport:
         if time.monotonic() >= self._at:
             self._at = time.monotonic() + _SAY_EVERY_S
             self._report(line)
-
-
-def _seen(stall_timeout: StallTimeout, report: _SparseReport, what: str) -> None:
-    stall_timeout.check()
-    stall_timeout.progressed()
-    report(f"still reading {what}")
 
 
 def newest(  # noqa: PLR0913 -- keywords, each with a default
@@ -217,18 +219,18 @@ def _finite_first(kept: Sequence[MirroredCheckpoint]) -> tuple[list[MirroredChec
     ]
 
 
-def _at_home(one: MirroredCheckpoint, refusal: Callable[[str], tuple[str, str] | None]) -> MirroredCheckpoint:
+def _at_home(checkpoint: MirroredCheckpoint, refusal: Callable[[str], tuple[str, str] | None]) -> MirroredCheckpoint:
     """Return a checkpoint with the path to which it is restored: where it was saved.
 
     Of one that several nodes saved, that is where this host saved, else the first path that is permitted. Raises PathNotPermitted.
     """
-    host, manifest = os.uname().nodename, one.manifest
+    host, manifest = os.uname().nodename, checkpoint.manifest
     places = manifest.places or ((host, manifest.path),)
     paths = dict.fromkeys(path for _, path in sorted(places, key=lambda place: place[0] != host))
     refused = {path: refusal(path) for path in paths}
     permitted = [path for path in paths if refused[path] is None]
     if permitted:
-        return replace(one, manifest=replace(manifest, path=permitted[0]))
+        return replace(checkpoint, manifest=replace(manifest, path=permitted[0]))
     path, why = next((path, why) for path, why in refused.items() if why is not None)
     message = f"cannot restore: {path}, where it was saved, {why[0]}"
     raise PathNotPermitted(message, hint=why[1])
@@ -245,15 +247,15 @@ def of_save(  # noqa: PLR0913 -- keywords, each with a default
 ) -> Restored:
     """Restore the checkpoint of one save of several nodes. Raises PartsMissing if it is in no mirror, or not yet; else as `newest`."""
     kept, passed = available(backends, job, progress, names_others=False)
-    found = [checkpoint for checkpoint in kept if checkpoint.manifest.save == save]
-    for mirrored_checkpoint in found:
+    matching = [checkpoint for checkpoint in kept if checkpoint.manifest.save == save]
+    for mirrored_checkpoint in matching:
         try:
             return fetch(_at_home(mirrored_checkpoint, refusal), workers=workers, passed_over=tuple(passed), progress=progress)
         except BackendError as error:
             passed.append((f"{mirrored_checkpoint.backend.url}/{mirrored_checkpoint.location.key}", error.message))
-    reasons = [why for key, why in passed if key.endswith(f"-{save}/")]
+    reasons = [why for key, why in passed if key.endswith(f"/{save}/")]
     hint = "list them: supervise checkpoints ls --mirror URL"
-    if found:
+    if matching:
         raise Unreachable(passed[-1][1], hint=hint)
     raise PartsMissing(reasons[0] if reasons else "no part of it is in the mirror", hint=hint)
 
@@ -286,7 +288,7 @@ def newest_of(  # noqa: PLR0913 -- keywords, each with a default
 
 
 def fetch(
-    one: MirroredCheckpoint,
+    checkpoint: MirroredCheckpoint,
     *,
     into: str | None = None,
     workers: int = 4,
@@ -297,13 +299,13 @@ def fetch(
 
     Of several nodes on one disk, one downloads. The others wait, then take what it restored.
     """
-    target = _target(one, into)
-    stall_timeout = progress.stall_timeout(f"{one.backend.url}/{one.location.key} to {target}")
-    return stall_timeout.run(lambda: _fetch(one, target, workers, passed_over, progress, stall_timeout))
+    target = _target(checkpoint, into)
+    stall_timeout = progress.stall_timeout(f"{checkpoint.backend.url}/{checkpoint.location.key} to {target}")
+    return stall_timeout.run(lambda: _fetch(checkpoint, target, workers, passed_over, progress, stall_timeout))
 
 
 def _fetch(  # noqa: PLR0913, PLR0917 -- one caller
-    one: MirroredCheckpoint,
+    checkpoint: MirroredCheckpoint,
     target: str,
     workers: int,
     passed_over: tuple[tuple[str, str], ...],
@@ -311,7 +313,7 @@ def _fetch(  # noqa: PLR0913, PLR0917 -- one caller
     stall_timeout: StallTimeout,
 ) -> Restored:
     directory = os.path.dirname(target)  # noqa: PTH120 -- strings throughout the package
-    beside = restore_target.partial_path(target, one.manifest)
+    beside = restore_target.partial_path(target, checkpoint.manifest)
     report = _SparseReport(progress.report, _FIRST_S)
 
     def waiting(holder: str) -> None:
@@ -321,24 +323,24 @@ def _fetch(  # noqa: PLR0913, PLR0917 -- one caller
 
     while True:
         with stall_timeout.on_disk():
-            there = _existing(target, one, passed_over, stall_timeout)
+            there = _existing(target, checkpoint, passed_over, stall_timeout)
             if there is not None:
                 return there
-            missing = replace(one, manifest=restore_target.missing(target, one.manifest))
+            missing = replace(checkpoint, manifest=restore_target.missing(target, checkpoint.manifest))
             durable.make_directory(directory)
-        with restore_target.download_lock(beside, waiting):
+        with restore_target.download_lock(beside, waiting, stall_timeout.on_disk):
             with stall_timeout.on_disk():
-                if restore_target.missing(target, one.manifest) != missing.manifest:
+                if restore_target.missing(target, checkpoint.manifest) != missing.manifest:
                     continue  # another node has just restored it, and nobody waits while this one looks at that
                 _check_space(directory, missing.manifest, beside)
             n_fetched = download.fetch(missing, beside, workers, progress.on_fetched, stall_timeout)
             with stall_timeout.on_disk():
                 restore_target.finish(beside, missing.manifest, stall_timeout.progressed)
                 _move(beside, target, missing.manifest)
-                restore_target.write_latest_pointer(target, one.manifest)
+                restore_target.write_latest_pointer(target, checkpoint.manifest)
         with stall_timeout.on_disk():
             restore_target.sweep(directory)
-        return Restored(target, one.manifest, one.backend.url, n_fetched, passed_over)
+        return Restored(target, checkpoint.manifest, checkpoint.backend.url, n_fetched, passed_over)
 
 
 def _move(beside: str, target: str, manifest: Manifest) -> None:
@@ -354,12 +356,12 @@ def _move(beside: str, target: str, manifest: Manifest) -> None:
     durable.sync_directory(os.path.dirname(target))  # noqa: PTH120 -- strings throughout the package
 
 
-def _target(one: MirroredCheckpoint, into: str | None) -> str:
-    return one.manifest.path if into is None else os.path.join(into, one.manifest.name)  # noqa: PTH118 -- strings throughout the package
+def _target(checkpoint: MirroredCheckpoint, into: str | None) -> str:
+    return checkpoint.manifest.path if into is None else os.path.join(into, checkpoint.manifest.name)  # noqa: PTH118 -- strings throughout the package
 
 
 def _existing(
-    target: str, one: MirroredCheckpoint, passed_over: tuple[tuple[str, str], ...], stall_timeout: StallTimeout
+    target: str, checkpoint: MirroredCheckpoint, passed_over: tuple[tuple[str, str], ...], stall_timeout: StallTimeout
 ) -> Restored | None:
     """Return what has the name already, if it has the content too; None if nothing has the name, or one node's part of it.
 
@@ -367,25 +369,25 @@ def _existing(
     """
     if not os.path.lexists(target):
         return None
-    missing = restore_target.missing(target, one.manifest).files
-    here = tuple(file for file in one.manifest.files if file not in missing)
-    if missing and one.manifest.save and (here or restore_target.is_empty(target)):
-        if _has_content(target, one.manifest, here, stall_timeout):
+    missing = restore_target.missing(target, checkpoint.manifest).files
+    here = tuple(file for file in checkpoint.manifest.files if file not in missing)
+    if missing and checkpoint.manifest.save and (here or restore_target.is_empty(target)):
+        if _has_content(target, checkpoint.manifest, here, stall_timeout):
             return None
-    elif not missing and _has_content(target, one.manifest, here, stall_timeout):
-        return Restored(target, one.manifest, one.backend.url, 0, passed_over)
+    elif not missing and _has_content(target, checkpoint.manifest, here, stall_timeout):
+        return Restored(target, checkpoint.manifest, checkpoint.backend.url, 0, passed_over)
     message = f"cannot restore: {target}: another file has this name"
     raise PathOccupied(message, hint="move it away, or restore into another directory with --to DIR")
 
 
-def _usable(target: str, one: MirroredCheckpoint, passed: Sequence[tuple[str, str]]) -> Restored | None:
+def _usable(target: str, checkpoint: MirroredCheckpoint, passed: Sequence[tuple[str, str]]) -> Restored | None:
     """Return what has the checkpoint's name, if it is another whole checkpoint."""
     verification = verify(target)
     if verification.verdict is not Verdict.VERIFIED:
         return None
-    manifest = replace(one.manifest, step=verification.step, within=verification.within, epoch=verification.epoch)
-    why = (f"{one.backend.url}/{one.location.key}", f"another whole checkpoint is at {target}")
-    return Restored(target, manifest, one.backend.url, 0, (*passed, why), is_proven=False)
+    manifest = replace(checkpoint.manifest, step=verification.step, within=verification.within, epoch=verification.epoch)
+    why = (f"{checkpoint.backend.url}/{checkpoint.location.key}", f"another whole checkpoint is at {target}")
+    return Restored(target, manifest, checkpoint.backend.url, 0, (*passed, why), is_proven=False)
 
 
 def _has_content(target: str, manifest: Manifest, files: Sequence[File], stall_timeout: StallTimeout) -> bool:
@@ -415,8 +417,8 @@ def _check_space(directory: str, manifest: Manifest, beside: str) -> None:
     for file in manifest.files:
         with contextlib.suppress(FileNotFoundError):
             needed -= min(file.n_bytes, os.lstat(restore_target.place(beside, file, manifest)).st_blocks * _BLOCK_BYTES)
-    found = os.statvfs(directory)
-    free = found.f_bavail * found.f_frsize
+    disk = os.statvfs(directory)
+    free = disk.f_bavail * disk.f_frsize
     if free < needed + _SPARE_BYTES:
         message = f"cannot restore: {directory}: {needed >> 20} MiB are needed and {free >> 20} MiB are free"
         raise NoSpace(message, hint="make room, or restore into another directory with --to DIR")

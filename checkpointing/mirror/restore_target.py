@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from checkpointing.manifest.documents import File, Manifest
 
 _LOCK: Final = ".lock"
+_MOMENTS, _MOMENT_S = 5, 0.02  # until who has taken a lock has written who that is
 _LOOK_S: Final = 0.5
 #: So long a restored file is taken by its mark. Later it may have rotted, which only its bytes tell.
 _JUST_S: Final = 3600.0
@@ -46,14 +47,24 @@ def place(path: str, file: File, manifest: Manifest) -> str:
 
 
 @contextlib.contextmanager
-def download_lock(path: str, waiting: Callable[[str], None] = lambda _holder: None) -> Iterator[None]:
-    """Hold the lock of a download. While another process has it, `waiting` is called now and then with that process's name."""
+def download_lock(
+    path: str,
+    waiting: Callable[[str], None] = lambda _holder: None,
+    on_disk: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+) -> Iterator[None]:
+    """Hold the lock of a download. While another process has it, `waiting` is called now and then with that process's name.
+
+    on_disk: entered while the disk is used.
+    """
     while True:
         try:
-            fd = _locked(path)
+            with on_disk():
+                fd = _locked(path)
             break
         except BlockingIOError:
-            waiting(_holder(path))
+            with on_disk():
+                holder = _holder(path)
+            waiting(holder)
             time.sleep(_LOOK_S)
     try:
         yield
@@ -172,9 +183,12 @@ def write_latest_pointer(target: str, manifest: Manifest) -> None:
 
 
 def _holder(path: str) -> str:
-    """Return who holds the lock of a download."""
-    with contextlib.suppress(OSError), open(path + _LOCK, encoding="ascii", errors="replace") as file:  # noqa: PTH123 -- as above
-        return file.read(_MOST_NAME)[leftovers.TAG_DIGITS :].strip() or "another process"
+    """Return who holds the lock of a download. Who has just taken it needs a moment to write that down."""
+    for _ in range(_MOMENTS):
+        with contextlib.suppress(OSError), open(path + _LOCK, encoding="ascii", errors="replace") as file:  # noqa: PTH123 -- as above
+            if holder := file.read(_MOST_NAME)[leftovers.TAG_DIGITS :].strip():
+                return holder
+        time.sleep(_MOMENT_S)
     return "another process"
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from checkpointing.io.background_call import BackgroundCall
 from checkpointing.io.reader import Interrupted
 from checkpointing.mirror.backends import Unavailable
 from checkpointing.model import CheckpointingError
@@ -32,16 +33,18 @@ T = TypeVar("T")
 class RestoreProgress:
     """How a restore is followed. `report` gets a line for people now and then, `on_fetched` the bytes that have arrived and the total.
 
-    `stall_s`: a mirror that sends nothing for so many seconds is given up.
+    `on_listed` gets how many entries of the mirrors' lists were seen; None: `report` gets a line about the list instead. `stall_s`: a
+    mirror that sends nothing for so many seconds is given up.
     """
 
     report: Callable[[str], None] = lambda _line: None
     on_fetched: Callable[[int, int], None] = lambda _done, _total: None
+    on_listed: Callable[[int], None] | None = None
     stall_s: float = STALL_S
 
-    def stall_timeout(self, what: str) -> StallTimeout:
-        """Make the timeout for one call. `what` names in messages what is waited for."""
-        return StallTimeout(what, self.stall_s, self.report)
+    def stall_timeout(self, subject: str) -> StallTimeout:
+        """Make the timeout for one call. `subject` names in messages what is waited for."""
+        return StallTimeout(subject, self.stall_s, self.report)
 
 
 class Stalled(Unavailable):
@@ -55,9 +58,9 @@ class DiskStalled(CheckpointingError):  # noqa: N818 -- a fact about the disk
 class StallTimeout:
     """The timeout of one call. The threads that work on the call use `progressed`, `check` and `on_disk`."""
 
-    def __init__(self, what: str, stall_s: float, report: Callable[[str], None]) -> None:
-        """`what` names what is waited for; `report` gets a line during a wait."""
-        self._what, self._stall_s, self._report = what, stall_s, report
+    def __init__(self, subject: str, stall_s: float, report: Callable[[str], None]) -> None:
+        """`subject` names what is waited for; `report` gets a line during a wait."""
+        self._subject, self._stall_s, self._report = subject, stall_s, report
         self._lock = threading.Lock()
         self._progressed_at = time.monotonic()
         self._n_bytes = self._n_on_disk = 0
@@ -92,27 +95,13 @@ class StallTimeout:
 
     def run(self, call: Callable[[], T]) -> T:
         """Return or raise what `call` does. Raises Stalled or DiskStalled if it made no progress for `stall_s`."""
-        answers: list[T] = []
-        errors: list[BaseException] = []
-        done = threading.Event()
-
-        def work() -> None:
-            try:
-                answers.append(call())
-            except BaseException as error:  # noqa: BLE001 -- raised again below
-                errors.append(error)
-            finally:
-                done.set()
-
-        threading.Thread(target=work, name="restore-call", daemon=True).start()
+        background = BackgroundCall(call, "restore-call")
         try:
-            self._wait(done)
+            self._wait(background.done)
         finally:
             with self._lock:
                 self._is_over = True
-        if errors:
-            raise errors[0]
-        return answers[0]
+        return background.result()
 
     def _wait(self, done: threading.Event) -> None:
         reported_at = time.monotonic()
@@ -122,11 +111,11 @@ class StallTimeout:
             if still_s > self._stall_s:
                 with self._lock:
                     self._is_over, is_of_disk = True, self._n_on_disk > 0
-                message = f"{self._what}: {'the disk answered nothing' if is_of_disk else 'no data'} for {still_s:.0f} s"
+                message = f"{self._subject}: {'the disk answered nothing' if is_of_disk else 'no data'} for {still_s:.0f} s"
                 self._report(f"gave up: {message}")
                 if is_of_disk:
                     raise DiskStalled(message, hint="check that the disk that is restored to answers, and start again")
                 raise Stalled(message, hint="check that the mirror answers, and start again")
             if still_s >= _REPORT_EVERY_S and now - reported_at >= _REPORT_EVERY_S:
                 reported_at = now
-                self._report(f"waiting for {self._what}: no data for {still_s:.0f} s (gives up after {self._stall_s:.0f} s)")
+                self._report(f"waiting for {self._subject}: no data for {still_s:.0f} s (gives up after {self._stall_s:.0f} s)")

@@ -1,384 +1,411 @@
-"""Uploads one checkpoint to one mirror: its data, and after all of it has arrived, its manifest.
+"""Uploads one checkpoint to one mirror: its data, and after all of it has arrived, its manifest, which alone makes it count.
 
-A kill may come at any byte. The entry's log and the mirror hold the parts that were sent. So the next process continues there and sends no
-part twice. A part at the mirror is trusted only if its checksum is right, if the log has its ETag, or if its ETag is the MD5 of our bytes.
-The source is read once: its bytes are compared with the manifest while they are sent. The manifest is written after every file was
-listed at the mirror with its size.
+The parts of a file come from the pass that reads it (`offer`), and those that it did not hand over are read again (`complete`). A kill may
+come at any byte. There is no record of what arrived but the mirror's own: the key is the same after a kill (keys.py), and the mirror lists
+the parts of an upload and the objects below the key. What it lists is taken for ours only if its checksum is right or, where a server
+reports none, if its ETag is the MD5 of our bytes. So no part that has arrived is sent twice.
 
-An entry may be one node's part of a checkpoint: then the manifest of the part is written, and after the last part the joint one
+An upload may be one node's part of a checkpoint: then the manifest of the part is written, and after the last part the joint one
 (mirror/joining.py).
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import time
+import contextlib
+import threading
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import tenacity
-
-from checkpointing.io.reader import CHUNK_BYTES, Interrupted
+from checkpointing.io.reader import Interrupted
 from checkpointing.manifest import digest
 from checkpointing.manifest import documents as manifests
-from checkpointing.manifest.documents import File
 from checkpointing.mirror import joining, keys
 from checkpointing.mirror.backends import (
+    MD5_HEX,
     Backend,
+    BackendError,
     Bytes,
     NotFound,
+    PermissionDenied,
+    Stored,
     StoredPart,
     TransferDamaged,
-    Unavailable,
     Upload,
     is_made_of,
 )
-from checkpointing.mirror.spool import HeldFile, SpoolEntry, TransferLog
+from checkpointing.mirror.retry import retried
+from checkpointing.mirror.source import FileRange, HeldFile, OfferedPart, TransferControl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from checkpointing.mirror.backends import Stored
+    from checkpointing.manifest.documents import File, Manifest
 
 _MOST_PARTS: Final = 10_000  # S3's limit on the parts of an object
-_TRIES: Final = 5
 Answer = TypeVar("Answer")
-
-
-class SourceChanged(Exception):  # noqa: N818 -- a fact about the source
-    """The source differs from its manifest."""
-
-
-@dataclass(frozen=True, slots=True)
-class TransferControl:
-    """How an upload is limited, stopped and followed.
-
-    `throttle` waits until so many bytes may be sent. `pause` waits for seconds, or until a stop. `on_sent` gets the bytes of each part
-    that arrived. Threads of the upload call them.
-    """
-
-    workers: int = 4
-    throttle: Callable[[int], None] = lambda _n_bytes: None
-    pause: Callable[[float], object] = time.sleep
-    is_stopped: Callable[[], bool] = lambda: False
-    on_sent: Callable[[int], None] = lambda _n_bytes: None
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A range of a source as the body of a request."""
-
-    held: HeldFile
-    offset: int
-    n_bytes: int
-    crc64nvme: int
-    control: TransferControl
-
-    def pieces(self) -> Iterator[memoryview]:
-        """Read it, no faster than it may be sent. Its pages leave the page cache: nobody else is expected to read them."""
-        fd = _open(self.held)
-        try:
-            buffer = memoryview(bytearray(min(CHUNK_BYTES, max(self.n_bytes, 1))))
-            at, end = self.offset, self.offset + self.n_bytes
-            while at < end:
-                if self.control.is_stopped():
-                    raise Interrupted
-                self.control.throttle(min(len(buffer), end - at))
-                n_read = os.preadv(fd, [buffer[: end - at]], at)
-                if not n_read:
-                    raise SourceChanged(f"{self.held.path} became shorter")
-                yield buffer[:n_read]
-                at += n_read
-            os.posix_fadvise(fd, self.offset, self.n_bytes, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(fd)
-
-
-@dataclass(frozen=True, slots=True)
-class _Transfer:
-    """One upload: what is sent where, and what is known to have arrived."""
-
-    backend: Backend
-    entry: SpoolEntry
-    key: str
-    log: TransferLog
-    control: TransferControl
 
 
 @dataclass(slots=True)
 class _FileUpload:
-    """One file of it, with the parts that have arrived. `upload`: None for a file that is sent in one request."""
+    """One file on its way. `stored`: the object that has its key and size; `upload`: of a file that is sent in parts.
 
-    file: File
+    listed: the parts that the mirror holds of it, unproven; arrived: those that are proven or were sent now. A file that is sent in one
+    request is its part 1. `token`: the object's, once it is proven.
+    """
+
     key: str
-    upload: Upload | None
-    parts: dict[int, StoredPart]
-    n_parts: int
+    n_bytes: int
+    stored: Stored | None = None
+    upload: Upload | None = None
+    listed: dict[int, StoredPart] = field(default_factory=dict)
+    arrived: dict[int, StoredPart] = field(default_factory=dict)
+    token: str | None = None
+    is_open: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin_anew(self) -> None:
+        """Forget what is known of the mirror."""
+        self.stored = self.upload = self.token = None
+        self.listed, self.arrived, self.is_open = {}, {}, False
 
 
-def upload(backend: Backend, entry: SpoolEntry, log: TransferLog, control: TransferControl) -> str:
-    """Upload an entry to a mirror and return its key there, "" if it is a part, and parts of other nodes are missing.
+class CheckpointUpload:
+    """One checkpoint on its way to one mirror. `offer` never blocks; `complete` and `abandon` take as long as the network needs."""
 
-    Raises BackendError after some attempts, SourceChanged, Interrupted.
-    """
-    transfer = _Transfer(backend, entry, keys.key_of(entry.manifest), log, control)
-    if not _is_uploaded(transfer):
-        _upload(transfer)
-    if entry.manifest.part is None or _retried(control, lambda: joining.write(backend, transfer.key)):
-        return transfer.key
-    return ""
+    def __init__(self, backend: Backend, key: str, control: TransferControl, part_bytes: int = digest.PART_BYTES) -> None:
+        """Ask nothing of the mirror yet. key: see keys.checkpoint_key; part_bytes: of the manifest."""
+        self._backend, self._key, self._control, self._part_bytes = backend, key, control, part_bytes
+        self._files: dict[str, _FileUpload] = {}
+        self._written: set[str] = set()  # the keys of the manifests that this upload writes
+        self._pool = ThreadPoolExecutor(control.workers, thread_name_prefix="upload")
+        self._offered: list[Future[None]] = []
+        self._is_failing = False
+        self._lock = threading.Lock()
+        self._objects: dict[str, Stored] | None = None
 
+    def begin(self, file: str, n_bytes: int) -> None:
+        """Expect the parts of a file: its structure is known to be sound. file: its path relative to the checkpoint."""
+        self._files.setdefault(file, _FileUpload(keys.data_key(self._key, file), n_bytes))
 
-def _upload(transfer: _Transfer) -> None:
-    """Send what is missing, and after it the manifest."""
-    control, backend = transfer.control, transfer.backend
-    _sweep(transfer)
-    with ThreadPoolExecutor(control.workers, thread_name_prefix="upload") as pool:
-        on_way: deque[tuple[_FileUpload, Future[StoredPart]]] = deque()
-        try:
-            for file_upload, number, body in _missing(transfer):
-                on_way.append((file_upload, pool.submit(_send, transfer, file_upload, number, body)))
-                if len(on_way) > 2 * control.workers:
-                    _arrived(transfer, *on_way.popleft())
-            while on_way:
-                _arrived(transfer, *on_way.popleft())
-        finally:
-            for _, future in on_way:
-                future.cancel()
-    _check(transfer)
-    raw = transfer.entry.raw_manifest
-    # another node may have put its manifest meanwhile: it describes the same content, so either may stay
-    _retried(control, lambda: backend.put(keys.document_key(transfer.entry.manifest), Bytes(raw, digest.of_bytes(raw))))
+    def offer(self, file: str, number: int, content: bytes | memoryview, crc64nvme: int) -> bool:
+        """Send a part of a file that was begun, some time; return False if it is not taken.
 
-
-def _is_uploaded(transfer: _Transfer) -> bool:
-    """Return whether the mirror has this content with its manifest. A damaged manifest is removed.
-
-    A manifest that a later version wrote stays: its key holds the id of this content.
-    """
-    try:
-        stored = _retried(transfer.control, lambda: transfer.backend.stat(keys.document_key(transfer.entry.manifest)))
-    except NotFound:
-        return False
-    raw = _retried(transfer.control, lambda: b"".join(transfer.backend.read(stored.key, 0, stored.n_bytes)))
-    try:
-        return manifests.decode(raw).id == transfer.entry.manifest.id
-    except manifests.Newer:
+        number: from 1; each part but the last has `sent_part_bytes`. A part that is taken must stay as it is until `control.on_released`
+        is called for it, in any case. After a failure nothing is taken until `complete` has met it.
+        """
+        sent = self._files.get(file)
+        if sent is None or self._is_failing or self._control.is_stopped():
+            return False
+        offset = (number - 1) * sent_part_bytes(sent.n_bytes, self._part_bytes)
+        part = OfferedPart(memoryview(content), offset, crc64nvme, self._control)
+        self._offered.append(self._pool.submit(self._take, file, sent, number, part))
         return True
-    except manifests.ManifestDamaged:
-        transfer.backend.remove(stored.key)
+
+    def complete(self, manifest: Manifest, raw_manifest: bytes, sources: Sequence[HeldFile]) -> str:
+        """Send what is missing and after it the manifest; return the key, "" if this is a part and parts of other nodes are missing.
+
+        sources: of each file of the manifest, in its order. May be called again after a failure. Raises BackendError after some attempts,
+        SourceChanged, Interrupted, OSError.
+        """
+        document = self._key + keys.document_name(manifest)
+        wait(self._offered)
+        self._offered.clear()
+        self._is_failing = False
+        self._part_bytes = manifest.part_bytes
+        for file in manifest.files:
+            self.begin(file.path, file.n_bytes)
+        if not self._is_uploaded(document, manifest):
+            self._send_missing(manifest, sources)
+            self._check(manifest)
+            self._written = {document, self._key + keys.MANIFEST}
+            # another node may have put its manifest meanwhile: it describes the same save, so either may stay
+            self._retried(lambda: self._backend.put(document, Bytes(raw_manifest, digest.of_bytes(raw_manifest))))
+        if manifest.part is None or self._retried(lambda: joining.write(self._backend, self._key)):
+            return self._key
+        return ""
+
+    def abandon(self) -> tuple[str, ...]:
+        """Abort and remove what was sent of a save that turned out bad, manifest first. Return the keys that may not be removed.
+
+        What a manifest vouches for that this upload did not write stays: the mirror may be right where the disk went bad since. So do the
+        parts of other nodes, and they are not joined. Raises BackendError.
+        """
+        self._is_failing = True
+        wait(self._offered)
+        listed = self._listed(self._key)
+        stays = self._vouched_for(listed)
+        own = {sent.key for sent in self._files.values()} | self._written
+        rows = {(sent.key, sent.upload.id) for sent in self._files.values() if sent.upload is not None}
+        for stored in (*listed, *self._listed(self._key, unfinished=True)):
+            if stored.key in own or not keys.holds_parts(self._key):
+                rows.add((stored.key, stored.upload_id))
+        denied: list[str] = []
+        for key, upload_id in sorted(rows, key=lambda row: (row[0] not in self._written, row)):
+            try:
+                if upload_id or key not in stays:
+                    self._retried(partial(self._backend.remove, key, upload_id))
+            except PermissionDenied:
+                denied.append(key)
+        return tuple(denied)
+
+    def _vouched_for(self, listed: Sequence[Stored]) -> set[str]:
+        """Return the keys of what manifests vouch for that this upload did not write, with theirs."""
+        vouched: set[str] = set()
+        for stored in listed:
+            is_manifest = stored.key == self._key + keys.MANIFEST or stored.key.startswith(self._key + keys.PARTS)
+            if is_manifest and stored.key not in self._written:
+                raw = self._retried(partial(self._content, stored))
+                with contextlib.suppress(manifests.ManifestDamaged):
+                    vouched.update((stored.key, *(keys.data_key(self._key, file.path) for file in manifests.decode(raw).files)))
+        return vouched
+
+    def _take(self, file: str, sent: _FileUpload, number: int, part: OfferedPart) -> None:
+        """Send an offered part. If that fails, `complete` reads and sends it again, and raises what is then in the way."""
+        try:
+            if not self._is_failing:
+                self._send(sent, number, part)
+        except (BackendError, Interrupted, OSError):
+            self._is_failing = True
+        finally:
+            self._control.on_released(file, number)
+
+    def _send(self, sent: _FileUpload, number: int, part: FileRange | OfferedPart) -> None:
+        """Send one part, or a small file, unless it is there."""
+        self._open(sent)
+        if sent.stored is not None or number in sent.arrived or self._holds(sent, number, part):
+            return
+
+        def attempt() -> StoredPart:
+            try:
+                if sent.upload is not None:
+                    return self._backend.put_part(sent.upload, number, part)
+                stored = self._backend.put(sent.key, part)
+                return StoredPart(1, stored.n_bytes, stored.token, part.crc64nvme)
+            except TransferDamaged:
+                part.check()
+                raise  # the source is right: it was damaged on the way
+
+        arrived = self._retried(attempt)
+        sent.arrived[number] = arrived
+        self._control.on_sent(part.n_bytes)
+
+    def _open(self, sent: _FileUpload) -> None:
+        """Learn what the mirror holds of a file, and open its upload in parts where it is large."""
+        with sent.lock:
+            if sent.is_open:
+                return
+            with self._lock:
+                if self._objects is None:
+                    self._objects = {stored.key: stored for stored in self._listed(self._key)}
+            stored = self._objects.get(sent.key)
+            if stored is not None and stored.n_bytes == sent.n_bytes:
+                sent.stored = stored
+            elif sent.n_bytes > self._part_bytes:
+                # the one that is farthest: two processes that were killed may each have opened one
+                sent.upload = max(self._unfinished(sent.key), key=lambda upload: len(upload.parts), default=None)
+                # one attempt: each would open another upload, and the one whose answer was lost is removed in the end
+                sent.upload = sent.upload or self._backend.begin(sent.key)
+                sent.listed = {part.number: part for part in sent.upload.parts}
+            sent.is_open = True
+
+    def _unfinished(self, key: str) -> Iterator[Upload]:
+        """Yield the uploads of an object. By its whole key: some servers list them in no other way."""
+        for stored in self._listed(key, unfinished=True):
+            if stored.key == key:
+                with contextlib.suppress(NotFound):
+                    yield self._retried(partial(self._backend.begin, key, stored.upload_id))
+
+    def _holds(self, sent: _FileUpload, number: int, part: FileRange | OfferedPart) -> bool:
+        """Return whether the mirror has listed a part that is ours."""
+        listed = sent.listed.get(number)
+        if listed is None or listed.n_bytes != part.n_bytes:
+            return False
+        # an MD5 costs more than a CRC, and less than to send it again
+        is_ours = part.md5().hex() == listed.token if listed.crc64nvme is None else listed.crc64nvme == part.crc64nvme
+        if is_ours:
+            sent.arrived[number] = StoredPart(number, listed.n_bytes, listed.token, part.crc64nvme)
+        return is_ours
+
+    def _send_missing(self, manifest: Manifest, sources: Sequence[HeldFile]) -> None:
+        """Send what did not arrive, make objects of the parts, and remove the uploads that nobody continues."""
+        self._run(self._sends(manifest, sources))
+        large = [(file, held) for file, held in zip(manifest.files, sources, strict=True) if file.n_bytes > manifest.part_bytes]
+        self._run(partial(self._finish, file, self._ranges(file, held)) for file, held in large)
+
+    def _run(self, calls: Iterable[Callable[[], None]]) -> None:
+        """Make calls in the upload's threads, few at once. Raises what the first one raises that fails."""
+        on_way: deque[Future[None]] = deque()
+        try:
+            for call in calls:
+                on_way.append(self._pool.submit(call))
+                if len(on_way) > 2 * self._control.workers:
+                    on_way.popleft().result()
+            while on_way:
+                on_way.popleft().result()
+        finally:
+            for future in on_way:
+                future.cancel()
+            wait(on_way)  # the next attempt must not meet a thread that sends the same
+
+    def _sends(self, manifest: Manifest, sources: Sequence[HeldFile]) -> Iterator[Callable[[], None]]:
+        """Yield a call for each part of which it is not known that it arrived."""
+        for file, held in zip(manifest.files, sources, strict=True):
+            sent = self._files[file.path]
+            parts = self._ranges(file, held)
+            for number, part in enumerate(parts, 1):
+                if number in sent.arrived and sent.arrived[number].crc64nvme != part.crc64nvme:
+                    del sent.arrived[number]  # of a file that changed between the pass and its manifest
+            if len(parts) == 1:
+                yield partial(self._send_small, file, parts)
+            elif not self._is_there(file, parts):
+                for number, part in enumerate(parts, 1):
+                    if number not in sent.arrived:
+                        yield partial(self._send, sent, number, part)
+
+    def _send_small(self, file: File, parts: Sequence[FileRange]) -> None:
+        """Send a file that is sent in one request, unless it is there."""
+        if not self._is_there(file, parts):
+            sent = self._files[file.path]
+            self._send(sent, 1, parts[0])
+            sent.token = sent.arrived[1].token
+
+    def _is_there(self, file: File, parts: Sequence[FileRange]) -> bool:
+        """Return whether the mirror has a file as an object that is right; if not, its upload is open."""
+        sent = self._files[file.path]
+        self._open(sent)
+        if sent.token is None and sent.stored is not None:
+            if self._is_right(sent.key, file, parts):
+                sent.token = sent.stored.token
+            else:
+                self._begin_anew(sent)
+                self._open(sent)
+        return sent.token is not None
+
+    def _begin_anew(self, sent: _FileUpload) -> None:
+        with self._lock:
+            (self._objects or {}).pop(sent.key, None)
+        sent.begin_anew()
+
+    def _ranges(self, file: File, held: HeldFile) -> tuple[FileRange, ...]:
+        """Return the parts to send, the one of an empty file too."""
+        parts = parts_of(file, self._part_bytes) or [(0, 0, file.crc64nvme)]
+        return tuple(FileRange(held, *part, self._control) for part in parts)
+
+    def _is_right(self, key: str, file: File, parts: Sequence[FileRange]) -> bool:
+        """Return whether an object has the file's content: by its checksum, by its ETag if that is an MD5, else by reading it."""
+        try:
+            stored = self._retried(lambda: self._backend.stat(key))
+        except NotFound:
+            return False
+        if stored.n_bytes != file.n_bytes:
+            return False
+        if stored.crc64nvme is not None:
+            return stored.crc64nvme == file.crc64nvme
+        return _has_etag(stored.token, parts) or self._reads_back(stored, file)
+
+    def _reads_back(self, stored: Stored, file: File) -> bool:
+        crc = 0
+        for piece in self._backend.read(stored.key, 0, stored.n_bytes):
+            crc = digest.of_bytes(piece, crc)
+        return crc == file.crc64nvme
+
+    def _finish(self, file: File, parts: Sequence[FileRange]) -> None:
+        """Make an object of a file's parts, if that is not done."""
+        sent = self._files[file.path]
+        upload = sent.upload
+
+        def attempt(upload: Upload) -> str:
+            try:
+                return self._backend.complete(upload, [sent.arrived[number] for number in sorted(sent.arrived)], file.crc64nvme).token
+            except NotFound:  # the answer to the first attempt was lost, or another node has completed it
+                if self._is_right(sent.key, file, parts):
+                    return ""
+                raise
+
+        if sent.token is None and upload is not None:
+            try:
+                sent.token = self._retried(partial(attempt, upload))
+            except (TransferDamaged, NotFound):
+                with contextlib.suppress(BackendError):  # the next attempt opens another upload, and sends all of the file
+                    self._backend.remove(sent.key, upload.id)
+                self._begin_anew(sent)
+                raise
+        for stored in self._listed(sent.key, unfinished=True):
+            if stored.key == sent.key:
+                self._retried(partial(self._backend.remove, stored.key, stored.upload_id))
+
+    def _check(self, manifest: Manifest) -> None:
+        """List every file at the mirror before its manifest is written: somebody may have removed some while the upload waited."""
+        there = {stored.key: stored for stored in self._listed(self._key)}
+        for file in manifest.files:
+            sent = self._files[file.path]
+            stored = there.get(sent.key)
+            if stored is None or stored.n_bytes != file.n_bytes or (sent.token and stored.token and sent.token != stored.token):
+                self._objects = there  # the next attempt proves everything again
+                for path in self._files.values():
+                    path.begin_anew()
+                message = f"cannot complete {self._backend.url}/{self._key}: {file.path} was removed or changed in the mirror"
+                raise TransferDamaged(message, hint="it is uploaded again; find out who else writes or removes below the prefix")
+
+    def _is_uploaded(self, document: str, manifest: Manifest) -> bool:
+        """Return whether the mirror has this content with its manifest. A damaged manifest is removed.
+
+        A manifest that a later version wrote stays: its key is of this save.
+        """
+        try:
+            stored = self._retried(lambda: self._backend.stat(document))
+        except NotFound:
+            return False
+        raw = self._retried(partial(self._content, stored))
+        try:
+            if manifests.decode(raw).id == manifest.id:
+                return True
+        except manifests.Newer:
+            return True
+        except manifests.ManifestDamaged:
+            pass
+        self._backend.remove(document)
         return False
 
+    def _content(self, stored: Stored) -> bytes:
+        return b"".join(self._backend.read(stored.key, 0, stored.n_bytes))
 
-def _sweep(transfer: _Transfer) -> None:
-    """Remove the uploads that were opened for these files and are not in the log: a kill came in between."""
-    known = set(transfer.log.uploads.values())
-    own = {keys.data_key(transfer.key, file.path) for file in transfer.entry.manifest.files}  # other nodes may send theirs just now
-    for stored in _retried(transfer.control, lambda: list(transfer.backend.list(transfer.key, unfinished=True))):
-        if stored.upload_id not in known and stored.key in own:
-            transfer.backend.remove(stored.key, stored.upload_id)
+    def _listed(self, prefix: str, *, unfinished: bool = False) -> list[Stored]:
+        return self._retried(lambda: list(self._backend.list(prefix, unfinished=unfinished)))
+
+    def _retried(self, call: Callable[[], Answer]) -> Answer:
+        return retried(call, self._pause)
+
+    def _pause(self, seconds: float) -> None:
+        self._control.pause(seconds)
+        if self._control.is_stopped():
+            raise Interrupted
 
 
-def _missing(transfer: _Transfer) -> Iterator[tuple[_FileUpload, int, Piece]]:
-    """Yield the parts that are still to be sent; number 0 is a file that is sent in one request."""
-    for file, held in zip(transfer.entry.manifest.files, transfer.entry.held, strict=True):
-        if file.path in transfer.log.stored:
-            continue
-        object_key = keys.data_key(transfer.key, file.path)
-        ranges = parts_of(file, transfer.entry.manifest.part_bytes)
-        if len(ranges) <= 1:
-            yield _FileUpload(file, object_key, None, {}, 0), 0, Piece(held, 0, file.n_bytes, file.crc64nvme, transfer.control)
-            continue
-        bodies = {number: Piece(held, *where, transfer.control) for number, where in enumerate(ranges, 1)}
-        opened = _opened(transfer, object_key, file, len(ranges))
-        if opened is None:
-            continue
-        there = {part.number: part for part in opened.parts if _is_ours(transfer, part, bodies.get(part.number), file, opened)}
-        there = {number: StoredPart(number, part.n_bytes, part.token, bodies[number].crc64nvme) for number, part in there.items()}
-        file_upload = _FileUpload(file, object_key, opened, there, len(ranges))
-        if len(there) == len(ranges):
-            _complete(transfer, file_upload)
-        for number in [number for number in bodies if number not in there]:
-            yield file_upload, number, bodies[number]
+def sent_part_bytes(n_bytes: int, part_bytes: int) -> int:
+    """Return the size of the parts in which a file of `n_bytes` is sent: that of the manifest's, joined where S3 would refuse so many."""
+    return part_bytes * max(1, -(-n_bytes // (part_bytes * _MOST_PARTS)))
 
 
 def parts_of(file: File, part_bytes: int) -> list[tuple[int, int, int]]:
-    """Return (offset, n_bytes, crc64nvme) of the parts to send: those of the manifest, joined where S3 would refuse so many."""
-    together = -(-len(file.parts) // _MOST_PARTS) or 1
-    found = []
-    for first in range(0, len(file.parts), together):
-        offset = first * part_bytes
-        n_bytes = min(together * part_bytes, file.n_bytes - offset)
-        found.append((offset, n_bytes, digest.combine(file.parts[first : first + together], n_bytes, part_bytes)))
-    return found
+    """Return (offset, n_bytes, crc64nvme) of the parts in which a file is sent."""
+    size = sent_part_bytes(file.n_bytes, part_bytes)
+    together = size // part_bytes
+    parts = []
+    for offset in range(0, file.n_bytes, size):
+        n_bytes, first = min(size, file.n_bytes - offset), offset // part_bytes
+        parts.append((offset, n_bytes, digest.combine(file.parts[first : first + together], n_bytes, part_bytes)))
+    return parts
 
 
-def _opened(transfer: _Transfer, key: str, file: File, n_parts: int) -> Upload | None:
-    """Open the upload that the log knows, or a new one; None if it was completed before a kill, and only the log lacks that."""
-    known = transfer.log.uploads.get(file.path, "")
-    if known:
-        try:
-            opened = _retried(transfer.control, lambda: transfer.backend.begin(key, known))
-            if not _was_completed(transfer, key, file, known, n_parts):
-                return opened
-        except NotFound:
-            if not _was_completed(transfer, key, file, known, n_parts):
-                known = ""
-        if known:
-            transfer.log.note(file=file.path, stored="")
-            return None
-    # one attempt: each would open another upload; the next process sweeps the one whose answer was lost
-    opened = transfer.backend.begin(key)
-    transfer.log.note(file=file.path, upload=opened.id)
-    return opened
-
-
-def _was_completed(transfer: _Transfer, key: str, file: File, upload_id: str, n_parts: int, *, doubted: bool = False) -> bool:  # noqa: PLR0913 -- a flag
-    """Return whether the object is there and right: by its checksum, by the parts that the mirror acknowledged, or by reading it.
-
-    `doubted`: the completed object was found damaged once, so that the acknowledged parts prove nothing.
-    """
-    try:
-        stored = _retried(transfer.control, lambda: transfer.backend.stat(key))
-    except NotFound:
+def _has_etag(token: str, parts: Sequence[FileRange]) -> bool:
+    """Return whether an ETag is the MD5 of these parts; False where it is no MD5 at all."""
+    if len(parts) == 1:
+        return len(token) == MD5_HEX and parts[0].md5().hex() == token
+    if not token.endswith(f"-{len(parts)}"):
         return False
-    if stored.n_bytes != file.n_bytes:
-        return False
-    if stored.crc64nvme is not None:
-        return stored.crc64nvme == file.crc64nvme
-    noted = [(number, transfer.log.parts.get((file.path, upload_id, number))) for number in range(1, n_parts + 1)]
-    parts = [StoredPart(number, *part) for number, part in noted if part is not None]
-    if not doubted and len(parts) == n_parts and is_made_of(stored.token, parts) is not False:
-        return True
-    return _reads_back(transfer.backend, stored, file)
-
-
-def _reads_back(backend: Backend, stored: Stored, file: File) -> bool:
-    crc = 0
-    for piece in backend.read(stored.key, 0, stored.n_bytes):
-        crc = digest.of_bytes(piece, crc)
-    return crc == file.crc64nvme
-
-
-def _is_ours(transfer: _Transfer, part: StoredPart, body: Piece | None, file: File, opened: Upload) -> bool:
-    if body is None or part.n_bytes != body.n_bytes:
-        return False
-    if part.crc64nvme is not None:
-        return part.crc64nvme == body.crc64nvme
-    if transfer.log.parts.get((file.path, opened.id, part.number)) == (part.n_bytes, part.token):
-        return True
-    # the server has it, and a kill came before the log had it: an MD5 costs more than a CRC, and less than to send it again
-    md5, crc = hashlib.md5(usedforsecurity=False), 0
-    for piece in body.pieces():
-        md5.update(piece)
-        crc = digest.of_bytes(piece, crc)
-    if crc != body.crc64nvme or md5.hexdigest() != part.token:
-        return False
-    transfer.log.note(file=file.path, upload=opened.id, part=part.number, bytes=part.n_bytes, token=part.token)
-    return True
-
-
-def _send(transfer: _Transfer, file_upload: _FileUpload, number: int, body: Piece) -> StoredPart:
-    """Send one part, or a small file, and log it."""
-    if not body.held.is_same():
-        raise SourceChanged(f"{body.held.path} changed after it was verified")
-
-    def attempt() -> StoredPart:
-        try:
-            if file_upload.upload is None:
-                stored = transfer.backend.put(file_upload.key, body)
-                return StoredPart(0, stored.n_bytes, stored.token, body.crc64nvme)
-            return transfer.backend.put_part(file_upload.upload, number, body)
-        except TransferDamaged:
-            crc = 0
-            for piece in body.pieces():
-                crc = digest.of_bytes(piece, crc)
-            if crc != body.crc64nvme:
-                raise SourceChanged(f"{body.held.path} differs from its manifest") from None
-            raise  # the source is right: it was damaged on the way
-
-    part = _retried(transfer.control, attempt)
-    if file_upload.upload is None:
-        transfer.log.note(file=file_upload.file.path, stored=part.token)
-    else:
-        transfer.log.note(file=file_upload.file.path, upload=file_upload.upload.id, part=number, bytes=part.n_bytes, token=part.token)
-    transfer.control.on_sent(body.n_bytes)
-    return part
-
-
-def _arrived(transfer: _Transfer, file_upload: _FileUpload, future: Future[StoredPart]) -> None:
-    part = future.result()
-    if file_upload.upload is not None:
-        file_upload.parts[part.number] = part
-        if len(file_upload.parts) == file_upload.n_parts:
-            _complete(transfer, file_upload)
-
-
-def _complete(transfer: _Transfer, file_upload: _FileUpload) -> None:
-    opened, file = file_upload.upload, file_upload.file
-    if opened is None:
-        return
-    parts = [file_upload.parts[number] for number in sorted(file_upload.parts)]
-    doubted = False
-
-    def attempt() -> str:
-        nonlocal doubted
-        try:
-            return transfer.backend.complete(opened, parts, file.crc64nvme).token
-        except TransferDamaged:
-            doubted = True
-            raise
-        except NotFound:  # the answer to the first attempt was lost
-            if _was_completed(transfer, file_upload.key, file, opened.id, len(parts), doubted=doubted):
-                return ""
-            raise
-
-    try:
-        token = _retried(transfer.control, attempt)
-    except (TransferDamaged, NotFound):
-        transfer.log.note(file=file.path, upload="")  # the next attempt opens another upload, and sends all of the file
-        raise
-    transfer.log.note(file=file.path, stored=token)
-
-
-def _check(transfer: _Transfer) -> None:
-    """List every file at the mirror before its manifest is written: somebody may have removed some while the upload waited."""
-    there = {stored.key: stored for stored in _retried(transfer.control, lambda: list(transfer.backend.list(transfer.key)))}
-    for file in transfer.entry.manifest.files:
-        stored = there.get(keys.data_key(transfer.key, file.path))
-        token = transfer.log.stored.get(file.path)
-        if stored is None or stored.n_bytes != file.n_bytes or (token and stored.token and token != stored.token):
-            transfer.log.stored.pop(file.path, None)
-            transfer.log.uploads.pop(file.path, None)
-            message = f"cannot complete {transfer.backend.url}/{transfer.key}: {file.path} was removed or changed in the mirror"
-            os.unlink(transfer.log.path)  # noqa: PTH108 -- it is wrong: the next attempt asks the mirror for everything
-            raise TransferDamaged(message, hint="it is uploaded again; find out who else writes or removes below the prefix")
-
-
-def _retried(control: TransferControl, call: Callable[[], Answer]) -> Answer:
-    """Make an idempotent call, again after a failure that may pass, with longer and longer pauses."""
-
-    def pause(seconds: float) -> None:
-        control.pause(seconds)
-        if control.is_stopped():
-            raise Interrupted
-
-    retrying = tenacity.Retrying(
-        stop=tenacity.stop_after_attempt(_TRIES),
-        wait=tenacity.wait_random_exponential(multiplier=0.2, max=10),
-        retry=tenacity.retry_if_exception_type((Unavailable, TransferDamaged)),
-        sleep=pause,
-        reraise=True,
-    )
-    return retrying(call)
-
-
-def _open(held: HeldFile) -> int:
-    try:
-        return os.open(held.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise SourceChanged(f"{held.path} is gone") from None
+    md5s = [StoredPart(number, part.n_bytes, part.md5().hex()) for number, part in enumerate(parts, 1)]
+    return is_made_of(token, md5s) is True

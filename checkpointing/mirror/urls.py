@@ -12,9 +12,9 @@ def has_keys(url: str) -> bool:
 
     A secret may hold a slash: `s3://KEY:SEC/RET@bucket` has a colon before the end of the bucket's name.
     """
-    _, found, rest = url.partition("://")
+    _, separator, rest = url.partition("://")
     host = rest.partition("/")[0]
-    return bool(found) and ("@" in host or (":" in host and not host.startswith("arn:")))
+    return bool(separator) and ("@" in host or (":" in host and not host.startswith("arn:")))
 
 
 #: What a mirror's URL looks like.
@@ -23,5 +23,7 @@ URL_FORM: Final = "s3://BUCKET/PREFIX, file:///DIRECTORY or a directory"
 
 def is_mirror_url(url: str) -> bool:
     """Return whether a URL has one of these forms. Nothing is asked."""
-    scheme, found, rest = url.partition("://")
-    return bool(rest.partition("/")[0]) if found and scheme == "s3" else rest.startswith("/") if found and scheme == "file" else not found
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return True
+    return bool(rest.partition("/")[0]) if scheme == "s3" else scheme == "file" and rest.startswith("/")

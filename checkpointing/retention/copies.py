@@ -1,48 +1,48 @@
 """Keeps copies of the job's checkpoints, for scripts that write one file again and again, in place.
 
-A copy shares the blocks of the original where the file system can do that (reflink). It is read through once in any case: a copy is kept
-only with the digests of its manifest. It appears all at once (io/staging.py). There is one `copies/` for each job and node, in the state
-directory's `checkpoints/`; commands of other processes may use it at the same time.
+A copy shares the blocks of the original where the file system can do that (reflink). A copy is kept only with the digests of its manifest:
+those of the pass over the original in which it was made (checkpointing/reader/one_pass.py), or of a read of its own. It appears all at
+once (io/staging.py). There is one `copies/` for each job and node, in the state directory's `checkpoints/`; commands of other processes
+may use it at the same time.
 
 The policy counts the copies of each path; the cap holds for all together. While a new copy is made, the one that it replaces is still
 there, so the copies may exceed the cap by the size of one. No copy is made that would leave the disk without room for two more saves of
 that size.
 
-A copy may be held for a run: a file `held` beside it names the run, and no policy removes it while that run lasts. `prune` by a person's
-command, which belongs to no run, leaves every held copy.
+Each copy has a row in the job's catalogue. It may be held for a run: the row names the run, and no policy removes the copy while that run
+lasts. `prune` by a person's command, which belongs to no run, leaves every held copy. The directories say which copies there are: with a
+catalogue only what was held is lost.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from checkpointing import ordering
+from checkpointing.candidates import Spare
 from checkpointing.io import durable, staging
+from checkpointing.io.file_copy import COPY, FileCopy, copy_modes, lacks_room
 from checkpointing.io.reader import NotRegular, Short
-from checkpointing.io.reflink import reflink
+from checkpointing.io.row_file import RowTable
 from checkpointing.io.tree import ReadOptions
 from checkpointing.manifest import check, digest, documents
 from checkpointing.manifest.documents import Manifest, ManifestDamaged
-from checkpointing.model import Verdict
+from checkpointing.model import Identity, Verdict
 from checkpointing.ordering import Order
 from checkpointing.retention import rules
-from checkpointing.select import Spare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-    from io import FileIO
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from checkpointing.io.reader import FileReader
+    from checkpointing.catalogue import CheckpointCatalogue
+    from checkpointing.io.staging import Staged
     from checkpointing.retention.aside import AsideRecord
 
 DIRECTORY: Final = "copies"
-_HELD: Final = "held"  # a file in a copy's directory: the run that it is held for
-_SAVES_LEFT: Final = 2  # of this size, that a copy must leave room for
-_REFLINK, _LINK, _COPY = "reflink", "link", "copy"  # how a copy was made
+SAVES_LEFT: Final = 2  # of this size, that a copy must leave room for
 
 
 class _Changed(Exception):  # noqa: N818 -- a fact about the original, not an error of ours
@@ -62,6 +62,20 @@ class Copy:
     def place(self) -> str:
         """Where its data lies: a file, or a directory, under the name that it had."""
         return f"{self.directory}/data/{self.manifest.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRow:
+    """What the catalogue holds of a copy: its directory's name, what it was made of and when (wall time in seconds), and Copy.held_by."""
+
+    name: str
+    path: str
+    identity: Identity
+    t: float
+    held_by: str = ""
+
+
+COPIED: Final = RowTable("copied", CopyRow, lambda row: row.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,19 +104,20 @@ class Copies:
 
     def __init__(
         self,
-        directory: str,
+        catalogue: CheckpointCatalogue,
         cap_bytes: int,
         *,
         order: Callable[[], Order] = Order,
         is_abandoned: Callable[[Manifest], bool] = lambda _manifest: False,
         run_id: str = "",
     ) -> None:
-        """Use `directory`/copies, which need not exist yet. `is_abandoned`: whether a person removed the original.
+        """Use `copies` beside the catalogue, which need not exist yet. `is_abandoned`: whether a person removed the original.
 
         `run_id`: the run whose held copies stay; "": those of every run do.
         """
         self._run_id = run_id
-        self._directory = f"{directory}/{DIRECTORY}"
+        self._catalogue = catalogue
+        self._directory = f"{catalogue.file.parent}/{DIRECTORY}"
         self._cap_bytes = cap_bytes
         self._order = order
         self._is_abandoned = is_abandoned
@@ -110,16 +125,16 @@ class Copies:
 
     def all(self) -> tuple[Copy, ...]:
         """Return every copy, oldest first. A copy with a damaged manifest is left out, and `problem` names it."""
-        found: list[Copy] = []
+        copies, held = list[Copy](), {row.name: row.held_by for row in self._catalogue.each(COPIED)}
         for name in _names(self._directory):
             directory = f"{self._directory}/{name}"
             file = f"{directory}/{documents.FILE_NAME}"
             try:
                 made_ns = os.stat(file).st_mtime_ns  # noqa: PTH116 -- plain strings
-                found.append(Copy(documents.read(file), directory, made_ns, _held_by(directory)))
+                copies.append(Copy(documents.read(file), directory, made_ns, held.get(name, "")))
             except (OSError, ManifestDamaged) as error:
                 self.problem = f"a copy could not be read: {file}: {error}"
-        return tuple(sorted(found, key=lambda copy: (copy.made_ns, copy.directory)))
+        return tuple(sorted(copies, key=lambda copy: (copy.made_ns, copy.directory)))
 
     def is_held(self, copy: Copy) -> bool:
         """Return whether no policy may remove a copy: it is held for this run, or for any where this is the command of a person."""
@@ -127,18 +142,12 @@ class Copies:
 
     def hold(self, copy: Copy) -> str:
         """Hold a copy for this run. Return "" or why not."""
-        try:
-            staging.write(f"{copy.directory}/{_HELD}", self._run_id.encode("ascii"), is_durable=False)
-        except OSError as error:
-            return f"it could not be held: {error.strerror or error}"
-        return ""
+        is_written = self._catalogue.put(COPIED, replace(_row_of(copy), held_by=self._run_id))
+        return "" if is_written else f"it could not be held: {self._catalogue.not_written}"
 
     def release(self, copy: Copy) -> None:
-        """Hold a copy no longer. A failure only keeps it longer, and is in `problem`."""
-        try:
-            staging.remove(f"{copy.directory}/{_HELD}")
-        except OSError as error:
-            self.problem = f"a copy could not be released: {copy.directory}: {error.strerror}"
+        """Hold a copy no longer. A failure only keeps it longer, and is the catalogue's `problem`."""
+        self._catalogue.put(COPIED, _row_of(copy))
 
     def newest_for(self, path: str) -> Copy | None:
         """Return the newest copy of a path."""
@@ -166,27 +175,64 @@ class Copies:
         `may_link`: the script replaces the file and never rewrites it, so a hard link is a copy. `most_copied_bytes`: a larger one is
         copied only if its blocks can be shared.
         """
-        self.sweep()
         existing = self.all()
-        needed = self._with_held(existing, needed)
         known = _copy_of(manifest, existing)
         if known is not None:
             return KeptCopy(known)
-        gone = self._to_remove(existing, manifest, policy, needed)
-        if gone is None:
-            return KeptCopy(None, f"it would not fit into the {self._cap_bytes / 1e9:.3g} GB for copies")
+        if self._to_remove(existing, manifest, policy, self._with_held(existing, needed)) is None:
+            return KeptCopy(None, self._too_large())
+        may_link = may_link and not manifest.is_tree
         try:
-            copy = self._make(manifest, reading, may_link=may_link and not manifest.is_tree, most_copied_bytes=most_copied_bytes)
+            with self.staged(manifest.name) as place:
+                problem = _duplicate(
+                    manifest.path,
+                    data_of(place, manifest.name),
+                    manifest,
+                    reading,
+                    saves_left=SAVES_LEFT,
+                    may_link=may_link,
+                    most_copied_bytes=most_copied_bytes,
+                )
+                return KeptCopy(None, problem) if problem else self.complete(place, manifest, policy, needed)
         except _Changed as error:
             return KeptCopy(None, str(error), is_transient=True)
         except OSError as error:
-            twin = _copy_of(manifest, self.all()) if isinstance(error, FileExistsError) else None  # another thread made it meanwhile
-            reason = f"it could not be copied: {error.strerror or error}" if twin is None else ""
-            return KeptCopy(twin, reason, is_transient=isinstance(error, FileNotFoundError))
-        if isinstance(copy, str):
-            return KeptCopy(None, copy)
+            return KeptCopy(None, _why_not(error), is_transient=isinstance(error, FileNotFoundError))
+
+    @contextlib.contextmanager
+    def staged(self, name: str) -> Iterator[Staged]:
+        """Make a directory for a copy of a checkpoint of this name, at `data_of`. It goes again unless `complete`d. Raises OSError."""
+        self.sweep()
+        durable.make_directory(self._directory)
+        with staging.new_directory(f"{self._directory}/{documents.plain(name)}", 0o700) as place:
+            os.mkdir(f"{place.path}/data", 0o700)  # noqa: PTH102 -- as above
+            yield place
+
+    def complete(self, place: Staged, manifest: Manifest, policy: rules.RetentionPolicy, needed: Needed = Needed()) -> KeptCopy:
+        """Keep what was copied with the digests of a manifest, then remove what the policy does not keep. Raises OSError."""
+        existing = self.all()
+        known = _copy_of(manifest, existing)
+        if known is not None:
+            return KeptCopy(known)
+        gone = self._to_remove(existing, manifest, policy, self._with_held(existing, needed))
+        if gone is None:
+            return KeptCopy(None, self._too_large())
+        staging.write(f"{place.path}/{documents.FILE_NAME}", documents.encode(manifest))
+        durable.sync_directory(f"{place.path}/data")
+        final = f"{self._directory}/{documents.plain(manifest.name)}-{manifest.id}"
+        copy = Copy(manifest, final, os.stat(f"{place.path}/{documents.FILE_NAME}").st_mtime_ns)  # noqa: PTH116 -- as above
+        if self._catalogue.get(COPIED, _name_of(copy)) is None:
+            self._catalogue.put(COPIED, _row_of(copy))  # before others see the copy, and may hold it
+        try:
+            staging.put(replace(place, final=final), is_replacing=False)
+        except FileExistsError:
+            twin = _copy_of(manifest, self.all())  # another thread made it meanwhile
+            return KeptCopy(twin, "" if twin is not None else f"something is in its place: {final}")
         # the new copy was just read in full: it is the verified one that stays
         return KeptCopy(copy, "", tuple(copy.place for copy in gone if self._remove_unless_held(copy)))
+
+    def _too_large(self) -> str:
+        return f"it would not fit into the {self._cap_bytes / 1e9:.3g} GB for copies"
 
     def prune(
         self,
@@ -248,15 +294,19 @@ class Copies:
         except OSError as error:
             self.problem = f"a copy could not be removed: {copy.directory}: {error.strerror}"
             return False
+        self._catalogue.remove(COPIED, _name_of(copy))
         return True
 
     def _remove_unless_held(self, copy: Copy) -> bool:
         """Remove a copy that the policy does not keep, unless another thread has held it since it was listed. Return whether it is gone."""
-        return not self.is_held(replace(copy, held_by=_held_by(copy.directory))) and self.remove(copy)
+        row = self._catalogue.get(COPIED, _name_of(copy))
+        return not self.is_held(replace(copy, held_by="" if row is None else row.held_by)) and self.remove(copy)
 
     def sweep(self) -> None:
-        """Remove the rest of copies whose making or removal was killed."""
+        """Remove the rest of copies whose making or removal was killed, and the rows of those that are gone."""
         staging.sweep(self._directory)
+        there = set(_names(self._directory))
+        self._catalogue.remove(COPIED, *(row.name for row in self._catalogue.each(COPIED) if row.name not in there))
 
     def _to_remove(
         self, existing: tuple[Copy, ...], manifest: Manifest, policy: rules.RetentionPolicy, needed: Needed
@@ -288,22 +338,6 @@ class Copies:
     def _fits(self, existing: tuple[Copy, ...], gone: Collection[str], manifest: Manifest) -> bool:
         return sum(copy.manifest.n_bytes for copy in existing if copy.place not in gone) + manifest.n_bytes <= self._cap_bytes
 
-    def _make(self, manifest: Manifest, reading: ReadOptions, *, may_link: bool, most_copied_bytes: int | None) -> Copy | str:
-        durable.make_directory(self._directory)
-        final = f"{self._directory}/{documents.plain(manifest.name)}-{manifest.id}"
-        with staging.new_directory(final, 0o700) as place:
-            os.mkdir(f"{place.path}/data", 0o700)  # noqa: PTH102 -- as above
-            target = f"{place.path}/data/{manifest.name}"
-            problem = _duplicate(
-                manifest.path, target, manifest, reading, saves_left=_SAVES_LEFT, may_link=may_link, most_copied_bytes=most_copied_bytes
-            )
-            if problem:
-                return problem
-            staging.write(f"{place.path}/{documents.FILE_NAME}", documents.encode(manifest))
-            durable.sync_directory(f"{place.path}/data")
-            staging.put(place, is_replacing=False)
-        return Copy(manifest, final, os.stat(f"{final}/{documents.FILE_NAME}").st_mtime_ns)  # noqa: PTH116 -- as above
-
 
 def _by_path(existing: Iterable[Copy], order: Order, needed: Needed, bad: Collection[str] = ()) -> list[list[rules.RetainedItem]]:
     """Return the rows grouped by path: a model's file and its optimizer's may each be torn alone."""
@@ -315,7 +349,15 @@ def _by_path(existing: Iterable[Copy], order: Order, needed: Needed, bad: Collec
 
 def _row(copy: Copy, order: Order, needed: Needed, verdict: Verdict) -> rules.RetainedItem:
     place = copy.place
-    return rules.RetainedItem(place, _age(copy, order), verdict, copy.manifest.n_bytes, place in needed.in_use, place in needed.uploading)
+    return rules.RetainedItem(
+        place,
+        _age(copy, order),
+        verdict,
+        copy.manifest.n_bytes,
+        in_use=place in needed.in_use,
+        uploading=place in needed.uploading,
+        is_finite=not copy.manifest.has_lost_weights,
+    )
 
 
 def _age(copy: Copy, order: Order) -> ordering.Age:
@@ -327,11 +369,12 @@ def _copy_of(manifest: Manifest, copies: Iterable[Copy]) -> Copy | None:
     return next((copy for copy in copies if copy.manifest.id == manifest.id and copy.manifest.name == manifest.name), None)
 
 
-def _held_by(directory: str) -> str:
-    try:
-        return durable.read(f"{directory}/{_HELD}").decode("ascii", "replace")
-    except OSError:
-        return ""
+def _name_of(copy: Copy) -> str:
+    return copy.directory.rpartition("/")[2]
+
+
+def _row_of(copy: Copy) -> CopyRow:
+    return CopyRow(_name_of(copy), copy.manifest.path, copy.manifest.identity, copy.made_ns / 1e9)
 
 
 def _names(directory: str) -> list[str]:
@@ -339,6 +382,15 @@ def _names(directory: str) -> list[str]:
         return sorted(name for name in os.listdir(directory) if not staging.is_temporary(name))  # noqa: PTH208 -- as above
     except OSError:
         return []
+
+
+def data_of(place: Staged, name: str) -> str:
+    """Return where the data of a copy that is being made lies."""
+    return f"{place.path}/data/{name}"
+
+
+def _why_not(error: OSError) -> str:
+    return f"it could not be copied: {error.strerror or error}"
 
 
 def _duplicate(  # noqa: PLR0913 -- what, from where, to where, and how
@@ -358,67 +410,26 @@ def _duplicate(  # noqa: PLR0913 -- what, from where, to where, and how
     has_room = False
     for file in manifest.files:
         old, new = (f"{source}/{file.path}", f"{target}/{file.path}") if manifest.is_tree else (source, target)
-        durable.make_directory(os.path.dirname(new))  # noqa: PTH120 -- as above
-        way = _REFLINK if reflink(old, new) else _LINK if may_link and _link(old, new) else _COPY
-        if way == _COPY and most_copied_bytes is not None and manifest.n_bytes > most_copied_bytes:
-            return f"it is larger than {most_copied_bytes / 1e9:.3g} GB, and its disk cannot share blocks"
-        if not has_room:
-            room = os.statvfs(os.path.dirname(new))  # noqa: PTH120 -- as above
-            # shared blocks cost nothing until the original is rewritten: then the job needs as many again
-            if room.f_bavail * room.f_frsize < manifest.n_bytes * (saves_left + (way == _COPY)):
-                return f"the disk would not have room for {saves_left} more of its size" if saves_left else "the disk has no room for it"
+        directory = os.path.dirname(new)  # noqa: PTH120 -- as above
+        durable.make_directory(directory)
+        with reading.open(old) as opened, FileCopy(old, new, may_link=may_link) as copy:
+            if copy.way == COPY and most_copied_bytes is not None and manifest.n_bytes > most_copied_bytes:
+                return f"it is larger than {most_copied_bytes / 1e9:.3g} GB, and its disk cannot share blocks"
+            if not has_room and (problem := lacks_room(directory, manifest.n_bytes, saves_left, copy.way)):
+                return problem
             has_room = True
-        try:
-            read = _take(old, new, manifest.part_bytes, reading, way)
-        except (Short, NotRegular):
-            raise _Changed(f"{file.path} changed meanwhile") from None
-        if (read.n_bytes, read.crc64nvme, read.parts) != (file.n_bytes, file.crc64nvme, file.parts):
-            raise _Changed(f"{file.path} is not what its manifest says: it was written since, or is damaged")
+            hasher = digest.Hasher(part_bytes=manifest.part_bytes, also=copy.take)
+            try:
+                if copy.way == COPY:
+                    read = digest.of_source(opened, hasher)
+                else:  # what shares the blocks is read at its new place: the old one may be rewritten
+                    with reading.open(new) as shared:
+                        read = digest.of_source(shared, hasher)
+            except (Short, NotRegular):
+                raise _Changed(f"{file.path} changed meanwhile") from None
+            if (read.n_bytes, read.crc64nvme, read.parts) != (file.n_bytes, file.crc64nvme, file.parts):
+                raise _Changed(f"{file.path} is not what its manifest says: it was written since, or is damaged")
+            copy.finish(opened.stat_opened)
     if manifest.is_tree:
-        for inner in sorted({"", *(file.path.rpartition("/")[0] for file in manifest.files)}):
-            shutil.copymode(f"{source}/{inner}", f"{target}/{inner}")
-            durable.sync_directory(f"{target}/{inner}")
+        copy_modes(source, target, (file.path for file in manifest.files))
     return ""
-
-
-def _link(old: str, new: str) -> bool:
-    try:
-        os.link(old, new, follow_symlinks=False)
-    except OSError:
-        return False
-    return True
-
-
-def _take(old: str, new: str, part_bytes: int, reading: ReadOptions, way: str) -> digest.Digest:
-    """Read a file once: the new one if it shares the blocks of the old one, else the old one, which is written to the new one."""
-    with reading.open(old) as opened:
-        if way != _COPY:
-            with reading.open(new) as copy_source:
-                read = digest.of_source(copy_source, part_bytes=part_bytes)
-        if way == _LINK:
-            return read  # owner, mode and times are those of the original, which has them
-        flags = os.O_WRONLY | os.O_CLOEXEC | (0 if way == _REFLINK else os.O_CREAT | os.O_EXCL)
-        with os.fdopen(os.open(new, flags, 0o600), "wb", buffering=0) as out:
-            if way == _COPY:
-                read = _write(opened, out, part_bytes)
-            _like(out.fileno(), opened.stat_opened)
-            os.fsync(out.fileno())
-    return read
-
-
-def _write(opened: FileReader, out: FileIO, part_bytes: int) -> digest.Digest:
-    hasher = digest.Hasher(part_bytes=part_bytes)
-    for piece in opened.stream(0, opened.size):
-        hasher.update(piece)
-        rest = piece
-        while rest:
-            rest = rest[out.write(rest) :]
-    return hasher.digest()
-
-
-def _like(fd: int, st: os.stat_result) -> None:
-    """Give an open file the owner, mode and times of another, as far as permitted."""
-    with contextlib.suppress(PermissionError):
-        os.fchown(fd, st.st_uid, st.st_gid)
-    os.fchmod(fd, st.st_mode & 0o777)
-    os.utime(fd, ns=(st.st_atime_ns, st.st_mtime_ns))

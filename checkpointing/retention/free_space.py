@@ -27,7 +27,7 @@ class Room(StrEnum):
 class Forecast:
     """The room for the next SAVES_AHEAD saves of `save_bytes`: `n_saves` of them fit.
 
-    `reason`: what is short, or why the room is unknown.
+    `reason`: what else than space is short, or why the room is unknown.
     """
 
     directory: str
@@ -52,5 +52,5 @@ def forecast(directory: str, save_bytes: int) -> Forecast:
         reason = "the limit on the size of a file (ulimit -f) is less than one save"
         return Forecast(directory, Room.SHORT, save_bytes, 0, free_bytes, reason)
     if free_bytes < SAVES_AHEAD * save_bytes:
-        return Forecast(directory, Room.SHORT, save_bytes, free_bytes // save_bytes, free_bytes, f"{free_bytes / 1e9:.3g} GB are free")
+        return Forecast(directory, Room.SHORT, save_bytes, free_bytes // save_bytes, free_bytes)
     return Forecast(directory, Room.ENOUGH, save_bytes, SAVES_AHEAD, free_bytes)

@@ -18,25 +18,26 @@ import contextlib
 import glob
 import json
 import os
-import stat
 import time
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 import torch
 
 from checkpointing import discover, select, step_names
+from checkpointing.candidates import SelectionOptions
 from checkpointing.io import staging
 from checkpointing.manifest import documents
 from checkpointing.model import CheckpointingError, Verdict
-from checkpointing.training.ranks import TIMEOUT_S, Ranks, ranks
+from checkpointing.training.broadcast import BroadcastError, form_of, share_state, shared_file
+from checkpointing.training.ranks import Ranks, ranks
 from checkpointing.verification import Cache, identity_of, verify
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from checkpointing.model import Identity
+    from checkpointing.model import Identity, Verification
 
 RESUME_FROM: Final = "SUPERVISE_JOB_RESUME_FROM"
 RESUME_STEP: Final = "SUPERVISE_JOB_RESUME_STEP"
@@ -47,24 +48,32 @@ _NOT_READABLE: Final = (
     "if it holds objects of your own, allow their classes by torch.serialization.add_safe_globals, or trust its pickle: weights_only=False"
 )
 
+_SENT_NO_MORE: Final = "read the error of rank 0, which reads the file for all, and of a rank that ended"
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A loaded checkpoint: the state, the absolute path, the step if name or content has it, and (path, why) of newer ones."""
+    """A loaded checkpoint."""
 
+    #: What was saved; for a sharded checkpoint `into`.
     state: Any
+    #: The absolute path of it.
     path: str
+    #: None if neither content nor name has it.
     step: int | None
+    #: The newer ones that were not loaded, as (path, reason).
     passed_over: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Proposal:
-    """A checkpoint that rank 0 can verify. `whole`: its size and modification time (ns), by which another node recognises the file."""
+    """A checkpoint that rank 0 verified."""
 
     path: str
     step: int | None
+    #: Its size in bytes and its modification time (ns), by which another node recognises the file.
     whole: tuple[int, int]
+    is_directory: bool
 
 
 def load_latest(
@@ -73,15 +82,21 @@ def load_latest(
     into: Mapping[str, Any] | None = None,
     map_location: Any = "cpu",  # noqa: ANN401 -- torch.load's
     weights_only: bool = True,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float | None = None,
 ) -> Loaded | None:
-    """Load the newest whole checkpoint in `directory`; None where there is none. In torch.distributed every rank must call it.
+    """Load the newest whole checkpoint in `directory`, on all ranks the same one; None where there is none.
 
-    `into`: a state of the right shape, which a sharded checkpoint (DCP) is loaded into in place; `state` is this one then. `weights_only`
-    False lets a pickle run code. Raises CheckpointingError; an error of one rank on all.
+    In torch.distributed every rank must call it. Rank 0 verifies a file, reads it and sends it to the others; of a sharded checkpoint
+    (DCP) each rank reads its part. `directory` may also be one checkpoint.
+
+    into: a state of the right names, shapes and dtypes, which a sharded checkpoint is loaded into in place; `state` is this one then.
+    map_location, weights_only: as in torch.load; weights_only=False lets a pickle run code. timeout_s: as in `save`.
+
+    Raises CheckpointingError where there are checkpoints and none is good, where the newest good one cannot be loaded, and on all ranks
+    where one of them fails.
     """
     directory = os.path.abspath(os.fspath(directory))  # noqa: PTH100 -- paths are plain strings throughout the package
-    together = ranks(f"no checkpoint was loaded from {directory}", timeout_s)
+    together = ranks(f"no checkpoint was loaded from {directory}", timeout_s, call="load_latest")
     with together.together():
         if together.rank == 0:
             staging.bring_back(directory)
@@ -94,7 +109,7 @@ def load_latest(
                     raise CheckpointingError(f"no checkpoint was loaded from {directory}: none is good: {listed}", hint=_ALL_IS_REFUSED)
                 return None
             try:
-                state, is_there = _load(proposal.path, into, map_location, together, weights_only=weights_only), True
+                state, is_there = _load(proposal, into, map_location, together, weights_only=weights_only), True
             except (CheckpointingError, FileNotFoundError):
                 if os.path.lexists(proposal.path):
                     raise
@@ -110,13 +125,12 @@ def _agree(proposer: _Proposer, together: Ranks, lacking: list[tuple[str, str]])
         message = ""
         if together.rank == 0:
             proposed = proposer.next([path for path, _ in lacking])
-            message = json.dumps([proposed and [proposed.path, proposed.step, proposed.whole], proposer.passed_over])
-        message = together.meet(value=message).value
-        found, passed_over = json.loads(message)
+            message = json.dumps([proposed and [proposed.path, proposed.step, proposed.whole, proposed.is_directory], proposer.passed_over])
+        fields, passed_over = json.loads(together.meet(value=message).value)
         why = tuple((path, reason) for path, reason in [*lacking, *passed_over])
-        if found is None:
+        if fields is None:
             return None, why
-        proposal = _Proposal(found[0], found[1], (found[2][0], found[2][1]))
+        proposal = _Proposal(fields[0], fields[1], (fields[2][0], fields[2][1]), fields[3])
         has_it = together.rank == 0 or _have(proposal)
         if together.meet(vote=has_it).yes:
             return proposal, why
@@ -144,17 +158,18 @@ class _Proposer:
             verification = verify(given, own=True)
             self._limit = verification.step if verification.step is not None else _number(RESUME_STEP)
             if verification.verdict is Verdict.VERIFIED:
-                return _Proposal(given, verification.step, _whole(verification.identity))
+                return _proposal(verification)
             self._refused.append((given, verification.reason))
         changed = self._changed_ns()
         listing = self._list()
         for _ in range(_MOST_LISTINGS):
             # a training script keeps no record of torn files: each start looks at them anew
-            chosen = select.newest(listing, None, self._cache, avoid=lacking, prefer_finite=True, own=_is_guarded)
+            options = SelectionOptions(cache=self._cache, avoid=lacking, own=_is_guarded)
+            chosen = select.newest(listing, options)
             self.passed_over = [*self._refused, *chosen.not_finite, *chosen.torn, *chosen.dangerous, *chosen.unverifiable]
             self.passed_over += chosen.unknown
             if chosen.chosen is not None:
-                return _Proposal(chosen.chosen.path, chosen.chosen.step, _whole(chosen.chosen.identity))
+                return _proposal(chosen.chosen)
             # another process may save there and prune: what was listed is gone by the time that it is read, and the next not listed yet,
             # or a listing saw neither. Only what stood still between two looks, by more than the grain of its clock, is what there is
             stood_still = abs(time.time_ns() - changed) > _GRAIN_NS
@@ -201,19 +216,24 @@ def _is_of(directory: str, given: str) -> bool:
     homes = [given]
     with contextlib.suppress(OSError, documents.ManifestDamaged):
         homes.append(documents.read(f"{os.path.dirname(os.path.dirname(given))}/{documents.FILE_NAME}").path)  # noqa: PTH120 -- as above
-    above = directory.rstrip("/"), os.path.realpath(directory).rstrip("/")
-    return any(f"{place}/".startswith(f"{one}/") for home in homes for place in (home, os.path.realpath(home)) for one in above)
+    above = f"{directory.rstrip('/')}/", f"{os.path.realpath(directory).rstrip('/')}/"
+    return any(f"{place}/".startswith(above) for home in homes for place in (home, os.path.realpath(home)))
 
 
 def _have(proposal: _Proposal) -> bool:
     """Return whether this rank sees the same file, or has a whole one of the same size on a disk of its node's own."""
-    here = identity_of(proposal.path)
-    if here is None:
+    identity = identity_of(proposal.path)
+    if identity is None:
         return False
     exact = proposal.whole[1] % 1_000_000_000  # a clock of whole seconds makes files alike that are not
-    if _whole(here) == proposal.whole and exact:
+    if _whole(identity) == proposal.whole and exact:
         return True
-    return here.size == proposal.whole[0] and verify(proposal.path, own=True).verdict is Verdict.VERIFIED
+    return identity.size == proposal.whole[0] and verify(proposal.path, own=True).verdict is Verdict.VERIFIED
+
+
+def _proposal(verification: Verification) -> _Proposal:
+    is_directory = os.path.isdir(verification.path)  # noqa: PTH112 -- as above
+    return _Proposal(verification.path, verification.step, _whole(verification.identity), is_directory)
 
 
 def _whole(identity: Identity) -> tuple[int, int]:
@@ -228,11 +248,24 @@ def _number(name: str) -> int | None:
         return None
 
 
-def _load(path: str, into: Mapping[str, Any] | None, map_location: Any, together: Ranks, *, weights_only: bool) -> Any:  # noqa: ANN401 -- torch.load's
-    if stat.S_ISDIR(os.stat(path).st_mode):  # noqa: PTH116 -- as above
-        return _load_sharded(path, into, together)
+def _load(proposal: _Proposal, into: Mapping[str, Any] | None, map_location: Any, together: Ranks, *, weights_only: bool) -> Any:  # noqa: ANN401 -- torch.load's
     try:
-        return torch.load(path, map_location=map_location, weights_only=weights_only)
+        if proposal.is_directory:  # as rank 0 saw it: all ranks go the same way
+            return _load_sharded(proposal.path, into, together)
+        return _load_file(proposal, map_location, together, weights_only=weights_only)
+    except BroadcastError as error:
+        raise CheckpointingError(f"checkpoint could not be loaded: {proposal.path}: {error}", hint=_SENT_NO_MORE) from error
+
+
+def _load_file(proposal: _Proposal, map_location: Any, together: Ranks, *, weights_only: bool) -> Any:  # noqa: ANN401 -- torch.load's
+    path = proposal.path
+    try:
+        if together.store is None:
+            return torch.load(path, map_location=map_location, weights_only=weights_only)
+        with shared_file(path, proposal.whole[0], together.rank) as file:
+            return torch.load(cast("IO[bytes]", file), map_location=map_location, weights_only=weights_only)
+    except BroadcastError:
+        raise
     except Exception as error:
         first = str(error).strip().partition("\n")[0]
         raise CheckpointingError(f"checkpoint could not be loaded: {path}: {first}", hint=_NOT_READABLE) from error
@@ -254,15 +287,27 @@ def _load_sharded(path: str, into: Mapping[str, Any] | None, together: Ranks) ->
         kept = _of_updated_parameters(optimizer["state"], held)
         if len(kept) < len(optimizer["state"]):
             state["optimizer"] = {**optimizer, "state": kept}
+    is_replicated = together.store is not None and _is_replicated(state, together)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # as it is
-            dcp_load(state, checkpoint_id=path, no_dist=together.store is None)
+            if not is_replicated or together.rank == 0:
+                dcp_load(state, checkpoint_id=path, no_dist=together.store is None or is_replicated)
     except CheckpointException as error:
-        rank, found = min(error.failures.items())
-        message = f"checkpoint could not be loaded: {path}: rank {rank}: {type(found[0]).__name__}: {found[0]}"
+        rank, failure = min(error.failures.items())
+        message = f"checkpoint could not be loaded: {path}: rank {rank}: {type(failure[0]).__name__}: {failure[0]}"
         raise CheckpointingError(message, hint="compare what it holds with `into`: every entry must be there, in the same shape") from error
-    return state
+    if not is_replicated:
+        return state
+    together.meet()  # rank 0 has loaded it, or said why not
+    return share_state(state, together.rank)
+
+
+def _is_replicated(state: Mapping[str, Any], together: Ranks) -> bool:
+    """Return whether all ranks want the same, no shards: then one of them reads it for all. The same answer on all."""
+    form = form_of(state)
+    of_rank_0 = together.meet(value=form).value
+    return together.meet(vote=bool(form) and form == of_rank_0).yes
 
 
 def _of_updated_parameters(states: Mapping[str, Any], held: list[str]) -> dict[str, Any]:

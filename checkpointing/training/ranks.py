@@ -3,7 +3,7 @@
 The meeting goes through the store of torch's process group, without a collective: it needs no GPU, works for every backend and has a time
 limit of its own, and a rank that fails reports it without waiting. Outside torch.distributed there is one rank, and nothing is asked.
 
-One meeting, keys under `checkpointing/meeting/<number>/`:
+One meeting, keys under `checkpointing/<call>/<number>/`:
 
     came       how many are there; the one that completes the world writes the outcome
     came/<rank>   this rank is there
@@ -13,16 +13,18 @@ One meeting, keys under `checkpointing/meeting/<number>/`:
 
 The numbers count the meetings of this process, which is the one state here: every rank goes through the same ones in the same order, also
 through one that failed, so that a training which catches the error can go on. The last to leave removes the keys of one that did not fail.
+Ranks in different calls never meet.
 
-A rank that fails raises its own error. All others raise CheckpointingError with the first failed rank's number, and so do all ranks if one
-does not come in time: with the ranks that are missing, and where each of them stands (whereabouts.py). A meeting with patience warns of
-them before, and fails early only where they are proven never to come: whereabouts.away.
+A rank that fails raises its own error. All others raise CheckpointingError with the first failed rank's number. Of ranks that do not come:
+
+    after PATIENCE_S     a warning names them, and where each of them stands (whereabouts.py)
+    any time after that  an error, if they are proven never to come: whereabouts.away
+    after timeout_s      an error; a rank that is at work in the same call, such as rank 0 while it writes, has TIMEOUT_S at least
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import sys
 import threading
 import time
@@ -38,19 +40,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TIMEOUT_S: Final = 1800.0  # as long as gloo waits in a collective; a save to a slow disk is waited for as well
-#: Seconds after which a call that waits for other ranks, and has no time limit of its own, warns of those that are missing.
-PATIENCE_S: Final = 30.0
+#: Seconds after which a rank that waits for others warns of those that are missing, and looks whether they can still come.
+PATIENCE_S: float = 30.0
 _FIRST_LOOK_S: Final = 0.001
 _PER_RANK_S: Final = 1e-4  # at most 10,000 questions per second to the store, however many ranks wait
 _LONGEST_LOOK_S: Final = 1.0
 _MOST_OF_AN_ERROR: Final = 500
 _ONLY: Final = "only"
-_EVERY_RANK: Final = "let every rank make this call, at the same place"
-_NOT_ALL_CAME: Final = f"{_EVERY_RANK}; or give it a longer timeout_s="
+_EVERY_RANK: Final = "let every rank make this call, at the same place; for one that is only late, raise the timeout of init_process_group"
 _AS_NAMED: Final = "read the error of the rank that is named: it has the hint"
 
-# the meetings of this process, whose process group there is one of: see above
-_numbers: Final = itertools.count()
+
+class _Meetings:
+    """The meetings of this process, whose process group there is one of."""
+
+    number = 0  # of the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +67,20 @@ class RankAnswer:
 
 @dataclass(slots=True)
 class Ranks:
-    """The ranks that do one thing together. Made by `ranks()`.
+    """The ranks that do one thing together. Made by `ranks()`."""
 
-    what: names it in errors. place: keys of its only meeting; "": the next of those in which ranks save and load.
-    patience_s: when it warns of missing ranks; 0: never.
-    """
-
-    what: str
+    #: What failed if they do not, for errors.
+    failure: str
     rank: int = 0
     world: int = 1
+    #: How long a rank waits for others that are not in the call.
     timeout_s: float = TIMEOUT_S
+    #: The store of torch's process group. None: there is one rank.
     store: Any = None
+    #: The keys of its only meeting. "": its meetings are counted.
     place: str = ""
-    patience_s: float = 0.0
+    #: The name of the call in the keys of counted meetings.
+    call: str = "meeting"
     _failed: bool = field(default=False, init=False)
 
     def meet(self, *, vote: bool = True, value: str = "") -> RankAnswer:
@@ -83,6 +88,8 @@ class Ranks:
         if self.store is None:
             return RankAnswer(vote, value)
         keys = self._next_keys()
+        if whereabouts.OwnTask.work:
+            whereabouts.OwnTask.work = self._coming_keys()
         if self.rank == 0:
             self.store.set(f"{keys}/value", value)
         self.store.set(f"{keys}/came/{self.rank}", "")
@@ -95,8 +102,7 @@ class Ranks:
         if outcome not in ("yes", "no"):
             self._failed = True  # this meeting reports the error to all ranks
             cause = outcome.removeprefix("error: ")
-            hint = _AS_NAMED if not cause.startswith(_ONLY) else _EVERY_RANK if self.patience_s else _NOT_ALL_CAME
-            raise CheckpointingError(f"{self.what}: {cause}", hint=hint)
+            raise CheckpointingError(f"{self.failure}: {cause}", hint=_EVERY_RANK if cause.startswith(_ONLY) else _AS_NAMED)
         answer = RankAnswer(outcome == "yes", self.store.get(f"{keys}/value").decode())
         if self.store.add(f"{keys}/left", 1) == self.world:
             for key in ("came", "no", "value", "outcome", "left", *(f"came/{rank}" for rank in range(self.world))):
@@ -108,6 +114,7 @@ class Ranks:
     def together(self) -> Iterator[None]:
         """Report an error that is raised inside to the others, which raise at their next meeting."""
         try:
+            whereabouts.OwnTask.work = self._coming_keys()
             yield
         except BaseException as error:  # DCP's CheckpointException is no Exception; a KeyboardInterrupt leaves the others waiting as well
             if self.store is not None and not self._failed:
@@ -117,9 +124,16 @@ class Ranks:
                     outcome = f"error: rank {self.rank}: {type(error).__name__}: {text}"
                     self._conclude(self._next_keys(), outcome)
             raise
+        finally:
+            whereabouts.OwnTask.work = ""
 
     def _next_keys(self) -> str:
-        return self.place or f"checkpointing/meeting/{next(_numbers)}"
+        keys = self._coming_keys()
+        _Meetings.number += not self.place
+        return keys
+
+    def _coming_keys(self) -> str:
+        return self.place or f"checkpointing/{self.call}/{_Meetings.number}"
 
     def _conclude(self, keys: str, outcome: str) -> None:
         self.store.compare_set(f"{keys}/outcome", "", outcome)
@@ -127,36 +141,46 @@ class Ranks:
     def _outcome(self, keys: str) -> str:
         """Poll, ever less often: waiting inside the store would block torch's own threads."""
         began = time.monotonic()
-        next_look_s = self.patience_s or self.timeout_s
+        next_look_s, limit_s, has_warned = PATIENCE_S, self.timeout_s, False
         while not self.store.check([f"{keys}/outcome"]):
             waited = time.monotonic() - began
-            if waited > self.timeout_s:
-                self._conclude(keys, f"error: {_ONLY} {self._absence(f'{keys}/came', self.timeout_s)}")
-                break
+            if waited > limit_s:
+                if waited > TIMEOUT_S or self._missing(keys):
+                    self._conclude(keys, f"error: {_ONLY} {self._absence(keys, limit_s)}")
+                    break
+                limit_s = waited + PATIENCE_S
             if waited > next_look_s:
-                self._look(keys, waited, warn=next_look_s == self.patience_s)
-                next_look_s += self.patience_s
+                has_warned = self._look(keys, waited, has_warned=has_warned)
+                next_look_s += PATIENCE_S
             time.sleep(min(_LONGEST_LOOK_S, max(_FIRST_LOOK_S, self.world * _PER_RANK_S, waited / 20)))
         outcome: bytes = self.store.get(f"{keys}/outcome")
         return outcome.decode()
 
-    def _look(self, keys: str, waited_s: float, *, warn: bool) -> None:
-        """Warn of the ranks that are missing, and conclude where they cannot come: the lowest rank that is here, for all."""
-        absent = self._absent(f"{keys}/came")
-        if not absent or self.rank != next(rank for rank in range(self.world) if rank not in absent):
-            return
-        text = self._absence(f"{keys}/came", waited_s)
+    def _look(self, keys: str, waited_s: float, *, has_warned: bool) -> bool:
+        """Warn of the ranks that are missing, and conclude where they cannot come: the lowest rank that is here, for all.
+
+        Return whether it has warned.
+        """
+        absent = self._absent(keys)
+        if not absent or self.rank != next(rank for rank in range(self.world) if rank not in absent) or not self._missing(keys):
+            return has_warned
+        text = self._absence(keys, waited_s)
         if whereabouts.away(self.store, absent, keys):
             self._conclude(keys, f"error: {_ONLY} {text}; it will not come here")
-        elif warn:
-            warnings.warn(f"{self.what} yet: {_ONLY} {text}", RuntimeWarning, stacklevel=2)
+        elif not has_warned:
+            warnings.warn(f"{self.failure}: it still waits: {_ONLY} {text}", RuntimeWarning, stacklevel=2)
+        return True
 
-    def _absent(self, key: str) -> list[int]:
-        return [rank for rank in range(self.world) if not self.store.check([f"{key}/{rank}"])]
+    def _absent(self, keys: str) -> list[int]:
+        return [rank for rank in range(self.world) if not self.store.check([f"{keys}/came/{rank}"])]
 
-    def _absence(self, key: str, waited_s: float) -> str:
+    def _missing(self, keys: str) -> bool:
+        """Return whether a rank did not come that is not at work in the same call, on the way here."""
+        return not whereabouts.are_coming(self.store, self._absent(keys), keys)
+
+    def _absence(self, keys: str, waited_s: float) -> str:
         """Say how many ranks came, which did not, and where those stand."""
-        absent = self._absent(key)
+        absent = self._absent(keys)
         text = f"{self.world - len(absent)} of {self.world} ranks came within {waited_s:.0f} s"
         return f"{text}; {whereabouts.described(self.store, absent)}" if absent else text
 
@@ -174,14 +198,18 @@ def _waits_in(task: str) -> Iterator[None]:
         whereabouts.OwnTask.task = ""
 
 
-def ranks(what: str, timeout_s: float = TIMEOUT_S, place: str = "", *, patience_s: float = 0.0) -> Ranks:
-    """Return the ranks of torch.distributed, where this process is in a group; else itself alone. Imports nothing. The rest: see Ranks."""
+def ranks(failure: str, timeout_s: float | None = None, place: str = "", *, call: str = "meeting") -> Ranks:
+    """Return the ranks of torch.distributed, where this process is in a group; else itself alone. Imports nothing. The rest: see Ranks.
+
+    timeout_s: None is the time limit of the group itself.
+    """
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None or not c10d.is_initialized() or c10d.get_world_size() == 1:
-        return Ranks(what)
+        return Ranks(failure)
     store = c10d._get_default_store()  # noqa: SLF001 -- the only way to the ranks' store
     whereabouts.show(store, c10d.get_rank())
-    return Ranks(what, c10d.get_rank(), c10d.get_world_size(), timeout_s, store, place, patience_s)
+    limit_s = group_timeout().total_seconds() if timeout_s is None else timeout_s
+    return Ranks(failure, c10d.get_rank(), c10d.get_world_size(), limit_s, store, place, call)
 
 
 def group_timeout() -> timedelta:

@@ -24,7 +24,7 @@ import torch
 
 from checkpointing.io import durable, staging
 from checkpointing.model import CheckpointingError
-from checkpointing.training.ranks import TIMEOUT_S, Ranks, ranks
+from checkpointing.training.ranks import Ranks, ranks
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.api import CheckpointException
@@ -48,16 +48,23 @@ def save(  # noqa: PLR0913 -- each is a choice of its own, and all but two have 
     step: int | None = None,
     sharded: bool = False,
     keep: int | None = None,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float | None = None,
 ) -> str:
-    """Save `state` atomically and durably, and return the path on every rank.
+    """Save `state` atomically and durably, and return the absolute path on every rank.
 
-    With `step`, `path` is a directory, made where it is missing, and the name is step-00000100(.pt). `keep`: of the checkpoints with such
-    names in it only the newest `keep` stay; the one just saved always does. `timeout_s`: how long ranks wait for each other. A sharded
-    save replaces a sharded checkpoint, and no other directory or file. Raises CheckpointingError; on the rank that failed its own.
+    In torch.distributed every rank must call it: rank 0 writes the file; with `sharded` each rank writes its own part. A sharded save
+    replaces a sharded checkpoint, and no other directory or file.
+
+    path: the file or directory to write. With `step`, an integer from 0 on, the directory that holds it, which is made where it is missing;
+    the name is step-00000100(.pt). keep: of the checkpoints with such names only the newest `keep` stay; the one just saved always does.
+    timeout_s: seconds that ranks wait for one that does not come, after a warning; None is the time limit of the process group.
+
+    Raises CheckpointingError where it is not saved, ranks do not come or another rank failed, and on the rank that failed its own error.
+
+        save({"model": model.state_dict(), "step": step}, "ckpt", step=step, keep=3)
     """
     final = target_of(os.fspath(path), step, sharded=sharded)
-    together = ranks(f"checkpoint was not saved: {final}", timeout_s)
+    together = ranks(f"checkpoint was not saved: {final}", timeout_s, call="save")
     with together.together():
         if keep is not None and (keep < 1 or step is None):
             message = f"checkpoint was not saved: {final}: keep={keep} {'needs step=' if step is None else 'leaves none'}"
@@ -95,14 +102,14 @@ def target_of(path: str, step: int | None, *, sharded: bool = False) -> str:
     return os.path.join(path, f"step-{step:08d}" if sharded else f"step-{step:08d}.pt")  # noqa: PTH118 -- as above
 
 
-def step_of(step: Any, what: str) -> int:  # noqa: ANN401 -- whatever a script counts with
-    """Return a step that a name has room for, from whatever counts as an integer. Raises CheckpointingError, which says `what` failed."""
+def step_of(step: Any, failure: str) -> int:  # noqa: ANN401 -- whatever a script counts with
+    """Return a step that a name has room for, from whatever counts as an integer. Raises CheckpointingError that begins with `failure`."""
     try:
         number = operator.index(step)
     except TypeError:
         number = -1
     if not 0 <= number < _MOST_STEPS:
-        raise CheckpointingError(f"{what}: step={step!r} is no step", hint="give step= an integer of at least 0")
+        raise CheckpointingError(f"{failure}: step={step!r} is no step", hint="give step= an integer of at least 0")
     return number
 
 
@@ -123,14 +130,14 @@ def prune(directory: str, keep: int, step: int) -> list[str]:
 
     A directory without DCP's `.metadata` is not ours, whatever its name.
     """
-    found: list[tuple[int, str]] = []
+    saved: list[tuple[int, str]] = []
     with os.scandir(directory) as entries:
         for entry in entries:
             match = _NAME.fullmatch(entry.name)
             if match and not entry.is_symlink() and int(match[1]) <= step and (match[2] or _is_sharded(entry.path)):
-                found.append((int(match[1]), entry.path))
-    kept = set(sorted({at for at, _ in found}, reverse=True)[:keep])
-    gone = [path for at, path in sorted(found) if at not in kept]
+                saved.append((int(match[1]), entry.path))
+    kept = set(sorted({at for at, _ in saved}, reverse=True)[:keep])
+    gone = [path for at, path in sorted(saved) if at not in kept]
     for path in gone:
         with contextlib.suppress(FileNotFoundError):  # another process prunes there as well
             staging.remove(path)
@@ -201,14 +208,14 @@ def _write_shards(state: Any, temporary: str, final: str, together: Ranks) -> No
     # DCP makes the directory where it is missing: a rank on a disk of its own would save its part where nobody looks for it
     sees_it = os.path.isdir(temporary)  # noqa: PTH112 -- as above
     if not together.meet(vote=sees_it).yes:
-        who = "not every rank sees" if sees_it else f"rank {together.rank} does not see"
-        raise CheckpointingError(f"checkpoint was not saved: {final}: {who} what rank 0 writes there", hint=_NOT_SHARED)
+        blind = "not every rank sees" if sees_it else f"rank {together.rank} does not see"
+        raise CheckpointingError(f"checkpoint was not saved: {final}: {blind} what rank 0 writes there", hint=_NOT_SHARED)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # as asked for
             dcp_save(parts, checkpoint_id=temporary, no_dist=together.store is None)
     except CheckpointException as error:  # a BaseException, raised on all ranks where one failed
-        cause = "; ".join(f"rank {rank}: {type(found[0]).__name__}: {found[0]}" for rank, found in _first_few(error))
+        cause = "; ".join(f"rank {rank}: {type(failure[0]).__name__}: {failure[0]}" for rank, failure in _first_few(error))
         left = os.statvfs(os.path.dirname(final))  # noqa: PTH120 -- as above
         cause += f" ({left.f_bavail * left.f_frsize >> 20} MiB are left there)"  # DCP's message for a full disk does not contain that
         raise CheckpointingError(f"checkpoint was not saved: {final}: {cause}", hint=_FREE_SPACE) from error

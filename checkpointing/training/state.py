@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from checkpointing.model import CheckpointingError
-from checkpointing.training.ranks import PATIENCE_S, Ranks, group_timeout, ranks
+from checkpointing.training.ranks import Ranks, ranks
 from checkpointing.training.save import has_shards
 
 if TYPE_CHECKING:
@@ -414,7 +414,7 @@ def _meeting(name: str, failed: str, *, needed: bool) -> Ranks:
     """Return the ranks that must make the call of this name; this one alone where no other is needed."""
     if not needed:
         return Ranks(failed)
-    return ranks(failed, group_timeout().total_seconds(), f"checkpointing/{name}/{next(_numbers)}", patience_s=PATIENCE_S)
+    return ranks(failed, place=f"checkpointing/{name}/{next(_numbers)}")
 
 
 def _gathered(text: str, together: Ranks) -> list[str]:

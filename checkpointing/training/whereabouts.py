@@ -17,7 +17,7 @@ import sys
 import sysconfig
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,9 +43,21 @@ _NOT_THE_USERS: Final = ("/site-packages/", "/dist-packages/", "<frozen ", "/sup
 
 
 class OwnTask:
-    """What the training thread of this process waits in, by its own word; "": nothing that others wait in too."""
+    """What this process does together with other ranks, by its own word."""
 
-    task = ""
+    task = ""  # what its training thread waits in; "": nothing that others wait in too
+    work = ""  # the meeting to which a thread comes that is at work in the same call; "": none
+
+
+class RankPlace(NamedTuple):
+    """Where another rank stands, as it answers. Each part is "" where it is not known."""
+
+    #: As in OwnTask; or the collective of all ranks that its training thread waits in.
+    task: str = ""
+    #: Such as `train.py:112 in evaluate`.
+    where: str = ""
+    #: As in OwnTask.
+    work: str = ""
 
 
 class _OwnAddress:
@@ -86,32 +98,28 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def ask(store: Any, rank: int) -> tuple[str, str]:  # noqa: ANN401 -- torch's store
-    """Return what a rank waits in (OwnTask), and where it stands, such as `train.py:112 in evaluate`. Takes ANSWER_S at most.
-
-    Both are "" where it never showed an address.
-    """
+def ask(store: Any, rank: int) -> RankPlace:  # noqa: ANN401 -- torch's store
+    """Return where a rank stands. Takes ANSWER_S at most; nothing is known of one that never showed an address."""
     try:
         key = f"{_KEYS}/{rank}"
         if not store.check([key]):
-            return "", ""
+            return RankPlace()
         host, port, password = store.get(key).decode().split()
         if ipaddress.ip_address(host).is_loopback:  # it is on the host of MASTER_ADDR, whose own name may be 127.0.1.1 there (Debian)
             host = os.environ.get("MASTER_ADDR", host)
     except Exception:  # noqa: BLE001 -- torch's store raises what it likes; the caller has an error of its own to raise
-        return "", ""
+        return RankPlace()
     try:
         with socket.create_connection((host, int(port)), timeout=ANSWER_S) as connection:
             connection.sendall(password.encode() + b"\n")
             answer = b""
             while len(answer) < _MOST_BYTES and (chunk := connection.recv(_MOST_BYTES)):
                 answer += chunk
-            task, _, where = answer.decode(errors="replace").partition("\n")
-            return task, where
+            return RankPlace(*answer.decode(errors="replace").split("\n", maxsplit=2))
     except ConnectionError:
-        return "", GONE
+        return RankPlace(where=GONE)
     except OSError:
-        return "", "its process does not answer"
+        return RankPlace(where="its process does not answer")
 
 
 def described(store: Any, ranks: Sequence[int], task: str = "") -> str:  # noqa: ANN401 -- torch's store
@@ -124,9 +132,10 @@ def described(store: Any, ranks: Sequence[int], task: str = "") -> str:  # noqa:
         if number >= MOST_ASKED or len(texts) >= MOST_NAMED:
             unnamed = len(ranks) - number
             break
-        their_task, where = ask(store, rank)
-        if task and their_task == task:
+        rank_place = ask(store, rank)
+        if task and rank_place.task == task:
             continue
+        where = rank_place.where
         stands = where if not where or where.startswith("its ") else f"it stands at {where}"
         texts.append(f"rank {rank} did not" + (f": {stands}" if stands else ""))
     return ", ".join(texts) + (f", and {unnamed} more" if texts and unnamed else "")
@@ -139,12 +148,17 @@ def away(store: Any, ranks: Sequence[int], task: str) -> bool:  # noqa: ANN401 -
     """
     asked = ranks[:MOST_ASKED]
     before = [ask(store, rank) for rank in asked]
-    if any(where == GONE for _, where in before):
+    if any(rank_place.where == GONE for rank_place in before):
         return True
-    if not all(their_task and their_task != task for their_task, _ in before):
+    if not all(rank_place.task and rank_place.task != task for rank_place in before):
         return False
     time.sleep(_STILL_S)
     return [ask(store, rank) for rank in asked] == before
+
+
+def are_coming(store: Any, ranks: Sequence[int], task: str) -> bool:  # noqa: ANN401 -- torch's store
+    """Return whether each of these ranks is at work in the call that this one waits in, and so on its way here."""
+    return len(ranks) <= MOST_ASKED and all(ask(store, rank).work == task for rank in ranks)
 
 
 def place(frame: FrameType | None) -> str:
@@ -185,7 +199,8 @@ def _answer_all(listener: socket.socket, password: str, thread: int) -> None:
                         question += chunk
                     if hmac.compare_digest(question.strip(), password.encode()):
                         frame = sys._current_frames().get(thread)  # noqa: SLF001 -- the only way
-                        connection.sendall(f"{OwnTask.task or _collective(frame)}\n{place(frame)}".encode()[:_MOST_BYTES])
+                        answer = f"{OwnTask.task or _collective(frame)}\n{place(frame)}\n{OwnTask.work}"
+                        connection.sendall(answer.encode()[:_MOST_BYTES])
 
 
 def _own_host() -> str:

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from health.model import Json, Readings
 
 
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
 def unread(check: str, now: Readings, name: str, what: str, subject: str = HOST) -> CheckResult | None:
     """Return the result for a reading that is missing or has a problem; None if it can be judged. what: its name for people."""
     reading = now.one(name, subject)
@@ -30,10 +33,11 @@ def number(row: dict[str, Json], key: str) -> float | None:
 
 
 def size(count: float) -> str:
-    """Return bytes as people read them."""
-    size, unit = count / (1 << 20), "MiB"
-    if size >= 10240:  # noqa: PLR2004 -- five digits are too many
-        size, unit = size / 1024, "GiB"
-    elif 0 < size < 1:  # "0 MiB free, and one checkpoint takes 0 MiB" would say nothing
-        size, unit = size * 1024, "KiB"
-    return f"{size:.0f} {unit}"
+    """Return bytes as people read them, as `supervisor.core.units.bytes_text` writes them: `12 KiB`, `512 MiB`, `79.1 GiB`."""
+    amount, power = float(count), 0
+    while amount >= 1024 and power < len(_UNITS) - 1:  # noqa: PLR2004
+        amount, power = amount / 1024, power + 1
+    if power >= _UNITS.index("GiB"):
+        return f"{amount:.1f} {_UNITS[power]}"
+    text = f"{amount:.1f}".removesuffix(".0") if amount < 10 else f"{amount:.0f}"  # noqa: PLR2004 -- tenths of a small number
+    return f"{text} {_UNITS[power]}"

@@ -110,12 +110,12 @@ def env_variables(now: Readings, _before: Readings | None, _limits: Thresholds) 
         yield unread
         return
     row = now.table("env.variables")
-    found = [
+    results = [
         CheckResult("env_variables", HOST, Result.DEGRADED, f"{key}={row[key]} {words}", (), Repair.CONFIGURE, command)
         for key, words, command in misleading(row)
     ]
     evidence = tuple(f"{key}={value}" for key, value in row.items())
-    yield from found or [
+    yield from results or [
         CheckResult("env_variables", HOST, Result.OK, f"{len(evidence)} variables of NCCL, torch and their like are set", evidence)
     ]
 
@@ -164,19 +164,19 @@ def env_code(now: Readings, before: Readings | None, _limits: Thresholds) -> Ite
     if unread is not None:
         yield unread
         return
-    row, was = now.table("env.code"), before.table("env.code") if before is not None else {}
+    row, old_row = now.table("env.code"), before.table("env.code") if before is not None else {}
     head, dirty = str(row.get("head"))[:12], common.number(row, "dirty") or 0
     state = f"{head} ({row.get('branch')})" + (f" and {dirty:.0f} files changed since" if dirty else "")
     evidence = (f"root {row.get('root')}",)
-    if was and (was.get("head"), was.get("changed")) != (row.get("head"), row.get("changed")):
-        why = f"the code is {state}, and was another when the job started ({str(was.get('head'))[:12]})"
+    if old_row and (old_row.get("head"), old_row.get("changed")) != (row.get("head"), row.get("changed")):
+        why = f"the code is {state}, and was another when the job started ({str(old_row.get('head'))[:12]})"
         yield CheckResult(
             "env_code",
             HOST,
             Result.DEGRADED,
             why,
             evidence,
-            look=(f"git -C {quote(str(row.get('root')))} diff {quote(str(was.get('head')))}",),
+            look=(f"git -C {quote(str(row.get('root')))} diff {quote(str(old_row.get('head')))}",),
         )
     else:
         yield CheckResult("env_code", HOST, Result.OK, f"the code is {state}", evidence)

@@ -173,13 +173,13 @@ def _values(now: Readings, nodes: tuple[str, ...], name: str) -> Iterator[tuple[
 
 def _different_versions(now: Readings, nodes: tuple[str, ...]) -> Iterator[NodeDifference]:
     for key, values in _values(now, nodes, "env.versions"):
-        what, strict = f"version of {key}", key in _STRICT_VERSIONS
+        name, strict = f"version of {key}", key in _STRICT_VERSIONS
         if key == "nccl" and all(now.table("env.versions", node).get("driver") for node in nodes) and "unset" not in values.values():
-            yield NodeDifference(what, values, Weight.CANNOT_WORK, _NCCL_REFUSES)
+            yield NodeDifference(name, values, Weight.CANNOT_WORK, _NCCL_REFUSES)
         elif strict:
-            yield NodeDifference(what, values, Weight.MATTERS, _VERSIONS, strict=True)
+            yield NodeDifference(name, values, Weight.MATTERS, _VERSIONS, strict=True)
         else:
-            yield NodeDifference(what, values, Weight.NOTE if key in _OWN_VERSIONS else Weight.MATTERS)
+            yield NodeDifference(name, values, Weight.NOTE if key in _OWN_VERSIONS else Weight.MATTERS)
 
 
 def _different_variables(now: Readings, nodes: tuple[str, ...]) -> Iterator[NodeDifference]:

@@ -161,11 +161,11 @@ def _write(now: Readings, before: Readings | None, subject: str, limits: Thresho
 
 def _read_only(before: Readings | None, subject: str, mount: dict[str, Json], evidence: tuple[str, ...]) -> CheckResult:
     path = subject.removeprefix("path:")
-    was = before is not None and before.table("path.space", subject).get("read_only") is False
-    why = f"{path} is read-only{', and was not when the job started: the kernel found it damaged' if was else ''}"
+    was_read_only = before is not None and before.table("path.space", subject).get("read_only") is False
+    why = f"{path} is read-only{', and was not when the job started: the kernel found it damaged' if was_read_only else ''}"
     look = ("dmesg -T | grep -i -e remount -e 'I/O error'", f"findmnt -T {quote(path)}")
     remount = f"mount -o remount,rw {quote(str(mount['point']))}" if mount.get("point") else ""
-    if was:  # writing to a damaged file system damages it more
+    if was_read_only:  # writing to a damaged file system damages it more
         return CheckResult("disk_writes", subject, Result.FAILED, why, evidence, Repair.DRAIN, _CHECK_FIRST, look=look)
     return CheckResult("disk_writes", subject, Result.FAILED, why, evidence, Repair.CONFIGURE, remount, look=look)
 
@@ -192,8 +192,10 @@ def disk_nvme(now: Readings, before: Readings | None, _limits: Thresholds) -> It
     rows = now.rows("nvme.controllers")
     lost = {_nvme_name(row) for row in before.rows("nvme.controllers")} - {_nvme_name(row) for row in rows} if before is not None else set()
     results = [
-        CheckResult("disk_nvme", HOST, Result.FAILED, f"NVMe disk {who} is gone since the job started", (), Repair.REPLACE, look=_NVME_LOOK)
-        for who in sorted(lost)
+        CheckResult(
+            "disk_nvme", HOST, Result.FAILED, f"NVMe disk {disk} is gone since the job started", (), Repair.REPLACE, look=_NVME_LOOK
+        )
+        for disk in sorted(lost)
     ]
     for row in rows:
         state = row.get("state")

@@ -22,7 +22,7 @@ from health.kernellog.messages import KernelMatch, Role, oom_meaning, recognise
 from health.kernellog.model import Entry, LogFinding
 from health.model import Repair, Severity, worse
 from health.nvidia import xid_history, xid_policy, xid_registers
-from health.nvidia.xid_history import DAY_S, Event, EventIndex, Memory
+from health.nvidia.xid_history import DAY_S, EventIndex, Memory, XidEvent
 from health.nvidia.xid_policy import Around
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Correlator:
     def findings(self) -> tuple[LogFinding, ...]:
         """Return the findings so far, in the order in which they began."""
         if self._found is None:
-            self._found = tuple(sorted((*self._judged(self._builders), *self._flapping()), key=lambda one: one.number))
+            self._found = tuple(sorted((*self._judged(self._builders), *self._flapping()), key=lambda finding: finding.number))
         return self._found
 
     def _judged(self, builders: Iterable[EventBuilder]) -> list[LogFinding]:
@@ -168,9 +168,9 @@ class Correlator:
     def _part(self, entry: Entry, match: KernelMatch) -> None:
         kinds = _BELONGS.get(match.form.code, {match.form.kind})
         pci = match.groups.get("pci", "")
-        whole = self._last(lambda one: one.kind in kinds and one.is_near(entry, EVENT_S) and may_be_same(one.pci, pci))
+        whole = self._last(lambda builder: builder.kind in kinds and builder.is_near(entry, EVENT_S) and may_be_same(builder.pci, pci))
         if match.form.kind == "throttle":
-            whole = self._last(lambda one: one.kind == "throttle" and one.entry.host == entry.host)
+            whole = self._last(lambda builder: builder.kind == "throttle" and builder.entry.host == entry.host)
         if whole is None:
             self._whole(entry, match)
             return
@@ -198,8 +198,10 @@ class Correlator:
         self._active.add((entry.host, subject))
         kind = match.form.kind
         builder = self._last(
-            lambda one: (
-                one.kind == kind and not one.ended and (not subject or one.subject in {subject, ""} or subject.startswith(one.subject))
+            lambda known: (
+                known.kind == kind
+                and not known.ended
+                and (not subject or known.subject in {subject, ""} or subject.startswith(known.subject))
             )
         )
         if builder is None or (kind == "mlx5" and builder.code != "link_down"):
@@ -236,7 +238,7 @@ class Correlator:
         else:
             known = begin(entry, match)
             known.code, known.rest = code, rest
-            known.event = Event(code, f"{entry.host}/{plain_pci(pci)}", entry.t)
+            known.event = XidEvent(code, f"{entry.host}/{plain_pci(pci)}", entry.t)
             self._memory.add(known.event)
             self._absorb(known, entry)
             self._open["xid", entry.host, str(code), plain_pci(pci)] = known
@@ -277,7 +279,7 @@ class Correlator:
             if builder.form.role is Role.STEP and not builder.ended and builder.is_near(entry, BOOTING_S):
                 builder.dropped = True  # the node was going down
         for losses in self._losses.values():
-            losses[:] = [one for one in losses if one.t is not None and entry.t is not None and not 0 <= entry.t - one.t <= BOOTING_S]
+            losses[:] = [loss for loss in losses if loss.t is not None and entry.t is not None and not 0 <= entry.t - loss.t <= BOOTING_S]
         self._open.clear()
 
     def _is_booting(self, entry: Entry) -> bool:
@@ -330,18 +332,18 @@ class Correlator:
 
     def _announced(self) -> dict[str, list[tuple[float | None, Repair]]]:
         """Return the repairs that the driver announced, by GPU, with their times."""
-        found: dict[str, list[tuple[float | None, Repair]]] = {}
+        repairs: dict[str, list[tuple[float | None, Repair]]] = {}
         for builder in self._builders:
             if (
                 builder.code == _ANNOUNCES
                 and builder.event is not None
                 and (decoded := xid_registers.decode(_ANNOUNCES, builder.rest)) is not None
             ):
-                found.setdefault(builder.event.gpu, []).append((builder.entry.t, decoded.repair))
-        return found
+                repairs.setdefault(builder.event.gpu, []).append((builder.entry.t, decoded.repair))
+        return repairs
 
     def _flapping(self) -> list[LogFinding]:
-        found = []
+        flaps = []
         for (host, nic), losses in self._losses.items():
             limit = next((limit for limit in FLAPS if _most_within(losses, limit[1]) >= limit[0]), None)
             if limit is None:
@@ -351,7 +353,7 @@ class Correlator:
             reason = f"{_most_within(losses, limit[1])} times within {limit[1] / 3600:.0f} h"
             fields = (("host", host),) if host else ()
             meaning = "a network link comes and goes: look at its cable and module"
-            found.append(
+            flaps.append(
                 LogFinding(
                     "netdev",
                     "flapping",
@@ -370,29 +372,31 @@ class Correlator:
                     fields,
                 )
             )
-        return found
+        return flaps
 
 
 def _around(builder: EventBuilder, known: EventIndex, announced: Mapping[str, Sequence[tuple[float | None, Repair]]]) -> Around:
     event = builder.event
     assert event is not None  # noqa: S101  an Xid's builder has one
-    repair = next((one for t, one in reversed(announced.get(event.gpu, ())) if _within(t, event.t, BOOTING_S)), None)
+    repair = next(
+        (announced_repair for t, announced_repair in reversed(announced.get(event.gpu, ())) if _within(t, event.t, BOOTING_S)), None
+    )
     detail = xid_history.DETAIL_OF.get(event.code)
     before = known.before(event, frozenset({detail}) if detail is not None else None)
     previous = _PREVIOUS.search(builder.rest)
     return Around(known.past(event), before, repair, previous[1] if previous else "")
 
 
-def _same_verdict(code: int, one: str, other: str) -> bool:
+def _same_verdict(code: int, verdict: str, other: str) -> bool:
     """Whether two lines of one code may be one event. If their registers decide, they must decide alike."""
-    first, second = xid_registers.decode(code, one), xid_registers.decode(code, other)
+    first, second = xid_registers.decode(code, verdict), xid_registers.decode(code, other)
     if first is None or second is None:
         return first is second
     return (first.verdict, first.repair, first.link, first.unit) == (second.verdict, second.repair, second.link, second.unit)
 
 
-def _within(one: float | None, other: float | None, within_s: float) -> bool:
-    return one is None or other is None or abs(one - other) <= within_s
+def _within(t: float | None, other: float | None, within_s: float) -> bool:
+    return t is None or other is None or abs(t - other) <= within_s
 
 
 def _most_within(losses: list[Entry], within_s: float) -> int:

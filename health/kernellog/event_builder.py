@@ -9,7 +9,7 @@ from health.kernellog.messages import Form, KernelMatch, oom_meaning
 from health.kernellog.model import Entry
 from health.model import Repair, Severity
 from health.nvidia import xid_policy
-from health.nvidia.xid_history import Event
+from health.nvidia.xid_history import XidEvent
 
 FIELDS: Final = (
     "mig",
@@ -55,7 +55,7 @@ class EventBuilder:
     rest: str = ""
     ended: bool = False
     dropped: bool = False
-    event: Event | None = None
+    event: XidEvent | None = None
     fields: dict[str, str] = field(default_factory=dict)
 
     def is_near(self, entry: Entry, within_s: float) -> bool:
@@ -68,9 +68,9 @@ class EventBuilder:
         self.last_t = entry.t if entry.t is not None else self.last_t
 
 
-def begin(entry: Entry, found: KernelMatch) -> EventBuilder:
+def begin(entry: Entry, match: KernelMatch) -> EventBuilder:
     """Return the finding that a message begins."""
-    row, groups = found.form, found.groups
+    row, groups = match.form, match.groups
     builder = EventBuilder(row, row.kind, row.code, row.severity, row.repair, row.meaning, entry, last_t=entry.t)
     builder.pci = groups.get("pci", "").lower()
     builder.subject = groups.get("subject") or groups.get("nic") or groups.get("device", "")
@@ -104,6 +104,6 @@ def plain_pci(address: str) -> str:
     return f"{domain.lstrip('0') or '0'}:{rest}" if rest.count(":") else f"0:{bus}"
 
 
-def may_be_same(one: str, other: str) -> bool:
+def may_be_same(pci: str, other: str) -> bool:
     """Return whether two addresses may be one device's; either may be missing."""
-    return not one or not other or plain_pci(one) == plain_pci(other)
+    return not pci or not other or plain_pci(pci) == plain_pci(other)

@@ -84,9 +84,9 @@ def opened(path: str) -> Iterator[TextIO]:
     """Open a file as text; gzip is unpacked. Raises OSError and LogFormError, also during a read."""
     with _bytes_of(path) as data:
         begins = data.peek()
-        for magic, (what, hint) in _OTHERS.items():
+        for magic, (kind, hint) in _OTHERS.items():
             if begins.startswith(magic):
-                raise LogFormError(what, hint.format(path=path))
+                raise LogFormError(kind, hint.format(path=path))
         if begins.startswith(_GZIP):
             try:
                 with gzip.GzipFile(fileobj=data) as unpacked:

@@ -80,7 +80,7 @@ def parse(data: bytes) -> KmsgRecord | None:
     match = _RECORD.match(data)
     if match is None or int(match["prefix"]) >> 3:
         return None
-    text = _ESCAPE.sub(lambda found: bytes([int(found[1], 16)]), match["text"]).decode("utf-8", "replace")
+    text = _ESCAPE.sub(lambda escape: bytes([int(escape[1], 16)]), match["text"]).decode("utf-8", "replace")
     return KmsgRecord(text, match["flags"].decode(), int(match["number"]), int(match["us"]) / 1e6)
 
 

@@ -104,13 +104,13 @@ def named() -> dict[str, tuple[Form, ...]]:
     The Xids of one part and effect have a name of their own: "xid.memory.gpu" are those that need a reset for an error of the memory.
     """
     fragments = _document()["fragments"]
-    found: dict[str, list[Form]] = {}
+    forms: dict[str, list[Form]] = {}
     for row in _document()["message"]:
         if "name" in row:
-            found.setdefault(row["name"], []).append(_form(row, fragments))
+            forms.setdefault(row["name"], []).append(_form(row, fragments))
         elif row["kind"] == "xid":
-            found |= {name: [_form(row, fragments | {"xid": codes})] for name, codes in _xids_by_effect().items()}
-    return {name: tuple(rows) for name, rows in found.items()}
+            forms |= {name: [_form(row, fragments | {"xid": codes})] for name, codes in _xids_by_effect().items()}
+    return {name: tuple(rows) for name, rows in forms.items()}
 
 
 def _xids_by_effect() -> dict[str, str]:

@@ -282,7 +282,7 @@ def _fraction(digits: str | None) -> float:
 
 def _unescaped(text: str) -> str:
     """Return what /dev/kmsg escaped."""
-    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text) if "\\x" in text else text
+    return _ESCAPED.sub(lambda escape: chr(int(escape[1], 16)), text) if "\\x" in text else text
 
 
 def _decoded(text: str) -> Any:  # noqa: ANN401  whatever JSON holds

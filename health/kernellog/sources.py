@@ -37,15 +37,15 @@ class MonotonicClock(Protocol):
 
 def remember() -> dict[str, tuple[int, int]]:
     """Return inode and size of syslog's files now."""
-    found = {}
+    known = {}
     for path in SYSLOG_FILES:
         try:
             info = os.stat(path)  # noqa: PTH116 (a name, and three figures)
         except OSError:
             continue
         if stat.S_ISREG(info.st_mode):
-            found[path] = (info.st_ino, info.st_size)
-    return found
+            known[path] = (info.st_ino, info.st_size)
+    return known
 
 
 def journal(since: float, clock: MonotonicClock, _before: Mapping[str, tuple[int, int]]) -> Records | str:

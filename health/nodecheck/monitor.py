@@ -187,8 +187,8 @@ class WorkerMonitor:
             self._store.put_first(REPORT, json.dumps({**report.to_json(known, rows, self._elapsed(), time.time()), "told_by": self._rank}))
 
 
-def _read_node(found: list[Reading]) -> None:
-    found += (one for one in Runner().sweep(_PROBES, Ask(environ=dict(os.environ))) if one.name in _COMPARED)
+def _read_node(readings: list[Reading]) -> None:
+    readings += (reading for reading in Runner().sweep(_PROBES, Ask(environ=dict(os.environ))) if reading.name in _COMPARED)
 
 
 def state_of(pid: int) -> str:

@@ -39,8 +39,8 @@ def results(known: TrialEvidence, limits: Limits = DEFAULT) -> tuple[CheckResult
         *(_failing_link(known, pair, why) for pair, why in verdicts.failing_links.items()),
         *(_doubt(known, pair, why) for pair, why in verdicts.doubts.items()),
         *(
-            _slow(COMPUTE, f"rank:{rank}", f"{_name(known, rank)} computes slowly", [one], limits)
-            for rank, one in verdicts.slow_compute.items()
+            _slow(COMPUTE, f"rank:{rank}", f"{_name(known, rank)} computes slowly", [slowness], limits)
+            for rank, slowness in verdicts.slow_compute.items()
         ),
         *(_slow_rank(known, rank, slow, limits) for rank, slow in verdicts.slow_ranks.items()),
         *(_slow_link(known, pair, slow, limits) for pair, slow in verdicts.slow_links.items()),
@@ -144,7 +144,7 @@ def _doubt(known: TrialEvidence, pair: Pair, why: str) -> CheckResult:
 
 
 def _slow_rank(known: TrialEvidence, rank: int, slow: Sequence[Slow], limits: Limits) -> CheckResult:
-    alone = all(one.kind is Kind.OVERLAP for one in slow)
+    alone = all(trial.kind is Kind.OVERLAP for trial in slow)
     word = "is slow where it computes and communicates at once" if alone else "communicates slowly with all its partners"
     return _slow(LINKS, f"rank:{rank}", f"{_name(known, rank)} {word}", slow, limits)
 
@@ -154,10 +154,10 @@ def _slow_link(known: TrialEvidence, pair: Pair, slow: Sequence[Slow], limits: L
 
 
 def _slow(check: str, subject: str, reason: str, slow: Sequence[Slow], limits: Limits) -> CheckResult:
-    result = Result.FAILED if max(one.ratio for one in slow) >= limits.failed else Result.DEGRADED
+    result = Result.FAILED if max(row.ratio for row in slow) >= limits.failed else Result.DEGRADED
     evidence = (
-        f"{one.kind.value}: {time_of(one.seconds)}, {time_of(one.others)} for the others (median of {one.count}): {one.ratio:.1f} times"
-        for one in slow
+        f"{row.kind.value}: {time_of(row.seconds)}, {time_of(row.others)} for the others (median of {row.count}): {row.ratio:.1f} times"
+        for row in slow
     )
     return CheckResult(check, subject, result, reason, tuple(evidence), Repair.DRAIN)
 

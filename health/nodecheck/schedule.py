@@ -35,9 +35,9 @@ def tournament(world: int) -> list[list[tuple[int, int]]]:
 
 def schedule(world: int, rounds: int = ROUNDS) -> list[list[PairTrial]]:
     """Return the rounds of the check: the tournament again and again, or, of one that is longer, rounds spread over all of it."""
-    one = tournament(world)
-    every = max(len(one) / rounds, 1.0)
-    return [[PairTrial(0, number, a, b) for a, b in one[int(number * every) % len(one)]] for number in range(rounds)]
+    pairings = tournament(world)
+    every = max(len(pairings) / rounds, 1.0)
+    return [[PairTrial(0, number, a, b) for a, b in pairings[int(number * every) % len(pairings)]] for number in range(rounds)]
 
 
 def second_looks(

@@ -127,21 +127,21 @@ def second_look(known: TrialEvidence, limits: Limits = DEFAULT) -> tuple[list[in
 
 def pair_trials(known: TrialEvidence) -> dict[tuple[int, int, Pair], list[Sample]]:
     """Return the one or two samples of each meeting at which both ranks were present."""
-    found: dict[tuple[int, int, Pair], list[Sample]] = {}
+    samples: dict[tuple[int, int, Pair], list[Sample]] = {}
     for sample in known.samples:
         if sample.partner != NOBODY and not sample.absent and not known.gone.keys() & set(sample.pair):
-            found.setdefault((sample.phase, sample.number, sample.pair), []).append(sample)
-    return found
+            samples.setdefault((sample.phase, sample.number, sample.pair), []).append(sample)
+    return samples
 
 
 def failed_pairs(known: TrialEvidence) -> dict[Pair, list[str]]:
     """Return the first failure of each failed meeting, by pair. A failure of one rank alone is not the pair's."""
-    found: dict[Pair, list[str]] = {}
+    errors: dict[Pair, list[str]] = {}
     for (_, _, pair), both in pair_trials(known).items():
         bad = [sample for sample in both if sample.failure]
         if bad and not any(sample.own for sample in bad):
-            found.setdefault(pair, []).append(bad[0].failure)
-    return found
+            errors.setdefault(pair, []).append(bad[0].failure)
+    return errors
 
 
 def _failing(known: TrialEvidence, failed: Mapping[Pair, list[str]], limits: Limits) -> tuple[set[int], set[Pair], set[Pair]]:
@@ -189,18 +189,18 @@ def _slow_compute(known: TrialEvidence, limits: Limits) -> dict[int, Slow]:
     typical = {rank: median_low(times) for rank, times in pair_trials.items() if rank in known.members}
     slow: dict[int, Slow] = {}
     while True:
-        found: dict[int, Slow] = {}
+        slow_ranks: dict[int, Slow] = {}
         for rank in typical.keys() - slow.keys():
             alike = [other for other in typical if other not in slow and known.members[other].model == known.members[rank].model]
             others = [typical[other] for other in alike if other != rank]
             noise = median([_range(pair_trials[other]) for other in alike])
             ratio = limits.crowded_compute if crowded(known, rank) else limits.compute
             if others and _is_slow(typical[rank], median_low(others), noise, ratio, limits):
-                found[rank] = Slow(Kind.COMPUTE, typical[rank], median_low(others), len(others))
-        if not found:
+                slow_ranks[rank] = Slow(Kind.COMPUTE, typical[rank], median_low(others), len(others))
+        if not slow_ranks:
             return slow
-        worst = max(found, key=lambda rank: found[rank].ratio)
-        slow[worst] = found[worst]
+        worst = max(slow_ranks, key=lambda rank: slow_ranks[rank].ratio)
+        slow[worst] = slow_ranks[worst]
 
 
 def crowded(known: TrialEvidence, *ranks: int) -> bool:
@@ -217,8 +217,8 @@ def _slow_together(
     pairs: dict[Pair, tuple[Slow, ...]] = {}
     for kind in TOGETHER:
         slow_ranks, slow_pairs = _slow_of(known, kind, accused, links, limits)
-        ranks.update({rank: (*ranks.get(rank, ()), one) for rank, one in slow_ranks.items()})
-        pairs.update({pair: (*pairs.get(pair, ()), one) for pair, one in slow_pairs.items()})
+        ranks.update({rank: (*ranks.get(rank, ()), trial) for rank, trial in slow_ranks.items()})
+        pairs.update({pair: (*pairs.get(pair, ()), trial) for pair, trial in slow_pairs.items()})
     pairs = {pair: slow for pair, slow in pairs.items() if not ranks.keys() & set(pair)}
     met = Counter(pair for _, _, pair in pair_trials(known))
     return (
@@ -235,9 +235,9 @@ def _slow_of(
     ranks: dict[int, Slow] = {}
     pairs: dict[Pair, Slow] = {}
     for times in _classes(known, kind, accused, links):
-        noise = median([_range(one) for one in times.values()])
+        noise = median([_range(values) for values in times.values()])
         shared = any(crowded(known, *pair) for pair in times)
-        typical = {pair: min(one) if shared else median_low(one) for pair, one in times.items()}
+        typical = {pair: min(values) if shared else median_low(values) for pair, values in times.items()}
         ratio = limits.crowded_pair if shared else limits.pair
         while (slow := _slowest_rank(kind, typical, noise, ratio, limits)) is not None:
             rank, ranks[rank] = slow
@@ -262,7 +262,7 @@ def _classes(known: TrialEvidence, kind: Kind, accused: set[int], links: set[Pai
 
 def _slowest_rank(kind: Kind, typical: Mapping[Pair, float], noise: float, ratio: float, limits: Limits) -> tuple[int, Slow] | None:
     """Return the rank that is slow with most of its partners, compared with the pairs in which it has no part."""
-    found: dict[int, Slow] = {}
+    slow: dict[int, Slow] = {}
     for rank in {rank for pair in typical for rank in pair}:
         own = sorted(second for pair, second in typical.items() if rank in pair)
         others = sorted(second for pair, second in typical.items() if rank not in pair)
@@ -271,9 +271,9 @@ def _slowest_rank(kind: Kind, typical: Mapping[Pair, float], noise: float, ratio
         # the others' good ones: a second slow rank among four would be half of all others, and hide this one
         good = others[len(others) // 4]
         if _is_slow(own[int(len(own) * limits.of_pairs)], good, noise, ratio, limits) and _is_slow(own[0], good, noise, ratio**0.5, limits):
-            found[rank] = Slow(kind, median_low(own), median_low(others), len(others))
-    worst = max(found, key=lambda rank: found[rank].seconds, default=NOBODY)
-    return None if worst == NOBODY else (worst, found[worst])
+            slow[rank] = Slow(kind, median_low(own), median_low(others), len(others))
+    worst = max(slow, key=lambda rank: slow[rank].seconds, default=NOBODY)
+    return None if worst == NOBODY else (worst, slow[worst])
 
 
 def _is_slow(second: float, others: float, noise: float, ratio: float, limits: Limits) -> bool:

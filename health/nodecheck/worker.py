@@ -47,17 +47,17 @@ class ProgressReporter(Protocol):
 
 def wait_members(store: SharedStore, peers: Peers, world: int, reporter: ProgressReporter) -> dict[int, Member]:
     """Return all that came, when each came or counts as gone."""
-    found: dict[int, Member] = {}
+    members: dict[int, Member] = {}
     waiting = [*range(world)]
     while waiting:
         reporter.step(f"waiting for rank {waiting[0]} to come")
         for rank in waiting:
             if text := store.get(f"member/{rank}"):
-                found[rank] = Member.from_json(json.loads(text))
-        waiting = [rank for rank in waiting if rank not in found and not peers.gone(rank)]
+                members[rank] = Member.from_json(json.loads(text))
+        waiting = [rank for rank in waiting if rank not in members and not peers.gone(rank)]
         if waiting:
             time.sleep(_LOOK_S / 5)
-    return found
+    return members
 
 
 def is_shared(me: Member, members: Sequence[Member]) -> bool:

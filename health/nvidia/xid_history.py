@@ -40,7 +40,7 @@ ECHOES: Final = frozenset(code for code, entry in xids.TABLE.items() if entry.ec
 
 
 @dataclass(slots=True)
-class Event:
+class XidEvent:
     """One event of one code on one GPU. place: GPC and TPC, where the lines name them."""
 
     code: int
@@ -62,21 +62,21 @@ class Recurrence:
 class Memory:
     """The events of the last 24 h of one node."""
 
-    _events: deque[Event] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
+    _events: deque[XidEvent] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
 
-    def add(self, event: Event) -> None:
+    def add(self, event: XidEvent) -> None:
         """Remember an event."""
         self._events.append(event)
 
-    def add_once(self, event: Event) -> None:
+    def add_once(self, event: XidEvent) -> None:
         """Remember an event; if it belongs to the burst of an earlier one, that one lasts until now."""
-        for one in reversed(self._events):
-            if (one.code, one.gpu) == (event.code, event.gpu) and same_burst(event.code, one.t, event.t):
-                one.t = event.t
+        for known in reversed(self._events):
+            if (known.code, known.gpu) == (event.code, event.gpu) and same_burst(event.code, known.t, event.t):
+                known.t = event.t
                 return
         self._events.append(event)
 
-    def past(self, event: Event) -> Recurrence:
+    def past(self, event: XidEvent) -> Recurrence:
         """Return how an event stands among those of its code, within 24 h before and after it."""
         return self.index().past(event)
 
@@ -88,7 +88,7 @@ class Memory:
 class EventIndex:
     """Events by code, GPU, place and time: each query is a binary search."""
 
-    def __init__(self, events: Iterable[Event]) -> None:
+    def __init__(self, events: Iterable[XidEvent]) -> None:
         """Sort them. Later changes of an event have no effect."""
         self._events = tuple(events)
         known = [event.t for event in self._events if event.t is not None]
@@ -102,7 +102,7 @@ class EventIndex:
                 for times in places.values():
                     times.known.sort()
 
-    def past(self, event: Event) -> Recurrence:
+    def past(self, event: XidEvent) -> Recurrence:
         """Return how an event stands among those of its code, within 24 h before and after it."""
         gpus = self._by_code.get(event.code, {})
         same = {place: times.near(event.t, DAY_S) for place, times in gpus.get(event.gpu, {}).items()}
@@ -110,17 +110,17 @@ class EventIndex:
         alike = sum(count for place, count in same.items() if not event.place or not place or place & event.place)
         return Recurrence(sum(same.values()), where, alike)
 
-    def before(self, event: Event, codes: frozenset[int] | None, within_s: float = ECHO_S) -> Event | None:
+    def before(self, event: XidEvent, codes: frozenset[int] | None, within_s: float = ECHO_S) -> XidEvent | None:
         """Return the first other event shortly before this one, on whatever GPU: of these codes (None: of any that is no echo)."""
         begin = 0 if self._times is None or event.t is None else bisect_left(self._times, event.t - within_s)
-        for one in islice(self._events, begin, None):
-            if one is event:
+        for earlier in islice(self._events, begin, None):
+            if earlier is event:
                 break
-            if self._times is not None and event.t is not None and one.t is not None and one.t > event.t + within_s:
+            if self._times is not None and event.t is not None and earlier.t is not None and earlier.t > event.t + within_s:
                 break
-            wanted = one.code in codes if codes is not None else one.code not in ECHOES
-            if wanted and one.code != event.code and _near(one.t, event.t, within_s):
-                return one
+            wanted = earlier.code in codes if codes is not None else earlier.code not in ECHOES
+            if wanted and earlier.code != event.code and _near(earlier.t, event.t, within_s):
+                return earlier
         return None
 
 
@@ -144,8 +144,8 @@ class _Times:
         return bisect_right(self.known, t + within_s) - bisect_left(self.known, t - within_s) + self.unknown
 
 
-def _near(one: float | None, other: float | None, within_s: float) -> bool:
-    return one is None or other is None or abs(one - other) <= within_s
+def _near(t: float | None, other: float | None, within_s: float) -> bool:
+    return t is None or other is None or abs(t - other) <= within_s
 
 
 def same_burst(code: int, before: float | None, now: float | None) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from health.model import Repair, Severity
 from health.nvidia import sxids, xid_history, xid_registers, xids
-from health.nvidia.xid_history import Event, Recurrence
+from health.nvidia.xid_history import Recurrence, XidEvent
 from health.nvidia.xid_registers import RegisterVerdict
 from health.nvidia.xids import Action, Retry, XidOrigin
 
@@ -46,7 +46,7 @@ class Around:
     """Other events near an Xid. past: this code within 24 h. before: the event that it follows, if any. announced: by an Xid 154."""
 
     past: Recurrence
-    before: Event | None = None
+    before: XidEvent | None = None
     announced: Repair | None = None
     previous: str = ""  # "caused by previous Xid N"
 

@@ -51,15 +51,15 @@ class ControlGroup:
 
 def own_path(controller: str, groups_file: str | Path = "/proc/self/cgroup") -> dict[int, str]:
     """Return the path of our group in the hierarchies that may have the controller, by version."""
-    found: dict[int, str] = {}
+    paths: dict[int, str] = {}
     for line in system_files.text(groups_file).splitlines():
         number, _, rest = line.partition(":")
         names, _, path = rest.partition(":")
         if controller in names.split(","):
-            found[1] = path
+            paths[1] = path
         elif number == "0" and not names:
-            found[2] = path
-    return found
+            paths[2] = path
+    return paths
 
 
 def read(controller: str, root: str = "/") -> list[ControlGroup]:
@@ -69,11 +69,11 @@ def read(controller: str, root: str = "/") -> list[ControlGroup]:
     """
     at = root.rstrip("/")
     paths = own_path(controller, f"{at}/proc/self/cgroup")
-    found: list[ControlGroup] = []
+    groups: list[ControlGroup] = []
     for version, mounted, mount in _mounts(controller, f"{at}/proc/self/mountinfo"):
         if version in paths:
-            found += _upwards(version, paths[version], mounted, Path(f"{at}{mount}"))
-    return found
+            groups += _upwards(version, paths[version], mounted, Path(f"{at}{mount}"))
+    return groups
 
 
 def _mounts(controller: str, mountinfo: str) -> Iterator[tuple[int, str, str]]:

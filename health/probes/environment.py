@@ -97,21 +97,21 @@ def _secret(key: str) -> bool:
 
 
 def _versions(ask: Ask) -> dict[str, Json]:
-    found: dict[str, Json] = {"python": platform.python_version(), "kernel": platform.release()}
+    versions: dict[str, Json] = {"python": platform.python_version(), "kernel": platform.release()}
     driver = system_files.text(ask.at("/sys/module/nvidia/version"))
     if driver:
-        found["driver"] = driver
+        versions["driver"] = driver
     from importlib import metadata  # noqa: PLC0415  1 MiB, and a supervisor imports this module for `needed` alone
 
-    found |= _torch()
+    versions |= _torch()
     for distribution in metadata.distributions():
         # a broken installation has directories without a name
         name = str(distribution.metadata["Name"] or "").lower().replace("_", "-")
         if name in PACKAGES or name.startswith(_LIBRARIES):
-            found.setdefault(name, distribution.version)  # the first on the path is the one that is imported
+            versions.setdefault(name, distribution.version)  # the first on the path is the one that is imported
         if name.startswith("nvidia-nccl-"):
-            found.setdefault("nccl", distribution.version)
-    return found
+            versions.setdefault("nccl", distribution.version)
+    return versions
 
 
 def _compat(ask: Ask) -> str:
@@ -132,7 +132,7 @@ def _torch() -> dict[str, Json]:
     """Return the assignments of torch/version.py; importing torch takes seconds and memory."""
     spec = PathFinder.find_spec("torch")
     places = spec.submodule_search_locations if spec is not None else None
-    found: dict[str, Json] = {}
+    versions: dict[str, Json] = {}
     for place in places or ():
         try:
             tree = ast.parse(Path(place, "version.py").read_text("utf-8", "replace"))
@@ -144,8 +144,8 @@ def _torch() -> dict[str, Json]:
             if isinstance(target, ast.Name) and isinstance(value, ast.Constant) and isinstance(value.value, str):
                 key = {"__version__": "torch", "git_version": "torch_git"}.get(target.id, target.id)
                 if key in ("torch", "torch_git", "cuda", "hip"):
-                    found[key] = value.value
-    return found
+                    versions[key] = value.value
+    return versions
 
 
 def _script(path: str) -> Reading:

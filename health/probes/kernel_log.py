@@ -202,9 +202,9 @@ class _Placing:
         return None
 
 
-def _rows(found: tuple[LogFinding, ...], now: float | None) -> Json:
+def _rows(findings: tuple[LogFinding, ...], now: float | None) -> Json:
     rows: list[Json] = []
-    for log_finding in found:
+    for log_finding in findings:
         last = log_finding.last_t if log_finding.last_t is not None else log_finding.t
         age = round(max(0.0, now - last), 1) if now is not None and last is not None else None
         rows.append({**log_finding.to_json(), "last_time": last, "age_s": age})

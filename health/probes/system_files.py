@@ -26,8 +26,8 @@ def text(path: str | Path) -> str:
 
 def whole(path: str | Path) -> int | None:
     """Return a file's whole number, None where there is none."""
-    found = text(path)
-    return int(found) if _WHOLE.fullmatch(found) else None
+    content = text(path)
+    return int(content) if _WHOLE.fullmatch(content) else None
 
 
 def link_name(path: str | Path) -> str:
@@ -61,17 +61,17 @@ def unread(probe: str, subject: str, name: str, error: OSError, what: str | Path
 def room(probe: str, subject: str, name: str, path: str) -> Reading:
     """Return a reading of how large the file system at a path is and what is free, in bytes. On a dead one it hangs."""
     try:
-        found = os.statvfs(path)
+        space = os.statvfs(path)
     except OSError as error:
         return unread(probe, subject, name, error, path)
-    return Reading(probe, subject, name, {"total": found.f_blocks * found.f_frsize, "free": found.f_bavail * found.f_frsize})
+    return Reading(probe, subject, name, {"total": space.f_blocks * space.f_frsize, "free": space.f_bavail * space.f_frsize})
 
 
 def table(path: str | Path) -> dict[str, Json]:
     """Return the numbers of a file with lines `name value` or `name: value kB`, by name; empty where it cannot be read."""
-    found: dict[str, Json] = {}
+    rows: dict[str, Json] = {}
     for line in text(path).splitlines():
         words = line.replace(":", " ").split()
         if len(words) > 1 and _WHOLE.fullmatch(words[1]):
-            found[words[0]] = int(words[1]) * (1024 if words[2:] == ["kB"] else 1)
-    return found
+            rows[words[0]] = int(words[1]) * (1024 if words[2:] == ["kB"] else 1)
+    return rows

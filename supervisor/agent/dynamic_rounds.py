@@ -1,6 +1,8 @@
 """Runs the rounds of torch's dynamic rendezvous by what the supervisors know: which nodes are lost, and which return.
 
-docs/explanation/many-nodes.md#nodes-that-come-and-go has the reasons.
+torch drops a node 15 s after its last sign of life, and waits 30 s for more nodes than the minimum. So the first agent that leaves a round
+empties it, and nobody waits there for a dead node; and a round is complete when as many nodes of the last attempt are there as the decision
+says come back, with those that asked to join (docs/explanation/many-nodes.md#nodes-that-come-and-go).
 """
 
 from __future__ import annotations

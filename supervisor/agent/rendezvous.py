@@ -41,6 +41,7 @@ _log = logging.getLogger(__name__)
 PEER_TIMEOUT_S = 600.0  # torch's own join timeout
 POLL_S = 0.05
 COUNT_S = 1.0  # how often the nodes that are missing in a static round are counted
+DEAF_S = 10.0  # until a lost store is asked again: torch writes a dozen lines of C++ frames for each question that fails
 SHUTDOWN_S = 2.0  # seconds that leaving may take: torch's client waits much longer for a store that is lost, and the job is over
 LAST_S = 1.5  # of them, seconds that the node which serves the store waits for the others to leave it; the rest is for closing it
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -103,6 +104,7 @@ class RoundRendezvous(RendezvousHandler):
         self._me = uuid.uuid4().hex
         self._last = 0
         self._waiting = 0
+        self._asks_t = 0.0  # not before this are they asked for
         self._is_deaf = False  # the rendezvous could not be asked for them last, and that is reported
         self._others = 0
         self.returning = 0  # nodes of the last attempt that come to the next round, 0: not known
@@ -165,11 +167,12 @@ class RoundRendezvous(RendezvousHandler):
 
     def num_nodes_waiting(self) -> int:
         """Report nodes that want to join, and answer 0: torch would restart the ranks without asking."""
-        if not self._several:
+        if not self._several or time.monotonic() < self._asks_t:
             return 0
         try:
             count = self._inner.num_nodes_waiting()
         except Exception as error:  # noqa: BLE001  whatever it is, no reason to end healthy ranks: nobody needs an answer before they end
+            self._asks_t = time.monotonic() + DEAF_S
             if not self._is_deaf:
                 self._is_deaf = True
                 _log.warning("supervise: the rendezvous does not say whether nodes want to join: %s: %s", type(error).__name__, error)

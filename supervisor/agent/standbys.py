@@ -88,14 +88,7 @@ class AgentStandbys:
     def take(self, local_rank: int, args: tuple[str, ...], env: dict[str, str], out: Any, err: Any) -> subprocess.Popen[bytes] | None:  # noqa: ANN401  a file, a descriptor, or None: as Popen takes them
         """Return the standby that became this rank, None where the rank must be started. out, err: as Popen takes them."""
         self._starting[local_rank] = args, env
-        if not self._set.attempt:
-            return None
-        try:
-            fds = {0: 0, 1: _descriptor(out, 1), 2: _descriptor(err, 2)}
-            standby = self._set.take(local_rank, args, env, "", fds)
-        except Exception:  # noqa: BLE001  the rank is started cold
-            self._set.cold = self._set.cold or f"the agent failed: {traceback.format_exc(limit=-1)}"
-            return None
+        standby = self._set.take(local_rank, args, env, "", {0: 0, 1: _descriptor(out, 1), 2: _descriptor(err, 2)})
         return None if standby is None else self._processes.pop(standby.pid)
 
     def began(self, attempt: int) -> None:

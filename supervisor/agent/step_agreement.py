@@ -92,7 +92,7 @@ class StepAgreement:
         try:
             c10d.all_reduce(word, op=c10d.ReduceOp.MAX, group=group)
         except RuntimeError as error:
-            if "timed out" not in str(error).lower():
+            if not self._time_is_over(c10d, error):
                 raise  # a peer is gone: its own end says why
             raise RuntimeError(self._absence(c10d, rank)) from error
         finally:
@@ -117,6 +117,25 @@ class StepAgreement:
             self._group = c10d.new_group(backend="gloo", timeout=group_timeout())
             self._default_group, self._number = default_group, self._number + 1
         return self._group
+
+    def _time_is_over(self, c10d: Any, error: RuntimeError) -> bool:  # noqa: ANN401  torch's module
+        """Return whether a rank of this call waited in vain for the group's time limit: this one, or a peer.
+
+        The first rank whose time is over closes its connections. The others then see "Connection closed by peer", as where a peer died.
+        """
+        store, key = c10d._get_default_store(), f"{self._own_task.task}/over"  # noqa: SLF001  there is no public name
+        if "timed out" in str(error).lower():
+            store.set(key, "")
+            return True
+        until = time.monotonic() + ROLL_CALL_S
+        try:
+            while not store.check([key]):
+                if time.monotonic() > until:
+                    return False
+                time.sleep(_LOOK_S)  # as in _absence
+        except RuntimeError:
+            return False  # the store is gone with the peer that kept it
+        return True
 
     def _absence(self, c10d: Any, rank: int) -> str:  # noqa: ANN401  torch's module
         """Say which ranks did not make this call, and where they stand."""

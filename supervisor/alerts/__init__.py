@@ -1,1 +1,1 @@
-"""Alerts: model (the contents), outbox (none is lost), delivery (sends and retries; the job never waits), one file per sink."""
+"""Alerts: model (the events), threads (what is sent), spool (none is lost), sender (sends and retries), one file for each kind of sink."""

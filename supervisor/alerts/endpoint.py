@@ -1,12 +1,13 @@
-"""One request to one address under one deadline, and what its answer means. delivery.py retries it.
+"""One request to one address under one deadline, and what its answer means. sender.py retries it.
 
 A request runs in its own thread, because a resolver cannot be interrupted, and a peer that sends one byte a second never trips a socket's
 timeout. At the deadline its socket is shut; a thread that still hangs (in the resolver) is left behind, and while `MAX_HANGING` of them
 hang no other is started. URL and secret stay here: messages name the host alone.
 
-Redirects are not followed: the signed body would go to a place that nobody configured, such as a cloud's metadata address. Of an answer
-the status decides; a piece of the body is read for people, and whatever in it stands in the URL or is a secret is replaced.
-Imported only where a sink is configured: http.client and ssl cost memory (docs/guides/alerts.md).
+The way there is that of the environment: HTTP_PROXY, HTTPS_PROXY and NO_PROXY count. Redirects are not followed: the signed body would go
+to a place that nobody configured, such as a cloud's metadata address. Of an answer the status decides; a piece of the body is read for
+people, and whatever in it stands in the URL or is a secret is replaced. Imported only where a sink is configured: urllib3 and ssl cost
+memory (docs/guides/alerts.md).
 """
 
 from __future__ import annotations
@@ -23,10 +24,16 @@ import threading
 import time
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import HTTPError, LocationParseError
 
 from supervisor.alerts.sinks import Delivered, DeliveryDeferred, DeliveryRefused, Outcome
+from supervisor.alerts.tries import MAX_HANGING
 from supervisor.classify import redact
 from supervisor.errors import SuperviseError
 
@@ -36,7 +43,6 @@ if TYPE_CHECKING:
 #: Answers that ask for another try; every other 4xx, and every 3xx, will not get better by itself.
 RETRY_STATUS = frozenset({408, 425, 429})
 SERVER_ERRORS = range(500, 600)
-MAX_HANGING = 4
 #: Of the answer's body: what is read, what is shown, and how long it may take after the status.
 _ANSWER_BYTES = 2048
 _ANSWER_SHOWN = 200
@@ -51,35 +57,43 @@ class _Request:
 
     judged: threading.Event = field(default_factory=threading.Event)  # the status is there, or will never be
     done: threading.Event = field(default_factory=threading.Event)
-    sock: socket.socket | None = None  # http.client forgets it where the connection ends with the answer
-    abandoned: bool = False
+    sock: socket.socket | None = None
+    is_abandoned: bool = False
     outcome: Outcome | None = None
+
+    def connected(self, sock: socket.socket) -> None:
+        """Note the socket. Raises OSError if the try was given up meanwhile: the resolver came back too late, and another one took over."""
+        self.sock = sock
+        if self.is_abandoned:
+            abort(sock)
+            raise ConnectionAbortedError
 
 
 class HttpEndpoint:
-    """The address. Raises SuperviseError (exit 78) for a URL that cannot be one."""
+    """The address. Raises SuperviseError (exit 78) for a URL that cannot be one, or a proxy of the environment that cannot be used."""
 
     def __init__(self, url: str, secret: bytes | None, *, hide: Sequence[str] = (), method: str = "POST") -> None:
-        """Take the URL apart and load the certificates that TLS needs: nothing is read from a disk later.
+        """Take the URL apart, and load the certificates that TLS needs: nothing is read from a disk later.
 
         secret: signs each body, if there is one. hide: other secrets that no report of an answer may show. method: GET for a ping.
         """
         parts = _split(url)
         self.host = str(parts.hostname)
-        # always explicit: http.client would look for a port inside an IPv6 address
-        self._port = parts.port or (http.client.HTTPS_PORT if parts.scheme == "https" else http.client.HTTP_PORT)
-        self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        self._url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{target}"
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._headers = {"Content-Type": "application/json", "User-Agent": "torch-supervise", "Connection": "close"}
         if parts.username is not None:
             login = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
             self._headers["Authorization"] = "Basic " + base64.b64encode(login).decode("ascii")
         self._secret, self._method = secret, method
-        given = (parts.username, parts.password, self._target, None if secret is None else secret.decode("utf-8", "replace"), *hide)
-        pieces = [piece for piece in re.split(r"[/?&=;]", self._target) if len(piece) >= _SECRET_PART]
+        self._proxy, proxy_login = _proxy(parts)
+        given = (parts.username, parts.password, target, None if secret is None else secret.decode("utf-8", "replace"), proxy_login, *hide)
+        pieces = [piece for piece in re.split(r"[/?&=;]", target) if len(piece) >= _SECRET_PART]
         self._hide = sorted(
-            {text for one in (*given, *pieces) if one and one != "/" for text in (one, unquote(one))}, key=len, reverse=True
+            {text for word in (*given, *pieces) if word and word != "/" for text in (word, unquote(word))}, key=len, reverse=True
         )
+        self._proxy_headers = urllib3.make_headers(proxy_basic_auth=unquote(proxy_login)) if proxy_login else {}
         self._hanging: list[threading.Thread] = []
 
     def send(self, event_id: str, body: bytes, deadline_s: float) -> Outcome:
@@ -94,50 +108,90 @@ class HttpEndpoint:
             return request.outcome
         # of the status, if it was there and the rest of the answer had no end; read before the thread reports that its socket was shut
         outcome = request.outcome or DeliveryDeferred(f"no answer within {deadline_s:g} s")
-        request.abandoned = True
-        _abort(request.sock)
+        request.is_abandoned = True
+        abort(request.sock)
         self._hanging.append(thread)
         return outcome
 
     def _run(self, request: _Request, event_id: str, body: bytes, deadline_s: float) -> None:
         try:
             self._exchange(request, event_id, body, deadline_s)
-        except TimeoutError as error:  # the socket's own, a moment before or after ours; or the system's for a connection
-            request.outcome = DeliveryDeferred(error.strerror or f"no answer within {deadline_s:g} s")
-        except (OSError, http.client.HTTPException) as error:
-            # the text of an exception may quote what the peer sent; its type and the system's own words do not
-            cause = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
-            request.outcome = DeliveryDeferred(str(cause))
         except Exception as error:  # noqa: BLE001 - a bug here must not lose the alert: it is retried and reported
-            request.outcome = DeliveryDeferred(f"unexpected {type(error).__name__}")
+            request.outcome = DeliveryDeferred(self._reason(error, deadline_s))
         finally:
             request.judged.set()
             request.done.set()
 
     def _exchange(self, request: _Request, event_id: str, body: bytes, deadline_s: float) -> None:
-        if self._tls is None:
-            connection = http.client.HTTPConnection(self.host, self._port, timeout=deadline_s)
-        else:
-            connection = http.client.HTTPSConnection(self.host, self._port, timeout=deadline_s, context=self._tls)
-        try:
-            connection.connect()
-            request.sock = connection.sock
-            if request.abandoned:  # the resolver came back too late: another try has taken over
-                return
-            connection.request(self._method, self._target, body, self._headers | self._signed(event_id, body, int(time.time())))
-            response = connection.getresponse()
+        with self._manager(request) as manager:
+            response = manager.request(
+                self._method,
+                self._url,
+                body=body or None,
+                headers=self._headers | self._signed(event_id, body, int(time.time())),
+                redirect=False,
+                retries=False,
+                timeout=deadline_s,
+                preload_content=False,
+                decode_content=False,
+            )
             request.outcome = _judge(response, time.time, "")
             request.judged.set()
             request.outcome = _judge(response, time.time, self._answer(request.sock, response))
-        finally:
-            connection.close()
 
-    def _answer(self, sock: socket.socket, response: http.client.HTTPResponse) -> str:
+    def _manager(self, request: _Request) -> urllib3.PoolManager:
+        """Return what makes one connection, directly or by the proxy, and notes its socket."""
+        options: dict[str, Any] = {} if self._tls is None else {"ssl_context": self._tls}
+        manager: urllib3.PoolManager
+        if self._proxy:
+            manager = urllib3.ProxyManager(self._proxy, proxy_headers=self._proxy_headers, **options)
+        else:
+            manager = urllib3.PoolManager(**options)
+
+        class PlainConnection(HTTPConnection):
+            def connect(self) -> None:
+                super().connect()
+                request.connected(self.sock)
+
+        class EncryptedConnection(HTTPSConnection):
+            def connect(self) -> None:
+                super().connect()
+                request.connected(self.sock)
+
+        class PlainPool(urllib3.HTTPConnectionPool):
+            ConnectionCls = PlainConnection
+
+        class EncryptedPool(urllib3.HTTPSConnectionPool):
+            ConnectionCls = EncryptedConnection
+
+        manager.pool_classes_by_scheme = {"http": PlainPool, "https": EncryptedPool}
+        return manager
+
+    def _reason(self, error: Exception, deadline_s: float) -> str:
+        """Say why there is no answer. The text of an exception may quote what the peer sent; its type and the system's words do not."""
+        root = _root_of(error)
+        if isinstance(root, TimeoutError) or isinstance(error, urllib3.exceptions.TimeoutError):
+            reason = getattr(root, "strerror", None) or f"no answer within {deadline_s:g} s"
+        elif isinstance(root, OSError) and root.strerror:
+            reason = root.strerror
+        elif isinstance(root, http.client.RemoteDisconnected):
+            reason = "the connection was closed without an answer"
+        elif isinstance(root, http.client.HTTPException):
+            reason = f"the answer is not HTTP ({type(root).__name__})"
+        elif isinstance(root, (OSError, HTTPError)):
+            reason = type(root).__name__
+        else:
+            reason = f"unexpected {type(root).__name__}"
+        return f"by the proxy {urlsplit(self._proxy).hostname}: {reason}" if self._proxy else reason
+
+    def _answer(self, sock: socket.socket | None, response: urllib3.BaseHTTPResponse) -> str:
         """Return what the receiver wrote beside its status, in one line and without our secrets."""
         try:
-            sock.settimeout(_ANSWER_S)
-            text = response.read1(_ANSWER_BYTES).decode("utf-8", "replace")
-        except (OSError, ValueError, http.client.HTTPException):
+            if sock is not None:
+                sock.settimeout(_ANSWER_S)
+            source: Any = response if hasattr(response, "read1") else vars(response)["_fp"]  # urllib3 1.26 has no read that returns early
+            text = source.read1(_ANSWER_BYTES).decode("utf-8", "replace")
+        except (OSError, ValueError, HTTPError, http.client.HTTPException):
             return ""
         for hidden in self._hide:
             text = text.replace(hidden, "...")
@@ -148,6 +202,41 @@ class HttpEndpoint:
         if self._secret is not None:
             headers["X-Supervise-Signature"] = f"t={now},v1={sign(self._secret, now, body)}"
         return headers
+
+
+def _root_of(error: BaseException) -> BaseException:
+    """Return the exception of the system or of http.client that urllib3's exceptions wrap."""
+    seen: list[BaseException] = []
+    waiting: list[object] = [error]
+    while waiting:
+        current = waiting.pop(0)
+        if not isinstance(current, BaseException) or current in seen:
+            continue
+        seen.append(current)
+        if isinstance(current, (OSError, http.client.HTTPException)) and not isinstance(current, HTTPError):
+            return current
+        waiting += [*current.args, getattr(current, "reason", None), getattr(current, "original_error", None), current.__cause__]
+    return error
+
+
+def _proxy(parts: SplitResult) -> tuple[str, str]:
+    """Return the proxy of the environment for an address, without its login, and `user:password`; "" and "" for none."""
+    proxies = getproxies()  # of the environment, on Linux
+    url = "" if proxy_bypass(parts.netloc.rpartition("@")[2]) else proxies.get(parts.scheme) or proxies.get("all", "")
+    if not url:
+        return "", ""
+    login, _, place = (url if "://" in url else f"http://{url}").partition("://")[2].rpartition("@")
+    scheme = url.partition("://")[0] if "://" in url else "http"
+    try:
+        is_usable = scheme in ("http", "https") and bool(urllib3.util.parse_url(f"{scheme}://{place}").host)
+    except LocationParseError:
+        is_usable = False
+    if not is_usable:
+        raise SuperviseError(
+            f"alerts: the proxy for {parts.scheme}:// in the environment cannot be used: it is no http:// or https:// address",
+            hint=f"Correct {parts.scheme.upper()}_PROXY, or name {parts.hostname} in NO_PROXY.",
+        )
+    return f"{scheme}://{place}", login
 
 
 def sign(secret: bytes, now: int, body: bytes) -> str:
@@ -180,12 +269,12 @@ def _fault(url: str, scheme: str, host: str | None, port: int | None) -> str | N
     return None
 
 
-def _judge(response: http.client.HTTPResponse, clock: Callable[[], float], answer: str) -> Outcome:
+def _judge(response: urllib3.BaseHTTPResponse, clock: Callable[[], float], answer: str) -> Outcome:
     status = f"status {response.status}" + (f": {answer}" if answer else "")
     if http.HTTPStatus.OK <= response.status < http.HTTPStatus.MULTIPLE_CHOICES:
         return Delivered(status)
     if response.status in RETRY_STATUS or response.status in SERVER_ERRORS:
-        return DeliveryDeferred(status, _retry_after_s(response.getheader("Retry-After"), clock()))
+        return DeliveryDeferred(status, _retry_after_s(response.headers.get("Retry-After"), clock()))
     if http.HTTPStatus.MULTIPLE_CHOICES <= response.status < http.HTTPStatus.BAD_REQUEST:
         return DeliveryRefused(f"status {response.status}: redirects are not followed")
     return DeliveryRefused(status)
@@ -203,7 +292,8 @@ def _retry_after_s(header: str | None, now: float) -> float:
         return 0.0
 
 
-def _abort(sock: socket.socket | None) -> None:
+def abort(sock: socket.socket | None) -> None:
+    """Shut a socket, so that a thread that waits for it goes on."""
     if sock is not None:
         with contextlib.suppress(OSError):  # it may just have ended by itself
             sock.shutdown(socket.SHUT_RDWR)

@@ -1,24 +1,14 @@
-"""Says what an alert contains, and has the table of the events.
-
-The fields of the payload of version 1 are an allow list, and their types keep it one: no field can hold a command line, a log line, a path
-or a host name, because a webhook's receiver (a chat room, a vendor) is not entitled to them. `command` names where a person finds the rest,
-on the machine itself. `encode` replaces odd characters and cuts long names.
-"""
+"""Says what an alert contains, and has the table of the events. text.py writes it for people."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from enum import StrEnum
 from typing import Final
 
 from supervisor.core.model import Cause
-from supervisor.core.time_text import timestamp
 from supervisor.core.values import Struct
-
-#: The payload's version: it grows when a field changes its meaning or goes, not when one is added.
-VERSION = 1
 
 #: Longer names are cut: a receiver's limit must not turn an alert into a dead letter.
 NAME_LIMIT = 120
@@ -44,6 +34,7 @@ class AlertEvent(StrEnum):
 
     OPENED = "opened"
     RESOLVED = "resolved"
+    STOPPED = "stopped"
     GIVEN_UP = "given_up"
     RECURRING_FAILURE = "recurring_failure"
     GPU_QUARANTINED = "gpu_quarantined"
@@ -63,11 +54,13 @@ class AlertEvent(StrEnum):
     DISK_FILLING = "disk_filling"
     NOT_FINITE = "not_finite"
     NO_COPY = "no_copy"
+    HEARTBEAT_FAILING = "heartbeat_failing"
     NODE_HEALTH = "node_health"
     HANG = "hang"
     STRANGE_LOSS = "strange_loss"
     SLOW_TRAINING = "slow_training"
     STRAGGLER = "straggler"
+    MEMORY_FORECAST = "memory_forecast"
     RUN_STARTED = "run_started"
     RUN_FINISHED = "run_finished"
     UNIT_FAILED = "unit_failed"
@@ -75,13 +68,8 @@ class AlertEvent(StrEnum):
 
     @property
     def row(self) -> AlertEventRow:
-        """What is fixed for it."""
+        """Its row in EVENTS: severity, thread, sentence, advice and command."""
         return EVENTS[self]
-
-    @property
-    def state(self) -> str:
-        """`firing` while a person may have to act, `resolved` when none has to any more."""
-        return "resolved" if self.row.severity is AlertSeverity.INFO else "firing"
 
 
 class ThreadEffect(StrEnum):
@@ -94,15 +82,19 @@ class ThreadEffect(StrEnum):
 
 
 class AlertEventRow(Struct, frozen=True):
-    """What is fixed for one event.
+    """Severity, thread, sentence, advice and command of one event.
 
-    sentence: for people, with {subject} for the alert's, and {whose} for its rank and node; of an incident text.py writes its own.
+    sentence: for people, with {subject} and {when} for the alert's, and {whose} for its rank and node; of an incident text.py writes its
+    own. The part before its first comma, colon or full stop is in the title. advice: what a person does. command: what shows or ends it, as
+    the words behind `supervise`; "": `why` of its incident, else `status`.
     """
 
     severity: AlertSeverity
     thread: str
     effect: ThreadEffect
     sentence: str = ""
+    advice: str = ""
+    command: str = ""
 
 
 _INFO, _WARNING, _CRITICAL = AlertSeverity
@@ -112,52 +104,106 @@ INCIDENT = "incident"
 EVENTS: Final = {
     AlertEvent.OPENED: AlertEventRow(_WARNING, INCIDENT, _OPEN),
     AlertEvent.RESOLVED: AlertEventRow(_INFO, INCIDENT, _CLOSE),
+    AlertEvent.STOPPED: AlertEventRow(_INFO, INCIDENT, _CLOSE),
     AlertEvent.GIVEN_UP: AlertEventRow(_CRITICAL, INCIDENT, _OPEN),
     AlertEvent.RECURRING_FAILURE: AlertEventRow(_WARNING, INCIDENT, _JOIN, "The same failure came several times."),
-    AlertEvent.MEMORY_HELD: AlertEventRow(_WARNING, INCIDENT, _JOIN, "A process outside the job holds the memory that the job needs."),
+    AlertEvent.MEMORY_HELD: AlertEventRow(
+        _WARNING, INCIDENT, _JOIN,
+        "A process outside the job holds the memory that the job needs.", "end that process, which `nvidia-smi` shows",
+    ),
     AlertEvent.BATCH_CHANGED: AlertEventRow(_INFO, INCIDENT, _JOIN, "The job goes on with another batch size or number of GPUs."),
-    AlertEvent.GPU_QUARANTINED: AlertEventRow(_WARNING, "gpu", _OPEN, "A GPU failed and was taken out of use on this node."),
-    AlertEvent.CHANGE_IGNORED: AlertEventRow(_WARNING, "change", _OPEN, "A rank trains with another value than the recovery gave it."),
+    AlertEvent.GPU_QUARANTINED: AlertEventRow(
+        _WARNING, "gpu", _OPEN,
+        "A GPU failed and was taken out of use on this node.", "have it repaired, then give it back with `supervise nodes clear`",
+    ),
+    AlertEvent.CHANGE_IGNORED: AlertEventRow(
+        _WARNING, "change", _OPEN,
+        "A rank trains with another value than the recovery gave it.", "see where the script sets that value by itself",
+    ),
     AlertEvent.UNKILLED: AlertEventRow(
         _WARNING, "unkilled", _OPEN,
         "Process {subject} of the job survives KILL, as if a disk or a driver did not answer it, or it had much memory to free: "
         "no attempt is started beside it.",
+        "see whether the node's disks and driver answer; restart the node if they do not",
     ),
     AlertEvent.STARTED_FROM_SCRATCH: AlertEventRow(
         _CRITICAL, "scratch", _OPEN,
-        "STARTED FROM SCRATCH: the attempt began without the checkpoint that is there, and will overwrite newer ones. Stop the job now.",
+        "STARTED FROM SCRATCH: the attempt began without the checkpoint that is there, and will overwrite newer ones.",
+        "stop the job now", "stop",
     ),
     AlertEvent.RESUME_SUSPECT: AlertEventRow(
-        _WARNING, "resume", _OPEN, "A checkpoint was passed to the script, and no rank was seen to load it: check the step and the loss."
+        _WARNING, "resume", _OPEN,
+        "No rank was seen to load the checkpoint that the script was given.", "check the step and the loss",
     ),
     AlertEvent.FOREIGN_CHECKPOINT: AlertEventRow(
-        _CRITICAL, INCIDENT, _JOIN, "The ranks loaded another training's checkpoint, so the run was stopped before it saved over its own."
+        _CRITICAL, INCIDENT, _JOIN,
+        "The ranks loaded another training's checkpoint, so the run was stopped before it saved over its own.",
     ),
     AlertEvent.SAVE_GONE: AlertEventRow(
-        _WARNING, "save_gone", _OPEN, "The newest checkpoint of this run was removed, and none is newer: look at what removes them."
+        _WARNING, "save_gone", _OPEN, "The newest checkpoint of this run was removed, and none is newer.", "find what removes them",
     ),
-    AlertEvent.NO_CHECKPOINT: AlertEventRow(_WARNING, "checkpoint", _OPEN, "The training has saved no new checkpoint for too long."),
-    AlertEvent.MIRROR_FAILING: AlertEventRow(_WARNING, "mirror", _OPEN, "Checkpoints do not reach a mirror; the training goes on."),
+    AlertEvent.NO_CHECKPOINT: AlertEventRow(
+        _WARNING, "checkpoint", _OPEN, "The training has saved no new checkpoint for too long.", "see whether the script still saves",
+    ),
+    AlertEvent.MIRROR_FAILING: AlertEventRow(
+        _WARNING, "mirror", _OPEN,
+        "Checkpoints do not reach a mirror; the training goes on.", "mend the mirror: what waits for it is then sent",
+    ),
     AlertEvent.MIRROR_RECOVERED: AlertEventRow(_INFO, "mirror", _CLOSE, "The mirrors get checkpoints again."),
-    AlertEvent.MIRROR_BEHIND: AlertEventRow(_WARNING, "mirror_behind", _OPEN, "The mirror is behind: a verified checkpoint still waits."),
-    AlertEvent.ONLY_HERE: AlertEventRow(_WARNING, "only_here", _ONCE, "The run is done, and its checkpoint {subject} is in no mirror."),
-    AlertEvent.DISK_FILLING: AlertEventRow(_WARNING, "disk", _OPEN, "The disk has no room for the next two checkpoints."),
-    AlertEvent.NOT_FINITE: AlertEventRow(_WARNING, "numbers", _OPEN, "A tensor of the newest checkpoint holds NaN or Inf."),
-    AlertEvent.NO_COPY: AlertEventRow(
-        _WARNING, "copy", _OPEN, "A checkpoint is written in place and has no copy: a kill during a save loses it."
+    AlertEvent.MIRROR_BEHIND: AlertEventRow(
+        _WARNING, "mirror_behind", _OPEN, "The mirror is behind: a verified checkpoint still waits.", "see whether its uploads are slow",
     ),
-    AlertEvent.NODE_HEALTH: AlertEventRow(_WARNING, "health", _OPEN, "A health check of this node is worse than before; the job goes on."),
-    AlertEvent.HANG: AlertEventRow(_WARNING, "hang", _OPEN, "The ranks hang: two looks showed no progress."),
-    AlertEvent.STRANGE_LOSS: AlertEventRow(_WARNING, "loss", _OPEN, "Loss is abnormal: NaN, infinite, spiked or flat."),
-    AlertEvent.SLOW_TRAINING: AlertEventRow(_WARNING, "pace", _OPEN, "Training is slow: each step takes longer than it did."),
-    AlertEvent.STRAGGLER: AlertEventRow(_WARNING, "straggler", _OPEN, "{whose} delays all others."),
+    AlertEvent.ONLY_HERE: AlertEventRow(
+        _WARNING, "only_here", _ONCE,
+        "The last checkpoint {subject} is in no mirror, and the run is done.", "copy it: it is on this node alone",
+    ),
+    AlertEvent.DISK_FILLING: AlertEventRow(
+        _WARNING, "disk", _OPEN, "The disk has no room for the next two checkpoints.", "free space, or keep fewer checkpoints (--keep)",
+    ),
+    AlertEvent.NOT_FINITE: AlertEventRow(
+        _WARNING, "numbers", _OPEN, "A tensor of the newest checkpoint holds NaN or Inf.", "look at the loss before it is used",
+    ),
+    AlertEvent.NO_COPY: AlertEventRow(
+        _WARNING, "copy", _OPEN,
+        "A checkpoint is written in place and has no copy: a kill during a save loses it.", "give the job a mirror (--mirror)",
+    ),
+    AlertEvent.HEARTBEAT_FAILING: AlertEventRow(
+        _WARNING, "heartbeat", _OPEN,
+        "The service of the dead man's switch does not take the pings: its alarm means nothing until it does.",
+        "correct alerts.heartbeat_url", "alerts test",
+    ),
+    AlertEvent.NODE_HEALTH: AlertEventRow(
+        _WARNING, "health", _OPEN,
+        "A health check of this node is worse than before; the job goes on.", "see what `supervise doctor` finds on the node",
+    ),
+    AlertEvent.HANG: AlertEventRow(
+        _WARNING, "hang", _OPEN,
+        "The ranks hang: two looks showed no progress.",
+        "see where each rank waits, and stop the job if it does not go on", "status --stacks",
+    ),
+    AlertEvent.STRANGE_LOSS: AlertEventRow(
+        _WARNING, "loss", _OPEN, "Loss is abnormal: NaN, infinite, spiked or flat.", "look at it, and stop the job if it diverged",
+    ),
+    AlertEvent.SLOW_TRAINING: AlertEventRow(
+        _WARNING, "pace", _OPEN, "Training is slow: each step takes longer than it did.", "see what else its nodes do",
+    ),
+    AlertEvent.STRAGGLER: AlertEventRow(_WARNING, "straggler", _OPEN, "{whose} delays all others.", "look at that node and its GPUs"),
+    AlertEvent.MEMORY_FORECAST: AlertEventRow(
+        _WARNING, "memory", _OPEN,
+        "Out of {when}, if it goes on to grow as it did.",
+        "see what grows, and have the script save before it fails", "status",
+    ),
     AlertEvent.RUN_STARTED: AlertEventRow(_INFO, "run", _ONCE, "The run started."),
     AlertEvent.RUN_FINISHED: AlertEventRow(_INFO, "run", _ONCE, "The run ended."),
     AlertEvent.UNIT_FAILED: AlertEventRow(
-        _CRITICAL, "unit", _ONCE, "A systemd unit failed, and systemd does not start it again: a person has to look."
+        _CRITICAL, "unit", _ONCE, "A systemd unit failed, and systemd does not start it again.", "look, mend it and start it",
     ),
     AlertEvent.TEST: AlertEventRow(_INFO, "test", _ONCE, "This is a test of `supervise alerts test`. Nothing happened."),
 }  # fmt: skip
+#: With these the job is restarted; with every other it goes on as it is, or has ended.
+RESTARTING: Final = frozenset({
+    AlertEvent.OPENED, AlertEvent.RECURRING_FAILURE, AlertEvent.MEMORY_HELD, AlertEvent.BATCH_CHANGED, AlertEvent.GPU_QUARANTINED,
+})  # fmt: skip
 #: Sent only where the sink's `runs` asks for them.
 OF_RUNS: Final = frozenset({AlertEvent.RUN_STARTED, AlertEvent.RUN_FINISHED})
 #: The threads of failures, to which a cause belongs, and all those that an incident explains.
@@ -168,6 +214,7 @@ _OF_INCIDENTS: Final = _OF_FAILURES | {"scratch", "resume", "change"}
 class AlertAction(StrEnum):
     """What supervise did or is about to do: a closed list, so that no reason text can carry a path."""
 
+    NONE = "none"  # nothing: the job goes on as it is
     RESTART = "restart"
     STOP = "stop"
     RESUMED = "resumed"
@@ -176,34 +223,31 @@ class AlertAction(StrEnum):
 
 
 class OutgoingAlert(Struct, frozen=True):
-    """One alert to send. `ts` is Unix seconds; `rank` and `step` are None where they are not known; `incident` is 0 where it is of none.
-
-    about: what tells two alerts of one kind and attempt apart (two GPUs that are put out of use). It is never sent. The fields below it
-    are not sent to webhooks of version 1. node: this node's name for people. subject: tells two threads of one kind apart (a GPU).
-    failed_on: the node that failed or is slow, where the job has several. exit_code: of the run, None while it goes on. lines, state_dir:
-    text that may hold paths and log lines, sent with detail `lines` only. hints: what a person does, which names no path and no address.
-    """
+    """One alert to send."""
 
     run_id: str
     job: str
     event: AlertEvent
     severity: AlertSeverity
-    incident: int
+    incident: int  # 0: of none
     attempt: int
-    ts: float
+    ts: float  # Unix seconds
     action: AlertAction
     cause: Cause = Cause.NONE
-    rank: int | None = None
-    step: int | None = None
-    about: str = ""
-    node: str = ""
-    failed_on: str = ""
+    rank: int | None = None  # None: unknown
+    step: int | None = None  # None: unknown
+    about: str = ""  # tells two alerts of one kind and attempt apart (two GPUs that are put out of use); never sent
+    node: str = ""  # this node's name for people
+    failed_on: str = ""  # the node that failed or is slow, where the job has several
     confidence: float | None = None
-    subject: str = ""
-    exit_code: int | None = None
-    hints: tuple[str, ...] = ()
-    lines: tuple[str, ...] = ()
-    state_dir: str = ""
+    subject: str = ""  # tells two threads of one kind apart (a GPU)
+    exit_code: int | None = None  # of the run, None while it goes on
+    hints: tuple[str, ...] = ()  # what a person does; they name no path and no address
+    sentence: str = ""  # what happened, as the card has it; as `lines`
+    lines: tuple[str, ...] = ()  # may hold paths and log lines; sent with detail `lines` only
+    state_dir: str = ""  # as `lines`
+    when: str = ""  # what a forecast is of, and when it comes true
+    place: str = ""  # FILE:LINE of the user's code, the file without its directory
 
     @property
     def event_id(self) -> str:
@@ -219,8 +263,13 @@ class OutgoingAlert(Struct, frozen=True):
     @property
     def own_place(self) -> tuple[int | None, str]:
         """The rank and its node, where the event is of a rank: None and "" where they are not known."""
-        is_of_rank = self.own_cause is not Cause.NONE or self.event in {AlertEvent.HANG, AlertEvent.STRAGGLER}
+        is_of_rank = self.own_cause is not Cause.NONE or self.event in {AlertEvent.HANG, AlertEvent.STRAGGLER, AlertEvent.MEMORY_FORECAST}
         return (self.rank, self.failed_on) if is_of_rank else (None, "")
+
+    @property
+    def own_code(self) -> str:
+        """The line of the user's code, where the event is of a rank; "" where it is not known."""
+        return self.place if self.own_cause is not Cause.NONE or self.event is AlertEvent.HANG else ""
 
     @property
     def own_incident(self) -> int:
@@ -230,36 +279,10 @@ class OutgoingAlert(Struct, frozen=True):
     @property
     def command(self) -> str:
         """The command that shows the rest, on the machine; without the job's name if the alert shows another form of it."""
-        shown = f"supervise why {self.incident}" if self.incident else "supervise status"
-        return shown + (f" --job {self.job}" if plain_name(self.job) == self.job else "")
+        words = self.event.row.command or (f"why {self.incident}" if self.incident else "status")
+        return f"supervise {words}" + (f" --job {self.job}" if plain_name(self.job) == self.job else "")
 
 
 def plain_name(name: str) -> str:
     """Return a name as it may be shown: the last part of a path, without odd characters, cut where it is long."""
     return _ODD.sub("_", name.rstrip("/").rsplit("/", 1)[-1])[:NAME_LIMIT] or "_"
-
-
-def payload(alert: OutgoingAlert) -> dict[str, str | int | None]:
-    """Give the fields that leave the machine, in the order in which they are documented (docs/guides/alerts.md)."""
-    return {
-        "version": VERSION,
-        "event_id": alert.event_id,
-        "run_id": plain_name(alert.run_id),
-        "job": plain_name(alert.job),
-        "event": alert.event.value,
-        "severity": alert.severity.value,
-        "state": alert.event.state,
-        "cause": alert.cause.value,
-        "rank": alert.rank,
-        "step": alert.step,
-        "attempt": alert.attempt,
-        "incident": alert.incident,
-        "action": alert.action.value,
-        "command": alert.command,
-        "ts": timestamp(alert.ts),
-    }
-
-
-def encode(alert: OutgoingAlert) -> bytes:
-    """Give the JSON body: ASCII, under 1 KiB, the same bytes at every try."""
-    return json.dumps(payload(alert), separators=(",", ":")).encode("ascii")

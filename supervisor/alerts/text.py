@@ -1,24 +1,26 @@
 """Writes a notification for people: a title, sentences, facts and a command, as far as the sink's `detail` allows. Pure.
 
-    none     job, state, severity, incident, command
-    summary  adds node, run, cause, confidence, rank, step, attempt, what is done, and sentences made of closed words and numbers
+    none     job, whether a person is needed, state, severity, time, incident, command
+    summary  adds node, what happened, run, cause, confidence, rank, FILE:LINE of the user's code, step, attempt, what is done, what to do,
+             and sentences made of these
     lines    adds lines of evidence, paths and the text of the event, with secrets replaced by digests
 
-Only `lines` may hold anything that the job printed, or a path.
+Only `lines` may hold anything that the job printed, or a directory.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from supervisor.alerts.model import INCIDENT, AlertAction, AlertEvent, ThreadEffect, plain_name
+from supervisor.alerts.model import INCIDENT, AlertAction, AlertEvent, AlertSeverity, ThreadEffect, plain_name
 from supervisor.alerts.threads import NotificationState
 from supervisor.classify.remedies import general_hints
 from supervisor.core.causes import CAUSE_TABLE
-from supervisor.core.model import Cause, Verdict
-from supervisor.core.time_text import span_text, timestamp
+from supervisor.core.model import Cause, FailureVerdict
+from supervisor.core.units import span_text, timestamp
 from supervisor.core.values import replace
 from supervisor.errors import ExitCode
 
@@ -30,8 +32,8 @@ if TYPE_CHECKING:
 VERSION: Final = 1
 MOST_LINES: Final = 10
 _LINE: Final = 300
-#: Where each restart only waits until somebody has acted.
-_WAITS_FOR_A_PERSON: Final = frozenset({Cause.DISK_FULL})
+#: Where the part of a sentence ends that a title has.
+_PAUSE: Final = re.compile(r"[,:;.](?:\s|$)")
 _BEGAN = {
     AlertAction.RESUMED: "resumed from a checkpoint",
     AlertAction.STARTED_FROM_SCRATCH: "FROM SCRATCH, not from a checkpoint",
@@ -48,25 +50,26 @@ class AlertDetail(StrEnum):
 
 
 def title(sent: Notification, detail: AlertDetail) -> str:
-    """Return one line: what it is, which job, where."""
+    """Return one line, as a locked phone shows it: whether a person is needed, which job, where, and what happened."""
     alert = sent.alert
-    state = {NotificationState.MESSAGE: sent.severity.value}.get(sent.state, sent.state.value).upper()
     node = f" on {alert.node}" if alert.node and detail is not AlertDetail.NONE else ""
-    what = "" if detail is AlertDetail.NONE else f": {_subject(sent)}"
-    return f"{state} {plain_name(alert.job)}{node}{what}"
+    has_stopped = sent.state is not NotificationState.RESOLVED and _is_incident(alert) and alert.action is AlertAction.STOP
+    stopped = " stopped" if has_stopped else ""
+    happened = "" if detail is AlertDetail.NONE else f"{stopped}: {_subject(sent)}"
+    return f"{_call(sent)}: {plain_name(alert.job)}{node}{happened}"
 
 
 def sentences(sent: Notification, detail: AlertDetail) -> str:
     """Return what happened, what is done about it, and what a person does, in sentences."""
     if detail is AlertDetail.NONE:
         return "supervise reports a change of this job."
-    return " ".join(filter(None, (_happened(sent), *_joined(sent), _doing(sent), _to_do(sent))))
+    return " ".join(filter(None, (_happened(sent, detail), *_joined(sent), _doing(sent), _to_do(sent))))
 
 
 def facts(sent: Notification, detail: AlertDetail) -> list[tuple[str, str]]:
     """Return (name, value) for the fields of a message."""
     alert = sent.alert
-    rows = [("job", plain_name(alert.job)), ("severity", sent.severity.value)]
+    rows = [("job", plain_name(alert.job)), ("severity", sent.severity.value), ("when", _clock(alert.ts))]
     if alert.own_incident:
         rows.append(("incident", str(alert.own_incident)))
     if detail is AlertDetail.NONE:
@@ -78,6 +81,7 @@ def facts(sent: Notification, detail: AlertDetail) -> list[tuple[str, str]]:
         rows.append(("cause", alert.cause.value + ("" if alert.confidence is None else f", {100 * alert.confidence:.0f} % sure")))
     rank, failed_on = alert.own_place
     rows += [(name, str(value)) for name, value in (("rank", rank), ("step", alert.step)) if value is not None]
+    rows += [("code", alert.own_code)] if alert.own_code else []
     rows += [("culprit" if alert.own_cause is Cause.NONE else "failed on", failed_on)] if failed_on else []
     rows.append(("attempt", str(alert.attempt)))
     return rows
@@ -103,7 +107,7 @@ def command(sent: Notification, detail: AlertDetail) -> str:
 
 
 def document(sent: Notification, detail: AlertDetail) -> dict[str, Any]:
-    """Return the notification as data (docs/guides/alerts.md): what `exec` gets."""
+    """Return the notification as data (docs/reference/alert-format.md): what `webhook` and `exec` get."""
     alert = sent.alert
     rank, failed_on = alert.own_place
     fields: dict[str, Any] = {
@@ -112,6 +116,7 @@ def document(sent: Notification, detail: AlertDetail) -> dict[str, Any]:
         "thread": sent.thread,
         "state": sent.state.value,
         "severity": sent.severity.value,
+        "needs_person": needs_person(sent),
         "event": alert.event.value,
         "job": plain_name(alert.job),
         "incident": alert.own_incident,
@@ -129,6 +134,7 @@ def document(sent: Notification, detail: AlertDetail) -> dict[str, Any]:
         "confidence": alert.confidence,
         "rank": rank,
         "failed_on": failed_on,
+        "code": alert.own_code,
         "step": alert.step,
         "attempt": alert.attempt,
         "action": alert.action.value,
@@ -143,37 +149,90 @@ def _is_incident(alert: OutgoingAlert) -> bool:
     return alert.event.row.thread == INCIDENT and alert.event.row.effect is not ThreadEffect.JOIN
 
 
-def _subject(sent: Notification) -> str:
-    """Return the title's last part."""
+def _is_restarted(alert: OutgoingAlert) -> bool:
+    return alert.event.row.thread == INCIDENT and alert.action is AlertAction.RESTART
+
+
+def needs_person(sent: Notification) -> bool:
+    """Whether nothing goes on until a person has looked, or harm is done meanwhile."""
     alert = sent.alert
     if sent.state is NotificationState.RESOLVED:
-        return "it trains again" if _is_incident(alert) else f"{alert.event.value.replace('_', ' ')} is over"
-    if not _is_incident(alert):
-        return alert.event.value.replace("_", " ")
-    return f"given up, {alert.cause.value}" if alert.event is AlertEvent.GIVEN_UP else alert.cause.value
+        return False
+    if _is_restarted(alert):
+        return CAUSE_TABLE[alert.cause].needs_person
+    return alert.severity is AlertSeverity.CRITICAL or alert.event is AlertEvent.HANG or alert.action is AlertAction.STOP
 
 
-def _happened(sent: Notification) -> str:
+def _call(sent: Notification) -> str:
+    """Return whether a person is needed, which is the first thing to know at night."""
+    alert = sent.alert
+    if sent.state is NotificationState.RESOLVED:
+        return "OVER"
+    if needs_person(sent):
+        return "NEEDS YOU"
+    if _is_restarted(alert):
+        return "RESTARTS BY ITSELF"
+    return "INFO" if alert.severity is AlertSeverity.INFO else "LOOK"
+
+
+def _subject(sent: Notification) -> str:
+    """Return the title's last part: what happened."""
+    alert = sent.alert
+    if sent.state is NotificationState.RESOLVED and alert.event is AlertEvent.STOPPED:
+        return "it was stopped"
+    if sent.state is NotificationState.RESOLVED and _is_incident(alert):
+        return "it trains again"
+    over = "it was: " if sent.state is NotificationState.RESOLVED else ""
+    place = f" ({alert.own_code})" if alert.own_code else ""
+    return over + _first_part(_meaning(alert) if _is_incident(alert) else _sentence(alert)) + place
+
+
+def _first_part(sentence: str) -> str:
+    """Return what stands before the first comma, colon or full stop, as it stands within a sentence."""
+    part = _PAUSE.split(sentence, maxsplit=1)[0]
+    return part if part[:2].isalpha() and part[:2].isupper() else part[:1].lower() + part[1:]
+
+
+def _meaning(alert: OutgoingAlert) -> str:
+    return CAUSE_TABLE[alert.cause].sentence(alert.confidence) if alert.cause is not Cause.NONE else "The job failed"
+
+
+def _clock(t: float) -> str:
+    return f"{timestamp(t)[:19].replace('T', ' ')} UTC"
+
+
+def _happened(sent: Notification, detail: AlertDetail) -> str:
     alert = sent.alert
     if sent.state is NotificationState.RESOLVED:
         after = f" after {span_text(alert.ts - sent.since_t)}" if sent.since_t else ""
         if not _is_incident(alert):
-            return f"This is over{after}: {_sentence(alert)}"
+            return f"This is over{after}. It was: {_sentence(alert)}"
+        if alert.event is AlertEvent.STOPPED:
+            return f"The job was stopped{after} while this was open. Nothing to do: the next start goes on with it."
         began = _BEGAN.get(alert.action)
         times = f" It failed {sent.failures} times." if sent.failures > 1 else ""
-        return f"The training runs again{after}{f', {began}' if began else ''}.{times}"
+        return f"The training runs again{after}{f', {began}' if began else ''}.{times} Nothing to do."
     if alert.event is AlertEvent.RUN_FINISHED:
         goes_on = ": the next start continues it" if alert.exit_code == ExitCode.REQUEUE else ""
         return f"The run ended with exit code {alert.exit_code}{goes_on}."
     if not _is_incident(alert):
-        return _sentence(alert)
-    rank, node = f"rank {alert.rank}" if alert.rank is not None else "", f"on {alert.failed_on}" if alert.failed_on else ""
-    where = [f"{rank} {node}".strip(), f"step {alert.step}" if alert.step is not None else ""]
-    sure = f"{100 * alert.confidence:.0f} % sure" if alert.confidence is not None else ""
-    known = ", ".join(filter(None, (*where, sure)))
+        return _placed(_sentence(alert), _where(alert) if alert.event is AlertEvent.HANG else [])
     times = f"{sent.failures} failures in {span_text(alert.ts - sent.since_t)}, the last: " if sent.failures > 1 else ""
-    meaning = CAUSE_TABLE[alert.cause].meaning if alert.cause is not Cause.NONE else "The job failed"
-    return f"{times}{meaning}{f' ({known})' if known else ''}."
+    meaning = alert.sentence if alert.sentence and detail is AlertDetail.LINES else _meaning(alert)
+    return times + _placed(f"{meaning.removesuffix('.')}.", _where(alert))
+
+
+def _where(alert: OutgoingAlert) -> list[str]:
+    """Return rank and node, the line of the user's code, and the step; "" for what is not known."""
+    rank, node = alert.own_place
+    whose = f"{'' if rank is None else f'rank {rank}'}{f' on {node}' if node else ''}".strip()
+    return [whose, alert.own_code, f"step {alert.step}" if alert.step is not None else ""]
+
+
+def _placed(sentence: str, where: list[str]) -> str:
+    """Return a sentence with what is known of its place before its full stop."""
+    known = ", ".join(filter(None, where))
+    return f"{sentence.removesuffix('.')} ({known})." if known else sentence
 
 
 def _joined(sent: Notification) -> list[str]:
@@ -183,28 +242,40 @@ def _joined(sent: Notification) -> list[str]:
 def _sentence(alert: OutgoingAlert) -> str:
     rank, node = alert.own_place
     whose = f"Rank {rank}{f' on {node}' if node else ''}" if rank is not None else f"Node {node}"
-    return alert.event.row.sentence.replace("{subject}", alert.subject).replace("{whose}", whose)
+    return (
+        alert.event.row.sentence.replace("{subject}", alert.subject)
+        .replace("{when}", alert.when or "memory soon")
+        .replace("{whose}", whose)
+    )
 
 
 def _doing(sent: Notification) -> str:
     alert = sent.alert
     if sent.state is NotificationState.RESOLVED or not _is_incident(alert):
         return ""
-    if alert.event is AlertEvent.GIVEN_UP and alert.action is not AlertAction.STOP:
-        return "The run was stopped before it trained again."
     if alert.action is AlertAction.STOP:
-        return "supervise gave up: no permitted change would help, and a person has to look."
-    return f"supervise restarts it as attempt {alert.attempt + 1}."
+        return "supervise stopped the run: no permitted change would help."
+    return f"supervise restarts it as attempt {alert.attempt + 1}." if alert.action is AlertAction.RESTART else ""
 
 
 def _to_do(sent: Notification) -> str:
+    """Return what a person does about what leads, or that there is nothing to do."""
     alert = sent.alert
-    needs_a_person = alert.action is AlertAction.STOP or alert.cause in _WAITS_FOR_A_PERSON
-    is_open = sent.state is not NotificationState.RESOLVED and _is_incident(alert)
-    return f"To do: {_remedy(alert)}." if needs_a_person and is_open and alert.cause is not Cause.NONE else ""
+    if sent.state is NotificationState.RESOLVED or alert.event.row.effect is ThreadEffect.CLOSE:
+        return ""
+    advice = [also.event.row.advice for also in (alert, *sent.also) if also.event.row.advice]
+    if (
+        _is_incident(alert)
+        and alert.cause is not Cause.NONE
+        and (alert.action is AlertAction.STOP or CAUSE_TABLE[alert.cause].needs_person)
+    ):
+        advice.append(_remedy(alert))
+    if not advice:
+        return "Nothing to do: it goes on by itself." if alert.action is AlertAction.RESTART and _is_incident(alert) else ""
+    advised = "; ".join(dict.fromkeys(advice))
+    return f"To do: {advised}."
 
 
 def _remedy(alert: OutgoingAlert) -> str:
     """Return the hints that the alert carries; of an alert that carries none, those that hold for every failure of its cause."""
-    text = "; ".join(alert.hints or general_hints(Verdict(alert.cause, 1.0, "", "")))
-    return text[:1].upper() + text[1:]
+    return "; ".join(alert.hints or general_hints(FailureVerdict(alert.cause, 1.0, "", "")))

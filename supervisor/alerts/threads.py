@@ -10,7 +10,7 @@ Rules:
 5. A run that ends with 0 calms all threads. One that was given up leaves its thread firing, until a later run trains.
 
 Each sink has threads of its own, because its filter decides what its receiver knows to be firing. The state is the mapping of threads: what
-receivers know, and what is still to be sent. delivery.py keeps it in the outbox, so that a restarted supervisor goes on with it.
+receivers know, and what is still to be sent. spool.py keeps it, so that a restarted supervisor goes on with it.
 """
 
 from __future__ import annotations
@@ -39,18 +39,15 @@ class NotificationState(StrEnum):
 
 
 class AlertThread(Struct, frozen=True):
-    """One subject of alerts. sent: the last that was sent of it, None while nothing was.
+    """The state of one subject of alerts."""
 
-    waiting: events that were not sent yet. ending: the event with which it became calm. failures: since it fires.
-    """
-
-    waiting: tuple[OutgoingAlert, ...] = ()
-    sent: OutgoingAlert | None = None
+    waiting: tuple[OutgoingAlert, ...] = ()  # events that were not sent yet
+    sent: OutgoingAlert | None = None  # the last event that was sent; None: none was
     severity: AlertSeverity = AlertSeverity.INFO
     since_t: float = 0.0
-    failures: int = 0
-    calm_t: float | None = None
-    ending: OutgoingAlert | None = None
+    failures: int = 0  # since the thread fires
+    calm_t: float | None = None  # since when it is calm; None: it is not
+    ending: OutgoingAlert | None = None  # the event with which it became calm
 
     @property
     def fires(self) -> bool:
@@ -59,20 +56,16 @@ class AlertThread(Struct, frozen=True):
 
 
 class Notification(Struct, frozen=True):
-    """One message to people. `alert` is the event that leads, `also` the others of the same moment.
+    """One message to people."""
 
-    thread: 32 hex digits, equal for all that belongs together. severity: of the thread. raised: it became critical with this one.
-    failures, since_t: of the thread so far.
-    """
-
-    thread: str
+    thread: str  # 32 hex digits, equal for all that belongs together
     state: NotificationState
-    alert: OutgoingAlert
-    severity: AlertSeverity
-    raised: bool = False
-    also: tuple[OutgoingAlert, ...] = ()
-    failures: int = 0
-    since_t: float = 0.0
+    alert: OutgoingAlert  # the event that leads
+    severity: AlertSeverity  # of the thread
+    raised: bool = False  # the thread became critical with this message
+    also: tuple[OutgoingAlert, ...] = ()  # the other events of the same moment
+    failures: int = 0  # of the thread so far
+    since_t: float = 0.0  # since when the thread fires
 
     @property
     def event_id(self) -> str:
@@ -115,19 +108,19 @@ def calm_thread(threads: Threads, kind: str, t: float, subject: str = "") -> Thr
 def due(threads: Threads, now: float, settle_s: float, *, closing: bool = False) -> tuple[Threads, list[Notification]]:
     """Return the threads after what is to be sent now, and the notifications. closing: the run ends, so nothing waits any longer."""
     left: Threads = {}
-    found: list[Notification] = []
+    notifications: list[Notification] = []
     for key, before in threads.items():
         thread = before
         if thread.waiting and (closing or not 0 <= now - thread.waiting[0].ts < GATHER_S):
             thread, more = _sent(thread)
-            found += more
+            notifications += more
         calm_long = thread.calm_t is not None and (closing or not 0 <= now - thread.calm_t < settle_s)
         if thread.sent is not None and calm_long and not thread.waiting:
             alert = thread.ending or replace(thread.sent, ts=thread.calm_t or now)
-            found.append(_notification(NotificationState.RESOLVED, alert, thread))
+            notifications.append(_notification(NotificationState.RESOLVED, alert, thread))
         elif thread.sent is not None or thread.waiting:
             left[key] = thread
-    return left, sorted(found, key=lambda one: one.alert.ts)
+    return left, sorted(notifications, key=lambda notification: notification.alert.ts)
 
 
 def single(alert: OutgoingAlert) -> Notification:
@@ -156,9 +149,9 @@ def _sent(before: AlertThread) -> tuple[AlertThread, list[Notification]]:
     waiting, thread = before.waiting, replace(before, waiting=())
     if not before.fires:
         return thread, [single(alert) for alert in waiting]
-    lead = max(waiting, key=lambda one: (one.severity.rank, one.event.row.effect is ThreadEffect.OPEN, one.ts))
+    lead = max(waiting, key=lambda alert: (alert.severity.rank, alert.event.row.effect is ThreadEffect.OPEN, alert.ts))
     also = tuple(outgoing_alert for outgoing_alert in waiting if outgoing_alert is not lead)
-    severity = max(before.severity, lead.severity, key=lambda one: one.rank)
+    severity = max(before.severity, lead.severity, key=lambda alert: alert.rank)
     raised = severity is AlertSeverity.CRITICAL and before.severity is not severity and before.sent is not None
     thread = replace(thread, severity=severity)
     if before.sent is None:

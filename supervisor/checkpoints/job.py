@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 from checkpointing.io.read_watch import ReadWatch
 from checkpointing.manifest import check
 from checkpointing.manifest.documents import decode
+from checkpointing.mirror import keys
+from checkpointing.model import is_unchanged
+from checkpointing.reader.one_pass import OnePass
 from checkpointing.verification import identity_of
 from supervisor.checkpoints import accusations
 from supervisor.checkpoints.mirror.feed import MirrorFeed
@@ -35,12 +38,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from checkpointing.discover import Listing
-    from supervisor.checkpoints.mirror.feed import Uploads
-    from supervisor.checkpoints.mirror.restore_process import RestoreAnswer
+    from checkpointing.reader.one_pass import CheckpointReader
+    from supervisor.checkpoints.mirror.feed import CheckpointSender
+    from supervisor.checkpoints.mirror.restore_process import MirrorManifest, RestoreAnswer
     from supervisor.checkpoints.recording.reports import CheckpointReport
     from supervisor.checkpoints.recording.watcher import CheckpointWatcher
+    from supervisor.core.checkpoint_model import LoadedCheckpoint
     from supervisor.core.events import CheckpointSelected
-    from supervisor.core.model import CheckpointRef, Evidence, LoadedCheckpoint
+    from supervisor.core.model import CheckpointRef, Evidence
     from supervisor.job.job import Job
 
 
@@ -156,8 +161,8 @@ class JobCheckpoints:
         """Record what lies at the declared patterns before any rank starts."""
         self.records.baseline.take(self.records.listed(self.records.locations.declared).candidates)
 
-    def restored(self, path: str, began: int, manifest: str = "") -> None:
-        """Record a checkpoint that was restored from a mirror.
+    def restored(self, path: str, began: int, manifest: str = "", mirror: str = "") -> None:
+        """Record a checkpoint that was restored from a mirror (its URL).
 
         `began`: when the run began that saved it; this run is later, whatever our clock says. `manifest`: the mirror's, where every byte
         was compared with it; what was recorded of this job is recorded here again.
@@ -173,10 +178,24 @@ class JobCheckpoints:
             if known.about.job == self._job.name:
                 part = self._parts.manifests.get(path)  # its run and attempt as this node counts them
                 about = part.about if part is not None and part.save == known.save else known.about
-                records.manifests.put(replace(known, path=path, identity=identity, about=about))
+                here = replace(known, path=path, identity=identity, about=about)
+                records.manifests.put(here)
+                records.mirrored.add(mirror, here, keys.key_of(known))
         if records.discovery is not None:
             records.discovery.add(path)
         records.restored = path
+
+    def take_over(self, rows: Iterable[MirrorManifest]) -> None:
+        """Record again what still lies here as a mirror's manifests say, where the catalogue was lost; before anything else is recorded."""
+        records = self.records
+        records.is_catalogue_new = False
+        for row in rows:
+            manifest = decode(row.manifest.encode("ascii"))
+            identity = identity_of(manifest.path)
+            if identity is not None and is_unchanged(identity, manifest.identity) and manifest.about.job == self._job.name:
+                here = replace(manifest, identity=identity)
+                records.manifests.put(here)
+                records.mirrored.add(row.mirror, here, row.key)
 
     def loaded(self, attempt: int) -> tuple[LoadedCheckpoint, ...]:
         """Return what the ranks of an attempt loaded before their first step, each with who wrote it."""
@@ -191,7 +210,7 @@ class JobCheckpoints:
             answer = restore(save)
             if answer.kind != "restored":
                 return SaveRestored("", answer.message, answer.kind == PARTS_MISSING)
-            self.restored(answer.path, answer.began, answer.manifest)
+            self.restored(answer.path, answer.began, answer.manifest, answer.mirror)
             return SaveRestored(answer.path)
 
         self.node_offer.restore_save = bring
@@ -208,7 +227,11 @@ class JobCheckpoints:
         last = self.recorder.last_of_run()
         return None if last is None else ref_of(last.path, last.step, check.LEVEL, last.epoch, last.content_step)
 
-    def mirror_feed(self, uploads: Uploads, has_rank_0: Callable[[], bool | None]) -> MirrorFeed:
+    def saved(self) -> tuple[str, ...]:
+        """Return the patterns to which this job was seen to save what may be checkpoints."""
+        return () if self.records.discovery is None else self.records.discovery.patterns(candidates=True)
+
+    def mirror_feed(self, uploads: CheckpointSender, has_rank_0: Callable[[], bool | None]) -> MirrorFeed:
         """Make what sends each checkpoint once. `has_rank_0`: whether global rank 0 is on this node; None while no rank is known."""
         self.node_offer.feed = MirrorFeed(self.records, self.recorder, self.shared, uploads, has_rank_0)
         return self.node_offer.feed
@@ -217,11 +240,11 @@ class JobCheckpoints:
         self,
         feed: MirrorFeed | None = None,
         has_rank_0: Callable[[], bool | None] = lambda: True,
-        is_saving: Callable[[], bool] = lambda: False,
+        reader: CheckpointReader | None = None,
     ) -> CheckpointWatcher | None:
         """Make the watcher; None where no checkpoint is declared or may be discovered.
 
-        `feed`: None without a mirror. `is_saving`: whether a rank here saves or loads now; the watcher reads nothing meanwhile.
+        `feed`: None without a mirror. `reader`: the process that reads checkpoints; None: this one does.
         """
         if not self._job.settings.checkpoints.paths and self.records.discovery is None:
             return None
@@ -235,6 +258,6 @@ class JobCheckpoints:
             newest_save=self._newest_save,
             feed=feed,
             has_rank_0=has_rank_0,
-            is_saving=is_saving,
+            reader=reader or OnePass(self._job.name),
             report=self._report,
         ).watcher

@@ -1,4 +1,4 @@
-"""This node's part in the agreement of several nodes on the checkpoint of an attempt (core/gathering.py, checkpointing/common.py).
+"""This node's part in the agreement of several nodes on the checkpoint of an attempt (core/nodes/gathering.py, checkpointing/common.py).
 
 Every step is an all-gather: each node sends a row of JSON and receives the rows of all nodes. All nodes then draw the same conclusion from
 the same rows.
@@ -22,28 +22,22 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-import json
-import os
 import secrets
-import shlex
-import threading
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING, Final
 
 from checkpointing import common
-from checkpointing.common import NodeCheckpoint, NodeSave, Proof
+from checkpointing.common import Proof
+from checkpointing.io.background_call import BackgroundCall
 from checkpointing.io.read_watch import DiskSilent
 from checkpointing.model import CheckpointingError
 from checkpointing.select import Selection
-from supervisor.checkpoints import shared_directories
-from supervisor.checkpoints.shared_directories import DirectoryMarker
+from supervisor.checkpoints.node_rows import CheckpointsHere, NodeRows, NodeState, gathered, newest, programs, remedy, summary
+from supervisor.core.attempt.programs import DECLARED
 from supervisor.core.events import CheckpointSelected
-from supervisor.core.model import CheckpointRef, HeldBatch, PastFailures
-from supervisor.core.planning import DECLARED
+from supervisor.core.model import CheckpointRef
 from supervisor.core.values import replace
 from supervisor.node.node_environment import PeerEnvironment
 
@@ -51,12 +45,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from supervisor.checkpoints.node_offer import NodeOffer
+    from supervisor.checkpoints.node_rows import AllGather
     from supervisor.core.actions import SelectCheckpoint
     from supervisor.node.node_check import NodeCheck, NodeCheckResult
     from supervisor.node.node_environment import EnvironmentComparison
-
-    #: (number, text): sends the text to the all-gather of this number; returns the texts of all nodes, in their order.
-    AllGather = Callable[[int, str], list[str]]
 
 
 #: So often the nodes look whether the parts of a save have come to the mirror, and so many seconds after each look.
@@ -70,42 +62,6 @@ _FIRST_PROOF: Final = 3
 
 class AgreementCancelled(Exception):  # noqa: N818  not a failure: the attempt ended while its nodes agreed
     """The attempt is over."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeState:
-    """The state that a node continues from. Host, agreement number, knobs and rejected paths: as in SelectCheckpoint.
-
-    suspect: a checkpoint may have caused the last failure. knows: the node had a good checkpoint before. finite: if weights of the newest
-    checkpoint turned to NaN, the node prefers an older one. diverged_since_t: wall time from which the nodes trained from different states,
-    so that checkpoints written since are rejected; None if they did not. programs, resume_knobs: as in SelectCheckpoint. environment,
-    sent_t: as in PeerEnvironment. markers: those in the directories of its checkpoints. nonce: of this meeting alone. check, batch,
-    ever_loaded: as in SelectCheckpoint. has_saved: as in CheckpointSelected.
-    """
-
-    host: str
-    agreed: int
-    overrides: tuple[tuple[str, str], ...]
-    rejected: tuple[str, ...]
-    suspect: bool
-    knows: bool
-    finite: bool
-    diverged_since_t: float | None
-    programs: tuple[str, ...] = ()
-    resume_knobs: tuple[str, ...] = ()
-    environment: str = ""
-    sent_t: float = 0.0
-    past: PastFailures | None = None
-    markers: tuple[DirectoryMarker, ...] = ()
-    nonce: str = ""
-    check: str = ""
-    batch: HeldBatch = HeldBatch()
-    ever_loaded: bool = False
-    has_saved: bool = True
-
-    def resume_by(self, programs: Collection[str]) -> str:
-        """Return by whose knob it hands a checkpoint over if ranks run these programs; "" for none."""
-        return next((by for by in self.resume_knobs if by == DECLARED or by in programs), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,58 +83,6 @@ class _Proven:
         return frozenset(name for proof in self.proofs for name in proof.nan)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointsHere:
-    """The checkpoints of a node.
-
-    held: those that it offers; found: how many paths may be checkpoints; refused: (path, reason) of the rest. sees: the nodes whose
-    markers it found. saves: those of several nodes of which it has a part, or all. silent: no byte came from the disk of some.
-    """
-
-    held: tuple[NodeCheckpoint, ...]
-    found: int
-    refused: tuple[tuple[str, str], ...] = ()
-    sees: tuple[int, ...] = ()
-    saves: tuple[NodeSave, ...] = ()
-    silent: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _NodeRows:
-    """The first two rows of all nodes, and this node's own selection."""
-
-    states: tuple[NodeState, ...]
-    offers: tuple[CheckpointsHere, ...]
-    selection: Selection
-
-    @property
-    def newest(self) -> NodeState:
-        """The state that hands over what belongs to the job."""
-        return _newest(self.states)
-
-    @property
-    def rejected(self) -> tuple[str, ...]:
-        """The rejected checkpoints of every node with the newest agreement."""
-        agreed = self.newest.agreed
-        return tuple(dict.fromkeys(path for state in self.states if state.agreed == agreed for path in state.rejected))
-
-    @property
-    def silent(self) -> tuple[tuple[str, str], ...]:
-        """The nodes to which no byte came when they listed their checkpoints, as (host, reason)."""
-        rows = zip(self.states, self.offers, strict=True)
-        return tuple((state.host, ": ".join(here.refused[-1]) if here.refused else "") for state, here in rows if here.silent)
-
-    @property
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The nodes in groups that see the same directories; () if that is not known."""
-        return shared_directories.groups([state.markers for state in self.states], [offer.sees for offer in self.offers])
-
-
-def _newest(states: Sequence[NodeState]) -> NodeState:
-    """Return the state with the newest agreement, of several the first. Before any agreement who knows of most ranks saw who left."""
-    return max(states, key=lambda state: (state.agreed, 0 if state.agreed else state.batch.ranks))
-
-
 def agree(  # noqa: PLR0913  the request, and this node's part
     action: SelectCheckpoint,
     node_offer: NodeOffer,
@@ -196,44 +100,34 @@ def agree(  # noqa: PLR0913  the request, and this node's part
     with node_offer.markers.placed() as markers:
         own = NodeState(
             host,
-            action.last_agreement,
-            action.overrides,
-            action.rejected,
+            action,
             suspect,
-            action.had_checkpoint,
             node_offer.prefers_finite,
-            action.diverged_since_t,
-            action.programs,
-            action.resume_knobs,
             comparison.digest,
             comparison.now(),
-            action.past,
             markers,
             secrets.token_hex(8),
-            action.check,
-            action.batch,
-            action.ever_loaded,
             node_offer.has_saved,
         )
-        states = _gathered(all_gather, 1, own)
+        states = gathered(all_gather, 1, own)
         cannot_work = comparison.compare(all_gather, action.node, [PeerEnvironment(s.host, s.environment, s.sent_t) for s in states])
         if cannot_work:
             leavers = _leavers(action, [state.agreed for state in states], comparison.fits)
             event = CheckpointSelected(t, action.attempt, None, 0, agreement=action.attempt, cannot_work=cannot_work)
             return _with_leavers(event, action, leavers)
-        checked = _tried(all_gather, action.node, [state.check for state in states], check)
+        checked = _tried(all_gather, action.node, [state.asked.check for state in states], check)
         if checked is not None and checked.unfit:
             return _without_unfit(action, checked, states, t)
-        ways = [state.resume_by(_programs(states)) for state in states]
+        ways = [state.resume_by(programs(states)) for state in states]
         node_offer.set_resume_way(ways[action.node], own_only=action.own_only)
         rows = _listed(action, node_offer, all_gather, states, problem)
     meeting = hashlib.sha256("/".join([str(action.attempt), *(state.nonce for state in states)]).encode()).hexdigest()[:16]
     node_offer.note_meeting(action.attempt, meeting, action.node, rows.groups)
     notes = node_offer.note_groups(rows.groups, [state.host for state in states], [state.markers for state in states])
     checkpoint_selected = _chosen(action, node_offer, all_gather, rows, ways, t)
-    loaded, saved = any(state.ever_loaded for state in states), any(state.has_saved for state in states)
+    loaded, saved = any(state.asked.ever_loaded for state in states), any(state.has_saved for state in states)
     notes = (*node_offer.take_notes("" if checkpoint_selected.chosen is None else checkpoint_selected.chosen.path), *notes)
-    return replace(checkpoint_selected, notes=notes, batch=rows.newest.batch, ever_loaded=loaded, has_saved=saved)
+    return replace(checkpoint_selected, notes=notes, ever_loaded=loaded, has_saved=saved)
 
 
 def _leavers(action: SelectCheckpoint, agreed: Sequence[int], fit: Callable[[Sequence[int]], bool]) -> tuple[int, ...]:
@@ -272,7 +166,7 @@ def _without_unfit(action: SelectCheckpoint, checked: NodeCheckResult, states: S
         agreement=action.attempt,
         unfit=checked.unfit,
         not_excluded=checked.not_excluded,
-        batch=_newest(states).batch,
+        batch=newest(states).asked.batch,
     )
     goes_on = checked.may_leave and 0 < action.least_nodes <= len(states) - len(checked.unfit)
     return _with_leavers(event, action, [node for node, _ in checked.unfit] if goes_on else ())
@@ -280,20 +174,21 @@ def _without_unfit(action: SelectCheckpoint, checked: NodeCheckResult, states: S
 
 def _listed(
     action: SelectCheckpoint, node_offer: NodeOffer, all_gather: AllGather, states: list[NodeState], problem: tuple[str, str] | None
-) -> _NodeRows:
+) -> NodeRows:
     """Return what each node has, and which of the others' markers it sees."""
-    rows = _NodeRows(tuple(states), (), Selection(None, 0))
-    since = min((state.diverged_since_t for state in states if state.diverged_since_t is not None), default=None)
+    rows = NodeRows(tuple(states), (), Selection(None, 0))
+    times = [state.asked.diverged_since_t for state in states]
+    since = min((t for t in times if t is not None), default=None)
     here, selection = _checkpoints_here(action, node_offer, rows.rejected, problem, since)
     sees = node_offer.sees([state.markers for state in states], action.node, [state.host for state in states])
-    return dataclasses.replace(rows, offers=tuple(_gathered(all_gather, 2, dataclasses.replace(here, sees=sees))), selection=selection)
+    return dataclasses.replace(rows, offers=tuple(gathered(all_gather, 2, dataclasses.replace(here, sees=sees))), selection=selection)
 
 
 def _chosen(  # noqa: PLR0913, PLR0917  as agree, with the rows of all nodes
-    action: SelectCheckpoint, node_offer: NodeOffer, all_gather: AllGather, rows: _NodeRows, ways: Sequence[str], t: float
+    action: SelectCheckpoint, node_offer: NodeOffer, all_gather: AllGather, rows: NodeRows, ways: Sequence[str], t: float
 ) -> CheckpointSelected:
     """Return the first candidate that all nodes can load; one with finite weights before one without, where all nodes prefer that."""
-    states, selection = rows.states, rows.selection
+    states = rows.states
     held = [offer.held for offer in rows.offers]
     candidates = common.order(common.candidates(held, states.index(rows.newest)), [offer.saves for offer in rows.offers])
     own = [_own_path(candidate, rows, action.node) for candidate in candidates]
@@ -305,28 +200,41 @@ def _chosen(  # noqa: PLR0913, PLR0917  as agree, with the rows of all nodes
         return replace(_none(action, rows, ways, tuple(refused), t), silent=tuple(silent))
     taken = newest_whole
     if newest_whole.nan and all(state.finite for state in states):  # every node prefers finite weights: the next with others is taken
-        taken = next((found for found in proven if not newest_whole.nan <= found.nan), newest_whole)
+        taken = next((row for row in proven if not newest_whole.nan <= row.nan), newest_whole)
     if not _resume_alike(ways):
         return _resumes_differ(action, rows, ways, t)
     node_offer.take(taken.path)
     whole = (path for path in own[newest_whole.number : taken.number] if path not in dict(refused))
-    older = [(one, path) for one, path in zip(candidates, own, strict=True)][taken.number + 1 :]
+    older = [(offered, path) for offered, path in zip(candidates, own, strict=True)][taken.number + 1 :]
+    return replace(
+        _agreed(action, rows, t),
+        chosen=CheckpointRef(taken.path, taken.step, taken.proofs[action.node].level or "identity"),
+        n_found=max(offer.n_found for offer in rows.offers),
+        torn=rows.selection.torn,
+        refused=(*refused, *rows.offers[action.node].refused),
+        older=tuple(
+            CheckpointRef(path, offered[action.node].step, "") for offered, path in reversed(older) if not isinstance(offered, str)
+        ),
+        not_finite=tuple((path, "its weights hold NaN; an older one is taken instead") for path in whole),
+        dangerous=rows.selection.dangerous,
+        silent=tuple(silent),
+    )
+
+
+def _agreed(action: SelectCheckpoint, rows: NodeRows, t: float) -> CheckpointSelected:
+    """Return the event without a checkpoint, with what belongs to the job and holds on all nodes."""
+    asked = rows.newest.asked
     return CheckpointSelected(
         t,
         action.attempt,
-        CheckpointRef(taken.path, taken.step, taken.proofs[action.node].level or "identity"),
-        max(offer.found for offer in rows.offers),
-        selection.torn,
-        (*refused, *rows.offers[action.node].refused),
-        tuple(CheckpointRef(path, one[action.node].step, "") for one, path in reversed(older) if not isinstance(one, str)),
-        not_finite=tuple((path, "its weights hold NaN; an older one is taken instead") for path in whole),
+        None,
+        0,
         agreement=action.attempt,
-        overrides=rows.newest.overrides,
+        overrides=asked.overrides,
         rejected=rows.rejected,
-        dangerous=selection.dangerous,
-        programs=_programs(states),
-        past=rows.newest.past,
-        silent=tuple(silent),
+        programs=programs(rows.states),
+        past=asked.past,
+        batch=asked.batch,
     )
 
 
@@ -363,33 +271,18 @@ def _proven(  # noqa: PLR0913, PLR0917  as _chosen, with the candidates
 
 def _proofs(prove: Callable[[], Proof], node_offer: NodeOffer, all_gather: AllGather, numbers: Iterator[int]) -> list[Proof]:
     """Return the nodes' proofs, once no node reads any more. A node that moves no further is waited for in vain, as any silent one."""
-    answers: list[Proof] = []
-    errors: list[BaseException] = []
-    done = threading.Event()
-
-    def run() -> None:
-        try:
-            answers.append(prove())
-        except BaseException as error:  # noqa: BLE001  (raised again below)
-            errors.append(error)
-        finally:
-            done.set()
-
-    threading.Thread(target=run, name="prove", daemon=True).start()
-    wait_s = READING_S
+    own, wait_s = BackgroundCall(prove, "prove"), READING_S
     while True:
         n_moves = node_offer.n_moves
-        while not done.wait(wait_s) and node_offer.n_moves == n_moves:
+        while not own.done.wait(wait_s) and node_offer.n_moves == n_moves:
             continue
-        if errors:
-            raise errors[0]
-        proofs = _gathered(all_gather, next(numbers), answers[0] if done.is_set() else Proof("", reading=True))
+        proofs = gathered(all_gather, next(numbers), own.result() if own.done.is_set() else Proof("", reading=True))
         if not any(proof.reading for proof in proofs):
             return proofs
         wait_s = min(2 * wait_s, LONGEST_READING_S)
 
 
-def _own_path(candidate: common.Candidates | str, rows: _NodeRows, node: int) -> str:
+def _own_path(candidate: common.Candidates | str, rows: NodeRows, node: int) -> str:
     """Return where a candidate is on this node; of a save of which it has nothing, where another node has its part."""
     if not isinstance(candidate, str):
         return candidate[node].path
@@ -413,105 +306,42 @@ def _save_proofs(save: str, node_offer: NodeOffer, all_gather: AllGather, number
     return proofs
 
 
-def _programs(states: Sequence[NodeState]) -> tuple[str, ...]:
-    """Return what the ranks of any node were seen to run: a node that joins, or whose ranks died early, has not seen it itself."""
-    return tuple(dict.fromkeys(name for state in states for name in state.programs))
-
-
 def _resume_alike(ways: Collection[str]) -> bool:
     """Whether either all nodes resume, or none that gets a program's option added to its command."""
     return "" not in ways or not set(ways) - {"", DECLARED}
 
 
-def _resumes_differ(action: SelectCheckpoint, rows: _NodeRows, ways: Sequence[str], t: float) -> CheckpointSelected:
+def _resumes_differ(action: SelectCheckpoint, rows: NodeRows, ways: Sequence[str], t: float) -> CheckpointSelected:
     """Return the event where the commands of the nodes differ, so that only some of them add a program's option."""
     texts = ("nothing is added to its command" if not by else "by its command" if by == DECLARED else f"by {by}'s option" for by in ways)
-    event = CheckpointSelected(
-        t,
-        action.attempt,
-        None,
-        1,
-        agreement=action.attempt,
-        overrides=rows.newest.overrides,
-        rejected=rows.rejected,
-        node_offers=tuple((state.host, text) for state, text in zip(rows.states, texts, strict=True)),
-        programs=_programs(rows.states),
-        resume_differs=True,
-    )
+    node_offers = tuple((state.host, text) for state, text in zip(rows.states, texts, strict=True))
+    event = replace(_agreed(action, rows, t), n_found=1, node_offers=node_offers, resume_differs=True)
     agreed = [state.agreed for state in rows.states]
     return _with_leavers(event, action, _leavers(action, agreed, lambda nodes: _resume_alike([ways[node] for node in nodes])))
 
 
 def _none(
-    action: SelectCheckpoint, rows: _NodeRows, ways: Sequence[str], refused: tuple[tuple[str, str], ...], t: float
+    action: SelectCheckpoint, rows: NodeRows, ways: Sequence[str], refused: tuple[tuple[str, str], ...], t: float
 ) -> CheckpointSelected:
     """Return the event without a checkpoint: a start from scratch if no node has or had one, else each node's checkpoints."""
-    states, offers, newest = rows.states, rows.offers, rows.newest
-    found = sum(offer.found for offer in offers) + sum(state.knows for state in states)
-    held = tuple((state.host, _summary(here)) for state, here in zip(states, offers, strict=True)) if found else ()
+    states, offers = rows.states, rows.offers
+    n_known = sum(offer.n_found for offer in offers) + sum(state.asked.had_checkpoint for state in states)
+    held = tuple((state.host, summary(here)) for state, here in zip(states, offers, strict=True)) if n_known else ()
     # a node without any has lost its disk, or has the journal of another one (run/moved_job.py)
     agreed = [state.agreed if here.held or here.saves else 0 for state, here in zip(states, offers, strict=True)]
-    is_hint = not any(ways) and not any(state.knows for state in states)  # the script finds its checkpoint by itself
+    is_hint = not any(ways) and not any(state.asked.had_checkpoint for state in states)  # the script finds its checkpoint by itself
     fit: Callable[[Sequence[int]], bool] = lambda nodes: bool(common.candidates([offers[node].held for node in nodes]))  # noqa: E731
     leavers = () if is_hint else _leavers(action, agreed, fit)
-    event = CheckpointSelected(
-        t,
-        action.attempt,
-        None,
-        found,
-        rows.selection.torn,
-        (*refused, *offers[action.node].refused),
-        agreement=action.attempt,
-        overrides=newest.overrides,
-        rejected=rows.rejected,
+    event = replace(
+        _agreed(action, rows, t),
+        n_found=n_known,
+        torn=rows.selection.torn,
+        refused=(*refused, *offers[action.node].refused),
         node_offers=(*held, *refused[:1]),
         dangerous=rows.selection.dangerous,
-        programs=_programs(states),
-        past=newest.past,
-        remedy=_remedy(rows),
+        remedy=remedy(rows),
     )
     return _with_leavers(event, action, leavers)
-
-
-def _remedy(rows: _NodeRows) -> str:
-    """Return what brings the newest checkpoint to the nodes that lack it, with the commands; "" if all have it."""
-    firsts = [(here.held[0].step or -1, -node) for node, here in enumerate(rows.offers) if here.held]
-    if firsts:
-        source = -max(firsts)[1]
-        newest = rows.offers[source].held[0]
-        lacking = [node for node, here in enumerate(rows.offers) if not any(common.may_be_one(newest, row) for row in here.held)]
-        commands = [f"on {rows.states[node].host}: {_copy(rows, source, newest.path, node)}" for node in lacking]
-        literal = "copy the newest"
-    else:
-        parts = {node: here.saves[0].path for node, here in enumerate(rows.offers) if here.saves}
-        pairs = [(node, source) for node in range(len(rows.offers)) for source in parts if source != node]
-        commands = [f"on {rows.states[node].host}: {_copy(rows, source, parts[source], node)}" for node, source in pairs]
-        literal = "give every node the same --mirror before it saves, or bring every node's part to every node"
-    more = f"; and {len(commands) - 2} more like it" if len(commands) > 2 else ""  # noqa: PLR2004 (two fit)
-    why = "the nodes have directories of their own: " if len(rows.groups) > 1 else ""
-    text = f"{why}put the checkpoints on storage that all nodes share, or {literal}: {'; '.join(commands[:2])}{more}; then start again"
-    return text if commands else ""
-
-
-def _copy(rows: _NodeRows, source: int, path: str, node: int) -> str:
-    """Return the command that copies a checkpoint of one node to another. Files that are there stay."""
-    markers = rows.states[node].markers
-    directory = markers[0].directory if markers else os.path.dirname(path)  # noqa: PTH120 (strings throughout)
-    return shlex.join(["rsync", "-a", "--ignore-existing", f"{_machine(rows.states[source].host)}:{path}", f"{directory}/"])
-
-
-def _machine(host: str) -> str:
-    """Return the machine's name out of what the other nodes call a node ("node 0 (a)")."""
-    return host.rpartition("(")[2].rstrip(")")
-
-
-def _summary(here: CheckpointsHere) -> str:
-    if not here.held and here.saves:
-        newest = min(here.saves, key=common.age_of)
-        return f"{'' if newest.step is None else f'step {newest.step}, '}{newest.path}, of which other nodes have the rest"
-    if here.held:
-        return common.summary(here.held)
-    return f"none ({'; '.join(': '.join(row) for row in here.refused[:2])})" if here.refused else "none"
 
 
 def _checkpoints_here(
@@ -532,23 +362,4 @@ def _checkpoints_here(
         return CheckpointsHere((), 1, why, silent=isinstance(error, DiskSilent)), Selection(None, 1)
     against = (*selection.rejected, *selection.unverifiable, *selection.unknown, *((problem,) if problem else ()))
     refused = (*against, *selection.torn, *selection.dangerous)
-    return CheckpointsHere(held, selection.found + len(saves) + bool(problem), refused, (), saves, bool(selection.silent)), selection
-
-
-_Row = TypeVar("_Row", NodeState, CheckpointsHere, Proof)
-
-
-def _gathered(all_gather: AllGather, number: int, own_row: _Row) -> list[_Row]:
-    """Return the rows of all nodes. A path that is not UTF-8 goes by escapes, which msgspec neither writes nor reads."""
-    try:
-        own = msgspec.json.encode(own_row).decode()
-    except UnicodeEncodeError:
-        own = json.dumps(msgspec.to_builtins(own_row))
-    return [_row(text, type(own_row)) for text in all_gather(number, own)]
-
-
-def _row(text: str, kind: type[_Row]) -> _Row:
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except msgspec.DecodeError:
-        return msgspec.convert(json.loads(text), kind)
+    return CheckpointsHere(held, selection.n_found + len(saves) + bool(problem), refused, (), saves, bool(selection.silent)), selection

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from checkpointing import step_names
+from checkpointing.candidates import Spare
 from checkpointing.common import NodeCheckpoint, NodeSave, Proof, is_shared, reads
 from checkpointing.discover import Listing
 from checkpointing.io.read_watch import DiskSilent
 from checkpointing.io.reader import Interrupted
-from checkpointing.io.tree import ReadOptions
 from checkpointing.model import Candidate, CheckpointingError, nan_weights
-from checkpointing.select import Spare, held
+from checkpointing.select import held
 from checkpointing.verification import NOT_TO_THE_END, identity_of
 from supervisor.checkpoints.origin.owners import FILE_CLOCKS_S
 from supervisor.checkpoints.recording.meeting import NodeMeeting
@@ -110,14 +110,14 @@ class NodeOffer:
             return
         with contextlib.suppress(CheckpointingError, OSError):  # `list_checkpoints` meets it as well, and reports it
             listed = self._records.locations.listing(candidates=True).candidates
-            unread = [
-                candidate for candidate in listed if candidate.is_directory and self._parts.get(candidate.path, candidate.identity) is None
-            ]
+            known, directories = self._parts.manifests.of, (candidate for candidate in listed if candidate.is_directory)
+            unread = [candidate for candidate in directories if known(candidate.path, candidate.identity) is None]
             for candidate in self._records.order.order().newest_candidates(unread)[:MOST_READ]:
+                part = self._parts.read(candidate)
                 if self.feed is not None:
-                    self.feed.send_part(self._parts, candidate, ReadOptions())
+                    self.feed.send_part(self._parts, candidate, part)
                 else:  # so that the card says which node has which part
-                    self._parts.record(candidate.path, candidate.identity, ReadOptions())
+                    self._parts.record(candidate.path, candidate.identity, part)
 
     def note_meeting(self, attempt: int, name: str, node: int, groups: Sequence[Sequence[int]]) -> None:
         """Note which nodes this one has met for an attempt, and which of them see the same directories; () if that is not known."""
@@ -176,10 +176,10 @@ class NodeOffer:
 
     def sees(self, markers: Sequence[Sequence[DirectoryMarker]], node: int, hosts: Sequence[str]) -> tuple[int, ...]:
         """Return the nodes whose directories this node, number `node`, sees. Search longer for a node that is new here."""
-        others = {host for host, made in zip(hosts, markers, strict=True) if made} - {hosts[node]}
-        found = self.markers.seen(markers, node, self.look_s if others - self._apart else 0.0)
-        self._apart = frozenset(others - {hosts[one] for one in found})
-        return found
+        others = {host for host, marker in zip(hosts, markers, strict=True) if marker} - {hosts[node]}
+        nodes = self.markers.seen(markers, node, self.look_s if others - self._apart else 0.0)
+        self._apart = frozenset(others - {hosts[number] for number in nodes})
+        return nodes
 
     def note_groups(
         self, groups: Sequence[Sequence[int]], hosts: Sequence[str], markers: Sequence[Sequence[DirectoryMarker]]
@@ -190,7 +190,7 @@ class NodeOffer:
             return ()
         self._noted = named
         places = [", ".join(marker.directory for marker in markers[group[0]]) or "?" for group in groups]
-        held = "; ".join(f"{', '.join(one)}: {place}" for one, place in zip(named, places, strict=True))
+        held = "; ".join(f"{', '.join(alike)}: {place}" for alike, place in zip(named, places, strict=True))
         return (f"the nodes do not share all directories of their checkpoints, and resume only from one that every node has: {held}",)
 
     def reject_mixed(self, since_t: float) -> None:
@@ -219,33 +219,29 @@ class NodeOffer:
         whole = tuple(
             candidate
             for candidate in listing.candidates
-            if not candidate.is_directory or self._parts.get(candidate.path, candidate.identity) is None
+            if not candidate.is_directory or self._parts.manifests.of(candidate.path, candidate.identity) is None
         )
-        rows, selection = held(
-            replace(listing, candidates=whole),
-            records.rejections,
-            records.cache,
-            manifests=records.manifests,
-            spares=self._selector.copies(),
-            avoid=frozenset(avoid),
-            order=records.order.order(),
-            own=records.provenance.trusts,
-            watch=records.reads,
-        )
+        options = self._selector.options(self._selector.copies(), avoid, suspect=False, rejections=records.rejections)
+        rows, selection = held(replace(listing, candidates=whole), options)
         self._offered = {}
-        for found, step in rows[:MOST_OFFERED]:
-            row = self._row(found, step, agreed_attempts)
+        for offered, step in rows[:MOST_OFFERED]:
+            row = self._row(offered, step, agreed_attempts)
             if row is not None:
-                self._offered[row] = found
+                self._offered[row] = offered
         return tuple(self._offered), selection
 
-    def _row(self, found: Candidate | Spare, step: int | None, agreed_attempts: Collection[int]) -> NodeCheckpoint | None:
-        if isinstance(found, Spare):
-            path, name, identity, digest = found.copy_path, found.manifest.name, identity_of(found.copy_path), found.manifest.id
+    def _row(self, candidate: Candidate | Spare, step: int | None, agreed_attempts: Collection[int]) -> NodeCheckpoint | None:
+        if isinstance(candidate, Spare):
+            path, name, identity, digest = (
+                candidate.copy_path,
+                candidate.manifest.name,
+                identity_of(candidate.copy_path),
+                candidate.manifest.id,
+            )
         else:
-            manifest = self._records.manifests.get(found.path)
-            path, name, identity = found.path, os.path.basename(found.path), found.identity  # noqa: PTH119 (strings throughout)
-            digest = manifest.id if manifest is not None and manifest.identity == identity else ""
+            manifest = self._records.manifests.of(candidate.path, candidate.identity)
+            path, name, identity = candidate.path, os.path.basename(candidate.path), candidate.identity  # noqa: PTH119 (strings throughout)
+            digest = "" if manifest is None else manifest.id
         if identity is None:
             return None
         origin = self._records.provenance.of(path, identity)
@@ -256,23 +252,23 @@ class NodeOffer:
     def prove(self, candidate: Sequence[NodeCheckpoint], node: int, *, suspect: bool) -> Proof:
         """Prove that this node, number `node`, can load its row of a candidate. Of the nodes that share a file, one reads it."""
         row = candidate[node]
-        found = self._offered[row]
+        offered = self._offered[row]
         try:
             identity = identity_of(row.path)
             if identity is None or (identity.ino, identity.size, identity.mtime_ns) != (row.inode, row.n_bytes, row.mtime_ns):
                 return Proof(f"{row.path} changed, or is gone")
             if not reads(candidate, node):
                 return Proof("" if os.access(row.path, os.R_OK) else f"{row.path} cannot be read")
-            listing, copies = (Listing(()), (found,)) if isinstance(found, Spare) else (Listing((found,)), ())
+            listing, copies = (Listing(()), (offered,)) if isinstance(offered, Spare) else (Listing((offered,)), ())
             selection = self._selector.select_from(listing, copies, suspect=suspect, rejections=self._records.rejections)
             chosen = selection.chosen
             if chosen is None:
                 return _disproof(selection, row.path)
             digest = row.digest
-            if not is_shared(candidate) and not isinstance(found, Spare):
+            if not is_shared(candidate) and not isinstance(offered, Spare):
                 manifest = self._records.reads.read(
                     chosen.path,
-                    lambda how: self._recorder.record(chosen, how),
+                    lambda how: self._recorder.record_verified(chosen, how),
                     device=identity.dev,
                     n_bytes=identity.size,
                     why="its digest is to be compared with the other nodes'",

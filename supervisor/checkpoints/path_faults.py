@@ -1,6 +1,6 @@
 """Looks at the paths that exceptions name, where the job's checkpoints are: what lies there may explain more than the text does.
 
-What we or an earlier attempt did is suspected before the program (docs/explanation/checkpoints.md, "What an exception names"):
+What we or an earlier attempt did is suspected before the program (docs/explanation/own-checkpoints.md, "What an exception names"):
 
 - the script looks for what we set aside: it is moved back;
 - a save meets what an earlier attempt left: that is set aside if it may be, else the command that moves it is named. DCP's error names
@@ -127,9 +127,9 @@ class PathFaults:
         why = f"{path[len(checkpoint) + 1 :]} is missing, and the script looks for it: the save did not end"
         self._records.cache.put(Verification(checkpoint, identity, Verdict.INCOMPLETE, why, reasons=(why,)))
         _, stays = self._left(checkpoint)
-        ours = (("stays", stays),) if stays else ((LEFTOVER_IS_OURS, "yes"),)
+        fate = (("stays", stays),) if stays else ((LEFTOVER_IS_OURS, "yes"),)
         text = f"{checkpoint} is the rest of the first save, in which {self._left_by(checkpoint)} died: {why}"
-        return _Fault("leftover", Cause.CHECKPOINT_LEFTOVER, text, ((LEFTOVER, checkpoint), *ours, (REMEDY, advised_move(checkpoint))))
+        return _Fault("leftover", Cause.CHECKPOINT_LEFTOVER, text, ((LEFTOVER, checkpoint), *fate, (REMEDY, advised_move(checkpoint))))
 
     def _absolute(self, path: str) -> str:
         return os.path.normpath(os.path.join(self._cwd, path))  # noqa: PTH118 (strings, as a script wrote them)
@@ -243,10 +243,9 @@ class PathFaults:
         return next((candidate.path for candidate in newest if self._is_whole(candidate)), "")
 
     def _is_whole(self, candidate: Candidate) -> bool:
-        if self._records.cache.get(candidate.path, candidate.identity) is None:
-            manifest = self._records.manifests.get(candidate.path)
-            if manifest is not None and manifest.identity == candidate.identity:
-                return True
+        records, content = self._records, (candidate.path, candidate.identity)
+        if records.cache.get(*content) is None and records.manifests.of(*content) is not None:
+            return True
         verification = self._judged(candidate)
         return verification is not None and verification.verdict is Verdict.VERIFIED
 

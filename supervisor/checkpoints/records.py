@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.io.read_watch import ReadWatch
 from checkpointing.io.tree import Tree
-from checkpointing.manifest.documents import Manifests
+from checkpointing.manifest.documents import PART, Manifests
 from checkpointing.rejections import Rejections
 from checkpointing.retention.aside import AsideRecord
 from checkpointing.retention.copies import Copies
@@ -19,12 +19,13 @@ from checkpointing.verification import Cache
 from supervisor.checkpoints import accusations
 from supervisor.checkpoints.discovery.from_logs import Discovery
 from supervisor.checkpoints.discovery.locations import CheckpointLocations
+from supervisor.checkpoints.mirror.mirrored import MirroredCheckpoints
 from supervisor.checkpoints.origin.baseline import Baseline
 from supervisor.checkpoints.origin.order import CheckpointOrder
 from supervisor.checkpoints.origin.provenance import Provenance
 from supervisor.checkpoints.recording.meeting import MeetingRecord
+from supervisor.core.attempt.programs import DECLARED
 from supervisor.core.model import ResumeKind
-from supervisor.core.planning import DECLARED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -54,12 +55,13 @@ class CheckpointRecords:
         self.cache = Cache()  # of verdicts: what the watcher has read, a selection need not read again
         discovers = settings.instrument.enabled
         self.catalogue = CheckpointCatalogue(self.directory, is_writer=True)
+        self.is_catalogue_new = self.catalogue.is_empty
         self.discovery = Discovery(self.catalogue, job.run_id) if discovers else None
         self.locations = CheckpointLocations(job, self.discovery)
         self.manifests = Manifests(self.catalogue)
         self.order = CheckpointOrder(self.catalogue, self.manifests, self.discovery, job.run_id)
         self.baseline = Baseline(self.catalogue, settings.checkpoints.paths)
-        self.moves = AsideRecord(str(self.directory), job.name)
+        self.moves = AsideRecord(self.catalogue)
         self.provenance = Provenance(
             job,
             self.locations,
@@ -67,11 +69,10 @@ class CheckpointRecords:
             self.order,
             manifests=self.manifests,
             baseline=self.baseline,
-            moves=self.moves,
             several_nodes=several_nodes,
         )
         self.copies = Copies(
-            str(self.directory),
+            self.catalogue,
             int(settings.checkpoints.copies_gib * 2**30),
             order=self.order.order,
             is_abandoned=self.order.is_abandoned,
@@ -79,6 +80,7 @@ class CheckpointRecords:
         )
         self.restored = ""  # the path to which a mirror restored a checkpoint for this run
         self.meetings = MeetingRecord(self.catalogue, job.run_id)
+        self.mirrored = MirroredCheckpoints(self.catalogue, (self.manifests, Manifests(self.catalogue, PART)))
         self.rejections = Rejections(self.catalogue)  # of the checkpoints that must not be resumed from
         self.set_resume_way(DECLARED)
         self._lock = threading.Lock()
@@ -126,8 +128,8 @@ class CheckpointRecords:
         )
         return replace(listing, candidates=tuple(logged or own))
 
-    def _is_of_run(self, one: Candidate) -> bool:
-        origin = self.provenance.of(one.path, one.identity, one.written_ns)
+    def _is_of_run(self, candidate: Candidate) -> bool:
+        origin = self.provenance.of(candidate.path, candidate.identity, candidate.written_ns)
         return origin.logged_attempt is not None or origin.attempt_of(self.job.run_id) > 0
 
     @property

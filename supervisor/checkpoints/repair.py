@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.io.read_watch import DiskSilent
@@ -188,6 +189,9 @@ class CheckpointRepair:
         """Put the copy, if there is one, in the place of a torn checkpoint that was moved; return a description."""
         moves = self._records.moves
         problem = "" if copy is None else self._records.copies.put_back(copy, moves, attempt, reason)
+        identity = identity_of(path)
+        if copy is not None and not problem and identity is not None:  # its bytes were compared while it was copied
+            self._records.manifests.put(replace(copy.manifest, identity=identity))
         if problem and leads:
             moves.undo(next(change.id for change in reversed(moves.changes()) if change.to == moved.to))
             return f"{reason}: left where it is: the copy could not be put there: {problem}"
@@ -238,8 +242,8 @@ class CheckpointRepair:
             return True
         directory = self._records.job.attempt_dir(self._records.attempt)
         saved_at = save_logs.steps_at(directory, path)
-        made = {beat.local_rank: beat.steps for beat in heartbeats.read(directory / "heartbeat")}
-        return bool(saved_at) and all(local in made and made[local] <= steps for local, steps in saved_at.items())
+        n_steps = {beat.local_rank: beat.steps for beat in heartbeats.read(directory / "heartbeat")}
+        return bool(saved_at) and all(local in n_steps and n_steps[local] <= steps for local, steps in saved_at.items())
 
     def _torn_first_saves(self) -> tuple[str, ...]:
         """Return the first saves that are proven torn or incomplete, at locations that no rank was seen to load from."""
@@ -261,15 +265,15 @@ class CheckpointRepair:
         listed = self._locations.listing(candidates=True).candidates
         unfinished = [row for row in self._discovery.unfinished() if all(row[0] != candidate.path for candidate in listed)]
         whole = self._whole_patterns({pattern_of(path) for path, *_ in unfinished}, listed) if unfinished else set()
-        found = [
+        unresumable = [
             path for path, some, all_ in unfinished if all_ or (some and self._locations.is_checkpoint(path)) or pattern_of(path) in whole
         ]
-        for path in found:
+        for path in unresumable:
             identity = identity_of(path)
             if identity is not None:
                 why = "a save began it and did not end"
                 self._records.cache.put(Verification(path, identity, Verdict.INCOMPLETE, why, reasons=(why,)))
-        return tuple(sorted(found))
+        return tuple(sorted(unresumable))
 
     def _why_alone(self, verification: Verification) -> str:
         """Return why a torn checkpoint stays that has no copy and no whole one beside; "" for any other.
@@ -288,17 +292,17 @@ class CheckpointRepair:
         aside = advised_move(path)
         return f"because it has no copy, and no whole checkpoint lies beside it; to have the script begin without it: {aside}"
 
-    def _is_interrupted(self, found: Candidate | Verification) -> bool:
-        return self._records.provenance.of(found.path, found.identity).is_interrupted
+    def _is_interrupted(self, checkpoint: Candidate | Verification) -> bool:
+        return self._records.provenance.of(checkpoint.path, checkpoint.identity).is_interrupted
 
     def _whole_patterns(self, patterns: Collection[str], candidates: Sequence[Candidate]) -> set[str]:
         """Return those of the patterns of which one of the newest candidates is whole."""
         beside = [candidate for candidate in candidates if pattern_of(candidate.path) in patterns]
         whole: set[str] = set()
-        for one in self._records.order.order().newest_candidates(beside)[:MOST_BESIDE]:
-            known = self._records.cache.get(one.path, one.identity) or self._verified(one)
+        for candidate in self._records.order.order().newest_candidates(beside)[:MOST_BESIDE]:
+            known = self._records.cache.get(candidate.path, candidate.identity) or self._verified(candidate)
             if known is not None and known.verdict is Verdict.VERIFIED:
-                whole.add(pattern_of(one.path))
+                whole.add(pattern_of(candidate.path))
         return whole
 
     def _verified(self, candidate: Candidate) -> Verification | None:

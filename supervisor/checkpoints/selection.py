@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from checkpointing import markers
+from checkpointing.candidates import SelectionOptions
 from checkpointing.discover import Listing
 from checkpointing.io.read_watch import DiskSilent
 from checkpointing.io.reader import Interrupted
@@ -19,8 +20,8 @@ from checkpointing.verification import verify
 from supervisor.checkpoints.origin.owners import FILE_CLOCKS_S, CheckpointOwners, step_of
 from supervisor.checkpoints.recording.watcher import to_event, to_ref
 from supervisor.checkpoints.unused import unused_checkpoints
+from supervisor.core.checkpoint_model import CheckpointOwner, WithoutTracker
 from supervisor.core.events import CheckpointSelected
-from supervisor.core.model import CheckpointOwner, WithoutTracker
 from supervisor.core.values import replace
 from supervisor.observe.ranks.path_patterns import checkpoint_path
 from supervisor.observe.ranks.progress_sampler import loads
@@ -28,8 +29,9 @@ from supervisor.observe.ranks.progress_sampler import loads
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from checkpointing.candidates import Spare
     from checkpointing.rejections import Rejections
-    from checkpointing.select import Selection, Spare
+    from checkpointing.select import Selection
     from supervisor.checkpoints.records import CheckpointRecords
     from supervisor.checkpoints.repair import CheckpointRepair, RepairPermission
     from supervisor.checkpoints.retention import Retention
@@ -115,9 +117,9 @@ class CheckpointSelector:
             return replace(event, kept_copies=self._kept_copies(event)) if records.script_chooses else event
         except DiskSilent as error:
             rows = ((", ".join(records.locations.roots()), str(error)),)
-            return CheckpointSelected(t, attempt, None, found=1, refused=rows, repaired=repaired, silent=rows)
+            return CheckpointSelected(t, attempt, None, n_found=1, refused=rows, repaired=repaired, silent=rows)
         except (CheckpointingError, OSError) as error:
-            return CheckpointSelected(t, attempt, None, found=1, refused=((str(records.directory), str(error)),), repaired=repaired)
+            return CheckpointSelected(t, attempt, None, n_found=1, refused=((str(records.directory), str(error)),), repaired=repaired)
 
     def _listing(self, work: Callable[[], Listing], silent: dict[str, str]) -> Listing:
         """Return a listing of candidates; where their disk does not answer, none, and the reason in `silent`: our copies may do."""
@@ -155,11 +157,14 @@ class CheckpointSelector:
         self, listing: Listing, copies: Sequence[Spare], avoid: Collection[str] = (), *, suspect: bool, rejections: Rejections | None
     ) -> Selection:
         """Return the newest whole one of some checkpoints and copies. `rejections`: None where nothing is to be rejected for good."""
+        return newest(listing, self.options(copies, avoid, suspect=suspect, rejections=rejections))
+
+    def options(self, copies: Sequence[Spare], avoid: Collection[str], *, suspect: bool, rejections: Rejections | None) -> SelectionOptions:
+        """Return how this node chooses: with what its records hold now."""
         records = self._records
-        return newest(
-            listing,
-            rejections,
-            records.cache,
+        return SelectionOptions(
+            rejections=rejections,
+            cache=records.cache,
             manifests=records.manifests,
             spares=copies,
             suspect=suspect,

@@ -58,13 +58,13 @@ class DirectoryMarkers:
     def seen(self, markers: Sequence[Sequence[DirectoryMarker]], node: int, limit_s: float) -> tuple[int, ...]:
         """Return the nodes all of whose markers are in directories of this node, number `node`. Look again for `limit_s`."""
         until = time.monotonic() + limit_s
-        others = {number for number, made in enumerate(markers) if made and number != node}
-        found: set[int] = set()
+        others = {number for number, own_markers in enumerate(markers) if own_markers and number != node}
+        reached: set[int] = set()
         while True:
             here = {existing for directory in self._directories() if (existing := _existing(directory))}
-            found |= {number for number in others - found if all(_is_here(marker, here) for marker in markers[number])}
-            if found == others or not here or time.monotonic() >= until:
-                return tuple(sorted(found))
+            reached |= {number for number in others - reached if all(_is_here(marker, here) for marker in markers[number])}
+            if reached == others or not here or time.monotonic() >= until:
+                return tuple(sorted(reached))
             time.sleep(_PAUSE_S)
 
     def _make(self, directory: str) -> DirectoryMarker | None:
@@ -96,8 +96,8 @@ def groups(markers: Sequence[Sequence[DirectoryMarker]], seen: Sequence[Sequence
         for other in others:
             low, high = sorted((group[node], group[other]))
             group = [low if node == high else node for node in group]
-    found = tuple(tuple(node for node, of in enumerate(group) if of == first) for first in sorted(set(group)))
-    return () if any(len(one) == 1 and not markers[one[0]] for one in found) else found
+    node_groups = tuple(tuple(node for node, of in enumerate(group) if of == first) for first in sorted(set(group)))
+    return () if any(len(group) == 1 and not markers[group[0]] for group in node_groups) else node_groups
 
 
 def _existing(directory: str) -> str | None:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Final
 from checkpointing import ordering
 from checkpointing.discover import find
 from checkpointing.io.tree import ReadOptions
-from checkpointing.manifest import digest
 from checkpointing.model import CheckpointingError, Verdict
-from checkpointing.verification import verify
+from checkpointing.reader.messages import CheckpointRead, ReadCheckpoint
+from checkpointing.reader.one_pass import read_once
 from supervisor.checkpoints.recording.reports import CheckpointAlert, CheckpointCopied, CheckpointTrouble
-from supervisor.core.model import UnusedCheckpoints
+from supervisor.core.checkpoint_model import UnusedCheckpoints
+from supervisor.core.model import RESUME
 from supervisor.observe.ranks.path_patterns import pattern_of
 
 if TYPE_CHECKING:
@@ -40,14 +41,18 @@ def unused_checkpoints(records: CheckpointRecords) -> tuple[UnusedCheckpoints, .
     """Return where whole checkpoints of this job lie that nobody loads. No file is read: only what was verified before is returned."""
     if records.discovery is None or records.job.settings.checkpoints.paths:
         return ()
-    found: dict[str, list[tuple[Candidate, Verification]]] = {}
+    by_pattern: dict[str, list[tuple[Candidate, Verification]]] = {}
     for candidate in _saved(records):
         seen = records.cache.get(candidate.path, candidate.identity)
         if seen is not None and seen.verdict is Verdict.VERIFIED:
-            found.setdefault(pattern_of(candidate.path), []).append((candidate, seen))
+            by_pattern.setdefault(pattern_of(candidate.path), []).append((candidate, seen))
     order = records.order.order()
-    newest = {pattern: min(rows, key=lambda row: order.of_candidate(*row))[1] for pattern, rows in found.items()}
-    return tuple(UnusedCheckpoints(pattern, len(found[pattern]), one.path, one.step, one.epoch) for pattern, one in sorted(newest.items()))
+    newest = {pattern: min(rows, key=lambda row: order.of_candidate(*row))[1] for pattern, rows in by_pattern.items()}
+    option = dict(records.job.knobs.likely).get(RESUME, "")
+    return tuple(
+        UnusedCheckpoints(pattern, len(by_pattern[pattern]), first.path, first.step, first.epoch, option)
+        for pattern, first in sorted(newest.items())
+    )
 
 
 class UnusedCopies:
@@ -84,8 +89,8 @@ class UnusedCopies:
         held = [copy for copy in copies if copy.held_by]
         farther = [copy for copy in held if ordering.is_farther(copy.manifest, manifest)]
         if farther:
-            for one in farther:
-                self._hold_for_this_run(one)
+            for other in farther:
+                self._hold_for_this_run(other)
             return
         problem = ""
         if copy is None:
@@ -96,14 +101,16 @@ class UnusedCopies:
             text = f"{manifest.path} may be overwritten, because the attempt was not seen to load it, and no copy of it is kept: {problem}"
             self._report(CheckpointAlert(CheckpointTrouble.NO_COPY, text))
             return
-        for one in held:
-            if one.directory == copy.directory:
+        for other in held:
+            if other.directory == copy.directory:
                 continue
-            if ordering.is_farther(one.manifest, manifest) is False:
-                self._records.copies.release(one)
+            if ordering.is_farther(other.manifest, manifest) is False:
+                self._records.copies.release(other)
             else:  # neither is known to be farther
-                self._hold_for_this_run(one)
-        self._report(CheckpointCopied(UnusedCheckpoints(pattern, 1, manifest.path, manifest.step, manifest.epoch), copy.place))
+                self._hold_for_this_run(other)
+        option = dict(self._records.job.knobs.likely).get(RESUME, "")
+        unused = UnusedCheckpoints(pattern, 1, manifest.path, manifest.step, manifest.epoch, option)
+        self._report(CheckpointCopied(unused, copy.place))
 
     def _hold_for_this_run(self, copy: Copy) -> None:
         """Hold a copy that an earlier run may have held."""
@@ -115,11 +122,14 @@ class UnusedCopies:
         """Return the record of the newest one that is whole and whose weights hold numbers."""
         records = self._records
         for candidate in records.order.order().newest_candidates(candidates)[:MOST_READ]:
-            reading = ReadOptions(drop_cache=True, follower=digest.Hashers().follower)
-            verification = records.cache.get(candidate.path, candidate.identity) or verify(
-                candidate.path, reading=reading, own=records.provenance.trusts(candidate.path)
-            )
-            manifest = self._recorder.record(verification, reading) if verification.verdict is Verdict.VERIFIED else None
+            known = records.cache.get(candidate.path, candidate.identity)
+            if known is None or (known.verdict is Verdict.VERIFIED and not self._recorder.is_recorded(candidate)):
+                order = ReadCheckpoint(0, candidate.path, records.provenance.trusts(candidate.path))
+                answer = read_once(order, records.job.name, ReadOptions(drop_cache=True))
+            else:
+                answer = CheckpointRead(0, known)
+            is_whole = answer.verification is not None and answer.verification.verdict is Verdict.VERIFIED
+            manifest = self._recorder.record(answer) if is_whole else None
             if manifest is not None and not manifest.has_lost_weights:
                 return manifest
         return None
@@ -135,14 +145,14 @@ class UnusedCopies:
 
         The copies that are held are among them; in a first attempt also those that an earlier run held, which did not end well.
         """
-        found: dict[str, list[Copy]] = {}
+        by_pattern: dict[str, list[Copy]] = {}
         for copy in self._records.copies.all():
             about = copy.manifest.about
             is_earlier = about.run == self._records.job.run_id and about.attempt != attempt
             is_held = self._records.copies.is_held(copy) or (attempt == 1 and bool(copy.held_by))
             if (is_earlier or is_held) and not copy.manifest.has_lost_weights:
-                found.setdefault(pattern_of(copy.manifest.path), []).append(copy)
-        return found
+                by_pattern.setdefault(pattern_of(copy.manifest.path), []).append(copy)
+        return by_pattern
 
 
 def _saved(records: CheckpointRecords) -> list[Candidate]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from checkpointing import step_names
 from checkpointing.io.listing_cache import ListingCache
-from checkpointing.io.reader import UNLIMITED
 from checkpointing.manifest import check
 from checkpointing.model import Verdict, Verification
 from supervisor.checkpoints.origin.owners import CheckpointOwners
@@ -21,8 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from checkpointing.discover import Listing
-    from checkpointing.io.tree import ReadOptions
     from checkpointing.model import Candidate
+    from checkpointing.reader.messages import CheckpointRead
+    from checkpointing.reader.one_pass import CheckpointReader
     from supervisor.checkpoints.mirror.feed import MirrorFeed
     from supervisor.checkpoints.recording.newest_save import NewestSave
     from supervisor.checkpoints.recording.parts import PartRecorder
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from supervisor.checkpoints.recording.shared_manifests import SharedManifests
     from supervisor.checkpoints.records import CheckpointRecords
     from supervisor.checkpoints.retention import Retention
-
-_MIB: Final = 1 << 20
 
 
 class CheckpointWatch:
@@ -49,10 +47,10 @@ class CheckpointWatch:
         newest_save: NewestSave,
         feed: MirrorFeed | None,
         has_rank_0: Callable[[], bool | None],
-        is_saving: Callable[[], bool],
+        reader: CheckpointReader,
         report: Callable[[CheckpointReport], None],
     ) -> None:
-        """`feed`: None without a mirror. `has_rank_0`: see MirrorFeed. `is_saving`: see JobCheckpoints.watcher."""
+        """`feed`: None without a mirror. `has_rank_0`: see MirrorFeed."""
         self._records, self._recorder, self._shared, self._retention = records, recorder, shared, retention
         self._feed, self._has_rank_0, self._report, self._parts = feed, has_rank_0, report, parts
         self._newest_save = newest_save
@@ -66,16 +64,19 @@ class CheckpointWatch:
             self._look,
             self._verified,
             records.cache,
+            reader,
             order=records.order.order,
             is_wanted=self._may_be_pruned,
             interval_s=SCAN_S,
-            cap_bytes_per_s=cap_mib_s * _MIB if (cap_mib_s := records.job.settings.checkpoints.read_mib_s) else UNLIMITED,
-            is_busy=is_saving,
             on_trouble=lambda text: report(WatcherFailed(text)),
             own=records.provenance.trusts,
             elsewhere=self._found_elsewhere,
             is_ended=self._is_save_ended,
             has_news=self._has_news,
+            is_recorded=recorder.is_recorded,
+            may_be_part=lambda candidate: feed is not None and candidate.is_directory and parts.is_to_be_read(candidate),
+            key_of=lambda candidate: "" if feed is None else feed.key_of(candidate),
+            copying=retention.copying,
             on_incomplete=self._incomplete,
         )
 
@@ -86,13 +87,14 @@ class CheckpointWatch:
             records.begin_run()
             records.manifests.sweep()
             self._parts.manifests.sweep()
+            records.mirrored.sweep()
         records.absorb()
         if records.discovery is not None and (shared := records.discovery.shared_saves.take()) is not None:
             self._report(SavesShared(shared.path, shared.ranks))
         self._newest_save.read()
         self._newest_save.look()
-        for made in () if self._feed is None else self._feed.newly_whole(self._parts):
-            self._retention.prune(made, self._recorder, self._feed, self._parts)
+        for save in () if self._feed is None else self._feed.newly_whole(self._parts):
+            self._retention.prune(save, self._recorder, self._feed, self._parts)
         for path in self._unread_saves():
             self._listed.forget(path)
         listing = records.locations.listing(candidates=True, cache=None if self.watcher.is_finishing else self._listed)
@@ -135,11 +137,11 @@ class CheckpointWatch:
         self._is_covered = True
         self._report(SavesMissed(saved[0], records.job.settings.checkpoints.paths, records.locations.instead_of(saved[0])))
 
-    def _verified(self, verification: Verification, reading: ReadOptions, is_new: bool) -> None:  # noqa: FBT001 (the watcher's)
-        manifest = self._recorder.record(verification, reading, by_another_node=self._has_rank_0() is False)
+    def _verified(self, verification: Verification, answer: CheckpointRead, is_new: bool) -> None:  # noqa: FBT001 (the watcher's)
+        manifest = self._recorder.record(answer, by_another_node=self._has_rank_0() is False)
         if manifest is not None:
             self._recorder.note_newest(manifest)
-            self._retention.keep_copy(manifest, reading, self._recorder)
+            self._retention.keep_copy(manifest, answer, self._recorder)
             if self._feed is not None:
                 self._feed.send(manifest)
             self._retention.check_space(manifest)
@@ -150,13 +152,13 @@ class CheckpointWatch:
             ref = to_ref(verification if manifest is None else replace(verification, level=check.LEVEL))
             self._report(CheckpointFound(ref, self._attempt_of(verification)))
 
-    def _incomplete(self, candidate: Candidate, reading: ReadOptions) -> bool:
+    def _incomplete(self, candidate: Candidate, answer: CheckpointRead) -> bool:
         """Record and send the part of a checkpoint of several nodes, and check the room for the next. Return False while it is saved."""
         if self._feed is None or not candidate.is_directory:
             return True
         if self._parts.is_under_way(candidate.path):
             return self.watcher.is_finishing
-        manifest = self._feed.send_part(self._parts, candidate, reading)
+        manifest = self._feed.send_part(self._parts, candidate, answer.part)
         if manifest is not None:
             self._retention.check_space(manifest)
         return True
@@ -173,8 +175,7 @@ class CheckpointWatch:
         """Return the files written in place of which a rank ended a save, and that were not verified since."""
         discovery = self._records.discovery
         ended = () if discovery is None else discovery.ended()
-        is_in_place = self._records.locations.is_saved_in_place
-        return tuple(write.path for write in ended if is_in_place(write.path) and not self._recorder.has_recorded(write))
+        return self._records.locations.saved_in_place(write.path for write in ended if not self._recorder.has_recorded(write))
 
     def _is_save_ended(self, candidate: Candidate) -> bool:
         discovery = self._records.discovery

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from supervisor.core.causes import CAUSE_TABLE
 from supervisor.core.model import Cause, Claim, Evidence
 from supervisor.core.values import Struct, replace
 
@@ -96,10 +97,6 @@ _DECODERS = re.compile(
 )
 #: How the bytecode's reader names what is damaged; every import goes through its frames.
 _BYTECODE = "marshal data"
-#: Causes that a damaged file of a cache passes for.
-_MISTAKEN = frozenset(
-    {Cause.USER_CODE, Cause.DATA_ERROR, Cause.DEPENDENCY, Cause.IO_ERROR, Cause.CHECKPOINT_CORRUPT, Cause.UNKNOWN, Cause.GPU_DRIVER}
-)
 DAMAGED = Claim(Cause.CACHE_CORRUPT, 0.92, transient=False)
 PASSING = Claim(Cause.IO_ERROR, 0.96, transient=True)
 #: The facts of a verdict about a cache: whose, its directory's variable, and a path in it.
@@ -124,7 +121,7 @@ def claimed(facts: Sequence[Evidence], names: Iterable[str]) -> tuple[Evidence, 
 def _claimed(fact: Evidence, trace: str, exceptions: frozenset[str]) -> Evidence:
     if fact.claim is None and fact.name not in exceptions:
         return fact
-    if fact.claim is not None and (fact.claim.cause not in _MISTAKEN or "*" in fact.claim.consequence_of):
+    if fact.claim is not None and (not CAUSE_TABLE[fact.claim.cause].may_be_of_cache or "*" in fact.claim.consequence_of):
         return fact
     passes = _STALE.search(fact.text) or _MISSED.search(fact.text)
     if not passes and not _DAMAGED.search(fact.text):

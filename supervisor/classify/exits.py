@@ -1,15 +1,14 @@
-"""Claims about the cause by exit code, signal, exception type and kernel counter, for failures that no signature matches.
+"""Claims about the cause by exit code, signal and kernel counter, for failures that no signature matches.
 
-Each table row has a case in tests/classify.
-Exception types are compared by their unqualified name, because the same class travels under several module paths
-(torch.OutOfMemoryError and torch.cuda.OutOfMemoryError are one).
+Each table row has a case in tests/classify. What an exception proves by its class stands in exception_table.py.
 """
 
 from __future__ import annotations
 
 import re
 
-from supervisor.core.model import Cause, Claim
+from supervisor.core.causes import causes_where
+from supervisor.core.model import ANY_OWN_CAUSE, Cause, Claim
 from supervisor.core.values import replace
 
 #: signal(7), Linux on x86-64 and arm64. A table, because core and classify must not import `signal`.
@@ -46,8 +45,11 @@ OF_A_SIGNAL = 128
 ENDED_BY_US = "ended_by_us"
 
 #: Causes that only say that another process failed.
-OF_PEERS = (Cause.GLOO_ERROR, Cause.NCCL_TIMEOUT, Cause.NCCL_NETWORK, Cause.RENDEZVOUS, Cause.HANG_NO_ERROR, Cause.KILLED_UNKNOWN)
-_OWN_CAUSES = tuple(cause.value for cause in Cause if cause not in {*OF_PEERS, Cause.USER_CODE, Cause.NONE, Cause.UNKNOWN})
+OF_PEERS = causes_where(lambda row: row.of_peers)
+OWN_CAUSES = (
+    *(cause.value for cause in Cause if cause not in {*OF_PEERS, Cause.USER_CODE, Cause.NONE, Cause.UNKNOWN}),
+    ANY_OWN_CAUSE,
+)
 ANY = ("*",)
 
 
@@ -65,39 +67,9 @@ _BEFORE_AN_INTERRUPT = tuple(
         Cause.NAN_LOSS,
     )
 )
-_INTERRUPT = Claim(Cause.INTERRUPTED, 0.7, transient=True, consequence_of=_BEFORE_AN_INTERRUPT)
+INTERRUPT = Claim(Cause.INTERRUPTED, 0.7, transient=True, consequence_of=_BEFORE_AN_INTERRUPT)
 #: The KeyboardInterrupt of one rank of several: nobody stopped the job, somebody's `kill -INT` met one process.
-ONE_RANK_INTERRUPTED = replace(_INTERRUPT, cause=Cause.KILLED_UNKNOWN)
-
-#: Exception types that prove a cause. Any other type is the user's code, unless a signature matches.
-BY_EXCEPTION = {
-    "ImportError": Claim(Cause.USER_CODE, 0.75, transient=False),
-    "ModuleNotFoundError": Claim(Cause.DEPENDENCY, 0.9, transient=False),
-    # not transient, as in the signatures: the same program asks for the same memory again
-    "OutOfMemoryError": Claim(Cause.CUDA_OOM, 0.97, transient=False),
-    "MemoryError": Claim(Cause.HOST_OOM, 0.9, transient=False),
-    "DistNetworkError": Claim(Cause.RENDEZVOUS, 0.8, transient=True),
-    "DistStoreError": Claim(Cause.RENDEZVOUS, 0.8, transient=True),
-    "RendezvousConnectionError": Claim(Cause.RENDEZVOUS, 0.95, transient=True),
-    "RendezvousTimeoutError": Claim(Cause.RENDEZVOUS, 0.95, transient=True),
-    "RendezvousClosedError": Claim(Cause.RENDEZVOUS, 0.9, transient=True),
-    "SignalException": Claim(Cause.PREEMPTED, 0.8, transient=True),
-    # its message lists "potential root causes", which are no evidence
-    **{
-        kind: Claim(Cause.KILLED_UNKNOWN, 0.5, transient=True, consequence_of=ANY)
-        for kind in ("RayActorError", "ActorDiedError", "WorkerCrashedError", "NodeDiedError")
-    },
-    "BrokenPipeError": Claim(Cause.USER_CODE, 0.45, transient=True, consequence_of=ANY),
-    "ConnectionResetError": Claim(Cause.USER_CODE, 0.45, transient=True, consequence_of=ANY),
-    "ConnectionRefusedError": Claim(Cause.USER_CODE, 0.45, transient=True, consequence_of=ANY),
-    "EOFError": Claim(Cause.USER_CODE, 0.45, transient=True, consequence_of=ANY),
-    # the frames above it only show what the program did at that moment (engine._exception_claim)
-    "KeyboardInterrupt": _INTERRUPT,
-}
-ANY_EXCEPTION = Claim(Cause.USER_CODE, 0.7, transient=False)
-
-#: Exceptions that a signal raises wherever the program is. The frames do not explain them.
-SENT_FROM_OUTSIDE = frozenset({"KeyboardInterrupt"})
+ONE_RANK_INTERRUPTED = replace(INTERRUPT, cause=Cause.KILLED_UNKNOWN)
 
 #: Exceptions that launchers and libraries raise because another process failed.
 OF_LAUNCHERS = frozenset(
@@ -110,62 +82,6 @@ OF_LAUNCHERS = frozenset(
 #: Ray's exceptions for what failed in another process: a task's carries that exception, an actor's only says that it died.
 OF_ANOTHER_PROCESS = frozenset(
     {"RayTaskError", "RayActorError", "ActorDiedError", "ActorUnavailableError", "WorkerCrashedError", "NodeDiedError", "OwnerDiedError"}
-)
-
-#: Exceptions of a connection that broke or could not be made.
-OF_NETWORKS = frozenset(
-    {
-        *("TimeoutError", "timeout", "ConnectionError", "ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError"),
-        *(
-            "BrokenPipeError",
-            "RemoteDisconnected",
-            "IncompleteRead",
-            "SSLError",
-            "SSLEOFError",
-            "gaierror",
-            "ReadTimeout",
-            "ConnectTimeout",
-        ),
-        *("ReadTimeoutError", "ConnectTimeoutError", "MaxRetryError", "NewConnectionError", "ProtocolError", "ChunkedEncodingError"),
-        *("ReadError", "ConnectError", "RemoteProtocolError", "ClientConnectorError", "ServerDisconnectedError", "ClientPayloadError"),
-    }
-)
-_NETWORK = Claim(Cause.STORAGE_REMOTE, 0.75, transient=True)
-
-#: Exceptions in a DataLoader's process if a worker dies during the transfer of a batch: the process fetches the descriptors of the batch's
-#: memory from a thread of that worker (multiprocessing/resource_sharer.py). Often this is the only report, because the loader checked its
-#: workers a moment too early.
-OF_A_GONE_WORKER = frozenset({"ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError"})
-
-#: What a mistake in the code of a data set, a transform or a collate function raises: no other data would help.
-OF_MISTAKES = frozenset({"KeyError", "NameError", "UnboundLocalError", "AttributeError", "TypeError", "NotImplementedError"})
-
-#: Exceptions that came through library code and that no signature knows: (part of a frame's path, exception types or none for all, claim).
-#: The first that fits counts.
-BY_FRAME: tuple[tuple[str, frozenset[str], Claim], ...] = (
-    *(
-        (part, OF_NETWORKS, _NETWORK)
-        for part in ("/urllib/request.py", "/http/client.py", "/urllib3/", "/requests/", "/httpx/", "/aiohttp/")
-    ),
-    *((part, OF_NETWORKS, _NETWORK) for part in ("/botocore/", "/s3fs/", "/gcsfs/", "/fsspec/", "/huggingface_hub/", "/google/cloud/")),
-    (
-        "torch/distributed/checkpoint/filesystem.py",
-        frozenset({"FileNotFoundError", "EOFError", "UnpicklingError", "BadZipFile"}),
-        Claim(Cause.CHECKPOINT_CORRUPT, 0.8, transient=False),
-    ),
-    # struct.error and the like, where an image's bytes end too early
-    ("/PIL/ImageFile.py", frozenset({"error", "EOFError", "SyntaxError", "ValueError"}), Claim(Cause.DATA_ERROR, 0.7, transient=False)),
-    ("torch/utils/data/_utils/", OF_MISTAKES, Claim(Cause.USER_CODE, 0.75, transient=False)),
-    ("torch/utils/data/_utils/fetch.py", frozenset(), Claim(Cause.DATA_ERROR, 0.75, transient=False)),
-    ("torch/utils/data/_utils/collate.py", frozenset(), Claim(Cause.DATA_ERROR, 0.75, transient=False)),
-    ("torch/utils/data/_utils/worker.py", frozenset(), Claim(Cause.DATA_ERROR, 0.7, transient=False)),
-    (
-        "torch/distributed/rendezvous.py",
-        frozenset({"RuntimeError", "TimeoutError", "timeout", "gaierror", "DistNetworkError", "DistStoreError", "ConnectionError"}),
-        Claim(Cause.RENDEZVOUS, 0.8, transient=True),
-    ),
-    # last: in a loader without workers, the data set's own frames stand below the loader's
-    ("torch/utils/data/dataloader.py", OF_A_GONE_WORKER, Claim(Cause.DATALOADER_WORKER, 0.75, transient=True, consequence_of=_OWN_CAUSES)),
 )
 
 #: Texts within the exception of a healthy rank that lost its peer. Such a rank is the culprit only if no other rank failed: then it is a
@@ -183,15 +99,15 @@ OF_A_PEER = Claim(Cause.GLOO_ERROR, 0.6, transient=True, consequence_of=ANY)
 
 BY_SIGNAL = {
     1: Claim(Cause.KILLED_UNKNOWN, 0.55, transient=True, consequence_of=ANY),
-    2: replace(_INTERRUPT, weight=0.55, consequence_of=ANY),
-    4: Claim(Cause.UNKNOWN_NATIVE_ABORT, 0.8, transient=True, consequence_of=_OWN_CAUSES),
-    6: Claim(Cause.UNKNOWN_NATIVE_ABORT, 0.7, transient=True, consequence_of=(*_OWN_CAUSES, Cause.NCCL_TIMEOUT, Cause.NCCL_NETWORK)),
-    7: Claim(Cause.SEGFAULT, 0.7, transient=True, consequence_of=_OWN_CAUSES),
-    8: Claim(Cause.UNKNOWN_NATIVE_ABORT, 0.8, transient=True, consequence_of=_OWN_CAUSES),
-    11: Claim(Cause.SEGFAULT, 0.9, transient=True, consequence_of=_OWN_CAUSES),
+    2: replace(INTERRUPT, weight=0.55, consequence_of=ANY),
+    4: Claim(Cause.UNKNOWN_NATIVE_ABORT, 0.8, transient=True, consequence_of=OWN_CAUSES),
+    6: Claim(Cause.UNKNOWN_NATIVE_ABORT, 0.7, transient=True, consequence_of=(*OWN_CAUSES, Cause.NCCL_TIMEOUT, Cause.NCCL_NETWORK)),
+    7: Claim(Cause.SEGFAULT, 0.7, transient=True, consequence_of=OWN_CAUSES),
+    8: Claim(Cause.UNKNOWN_NATIVE_ABORT, 0.8, transient=True, consequence_of=OWN_CAUSES),
+    11: Claim(Cause.SEGFAULT, 0.9, transient=True, consequence_of=OWN_CAUSES),
     15: Claim(Cause.KILLED_UNKNOWN, 0.55, transient=True, consequence_of=ANY),
 }
-ANY_SIGNAL = Claim(Cause.KILLED_UNKNOWN, 0.6, transient=True, consequence_of=_OWN_CAUSES)
+ANY_SIGNAL = Claim(Cause.KILLED_UNKNOWN, 0.6, transient=True, consequence_of=OWN_CAUSES)
 
 #: An exit code that the program chose. A plain 1 proves nothing: every kind of failure ends with it.
 OWN_EXIT_CODE = Claim(Cause.USER_CODE, 0.5, transient=False)
@@ -201,16 +117,10 @@ PLAIN_EXIT_CODE = Claim(Cause.UNKNOWN, 0.3, transient=False)
 #: (observe/reconcile.py).
 BY_FACT = {
     ("cgroup", "oom_kill"): Claim(Cause.HOST_OOM, 0.97, transient=True),
-    ("exit", "vanished"): Claim(Cause.KILLED_UNKNOWN, 0.5, transient=True, consequence_of=_OWN_CAUSES),
+    ("exit", "vanished"): Claim(Cause.KILLED_UNKNOWN, 0.5, transient=True, consequence_of=OWN_CAUSES),
     ("host", "shm_full"): Claim(Cause.SHM_EXHAUSTED, 0.6, transient=True),
 }
 
-#: OutOfMemoryError of a device's allocator; other libraries have classes of the same name.
-_OF_DEVICES = re.compile(r"(?:torch|cupy)\.|(?:[\w.]*[.(])?OutOfMemoryError\)?:.{0,40}\b(?:CUDA|HIP|XPU|NPU|GPU)\b", re.DOTALL)
-#: A MemoryError of an allocator: mostly empty, or with these words. Programs raise it for other things that they call memory.
-_OF_ALLOCATORS = re.compile(
-    r"[\w.]*MemoryError(?::\s*$|$|:.*(?:alloc|[Oo]ut of memory|[Nn]ot enough memory|[Ii]nsufficient memory))", re.DOTALL
-)
 #: Messages that say that another process failed, or where to read about it.
 _REFERS_ELSEWHERE = re.compile(
     r"(?i)\b(?:see|check|refer to|inspect)\b.{0,60}\b(?:above|logs?|trace(?:back)?s?|output|root cause|worker|stderr)\b"
@@ -243,20 +153,16 @@ def was_asked(code: int | None, signum: int | None) -> bool:
     return signum in END_SIGNALS or (code is not None and code - OF_A_SIGNAL in END_SIGNALS)
 
 
-def exception_type(text: str) -> str:
-    """Return the unqualified type of "package.module.Type: message"; for Ray's "RayTaskError(Type)" the inner type."""
+def qualified_type(text: str) -> str:
+    """Return the type of "package.module.Type: message" with its module; for Ray's "RayTaskError(Type)" the inner type."""
     kind = text.split(":", 1)[0].split("\n", 1)[0].strip()
-    if match := _BRACKETS.search(kind[-_LONGEST_HINT:]):
-        kind = match["inside"]
-    return kind.rsplit(".", 1)[-1]
+    match = _BRACKETS.search(kind[-_LONGEST_HINT:])
+    return match["inside"] if match else kind
 
 
-def by_exception(text: str) -> Claim | None:
-    """Return the claim of an exception's type, None if the type proves nothing."""
-    kind = exception_type(text)
-    if (kind == "OutOfMemoryError" and not _OF_DEVICES.match(text)) or (kind == "MemoryError" and not _OF_ALLOCATORS.match(text)):
-        return ANY_EXCEPTION
-    return BY_EXCEPTION.get(kind)
+def exception_type(text: str) -> str:
+    """Return the type of an exception's text without its module."""
+    return qualified_type(text).rsplit(".", 1)[-1]
 
 
 def refers_elsewhere(text: str) -> bool:

@@ -27,6 +27,13 @@ _PRIVATE = re.compile(
     re.IGNORECASE,
 )
 _LOOPBACK = re.compile(r"127(?:\.\d{1,3}){3}|localhost|::1|0\.0\.0\.0|::ffff:127(?:\.\d{1,3}){3}", re.IGNORECASE)
+#: What getaddrinfo, resolvers and clients say of a name that nobody knows, or not yet (glibc, musl, macOS, Go, Java, curl, urllib3).
+_UNKNOWN_NAME = re.compile(
+    r"name or service not known|temporary failure in name resolution|no address associated with hostname|name does not resolve"
+    r"|nodename nor servname provided|\bgaierror\b|\bgai error\b|failed to resolve|could not resolve host|name resolution ?error"
+    r"|host not found|unknown ?host|\bno such host\b|getaddrinfo\w* (?:failed|EAI_)",
+    re.IGNORECASE,
+)
 #: Signatures of clients that speak to stores alone.
 _OF_STORES = frozenset({"storage_remote.s3", "storage_remote.cloud_sdk", "storage_remote.hub", "storage_remote.missing_url"})
 
@@ -48,6 +55,11 @@ def is_own(peer: str) -> bool:
 def is_local(peer: str) -> bool:
     """Whether HOST:PORT is on this machine."""
     return _LOOPBACK.fullmatch(_host(peer)) is not None
+
+
+def lacks_name(text: str) -> bool:
+    """Whether a message says that a host's name is not known. Names of a cluster (Kubernetes' services, say) may appear late."""
+    return _UNKNOWN_NAME.search(text) is not None
 
 
 def serves_data(signature: str) -> bool:

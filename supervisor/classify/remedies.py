@@ -1,4 +1,4 @@
-"""What a person does about a failure: which hints of its cause (core/causes.py) the evidence permits. Pure.
+"""What a person does about a failure: which hints of its cause (core/causes) the evidence permits. Pure.
 
 A hint names an object: a loader, a remote store, a cache, a GPU. It is given only where the evidence shows that object, because a
 remedy for what is not there costs a person an hour. Two things are a hint's condition: the facts that its text names, `{path}` say, and
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify.packages import install_text
 from supervisor.core.causes import CAUSE_TABLE
-from supervisor.core.model import Cause, HangKind, Phase, Verdict
+from supervisor.core.model import Cause, FailureVerdict, HangKind, Phase
 from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from supervisor.core.causes import Hint
 
-    Holds = Callable[[Verdict], bool]
+    Holds = Callable[[FailureVerdict], bool]
 
 #: From this share of the GPU or this amount on, memory is worth a hint.
 _LEAST_SHARE, _LEAST_BYTES = 0.1, 1 << 30
@@ -35,7 +35,16 @@ _CLIENTS_OF_SERVERS = re.compile(
     r"vllm_client|/vllm/|/sglang/|init_communicator|weights?_update_group|(?:reward|rollout)_(?:server|client)"
 )
 _SAVES = re.compile(r"(?:^|_)save(?:_|$)")
-_IN_DOCS = {"gpu": "ID", "hang_ranks": "N", "hang_code": "FILE:LINE", "xid": "N", "cache_variable": "VARIABLE", "cache_writer": "ATTEMPT"}
+_IN_DOCS = {
+    "gpu": "ID",
+    "node": "NODE",
+    "hang_ranks": "N",
+    "hang_code": "FILE:LINE",
+    "xid": "N",
+    "cache_variable": "VARIABLE",
+    "cache_writer": "ATTEMPT",
+    "oom_memcg": "CGROUP",
+}
 _NAMED = re.compile(r"\{(\w+)\}")
 
 
@@ -50,32 +59,32 @@ class Condition(Struct, frozen=True):
     holds: Holds
 
 
-def _fact(verdict: Verdict, name: str) -> str:
+def _fact(verdict: FailureVerdict, name: str) -> str:
     return next((value for key, value in verdict.facts if key == name), "")
 
 
-def _amount(verdict: Verdict, name: str) -> int:
+def _amount(verdict: FailureVerdict, name: str) -> int:
     text = _fact(verdict, name)
     return int(text) if text.isdigit() else 0
 
 
-def _much(verdict: Verdict, name: str) -> bool:
+def _much(verdict: FailureVerdict, name: str) -> bool:
     amount, capacity = _amount(verdict, name), _amount(verdict, "capacity")
     return amount >= _LEAST_BYTES or (capacity > 0 and amount >= capacity * _LEAST_SHARE)
 
 
-def phase_of(verdict: Verdict) -> str:
+def phase_of(verdict: FailureVerdict) -> str:
     """Return the phase of the failed rank, "" if it is not known."""
     return next((fact.text for fact in verdict.because if fact.name == "phase"), "")
 
 
-def is_in_save(verdict: Verdict) -> bool:
+def is_in_save(verdict: FailureVerdict) -> bool:
     """Whether the failed rank was saving, and it is not known that another process of it was killed than the rank itself."""
     saves = phase_of(verdict) == Phase.CHECKPOINT or _SAVES.search(_fact(verdict, "function")) is not None
     return saves and _fact(verdict, "killed") != "child"
 
 
-def has_loader(verdict: Verdict) -> bool:
+def has_loader(verdict: FailureVerdict) -> bool:
     """Whether the evidence shows a DataLoader with worker processes in the failed rank."""
     if verdict.cause is Cause.DATALOADER_WORKER or any(
         (f.source, f.name, f.text) == ("heartbeat", "loader", "workers") for f in verdict.because
@@ -98,7 +107,7 @@ def _not(condition: Condition, words: str) -> Condition:
     return Condition(words, lambda verdict: not condition.holds(verdict))
 
 
-def says_other_ranks(verdict: Verdict) -> bool:
+def says_other_ranks(verdict: FailureVerdict) -> bool:
     """Whether a loader said that another number of ranks (or of replicas, shards, partitions) saved the checkpoint."""
     return verdict.cause is Cause.CHECKPOINT_MISMATCH and any(fact.name.startswith(_OTHER_RANKS) for fact in verdict.because)
 
@@ -115,6 +124,7 @@ CONDITIONS: Mapping[str, Condition] = MappingProxyType(
         "in_pieces": Condition(
             "a tenth of the GPU or 1 GiB is reserved and unallocated", lambda verdict: _much(verdict, "reserved_unallocated")
         ),
+        "unlimited_gathers": Condition("FSDP gathers without a limit", lambda verdict: any(f.name == "gathers" for f in verdict.because)),
         "of_nccl": Condition("NCCL itself could not allocate", _stands_on("cuda_oom.nccl")),
         "several_nodes": Condition("the job has several nodes", lambda verdict: bool(verdict.node)),
         "over_infiniband": Condition("the evidence is of InfiniBand", _says(_INFINIBAND)),
@@ -138,36 +148,30 @@ CONDITIONS: Mapping[str, Condition] = MappingProxyType(
 )
 
 
-def hints(verdict: Verdict) -> tuple[str, ...]:
+def hints(verdict: FailureVerdict) -> tuple[str, ...]:
     """Return what a person does about this failure, the most likely first."""
     return tuple(text for line in CAUSE_TABLE[verdict.cause].hints if (text := _first(line, verdict, _known(verdict))))
 
 
-def general_hints(verdict: Verdict) -> tuple[str, ...]:
+def general_hints(verdict: FailureVerdict) -> tuple[str, ...]:
     """Return the hints that name no fact: for a message that may hold no path and no address."""
     return tuple(text for line in CAUSE_TABLE[verdict.cause].hints if (text := _first(line, verdict, {})))
 
 
-def remedy(verdict: Verdict) -> str:
+def remedy(verdict: FailureVerdict) -> str:
     """Return the hints as one text, in lower case, without a full stop."""
     return "; ".join(hints(verdict))
 
 
-def before_the_next_start(verdict: Verdict) -> str:
-    """Return what a person does before the next start."""
-    given = remedy(verdict)
-    return f"{given}{';' if ';' in given else ','} then start again"
-
-
-def _known(verdict: Verdict) -> dict[str, str]:
+def _known(verdict: FailureVerdict) -> dict[str, str]:
     """Return the facts that a hint may name."""
     known = {name: value for name, value in verdict.facts if value}
-    known |= {"gpu": verdict.gpu} if verdict.gpu else {}
+    known |= {name: value for name, value in (("gpu", verdict.gpu), ("node", verdict.node)) if value}
     install = install_text(known)
     return known | ({"install": install} if install else {})
 
 
-def _first(line: tuple[Hint, ...], verdict: Verdict, known: Mapping[str, str]) -> str:
+def _first(line: tuple[Hint, ...], verdict: FailureVerdict, known: Mapping[str, str]) -> str:
     for hint in line:
         if all(name in known for name in hint.names) and all(CONDITIONS[name].holds(verdict) for name in hint.when):
             return hint.text.format_map(known)

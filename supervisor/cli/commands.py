@@ -26,28 +26,29 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "run": ("start.run:command", "Run CMD under supervision. `supervise -- CMD` does the same."),
     "ls": ("jobs.ls:command", "List the jobs of a state directory, and where each stands."),
     "status": ("jobs.status:command", "Show where a job stands, even if its supervisor is gone."),
-    "why": ("jobs.why:command", "Explain an incident, by default the last: what failed, the evidence, what was done, what comes next."),
-    "report": ("jobs.report:command", "Show where the time of a job went, what its failures cost, and how often it should save."),
+    "why": ("jobs.why:command", "Explain an incident, by default the last: what failed, where, and what to do."),
+    "report": ("jobs.report:command", "Show where the time of a job went, what its failures cost, how often to save."),
     "ui": ("ui.command:command", "Serve a page of the jobs of a state directory, live and read-only."),
+    "profile": ("jobs.profile:command", "Record where the ranks of a running job spend their time: a flame graph, a trace."),
     "logs": ("jobs.logs:command", "Print the output of the ranks."),
     "stop": ("jobs.stop:command", "Stop a job: let it save, wait for its end, and show what became of it."),
-    "bundle": ("bundle.command:command", "Pack what explains an incident into one file without secrets, to be sent to whoever helps."),
+    "bundle": ("bundle.command:command", "Pack what explains an incident into one file without secrets, for whoever helps."),
     "plan": ("start.plan:command", "Show what a recovery may change in CMD, and the answer to each cause. CMD does not run."),
-    "doctor": ("doctor.command:command", "Check this node, a saved kernel log or several nodes: what is wrong, and what repairs it."),
-    "classify": ("classify.command:command", "Name the cause of a failure from any log: files, directories, or standard input (-)."),
+    "doctor": ("doctor.command:command", "Check nodes, or a saved kernel log: what is wrong, and what repairs it."),
+    "classify": ("classify.command:command", "Name the cause of a failure from any log: files, directories, standard input (-)."),
     "checkpoints": ("", "Verify, list, convert, copy and restore checkpoints."),
     "checkpoints verify": ("checkpoints.verify:verify_command", "Verify checkpoints: a file, its directory, or a directory of several."),
     "checkpoints latest": ("checkpoints.verify:latest_command", "Show which checkpoint a resume would take, and why not the newer ones."),
-    "checkpoints ls": ("checkpoints.listing:ls_command", "List a job's checkpoints; with --mirror, its checkpoints in the mirror."),
-    "checkpoints show": ("checkpoints.listing:show_command", "Show all that is known of one checkpoint."),
-    "checkpoints undo": ("checkpoints.listing:undo_command", "Reverse repairs: one change that `ls` lists, or all."),
-    "checkpoints quarantine": ("checkpoints.listing:quarantine_command", "Reject one checkpoint for all later starts. The file stays."),
+    "checkpoints ls": ("checkpoints.ls:ls_command", "List a job's checkpoints; with --mirror, its checkpoints in the mirror."),
+    "checkpoints show": ("checkpoints.repairs:show_command", "Show all that is known of one checkpoint."),
+    "checkpoints undo": ("checkpoints.repairs:undo_command", "Reverse repairs: one change that `ls` lists, or all."),
+    "checkpoints quarantine": ("checkpoints.repairs:quarantine_command", "Reject one checkpoint for all later starts. The file stays."),
     "checkpoints push": ("checkpoints.mirror:push_command", "Copy checkpoints to every mirror."),
     "checkpoints pull": ("checkpoints.mirror:pull_command", "Fetch one checkpoint from the mirror into a directory."),
     "checkpoints restore": ("checkpoints.mirror:restore_command", "Fetch a job's newest whole checkpoint back from the mirror."),
     "checkpoints convert": ("checkpoints.convert:command", "Write a checkpoint in another format; what was written is verified."),
     "checkpoints prune": ("checkpoints.prune:command", "Remove older copies, ours and with --mirror-keep the mirrors'. The newest stays."),
-    "nodes": ("nodes:group", "List nodes and GPUs, and those out of use; exclude a node or allow it again, put a GPU back into use."),
+    "nodes": ("nodes:group", "List nodes and GPUs; exclude a node, allow it again, put a GPU back into use."),
     "nodes ls": ("nodes:ls_command", "List the nodes: in use, lost or excluded, their GPUs out of use, why, and since when."),
     "nodes gpus": ("gpus:ls_command", "List this node's GPUs; of those out of use the reason, since when and until when."),
     "nodes clear": ("gpus:clear_command", "Put a repaired or replaced GPU of this node, or all, back into use."),
@@ -56,8 +57,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "alerts": ("", "Test where alerts go, and send refused ones again."),
     "alerts test": ("alerts:test_command", "Send a test alert to each sink, or to SINK, and print what the service answered."),
     "alerts replay": ("alerts:replay_command", "Send a job's refused alerts again, to each sink or to SINK."),
-    "drill": ("drill.command:command", "Run CMD with a fault in it, or with many for hours, and report what was recovered at what cost."),
-    "print": ("", "Print a file that fits this node: for NCCL, accelerate, torchrun, Slurm, Kubernetes or systemd."),
+    "drill": ("drill.command:command", "Run CMD with faults in it, and report what was recovered at what cost."),
+    "print": ("", "Print a file for this node: NCCL, accelerate, torchrun, Slurm, Kubernetes, systemd."),
     "print nccl": ("printing.nccl:print_command", "Print the variables of NCCL that this node needs, each with its reason."),
     "print accelerate": ("printing.accelerate:print_command", "Print a configuration of accelerate for this node."),
     "print torchrun": ("printing.torchrun:print_command", "Print a script that starts CMD by torchrun, on one node or several."),
@@ -77,6 +78,21 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "help": ("about:help_command", "Show what a command does, and its options."),
     "version": ("about:version_command", "Show the version."),
 }  # fmt: skip
+#: The commands of --help, by what a person wants to do; every command that is not hidden is in one of them.
+GROUPS: Final[dict[str, tuple[str, ...]]] = {
+    "Run": ("run", "stop", "plan", "config"),
+    "Watch": ("ls", "status", "why", "report", "profile", "logs", "ui", "alerts", "bundle", "classify"),
+    "Checkpoints": ("checkpoints",),
+    "Nodes": ("nodes", "doctor"),
+    "Prove": ("drill",),
+    "Print and install": ("print", "systemd", "completion", "help", "version"),
+}
+#: The options of a run in --help, likewise. What is in none of them comes last.
+OPTIONS: Final[dict[str, tuple[str, ...]]] = {
+    "Most used": ("--job", "--checkpoints", "--resume-args", "--mirror", "--knob", "--min-gpus", "--config", "--set"),
+    "Checkpoints": ("--resumes-itself", "--resume-switch", "--keep"),
+    "Recovery": ("--no-batch-change", "--allow-batch-drift", "--model-parallel", "--standby", "--on-hang", "--check-nodes"),
+}
 #: Scripts and units call these; no list shows them, but for that of a group that is hidden itself.
 HIDDEN: Final = frozenset({"systemd run", "systemd alert", "slurm", "slurm exit-code", "slurm requeue"})
 
@@ -115,14 +131,40 @@ class CommandGroup(click.Group):
         """Complete a command's name from the table: click would import every command for its line."""
         from click.shell_completion import CompletionItem  # noqa: PLC0415  to complete a command line only
 
-        found = [CompletionItem(name, help=line) for name, line in self.lines() if name.startswith(incomplete)]
-        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+        items = [CompletionItem(name, help=line) for name, line in self.lines() if name.startswith(incomplete)]
+        return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of `--help` from the table: click would import every command for its line."""
         del ctx
-        with formatter.section("Commands"):
-            formatter.write_dl(list(self.lines()))
+        lines = dict(self.lines())
+        for title, names in GROUPS.items() if not self.path else (("Commands", tuple(lines)),):
+            with formatter.section(title):
+                formatter.write_dl([(name, lines[name]) for name in names])
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands, which most people look for, and below them the options in their groups."""
+        self.format_commands(ctx, formatter)
+        write_options(self, ctx, formatter)
+
+
+class GroupedCommand(click.Command):
+    """A command whose help lists its options in groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write them."""
+        write_options(self, ctx, formatter)
+
+
+def write_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Write the options of a command in the groups of OPTIONS, in the order of these; one that has none of them as one list."""
+    rows = {param.opts[0]: row for param in command.get_params(ctx) if (row := param.get_help_record(ctx)) is not None}
+    groups = {title: [rows.pop(flag) for flag in flags if flag in rows] for title, flags in OPTIONS.items()}
+    groups["More" if any(groups.values()) else "Options"] = list(rows.values())
+    for title, shown in groups.items():
+        if shown:
+            with formatter.section(title):
+                formatter.write_dl(shown)
 
 
 class _Path(click.types.StringParamType):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
 import shlex
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -17,21 +15,22 @@ from supervisor.cli.commands import CommandGroup
 from supervisor.cli.invocation import JOB, STATE_DIR, Invocation, json_option, setting_options
 from supervisor.cli.jobs.all_nodes import all_nodes
 from supervisor.cli.jobs.job_files import find_job, places_in, state_root
-from supervisor.core.time_text import span_text
+from supervisor.core.values import replace
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
-from supervisor.job.local_time import minute_text
 from supervisor.launch import system_command
+from supervisor.node.exclusions import excluded, usable
 from supervisor.node.gpu_quarantine import QUARANTINE_S, GpuQuarantine, ledgers
-from supervisor.report.nodes_page import SOURCES, NodeStatus
+from supervisor.report.node_tables import GpuOutOfUse, ListedExclusion, ListedNode, node_tables
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
+    from supervisor.cli.jobs.job_files import JobFiles
     from supervisor.config.settings import Settings
     from supervisor.node.gpu_quarantine import NodeExclusion
+    from supervisor.report.nodes_page import NodeStatus
 
 #: As identity.node_name makes it of a host name: it is the name of a file.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -84,14 +83,11 @@ def ls(settings: Settings, job: str | None, *, as_json: bool) -> int:
     """Print the nodes of a job, by default the most recent, and those that have a ledger. Returns 0, also where there is none."""
     root = state_root(settings)
     place = find_job(root, job) if job is not None or places_in(root) else None
-    known = {} if place is None else {node.node: node for node in all_nodes(root, place).nodes}
-    kept = {ledger.node: ledger for ledger in ledgers(root)}
-    rows = [_row(name, known.get(name), kept.get(name)) for name in dict.fromkeys((*known, *kept))]
+    nodes = _listed(root, place)
     if as_json:
-        document = {"job": place and place.job, "ledgers": str(identity.node_ledger(root, "").parent), "nodes": rows}
-        stdio.write(sys.stdout, json.dumps(document, indent=1))
-    elif rows:
-        stdio.write(sys.stdout, "\n".join(_lines(rows)))
+        stdio.write_json({"job": place and place.job, "ledgers": str(identity.node_ledger(root, "").parent), "nodes": nodes})
+    elif nodes:
+        stdio.show(*node_tables(nodes))
     else:
         stdio.say(f"no job and no ledger in {root}; --state-dir names another place")
     return 0
@@ -145,43 +141,6 @@ def allow(settings: Settings, node: str) -> int:
     return 0
 
 
-def excluded(root: Path, unreadable: Callable[[SuperviseError], None] | None = None) -> list[NodeExclusion]:
-    """Return the nodes of a state directory that are excluded. `unreadable` gets the error of a ledger, which is raised without it."""
-    found = []
-    for ledger in ledgers(root):
-        try:
-            with usable(ledger):
-                node_exclusion = ledger.exclusion()
-        except SuperviseError as error:
-            if unreadable is None:
-                raise
-            unreadable(error)
-            continue
-        found += [node_exclusion] if node_exclusion is not None else []
-    return found
-
-
-def unfit(root: Path, nodes: Iterable[str]) -> list[str]:
-    """Return those nodes that are excluded, or have a GPU out of use, by the ledgers of a state directory that can be read."""
-    names = {node_exclusion.node.partition(".")[0] for node_exclusion in excluded(root, lambda _error: None)}
-    for ledger in ledgers(root):
-        with contextlib.suppress(OSError):
-            names |= {ledger.node.partition(".")[0]} if ledger.held(time.time()) else set()
-    return [node for node in nodes if node.partition(".")[0] in names]
-
-
-@contextlib.contextmanager
-def usable(ledger: GpuQuarantine) -> Iterator[None]:
-    """Raise a SuperviseError that names the ledger where it cannot be read or written."""
-    try:
-        yield
-    except OSError as error:
-        raise SuperviseError(
-            f"cannot use the ledger of the node: {ledger.path}: {error.strerror or error}",
-            hint="Make it readable and writable for you, or name another state directory with --state-dir.",
-        ) from error
-
-
 def _known_as(root: Path, node: str) -> str:
     """Return the name of a node in this state directory, by its whole or its short name. Raises SuperviseError (64) for what is no name."""
     if not _NAME.fullmatch(node):
@@ -192,61 +151,27 @@ def _known_as(root: Path, node: str) -> str:
     return next((name for name in names if name == node), next((name for name in names if name.partition(".")[0] == node), node))
 
 
-def _row(name: str, known: NodeStatus | None, ledger: GpuQuarantine | None) -> dict[str, Any]:
-    seen = NodeStatus(name, None, "not in use") if known is None else known
-    row: dict[str, Any] = {"node": name, "number": seen.number, "state": seen.state, "why": seen.why or None}
-    row |= {"age_s": None if seen.age_s is None else round(seen.age_s, 3), "source": seen.source or None}
-    return row | ({"excluded": None, "gpus": []} if ledger is None else _out_of_use(ledger))
+def _listed(root: Path, place: JobFiles | None) -> tuple[ListedNode, ...]:
+    """Return the nodes of a job, and those that have a ledger."""
+    members = {} if place is None else {node.node: node for node in all_nodes(root, place).nodes}
+    kept = {ledger.node: ledger for ledger in ledgers(root)}
+    nodes = []
+    for name in dict.fromkeys((*members, *kept)):
+        node = ListedNode(name) if name not in members else _member(members[name])
+        nodes.append(_with_ledger(node, kept[name]) if name in kept else node)
+    return tuple(nodes)
 
 
-def _out_of_use(ledger: GpuQuarantine) -> dict[str, Any]:
+def _member(node: NodeStatus) -> ListedNode:
+    age_s = None if node.age_s is None else round(node.age_s, 3)
+    return ListedNode(node.node, node.number, node.state, node.why, age_s, node.source)
+
+
+def _with_ledger(node: ListedNode, ledger: GpuQuarantine) -> ListedNode:
     with usable(ledger):
-        excluded, held = ledger.exclusion(), ledger.held(time.time())
-    gpus = [
-        {
-            "uuid": quarantined_gpu.uuid,
-            "pci": quarantined_gpu.pci,
-            "reason": quarantined_gpu.reason,
-            "since": quarantined_gpu.t,
-            "until": quarantined_gpu.t + QUARANTINE_S,
-        }
-        for quarantined_gpu in held
-    ]
-    return {"excluded": None if excluded is None else {"reason": excluded.reason, "since": excluded.t, "by": excluded.by}, "gpus": gpus}
-
-
-def _lines(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Yield a head, and for each node a line, why it is so, and its GPUs that are out of use."""
-    rows = list(rows)
-    table = [("NODE", "NUMBER", "STATE", "GPUS OUT OF USE", "KNOWN")]
-    table += [
-        (row["node"], "-" if row["number"] is None else str(row["number"]), _word(row), str(len(row["gpus"])), _known(row)) for row in rows
-    ]
-    widths = [max(len(cells[column]) for cells in table) for column in range(len(table[0]))]
-    for cells, row in zip(table, [None, *rows], strict=True):
-        yield "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
-        if row is None:
-            continue
-        if row["why"]:
-            yield f"     {row['state']}: {clean(row['why'])}"
-        if row["excluded"]:
-            yield f"     excluded since {minute_text(row['excluded']['since'])}: {clean(row['excluded']['reason'])}"
-        for gpu in row["gpus"]:
-            name = gpu["uuid"] or gpu["pci"]
-            yield f"     {name} out of use since {minute_text(gpu['since'])}, until {minute_text(gpu['until'])}: {clean(gpu['reason'])}"
-
-
-def _word(row: dict[str, Any]) -> str:
-    if row["excluded"]:
-        return "EXCLUDED" if row["number"] is None else f"{row['state']}, EXCLUDED from the next start on"
-    return str(row["state"]).upper() if row["state"] in {"lost", "left"} else str(row["state"])
-
-
-def _known(row: dict[str, Any]) -> str:
-    if row["source"] is None:
-        return ""
-    return (
-        SOURCES[row["source"]]
-        if row["source"] == "here" or row["age_s"] is None
-        else f"{SOURCES[row['source']]}, {span_text(row['age_s'])} ago"
+        exclusion, held = ledger.exclusion(), ledger.held(time.time())
+    return replace(
+        node,
+        excluded=None if exclusion is None else ListedExclusion(exclusion.reason, exclusion.t, exclusion.by),
+        gpus=tuple(GpuOutOfUse(gpu.uuid, gpu.pci, gpu.reason, gpu.t, gpu.t + QUARANTINE_S) for gpu in held),
     )

@@ -13,12 +13,12 @@ import click
 from health.probes.slurm import components, job_id
 from supervisor.cli import stdio
 from supervisor.cli.invocation import JOB, STATE_DIR, Invocation, setting_options
-from supervisor.cli.jobs.job_files import history_of, places_in, state_root
-from supervisor.cli.nodes import excluded, unfit
+from supervisor.cli.jobs.job_files import places_in, state_root, view_of
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job.identity import known_job_name
 from supervisor.launch.slurm import job_nodes
 from supervisor.launch.system_command import scontrol
+from supervisor.node.exclusions import excluded, unfit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,13 +46,13 @@ def job_exit_code(root: Path, job: str | None, highest: int) -> int:
     for place in places_in(root):
         if place.job == job:
             try:
-                history, _ = history_of(place)
+                view, _ = view_of(place)
             except SuperviseError as error:
                 stdio.say(f"{place.node}: {error.message}")
                 continue
-            began_t = max(began_t, history.run_t)
-            if history.end is not None:
-                ends.append((history.end_t, history.end.exit_code))
+            began_t = max(began_t, view.run_t)
+            if view.end is not None:
+                ends.append((view.end_t, view.end.exit_code))
     codes = [code for end_t, code in sorted(ends) if end_t > began_t]  # an older one is of an earlier life of the job
     return 0 if highest == 0 or 0 in codes else codes[-1] if codes else highest
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import select
 import sys
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from supervisor.report.layout import FactPage
+    from supervisor.report.table import Table
 
 
 def prepare() -> None:
@@ -44,13 +46,44 @@ def _nowhere() -> TextIO:
 
 def write(stream: TextIO, text: str) -> None:
     """Write `text` and a newline, at once. Raises OSError."""
+    progress = sys.modules.get("checkpointing.command_line.progress")  # who has not loaded it shows none
+    with progress.room() if progress is not None else contextlib.nullcontext():
+        try:
+            stream.write(text + "\n")
+            stream.flush()
+        except OSError:
+            with contextlib.suppress(OSError):
+                stream.write("\n")  # a text larger than the buffer is not kept in it, and stdout_fails looks there
+            raise
+
+
+def show(*shown: FactPage | Table) -> None:
+    """Write pages and tables to stdout, as its width and colours are, with an empty line between two. Raises OSError."""
+    from supervisor.report.layout import surface_of  # noqa: PLC0415  for people only
+    from supervisor.report.table import drawn  # noqa: PLC0415  as above
+
+    if text := drawn(shown, surface_of(sys.stdout)):
+        write(sys.stdout, text)
+
+
+def write_json(value: object, indent: int = 1) -> None:
+    """Write a Struct, or what is made of such, as JSON to stdout, as `json_text` makes it. Raises OSError."""
+    write(sys.stdout, json_text(value, indent))
+
+
+def json_text(value: object, indent: int = 1) -> str:
+    """Return a Struct, or what is made of such, as JSON; indent 0: in one line.
+
+    What is no number is null. A text that JSON in UTF-8 cannot hold, or stdout cannot, is escaped: the name of a file may be any bytes.
+    """
+    import msgspec  # noqa: PLC0415  for programs only
+
     try:
-        stream.write(text + "\n")
-        stream.flush()
-    except OSError:
-        with contextlib.suppress(OSError):
-            stream.write("\n")  # a text larger than the buffer is not kept in it, and stdout_fails looks there
-        raise
+        text = msgspec.json.format(msgspec.json.encode(value), indent=indent).decode()
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(msgspec.to_builtins(value), indent=indent or None)
+    return text
 
 
 def say(text: str) -> None:
@@ -58,8 +91,10 @@ def say(text: str) -> None:
 
     In systemd's journal a line that begins with "error:" or "warning:" has that priority.
     """
+    from supervisor.report.text import escaped  # noqa: PLC0415  most commands say nothing
+
     try:
-        write(sys.stderr, f"{_journal_prefix(text)}supervise: {text}")
+        write(sys.stderr, f"{_journal_prefix(text)}supervise: {escaped(text)}")
     except (OSError, ValueError):
         _point_nowhere(2)
 
@@ -72,46 +107,6 @@ def _journal_prefix(text: str) -> str:
     if not journald.is_journal(2, os.environ):
         return ""
     return journald.prefix("error" if text.startswith("error:") else "warning" if text.startswith("warning:") else "info")
-
-
-class StatusLine:
-    """A line on stderr, with a spinner, that is overwritten and removed at the end. It is shown only on a terminal. A context manager."""
-
-    def __init__(self) -> None:
-        self._is_on = sys.stderr is not None and sys.stderr.isatty()
-        self._drawn: tuple[Progress, TaskID] | None = None
-
-    def __enter__(self) -> Self:
-        """Return the line itself."""
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        """Remove the line."""
-        self.show("")
-
-    def show(self, text: str) -> None:
-        """Replace the line with this text; "" removes it."""
-        if not text and self._drawn is not None:
-            self._drawn[0].stop()
-            self._drawn = None
-        if not text or not self._is_on:
-            return
-        if self._drawn is None:
-            self._drawn = _begun_line()
-        progress, task = self._drawn
-        progress.update(task, description=text)
-
-
-def _begun_line() -> tuple[Progress, TaskID]:
-    from rich.console import Console  # noqa: PLC0415  heavy, and for a terminal only
-    from rich.progress import Progress, SpinnerColumn, TextColumn  # noqa: PLC0415
-    from rich.table import Column  # noqa: PLC0415
-
-    text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
-    progress = Progress(SpinnerColumn(), text, console=Console(stderr=True), transient=True, redirect_stdout=False, expand=True)
-    task = progress.add_task("", total=None)
-    progress.start()
-    return progress, task
 
 
 def flush() -> None:
@@ -128,7 +123,7 @@ def stdout_fails() -> bool:
         flush()
         poll = select.poll()
         poll.register(1, select.POLLOUT)
-        return any(found & (select.POLLERR | select.POLLNVAL) for _, found in poll.poll(0))
+        return any(events & (select.POLLERR | select.POLLNVAL) for _, events in poll.poll(0))
     except (OSError, ValueError):
         return True
 

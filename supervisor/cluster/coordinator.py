@@ -1,4 +1,4 @@
-"""The coordinator of a job's nodes: it numbers the epochs, notices which nodes are lost, and passes one decision on to all.
+"""The coordinator of a job's nodes: it numbers the attempts, notices which nodes are lost, and passes one decision on to all.
 
 `step(state, message) -> (state, outputs)`, without a clock and without IO. It lives in the supervisor of one node, the host, whose core
 judges the reports. Each node has one connection to it, over which everything comes once and in order. Where `CoordinatorState.memory`
@@ -7,15 +7,15 @@ are back and have posted again.
 
 The rules:
 
-1. *The end.* The first stands. A member that is lost or has quit, and is not done, has ended the epoch; so have members that are all done,
-   or have all saved for nodes that ask to join (MEMBERSHIP), and a member that had given up the meeting (VOID).
+1. *The end.* The first stands. A member that is lost or has quit, and is not done, has ended the attempt; so have members that are all
+   done, or have all saved for nodes that ask to join (MEMBERSHIP), and a member that had given up the meeting (VOID).
 2. *The decision.* The reports of all members that are neither lost nor have quit are judged by the host's core, whether it takes part in
-   the epoch or not, and also while it stops. Its answer is the decision.
-3. *The number.* A meeting gets the next number once all its nodes are connected, and the epoch before has its decision.
+   the attempt or not, and also while it stops. Its answer is the decision.
+3. *The number.* A meeting gets the next number once all its nodes are connected, and the attempt before has its decision.
 4. *The loss.* A node that its guardian says is gone is lost at once. Else one whose connection is closed is lost after `closed_s`, but only
    when no other rank ends a step: while steps are made, its ranks live. One that is connected is lost after `silent_s` of silence.
 5. *Who was away accuses nobody.* Where the coordinator's own ticks stand still, that time counts for nobody.
-6. *A coordinator without memory*, whose host lost its disk, decides nothing about an epoch that it does not know. Its members step aside.
+6. *A coordinator without memory*, whose host lost its disk, decides nothing about an attempt that it does not know. Its members step aside.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from supervisor.cluster.model import (
     SAVED,
     STALLED,
     VOID,
+    AttemptEnd,
     ClusterDecision,
     ClusterRules,
     CoordinatorMemory,
-    Epoch,
-    EpochEnd,
+    SharedAttempt,
 )
 from supervisor.cluster.records import CoordinatorState, LookRound, NodeRecord
 from supervisor.core.values import replace
@@ -65,8 +65,8 @@ def new_coordinator(
     since_t: no rank that an earlier one let start on this host lives since then; by default since now.
     """
     began_t, memory = t if since_t is None else since_t, memory or CoordinatorMemory()
-    looks = LookRound(int(t) if memory.epoch is not None else 0)  # members remember the numbers of the rounds of an earlier one
-    return CoordinatorState(host, rules, t, began_t, memory, memory.epoch is None, {}, {}, {}, {}, ended_t=t, looks=looks)
+    looks = LookRound(int(t) if memory.attempt is not None else 0)  # members remember the numbers of the rounds of an earlier one
+    return CoordinatorState(host, rules, t, began_t, memory, memory.attempt is None, {}, {}, {}, {}, ended_t=t, looks=looks)
 
 
 def step(state: CoordinatorState, event: CoordinatorInput) -> Step:
@@ -91,16 +91,16 @@ def _apply(state: CoordinatorState, event: CoordinatorInput) -> Step:  # noqa: P
             record = replace(record, closed_t=max(record.heard_t, t - unreachable_s))  # our own pause, which moved `heard_t`, is not in it
             return replace(_out_of_meetings(state, node), nodes={**state.nodes, node: record}), ()
         case protocol.DecisionProposed(_, number, decision):
-            epoch = state.open_epoch
-            is_asked = epoch is not None and epoch.number == number and state.memory.end is not None
+            attempt = state.open_attempt
+            is_asked = attempt is not None and attempt.number == number and state.memory.end is not None
             return _decided(state, decision) if is_asked else (state, ())
         case protocol.LooksDue(_, number) | protocol.LooksJudged(_, number):
-            epoch = state.running_epoch
-            if epoch is None or epoch.number != number:
+            attempt = state.running_attempt
+            if attempt is None or attempt.number != number:
                 return state, ()
             if isinstance(event, protocol.LooksDue):
                 return replace(state, looks=replace(state.looks, is_wanted=True)), ()
-            return state, (SendToNodes(epoch.members, protocol.Looked(number, event.text)),)
+            return state, (SendToNodes(attempt.members, protocol.Looked(number, event.text)),)
         case FromNode():
             return _of_node(state, event)
         case _:
@@ -154,15 +154,20 @@ def _out_of_meetings(state: CoordinatorState, node: str) -> CoordinatorState:
 
 def _joined(state: CoordinatorState, join: Join) -> Step:
     """Tell a node where the job stands, and what it may have missed."""
-    node, node_epoch = join.node, join.epoch
+    node, node_attempt = join.node, join.attempt
     state, outputs = _with_acted(state, join)
-    epoch, memory = state.memory.epoch, state.memory
-    is_newer = node_epoch is not None and node_epoch.number > (0 if epoch is None else epoch.number)
+    attempt, memory = state.memory.attempt, state.memory
+    is_newer = node_attempt is not None and node_attempt.number > (0 if attempt is None else attempt.number)
     state = replace(state, forgot=state.forgot or is_newer)
-    if epoch is not None and state.open_epoch is not None and node in epoch.members and (is_newer or (join.aside and node_epoch == epoch)):
+    if (
+        attempt is not None
+        and state.open_attempt is not None
+        and node in attempt.members
+        and (is_newer or (join.aside and node_attempt == attempt))
+    ):
         state = replace(state, absences={node: "left: it stepped aside", **state.absences})
-    answers: list[FromTheCoordinator] = [protocol.Welcome(state.host, epoch, memory.end, memory.decision, _returning(state, node))]
-    running = state.running_epoch
+    answers: list[FromTheCoordinator] = [protocol.Welcome(state.host, attempt, memory.end, memory.decision, _returning(state, node))]
+    running = state.running_attempt
     if running is not None and node in running.members:
         gathered = (_gathered(state, running, index) for kind, index in state.posts if kind == GATHER)
         answers += [message for message in gathered if message is not None]
@@ -174,24 +179,24 @@ def _joined(state: CoordinatorState, join: Join) -> Step:
 
 def _with_acted(state: CoordinatorState, join: Join) -> Step:
     """Take over what a node acted on, where this coordinator does not know it: its disk did not take it, or is another."""
-    node_epoch, own_epoch, is_open = join.epoch, state.memory.epoch, state.open_epoch is not None
-    if node_epoch is None or join.acted is None:
+    node_attempt, own_attempt, is_open = join.attempt, state.memory.attempt, state.open_attempt is not None
+    if node_attempt is None or join.acted is None:
         return state, ()
-    if not is_open and node_epoch.number > (0 if own_epoch is None else own_epoch.number):
-        state = _with_epoch(replace(state, forgot=True), CoordinatorMemory(node_epoch))
-    elif not (is_open and node_epoch == own_epoch):
+    if not is_open and node_attempt.number > (0 if own_attempt is None else own_attempt.number):
+        state = _with_attempt(replace(state, forgot=True), CoordinatorMemory(node_attempt))
+    elif not (is_open and node_attempt == own_attempt):
         return state, ()
-    end = state.memory.end or EpochEnd(FAILURE, join.node, "it had ended before")
-    return _decided(replace(state, memory=CoordinatorMemory(node_epoch, end)), join.acted)
+    end = state.memory.end or AttemptEnd(FAILURE, join.node, "it had ended before")
+    return _decided(replace(state, memory=CoordinatorMemory(node_attempt, end)), join.acted)
 
 
 def _posted(state: CoordinatorState, node: str, post: Post) -> Step:  # noqa: PLR0911  a row for each kind
-    """Take what a member says about the open epoch."""
-    epoch, kind = state.open_epoch, post.kind
-    if epoch is None or post.number != epoch.number or node not in epoch.members:
+    """Take what a member says about the open attempt."""
+    attempt, kind = state.open_attempt, post.kind
+    if attempt is None or post.number != attempt.number or node not in attempt.members:
         return state, ()
     if kind in _ENDS:
-        return _ended(state, EpochEnd(kind, node, post.text))
+        return _ended(state, AttemptEnd(kind, node, post.text))
     if kind == QUIT:
         return replace(state, absences={node: f"left: {post.text}", **state.absences}), ()
     if kind == STALLED:
@@ -202,52 +207,54 @@ def _posted(state: CoordinatorState, node: str, post: Post) -> Step:  # noqa: PL
         return state, ()
     state = replace(state, posts={**state.posts, (kind, post.index): {**texts, node: post.text}})
     if kind == GATHER:
-        gathered = _gathered(state, epoch, post.index)
-        return state, () if gathered is None else (SendToNodes(epoch.members, gathered),)
+        gathered = _gathered(state, attempt, post.index)
+        return state, () if gathered is None else (SendToNodes(attempt.members, gathered),)
     if kind == BEGAN:
-        return state, (SendToNodes(tuple(name for name in epoch.members if name != node), Peer(epoch.number, node, post.text)),)
+        return state, (SendToNodes(tuple(name for name in attempt.members if name != node), Peer(attempt.number, node, post.text)),)
     return state, ()
 
 
-def _gathered(state: CoordinatorState, epoch: Epoch, index: int) -> protocol.Gathered | None:
+def _gathered(state: CoordinatorState, attempt: SharedAttempt, index: int) -> protocol.Gathered | None:
     """Return the texts of an all-gather, None while one is missing."""
     texts = state.posted(GATHER, index)
     return (
-        protocol.Gathered(epoch.number, index, tuple(texts[node] for node in epoch.members)) if len(texts) == len(epoch.members) else None
+        protocol.Gathered(attempt.number, index, tuple(texts[node] for node in attempt.members))
+        if len(texts) == len(attempt.members)
+        else None
     )
 
 
-def _with_epoch(state: CoordinatorState, memory: CoordinatorMemory) -> CoordinatorState:
-    """Return the state with another newest epoch, of which nothing is known yet, and without the nodes that went for good."""
+def _with_attempt(state: CoordinatorState, memory: CoordinatorMemory) -> CoordinatorState:
+    """Return the state with another newest attempt, of which nothing is known yet, and without the nodes that went for good."""
     present = {node: record for node, record in state.nodes.items() if record.closed_t is None}
     nodes = {node: replace(record, stepped_s=None, step_s=None) for node, record in present.items()}
     return replace(state, memory=memory, nodes=nodes, posts={}, absences={}, gone_nodes=frozenset(), is_judged=False, looks=LookRound())
 
 
-def _ended(state: CoordinatorState, end: EpochEnd) -> Step:
-    """Note the first end of the epoch, and tell all."""
-    epoch = state.running_epoch
-    if epoch is None:
+def _ended(state: CoordinatorState, end: AttemptEnd) -> Step:
+    """Note the first end of the attempt, and tell all."""
+    attempt = state.running_attempt
+    if attempt is None:
         return state, ()
-    state = replace(state, memory=CoordinatorMemory(epoch, end), ended_t=state.t)
-    return state, (SendToNodes(epoch.members, protocol.Ended(epoch.number, end)),)
+    state = replace(state, memory=CoordinatorMemory(attempt, end), ended_t=state.t)
+    return state, (SendToNodes(attempt.members, protocol.Ended(attempt.number, end)),)
 
 
 def _decided(state: CoordinatorState, decision: ClusterDecision) -> Step:
-    """Note the decision about the epoch, and tell all: also those that wait to join, for whom the job may be over."""
-    epoch = state.open_epoch
-    if epoch is None:
+    """Note the decision about the attempt, and tell all: also those that wait to join, for whom the job may be over."""
+    attempt = state.open_attempt
+    if attempt is None:
         return state, ()
-    state = replace(state, memory=CoordinatorMemory(epoch, state.memory.end, decision))
-    live = dict.fromkeys(state.live(epoch))
+    state = replace(state, memory=CoordinatorMemory(attempt, state.memory.end, decision))
+    live = dict.fromkeys(state.live(attempt))
     recipients = ((tuple(live), len(live)), (tuple(node for node in state.nodes if node not in live), 0))
-    return state, tuple(SendToNodes(nodes, protocol.Decided(epoch.number, decision, count)) for nodes, count in recipients if nodes)
+    return state, tuple(SendToNodes(nodes, protocol.Decided(attempt.number, decision, count)) for nodes, count in recipients if nodes)
 
 
 def _returning(state: CoordinatorState, node: str) -> int:
     """Return how many members come to the next meeting. 0 to one that was lost: it is none of them, and would begin with one too few."""
-    epoch = state.memory.epoch
-    live = () if epoch is None else state.live(epoch)
+    attempt = state.memory.attempt
+    live = () if attempt is None else state.live(attempt)
     return len(live) if node in live and set(live) <= state.nodes.keys() else 0
 
 
@@ -255,58 +262,58 @@ def _returning(state: CoordinatorState, node: str) -> int:
 
 
 def _losing(state: CoordinatorState) -> Step:
-    """Note the members that are lost; close an epoch that has none left."""
-    epoch = state.open_epoch
-    if epoch is None:
+    """Note the members that are lost; close an attempt that has none left."""
+    attempt = state.open_attempt
+    if attempt is None:
         return state, ()
-    new_losses = {node: f"lost: {why}" for node, why in losses(state, epoch).items()}
+    new_losses = {node: f"lost: {why}" for node, why in losses(state, attempt).items()}
     state = replace(state, absences={**state.absences, **new_losses}) if new_losses else state
-    if state.live(epoch):
+    if state.live(attempt):
         return state, ()
-    node = epoch.members[0]
-    state, ending = _ended(state, EpochEnd(FAILURE, node, state.absences[node].partition(": ")[2]))
+    node = attempt.members[0]
+    state, ending = _ended(state, AttemptEnd(FAILURE, node, state.absences[node].partition(": ")[2]))
     state, deciding = _decided(state, PLAIN_DECISIONS[VOID])
     return state, (*ending, *deciding)
 
 
 def _ending(state: CoordinatorState) -> Step:
-    """End an epoch of which a member is lost or has quit before it was done, or whose members are all done, or have saved."""
-    epoch = state.running_epoch
-    if epoch is None:
+    """End an attempt of which a member is lost or has quit before it was done, or whose members are all done, or have saved."""
+    attempt = state.running_attempt
+    if attempt is None:
         return state, ()
     done_nodes = state.posted(DONE).keys()
-    if done_nodes >= set(epoch.members):
-        return _ended(state, EpochEnd(DONE, state.host, "all ranks exited 0"))
-    if done_nodes | state.posted(SAVED).keys() >= set(epoch.members):
-        return _ended(state, EpochEnd(MEMBERSHIP, state.host, "all have saved, and nodes are admitted"))
-    absence = next(((node, state.absences[node]) for node in epoch.members if node in state.absences and node not in done_nodes), None)
+    if done_nodes >= set(attempt.members):
+        return _ended(state, AttemptEnd(DONE, state.host, "all ranks exited 0"))
+    if done_nodes | state.posted(SAVED).keys() >= set(attempt.members):
+        return _ended(state, AttemptEnd(MEMBERSHIP, state.host, "all have saved, and nodes are admitted"))
+    absence = next(((node, state.absences[node]) for node in attempt.members if node in state.absences and node not in done_nodes), None)
     if absence is None:
         return state, ()
     how, _, why = absence[1].partition(": ")
-    return _ended(state, EpochEnd(LEFT if how == "left" else FAILURE, absence[0], why))
+    return _ended(state, AttemptEnd(LEFT if how == "left" else FAILURE, absence[0], why))
 
 
 def _judging(state: CoordinatorState) -> Step:
     """Have the reports judged once all are there, or those that come are."""
-    epoch, end = state.open_epoch, state.memory.end
-    if epoch is None or end is None or state.is_judged:
+    attempt, end = state.open_attempt, state.memory.end
+    if attempt is None or end is None or state.is_judged:
         return state, ()
     if end.kind in PLAIN_DECISIONS:
         return _decided(state, PLAIN_DECISIONS[end.kind])
     posted, rules = state.posted(REPORT), state.rules
-    if any(node not in posted for node in state.live(epoch)) and state.t - state.ended_t < rules.report_s:
+    if any(node not in posted for node in state.live(attempt)) and state.t - state.ended_t < rules.report_s:
         return state, ()
-    reports = tuple((node, posted[node]) for node in epoch.members if node in posted)
+    reports = tuple((node, posted[node]) for node in attempt.members if node in posted)
     silent = tuple(
-        (node, state.absences.get(node, f"no report within {rules.report_s:g} s")) for node in epoch.members if node not in posted
+        (node, state.absences.get(node, f"no report within {rules.report_s:g} s")) for node in attempt.members if node not in posted
     )
-    return replace(state, is_judged=True), (protocol.JudgeReports(epoch.number, reports, silent),)
+    return replace(state, is_judged=True), (protocol.JudgeReports(attempt.number, reports, silent),)
 
 
 def _numbering(state: CoordinatorState) -> Step:
-    """Give the next number to a meeting in which all nodes take part, once the epoch before is over."""
+    """Give the next number to a meeting in which all nodes take part, once the attempt before is over."""
     memory, rules = state.memory, state.rules
-    if state.open_epoch is not None or (memory.decision is not None and memory.decision.is_final):
+    if state.open_attempt is not None or (memory.decision is not None and memory.decision.is_final):
         return state, ()
     for token, meets in state.meetings.items():
         if len(meets) < next(iter(meets.values())).count:
@@ -314,33 +321,33 @@ def _numbering(state: CoordinatorState) -> Step:
         if state.forgot and len(meets) < rules.nodes and state.t - state.began_t < rules.rejoin_s:
             continue  # ranks of an attempt that is not known here may live, and their nodes are on their way
         members = tuple(sorted(meets, key=lambda node: meets[node].index))
-        newest = 0 if memory.epoch is None else memory.epoch.number
-        epoch = Epoch(max(newest + 1, *(meet.number for meet in meets.values())), members, state.host, token)
+        newest = 0 if memory.attempt is None else memory.attempt.number
+        attempt = SharedAttempt(max(newest + 1, *(meet.number for meet in meets.values())), members, state.host, token)
         other_meetings = {name: other_meets for name, other_meets in state.meetings.items() if name != token}
-        state = _with_epoch(replace(state, meetings=other_meetings, forgot=False), CoordinatorMemory(epoch))
-        return state, (SendToNodes(members, protocol.Began(epoch)),)
+        state = _with_attempt(replace(state, meetings=other_meetings, forgot=False), CoordinatorMemory(attempt))
+        return state, (SendToNodes(members, protocol.Began(attempt)),)
     return state, ()
 
 
 def _looking(state: CoordinatorState) -> Step:
     """Have all nodes look at their ranks where one asks for it, and hand over what they saw: one round at a time."""
-    epoch, looks, rules = state.running_epoch, state.looks, state.rules
-    if epoch is None or not (looks.is_open or looks.is_wanted):
+    attempt, looks, rules = state.running_attempt, state.looks, state.rules
+    if attempt is None or not (looks.is_open or looks.is_wanted):
         return state, ()
-    live, age_s = state.live(epoch), state.t - looks.t
+    live, age_s = state.live(attempt), state.t - looks.t
     if not looks.is_open:
         if age_s < rules.looks_apart_s:
             return state, ()
         looks = LookRound(looks.number + 1, state.t, is_open=True)
-        return replace(state, looks=looks), (SendToNodes(live, LookWanted(epoch.number, looks.number)),)
+        return replace(state, looks=looks), (SendToNodes(live, LookWanted(attempt.number, looks.number)),)
     posted = state.posted(LOOK, looks.number)
     silent = tuple((node, f"no look within {rules.look_s:g} s") for node in live if node not in posted)
     if silent and age_s < rules.look_s:
         return state, ()
-    texts = tuple((node, posted[node]) for node in epoch.members if node in posted)
+    texts = tuple((node, posted[node]) for node in attempt.members if node in posted)
     posts = {key: nodes for key, nodes in state.posts.items() if key[0] != LOOK}
     return replace(state, looks=replace(looks, is_open=False), posts=posts), (
-        protocol.LooksGathered(epoch.number, looks.number, texts, silent),
+        protocol.LooksGathered(attempt.number, looks.number, texts, silent),
     )
 
 
@@ -351,9 +358,9 @@ _RULES = (_losing, _ending, _judging, _numbering, _looking)
 
 
 def known_nodes(state: CoordinatorState, t: float) -> protocol.KnownNodes:
-    """Return the members of the newest epoch, and the nodes that are connected and wait to join."""
-    epoch = state.memory.epoch
-    members, done_nodes = () if epoch is None else epoch.members, state.posted(DONE)
+    """Return the members of the newest attempt, and the nodes that are connected and wait to join."""
+    attempt = state.memory.attempt
+    members, done_nodes = () if attempt is None else attempt.members, state.posted(DONE)
 
     def known_node(node: str, index: int) -> KnownNode:
         record = state.nodes.get(node)
@@ -364,4 +371,4 @@ def known_nodes(state: CoordinatorState, t: float) -> protocol.KnownNodes:
 
     waiting = (node for node, record in state.nodes.items() if node not in members and record.closed_t is None)
     nodes = (*(known_node(node, index) for index, node in enumerate(members)), *(known_node(node, -1) for node in waiting))
-    return protocol.KnownNodes(state.host, 0 if epoch is None else epoch.number, nodes)
+    return protocol.KnownNodes(state.host, 0 if attempt is None else attempt.number, nodes)

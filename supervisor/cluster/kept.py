@@ -1,7 +1,7 @@
 """What a node keeps of the protocol over the end of its supervisor, in two small files beside its journal.
 
     cluster/node.json           what this node took part in (NodeMemory), and where the coordinator was
-    cluster/coordinator.json    on its host: the newest epoch, its end and the decision about it, its port and its key
+    cluster/coordinator.json    on its host: the newest attempt, its end and the decision about it, its port and its key
 
 Both belong to one run that meets under one id (torch's --rdzv-id). Under another id this is another node: it remembers nothing, and nobody
 takes it for the one before. So a job that Slurm requeued waits for no node of the step that is over.

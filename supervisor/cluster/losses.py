@@ -7,7 +7,7 @@
 | the same while the attempt runs | after `closed_s`, but only when no other rank ends a step: while steps are made, its ranks live |
 | the same where no member can be reached: the host takes no part in the attempt | after `wait_s`, and a minute for the end of its ranks |
 | it is connected and silent: stopped, or its disk hangs | after `silent_s` |
-| it has not come back to a coordinator that began after the epoch | after `rejoin_s` |
+| it has not come back to a coordinator that began after the attempt | after `rejoin_s` |
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
-    from supervisor.cluster.model import ClusterRules, Epoch
+    from supervisor.cluster.model import ClusterRules, SharedAttempt
     from supervisor.cluster.records import CoordinatorState, NodeRecord
 
 #: A usual step may take so many times its time before it counts as missing.
@@ -41,9 +41,9 @@ def missing_after_s(rules: ClusterRules, *step_s: float | None) -> float:
     return max(rules.closed_s, *(_USUAL_STEPS * (usual_s or 0.0) for usual_s in step_s))
 
 
-def losses(state: CoordinatorState, epoch: Epoch) -> dict[str, str]:
-    """Return the members of the open epoch that are lost now, and why. The host is not lost at its own coordinator."""
-    live = state.live(epoch)
+def losses(state: CoordinatorState, attempt: SharedAttempt) -> dict[str, str]:
+    """Return the members of the open attempt that are lost now, and why. The host is not lost at its own coordinator."""
+    live = state.live(attempt)
     steps = _steps(state, live)
     return {node: why for node in live if node != state.host and (why := _loss(state, node, steps))}
 
@@ -63,14 +63,14 @@ def _loss(state: CoordinatorState, node: str, steps: _Steps) -> str:
         return f"silent for {rules.silent_s:g} s, though it can be reached" if state.t - record.heard_t > rules.silent_s else ""
     if node in state.gone_nodes:
         return "its supervise died, and its processes are ended"
-    runs = state.running_epoch is not None
+    runs = state.running_attempt is not None
     closed_t, limit_s = state.began_t, rules.rejoin_s
     if record is not None and record.closed_t is not None:
         closed_t, limit_s = record.closed_t, rules.closed_s if runs else rules.closed_after_end_s
     closed_s = state.t - closed_t
     if closed_s <= limit_s or (runs and _may_train(state, record, closed_s, steps)):
         return ""
-    return f"it could not be reached for {limit_s:g} s"
+    return f"it has not answered for {limit_s:g} s"
 
 
 def _may_train(state: CoordinatorState, record: NodeRecord | None, closed_s: float, steps: _Steps) -> bool:

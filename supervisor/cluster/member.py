@@ -1,15 +1,15 @@
 """A node's side: what it tells the coordinator, and what it reports to its core of what the coordinator says.
 
 `step(state, message) -> (state, outputs)`, without a clock and without IO. Over one connection everything comes once and in order. Over the
-next one the node says again who it is and what it remembers (Join), and, once the coordinator has shown that it knows the epoch (Welcome),
-all that it posted about it. `MemberState.memory` is what a node must not forget: where it differs after a step, it is on the node's disk
-(kept.py) before the outputs are carried out.
+next one the node says again who it is and what it remembers (Join), and, once the coordinator has shown that it knows the attempt
+(Welcome), all that it posted about it. `MemberState.memory` is what a node must not forget: where it differs after a step, it is on the
+node's disk (kept.py) before the outputs are carried out.
 
 The rules:
 
 1. *The coordinator's word.* The node acts on the end and the decision that the coordinator sends, and on nothing else.
-2. *Another epoch* than its open one in a Welcome shows that the job went on without this node, or that the coordinator lost its memory: the
-   node steps aside. Its ranks are stopped, and nothing is counted.
+2. *Another attempt* than its open one in a Welcome shows that the job went on without this node, or that the coordinator lost its memory:
+   the node steps aside. Its ranks are stopped, and nothing is counted.
 3. *A meeting that it had given up* when its number came is void.
 4. *No coordinator.* Where none can be reached for `closed_s`, or one that can be reached is silent for `silent_s`, and no own rank ends a
    step, the others may have gone on. After `wait_s` without a word they may have in any case.
@@ -35,11 +35,11 @@ from supervisor.cluster.model import (
     SAVED,
     STALLED,
     VOID,
+    AttemptEnd,
     ClusterDecision,
     ClusterRules,
-    Epoch,
-    EpochEnd,
     NodeMemory,
+    SharedAttempt,
 )
 from supervisor.core.values import Struct, replace
 
@@ -51,10 +51,10 @@ MemberInput = (
     | protocol.NodesTogether
     | protocol.MeetingGivenUp
     | protocol.GiveUp
-    | protocol.EndEpoch
+    | protocol.EndAttempt
     | protocol.RanksDone
     | protocol.RanksSaved
-    | protocol.EpochReport
+    | protocol.AttemptReport
     | protocol.NodeText
     | protocol.AskLooks
     | protocol.LookTaken
@@ -81,7 +81,7 @@ class MemberState(Struct, frozen=True):
 
     connected: to a coordinator; welcomed: by it, or by the last one. closed_t: since when there is no connection. answered_t: when the last
     message came. tick_t, beat_t: of the last tick and the last beat. woke_t: when a pause of this process ended. meeting: the one that
-    waits for its number. posts: those about the newest epoch, by kind and index. end: of that epoch. reported: what was reported of it.
+    waits for its number. posts: those about the newest attempt, by kind and index. end: of that attempt. reported: what was reported of it.
     stalls: how often its ranks stalled.
     """
 
@@ -97,19 +97,19 @@ class MemberState(Struct, frozen=True):
     connected: bool = False
     welcomed: bool = False
     meeting: protocol.NodesTogether | None = None
-    end: EpochEnd | None = None
+    end: AttemptEnd | None = None
     reported: frozenset[str] = frozenset()
     stalls: int = 0
 
     @property
-    def open_epoch(self) -> Epoch | None:
-        """The epoch that this node takes part in, and that is not over for it."""
-        return self.memory.epoch if self.memory.acted is None and not self.memory.aside else None
+    def open_attempt(self) -> SharedAttempt | None:
+        """The attempt that this node takes part in, and that is not over for it."""
+        return self.memory.attempt if self.memory.acted is None and not self.memory.aside else None
 
     @property
-    def running_epoch(self) -> Epoch | None:
+    def running_attempt(self) -> SharedAttempt | None:
         """The same, as long as it has no end."""
-        return self.open_epoch if self.end is None else None
+        return self.open_attempt if self.end is None else None
 
 
 Step = tuple[MemberState, tuple[MemberOutput, ...]]
@@ -130,7 +130,7 @@ def step(state: MemberState, event: MemberInput) -> Step:  # noqa: PLR0911  a ro
             # a host that is stopped lets in whoever comes, and says nothing
             state = replace(state, answered_t=state.t) if state.welcomed else state
             memory = state.memory
-            join = protocol.Join(memory.node, memory.epoch, memory.acted, memory.aside)
+            join = protocol.Join(memory.node, memory.attempt, memory.acted, memory.aside)
             return replace(state, connected=True, welcomed=False, beat_t=float("-inf")), (SendToCoordinator(join),)
         case protocol.LinkClosed(t, unreachable_s):
             closed_t = max(state.answered_t, t - unreachable_s)  # our own pause, which moved `answered_t`, is not in it
@@ -151,10 +151,10 @@ def step(state: MemberState, event: MemberInput) -> Step:  # noqa: PLR0911  a ro
 
 def _of_core(  # noqa: PLR0911  a row for each kind
     state: MemberState,
-    message: protocol.EndEpoch
+    message: protocol.EndAttempt
     | protocol.RanksDone
     | protocol.RanksSaved
-    | protocol.EpochReport
+    | protocol.AttemptReport
     | protocol.NodeText
     | protocol.GiveUp
     | protocol.AskLooks
@@ -164,14 +164,14 @@ def _of_core(  # noqa: PLR0911  a row for each kind
         case protocol.GiveUp(_, text):
             memory = changed(state.memory, over=True) if "over" in state.reported else state.memory
             state, outputs = _posted(replace(state, memory=memory), QUIT, text)
-            return (_aside(state) if state.open_epoch is not None else state), outputs
-        case protocol.EndEpoch(_, kind, text):
+            return (_aside(state) if state.open_attempt is not None else state), outputs
+        case protocol.EndAttempt(_, kind, text):
             return _posted(state, kind, text)
         case protocol.RanksDone():
             return _posted(state, DONE)
         case protocol.RanksSaved():
             return _posted(state, SAVED)
-        case protocol.EpochReport(_, text):
+        case protocol.AttemptReport(_, text):
             return _posted(state, REPORT, text)
         case protocol.NodeText(_, number, text):
             return _posted(state, GATHER, text, number) if number else _posted(state, BEGAN, text)
@@ -185,11 +185,11 @@ def _of_core(  # noqa: PLR0911  a row for each kind
 
 
 def _posted(state: MemberState, kind: str, text: str = "", index: int = 0) -> Step:
-    """Post it about the open epoch, now and over each next connection."""
-    epoch = state.open_epoch
-    if epoch is None or (kind, index) in state.posts:
+    """Post it about the open attempt, now and over each next connection."""
+    attempt = state.open_attempt
+    if attempt is None or (kind, index) in state.posts:
         return state, ()
-    post = Post(epoch.number, kind, text, index)
+    post = Post(attempt.number, kind, text, index)
     state = replace(state, posts={**state.posts, (kind, index): post})
     return state, (SendToCoordinator(post),) if state.connected and state.welcomed else ()
 
@@ -207,7 +207,7 @@ def _meeting_sent(state: MemberState) -> tuple[MemberOutput, ...]:
 
 
 def _aside(state: MemberState) -> MemberState:
-    """Return the state of a node that takes no part in the rest of its epoch."""
+    """Return the state of a node that takes no part in the rest of its attempt."""
     return replace(state, memory=changed(state.memory, aside=True))
 
 
@@ -215,12 +215,12 @@ def _aside(state: MemberState) -> MemberState:
 
 
 def _of_coordinator(state: MemberState, message: FromTheCoordinator) -> Step:  # noqa: PLR0911  a row for each kind
-    running = state.running_epoch
+    running = state.running_attempt
     match message:
         case protocol.Welcome():
             return _welcomed(state, message)
-        case protocol.Began(epoch):
-            return _begun(state, epoch)
+        case protocol.Began(attempt):
+            return _begun(state, attempt)
         case protocol.Decided(number, decision, returning):
             return _decided(state, number, decision, returning)
         case protocol.BeatAnswer():
@@ -241,50 +241,54 @@ def _of_coordinator(state: MemberState, message: FromTheCoordinator) -> Step:  #
 
 
 def _once(state: MemberState, key: str, output: MemberOutput) -> Step:
-    """Report something of the epoch once, though it may come again over the next connection."""
+    """Report something of the attempt once, though it may come again over the next connection."""
     return (state, ()) if key in state.reported else (replace(state, reported=state.reported | {key}), (output,))
 
 
 def _welcomed(state: MemberState, welcome: protocol.Welcome) -> Step:
-    """Say again what this node posted, if the coordinator has its epoch; take part in one whose beginning it missed."""
+    """Say again what this node posted, if the coordinator has its attempt; take part in one whose beginning it missed."""
     state = replace(state, welcomed=True, reported=state.reported - {"gone"})
-    job_epoch, own_epoch, me = welcome.epoch, state.memory.epoch, state.memory.node
+    job_attempt, own_attempt, me = welcome.attempt, state.memory.attempt, state.memory.node
     outputs: tuple[MemberOutput, ...] = ()
-    if job_epoch != own_epoch:
-        if state.open_epoch is not None:
-            outputs = (protocol.StepAside(state.open_epoch),)
+    if job_attempt != own_attempt:
+        if state.open_attempt is not None:
+            outputs = (protocol.StepAside(state.open_attempt),)
             state = _aside(state)
-        is_missed = job_epoch is not None and me in job_epoch.members and job_epoch.number > (0 if own_epoch is None else own_epoch.number)
-        if job_epoch is not None and is_missed and welcome.decision is None:
-            state, begun = _begun(state, job_epoch)
+        is_missed = (
+            job_attempt is not None
+            and me in job_attempt.members
+            and job_attempt.number > (0 if own_attempt is None else own_attempt.number)
+        )
+        if job_attempt is not None and is_missed and welcome.decision is None:
+            state, begun = _begun(state, job_attempt)
             outputs = (*outputs, *begun)
-    elif welcome.decision is None and state.open_epoch is not None:
+    elif welcome.decision is None and state.open_attempt is not None:
         outputs = tuple(SendToCoordinator(post) for post in state.posts.values())
-    if job_epoch is not None and welcome.decision is not None:
-        state, decision_outputs = _decided(state, job_epoch.number, welcome.decision, welcome.returning)
+    if job_attempt is not None and welcome.decision is not None:
+        state, decision_outputs = _decided(state, job_attempt.number, welcome.decision, welcome.returning)
         outputs = (*outputs, *decision_outputs)
-    if welcome.end is not None and state.running_epoch is not None and state.running_epoch == job_epoch:
+    if welcome.end is not None and state.running_attempt is not None and state.running_attempt == job_attempt:
         state = replace(state, end=welcome.end)
-        outputs = (*outputs, protocol.Ended(job_epoch.number, welcome.end))
+        outputs = (*outputs, protocol.Ended(job_attempt.number, welcome.end))
     return state, (*outputs, *_meeting_sent(state))
 
 
-def _begun(state: MemberState, epoch: Epoch) -> Step:
-    """Take part in the epoch of our meeting; void one of a meeting that was given up."""
+def _begun(state: MemberState, attempt: SharedAttempt) -> Step:
+    """Take part in the attempt of our meeting; void one of a meeting that was given up."""
     node, meeting = state.memory.node, state.meeting
-    state = replace(state, memory=NodeMemory(node, epoch), posts={}, reported=frozenset(), end=None, stalls=0)
-    if meeting is not None and meeting.token == epoch.token:
-        return replace(state, meeting=None), (protocol.Began(epoch),)
+    state = replace(state, memory=NodeMemory(node, attempt), posts={}, reported=frozenset(), end=None, stalls=0)
+    if meeting is not None and meeting.token == attempt.token:
+        return replace(state, meeting=None), (protocol.Began(attempt),)
     return _posted(state, VOID, f"node {node} had given the meeting up")
 
 
 def _decided(state: MemberState, number: int, decision: ClusterDecision, returning: int) -> Step:
-    """Act on the decision about our epoch. Who stands aside, or takes no part, only notes that the job is over."""
-    epoch, memory = state.memory.epoch, state.memory
-    if epoch is not None and number == epoch.number and memory.acted is None and state.open_epoch is not None:
+    """Act on the decision about our attempt. Who stands aside, or takes no part, only notes that the job is over."""
+    attempt, memory = state.memory.attempt, state.memory
+    if attempt is not None and number == attempt.number and memory.acted is None and state.open_attempt is not None:
         count = 0 if decision.is_final else returning
-        return replace(state, memory=changed(memory, acted=decision, returning=count)), (protocol.ActOn(epoch, decision, count),)
-    is_ours = epoch is not None and number <= epoch.number and not memory.aside
+        return replace(state, memory=changed(memory, acted=decision, returning=count)), (protocol.ActOn(attempt, decision, count),)
+    is_ours = attempt is not None and number <= attempt.number and not memory.aside
     return (state, ()) if is_ours or not decision.is_final else _once(state, "over", protocol.ClosedWithoutUs(number, decision))
 
 
@@ -319,7 +323,7 @@ def _stepped_s(state: MemberState, tick: protocol.NodeTick) -> float | None:
 
 
 def _silent(state: MemberState, stepped_s: float | None, step_s: float | None) -> Step:
-    epoch, rules = state.running_epoch, state.rules
+    attempt, rules = state.running_attempt, state.rules
     silent_s, text = state.t - state.answered_t, ""
     if state.connected and silent_s > rules.silent_s:
         text = f"the coordinator of the nodes did not answer for {rules.silent_s:g} s"
@@ -334,8 +338,8 @@ def _silent(state: MemberState, stepped_s: float | None, step_s: float | None) -
     elif text:
         text += ", and no rank of this node ended a step"
     outputs: tuple[MemberOutput, ...] = ()
-    if epoch is not None and text:
-        state, outputs = _once(state, "silent", protocol.CoordinatorSilent(epoch.number, text))
+    if attempt is not None and text:
+        state, outputs = _once(state, "silent", protocol.CoordinatorSilent(attempt.number, text))
     if silent_s > wait_s:
         state, gone_outputs = _once(state, "gone", protocol.CoordinatorGone(text))
         outputs = (*outputs, *gone_outputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from supervisor.cluster.model import ClusterDecision, Epoch, EpochEnd
+from supervisor.cluster.model import AttemptEnd, ClusterDecision, SharedAttempt
 from supervisor.core.values import Struct
 
 
@@ -17,7 +17,7 @@ class Join(_Message, frozen=True):
     """The first message of each connection: what this node remembers (NodeMemory). Answered by Welcome."""
 
     node: str
-    epoch: Epoch | None = None
+    attempt: SharedAttempt | None = None
     acted: ClusterDecision | None = None
     aside: bool = False
 
@@ -36,7 +36,7 @@ class Beat(_Message, frozen=True):
 
 
 class Meet(_Message, frozen=True):
-    """A node takes part in a meeting of the agents, as `index` of `count`. number: the least that the epoch may have."""
+    """A node takes part in a meeting of the agents, as `index` of `count`. number: the least that the attempt may have."""
 
     token: str
     index: int
@@ -45,10 +45,10 @@ class Meet(_Message, frozen=True):
 
 
 class Post(_Message, frozen=True):
-    """What a node has to say about epoch `number`; the first of a kind and index counts.
+    """What a node has to say about attempt `number`; the first of a kind and index counts.
 
-    kind: FAILURE, MEMBERSHIP, LEFT, VOID (these end the epoch), QUIT, DONE, SAVED, GATHER (index: which all-gather), BEGAN, REPORT, STALLED
-    (index: how often it stalled), LOOK (index: which round).
+    kind: FAILURE, MEMBERSHIP, LEFT, VOID (these end the attempt), QUIT, DONE, SAVED, GATHER (index: which all-gather), BEGAN, REPORT,
+    STALLED (index: how often it stalled), LOOK (index: which round).
     """
 
     number: int
@@ -71,11 +71,11 @@ class AskNodes(_Message, frozen=True):
 
 
 class Welcome(_Message, frozen=True):
-    """Answers Join: the newest epoch as the coordinator has it. returning: as in Decided. What was gathered in it already comes next."""
+    """Answers Join: the newest attempt as the coordinator has it. returning: as in Decided. What was gathered in it already comes next."""
 
     host: str
-    epoch: Epoch | None = None
-    end: EpochEnd | None = None
+    attempt: SharedAttempt | None = None
+    end: AttemptEnd | None = None
     decision: ClusterDecision | None = None
     returning: int = 0
 
@@ -83,18 +83,18 @@ class Welcome(_Message, frozen=True):
 class Began(_Message, frozen=True):
     """A meeting has its number. Sent to its members."""
 
-    epoch: Epoch
+    attempt: SharedAttempt
 
 
 class Ended(_Message, frozen=True):
-    """The epoch has ended, or is being ended."""
+    """The attempt has ended, or is being ended."""
 
     number: int
-    end: EpochEnd
+    end: AttemptEnd
 
 
 class Decided(_Message, frozen=True):
-    """What is done about the epoch. returning: how many of its members come to the next meeting, 0: not known."""
+    """What is done about the attempt. returning: how many of its members come to the next meeting, 0: not known."""
 
     number: int
     decision: ClusterDecision
@@ -147,8 +147,8 @@ class Refusal(_Message, frozen=True):
 class KnownNode(Struct, frozen=True):
     """What the coordinator knows of one node.
 
-    index: among the members of the newest epoch, -1: it waits to join. age_s: since its last message, None: none came. absence: why it
-    takes no part in the epoch any more (`lost: …`, `left: …`, `done`), "": it takes part. standing: of its last beat. reached: its
+    index: among the members of the newest attempt, -1: it waits to join. age_s: since its last message, None: none came. absence: why it
+    takes no part in the attempt any more (`lost: …`, `left: …`, `done`), "": it takes part. standing: of its last beat. reached: its
     connection is open.
     """
 
@@ -161,10 +161,10 @@ class KnownNode(Struct, frozen=True):
 
 
 class KnownNodes(_Message, frozen=True):
-    """The nodes of the newest epoch, and those that wait to join. number: of the epoch, 0: none yet. host: the node of the coordinator."""
+    """The nodes of the newest attempt, and those that wait to join."""
 
-    host: str
-    number: int
+    host: str  # the node of the coordinator
+    number: int  # of the attempt, 0: none yet
     nodes: tuple[KnownNode, ...]
 
 
@@ -295,7 +295,7 @@ class NodeTick(Struct, frozen=True):
 
 
 class NodesTogether(Struct, frozen=True):
-    """The agents have met: this node is `index` of `count`. number: the least that the epoch may have."""
+    """The agents have met: this node is `index` of `count`. number: the least that the attempt may have."""
 
     t: float
     token: str
@@ -305,7 +305,7 @@ class NodesTogether(Struct, frozen=True):
 
 
 class MeetingGivenUp(Struct, frozen=True):
-    """The meeting is over before its epoch began."""
+    """The meeting is over before its attempt began."""
 
     t: float
 
@@ -317,8 +317,8 @@ class GiveUp(Struct, frozen=True):
     text: str
 
 
-class EndEpoch(Struct, frozen=True):
-    """This node ends the epoch: kind FAILURE, MEMBERSHIP, or LEFT for its own end."""
+class EndAttempt(Struct, frozen=True):
+    """This node ends the attempt: kind FAILURE, MEMBERSHIP, or LEFT for its own end."""
 
     t: float
     kind: str
@@ -337,7 +337,7 @@ class RanksSaved(Struct, frozen=True):
     t: float
 
 
-class EpochReport(Struct, frozen=True):
+class AttemptReport(Struct, frozen=True):
     """This node's ranks are gone, and this is what it saw."""
 
     t: float
@@ -375,21 +375,21 @@ class CoordinatorGone(Struct, frozen=True):
 
 
 class ActOn(Struct, frozen=True):
-    """Act on the decision about an epoch. returning: how many of its members come to the next meeting, 0: not known."""
+    """Act on the decision about an attempt. returning: how many of its members come to the next meeting, 0: not known."""
 
-    epoch: Epoch
+    attempt: SharedAttempt
     decision: ClusterDecision
     returning: int
 
 
 class StepAside(Struct, frozen=True):
-    """The job has gone on without this node, and what was decided about its epoch is not known any more."""
+    """The job has gone on without this node, and what was decided about its attempt is not known any more."""
 
-    epoch: Epoch
+    attempt: SharedAttempt
 
 
 class ClosedWithoutUs(Struct, frozen=True):
-    """The job is over, by a decision about an epoch in which this node takes no part."""
+    """The job is over, by a decision about an attempt in which this node takes no part."""
 
     number: int
     decision: ClusterDecision

@@ -1,4 +1,4 @@
-"""The epochs of a job of several nodes, their ends and decisions, what is remembered of them, and the times of the protocol."""
+"""The attempts of a job of several nodes, their ends and decisions, what is remembered of them, and the times of the protocol."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FAILURE, MEMBERSHIP, LEFT, DONE, VOID = "failure", "membership", "left", "done",
 RESTART, STOP, SUCCESS = "restart", "stop", "success"
 #: Kinds of a `Post` beside those of an end. SAVED: the ranks of the node saved, so that nodes that ask to join can be admitted. GATHER: its
 #: text for an all-gather. BEGAN: how its ranks began. STALLED: its ranks make no progress, and it asks for the look of every node. QUIT: it
-#: takes no part in the epoch any more.
+#: takes no part in the attempt any more.
 SAVED, GATHER, BEGAN, REPORT, STALLED, LOOK, QUIT = "saved", "gather", "began", "report", "stalled", "look", "quit"
 
 
@@ -28,8 +28,8 @@ class ClusterRules:
     closed_s: float = 10.0
     closed_after_end_s: float = 3.0
     silent_s: float = 60.0
-    #: Members have so long to come back to a coordinator that began after their epoch; one that knows of no epoch waits so long for nodes
-    #: that know more.
+    #: Members have so long to come back to a coordinator that began after their attempt; one that knows of no attempt waits so long for
+    #: nodes that know more.
     rejoin_s: float = 60.0
     #: A node that finds no coordinator for so long ends its ranks, and stops (`nodes.wait_s`).
     wait_s: float = 600.0
@@ -38,27 +38,27 @@ class ClusterRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Epoch:
-    """One meeting of nodes and its attempt. members: in the order of their group rank. host: the node of the coordinator."""
+class SharedAttempt:
+    """An attempt of nodes that have met, with one number on all of them."""
 
     number: int
-    members: tuple[str, ...]
-    host: str
+    members: tuple[str, ...]  # in the order of their group rank
+    host: str  # the node of the coordinator
     token: str
 
 
 @dataclass(frozen=True, slots=True)
-class EpochEnd:
-    """The attempt of an epoch is over, or is being ended, by a node. kind: one of those above; MEMBERSHIP: waiting nodes are admitted."""
+class AttemptEnd:
+    """An attempt is over, or is being ended, by a node."""
 
-    kind: str
+    kind: str  # one of those above; MEMBERSHIP: waiting nodes are admitted
     node: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterDecision:
-    """What is done about an epoch. kind: RESTART, STOP, SUCCESS, or VOID: the nodes meet again, nothing is counted. text: the core's."""
+    """What is done about an attempt. kind: RESTART, STOP, SUCCESS, or VOID: the nodes meet again, nothing is counted. text: the core's."""
 
     kind: str
     text: str = ""
@@ -75,14 +75,14 @@ PLAIN_DECISIONS = {DONE: ClusterDecision(SUCCESS), VOID: ClusterDecision(VOID)}
 
 @dataclass(frozen=True, slots=True)
 class NodeMemory:
-    """What a node keeps for good: the newest epoch in which it took part, and what it did there.
+    """What a node keeps for good: the newest attempt in which it took part, and what it did there.
 
     acted: the decision, None: none yet. returning: how many members come to the next meeting, 0: not known. aside: this node takes no part
-    in the rest of the epoch. over: it ended as the job did without it, in a newer epoch.
+    in the rest of the attempt. over: it ended as the job did without it, in a newer attempt.
     """
 
     node: str
-    epoch: Epoch | None = None
+    attempt: SharedAttempt | None = None
     acted: ClusterDecision | None = None
     aside: bool = False
     over: bool = False
@@ -91,8 +91,8 @@ class NodeMemory:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorMemory:
-    """What a coordinator keeps for good: the newest epoch, its end and the decision about it. None: none yet."""
+    """What a coordinator keeps for good: the newest attempt, its end and the decision about it. None: none yet."""
 
-    epoch: Epoch | None = None
-    end: EpochEnd | None = None
+    attempt: SharedAttempt | None = None
+    end: AttemptEnd | None = None
     decision: ClusterDecision | None = None

@@ -12,8 +12,8 @@ import msgspec
 from supervisor.cluster import wire
 from supervisor.cluster.lines import LineSocket
 from supervisor.cluster.messages import AskNodes, Refusal
-from supervisor.core import training
 from supervisor.core.numeric import rank_list
+from supervisor.core.watch import loss_and_pace
 from supervisor.observe.pace.judge import NodePace
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ class NodeStanding:
         attempt, progress = state.attempt, state.attempt.progress
         ranks = rank_list(rank.rank for rank in attempt.live_ranks) if attempt.live_ranks else ""
         gpus_out = sum(bool(gpu.quarantined) for gpu in state.gpus)
-        slow = tuple(_short(text) for *_, text in training.stragglers(attempt)[:MOST_SLOW])
+        slow = tuple(_short(text) for *_, text in loss_and_pace.stragglers(attempt)[:MOST_SLOW])
         rank = None if pace is None else pace.rank
-        gpu, health = training.gpu_text(state, rank), _short(training.health_text(state, rank))
+        gpu, health = loss_and_pace.gpu_text(state, rank), _short(loss_and_pace.health_text(state, rank))
         facts = (progress.step, progress.relative, progress.phase.value, ranks, gpus_out, pace, gpu, health, slow)
         return cls(state.stage.value, attempt.number, *facts)
 

@@ -10,7 +10,7 @@ from supervisor.cluster.model import ClusterRules, CoordinatorMemory
 from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
-    from supervisor.cluster.model import Epoch
+    from supervisor.cluster.model import SharedAttempt
 
 
 class NodeRecord(Struct, frozen=True):
@@ -40,10 +40,10 @@ class LookRound(Struct, frozen=True):
 class CoordinatorState(Struct, frozen=True):
     """All that the coordinator knows.
 
-    began_t: since when no rank lives here that an earlier coordinator let start, or this one began. forgot: a node may know a newer epoch.
-    nodes: those that joined this start of it. posts: of the newest epoch, by kind and index, and node. absences: why a member takes no part
-    any more (`lost: …`, `left: …`), by node. gone_nodes: whose guardian says so. meetings: by token, who takes part. ended_t: when the end
-    was noted. is_judged: the core has the reports.
+    began_t: since when no rank lives here that an earlier coordinator let start, or this one began. forgot: a node may know a newer
+    attempt. nodes: those that joined this start of it. posts: of the newest attempt, by kind and index, and node. absences: why a member
+    takes no part any more (`lost: …`, `left: …`), by node. gone_nodes: whose guardian says so. meetings: by token, who takes part. ended_t:
+    when the end was noted. is_judged: the core has the reports.
     """
 
     host: str
@@ -62,18 +62,18 @@ class CoordinatorState(Struct, frozen=True):
     looks: LookRound = LookRound()
 
     @property
-    def open_epoch(self) -> Epoch | None:
-        """The newest epoch, as long as nothing is decided about it."""
-        return self.memory.epoch if self.memory.decision is None else None
+    def open_attempt(self) -> SharedAttempt | None:
+        """The newest attempt, as long as nothing is decided about it."""
+        return self.memory.attempt if self.memory.decision is None else None
 
     @property
-    def running_epoch(self) -> Epoch | None:
-        """The newest epoch, as long as it has no end."""
-        return self.open_epoch if self.memory.end is None else None
+    def running_attempt(self) -> SharedAttempt | None:
+        """The newest attempt, as long as it has no end."""
+        return self.open_attempt if self.memory.end is None else None
 
-    def live(self, epoch: Epoch) -> tuple[str, ...]:
+    def live(self, attempt: SharedAttempt) -> tuple[str, ...]:
         """Return the members that are neither lost nor have quit."""
-        return tuple(node for node in epoch.members if node not in self.absences)
+        return tuple(node for node in attempt.members if node not in self.absences)
 
     def posted(self, kind: str, index: int = 0) -> Mapping[str, str]:
         """Return what was posted of a kind, by node."""

@@ -55,7 +55,7 @@ def decode_reports(
 ) -> tuple[tuple[NodeReport, ...], tuple[tuple[str, str], ...]]:
     """Return the reports that can be read, and the nodes without one, each with the reason. reports: node and text of each.
 
-    members: of the attempt, which no report has (core/report_size.py). The run, which is the same on all nodes, stays in the first.
+    members: of the attempt, which no report has (core/nodes/report_size.py). The run, which is the same on all nodes, stays in the first.
     """
     decoded, unreadable = list[NodeReport](), list(missing)
     for node, text in reports:

@@ -121,9 +121,9 @@ class CoordinatorServer:
         return {node.node: node.standing for node in nodes if node.reached and node.standing}
 
     def close(self, linger_s: float) -> None:
-        """Serve until every member of the last epoch knows its decision, `linger_s` at most, and return then. Not from the loop's thread.
+        """Serve until every member of the last attempt knows its decision, `linger_s` at most, and return then. Not from the loop's thread.
 
-        Also where the job goes on without this node: its leaving ended the epoch, and nothing is decided without a coordinator.
+        Also where the job goes on without this node: its leaving ended the attempt, and nothing is decided without a coordinator.
         """
         self._end_t = time.monotonic() + linger_s
         self._inbox.wake()
@@ -167,7 +167,7 @@ class CoordinatorServer:
         if self._end_t is None:
             return False
         memory = self._state.memory
-        if memory.epoch is None or time.monotonic() >= self._end_t:
+        if memory.attempt is None or time.monotonic() >= self._end_t:
             return True
         if memory.decision is None:
             return False

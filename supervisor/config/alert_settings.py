@@ -28,8 +28,8 @@ class AlertSinkSection:
     )
     url: str = setting(
         "",
-        "http or https address of the service.",
-        "It is shown as its host and a digest. `pagerduty` has a default, `exec` has none.",
+        "Address of the service: http or https, of `email` smtp or smtps, of `apprise` one of its own.",
+        "It is shown as its host and a digest. `pagerduty` has a default, `exec` has none; of `email` the server: `smtps://USER@HOST`.",
         env="",
         secret=True,
     )
@@ -41,14 +41,15 @@ class AlertSinkSection:
     )
     secret_file: str = setting(
         "",
-        "File that holds the key: of `webhook` the one that signs, of `pagerduty` the integration key.",
+        "File that holds the key: of `webhook` the one that signs, of `pagerduty` the integration key, of `email` the password.",
         "Found like `url_file`.",
         env="",
     )
+    to: tuple[str, ...] = setting((), "Receivers of `email`.", env="")
     command: tuple[str, ...] = setting((), "Program of `exec` and its arguments; it gets the alert as JSON on its standard input.", env="")
     severity: Literal["info", "warning", "critical"] = setting("info", "The least severity that is sent.", env="")
     detail: Literal["none", "summary", "lines"] = setting(
-        "summary", "How much leaves the machine ([what](alerts.md#how-much-leaves-the-machine)); `webhook` has a form of its own.", env=""
+        "summary", "How much leaves the machine ([what](alerts.md#how-much-leaves-the-machine)).", env=""
     )
     runs: bool = setting(default=False, text="Report the start and the end of each run, too.", env="")
 

@@ -14,6 +14,6 @@ class Classify:
     signatures: tuple[str, ...] = setting(
         (),
         "TOML files of your own signatures; a row with the id of one of ours replaces it.",
-        "[The format](classification.md). A row that cannot be used is named on stderr and left out; the others hold. "
+        "[The format](own-rows.md). A row that cannot be used is named on stderr and left out; the others hold. "
         "A file that does not exist, or that others may write, is refused (78).",
     )

@@ -50,8 +50,8 @@ def listen_address(text: str, key: str, exit_code: int = ExitCode.CONFIG) -> Lis
     try:
         rows = socket.getaddrinfo(host, int(match["port"]), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        what = f"no address to listen at: {key} = {text!r}: {error.strerror}"
-        raise SuperviseError(what, hint=_HINT, exit_code=exit_code) from error
+        message = f"no address to listen at: {key} = {text!r}: {error.strerror}"
+        raise SuperviseError(message, hint=_HINT, exit_code=exit_code) from error
     return ListenAddress(str(rows[0][4][0]), int(match["port"]))
 
 

@@ -12,31 +12,30 @@ person named can. A file that others may write is refused (supervisor/config/tru
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import os
 import re
-import shlex
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from checkpointing.mirror.urls import KEYS_HINT, URL_FORM, has_keys, is_mirror_url
 from supervisor.config.alert_settings import SINKS_KEY
 from supervisor.config.loss_settings import RULES_KEY
 from supervisor.config.recover_settings import RECOVER_KEY
-from supervisor.config.settings import JOB_NAME_FORM, ROWS, Origin, Settings, is_job_name, with_values
+from supervisor.config.setting_values import checked_value, cut, parsed
+from supervisor.config.settings import ROWS, Origin, Settings, with_values
 from supervisor.config.table_lists import LISTS, tables
 from supervisor.config.trust import read_trusted
 from supervisor.core.model import ResumeKind
+from supervisor.core.setting_columns import Value
+from supervisor.core.values import Struct
 from supervisor.errors import ExitCode, SuperviseError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from supervisor.core.setting_columns import SettingRow, Value
+    from supervisor.core.setting_columns import SettingRow
 
 SYSTEM_FILE = Path("/etc/supervise/config.toml")
 LOCAL_NAME = "supervise.toml"
@@ -45,10 +44,7 @@ CONFIG_VARIABLE = "SUPERVISE_CONFIG"
 
 _BY_KEY = {row.key: row for row in ROWS}
 _BY_ENV = {row.env: row for row in ROWS}
-_BOOLS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 _KEY = re.compile(r"[\w-]+(\.[\w-]+)*")
-_SHOWN = 200  # characters of a wrong value: it may be very long
-_EXPECTED = {str: "a string", int: "an integer", float: "a number", bool: "true or false", tuple: "a list of strings"}
 # SUPERVISE_JOB_* is what ranks are given (a supervisor may run within a job); the others are what Kubernetes puts into every container
 # of a namespace that has a Service named "supervise" or "supervise-ui" (kubernetes.io/docs/concepts/services-networking/service).
 _NOT_CONFIGURATION = re.compile(r"SUPERVISE_(JOB_.*|(\w+_)?(SERVICE_(HOST|PORT.*)|PORT(_.*)?))")
@@ -58,46 +54,6 @@ _NEVER_FROM_FOUND_FILE = {
     "alerts.sink.url_file": "secret named",
     "alerts.sink.secret_file": "secret named",
     "alerts.sink.command": "program named",  # it would be run here
-}
-# A wrong value of these is not printed.
-_MAY_HOLD_KEYS = frozenset({"checkpoints.mirror"})
-
-
-def _splits(text: str) -> bool:
-    try:
-        shlex.split(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _placeholders_are_ours(text: str) -> bool:
-    # `${x}` is the script's own (Hydra), and so is JSON
-    return set(re.findall(r"(?<!\$)\{(\w+)\}", text)) <= {"resume", "step"}
-
-
-_Form = tuple[str, "Callable[[str], bool]"]
-_HTTP: _Form = ("an http or https address", lambda text: text.startswith(("http://", "https://")))
-#: What some strings must be, each one of a list: how it is called, and the test.
-_FORMS: dict[str, tuple[_Form, ...]] = {
-    "job.name": ((JOB_NAME_FORM, is_job_name),),
-    "checkpoints.mirror": (
-        (f"places without keys in them ({KEYS_HINT})", lambda text: not has_keys(text)),
-        (URL_FORM, is_mirror_url),
-    ),
-    **dict.fromkeys(("alerts.sink.url", "alerts.heartbeat_url"), (_HTTP,)),
-    "alerts.sink.name": (
-        ("a name of small letters, digits, '-' and '_'", lambda text: bool(re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,39}", text))),
-    ),
-    "knobs.resume.args": (
-        ("words as a shell would read them (a quotation is not closed)", _splits),
-        ("no placeholder but {resume}, the checkpoint's path, and {step}", _placeholders_are_ours),
-    ),
-    "knobs.resume.switch": (
-        ("words as a shell would read them (a quotation is not closed)", _splits),
-        ("words, not blanks", lambda text: not text or bool(text.strip())),
-        ("words without a path (--resume-args takes {resume})", lambda text: "{resume}" not in text and "{step}" not in text),
-    ),
 }
 
 
@@ -154,7 +110,7 @@ def load(  # noqa: PLR0913 (the four kinds of place, and who gets the errors)
     for key, given in flags.items():
         row = _BY_KEY[key]
         origin = Origin("command line", row.flag)
-        take(row, _parsed(row, given, origin) if isinstance(given, str) else _checked(row, given, origin), origin)
+        take(row, parsed(row, given, origin) if isinstance(given, str) else checked_value(row, given, origin), origin)
     settings = with_values(Settings(cwd=str(cwd)), values, origins)
     alerts = replace(settings.alerts, sinks=lists.get(SINKS_KEY, ()))
     loss = replace(settings.loss, rules=lists.get(RULES_KEY, ()))
@@ -165,24 +121,27 @@ def load(  # noqa: PLR0913 (the four kinds of place, and who gets the errors)
     return settings
 
 
-def show(settings: Settings, *, as_json: bool) -> str:
-    """Return every setting with its value and origin, as a table or as JSON. Secrets are shown as digests."""
-    shown: list[tuple[str, Value, Origin | str]] = [
+class ShownSetting(Struct, frozen=True):
+    """A setting's value, as JSON has it, and where it comes from."""
+
+    value: Value
+    origin: str
+
+
+def settings_shown(settings: Settings) -> dict[str, ShownSetting]:
+    """Return every setting by its key. Secrets are shown as digests."""
+    rows: list[tuple[str, Value, Origin | str]] = [
         (row.key, _digest(settings.value(row.key)) if row.secret else settings.value(row.key), settings.origin(row.key)) for row in ROWS
     ]
     lists = {SINKS_KEY: settings.alerts.sinks, RULES_KEY: settings.loss.rules}
-    for kind, found in ((LISTS[key], cast("tuple[Any, ...]", sections)) for key, sections in lists.items()):
-        for number, section in enumerate(found):
+    for kind, elements in ((LISTS[key], cast("tuple[Any, ...]", sections)) for key, sections in lists.items()):
+        for number, section in enumerate(elements):
             for name, row in kind.by_name.items():
                 value = getattr(section, name)
                 if value != row.default or name == kind.required:
-                    shown.append((f"{kind.key}[{number}].{name}", _digest(value) if row.secret else value, settings.origin(kind.key)))
-    shown += _shown_rows(settings)
-    if as_json:
-        return json.dumps({key: {"value": value, "origin": str(origin)} for key, value, origin in shown}, indent=2)
-    table = [(key, json.dumps(value, ensure_ascii=False), str(origin)) for key, value, origin in shown]
-    widths = [max(len(line[column]) for line in table) for column in (0, 1)]
-    return "\n".join(f"{key:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for key, value, origin in table)
+                    rows.append((f"{kind.key}[{number}].{name}", _digest(value) if row.secret else value, settings.origin(kind.key)))
+    rows += _shown_rows(settings)
+    return {key: ShownSetting(value, str(origin)) for key, value, origin in rows}
 
 
 def _shown_rows(settings: Settings) -> list[tuple[str, Value, Origin | str]]:
@@ -246,8 +205,8 @@ def _from_file(
     except ValueError as error:  # TOMLDecodeError is one, and so is a number of more digits than python reads
         raise SuperviseError(f"configuration file is not TOML: {source.path}: {error}", hint="Correct that line.") from error
     except RecursionError as error:
-        what = f"configuration file is no settings: {source.path}: its values are nested too deeply"
-        raise SuperviseError(what, hint="Write sections and plain values, as docs/reference/settings.md shows.") from error
+        message = f"configuration file is no settings: {source.path}: its values are nested too deeply"
+        raise SuperviseError(message, hint="Write sections and plain values, as docs/reference/settings.md shows.") from error
     return _from_tree(tree, _Written(source, _lines(text)), take, checked)
 
 
@@ -283,7 +242,7 @@ def _from_tree(
 
     def of_table(row: SettingRow, value: object, where: str) -> Value:
         _refuse_secret(row, written.source, where)
-        return _checked(row, value, written.origin(where))
+        return checked_value(row, value, written.origin(where))
 
     def walk(node: Mapping[str, Any], prefix: str) -> None:
         for name, value in node.items():
@@ -299,12 +258,12 @@ def _from_tree(
             with checked():
                 where = written.where(key)
                 if is_section:
-                    what = f"wrong type: {key} in {where}: it is a section, not a value"
-                    raise SuperviseError(what, hint=f"{written.remedy(f'{key}.KEY').replace('KEY below', 'its keys below')}.")
+                    message = f"wrong type: {key} in {where}: it is a section, not a value"
+                    raise SuperviseError(message, hint=f"{written.remedy(f'{key}.KEY').replace('KEY below', 'its keys below')}.")
                 row = _known(key, written)
                 _refuse_secret(row, written.source, where)
                 origin = written.origin(where)
-                take(row, _checked(row, tuple(value) if isinstance(value, list) else value, origin), origin)
+                take(row, checked_value(row, tuple(value) if isinstance(value, list) else value, origin), origin)
 
     walk(tree, "")
     return lists
@@ -316,9 +275,9 @@ def _from_assignment(assignment: str, flags: Mapping[str, object], take: Any) ->
     key = key.strip()
     place = f"--set {key}"
     if not equals or not _KEY.fullmatch(key):
-        what = f"wrong --set: {_cut(repr(assignment))}: expected SECTION.KEY=VALUE"
+        message = f"wrong --set: {cut(repr(assignment))}: expected SECTION.KEY=VALUE"
         hint = "Write it as in --set restart.intensity=5; `supervise config show` lists all settings."
-        raise SuperviseError(what, hint=hint, exit_code=ExitCode.USAGE)
+        raise SuperviseError(message, hint=hint, exit_code=ExitCode.USAGE)
 
     def take_once(row: SettingRow, value: Value, origin: Origin) -> None:
         if row.key in flags:
@@ -375,7 +334,7 @@ def _from_environment(environ: Mapping[str, str], take: Any, checked: Callable[[
                 raise _unknown_variable(name)
             if text:  # an empty variable is an unset one: shells and unit files cannot always tell them apart
                 origin = Origin("environment", name)
-                take(row, _parsed(row, text, origin), origin)
+                take(row, parsed(row, text, origin), origin)
 
 
 def _unknown_variable(name: str) -> SuperviseError:
@@ -396,13 +355,13 @@ def _known(key: str, written: _Written) -> SettingRow:
     same_leaf = [known for known in _BY_KEY if known.rsplit(".", 1)[-1] == leaf]
     meant = same_leaf[0] if same_leaf else nearest(key, _BY_KEY)
     section = nearest(key.split(".", maxsplit=1)[0], {known.split(".")[0] for known in _BY_KEY})
-    what = f"unknown setting: {key}" + (f" in {written.where(key)}" if written.lines is not None else "")
+    message = f"unknown setting: {key}" + (f" in {written.where(key)}" if written.lines is not None else "")
     if meant:
         hint = f"{written.remedy(meant)}; `supervise config show` lists all settings."
-        raise SuperviseError(f"{what}: the nearest is {meant}", hint=hint)
+        raise SuperviseError(f"{message}: the nearest is {meant}", hint=hint)
     remedy = f"Write [{section}]; " if section else ""
     raise SuperviseError(
-        what + (f": the nearest is {section}" if section else ""), hint=f"{remedy}`supervise config show` lists all settings."
+        message + (f": the nearest is {section}" if section else ""), hint=f"{remedy}`supervise config show` lists all settings."
     )
 
 
@@ -415,60 +374,6 @@ def _refuse_secret(row: SettingRow, source: _Source, where: str) -> None:
         )
 
 
-def _parsed(row: SettingRow, text: str, origin: Origin) -> Value:
-    """Return the value that `text` (a variable or a flag) means."""
-    value: object = text
-    try:
-        if row.kind is bool:
-            value = _BOOLS.get(text.strip().lower(), text)
-        elif row.kind in (int, float):
-            value = row.kind(text)
-        elif row.kind is tuple:
-            value = tuple(shlex.split(text))
-    except ValueError:
-        value = text
-    return _checked(row, value, origin)
-
-
-def _checked(row: SettingRow, value: object, origin: Origin) -> Value:
-    """Return `value` if the row allows it (an integer is a number). Raises SuperviseError naming all three."""
-    given = value
-    if row.kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = _as_float(value)
-    expected = _EXPECTED[row.kind]
-    if row.kind is tuple and isinstance(value, str):
-        expected += f", as in [{json.dumps(_cut(value), ensure_ascii=False)}]"
-    # bool is an int to Python, and not to a person
-    right = type(value) is row.kind and (row.kind is not tuple or all(isinstance(item, str) for item in cast("tuple[object, ...]", value)))
-    if right and row.choices:
-        expected, right = "one of " + ", ".join(row.choices), value in row.choices
-    if right and isinstance(value, int | float) and row.minimum is not None and row.maximum is not None:
-        expected += f", at least {row.minimum:g} and at most {row.maximum:.0f}"
-        right = row.minimum <= value <= row.maximum
-    for form, is_right in _FORMS.get(row.key, ()):
-        if right and value and not all(is_right(one) for one in (value if isinstance(value, tuple) else (str(value),))):
-            expected, right = form, False
-    if right and any("\0" in item for item in (value if isinstance(value, tuple) else (str(value),))):
-        expected, right = "text without a NUL character, which no path and no argument can hold", False
-    if right and _is_empty(row, value, origin):
-        expected, right = "something that is not empty", False
-    if right:
-        return cast("Value", value)
-    shown = "(not shown)" if row.secret or row.key in _MAY_HOLD_KEYS else _cut(repr(list(given) if isinstance(given, tuple) else given))
-    raise SuperviseError(
-        f"wrong value: {row.key} = {shown} from {origin}: expected {expected}",
-        hint=f"Give {row.key} {expected}; its default is {row.default!r}.",
-        exit_code=origin.exit_code,
-    )
-
-
-def _is_empty(row: SettingRow, value: object, origin: Origin) -> bool:
-    """Whether a value is empty that must not be: `--job "$UNSET"`, or a pattern for files."""
-    if row.key == "checkpoints.paths":
-        return "" in cast("tuple[str, ...]", value)
-    return value == "" and (origin.kind == "command line" or bool(row.default))
-
-
 def _require_placeholder(settings: Settings) -> None:
     """Refuse resume arguments without a placeholder, and those that no checkpoint would ever fill."""
     knob = settings.knobs.resume
@@ -476,7 +381,7 @@ def _require_placeholder(settings: Settings) -> None:
     if knob.kind is not None and not settings.checkpoints.paths and not learns:
         name = next(name for name in ("args", "switch") if getattr(knob, name))
         raise SuperviseError(
-            f"the script never gets a checkpoint: knobs.resume.{name} = {_cut(repr(getattr(knob, name)))}: none is declared or learned",
+            f"the script never gets a checkpoint: knobs.resume.{name} = {cut(repr(getattr(knob, name)))}: none is declared or learned",
             hint="Name them with --checkpoints 'DIR/*.pt', or leave instrument.enabled = true.",
             exit_code=settings.origin(f"knobs.resume.{name}").exit_code,
         )
@@ -484,21 +389,10 @@ def _require_placeholder(settings: Settings) -> None:
         return
     origin = settings.origin("knobs.resume.args")
     raise SuperviseError(
-        f"the script gets no checkpoint: knobs.resume.args = {_cut(repr(knob.args))} from {origin}: it has no {{resume}} and no {{step}}",
+        f"the script gets no checkpoint: knobs.resume.args = {cut(repr(knob.args))} from {origin}: it has no {{resume}} and no {{step}}",
         hint="Write '--resume {resume}' with the script's own flag, or --resume-switch if the script finds its checkpoint by that switch.",
         exit_code=origin.exit_code,
     )
-
-
-def _as_float(value: int) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _lines(text: str) -> dict[str, int]:

@@ -35,9 +35,9 @@ def require_metrics(settings: Settings) -> None:
         except OSError as error:
             if error.errno in _WRONG:
                 origin = settings.origin("metrics.listen")
-                what = f"metrics.listen ({origin}): cannot listen at {at}: {error.strerror}"
+                message = f"metrics.listen ({origin}): cannot listen at {at}: {error.strerror}"
                 hint = "Write a port such as 9409 (loopback), or an address of this machine: 0.0.0.0:9409."
-                raise SuperviseError(what, hint=hint, exit_code=origin.exit_code) from error
+                raise SuperviseError(message, hint=hint, exit_code=origin.exit_code) from error
     directory = settings.metrics.textfile_dir
     if directory and not os.path.isdir(os.path.join(settings.cwd, directory)):  # noqa: PTH112, PTH118  text, as settings are
         origin = settings.origin("metrics.textfile_dir")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from supervisor.config.health import thresholds
 from supervisor.config.intervals import BACKOFF_BASE_S, BACKOFF_CAP_S
 from supervisor.core.model import RESUME, Knob, Launcher, Policy
+from supervisor.core.nodes.replicas import ONE_RANK, Replica, node_group
 from supervisor.core.policy_settings import NetworkSection
-from supervisor.core.replicas import ONE_RANK, Replica, node_group
 from supervisor.core.values import replace
 from supervisor.errors import SuperviseError
 from supervisor.strategies.network import OPTIONAL
@@ -44,7 +44,7 @@ def to_policy(  # noqa: PLR0913  what is known of the command, each by name
     command says, 0: it does not.
     Raises SuperviseError for an unknown check, or a row [recover.CAUSE] of a knob that the command does not have.
     """
-    require_knobs(settings, knobs)
+    require_knobs(settings, knobs, likely)
     return Policy(
         launcher=launcher,
         restart=settings.restart,
@@ -59,6 +59,7 @@ def to_policy(  # noqa: PLR0913  what is known of the command, each by name
         backoff_cap_s=BACKOFF_CAP_S,
         knobs=tuple(map(_without_secrets, knobs)),
         likely=likely,
+        trace=settings.job.trace,
         batch_change=settings.knobs.batch_change,
         recover=_recover(settings),
         clears=settings.clear_gpu_command(),
@@ -96,16 +97,21 @@ def _without_secrets(knob: Knob) -> Knob:
     return replace(knob, how=redact.text(knob.how))
 
 
-def require_knobs(settings: Settings, knobs: tuple[Knob, ...]) -> None:
-    """Raise SuperviseError for a row [recover.CAUSE] that names a knob which the command does not have."""
+def require_knobs(settings: Settings, knobs: tuple[Knob, ...], likely: tuple[tuple[str, str], ...]) -> None:
+    """Raise SuperviseError for a row [recover.CAUSE] that could never act: of a knob that is not there, or a cause that nothing names."""
     if settings.recover:
         from supervisor.config import recover_rows  # noqa: PLC0415  few have rows of their own
 
-        recover_rows.require_knobs(settings.recover, knobs)
+        recover_rows.require_knobs(settings.recover, knobs, likely)
+        if recover_rows.has_own_causes(settings.recover):
+            from supervisor.config import signatures  # noqa: PLC0415  as above
+
+            catalogue, unused = signatures.configured(settings)
+            recover_rows.require_causes(settings.recover, (row.cause for row in catalogue.rows), unused)
 
 
 def network_allow(settings: Settings) -> tuple[str, ...]:
-    """Return the rungs for networks that may act. Raises SuperviseError for an unknown one."""
+    """Return the steps for networks that may act. Raises SuperviseError for an unknown one."""
     names = tuple(name.strip() for text in settings.network.allow for name in text.split(",") if name.strip())
     unknown = [name for name in names if name not in OPTIONAL]
     if unknown:

@@ -11,15 +11,17 @@ RECOVER_KEY = "recover"
 
 @dataclass(frozen=True, slots=True)
 class RecoverRow:
-    """[recover.CAUSE]: what to change after such a failure. sets: value by knob or `env:NAME`. place: FILE:LINE."""
+    """[recover.CAUSE]: what to change after such a failure."""
 
     cause: str
-    sets: tuple[tuple[str, str], ...]
-    place: str
+    sets: tuple[tuple[str, str], ...]  # value by knob, by flag of the command, or by `env:NAME`
+    place: str  # FILE:LINE
+    alone: tuple[str, ...] = ()  # the flags among them that are written without a value
 
     def __str__(self) -> str:
         """Return what it sets, as NAME=VALUE."""
-        return ", ".join(f"{name.removeprefix('env:')}={value}" for name, value in self.sets)
+        texts = (name if name in self.alone else f"{name.removeprefix('env:').removesuffix('=')}={value}" for name, value in self.sets)
+        return ", ".join(texts)
 
 
 #: For docs/reference/settings.md; CAUSE stands for the name of a cause.
@@ -28,8 +30,8 @@ RECOVER_ROWS = (
         f"{RECOVER_KEY}.CAUSE.set",
         str,
         "",
-        "What to change after a failure of that cause, once in a run: a table of knobs, and of `env:NAME` for variables.",
-        "Writing it is the consent ([your own rows](recovery.md#rows-of-your-own)).",
+        "What to change after a failure of that cause, once in a run: a table of knobs, flags of the command, and `env:NAME`.",
+        "Writing it is the consent ([your own rows](own-rows.md#rows-of-your-own)).",
         "",
         "",
         (),

@@ -31,10 +31,10 @@ def ui_token(settings: Settings, environ: Mapping[str, str]) -> str:
     return _text_of(_path_of(file, environ), "the token of the page", "Name a readable file in ui.token_file.") if file else ""
 
 
-def _of_file(name: str, environ: Mapping[str, str], what: str, setting: str) -> str:
+def _of_file(name: str, environ: Mapping[str, str], subject: str, setting: str) -> str:
     if not name:
         return ""
-    return _text_of(_path_of(name, environ), what, f"Name a readable file in {setting} below [[{SINKS_KEY}]].")
+    return _text_of(_path_of(name, environ), subject, f"Name a readable file in {setting} below [[{SINKS_KEY}]].")
 
 
 def _path_of(name: str, environ: Mapping[str, str]) -> Path:
@@ -42,12 +42,12 @@ def _path_of(name: str, environ: Mapping[str, str]) -> Path:
     return Path(credentials, name) if credentials and "/" not in name else Path(name)
 
 
-def _text_of(path: Path, what: str, hint: str) -> str:
+def _text_of(path: Path, subject: str, hint: str) -> str:
     """Return the text of a secret's file. An empty one is an error: without a key, alerts would leave unsigned and without a word."""
     try:
         if text := path.read_text(encoding="utf-8").strip():
             return text
         cause, error = "it is empty", None
-    except (OSError, ValueError) as found:
-        cause, error = (found.strerror or "unknown error") if isinstance(found, OSError) else "it is not UTF-8 text", found
-    raise SuperviseError(f"cannot read {what}: {path}: {cause}", hint=hint) from error
+    except (OSError, ValueError) as failure:
+        cause, error = (failure.strerror or "unknown error") if isinstance(failure, OSError) else "it is not UTF-8 text", failure
+    raise SuperviseError(f"cannot read {subject}: {path}: {cause}", hint=hint) from error

@@ -87,6 +87,13 @@ class JobSection:
         flag="--resumes-itself",
         env="SUPERVISE_RESUMES_ITSELF",
     )
+    trace: bool = setting(
+        default=False,
+        text="Record what the collectives do from the first attempt on: NCCL's log, the flight recorder, torch's own log.",
+        more="Variables that you set keep your values ([where the files are](recovery.md#traced)). Off: after a collective timed out.",
+        flag="--trace",
+        env="SUPERVISE_TRACE",
+    )
     model_parallel: int = setting(
         0,
         "Ranks that hold one copy of the model together: tensor × pipeline × context parallelism; 0: as the command's flags say, else 1.",  # noqa: RUF001  the sign
@@ -107,7 +114,7 @@ class Checkpoints:
     trusted: bool = setting(
         default=False,
         text="The files at --checkpoints are yours: a pickle call that is not on the list is reported and accepted.",
-        more="It does not matter who was seen to write them ([the list](checkpoints.md#what-a-pickle-may-call)). "
+        more="It does not matter who was seen to write them ([the list](checkpoint-verdicts.md#what-a-pickle-may-call)). "
         "A call that is known to run code is refused all the same.",
     )
     copies_gib: float = setting(
@@ -144,7 +151,7 @@ class Checkpoints:
     finish_s: float = setting(
         1800.0,
         "How long the end of a run may wait until the mirror has its last checkpoints.",
-        "It ends before the scheduler's deadline. A signal shortens it to `stop.deadline_s`, another ends it. The rest stays spooled.",
+        "It ends before the scheduler's deadline. A signal shortens it to `stop.deadline_s`, another ends it. The next start sends it.",
         minimum=0,
     )
     sse: str = setting(
@@ -152,6 +159,7 @@ class Checkpoints:
         "Encryption on the S3 server: `AES256`, `aws:kms` or `aws:kms:KEY`.",
         "Where S3 is, and with which keys, is read from the variables and files of AWS ([the mirror](mirror.md#s3)).",
     )
+    requester_pays: bool = setting(False, "The bucket's owner lets whoever asks pay for the requests: agree to that.")  # noqa: FBT003 -- the default
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +263,7 @@ class Guard:
     skips: int = setting(
         10,
         "Batches that all ranks may leave out by `worker.agree` within 1,000 steps; with one more the run stops.",
-        "[agree](training-scripts.md#agree).",
+        "[agree](library-worker.md#agree).",
         minimum=0,
     )
 

@@ -14,6 +14,7 @@ from supervisor.classify.logs import catalogue
 from supervisor.classify.logs.patterns import KernelMessage
 from supervisor.classify.logs.rows import Problem
 from supervisor.config.trust import LIMIT_BYTES, read_trusted
+from supervisor.core.units import bytes_text
 from supervisor.errors import SuperviseError
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ def read(extra: Iterable[Path] = ()) -> tuple[Catalogue, tuple[Problem, ...]]:
     """Return all signatures: ours, and those of the files `extra`."""
     problems: list[Problem] = []
     users = _texts(extra, problems)
-    found, wrong = _with_ours(users)
-    return found, (*problems, *wrong)
+    loaded, wrong = _with_ours(users)
+    return loaded, (*problems, *wrong)
 
 
 def configured(settings: Settings) -> tuple[Catalogue, tuple[Problem, ...]]:
@@ -54,13 +55,13 @@ def configured(settings: Settings) -> tuple[Catalogue, tuple[Problem, ...]]:
 
 def _with_ours(users: Iterable[tuple[str, str]]) -> tuple[Catalogue, tuple[Problem, ...]]:
     problems: list[Problem] = []
-    ours = _texts(sorted(PACKAGED.glob("*.toml")), problems)
-    found, wrong = catalogue.load(
-        ours,
+    packaged = _texts(sorted(PACKAGED.glob("*.toml")), problems)
+    loaded, wrong = catalogue.load(
+        packaged,
         users,
         {name: tuple(KernelMessage(form.anchor, form.expression) for form in forms) for name, forms in messages.named().items()},
     )
-    return found, (*problems, *wrong)
+    return loaded, (*problems, *wrong)
 
 
 def _texts(paths: Iterable[Path], problems: list[Problem]) -> list[tuple[str, str]]:
@@ -70,7 +71,7 @@ def _texts(paths: Iterable[Path], problems: list[Problem]) -> list[tuple[str, st
             with path.open("rb") as file:
                 data = file.read(LIMIT_BYTES + 1)
             if len(data) > LIMIT_BYTES:
-                problems.append(Problem(str(path), "", f"larger than {LIMIT_BYTES >> 20} MiB"))
+                problems.append(Problem(str(path), "", f"larger than {bytes_text(LIMIT_BYTES)}"))
                 continue
             texts.append((str(path), data.decode("utf-8")))
         except (OSError, UnicodeDecodeError) as error:

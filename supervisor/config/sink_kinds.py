@@ -6,7 +6,7 @@ import re
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
-SinkKind = Literal["webhook", "slack", "pagerduty", "discord", "teams", "alertmanager", "exec"]
+SinkKind = Literal["webhook", "slack", "pagerduty", "discord", "teams", "alertmanager", "email", "exec", "apprise"]
 #: The form of a service's addresses, by host and path.
 _ADDRESSES: Final[dict[SinkKind, str]] = {
     "slack": r"hooks\.slack(-gov)?\.com/",
@@ -24,4 +24,6 @@ def kind_of(url: str) -> SinkKind | Literal[""]:
         place = f"{parts.hostname}{parts.path}"
     except ValueError:
         return ""
+    if parts.scheme in ("smtp", "smtps"):
+        return "email"
     return next((kind for kind, pattern in _ADDRESSES.items() if re.match(pattern, place)), "")

@@ -15,6 +15,6 @@ class StandbySection:
     mode: Literal["auto", "on", "off"] = setting(
         "auto",
         "Keep an interpreter beside each rank that has imported what the rank imports and takes its place at a restart.",
-        "`auto`: where no GPU is visible. [When there is none](restarts.md#standby-ranks).",
+        "`auto`: where no GPU is visible. [When a restart is cold](restarts.md#when-a-restart-is-cold).",
         flag="--standby",
     )

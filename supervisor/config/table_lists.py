@@ -50,34 +50,34 @@ def tables(
     lines: of each key of the file. checked: gets a row, a value and its place, and returns the value or raises.
     """
     given = value if isinstance(value, list) else [value]
-    found: list[Any] = []
+    rows: list[Any] = []
     for number, table in enumerate(given):
         place = f"{kind.key}[{number}]"
         where = f"{path}:{lines[place]}" if place in lines else path
         if not isinstance(table, dict) or not isinstance(value, list):
-            what = f"wrong type: {kind.key} in {where}: it is a list of tables"
-            raise SuperviseError(what, hint=f"Write [[{kind.key}]], with {kind.required} = below it.")
+            message = f"wrong type: {kind.key} in {where}: it is a list of tables"
+            raise SuperviseError(message, hint=f"Write [[{kind.key}]], with {kind.required} = below it.")
         values: dict[str, Any] = {}
-        for name, one in table.items():
+        for name, content in table.items():
             row = kind.by_name.get(name)
             at = f"{path}:{lines[f'{place}.{name}']}" if f"{place}.{name}" in lines else where
             if row is None:
                 raise _unknown(kind, name, at)
-            values[name] = checked(row, tuple(one) if isinstance(one, list) else one, at)
+            values[name] = checked(row, tuple(content) if isinstance(content, list) else content, at)
         if not values.get(kind.required):
             choices = kind.by_name[kind.required].choices
             remedy = f": one of {', '.join(choices)}" if choices else ", a name of its own"
-            what = f"no {kind.required}: [[{kind.key}]] in {where}"
-            raise SuperviseError(what, hint=f"Write {kind.required} = below it{remedy}.")
+            message = f"no {kind.required}: [[{kind.key}]] in {where}"
+            raise SuperviseError(message, hint=f"Write {kind.required} = below it{remedy}.")
         section = kind.section(**values)
         at_keys = {name: f"{path}:{lines[f'{place}.{name}']}" for name in values if f"{place}.{name}" in lines}
         if isinstance(section, LossRuleSection):
             _require_whole(section, where, at_keys)
-        if section.called in {other.called for other in found}:
+        if section.called in {other.called for other in rows}:
             remedy = "Give each a name of its own with name =." if isinstance(section, AlertSinkSection) else "Give each an id of its own."
             raise SuperviseError(f"two {kind.called} are called {section.called}: {where}", hint=remedy)
-        found.append(section)
-    return tuple(found)
+        rows.append(section)
+    return tuple(rows)
 
 
 def _require_whole(rule: LossRuleSection, where: str, at: Mapping[str, str]) -> None:
@@ -104,6 +104,6 @@ _SHORTEST_WORD = 2
 
 def _unknown(kind: TableList, name: str, where: str) -> SuperviseError:
     meant = nearest(name, kind.by_name)
-    what = f"unknown setting: {kind.key}.{name} in {where}" + (f": the nearest is {meant}" if meant else "")
+    message = f"unknown setting: {kind.key}.{name} in {where}" + (f": the nearest is {meant}" if meant else "")
     remedy = f"Write {meant} below [[{kind.key}]]" if meant else f"Leave {name} out"
-    return SuperviseError(what, hint=f"{remedy}; its keys are {', '.join(kind.by_name)}.")
+    return SuperviseError(message, hint=f"{remedy}; its keys are {', '.join(kind.by_name)}.")

@@ -17,7 +17,7 @@ LIMIT_BYTES = 1 << 20
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def read_trusted(path: Path, what: str = "configuration") -> str | None:
+def read_trusted(path: Path, subject: str = "configuration") -> str | None:
     """Return the text of `path`, None if it does not exist. Raises SuperviseError (78) if it is not to be trusted or not readable.
 
     what: the word for it in an error.
@@ -29,30 +29,30 @@ def read_trusted(path: Path, what: str = "configuration") -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         if path.is_symlink():
             raise SuperviseError(
-                f"cannot read {what}: {path}: it is a link to {path.readlink()}, which does not exist",
+                f"cannot read {subject}: {path}: it is a link to {path.readlink()}, which does not exist",
                 hint=f"Restore what {path} leads to, or remove the link.",
             ) from None
         return None
     except OSError as error:
         if isinstance(error, PermissionError) and not os.path.lexists(path):
             return None  # the directory cannot be searched, as with another user's HOME
-        raise SuperviseError(f"cannot read {what}: {path}: {error.strerror}", hint=f"Make {path} readable, or remove it.") from error
+        raise SuperviseError(f"cannot read {subject}: {path}: {error.strerror}", hint=f"Make {path} readable, or remove it.") from error
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         os.close(fd)
         kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a plain file"
-        raise SuperviseError(f"cannot read {what}: {path}: it is {kind}", hint=f"Replace {path} by a file, or remove it.")
+        raise SuperviseError(f"cannot read {subject}: {path}: it is {kind}", hint=f"Replace {path} by a file, or remove it.")
     with os.fdopen(fd, "rb") as file:
-        _require_ours(path, path, status, what)
+        _require_ours(path, path, status, subject)
         for directory in _directories(path):
-            _require_ours(path, directory, os.lstat(directory), what)
+            _require_ours(path, directory, os.lstat(directory), subject)
         content = file.read(LIMIT_BYTES + 1)
     if len(content) > LIMIT_BYTES:
-        raise SuperviseError(f"cannot read {what}: {path}: it is larger than 1 MiB", hint=f"Shorten {path}, or remove it.")
+        raise SuperviseError(f"cannot read {subject}: {path}: it is larger than 1 MiB", hint=f"Shorten {path}, or remove it.")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SuperviseError(f"cannot read {what}: {path}: it is not UTF-8 text", hint=f"Save {path} as UTF-8.") from error
+        raise SuperviseError(f"cannot read {subject}: {path}: it is not UTF-8 text", hint=f"Save {path} as UTF-8.") from error
 
 
 def _directories(path: Path) -> list[Path]:
@@ -60,18 +60,18 @@ def _directories(path: Path) -> list[Path]:
     return list(dict.fromkeys([*path.parents, *path.resolve().parents]))
 
 
-def _require_ours(file: Path, part: Path, status: os.stat_result, what: str) -> None:
-    other = "with --config" if what == "configuration" else f"of {what}"
+def _require_ours(file: Path, part: Path, status: os.stat_result, subject: str) -> None:
+    other = "with --config" if subject == "configuration" else f"of {subject}"
     quoted = shlex.quote(str(part))
     hint = f"Run `chown {os.geteuid()} {quoted}` and `chmod go-w {quoted}`, or name another file {other}."
     if status.st_uid not in _trusted_uids():
-        raise SuperviseError(f"{what} refused: {file}: {part} belongs to uid {status.st_uid}", hint=hint)
+        raise SuperviseError(f"{subject} refused: {file}: {part} belongs to uid {status.st_uid}", hint=hint)
     if stat.S_ISLNK(status.st_mode):  # its mode means nothing, and its target is checked by itself
         return
     sticky_directory = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
     if status.st_mode & _OTHERS_WRITE and not sticky_directory:
         mode = stat.S_IMODE(status.st_mode)
-        raise SuperviseError(f"{what} refused: {file}: others may write {part} (mode {mode:04o})", hint=hint)
+        raise SuperviseError(f"{subject} refused: {file}: others may write {part} (mode {mode:04o})", hint=hint)
 
 
 def _trusted_uids() -> frozenset[int]:

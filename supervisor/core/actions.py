@@ -1,24 +1,28 @@
 """The actions that the core orders: imperative, frozen, and complete.
 
-`executor.py` has one function for each. An action that must be durable before it is done says so (`waits_for_journal`): the start of
-an attempt. Stopping ranks never waits for a disk.
+`executor.py` has one function for each. Those of DURABLE are done once the record that ordered them is on disk; stopping ranks never waits
+for one.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from supervisor.core.model import Beginning, CheckpointRef, Gpu, HeldBatch, JobDecision, PastFailures, Plan, Verdict
+from supervisor.core.model import Beginning, CheckpointRef, FailureVerdict, Gpu, JobDecision, PastFailures, Plan
+from supervisor.core.setup_model import HeldBatch
 from supervisor.core.values import Struct
 
 #: signal(7); core imports nothing that touches the system.
 SIGTERM = 15
 
 
-class BeginAttempt(Struct, frozen=True):
-    """Start the ranks as `attempt`; start the launcher first where none runs."""
+class AttemptAction(Struct, frozen=True):
+    """What every action on one attempt has."""
 
     attempt: int
+
+
+class BeginAttempt(AttemptAction, frozen=True):
+    """Start the ranks as `attempt`; start the launcher first where none runs."""
+
     reason: str  # start, failure, membership or takeover
     resume: CheckpointRef | None
     overrides: tuple[tuple[str, str], ...] = ()  # knob (or `env:NAME`) to value: all that differs from the user's own command
@@ -26,71 +30,59 @@ class BeginAttempt(Struct, frozen=True):
     nproc: int | None = None  # ranks of this node; None: as the user's command says
     trace: bool = False  # record the collectives (launch/tracing.py)
     resume_by: str = ""  # whose knob hands `resume` over (Knob.by), "": none does
-    waits_for_journal: ClassVar[bool] = True
 
 
-class GatherNodes(Struct, frozen=True):
+class GatherNodes(AttemptAction, frozen=True):
     """Have this node meet the others for `attempt`; start the launcher first where none runs. Answered by NodesGathered.
 
     No rank starts before BeginAttempt.
     """
 
-    attempt: int
     nproc: int | None = None  # as in BeginAttempt
     least_nodes: int = 0  # how many nodes are waited for, 0: as many as the command says
-    node_group: int = 1  # nodes take part in groups of so many (core/replicas.py)
-    waits_for_journal: ClassVar[bool] = True
+    node_group: int = 1  # nodes take part in groups of so many (core/nodes/replicas.py)
 
 
-class BroadcastStart(Struct, frozen=True):
-    """Send the other nodes how the ranks of this one (`node`) began. Theirs come as NodeBegan, with the same fields."""
+class BroadcastStart(AttemptAction, frozen=True):
+    """Send the other nodes how the ranks of this one began. Theirs come as NodeBegan, with the same fields."""
 
-    attempt: int
-    node: int = 0
+    node: int = 0  # this one
     first_step: int | None = None
     loaded_step: int | None = None
-    waits_for_journal: ClassVar[bool] = False
 
 
-class StopRanks(Struct, frozen=True):
-    """Stop this attempt's ranks and their process trees: `signum`, then KILL after `grace_s`. Answered by AttemptEnded.
+class StopRanks(AttemptAction, frozen=True):
+    """Stop this attempt's ranks and their process trees. Answered by AttemptEnded.
 
     torchrun's agent stops them by itself when a rank fails.
     """
 
-    attempt: int
     signum: int
-    grace_s: float
+    grace_s: float  # KILL comes after so long
     why: str  # failure, membership, stop or hurry
     text: str = ""  # what failed
-    waits_for_journal: ClassVar[bool] = False
 
 
-class EndLauncher(Struct, frozen=True):
+class EndLauncher(AttemptAction, frozen=True):
     """Kill the launcher and all processes below the guardian at once, because it did not answer. Answered by AttemptEnded."""
 
-    attempt: int
     reason: str
-    waits_for_journal: ClassVar[bool] = False
 
 
-class CollectEvidence(Struct, frozen=True):
-    """Collect every observer's evidence; answered by EvidenceCollected within `deadline_s`."""
+class CollectEvidence(AttemptAction, frozen=True):
+    """Collect every observer's evidence. Answered by EvidenceCollected."""
 
-    attempt: int
     incident: int
-    deadline_s: float
-    waits_for_journal: ClassVar[bool] = False
+    deadline_s: float  # within so long
 
 
-class SelectCheckpoint(Struct, frozen=True):
+class SelectCheckpoint(AttemptAction, frozen=True):
     """Find and verify the newest checkpoint that is not rejected; answered by CheckpointSelected.
 
     Of several nodes, the one that took part in the newest agreement decides with which overrides all go on, and hands over what failed
     before.
     """
 
-    attempt: int
     rejected: tuple[str, ...] = ()  # paths
     nodes: int = 0  # how many nodes have met, and agree on a checkpoint that all have; 0: this one is alone
     node: int = 0  # the number of this node among them
@@ -113,15 +105,12 @@ class SelectCheckpoint(Struct, frozen=True):
     ever_loaded: bool = False  # as in Run (core/state.py)
     reached: int | None = None  # this run's greatest step; None: none is known
     begun_from: tuple[str, ...] = ()  # as in Run
-    waits_for_journal: ClassVar[bool] = False
 
 
-class CheckHealth(Struct, frozen=True):
+class CheckHealth(AttemptAction, frozen=True):
     """Examine this node before the next attempt, while its checkpoint is selected; answered by HealthChecked."""
 
-    attempt: int
     awaited: bool = True  # the attempt begins after the answer; else it may have begun before it, and the answer is HealthChanged
-    waits_for_journal: ClassVar[bool] = False
 
 
 class SetTimer(Struct, frozen=True):
@@ -130,129 +119,96 @@ class SetTimer(Struct, frozen=True):
     name: str
     token: int
     delay_s: float
-    waits_for_journal: ClassVar[bool] = False
 
 
-class DumpStacks(Struct, frozen=True):
+class DumpStacks(AttemptAction, frozen=True):
     """Ask every instrumented rank for the stacks of its threads."""
 
-    attempt: int
-    waits_for_journal: ClassVar[bool] = False
 
+class EndForAll(AttemptAction, frozen=True):
+    """End the attempt on all nodes; the first end stands."""
 
-class EndForAll(Struct, frozen=True):
-    """End the attempt on all nodes. kind: failure or membership (AttemptEndedByPeer); the first end stands."""
-
-    attempt: int
-    kind: str
+    kind: str  # failure or membership (AttemptEndedByPeer)
     text: str
-    waits_for_journal: ClassVar[bool] = False
 
 
-class ReportEpoch(Struct, frozen=True):
+class ReportAttempt(AttemptAction, frozen=True):
     """Send the nodes what this one saw of the attempt, as the state has it. The one that decides gets ReportsGathered."""
 
-    attempt: int
-    waits_for_journal: ClassVar[bool] = False
 
+class ProposeDecision(AttemptAction, frozen=True):
+    """Have all nodes act on this, if no other decision is there. Answered by DecisionMade."""
 
-class ProposeDecision(Struct, frozen=True):
-    """Have all nodes act on this, if no other decision is there; answered by DecisionMade. decision: None if nothing failed."""
-
-    attempt: int
     kind: str
-    decision: JobDecision | None = None
-    waits_for_journal: ClassVar[bool] = False
+    decision: JobDecision | None = None  # None if nothing failed
 
 
-class CompleteAttempt(Struct, frozen=True):
+class CompleteAttempt(AttemptAction, frozen=True):
     """All ranks of all nodes have exited 0: let the launcher end. Answered by AttemptEnded."""
 
-    attempt: int
-    waits_for_journal: ClassVar[bool] = False
 
-
-class Quarantine(Struct, frozen=True):
+class Quarantine(AttemptAction, frozen=True):
     """Put a GPU into the ledger of this node, where it stays out of later attempts, runs and jobs until it is cleared or expires."""
 
-    attempt: int
     gpu: Gpu
     reason: str
     evidence: str
-    waits_for_journal: ClassVar[bool] = True
 
 
-class RequestSave(Struct, frozen=True):
+class RequestSave(AttemptAction, frozen=True):
     """Have the ranks that poll worker.should_save save now; answered by Saved, or by their end."""
 
-    attempt: int
     left_s: float | None  # until they are stopped; None: they train on until all nodes have saved
-    waits_for_journal: ClassVar[bool] = False
 
 
-class FindUnsaved(Struct, frozen=True):
+class FindUnsaved(AttemptAction, frozen=True):
     """Find which ranks have not saved as requested, and where they are; answered by UnsavedFound."""
 
-    attempt: int
-    waits_for_journal: ClassVar[bool] = False
 
-
-class ReportSaved(Struct, frozen=True):
+class ReportSaved(AttemptAction, frozen=True):
     """The ranks of this node have saved as requested. When those of all nodes have, AttemptEndedByPeer (membership) ends the attempt."""
 
-    attempt: int
-    waits_for_journal: ClassVar[bool] = False
 
+class FindSave(AttemptAction, frozen=True):
+    """Search the disk for a whole checkpoint. Answered by SaveSearched. No rank is alive."""
 
-class FindSave(Struct, frozen=True):
-    """Search the disk for a whole checkpoint that was written since `since_t`; answered by SaveSearched. No rank is alive."""
-
-    attempt: int
-    since_t: float
+    since_t: float  # written since then
     deadline_s: float
-    waits_for_journal: ClassVar[bool] = False
 
 
-class KeepCopies(Struct, frozen=True):
+class KeepCopies(AttemptAction, frozen=True):
     """Hold copies of the whole checkpoints that `attempt` was not seen to load and may overwrite. Each is reported (CheckpointCopied)."""
 
-    attempt: int
-    waits_for_journal: ClassVar[bool] = False
 
+class AccuseCheckpoints(AttemptAction, frozen=True):
+    """Record for later runs, too, what this one stepped back from: the attempt trained from an older checkpoint. It is reported."""
 
-class AccuseCheckpoints(Struct, frozen=True):
-    """Record for later runs, too, what this one stepped back from: `attempt` trained from an older checkpoint. It is reported."""
-
-    attempt: int
     reason: str
-    waits_for_journal: ClassVar[bool] = False
 
 
-class KeepLook(Struct, frozen=True):
-    """Keep the text of the newest look at the ranks: beside the card of `incident`, with the attempt's logs if that is 0."""
+class KeepLook(AttemptAction, frozen=True):
+    """Keep the text of the newest look at the ranks."""
 
-    attempt: int
-    incident: int
-    waits_for_journal: ClassVar[bool] = False
+    incident: int  # beside the card of this one; 0: with the attempt's logs
 
 
 class Alert(Struct, frozen=True):
-    """Alert a person to what no incident reports.
+    """Alert a person to what no incident reports."""
 
-    kind: recurring_failure, gpu_quarantined, memory_held, batch_changed, node_health: this node became worse, change_ignored: a rank
-    trains with another value than a plan set, unkilled: KILL did not end a process, started_from_scratch: a checkpoint was there, and the
-    attempt began without it, hang: the ranks stand still, and the attempt goes on, foreign_checkpoint: the ranks loaded another training's,
-    save_gone: the newest save of this run was removed, strange_loss, slow_training, or straggler: a rank or a node makes the others wait.
-    subject: tells alerts of one kind apart, such as a GPU's UUID. culprit: the rank that a hang is blamed on or that the others wait for,
-    and its node; None and "": unknown, or several.
-    """
-
+    # recurring_failure, gpu_quarantined, memory_held, batch_changed;
+    # node_health: this node became worse; change_ignored: a rank trains with another value than a plan set;
+    # unkilled: KILL did not end a process; started_from_scratch: a checkpoint was there, and the attempt began without it;
+    # hang: the ranks stand still, and the attempt goes on; foreign_checkpoint: the ranks loaded another training's;
+    # save_gone: the newest save of this run was removed; strange_loss, slow_training;
+    # straggler: a rank or a node makes the others wait; memory_forecast: memory will be used up
     kind: str
     attempt: int
     text: str
-    subject: str = ""
+    subject: str = ""  # tells alerts of one kind apart, such as a GPU's UUID
+    # the rank that a hang is blamed on, that the others wait for or whose memory grows, and its node; None and "": unknown, or several
     culprit: tuple[int | None, str] = (None, "")
-    waits_for_journal: ClassVar[bool] = False
+    code: str = ""  # where the culprits of a hang stand, as FILE:LINE; "": unknown
+    when: str = ""  # what a forecast is of, and when it comes true; "": the alert is none
 
 
 class OpenIncident(Struct, frozen=True):
@@ -262,7 +218,6 @@ class OpenIncident(Struct, frozen=True):
     attempt: int
     rank: int | None
     summary: str
-    waits_for_journal: ClassVar[bool] = False
 
 
 class ReportDecision(Struct, frozen=True):
@@ -270,12 +225,11 @@ class ReportDecision(Struct, frozen=True):
 
     incident: int
     attempt: int
-    verdict: Verdict
+    verdict: FailureVerdict
     plan: Plan
     step: int | None
     at_least: bool = False  # `step` is the last one seen, and the attempt may have gone further
     alerts: bool = True  # False: another node alerts to it
-    waits_for_journal: ClassVar[bool] = False
 
 
 class ReportResume(Struct, frozen=True):
@@ -293,7 +247,6 @@ class ReportResume(Struct, frozen=True):
     named: int | None = None  # the number in its name, if it differs from the step
     counted: int | None = None  # the step at which the ranks' own count began, if it differs from the step
     given_step: int | None = None  # of the checkpoint that was given, if the ranks loaded another one, of another step
-    waits_for_journal: ClassVar[bool] = False
 
     @property
     def began(self) -> Beginning:
@@ -304,33 +257,27 @@ class ReportResume(Struct, frozen=True):
 
 
 class CloseIncident(Struct, frozen=True):
-    """The first progress after the incident, or the end of the run. `outcome`: resolved, given_up, or withdrawn: nothing had failed."""
+    """The first progress after the incident, or the end of the run."""
 
     incident: int
     attempt: int
-    outcome: str
+    outcome: str  # resolved, given_up, stopped (by a person or a scheduler), or withdrawn: nothing had failed
     step: int | None
-    waits_for_journal: ClassVar[bool] = False
 
 
 class PrintMessage(Struct, frozen=True):
-    """Print one line at the terminal. `level` is info, warning or error."""
+    """Print one line at the terminal."""
 
-    level: str
+    level: str  # info, warning or error
     text: str
-    waits_for_journal: ClassVar[bool] = False
 
 
 class Finish(Struct, frozen=True):
-    """The run is over: leave with `exit_code`, and `reason` in the end record. After 75 the next start continues the run.
-
-    for_all: the nodes of the job end together, so that none waits for another.
-    """
+    """The run is over. After 75 the next start continues it."""
 
     exit_code: int
-    reason: str
-    for_all: bool = False
-    waits_for_journal: ClassVar[bool] = False
+    reason: str  # for the end record
+    for_all: bool = False  # the nodes of the job end together, so that none waits for another
 
 
 Action = (
@@ -345,7 +292,7 @@ Action = (
     | SetTimer
     | DumpStacks
     | EndForAll
-    | ReportEpoch
+    | ReportAttempt
     | ProposeDecision
     | CompleteAttempt
     | Quarantine
@@ -364,3 +311,6 @@ Action = (
     | PrintMessage
     | Finish
 )
+
+#: What is done only once the record that ordered it is on disk: what would else be done again, or never be known to have been done.
+DURABLE: frozenset[type] = frozenset({BeginAttempt, GatherNodes, Quarantine})

@@ -9,7 +9,7 @@ twice a week is not, also in a job whose progress nobody sees (no absolute step,
 Progress is what a restart would not lose: a verified checkpoint beyond any before in this run. Where none was ever verified it is a step
 beyond any before. It clears all budgets, so that a job may fail every night for a year if it comes further between.
 
-The rung `recurring` (strategies/guards.py) asks for infrastructure and for equal failures, `restart_within_budget`
+The step `recurring` (strategies/guards.py) asks for infrastructure and for equal failures, `restart_within_budget`
 (strategies/repetition.py) for all else.
 """
 
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.core.causes import CAUSE_TABLE, Family
 from supervisor.core.model import Cause
+from supervisor.core.units import span_text
 from supervisor.core.values import Struct, replace
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def balance(failures: tuple[Failure, ...], cause: Cause, t: float, policy: Polic
         reason = f"the infrastructure failed {used + 1} times within a day without progress"
     else:
         used, allowed = sum(f.charged for f in earlier), policy.restart.intensity
-        reason = f"failed {used + 1} times within {policy.period_s:.0f} s without progress"
+        reason = f"failed {used + 1} times within {span_text(policy.period_s)} without progress"
     return BudgetBalance(reason if used >= allowed else "", max(allowed - used - 1, 0), charged=not infrastructure)
 
 

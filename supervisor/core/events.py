@@ -11,33 +11,32 @@ neither the supervisor's clock nor core's types.
 
 from __future__ import annotations
 
+from supervisor.core.checkpoint_model import LoadedCheckpoint, UnusedCheckpoints, WithoutTracker
+from supervisor.core.event import AttemptEvent, JobEvent
 from supervisor.core.model import (
     CheckpointRef,
     Evidence,
     Finding,
     Gpu,
     Hang,
-    HeldBatch,
     JobDecision,
     Launcher,
-    LoadedCheckpoint,
     PastFailures,
     Phase,
     Policy,
     RankExit,
     RankInfo,
-    UnusedCheckpoints,
-    WithoutTracker,
+    RankMemory,
 )
+from supervisor.core.setup_model import HeldBatch
 from supervisor.core.state import NodeReport
-from supervisor.core.training_events import LossChanged, PaceChanged
-from supervisor.core.values import Struct
+from supervisor.core.step_shares import StepShares
+from supervisor.core.training_events import LossChanged, MemoryForecast, PaceChanged
 
 
-class SupervisorStarted(Struct, frozen=True):
+class SupervisorStarted(JobEvent, frozen=True):
     """This supervisor took the job over."""
 
-    t: float
     run_id: str
     policy: Policy
     continues: bool = False  # the previous one of the same run ended without an end record, or with 75
@@ -48,10 +47,9 @@ class SupervisorStarted(Struct, frozen=True):
     programs_seen: tuple[str, ...] = ()  # a new run that goes on from there: what its ranks ran
 
 
-class LauncherStarted(Struct, frozen=True):
+class LauncherStarted(JobEvent, frozen=True):
     """torchrun's agent is ready, and reports how torch parsed the command line."""
 
-    t: float
     pid: int
     max_restarts: int | None  # a cap on restarts; None: not given
     nodes: int  # how many
@@ -59,19 +57,16 @@ class LauncherStarted(Struct, frozen=True):
     least_nodes: int = 0  # an attempt begins with at least so many, 0: torch did not report it
 
 
-class LauncherFellBack(Struct, frozen=True):
+class LauncherFellBack(JobEvent, frozen=True):
     """A name in torch that the agent needs is missing: the command runs as stock torchrun, which the supervisor restarts."""
 
-    t: float
     launcher: Launcher
     reason: str
 
 
-class NodesGathered(Struct, frozen=True):
+class NodesGathered(AttemptEvent, frozen=True):
     """The nodes of the attempt have met, so that no rank of an earlier one lives on any of them."""
 
-    t: float
-    attempt: int
     node: int  # the number of this one among `nodes`
     nodes: int
     number: int = 0  # of the attempt from now on, the same on all nodes; 0: it stays
@@ -80,58 +75,46 @@ class NodesGathered(Struct, frozen=True):
     coordinator: str = ""  # the node of the coordinator, which need not be a member
 
 
-class NodeBegan(Struct, frozen=True):
+class NodeBegan(AttemptEvent, frozen=True):
     """How the ranks of another node began, as their instrumentation saw it."""
 
-    t: float
-    attempt: int
     text: str  # describes both for people
     first_step: int | None = None  # the absolute step at which their training began, as the optimizer or the script counts; None: unknown
     loaded_step: int | None = None  # of the checkpoint that they loaded; None: unknown
 
 
-class AttemptStarted(Struct, frozen=True):
+class AttemptStarted(AttemptEvent, frozen=True):
     """Every rank of this node's share of the attempt exists. For a plain command: the command itself, as rank 0, until RanksFound."""
 
-    t: float
-    attempt: int
     ranks: tuple[RankInfo, ...]
     world_size: int
 
 
-class ProgramIdentified(Struct, frozen=True):
+class ProgramIdentified(AttemptEvent, frozen=True):
     """What the attempt is about to run, as it lies on the disk: digests by name (command, script, packages).
 
     What cannot be read now is left out, because a file system that does not answer is no change of the program.
     """
 
-    t: float
-    attempt: int
     program: tuple[tuple[str, str], ...]
 
 
-class RanksFound(Struct, frozen=True):
+class RanksFound(AttemptEvent, frozen=True):
     """All ranks on this node of a plain command that started some by itself, as their environment says. Each time that one is new."""
 
-    t: float
-    attempt: int
     ranks: tuple[RankInfo, ...]
     world_size: int
 
 
-class RankExited(Struct, frozen=True):
+class RankExited(AttemptEvent, frozen=True):
     """A rank ended, well or not. Its failure ends the attempt: the agent stops the peers without asking."""
 
-    t: float
-    attempt: int
     exit: RankExit
 
 
-class AttemptEndedByPeer(Struct, frozen=True):
+class AttemptEndedByPeer(AttemptEvent, frozen=True):
     """Another node ended the attempt, for all nodes."""
 
-    t: float
-    attempt: int
     node: str
     text: str
     # failure: a rank failed there, or the node was lost; left: it was stopped; membership: waiting nodes are to join;
@@ -139,125 +122,93 @@ class AttemptEndedByPeer(Struct, frozen=True):
     kind: str = "failure"
 
 
-class AttemptEnded(Struct, frozen=True):
+class AttemptEnded(AttemptEvent, frozen=True):
     """No rank of the attempt is left on this node, and no process of their process trees."""
 
-    t: float
-    attempt: int
     # succeeded: all exited 0; failed: a rank failed, or ranks were stopped because one did;
     # membership: they were stopped to admit nodes; stopped: on our request
     outcome: str
     hidden: tuple[Evidence, ...] = ()  # of a command that left with 0: the failure of a rank that it did not pass on
 
 
-class LauncherExited(Struct, frozen=True):
-    """The process that runs the ranks ended too early, or could not be started. `who`: agent, guardian, or command (a plain one)."""
+class LauncherExited(AttemptEvent, frozen=True):
+    """The process that runs the ranks ended too early, or could not be started."""
 
-    t: float
-    attempt: int
-    who: str
+    process: str  # agent, guardian, or command (a plain one)
     code: int | None = None
     signal: int | None = None
 
 
-class NodesWaiting(Struct, frozen=True):
+class NodesWaiting(AttemptEvent, frozen=True):
     """Other nodes asked to join an elastic job (torch's num_nodes_waiting)."""
 
-    t: float
-    attempt: int
     count: int
 
 
-class NodesMissing(Struct, frozen=True):
-    """This node waits at the rendezvous, where `count` nodes are missing to begin; 0: as many are there as are needed.
+class NodesMissing(AttemptEvent, frozen=True):
+    """This node waits at the rendezvous for nodes that are missing to begin."""
 
-    within_s: how long it waits for them.
-    """
-
-    t: float
-    attempt: int
-    count: int
-    within_s: float
+    count: int  # how many; 0: as many are there as are needed
+    within_s: float  # how long it waits for them
 
 
-class ReportsGathered(Struct, frozen=True):
-    """This node is the coordinator: what the nodes of the attempt saw, and which of them report nothing, each with the reason.
+class ReportsGathered(AttemptEvent, frozen=True):
+    """This node is the coordinator: what the nodes of the attempt saw.
 
     It may take no part in the attempt, or be stopping, so this is not void where its own attempt is another.
-    kind, node, text: how the attempt was ended, by which node, and why.
     """
 
-    t: float
-    attempt: int
     reports: tuple[NodeReport, ...]
-    missing: tuple[tuple[str, str], ...] = ()
-    kind: str = "failure"
-    node: str = ""
-    text: str = ""
+    missing: tuple[tuple[str, str], ...] = ()  # nodes that report nothing, each with the reason
+    kind: str = "failure"  # how the attempt was ended
+    node: str = ""  # by which node
+    text: str = ""  # why
 
 
-class DecisionMade(Struct, frozen=True):
-    """The decision about an attempt, the same on all nodes. `kind`: restart, stop, success, or void: nothing is counted, they meet again.
+class DecisionMade(AttemptEvent, frozen=True):
+    """The decision about an attempt, the same on all nodes."""
 
-    decision: None where nothing failed. elsewhere: the attempt is one in which this node takes no part, and the job is over.
-    """
-
-    t: float
-    attempt: int
-    kind: str
-    decision: JobDecision | None = None
-    elsewhere: bool = False
+    kind: str  # restart, stop, success, or void: nothing is counted, they meet again
+    decision: JobDecision | None = None  # None where nothing failed
+    elsewhere: bool = False  # the attempt is one in which this node takes no part, and the job is over
 
 
-class LeftBehind(Struct, frozen=True):
+class LeftBehind(AttemptEvent, frozen=True):
     """The job went on without this node, and what was decided about its attempt is not known any more."""
 
-    t: float
-    attempt: int
 
-
-class CoordinatorFellSilent(Struct, frozen=True):
+class CoordinatorFellSilent(AttemptEvent, frozen=True):
     """The coordinator does not answer, and no rank of this node makes steps: the other nodes may go on without this one."""
 
-    t: float
-    attempt: int
     text: str = "the coordinator of the nodes does not answer"
 
 
-class NodeCutOff(Struct, frozen=True):
-    """This node can take part no more. text: why, for people. is_refused: by the coordinator, else that is gone for good."""
+class NodeCutOff(AttemptEvent, frozen=True):
+    """This node can take part no more."""
 
-    t: float
-    attempt: int
-    text: str
-    is_refused: bool = False
+    text: str  # why, for people
+    is_refused: bool = False  # by the coordinator, else that is gone for good
 
 
-class EvidenceCollected(Struct, frozen=True):
-    """The observers' evidence on the incident. `jitter` is uniform in [0, 1): the only randomness the core sees.
+class EvidenceCollected(AttemptEvent, frozen=True):
+    """The observers' evidence on the incident."""
 
-    gpus: of this node, with the ledger's entry on each as it is now, where one was out of use. They are in force if a plan says so.
-    """
-
-    t: float
-    attempt: int
     incident: int
     evidence: tuple[Evidence, ...]
-    jitter: float = 0.0
+    jitter: float = 0.0  # uniform in [0, 1): the only randomness the core sees
+    # of this node, with the ledger's entry on each as it is now, where one was out of use; they are in force if a plan says so
     gpus: tuple[Gpu, ...] = ()
 
 
-class CheckpointSelected(Struct, frozen=True):
+class CheckpointSelected(AttemptEvent, frozen=True):
     """The answer to SelectCheckpoint.
 
-    Files of the job are changed by the rule of ownership (docs/explanation/checkpoints.md). Where several nodes agreed, overrides, batch,
+    Files of the job are changed by the rule of docs/explanation/own-checkpoints.md. Where several nodes agreed, overrides, batch,
     rejected and past hold on all of them.
     """
 
-    t: float
-    attempt: int
-    chosen: CheckpointRef | None  # None where `found` > 0: none of those found is good any more
-    found: int
+    chosen: CheckpointRef | None  # None where `n_found` > 0: none of those is good any more
+    n_found: int  # how many paths may be checkpoints
     torn: tuple[tuple[str, str], ...] = ()  # (path, reason) of each that no attempt resumes from, here and in the next such lists
     refused: tuple[tuple[str, str], ...] = ()  # they could not be read or verified, and may be good
     older: tuple[CheckpointRef, ...] = ()  # further ones, oldest first, not verified
@@ -291,27 +242,20 @@ class CheckpointSelected(Struct, frozen=True):
     without_tracker: WithoutTracker | None = None  # of the newest whole one, if the script finds its checkpoint by itself
 
 
-class SelectionMoved(Struct, frozen=True):
+class SelectionMoved(AttemptEvent, frozen=True):
     """The selection of a checkpoint goes on: bytes come from the disk, or the nodes took another step to their agreement."""
 
-    t: float
-    attempt: int
 
+class CheckpointVerified(AttemptEvent, frozen=True):
+    """The watcher verified a checkpoint that appeared while the job ran."""
 
-class CheckpointVerified(Struct, frozen=True):
-    """The watcher verified a checkpoint that appeared while the job ran. made_in: the attempt that saved it, 0: unknown."""
-
-    t: float
-    attempt: int
     checkpoint: CheckpointRef
-    made_in: int = 0
+    made_in: int = 0  # the attempt that saved it, 0: unknown
 
 
-class ProgressObserved(Struct, frozen=True):
+class ProgressObserved(AttemptEvent, frozen=True):
     """The sampler read the heartbeats (observe/ranks/progress_sampler.py says how often)."""
 
-    t: float
-    attempt: int
     step: int | None  # absolute; None: unknown, and the core adds `steps_seen` to the step resumed from and calls it relative
     steps_seen: int  # optimizer steps in this attempt; -1: no rank is instrumented
     phase: Phase
@@ -320,6 +264,10 @@ class ProgressObserved(Struct, frozen=True):
     first_step: int | None = None  # the absolute step at which this attempt's training began, as the optimizer or the script counts
     loss: float | None = None  # the newest that a rank reported or printed, as it was then; it decides nothing
     total: int | None = None  # the absolute step with which the training ends; None: unknown
+    memory: tuple[RankMemory, ...] = ()  # of the ranks that hold most, the worst first; (): not known, or as it was reported last
+    time_shares: StepShares | None = (
+        None  # where a step goes, where that changed since the last report that has it; None: not known, or as then
+    )
 
     @property
     def trains(self) -> bool:
@@ -327,166 +275,128 @@ class ProgressObserved(Struct, frozen=True):
         return self.steps_seen > 0 or (self.first_step is not None and self.step is not None and self.step > self.first_step)
 
 
-class CheckpointsLoaded(Struct, frozen=True):
+class CheckpointsLoaded(AttemptEvent, frozen=True):
     """Ranks loaded checkpoints before their first step: all of this attempt so far, each with who wrote it."""
 
-    t: float
-    attempt: int
     loads: tuple[LoadedCheckpoint, ...]
 
 
-class NewestSaveGone(Struct, frozen=True):
-    """The newest save of this run is not where it was saved any more, and none is newer; or one is newer again (`is_over`)."""
+class NewestSaveGone(AttemptEvent, frozen=True):
+    """The newest save of this run is not where it was saved any more, and none is newer; or one is newer again."""
 
-    t: float
-    attempt: int
     path: str
-    is_over: bool = False
+    is_over: bool = False  # one is newer again
 
 
-class StartCeilingPassed(Struct, frozen=True):
+class StartCeilingPassed(AttemptEvent, frozen=True):
     """These ranks sent no heartbeat: their progress and hangs are UNKNOWN."""
 
-    t: float
-    attempt: int
     uninstrumented: tuple[int, ...]
 
 
-class HangSuspected(Struct, frozen=True):
+class HangSuspected(AttemptEvent, frozen=True):
     """No rank made progress for `still_s` seconds, longer than the limit of the phase that the ranks are in."""
 
-    t: float
-    attempt: int
     still_s: float
     limit_s: float
     phase: Phase = Phase.UNKNOWN
 
 
-class HangConfirmed(Struct, frozen=True):
-    """Two looks at the ranks showed the same, and nothing moved between them. Again when the group's own timeout has passed.
+class HangConfirmed(AttemptEvent, frozen=True):
+    """Two looks at the ranks showed the same, and nothing moved between them. Again when the group's own timeout has passed."""
 
-    acting: the node that alerts, or ends the attempt for all nodes; "" where that is this one.
-    """
-
-    t: float
-    attempt: int
     hang: Hang
-    acting: str = ""
+    acting: str = ""  # the node that alerts, or ends the attempt for all nodes; "" where that is this one
 
 
-class HangCleared(Struct, frozen=True):
-    """A suspected or confirmed hang is over: a rank made progress, or moved between two looks. `text`: what showed it."""
+class HangCleared(AttemptEvent, frozen=True):
+    """A suspected or confirmed hang is over: a rank made progress, or moved between two looks."""
 
-    t: float
-    attempt: int
     still_s: float
-    text: str
+    text: str  # what showed it
 
 
-class StopRequested(Struct, frozen=True):
+class StopRequested(JobEvent, frozen=True):
     """A person, systemd or Slurm requests a stop by signal `signum`."""
 
-    t: float
     signum: int
     left_s: float | None = None  # seconds from now until the environment kills; None: unknown
     time_left_follows: bool = False  # a tool is asked for them, and TimeLeft brings the answer
 
 
-class TimeLeft(Struct, frozen=True):
-    """A tool's answer: the seconds from now until the environment kills. None: unknown."""
+class TimeLeft(JobEvent, frozen=True):
+    """A tool's answer: how much time is left."""
 
-    t: float
-    left_s: float | None
+    left_s: float | None  # seconds from now until the environment kills; None: unknown
+    signum: int = 0  # the signal after which it was asked; 0: not known
 
 
-class ProgramSeen(Struct, frozen=True):
+class ProgramSeen(AttemptEvent, frozen=True):
     """A rank's instrumentation saw which framework trains (names of rows of docs/guides/programs.md), and with which values."""
 
-    t: float
-    attempt: int
     programs: tuple[str, ...]
     values: tuple[tuple[str, str], ...] = ()  # knob to value, as the framework itself holds it
     batchnorm: bool = False  # a module whose statistics depend on the micro-batch was seen
 
 
-class GpusListed(Struct, frozen=True):
+class GpusListed(JobEvent, frozen=True):
     """The GPUs of this node that the job may use, with the ledger's entry on each. Empty: there is none, or none could be listed."""
 
-    t: float
     gpus: tuple[Gpu, ...]
 
 
-class HealthChecked(Struct, frozen=True):
+class HealthChecked(AttemptEvent, frozen=True):
     """The answer to CheckHealth: this node's findings, worst first. Empty: it is well, or could not be examined."""
 
-    t: float
-    attempt: int
     findings: tuple[Finding, ...]
     command_nproc: int = 0  # ranks that the command runs on this node, 0: unknown
 
 
-class HealthChanged(Struct, frozen=True):
+class HealthChanged(JobEvent, frozen=True):
     """Checks of this node whose result changed while the job ran, with the new result."""
 
-    t: float
     findings: tuple[Finding, ...]
 
 
-class SaveOnRequestSeen(Struct, frozen=True):
+class SaveOnRequestSeen(AttemptEvent, frozen=True):
     """A rank polls supervisor.worker.should_save: the script saves on request. Once per attempt."""
 
-    t: float
-    attempt: int
 
-
-class Saved(Struct, frozen=True):
+class Saved(AttemptEvent, frozen=True):
     """Every rank that polls should_save has made the requested checkpoint."""
 
-    t: float
-    attempt: int
+
+class UnsavedFound(AttemptEvent, frozen=True):
+    """The answer to FindUnsaved."""
+
+    text: str  # which ranks did not ask, or have not saved, and where each is; "" where all of them have
 
 
-class UnsavedFound(Struct, frozen=True):
-    """The answer to FindUnsaved. text: which ranks did not ask, or have not saved, and where each is; "" where all of them have."""
-
-    t: float
-    attempt: int
-    text: str
-
-
-class SaveSearched(Struct, frozen=True):
+class SaveSearched(AttemptEvent, frozen=True):
     """The answer to FindSave: the newest whole checkpoint that was written since the time that it names, None: there is none."""
 
-    t: float
-    attempt: int
-    found: CheckpointRef | None
+    newest: CheckpointRef | None
 
 
-class StacksRequested(Struct, frozen=True):
+class StacksRequested(JobEvent, frozen=True):
     """SIGQUIT: dump the stacks of all ranks and go on."""
 
-    t: float
 
+class TimerFired(JobEvent, frozen=True):
+    """A timer of SetTimer fired."""
 
-class TimerFired(Struct, frozen=True):
-    """A timer of SetTimer fired. A `token` other than the state's is of an earlier stage, and void."""
-
-    t: float
     name: str
-    token: int
+    token: int  # one other than the state's is of an earlier stage, and void
 
 
-class JournalDegraded(Struct, frozen=True):
+class JournalDegraded(JobEvent, frozen=True):
     """The journal did not answer within its deadline: decisions are kept in memory until it does."""
 
-    t: float
     text: str
 
 
-class JournalRecovered(Struct, frozen=True):
+class JournalRecovered(JobEvent, frozen=True):
     """The journal answers again, and holds everything."""
-
-    t: float
 
 
 Event = (
@@ -529,6 +439,7 @@ Event = (
     | HangConfirmed
     | HangCleared
     | LossChanged
+    | MemoryForecast
     | PaceChanged
     | StopRequested
     | TimeLeft

@@ -4,7 +4,7 @@ Job > Run > Attempt > Rank. A *job* is what a person means by "my training"; a *
 one life of the whole worker group, and its number is the fence: it only grows within a run, across restarts of the
 supervisor too, and every message that speaks of ranks carries it. What went wrong is data, never an exception:
 
-    Evidence (an observed fact)  ->  Verdict (the cause, and how sure)  ->  Plan (what the next attempt changes, or a stop)
+    Evidence (an observed fact)  ->  FailureVerdict (the cause, and how sure)  ->  Plan (what the next attempt changes, or a stop)
 
 Everything here is a frozen value. Times `t` are seconds on one clock (`supervisor.job.clock`): the wall time at which the process began
 plus monotonic seconds since, so that they never run backwards within a process and can still be compared after a restart.
@@ -13,15 +13,19 @@ UNKNOWN is a value of its own everywhere: a step of None was not seen, which is 
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
-from typing import Final
+from typing import Final, cast
 
 from supervisor.core.policy_settings import Gpus, NetworkSection, NodesSection, Restart, Stop
 from supervisor.core.values import Struct
 
+#: How a cause of the user's own may be called.
+_OWN_NAME: Final = re.compile(r"[a-z][a-z0-9_]{2,39}")
+
 
 class Cause(StrEnum):
-    """Why an attempt ended: the closed list (docs/explanation/design.md section 7)."""
+    """Why an attempt ended: our list (docs/reference/causes.md), and the names that signatures of the user's give."""
 
     CUDA_OOM = "cuda_oom"
     HOST_OOM = "host_oom"
@@ -64,7 +68,23 @@ class Cause(StrEnum):
     UNKNOWN = "unknown"  # it failed, and nothing says convincingly why
     NONE = "none"
 
+    @classmethod
+    def _missing_(cls, value: object) -> Cause | None:
+        """Return the cause of the user's own of this name, which no iteration yields; None where nothing can be called so."""
+        if not isinstance(value, str) or _OWN_NAME.fullmatch(value) is None:
+            return None
+        own = str.__new__(cls, value)
+        own._name_, own._value_ = value.upper(), value
+        return cast("Cause", cls._value2member_map_.setdefault(value, own))
 
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a cause of the user's own."""
+        return self.name not in Cause.__members__
+
+
+#: In `Claim.consequence_of`: every cause of the user's own.
+ANY_OWN_CAUSE: Final = "@own"
 #: Ends from outside: the job did not fail, so nothing is charged, and no guard of failures holds.
 FROM_OUTSIDE = frozenset({Cause.PREEMPTED, Cause.INTERRUPTED})
 
@@ -110,54 +130,22 @@ class Beginning(StrEnum):
     UNCONFIRMED = "resume_not_confirmed"
 
 
-class UnusedCheckpoints(Struct, frozen=True):
-    """Valid checkpoints at a place that the job saves to, while none was selected: no rank is known to load from that place.
-
-    step, epoch: of the newest, as in CheckpointRef.
-    """
-
-    pattern: str
-    count: int
-    newest: str
-    step: int | None = None
-    epoch: int | None = None
-
-    def __str__(self) -> str:
-        """Return where they are, and the options that pass the newest to the script."""
-        lie = f"{self.count} checkpoints lie in" if self.count > 1 else "a checkpoint lies in"
-        return f"{lie} {self.pattern}: {self.remedy}"
-
-    @property
-    def remedy(self) -> str:
-        """The options that pass the newest to the script."""
-        by_path = f"--checkpoints '{self.pattern}' --resume-args '--YOUR-FLAG {{resume}}' hands over the newest"
-        return f"{by_path}, --resume-switch '--YOUR-SWITCH' lets the script find it"
-
-
-class WithoutTracker(Struct, frozen=True):
-    """A whole checkpoint that its framework does not find: the file that names the newest one is missing. command: what writes it."""
-
-    newest: str
-    tracker: str
-    command: str
-
-
 class RankInfo(Struct, frozen=True):
-    """One rank of one attempt. `start_ticks` is field 22 of /proc/PID/stat: with the pid it names a process for one boot."""
+    """One rank of one attempt."""
 
     rank: int
     local_rank: int
     pid: int
-    start_ticks: int
+    start_ticks: int  # field 22 of /proc/PID/stat: with the pid it names a process for one boot
 
 
 class RankExit(Struct, frozen=True):
-    """How a rank ended: exactly one of `code` (0..255) and `signal` is set. `at_ns` (CLOCK_MONOTONIC) orders the deaths."""
+    """How a rank ended: exactly one of `code` and `signal` is set."""
 
     rank: int
     pid: int
-    at_ns: int
-    code: int | None = None
+    at_ns: int  # CLOCK_MONOTONIC: it orders the deaths
+    code: int | None = None  # 0 to 255
     signal: int | None = None
     core_dumped: bool = False
 
@@ -166,6 +154,12 @@ class RankExit(Struct, frozen=True):
         """True unless it exited with 0."""
         return self.code != 0
 
+    @property
+    def text(self) -> str:
+        """Who ended, and how, for people."""
+        how = f"killed by signal {self.signal}" if self.signal is not None else f"exit code {self.code}"
+        return f"rank {self.rank}: {how}"
+
 
 class Claim(Struct, frozen=True, gc=False):  # as Evidence
     """What a signature concludes from its match. The evidence carries it, so that a verdict can be explained without the signatures."""
@@ -173,7 +167,11 @@ class Claim(Struct, frozen=True, gc=False):  # as Evidence
     cause: Cause
     weight: float  # its confidence if no other evidence exists, 0..1
     transient: bool = False
-    consequence_of: tuple[str, ...] = ()  # the causes that this may merely follow from, "*" for any
+    consequence_of: tuple[str, ...] = ()  # the causes that this may merely follow from, "*" for any, ANY_OWN_CAUSE for the user's
+
+    def names(self, cause: Cause) -> bool:
+        """Whether `consequence_of` names a cause, other than by "*"."""
+        return cause.value in self.consequence_of or (cause.is_own and ANY_OWN_CAUSE in self.consequence_of)
 
 
 class Evidence(Struct, frozen=True, gc=False):  # a fact holds no cycle, and a large job has 100,000s: the collector need not search them
@@ -200,6 +198,7 @@ class HangKind(StrEnum):
     MISMATCH = "mismatch"  # ranks of one process group wait in collectives of it that differ: they wait for ever
     STOPPED = "stopped"  # a rank is in state T: SIGSTOP, scontrol suspend or a debugger
     BLOCKED = "blocked"  # a rank or its loader worker waits for a disk, or reads a file that does not answer
+    LOCK = "lock"  # ranks wait for the end of a file that nobody is left to remove: a restart would wait for it too
     LATE = "late"  # a rank is outside of the collective that its peers wait in
     WAITING = "waiting"  # all wait in the same collective
     EXIT = "exit"  # the scripts of all ranks that live are over, and a thread keeps their processes
@@ -257,7 +256,7 @@ class Finding(Struct, frozen=True):
         return self.check, self.subject, self.event
 
 
-class Verdict(Struct, frozen=True):
+class FailureVerdict(Struct, frozen=True):
     """The cause of a failure."""
 
     cause: Cause
@@ -302,12 +301,12 @@ class Gpu(Struct, frozen=True):
 
 
 class Change(Struct, frozen=True):
-    """What a plan sets: a knob's name (or `env:NAME`), its value before ("" unknown) and after, and how a person would write it."""
+    """What a plan sets."""
 
-    knob: str
-    old: str
+    knob: str  # its name, or `env:NAME`
+    old: str  # "" unknown
     new: str
-    how: str
+    how: str  # as a person would write it
 
 
 class PlanKind(StrEnum):
@@ -322,8 +321,8 @@ class Plan(Struct, frozen=True):
 
     kind: PlanKind
     reason: str
-    next_rung: str  # the answer to the same failure next time
-    strategy: str  # the rung that proposed it
+    next_ladder_step: str  # the answer to the same failure next time; of a STOP what a person does
+    strategy: str  # the step that proposed it
     exit_code: int = 0  # of a STOP
     delay_s: float = 0.0
     changes: tuple[Change, ...] = ()  # what the next attempts run with, beside what earlier plans changed
@@ -331,6 +330,8 @@ class Plan(Struct, frozen=True):
     exclude: tuple[str, ...] = ()  # UUIDs of GPUs that go into the ledger
     nproc: int | None = None  # ranks of this node from now on; None: as before
     notes: tuple[str, ...] = ()  # lines for the card: arithmetic, cost, warnings
+    todo: str = ""  # what a person does meanwhile, though the run goes on; "": nothing
+    options: tuple[str, ...] = ()  # words of supervise's command line that would let the next start answer this failure
     alert: str = ""  # text for a person beside the incident, "": none
     charged: bool = True  # the failure counts against the budget of its family
     alert_kind: str = ""  # sends it as an alert of this kind (core/actions.py), "": terminal only
@@ -338,22 +339,22 @@ class Plan(Struct, frozen=True):
     least_nodes: int = 0  # for how many nodes the next attempts wait, 0: as before
     all_ranks: bool = False  # each node has its ranks and its GPUs back, and gives none up any more in this run
 
+    @property
+    def waits(self) -> bool:
+        """Whether the next attempt waits for something outside of the job. Then the reason begins so: `waits for space (/ckpt)`."""
+        return self.reason.startswith("waits ")
+
 
 class CheckpointRef(Struct, frozen=True):
-    """A checkpoint that was verified.
+    """A checkpoint that was verified."""
 
-    path: as the script gets it. step: by which it is ordered, None: unknown. level: how far it was verified ("structure": zip
-    directory and every record's CRC). epoch: in it, if it has no step; for people. content_step: the step in its content, named: the
-    number in its name, each where it is another one. is_index: `step` is a bare number of the name, which may count saves.
-    """
-
-    path: str
-    step: int | None
-    level: str
-    epoch: int | None = None
-    content_step: int | None = None
-    named: int | None = None
-    is_index: bool = False
+    path: str  # as the script gets it
+    step: int | None  # by which it is ordered, None: unknown
+    level: str  # how far it was verified ("structure": zip directory and every record's CRC)
+    epoch: int | None = None  # in it, if it has no step; for people
+    content_step: int | None = None  # the step in its content, where it is another one
+    named: int | None = None  # the number in its name, likewise
+    is_index: bool = False  # `step` is a bare number of the name, which may count saves
 
     @property
     def shown_step(self) -> int | None:
@@ -363,31 +364,30 @@ class CheckpointRef(Struct, frozen=True):
         return None if self.is_index else self.step
 
 
-class CheckpointOwner(StrEnum):
-    """Who wrote a checkpoint that ranks loaded, as far as this node knows."""
-
-    OWN = "own"  # this run, or an earlier one of the same job
-    NAMED = "named"  # the user's command names this very path
-    FOREIGN = "foreign"  # surely neither
-    UNKNOWN = "unknown"
-
-
-class LoadedCheckpoint(Struct, frozen=True):
-    """What a rank loaded before its first step where this job keeps its checkpoints."""
-
-    path: str  # of the checkpoint, links resolved
-    owner: CheckpointOwner
-    step: int | None = None  # the greatest in its content and name; known of a foreign one alone
-    why: str = ""  # what shows that it is foreign
-    replaced: bool = False  # after it the same rank loaded one of this job, of the same kind of name
-
-
 class Progress(Struct, frozen=True):
-    """How far the training is. `step` is absolute unless `relative` (hook count on top of the step resumed from)."""
+    """How far the training is."""
 
-    step: int | None = None
-    relative: bool = False
+    step: int | None = None  # absolute, unless `relative`
+    relative: bool = False  # what a hook counted, on top of the step resumed from
     phase: Phase = Phase.UNKNOWN
+
+
+class RankMemory(Struct, frozen=True, array_like=True):
+    """What a rank held of the memory, in bytes; None: not known."""
+
+    rank: int
+    resident: int | None = None  # its process, shared pages included
+    loaders: int | None = None  # its loader workers and all other processes below it, each shared page counted once where that is known
+    gpu_allocated: int | None = None  # by torch's allocator, at the end of a step
+    gpu_reserved: int | None = None
+    gpu_peak: int | None = None  # the most that was allocated
+    gpu_limit: int | None = None  # of its GPU, or of the share that the script allows itself
+    pinned: int | None = None  # of the host, by torch
+
+    @property
+    def gpu_share(self) -> float:
+        """How much of its GPU it reserved, 0 where that is not known."""
+        return self.gpu_reserved / self.gpu_limit if self.gpu_reserved and self.gpu_limit else 0.0
 
 
 class Failure(Struct, frozen=True):
@@ -403,7 +403,7 @@ class Failure(Struct, frozen=True):
     # after it a checkpoint was verified beyond any before in this run, or the run set a new highest step where none was ever
     # verified
     progressed_since: bool = False
-    rung: str = ""  # the strategy whose plan answered it
+    ladder_step: str = ""  # the strategy whose plan answered it
     gpu: str = ""  # UUID of the culprit's, "" unknown
     resumed: str = ""  # path of the checkpoint that the attempt was given, "" for none
     loading: bool = False  # it failed while that was being read
@@ -433,46 +433,16 @@ class PastFailures(Struct, frozen=True):
     all_ranks: bool = False
 
 
-class Setup(Struct, frozen=True):
-    """What an attempt ran with, as far as a plan or the nodes that meet can change it between two attempts of one command."""
-
-    attempt: int = 0  # its number, 0: there was none
-    overrides: tuple[tuple[str, str], ...] = ()  # of the run's plans
-    nodes: int = 1  # in all
-    ranks: int = 0  # in all
-    gpus: tuple[str, ...] = ()  # UUIDs that its ranks saw; empty: all
-    program: tuple[tuple[str, str], ...] = ()  # as in Attempt (core/state.py)
-
-
-class OwnChange(Struct, frozen=True):
-    """What differs in an attempt from the newest one that is known to start, and is not of the user (core/setups.py)."""
-
-    before: Setup  # what that one ran with
-    now: Setup  # what this one ran with
-    trained: bool  # that one made a step; if not, it is the run's first
-    changes: tuple[Change, ...] = ()  # what takes the plans of the run since then back
-
-
 class JobDecision(Struct, frozen=True):
     """What was decided about a failed attempt. Where a job has several nodes it is made on one of them, and all act on it."""
 
-    verdict: Verdict
+    verdict: FailureVerdict
     plan: Plan
     failure: Failure | None = None  # the record that counts against the budgets; None: a person has to act before a rank may start
     step: int | None = None
     gpu: str = ""  # UUID of the culprit's
     failed_gpus: tuple[tuple[str, str], ...] = ()  # UUID and proof of each GPU that failed by itself
     by: str = ""  # the node that made it, "" on a single one
-
-
-class HeldBatch(Struct, frozen=True):
-    """How an attempt keeps the global batch of its run with the ranks that it has, as one of its nodes decided (core/global_batch.py)."""
-
-    ranks: int = 0  # those with which the run's own values make that batch
-    values: tuple[tuple[str, str], ...] = ()  # of batch knobs, for this attempt alone
-    text: str = ""  # for people, "" where nothing changed
-    kept: bool = True  # False: the global batch is another one
-    refused: bool = False  # no attempt may begin so
 
 
 class Policy(Struct, frozen=True):
@@ -495,9 +465,10 @@ class Policy(Struct, frozen=True):
     select_silence_s: float = 1200.0  # a selection that does not move for so long is given up; a disk without a byte far earlier
     check_nodes: str = "never"  # --check-nodes: never, doubt or start
     is_scheduled: bool = False  # a scheduler or systemd starts this command again after 75
+    trace: bool = False  # all attempts record what their collectives do, from the first on
     nodes: int = 1
     least_nodes: int = 0  # an attempt begins with so many; 0: with all of them
-    replica_size: int = 1  # ranks that hold one copy of the model together (core/replicas.py)
+    replica_size: int = 1  # ranks that hold one copy of the model together (core/nodes/replicas.py)
     replica_source: str = ""  # what gives that size: flags of the command, or --model-parallel; "": nothing
     node_group: int = 1  # nodes take part in groups of so many, each with whole replicas
     backoff_base_s: float = 1.0

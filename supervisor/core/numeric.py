@@ -16,9 +16,9 @@ _MOST_RUNS = 8
 
 def median(numbers: Iterable[float]) -> float:
     """Return the middle one, or the mean of the two in the middle. Raises IndexError where there is none."""
-    found = sorted(numbers)
-    half = len(found) // 2
-    return found[half] if len(found) % 2 else (found[half - 1] + found[half]) / 2
+    ordered = sorted(numbers)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def rank_list(ranks: Iterable[int]) -> str:

@@ -50,13 +50,13 @@ def rows_of(node: Any, prefix: str = "") -> list[SettingRow]:  # noqa: ANN401  a
     """Return a row for each setting below a section, in the order of the tree."""
     hints = get_type_hints(type(node))
     rows: list[SettingRow] = []
-    for part in dataclasses.fields(node):
-        child = getattr(node, part.name)
-        key = f"{prefix}{part.name}"
+    for item in dataclasses.fields(node):
+        child = getattr(node, item.name)
+        key = f"{prefix}{item.name}"
         if dataclasses.is_dataclass(child):
             rows += rows_of(child, f"{key}.")
-        elif "help" in part.metadata:
-            hint, meta = hints[part.name], part.metadata
+        elif "help" in item.metadata:
+            hint, meta = hints[item.name], item.metadata
             choices = get_args(hint) if get_origin(hint) is Literal else ()
             env = "SUPERVISE_" + key.upper().replace(".", "_") if meta["env"] is None else meta["env"]
             least, most = meta["bounds"]

@@ -6,20 +6,22 @@
 A new run is `run=Run(...)`, a new attempt is `attempt=Attempt(...)`: nothing of the one before stays. What outlives a run stands in
 JobState itself. What is not in here cannot influence a decision.
 
-The journal stores the state beside each decision, and a takeover continues from the last one (supervisor/journal/past.py). Every field has
-a default, so that an older journal can be read; a default is neutral and never changes.
+The journal stores the state beside each decision, and a takeover continues from the last one (supervisor/view/job_facts.py). Every field
+has a default, so that an older journal can be read; a default is neutral and never changes.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from supervisor.core.checkpoint_model import UnusedCheckpoints, WithoutTracker
 from supervisor.core.model import (
     Beginning,
     CheckpointRef,
     Evidence,
     Failure,
+    FailureVerdict,
     Finding,
     Gpu,
     Hang,
@@ -29,16 +31,14 @@ from supervisor.core.model import (
     Progress,
     RankExit,
     RankInfo,
-    Setup,
-    UnusedCheckpoints,
-    Verdict,
-    WithoutTracker,
 )
-from supervisor.core.values import Struct
+from supervisor.core.setup_model import Setup
+from supervisor.core.training_events import MemoryForecast
+from supervisor.core.values import Struct, replace
 
 
 class Stage(StrEnum):
-    """Where the job stands. docs/reference/stages.md has the drawing, made from the table in core/decide.py."""
+    """Where the job stands. docs/reference/stages.md has the drawing, made from the table in core/machine.py."""
 
     NEW = "new"
     SELECTING = "selecting"  # the newest verified checkpoint is being selected
@@ -53,10 +53,6 @@ class Stage(StrEnum):
     ENDED = "ended"
 
 
-#: USR1 and USR2: a scheduler announces the end; the job is to go on later.
-NOTICES = frozenset({10, 12})
-
-
 class StopRequest(Struct, frozen=True):
     """A request to stop."""
 
@@ -68,11 +64,10 @@ class StopRequest(Struct, frozen=True):
     left_from_t: float = 0.0
     save_requested: bool = False  # the ranks were asked to save
     ranks_not_yet_signalled: bool = False  # no rank was asked to end yet
-    end_announced: bool = False  # TERM or HUP came beside a notice
     rank_failed: bool = False  # a rank failed while they were spared, and the cause is being determined
     save_search: bool = False  # the disk is being searched for what they saved
     save_search_done: bool = False  # it was searched
-    # the meanings that came (core/shutdown.py), each with the time of the last signal that counted
+    # the meanings that came (core/signals.py), each with the time of the last signal that counted
     received: tuple[tuple[str, float], ...] = ()
 
 
@@ -82,7 +77,7 @@ class Incident(Struct, frozen=True):
     number: int
     opened_t: float
     attempt: int
-    verdict: Verdict | None = None
+    verdict: FailureVerdict | None = None
     plan: Plan | None = None
     alerts: bool = True  # False: another node alerts to the decision
 
@@ -93,14 +88,14 @@ class SavedSteps(Struct, frozen=True):
     lowest: int | None = None
     highest: int | None = None
 
-    def with_one(self, step: int | None) -> SavedSteps:
+    def including(self, step: int | None) -> SavedSteps:
         """Return these and one more."""
-        known = [one for one in (self.lowest, self.highest, step) if one is not None]
+        known = [number for number in (self.lowest, self.highest, step) if number is not None]
         return SavedSteps(min(known, default=None), max(known, default=None))
 
 
 class Losses(Struct, frozen=True):
-    """What the failures of a run cost (core/losses.py)."""
+    """What the failures of a run cost (core/failure/losses.py)."""
 
     incidents: int = 0  # how many there were
     lost_s: float = 0.0  # seconds
@@ -150,7 +145,7 @@ class Run(Struct, frozen=True):
     reached: int | None = None  # greatest step that its ranks made or saved before the newest attempt; None: none is known
     begun_from: tuple[str, ...] = ()  # what ranks loaded before this run had made a step: a base that a later attempt may load too
     newest: CheckpointRef | None = None
-    verified: tuple[CheckpointRef, ...] = ()  # the newest, oldest first: as planning.with_verified orders them
+    verified: tuple[CheckpointRef, ...] = ()  # the newest, oldest first: as known_checkpoints.with_verified orders them
     known_good: int = 0  # checkpoints that the last selection found nothing wrong with
     without_tracker: WithoutTracker | None = None  # the newest whole checkpoint, where the newest attempt's framework does not find it
     unused: tuple[UnusedCheckpoints, ...] = ()  # whole checkpoints that the newest attempt was not given
@@ -181,6 +176,11 @@ class Run(Struct, frozen=True):
     batch_ranks: int = 0  # ranks with which the values of the command, and of its plans, make the run's global batch; 0: not known
     last_ranks: int = 0  # of all nodes, in the newest attempt on which they agreed
     diverged_since_t: float | None = None  # no attempt resumes from what was written since: the nodes trained from different states
+
+    @property
+    def open_verdict(self) -> FailureVerdict | None:
+        """The verdict of the open incident, None where there is none."""
+        return None if self.incident is None else self.incident.verdict
 
 
 class Attempt(Struct, frozen=True):
@@ -228,6 +228,7 @@ class Attempt(Struct, frozen=True):
     hang_suspected: bool = False  # its ranks are examined; an event that changes nothing is not in the journal
     hang: Hang | None = None  # that was confirmed, and is not over
     warnings: tuple[tuple[str, str], ...] = ()  # what is strange about its loss and its pace now: key and text
+    forecasts: tuple[MemoryForecast, ...] = ()  # of the amounts of memory that will be used up
     # its end
     deaths: tuple[RankExit, ...] = ()
     ended: bool = False
@@ -289,6 +290,18 @@ class JobState(Struct, frozen=True):
     gpus: tuple[Gpu, ...] = ()
     journal_degraded: bool = False
 
+    def with_run(self, **changes: Any) -> JobState:  # noqa: ANN401 (the fields of Run)
+        """Return the state with these fields of its run changed."""
+        return replace(self, run=replace(self.run, **changes))
+
+    def with_attempt(self, **changes: Any) -> JobState:  # noqa: ANN401 (the fields of Attempt)
+        """Return the state with these fields of its attempt changed."""
+        return replace(self, attempt=replace(self.attempt, **changes))
+
+    def entering(self, stage: Stage) -> JobState:
+        """Return the state in a stage, or anew in the same one: the timers that were set before are void."""
+        return replace(self, stage=stage, token=self.token + 1)
+
     def awaits_ranks(self, attempt: int) -> bool:
         """Whether ranks may be started as `attempt`. False once a stop was requested, or the attempt ended in another way."""
         return self.stage is Stage.STARTING and self.attempt.number == attempt
@@ -317,7 +330,6 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "NOTICES",
     "Admission",
     "Attempt",
     "Incident",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from supervisor.core.values import Struct
+from supervisor.core.event import AttemptEvent
 
 #: A kind of pace, and its alert.
 STRAGGLER = "straggler"
@@ -10,22 +10,16 @@ STRAGGLER = "straggler"
 NOBODY = "-"
 
 
-class LossChanged(Struct, frozen=True):
-    """A number that the training prints became strange by a rule, or is good again (`is_over`). Rules: docs/explanation/loss-and-pace.md.
+class LossChanged(AttemptEvent, frozen=True):
+    """A number that the training prints became strange by a rule, or is good again. Rules: docs/explanation/loss-and-pace.md."""
 
-    rule, kind: of the rule (classify/losses/rules.py). name: of the number. text: what is strange, without rank and step. rank: the first
-    one of which it is known.
-    """
-
-    t: float
-    attempt: int
-    rule: str
-    kind: str
-    name: str
-    text: str
-    rank: int | None = None
+    rule: str  # its id (classify/losses/rules.py)
+    kind: str  # the rule's
+    name: str  # of the number
+    text: str  # what is strange, without rank and step
+    rank: int | None = None  # the first one of which it is known
     step: int | None = None
-    is_over: bool = False
+    is_over: bool = False  # it is good again
 
     @property
     def about(self) -> str:
@@ -33,19 +27,32 @@ class LossChanged(Struct, frozen=True):
         return f"loss {self.rule} {self.name}"
 
 
-class PaceChanged(Struct, frozen=True):
-    """The training became slow, or is as fast as before (`is_over`): docs/explanation/loss-and-pace.md.
+class MemoryForecast(AttemptEvent, frozen=True):
+    """An amount of memory will be used up soon, if it is used as it grew so far; or it will not any more (observe/memory/forecast.py)."""
 
-    kind: straggler or drop (observe/pace/judge.py). text: what is slow. rank: whose, None where it is none alone. node: number of the slow
-    node among those of the attempt, which were compared (observe/pace/nodes.py); None: the ranks of this node were.
-    """
-
-    t: float
-    attempt: int
-    kind: str
-    text: str
-    rank: int | None = None
+    subject: str  # what is used up: "host", or "gpu" and the rank
+    text: str  # how much is used and who grew
+    out_t: float = 0.0  # when it is used up, Unix seconds
+    doubt_s: float = 0.0  # as much earlier or later
+    step: int | None = None  # the training's step by then; None: unknown
+    rank: int | None = None  # whose GPU it is, or which rank grew most with its loader workers
+    is_repeat: bool = False  # it was forecast before, for another time
     is_over: bool = False
+
+    @property
+    def about(self) -> str:
+        """The key by which the end of a forecast is matched with its beginning."""
+        return f"memory {self.subject}"
+
+
+class PaceChanged(AttemptEvent, frozen=True):
+    """The training became slow, or is as fast as before: docs/explanation/loss-and-pace.md."""
+
+    kind: str  # straggler or drop (observe/pace/judge.py)
+    text: str  # what is slow
+    rank: int | None = None  # whose, None where it is none alone
+    is_over: bool = False  # it is as fast as before
+    # number of the slow node among those of the attempt, which were compared (observe/pace/nodes.py); None: the ranks of this node were
     node: int | None = None
 
     @property

@@ -9,6 +9,7 @@ import ctypes
 import os
 import signal
 
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _M_TRIM_THRESHOLD = -1
@@ -17,6 +18,8 @@ _M_ARENA_MAX = -8
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PRCTL = _LIBC.prctl
 _PRCTL.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
+_FALLOCATE = _LIBC.fallocate
+_FALLOCATE.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _MALLOPT = getattr(_LIBC, "mallopt", None)  # glibc alone has these two
 _MALLOC_TRIM = getattr(_LIBC, "malloc_trim", None)
 
@@ -31,6 +34,13 @@ def become_subreaper() -> None:
 def die_with_parent(signum: int = signal.SIGKILL) -> None:
     """Have this process killed, or sent another signal, when the thread that forked it ends."""
     _PRCTL(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
+
+
+def punch_hole(fd: int, begin: int, count: int) -> None:
+    """Give the blocks of a part of a file back; it reads as zeros then, and the file stays as long as it is. Raises OSError."""
+    if _FALLOCATE(fd, _PUNCH_HOLE | _KEEP_SIZE, begin, count) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"fallocate(FALLOC_FL_PUNCH_HOLE): {os.strerror(number)}")
 
 
 def keep_little_memory() -> None:

@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-QUEUE_BYTES = 8 * 1024 * 1024
+QUEUE_BYTES = 32 * 1024 * 1024  # a burst of ranks beside a busy disk is kept; the memory is taken only while the disk is behind
 KEPT = 5  # files per stream, the current one included
 RETRY_S = 1.0
 TIMES_SUFFIX = ".times"

@@ -12,7 +12,10 @@ from typing import Literal, TypedDict
 
 
 class SpawnRequest(TypedDict):
-    """Start the command of an attempt; answered by spawned or spawn_failed. kind: agent or plain. The rest as in `GuardianClient.spawn`."""
+    """Start the command of an attempt; answered by spawned or spawn_failed. kind: agent or plain. The rest as in `GuardianClient.spawn`.
+
+    It ends no process, and drops every `end` that is not answered yet: that was meant for what was there before.
+    """
 
     do: Literal["spawn"]
     attempt: int
@@ -53,7 +56,10 @@ class LogDirRequest(TypedDict):
 
 
 class SignalRequest(TypedDict):
-    """Signal the command, or every process that descends from the guardian. to: command or all."""
+    """Signal the command, or every process that descends from the guardian. to: command or all.
+
+    A command in our process group is passed over if we received the signal too: the whole group got it.
+    """
 
     do: Literal["signal"]
     signum: int
@@ -61,7 +67,11 @@ class SignalRequest(TypedDict):
 
 
 class EndRequest(TypedDict):
-    """End processes: `signum`, KILL after `grace_s`; answered by ended. what: orphans, command (all but a standby) or all."""
+    """End processes: `signum`, KILL after `grace_s`; answered by ended. what: orphans, command (all but a standby) or all.
+
+    Orphans are all descendants but the commands that live and what descends from those. A second one hurries one that runs (the earlier
+    KILL of both, one answer), and `all` takes the others over.
+    """
 
     do: Literal["end"]
     what: str

@@ -77,13 +77,7 @@ class PlainStandby:
     def take(self, argv: list[str], env: Mapping[str, str], cwd: str, fds: Mapping[int, int]) -> int:
         """Return the pid of the standby that became the command, 0 where the command must be started."""
         self._unwatch()
-        if self._set is None or not self._set.attempt:
-            return 0
-        try:
-            standby = self._set.take(0, argv, env, cwd, fds)
-        except Exception as error:  # noqa: BLE001 - the command is started cold
-            self._set.cold = f"the guardian failed: {error!r}"
-            return 0
+        standby = self._set.take(0, argv, env, cwd, fds) if self._set is not None else None
         return 0 if standby is None else standby.pid
 
     def began(self, attempt: int) -> None:

@@ -53,7 +53,7 @@ _INHERITED = ("limits", "cgroup", "oom_score_adj")
 class StartFacts:
     """What a standby was started with.
 
-    `renewed`: variables that may change: RENEWED, and those of the rank's place that its imports did not read.
+    `renewed`: variables that may change: RENEWED, and those that its imports may read and did not (MAY_CHANGE in the shim's standby.py).
     """
 
     __slots__ = ("argv", "cwd", "env", "fixed", "inherited", "renewed")
@@ -101,14 +101,14 @@ def environment(env: Mapping[str, str], child_end: int, record: str) -> dict[str
 class Standby:
     """One waiting interpreter, a child of this process. `why`: of "refused"; `note`: why it imports only a part in advance, or ""."""
 
-    __slots__ = ("_process", "_sock", "_state", "facts", "modules", "note", "pid", "private_kib", "start_ticks", "why")
+    __slots__ = ("_process", "_sock", "_state", "facts", "note", "pid", "private_kib", "start_ticks", "why")
 
     def __init__(self, pid: int, sock: socket.socket, facts: StartFacts) -> None:
         """Take a child that was just started with `environment`, and is not reaped."""
         self.pid = pid
         self.facts = facts
         self.why = self.note = ""
-        self.modules = self.private_kib = 0
+        self.private_kib = 0
         self._process = process_tree.read(pid)
         self.start_ticks = self._process.start_ticks if self._process else 0
         self._sock = sock
@@ -137,11 +137,7 @@ class Standby:
                 self._state = GONE
             elif message["ready"]:
                 self._state, self.note = READY, str(message["note"])
-                self.modules, self.private_kib, self.facts.fixed = (
-                    int(message["modules"]),
-                    int(message["private_kib"]),
-                    int(message["fixed"]),
-                )
+                self.private_kib, self.facts.fixed = int(message["private_kib"]), int(message["fixed"])
                 self.facts.renewed |= frozenset(map(str, message["may_change"]))
             else:
                 self._state, self.why = REFUSED, str(message["why"])

@@ -77,9 +77,13 @@ class StandbySet:
         if standby is None:
             self.cold = self.cold or self.why
             return None
-        if standby.hand_over(argv, env, cwd, fds=fds):
-            self._used.append(local_rank)
-            return standby
+        try:
+            if standby.hand_over(argv, env, cwd, fds=fds):
+                self._used.append(local_rank)
+                return standby
+        except Exception as error:  # noqa: BLE001 - the rank is started cold
+            standby.why = f"the hand-over failed: {error!r}"
+            standby.drop()
         self.cold = self.cold or standby.why
         return None
 

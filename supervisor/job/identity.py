@@ -9,6 +9,8 @@ An error about a name or directory names the option that helps.
 from __future__ import annotations
 
 import calendar
+import contextlib
+import glob
 import hashlib
 import json
 import os
@@ -18,7 +20,7 @@ import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from health.probes.slurm import job_id
 from supervisor.config.settings import JOB_NAME_FORM, is_job_name
@@ -39,6 +41,12 @@ _RUN_TIME = "%Y%m%dT%H%M%S"
 _FINAL = frozenset({ExitCode.DONE, ExitCode.DETERMINISTIC, ExitCode.BAD_NODE, ExitCode.CONFIG})
 #: The exit codes of `systemctl stop`, Ctrl-C and a closed terminal: a person ended the run, so the next start is a new run.
 _STOPPED_BY_PERSON = frozenset({128 + 1, 128 + 2, 128 + 15})
+
+
+#: How the scratch directory of a drill is called, in which its own job has its state.
+DRILL_PREFIX: Final = ".drill-"
+#: The origin of a job's name that follows from its command.
+BY_COMMAND: Final = "working directory and command"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +89,14 @@ def job_name(configured: str, environ: Mapping[str, str], cwd: Path, command: Se
     slurm = job_id(environ)
     if is_job_name(slurm):
         return JobName(f"slurm-{slurm}", "SLURM_JOB_ID")
-    return JobName(_name_of(cwd, command), "working directory and command")
+    return JobName(_name_of(cwd, command), BY_COMMAND)
 
 
 def known_job_name(configured: str, environ: Mapping[str, str]) -> str | None:
     """Return the job's name if it is known without the job's command, else None: for commands that only read. Raises as job_name."""
     if configured or environ.get("SLURM_JOB_ID"):
         name = job_name(configured, environ, Path("/"), ())
-        return name.name if name.origin != "working directory and command" else None
+        return name.name if name.origin != BY_COMMAND else None
     return None
 
 
@@ -96,6 +104,21 @@ def _name_of(cwd: Path, command: Sequence[str]) -> str:
     digest = command_digest([os.path.realpath(cwd), *command])[:8]
     legible = re.sub(r"[^A-Za-z0-9._-]+", "-", cwd.name).strip("-._")[:40]
     return f"{legible or 'job'}-{digest}"
+
+
+def job_of_another_command(root: Path, name: JobName) -> tuple[str, float] | None:
+    """Return the last job of the same directory and another command, and when it was last written to (Unix seconds).
+
+    None where the job is not new, or its name does not follow from its command. `root`: the state directory. Raises nothing.
+    """
+    prefix, _, digest = name.name.rpartition("-")
+    if name.origin != BY_COMMAND or (root / name.name).exists():
+        return None
+    seen: list[tuple[float, str]] = []
+    for journal in root.glob(f"{glob.escape(prefix)}-{'[0-9a-f]' * len(digest)}/nodes/*/journal.jsonl"):
+        with contextlib.suppress(OSError):
+            seen.append((journal.stat().st_mtime, journal.parents[2].name))
+    return (max(seen)[1], max(seen)[0]) if seen else None
 
 
 def command_digest(command: Sequence[str]) -> str:
@@ -191,6 +214,11 @@ def state_root(node_state: Path) -> Path:
     return node_state.parents[2]
 
 
+def is_drill(node_state: Path) -> bool:
+    """Return whether a job is that of a drill, by the directory of its files."""
+    return any(part.startswith(DRILL_PREFIX) for part in node_state.parts)
+
+
 def job_files(node_state: Path) -> Path:
     """Return the directory of a job's files of all nodes, by the one of this node."""
     return node_state.parents[1]
@@ -258,8 +286,8 @@ def make_job_dir(state: Path, shm: Path = SHM) -> Path:
         roomy = space.f_bavail * space.f_frsize >= _SHM_NEEDED_BYTES
         if roomy:
             path.mkdir(mode=0o700, exist_ok=True)
-            found = path.lstat()
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o700:  # noqa: PLR2004  rwx------
+            status = path.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o700:  # noqa: PLR2004  rwx------
                 return path
     except OSError:
         pass  # no /dev/shm, or none for us

@@ -86,10 +86,10 @@ def newest(job: str | None, directories: Iterable[Path], now_s: float, root: str
     One that is gone, or was in another container of this pod, may be believed longer than the one that took its place. now_s: monotonic.
     """
     here = this_process().pid_namespace
-    found = [seen for seen in _read(directories) if job is None or seen.job == job]
-    own = [seen for seen in found if root and seen.root == root[:_LONGEST_ROOT]]
-    found = own or found
-    return max(found, key=lambda seen: (not seen.fault(now_s), seen.pid_namespace == here, seen.until_s), default=None)
+    beats = [seen for seen in _read(directories) if job is None or seen.job == job]
+    own = [seen for seen in beats if root and seen.root == root[:_LONGEST_ROOT]]
+    beats = own or beats
+    return max(beats, key=lambda seen: (not seen.fault(now_s), seen.pid_namespace == here, seen.until_s), default=None)
 
 
 def in_memory(shm: Path = SHM) -> Iterator[Path]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +21,7 @@ import msgspec
 
 from checkpointing.io import durable, staging
 from supervisor.core.values import Struct
+from supervisor.job.local_time import day_text
 from supervisor.knobs import bindings, programs
 
 if TYPE_CHECKING:
@@ -101,7 +101,6 @@ def opening_line(proof: ResumeProof | None, subject: ProvenCommand) -> str:
     """Return the line at a job's start: proven, or unproven and why."""
     if proof is None:
         return f"resume: not tested yet whether this command resumes; {_TESTS}"
-    day = time.strftime("%Y-%m-%d", time.localtime(proof.t))
     changed = [
         name
         for name, before, now in (
@@ -112,5 +111,5 @@ def opening_line(proof: ResumeProof | None, subject: ProvenCommand) -> str:
         if before != now or now == _UNREADABLE
     ]
     if changed:
-        return f"resume: not tested since {' and '.join(changed)} changed (proven on {day}); {_TESTS}"
-    return f"resume: proven on {day} for this command ({', '.join(proof.shown)})"
+        return f"resume: not tested since {' and '.join(changed)} changed (proven on {day_text(proof.t)}); {_TESTS}"
+    return f"resume: proven on {day_text(proof.t)} for this command ({', '.join(proof.shown)})"

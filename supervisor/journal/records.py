@@ -17,9 +17,10 @@ import msgspec
 
 from checkpointing.io import durable
 from supervisor.core import actions, events
-from supervisor.core.time_text import timestamp
-from supervisor.core.values import Struct, asdict, field, replace
+from supervisor.core.units import timestamp
+from supervisor.core.values import Struct, field, replace
 from supervisor.errors import ExitCode, SuperviseError
+from supervisor.journal.state_json import lean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -45,6 +46,8 @@ class OtherFormatError(SuperviseError):
         )
 
 
+#: A clock on the wall that is so near to `t` is not written beside it.
+SAME_CLOCK_S = 1.0
 _OPEN = b'{"crc":"'
 _FRAME = re.compile(rb'\{"crc":"([0-9a-f]{8})","len":([0-9]{1,10}),"rec":')
 
@@ -61,7 +64,7 @@ class RunBegan(Struct, frozen=True):
     """A supervisor took the job over. pid, start_ticks (field 22 of /proc/PID/stat) and boot_id name it for as long as it lives.
 
     `scratch` is the directory in memory where its attempts' heartbeats are. `incidents_before` is set where a new run begins: how many
-    incidents the job had before it.
+    incidents the job had before it. `invocation`, `cwd`: supervise's own command line, and where it was typed.
     """
 
     run_id: str
@@ -74,22 +77,26 @@ class RunBegan(Struct, frozen=True):
     scratch: str = ""
     continues: bool = False
     incidents_before: int | None = None
+    invocation: tuple[str, ...] = ()
+    cwd: str = ""
 
 
-class EventTaken(Struct, frozen=True):
-    """One event and what `decide` made of it: attempt and stage are those of the state after it.
+class EventTaken(Struct, frozen=True, omit_defaults=True):
+    """One event and what `decide` made of it. What equals its default is left out, in the values below too."""
 
-    state: the fields of the state after it that changed; where `whole`, all that differ from those of a fresh state. The fields of `run`
-    and `attempt` are compared one by one.
-    """
+    event: str  # name of its class
+    data: dict[str, Any]  # its fields
+    attempt: int = 0  # of the state after it
+    stage: str = ""  # of the state after it
+    # the fields of the state after it that changed (state_json.merge); None: those of a report of progress (state_json.progressed)
+    state: dict[str, Any] | None = None
+    whole: bool = False  # `state` has all fields that differ from those of a fresh state
+    actions: tuple[tuple[str, dict[str, Any]], ...] = ()  # name and fields of each
 
-    event: str
-    data: dict[str, Any]
-    attempt: int = 0
-    stage: str = ""
-    state: dict[str, Any] = field(default_factory=dict)
-    whole: bool = False
-    actions: tuple[tuple[str, dict[str, Any]], ...] = ()
+    @property
+    def is_short(self) -> bool:
+        """Whether the state after it is what `progressed` makes of the one before."""
+        return self.state is None and self.event == "ProgressObserved"
 
     def first(self, name: str) -> dict[str, Any] | None:
         """Return the fields of the first action of this name, or None."""
@@ -143,8 +150,19 @@ class StartTimes(Struct, frozen=True):
 #: The name of the note with the last line of a run (report/last_line.py): `data` has path and step of its newest verified checkpoint.
 SUMMARY = "summary"
 
-Body = Header | RunBegan | EventTaken | RunEnded | Note
-KINDS: dict[str, type[Body]] = {"header": Header, "run": RunBegan, "event": EventTaken, "end": RunEnded, "note": Note}
+
+class ViewTaken(Struct, frozen=True):
+    """What the records up to here say of the job (supervisor/view/snapshot.py): nothing new, and all that a reader needs of them."""
+
+    version: int  # of the view's fields
+    before: int  # number of the record of the view before it, to which its lists and its state are added; 0: they are whole
+    full: bool  # the state is whole, and the last incident is in it: once a day
+    view: msgspec.Raw  # the view without its long lists; of the state what changed
+    lists: msgspec.Raw  # what was added to the lists
+
+
+Body = Header | RunBegan | EventTaken | RunEnded | Note | ViewTaken
+KINDS: dict[str, type[Body]] = {"header": Header, "run": RunBegan, "event": EventTaken, "end": RunEnded, "note": Note, "view": ViewTaken}
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 
 
@@ -153,7 +171,7 @@ class Record(Struct, frozen=True):
 
     seq: int
     t: float
-    wall: str
+    wall: str  # UTC as the clock on the wall said; "": as `t`
     kind: str
     body: Body | None
 
@@ -199,8 +217,12 @@ def event_taken(  # noqa: PLR0913 (a record's fields)
     What the nodes of an attempt reported stands in the journal of each: of a thousand nodes it would be one record of many MiB.
     """
     event = replace(event, reports=()) if isinstance(event, events.ReportsGathered) else event
-    acts = tuple((type(action).__name__, asdict(action)) for action in taken)  # shallow: msgspec writes the values below by itself
-    return EventTaken(type(event).__name__, asdict(event), attempt, stage, state or {}, whole, acts)
+    acts = tuple((type(action).__name__, lean(action)) for action in taken)
+    data: dict[str, Any] = lean(event)
+    del data["t"]  # it is that of the record
+    if data.get("attempt") == attempt:
+        del data["attempt"]
+    return EventTaken(type(event).__name__, data, attempt, stage, lean(state or {}), whole, acts)
 
 
 def event_of(taken: EventTaken) -> Event:
@@ -216,7 +238,8 @@ def action_of(name: str, data: dict[str, Any]) -> Action:
 def encode(seq: int, t: float, wall_s: float, body: Body) -> bytes:
     """Return the framed line of a record, with its line feed."""
     kind = _KIND_OF[type(body)]
-    head = f'{{"seq":{seq},"t":{t!r},"wall":"{timestamp(wall_s)}","kind":"{kind}","body":'
+    wall = "" if abs(wall_s - t) < SAME_CLOCK_S else f'"wall":"{timestamp(wall_s)}",'
+    head = f'{{"seq":{seq},"t":{t!r},{wall}"kind":"{kind}","body":'
     return frame(head.encode("ascii") + to_json(body) + b"}")
 
 
@@ -247,7 +270,15 @@ def decode(rec: bytes) -> Record | None:
         return None
     except msgspec.DecodeError:
         return _decode_leniently(rec)
+    if isinstance(body, EventTaken):
+        _complete(body, env.t)
     return Record(env.seq, env.t, env.wall, env.kind, body)
+
+
+def _complete(taken: EventTaken, t: float) -> None:
+    """Add what stands beside the fields of an event and not among them."""
+    taken.data.setdefault("t", t)
+    taken.data.setdefault("attempt", taken.attempt)
 
 
 def _decode_leniently(rec: bytes) -> Record | None:
@@ -255,16 +286,27 @@ def _decode_leniently(rec: bytes) -> Record | None:
     try:
         raw = json.loads(rec)
         kind = raw["kind"]
-        body: Body | None = msgspec.convert(raw["body"], type=KINDS[kind]) if kind in KINDS else None
-        return Record(int(raw["seq"]), float(raw.get("t", 0.0)), str(raw.get("wall", "")), kind, body)
+        body: Body | None = _body(kind, raw["body"]) if kind in KINDS else None
+        t = float(raw.get("t", 0.0))
+        if isinstance(body, EventTaken):
+            _complete(body, t)
+        return Record(int(raw["seq"]), t, str(raw.get("wall", "")), kind, body)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
-class JournalPosition(Struct):
-    """How far a journal was read: the offset of the next line, in bytes."""
+def _body(kind: str, values: dict[str, Any]) -> Body:
+    if kind == "view":
+        view, lists = (msgspec.Raw(json.dumps(values[name]).encode("ascii")) for name in ("view", "lists"))
+        return ViewTaken(int(values["version"]), int(values["before"]), bool(values["full"]), view, lists)
+    return msgspec.convert(values, type=KINDS[kind])
 
-    offset: int = 0
+
+class JournalPosition(Struct):
+    """How far a journal was read."""
+
+    offset: int = 0  # of the next line, in bytes
+    seq: int = 0  # of the newest record
 
 
 def scan(path: Path, position: JournalPosition | None = None) -> Iterator[Record | Damage]:
@@ -273,7 +315,7 @@ def scan(path: Path, position: JournalPosition | None = None) -> Iterator[Record
     A second copy of a record is skipped. `position`: where to begin; at the end it is behind the last line that is finished.
     Raises OSError, and OtherFormatError (78) at the header of another format.
     """
-    last = 0
+    position = position or JournalPosition()
     for rec in frames(path, position=position):
         record = rec if isinstance(rec, Damage) else decode(rec)
         if record is None:
@@ -281,16 +323,16 @@ def scan(path: Path, position: JournalPosition | None = None) -> Iterator[Record
         if isinstance(record, Record):
             if isinstance(record.body, Header):
                 check_version(path, record.body)
-            if record.seq <= last:
+            if record.seq <= position.seq:
                 continue
-            last = record.seq
+            position.seq = record.seq
         yield record
 
 
 def frames(path: Path, *, position: JournalPosition | None = None) -> Iterator[bytes | Damage]:
     """Yield the bytes of each record that checks, and the damage between them. Reads as it goes: memory is that of one line.
 
-    `position`: as in `scan`.
+    `position`: as in `scan`; it is behind the line of what was yielded last.
     """
     position = position or JournalPosition()
     try:
@@ -298,19 +340,17 @@ def frames(path: Path, *, position: JournalPosition | None = None) -> Iterator[b
     except FileNotFoundError:
         return
     with open(fd, "rb", buffering=1 << 20) as file:  # noqa: PTH123 (a descriptor)
-        offset = position.offset
-        file.seek(offset)
+        file.seek(position.offset)
         for line in file:
-            rec = unframe(line)
+            rec, offset = unframe(line), position.offset
+            if rec is None and not line.endswith(b"\n"):
+                yield Damage(offset, len(line), torn=True)
+                return
+            position.offset += len(line)
             if rec is not None:
                 yield rec
-            elif not line.endswith(b"\n"):
-                yield Damage(offset, len(line), torn=True)
-                break
             else:
                 yield from _rescued(line, offset)
-            offset += len(line)
-        position.offset = offset
 
 
 def _rescued(line: bytes, offset: int) -> Iterator[bytes | Damage]:

@@ -13,16 +13,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from supervisor.classify import redact
+from supervisor.core.actions import ReportDecision
+from supervisor.core.events import ProgressObserved
 from supervisor.core.state import JobState
 from supervisor.core.values import Struct, asdict, field, replace
 from supervisor.journal import records
-from supervisor.journal.file import JournalFile, OsFiles, earlier
-from supervisor.journal.past import read_past
-from supervisor.journal.records import VERSION, Header, Note, OtherFormatError, RunBegan, event_taken
+from supervisor.journal.records import EventTaken, Note, RunBegan, event_taken
+from supervisor.journal.state_json import changed, lean, progressed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from supervisor.core.actions import Action
     from supervisor.core.events import Event
     from supervisor.core.state import Attempt, Run
-    from supervisor.journal.file import FileOperations
-    from supervisor.journal.past import Past
-    from supervisor.journal.records import Body
+    from supervisor.journal.file import JournalFile
+    from supervisor.journal.records import Body, ViewTaken
 
 #: No answer of the disk for this long is reported, and decisions stop waiting for it.
 ANSWER_DEADLINE_S = 5.0
@@ -44,21 +43,29 @@ PENDING_CAP_BYTES = 32 << 20
 BATCH_BYTES = 1 << 20
 _NO_ROOM = "records had no room in memory while the disk did not answer"
 _FRESH = JobState()
+wall_clock = time.time
 
 
 def difference(after: JobState, before: JobState) -> dict[str, Any]:
     """Return the fields of `after` that differ from `before`. `run` and `attempt` are compared field by field."""
-    found = _differing(after, before)
-    if "run" in found:
-        found["run"] = _differing(after.run, before.run)
-    if "attempt" in found:
-        found["attempt"] = _differing(after.attempt, before.attempt)
-    return found
+    changes = _differing(after, before)
+    if "run" in changes:
+        changes["run"] = _differing(after.run, before.run)
+    if "attempt" in changes:
+        changes["attempt"] = _differing(after.attempt, before.attempt)
+    return changes
 
 
 def _differing(after: JobState | Run | Attempt, before: JobState | Run | Attempt) -> dict[str, Any]:
     old = asdict(before)
-    return {name: value for name, value in asdict(after).items() if value is not old[name] and value != old[name]}
+    return {name: changed(value, old[name]) for name, value in asdict(after).items() if value is not old[name] and value != old[name]}
+
+
+def _shortened(taken: EventTaken, before: JobState) -> EventTaken:
+    """Return the record of a report of progress without its state, where that is no more than what `progressed` makes of it."""
+    run, attempt = before.run, before.attempt
+    values = {"run": {"high_water": run.high_water}, "attempt": lean({"progress": attempt.progress, "steps_seen": attempt.steps_seen})}
+    return replace(taken, state=None) if not taken.actions and taken.state == progressed(values, taken.data) else taken
 
 
 class Listener(Protocol):
@@ -74,6 +81,26 @@ class Listener(Protocol):
 
     def journal_recovered(self) -> None:
         """All that waited is durable."""
+        ...
+
+
+class ViewKeeper(Protocol):
+    """What makes the views of a journal that stand among its records (supervisor/view/keeping.py)."""
+
+    def take(self, line: bytes) -> None:
+        """Take the line of a record."""
+        ...
+
+    def is_due(self, t: float) -> bool:
+        """Return whether a view is to be written. t: of the last record."""
+        ...
+
+    def record(self, seq: int, t: float) -> ViewTaken:
+        """Return the view up to now as the record of this number."""
+        ...
+
+    def written(self) -> None:
+        """Take that the record was taken, and the next one can go on from it."""
         ...
 
 
@@ -113,9 +140,10 @@ class _Shared(Struct):
 class Journal:
     """The writer. Its methods may be called from any thread and never wait for the disk, but for `close`."""
 
-    def __init__(self, path: Path, file: JournalFile, next_seq: int, listener: Listener) -> None:
+    def __init__(self, path: Path, file: JournalFile, next_seq: int, listener: Listener, keeper: ViewKeeper | None = None) -> None:
         self.path = path
         self._file = file
+        self._keeper = keeper
         self._listener = listener
         self._recorded: JobState | None = None  # the last state that a record holds, whole or as a difference
         self._changed = threading.Condition()
@@ -131,19 +159,21 @@ class Journal:
     def append(self, body: Body, *, t: float, durable: bool = False) -> int:
         """Take a record and return its number. `t` is the time on the supervisor's clock. Secrets in a command become digests here."""
         if isinstance(body, RunBegan):
-            body = replace(body, command=redact.command(body.command))
+            body = replace(body, command=redact.command(body.command), invocation=redact.command(body.invocation))
         with self._changed:
             return self._take(body, t, durable=durable)
 
     def record(self, event: Event, actions: tuple[Action, ...], state: JobState, *, durable: bool) -> int:
         """Take a decision: the event, what `decide` answered, and the state after it.
 
-        The state is written whole beside a durable decision and where the record before it was lost; else what changed of it.
+        The state is written whole beside what is decided about a failure and where the record before it was lost; else what changed of it.
         """
         with self._changed:
-            whole = durable or self._recorded is None
+            whole = self._recorded is None or any(isinstance(action, ReportDecision) for action in actions)
             fields = difference(state, _FRESH if whole or self._recorded is None else self._recorded)
             taken = event_taken(event, actions, attempt=state.attempt.number, stage=state.stage.value, state=fields, whole=whole)
+            if isinstance(event, ProgressObserved) and not whole and self._recorded is not None:
+                taken = _shortened(taken, self._recorded)
             lost = self._shared.lost
             seq = self._take(taken, event.t, durable=durable)
             self._recorded = state if self._shared.lost == lost else None
@@ -173,19 +203,39 @@ class Journal:
             return shared.through and not shared.lost
 
     def _take(self, body: Body, t: float, *, durable: bool) -> int:
+        seq = self._shared.next_seq
+        self._shared.next_seq += 1
+        line = records.encode(seq, t, wall_clock(), body)
+        if not self._wait(seq, line, durable=durable):
+            self._shared.lost += 1
+            self._shared.lost_unreported += 1
+        elif self._keeper is not None:
+            try:
+                self._keep_view(self._keeper, line, t)
+            except Exception as error:  # noqa: BLE001  no job ends for what only makes its journal quick to read
+                self._keeper = None
+                self._take(Note("view_failed", f"{type(error).__name__}: {error}"), t, durable=False)
+        return seq
+
+    def _keep_view(self, keeper: ViewKeeper, line: bytes, t: float) -> None:
+        """Take a record into the view, and put the view into the journal where it is time."""
+        keeper.take(line)
+        if keeper.is_due(t):
+            seq = self._shared.next_seq
+            if self._wait(seq, records.encode(seq, t, wall_clock(), keeper.record(seq, t)), durable=False):
+                self._shared.next_seq += 1
+                keeper.written()
+
+    def _wait(self, seq: int, line: bytes, *, durable: bool) -> bool:
+        """Let a record wait for the writer; return whether there is room for it."""
         shared = self._shared
-        seq = shared.next_seq
-        shared.next_seq += 1
-        line = records.encode(seq, t, time.time(), body)
         if shared.waiting_bytes + len(line) > (PENDING_CAP_BYTES if durable else PENDING_CAP_BYTES // 2):
-            shared.lost += 1
-            shared.lost_unreported += 1
-            return seq
+            return False
         shared.waiting.append(_Pending(seq, line, durable, time.monotonic()))
         shared.waiting_bytes += len(line)
         if len(shared.waiting) == 1:  # both sleep without a deadline only while nothing waits
             self._changed.notify_all()
-        return seq
+        return True
 
     # the writer
 
@@ -278,53 +328,3 @@ class Journal:
                 self._changed.wait(wait_s)
             calls, shared.calls = shared.calls, []
             return calls
-
-
-def open_journal(  # noqa: PLR0913 (what, for whom, and two that tests replace)
-    path: Path,
-    *,
-    job: str,
-    node: str,
-    listener: Listener,
-    continues: Callable[[Past], bool] | None = None,
-    files: FileOperations | None = None,
-) -> tuple[Journal, Past]:
-    """Read the journal at `path`, begin to write to it, and return the writer and its past content.
-
-    If `continues` returns False for the run found, a new file begins, and the old one is kept beside it. The caller
-    holds the job's lock. A file that cannot be read, holds no record, or is of another format is set aside once the directory allows it.
-    Raises nothing: the writer reports an OSError as `degraded`.
-    """
-    problem = ""
-    try:
-        past = read_past(records.scan(path))
-    except OSError as error:
-        past = read_past(())
-        problem = f"{path}: {error.strerror}"
-    except OtherFormatError as error:
-        past = replace(
-            read_past(()), problems=(f"{error.message}: it is set aside, and what earlier runs used up or rejected is not known",)
-        )
-    if past.last_run is None:
-        past = _with_earlier(path, past)
-    anew = continues is not None and past.events > 0 and not continues(past)
-    if anew:
-        past = past.begun_anew()
-    file = JournalFile(path, files or OsFiles(), set_aside=not past.records, anew=anew)
-    journal = Journal(path, file, 1 if anew or not past.records else past.next_seq, listener)
-    if anew or past.version != VERSION or past.node != node:
-        journal.append(Header(job, node), t=time.time(), durable=True)
-    if problem:
-        journal.append(Note("journal_unreadable", problem), t=time.time(), durable=True)
-    return journal, past
-
-
-def _with_earlier(path: Path, past: Past) -> Past:
-    """Return what is known where no run stands in the file: its beginning never reached the disk; the last run is in the file before."""
-    for older in earlier(path)[:1]:
-        with suppress(OSError, OtherFormatError):
-            before = read_past(records.scan(older))
-            unrecorded = before.unrecorded_incidents
-            known = replace(past, last_run=before.last_run, last_end=before.last_end, unrecorded_incidents=unrecorded)
-            return replace(known, state=before.state).begun_anew()
-    return past

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Batch(Struct, frozen=True):
     """micro: of one GPU. accum: of one rank, None where the program derives it from `asked`, its global batch (None: not known).
 
-    world: ranks, each with a copy of the model, 0 where that is not known; ranks that share a copy (core/replicas.py) count as one.
+    world: ranks, each with a copy of the model, 0 where that is not known; ranks that share a copy (core/nodes/replicas.py) count as one.
     planned: `asked` is shared out by uneven.py, and need be no multiple of anything.
     """
 
@@ -52,9 +52,9 @@ def read(batch: Knob, accum: Knob, world: int) -> Batch | str:
     """Return the batch that two knobs describe, or why it is not known."""
     planned = accum.counts == PLANNED
     derived = planned or accum.counts == "derived"
-    for knob, what in ((batch, "batch size"), (accum, "accumulation")):
+    for knob, noun in ((batch, "batch size"), (accum, "accumulation")):
         if not (knob is accum and derived) and (not knob.value.isdigit() or int(knob.value) < 1):
-            return f"the {what} that the job runs with is not known: write {knob.how} out in the command"
+            return f"the {noun} that the job runs with is not known: write {knob.how} out in the command"
     if not world and (batch.counts == "global" or accum.counts == "world"):
         return "how many ranks there are is not known"
     if derived:
@@ -149,7 +149,7 @@ def for_world(batch: Batch, world: int, *, drift: bool = False) -> Batch | str:
 
 def changes(new: Batch, batch: Knob, accum: Knob) -> tuple[Change, ...]:
     """Return what makes the job run with `new` from now on, counted as its knobs count."""
-    found = [(batch, new.micro if batch.counts != "global" else new.total or 0)]
+    values = [(batch, new.micro if batch.counts != "global" else new.total or 0)]
     if new.accum is not None:
-        found.append((accum, new.accum * (new.world if accum.counts == "world" else 1)))
-    return tuple(Change(knob.name, knob.value, str(value), knob.how) for knob, value in found if str(value) != knob.value)
+        values.append((accum, new.accum * (new.world if accum.counts == "world" else 1)))
+    return tuple(Change(knob.name, knob.value, str(value), knob.how) for knob, value in values if str(value) != knob.value)

@@ -20,11 +20,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from supervisor.core.checkpoint_model import RESUME_OPTION
 from supervisor.core.model import RESUME
 from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 #: All knobs; docs/guides/knobs.md describes their values.
 NAMES = (
@@ -38,6 +39,8 @@ SWITCHES = frozenset({"activation_checkpointing", "cpu_offload", "mixed_precisio
 ON = "on"
 #: A grad_accum that counts so is the global batch, which a plan shares out over unequal GPUs (uneven.py).
 PLANNED = "planned"
+#: `Knob.counts` of a flag that a row of the user's writes without a value (row_flags.py); its value is ON where it stands in the command.
+ALONE = "alone"
 #: What a knob's number may count; the first is the default.
 COUNTS = {"batch_size": ("gpu", "global"), "grad_accum": ("rank", "world", "derived", PLANNED)}
 
@@ -114,6 +117,11 @@ class FileKey(Struct, frozen=True):
 Binding = Flag | Pair | Override | Placeholder | Env | Shares | Word | FileKey
 
 
+def option(name: str, likely: Iterable[tuple[str, str]]) -> str:
+    """Return the option that enables a knob, or the resume, with the script's own flag where `likely` (KnobSet, Policy) knows it."""
+    return dict(likely).get(name, RESUME_OPTION if name == RESUME else f"--knob {name}=--YOUR-FLAG")
+
+
 def read(argv: Sequence[str], place: Binding) -> str | None:
     """Return the value at `place` in `argv`; None: there is none; "": a flag without a value. Of a FileKey: the file's name."""
     match place:
@@ -121,8 +129,8 @@ def read(argv: Sequence[str], place: Binding) -> str | None:
             hit = _last(argv, place)
             return None if hit is None else argv[hit.at][hit.cut :] if hit.has_value else ""
         case Pair():
-            found = _last_pair(argv, place)
-            return None if found is None else found[2]
+            pair = _last_pair(argv, place)
+            return None if pair is None else pair[2]
         case Override():
             at = _override_at(argv, place)
             return None if at is None else argv[at].partition("=")[2]
@@ -265,32 +273,32 @@ def _last_pair(argv: Sequence[str], pair: Pair) -> tuple[int, int, str] | None:
     """Return the word that the template matches, where the match begins in it, and the knob's value; of several the last."""
     before, after = (re.escape(part) for part in pair.template.split("{}"))
     form = re.compile(f"{before}(.*){after}", re.DOTALL)
-    found, end = None, _end(argv)
+    last, end = None, _end(argv)
     for hit in _hits(argv, Flag((pair.flag,))):
         at, cut = hit.at, hit.cut
         while hit.has_value and at < end and (at == hit.at or _is_value(argv[at])):
             if (match := form.fullmatch(argv[at][cut:])) is not None:
-                found = (at, cut, match[1])
+                last = (at, cut, match[1])
             at, cut = at + 1, 0
-    return found
+    return last
 
 
 def _write_pair(words: list[str], pair: Pair, value: str) -> list[str]:
     text = pair.template.replace("{}", value)
-    found = _last_pair(words, pair)
-    if found is None:
+    last = _last_pair(words, pair)
+    if last is None:
         return _inserted(words, _end(words), pair.flag, text)
-    words[found[0]] = words[found[0]][: found[1]] + text
+    words[last[0]] = words[last[0]][: last[1]] + text
     return words
 
 
 def _override_at(argv: Sequence[str], override: Override) -> int | None:
-    found = None
+    at = None
     for i, word in enumerate(argv[: _end(argv)]):
         match = OVERRIDE.fullmatch(word)
         if match is not None and match["key"] == override.key:
-            found = i
-    return found
+            at = i
+    return at
 
 
 def _write_override(words: list[str], override: Override, value: str) -> list[str]:
@@ -308,13 +316,13 @@ def _behind_overrides(argv: Sequence[str]) -> int:
 
 
 def _word_at(argv: Sequence[str], word: Word) -> _Hit | None:
-    found = None
+    hit = None
     for i, text in enumerate(argv):
         if text == word.text:
-            found = _Hit(i, 0, has_value=True)
+            hit = _Hit(i, 0, has_value=True)
         elif text.startswith("-") and text.endswith("=" + word.text):
-            found = _Hit(i, len(text) - len(word.text), has_value=True)
-    return found
+            hit = _Hit(i, len(text) - len(word.text), has_value=True)
+    return hit
 
 
 def _write_word(words: list[str], word: Word, value: str) -> list[str]:

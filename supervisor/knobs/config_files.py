@@ -17,6 +17,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from supervisor.core.units import bytes_text
 from supervisor.knobs import bindings
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def file_text(argv: Sequence[str], place: FileKey, cwd: Path) -> tuple[str, str]
     with path.open("rb") as file:
         data = file.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:
-        raise EditError(f"{name} is larger than {_MOST_BYTES >> 20} MiB")
+        raise EditError(f"{name} is larger than {bytes_text(_MOST_BYTES)}")
     try:
         return str(path), data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -9,7 +9,7 @@ from supervisor.knobs import bindings, config_files
 from supervisor.knobs.bindings import Binding, Env, FileKey, Flag, Override, Pair
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from supervisor.knobs.knob_set import BoundKnob
@@ -70,14 +70,14 @@ def require_whole_deepspeed(bound: Sequence[BoundKnob], argv: Sequence[str], cwd
                 )
 
 
-def require_size_of_plan(bound: Sequence[BoundKnob], exit_code: ExitCode) -> None:
-    """Refuse a plan for unequal GPUs where nothing says how many samples fit the least memory."""
+def require_size_of_plan(bound: Sequence[BoundKnob], likely: Iterable[tuple[str, str]], exit_code: ExitCode) -> None:
+    """Refuse a plan for unequal GPUs where nothing says how many samples fit the least memory. likely: of KnobSet."""
     by_name = {bound_knob.knob.name: bound_knob.knob for bound_knob in bound}
     accum, size = by_name.get("grad_accum"), by_name.get("batch_size")
     if accum is not None and accum.counts == bindings.PLANNED and (size is None or size.counts != "gpu"):
         raise SuperviseError(
             f"cannot share the global batch: {accum.how}: no batch_size says how many samples fit the GPU with the least memory",
-            hint="Declare it: --knob batch_size=--YOUR-FLAG, or batch_size:8=env:SUPERVISE_JOB_BATCH_SIZE.",
+            hint=f"Declare it: {bindings.option('batch_size', likely)}, or batch_size:8=env:SUPERVISE_JOB_BATCH_SIZE.",
             exit_code=exit_code,
         )
 

@@ -72,10 +72,10 @@ def parse(text: str) -> KnobDeclaration:
         else:
             raise ValueError(f"{option!r} is {expected(name)}, before the first =")
     place, on = _split_on(where.strip()) if name in SWITCHES else (where.strip(), "")
-    found = binding(place, name)
-    if isinstance(found, Shares) != (counts == PLANNED):
+    bound = binding(place, name)
+    if isinstance(bound, Shares) != (counts == PLANNED):
         raise ValueError("a plan is declared as grad_accum:planned:GLOBAL_BATCH=plan:SPEED@MEMORY,SPEED@MEMORY")
-    return KnobDeclaration(name, found, value, counts or COUNTS.get(name, ("",))[0], on)
+    return KnobDeclaration(name, bound, value, counts or COUNTS.get(name, ("",))[0], on)
 
 
 def is_value(name: str, text: str) -> bool:
@@ -83,6 +83,15 @@ def is_value(name: str, text: str) -> bool:
     if name in LEAST:
         return text.isascii() and text.isdigit() and int(text) >= LEAST[name]
     return text == ON if name in SWITCHES else bool(text)
+
+
+def is_number(text: str) -> bool:
+    """Return whether a command's parser takes the text for a number: a value may then begin with -."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def canonical(name: str, text: str) -> str:
@@ -120,6 +129,19 @@ def binding(where: str, name: str) -> Binding:
     if len(where.split()) > 1:
         return _pair(where, name)
     return _flag(where) if where.startswith("-") else _key_somewhere(where)
+
+
+def is_row_flag(name: str) -> bool:
+    """Whether a name in a row [recover.CAUSE] is meant as a flag of the command, and as no knob."""
+    return name.startswith("-") or name.endswith("=")
+
+
+def row_flag(name: str) -> Flag | Override:
+    """Return the place that the name of such a flag means. Raises ValueError, whose text is the cause."""
+    place = binding(name, name)
+    if not isinstance(place, Flag | Override):
+        raise ValueError(f"{name!r} is no flag of the command: declare a knob for it")  # noqa: TRY004  a person wrote it
+    return place
 
 
 def wrong_variable(variable: str) -> str:

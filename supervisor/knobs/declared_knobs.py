@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 def find(settings: Settings, argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> dict[str, BoundKnob]:
     """Return the declared knobs, by name. Raises SuperviseError."""
     origin = settings.origin("knobs.declared")
-    found: dict[str, BoundKnob] = {}
+    knobs: dict[str, BoundKnob] = {}
     for text in settings.knobs.declared:
         try:
             declared = declaration.parse(text)
             new = _bind(declared, argv, environ, cwd)
         except (ValueError, config_files.EditError, OSError) as error:
             raise _wrong(text, str(origin), error, origin.exit_code) from error
-        found[declared.name] = _joined(found[declared.name], new) if declared.name in found else new
-    return found
+        knobs[declared.name] = _joined(knobs[declared.name], new) if declared.name in knobs else new
+    return knobs
 
 
 class _DeclarationError(ValueError):
@@ -44,9 +44,9 @@ class _DeclarationError(ValueError):
         self.hint = hint
 
 
-def _bind(one: KnobDeclaration, argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> BoundKnob:
+def _bind(knob: KnobDeclaration, argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> BoundKnob:
     """Return the knob with its value. Raises ValueError, EditError, OSError."""
-    place = _as_named(one.binding, argv, cwd)
+    place = _as_named(knob.binding, argv, cwd)
     texts: dict[str, str] = {}
     if isinstance(place, FileKey):
         named = config_files.file_text(argv, place, cwd)
@@ -54,7 +54,7 @@ def _bind(one: KnobDeclaration, argv: Sequence[str], environ: Mapping[str, str],
             name = bindings.describe(place, "").partition(":")[0]
             raise _DeclarationError(
                 f"the command does not name {name}, so that no copy could be put in its place",
-                f"Have the script take the file's name from its command, or declare a flag: --knob {one.name}=--flag.",
+                f"Have the script take the file's name from its command, or declare a flag: --knob {knob.name}=--flag.",
             )
         texts = dict([named])
         value = config_files.key_in(*named, place.key)
@@ -62,26 +62,26 @@ def _bind(one: KnobDeclaration, argv: Sequence[str], environ: Mapping[str, str],
         value = environ.get(place.name)
     else:
         value = bindings.read(argv, place)
-    _require_place(one, argv)
-    lone, is_on = value == "", value == one.on
-    value = one.value if value in (None, "") else value
-    if one.name in bindings.SWITCHES or one.name not in bindings.LEAST or one.counts == "derived":
+    _require_place(knob, argv)
+    lone, is_on = value == "", value == knob.on
+    value = knob.value if value in (None, "") else value
+    if knob.name in bindings.SWITCHES or knob.name not in bindings.LEAST or knob.counts == "derived":
         value = value or ""  # a global batch that the program divides may be unknown
     elif not value:
         where = "stands there without a value" if lone else "is not in the command"
         raise ValueError(f"its value is not known: {bindings.describe(place, '')} {where}, and none is given")
-    elif not declaration.is_value(one.name, value):
+    elif not declaration.is_value(knob.name, value):
         raise _DeclarationError(
-            f"{value!r} is {declaration.expected(one.name, only_value=True)}",
-            f"Write a number at {bindings.describe(place, '')}, or declare another place: --knob {one.name}=--flag.",
+            f"{value!r} is {declaration.expected(knob.name, only_value=True)}",
+            f"Write a number at {bindings.describe(place, '')}, or declare another place: --knob {knob.name}=--flag.",
         )
-    if one.name in bindings.SWITCHES:
+    if knob.name in bindings.SWITCHES:
         value = bindings.ON if is_on else ""
-    value = declaration.canonical(one.name, value)
+    value = declaration.canonical(knob.name, value)
     if isinstance(place, FileKey):
         for path, text in texts.items():
-            config_files.require_writable(path, text, place.key, value or one.on or "0:0")
-    return BoundKnob(Knob(one.name, value, bindings.describe(place, value), counts=one.counts), (place,), one.on, texts)
+            config_files.require_writable(path, text, place.key, value or knob.on or "0:0")
+    return BoundKnob(Knob(knob.name, value, bindings.describe(place, value), counts=knob.counts), (place,), knob.on, texts)
 
 
 def _as_named(place: Binding, argv: Sequence[str], cwd: Path) -> Binding:
@@ -96,9 +96,9 @@ def _as_named(place: Binding, argv: Sequence[str], cwd: Path) -> Binding:
     return place
 
 
-def _require_place(one: KnobDeclaration, argv: Sequence[str]) -> None:
+def _require_place(knob: KnobDeclaration, argv: Sequence[str]) -> None:
     """Raise ValueError for a place that cannot be written without harm."""
-    place = one.binding
+    place = knob.binding
     if isinstance(place, Placeholder) and not any(bindings.placeholder(place.name).search(word) for word in argv):
         raise ValueError(f"{{{place.name}}} stands nowhere in the script's arguments")
     if isinstance(place, Pair) and bindings.read(argv, place) is None and bindings.has_flag(argv, place.flag):
@@ -109,8 +109,8 @@ def _require_place(one: KnobDeclaration, argv: Sequence[str]) -> None:
     if flag and short and not any(name.startswith(f"{short}.") for name in flag.names):  # --data beside --data.batch_size is a flag itself
         raise _DeclarationError(
             f"{short} may be an abbreviation of {flag.names[0]}, and the last counts",
-            f"Write it in full; where it is another flag, a placeholder is exact: {flag.names[0]} {{{one.name}}} in the command, and"
-            f" --knob '{one.name}:VALUE={{{one.name}}}'.",
+            f"Write it in full; where it is another flag, a placeholder is exact: {flag.names[0]} {{{knob.name}}} in the command, and"
+            f" --knob '{knob.name}:VALUE={{{knob.name}}}'.",
         )
 
 

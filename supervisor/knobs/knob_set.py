@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor.agent import batch_plan
-from supervisor.core import replicas
 from supervisor.core.model import Knob
-from supervisor.core.replicas import ONE_RANK, Replica
+from supervisor.core.nodes import replicas
+from supervisor.core.nodes.replicas import ONE_RANK, Replica
 from supervisor.core.values import Struct, field, replace
 from supervisor.errors import SuperviseError
 from supervisor.knobs import batch, bindings, config_files, uneven
@@ -130,7 +130,8 @@ class KnobSet(Struct, frozen=True):
             value = values.pop(bound.knob.name, None)
             texts.update(bound.texts)
             for place in bound.places:
-                written = bound.knob.value if value is None else bound.on if bound.knob.name in bindings.SWITCHES else value
+                is_switch = bound.knob.name in bindings.SWITCHES or bound.knob.counts == bindings.ALONE
+                written = bound.knob.value if value is None else bound.on if is_switch else value
                 if isinstance(place, Placeholder) or value is not None:
                     argv = self._set(argv, place, written, environment, edits)
             self._set_variable(bound, value, environment)

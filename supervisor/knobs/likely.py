@@ -1,4 +1,4 @@
-"""Names the options that would enable knobs, with the flags that stand in the command or that the script's own parser has.
+"""Names the options that would enable knobs and the resume, with flags that stand in the command or that the script's own parser has.
 
 A flag's name proves nothing, so that nothing is enabled by it: the card shows the option, and a person who knows the script gives it.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from supervisor.core.model import RESUME
 from supervisor.knobs import bindings, declaration
 from supervisor.knobs.bindings import SWITCHES, Flag, Override
 
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 FLAGS: Mapping[str, tuple[str, ...]] = {
     "batch_size": (
         *("micro-batch-size", "per-device-train-batch-size", "per-gpu-train-batch-size", "local-batch-size", "train-batch-size"),
-        *("batch-size", "batchsize", "bsz", "bs", "b"),
+        *("per-device-batch-size", "per-gpu-batch-size", "device-batch-size", "batch-size-per-device", "batch-size-per-gpu"),
+        *("per-device-batch", "per-gpu-batch", "micro-batch", "mini-batch-size", "mbs"),
+        *("batch-size", "batchsize", "batch", "bsz", "bs", "b"),
     ),
     "grad_accum": (
         *("gradient-accumulation-steps", "gradient-accumulation", "grad-accumulation-steps", "grad-accum-steps", "accumulation-steps"),
@@ -29,13 +32,36 @@ FLAGS: Mapping[str, tuple[str, ...]] = {
     "activation_checkpointing": ("gradient-checkpointing", "activation-checkpointing", "grad-checkpointing", "grad-checkpoint"),
     "cpu_offload": ("cpu-offload", "offload-to-cpu"),
     "mixed_precision": ("bf16", "amp", "mixed-precision", "fp16"),
+    "skip_window": ("skip-window",),
+    "group_timeout": ("group-timeout", "process-group-timeout", "dist-timeout", "ddp-timeout", "nccl-timeout"),
 }
+#: What scripts call the flag that takes the checkpoint to resume from, likewise; and the switch with which they look for it themselves.
+RESUME_FLAGS = (
+    *("resume-from-checkpoint", "resume-from", "resume-checkpoint", "resume-ckpt", "resume-path", "resume-file", "resume"),
+    *("restore-from", "restore-path", "restore", "load-checkpoint", "load-ckpt"),
+)
+RESUME_SWITCHES = ("auto-resume", "resume-latest", "resume-training", "resume", "continue-training", "restore")
 
 
 def options(argv: Sequence[str], text: ScriptText, taken: Collection[str]) -> tuple[tuple[str, str], ...]:
     """Return (knob, option) for each knob outside of `taken` for which the command or the script's parser has a likely flag."""
-    found = {name: _of_command(argv, name) or _of_parser(argv, text, name) for name in FLAGS if name not in taken}
-    return tuple((name, f"--knob {where}") for name, where in found.items() if where)
+    options = {name: _of_command(argv, name) or _of_parser(argv, text, name) for name in FLAGS if name not in taken}
+    resume = "" if RESUME in taken else _resume_option(argv, text)
+    return (*((name, f"--knob {where}") for name, where in options.items() if where), *(((RESUME, resume),) if resume else ()))
+
+
+def _resume_option(argv: Sequence[str], text: ScriptText) -> str:
+    """Return the option that hands the newest checkpoint to the script, or has the script look for it; "" where no flag shows how."""
+    given = [head for word in argv if (head := word.partition("=")[0]).startswith("-") and bindings.read(argv, Flag((head,)))]
+    for flags, names, option in (
+        (given, RESUME_FLAGS, "--resume-args '{} {{resume}}'"),
+        (text.options, RESUME_FLAGS, "--resume-args '{} {{resume}}'"),
+        (text.switches, RESUME_SWITCHES, "--resume-switch '{}'"),
+    ):
+        ranked = sorted((rank, flag) for flag in flags if (rank := _place_in(names, flag)) is not None)
+        if ranked:
+            return option.format(ranked[0][1])
+    return ""
 
 
 def _of_command(argv: Sequence[str], name: str) -> str:
@@ -46,7 +72,7 @@ def _of_command(argv: Sequence[str], name: str) -> str:
     known = [(rank, place) for rank, place in places if declaration.is_value(name, bindings.read(argv, place) or "")]
     if not known:
         return ""
-    place = min(known, key=lambda found: found[0])[1]
+    place = min(known, key=lambda place_row: place_row[0])[1]
     return f"{name}={bindings.describe(place, '')}"
 
 
@@ -77,5 +103,9 @@ def _of_parser(argv: Sequence[str], text: ScriptText, name: str) -> str:
 
 def _rank(flag: str, name: str) -> int | None:
     """Return how clear the name of a flag is for a knob, 0 the clearest; None where it is another's."""
+    return _place_in(FLAGS[name], flag)
+
+
+def _place_in(names: Sequence[str], flag: str) -> int | None:
     leaf = flag.lstrip("-+").rpartition(".")[2].replace("_", "-").lower()
-    return FLAGS[name].index(leaf) if leaf in FLAGS[name] else None
+    return names.index(leaf) if leaf in names else None

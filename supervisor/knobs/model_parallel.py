@@ -10,8 +10,8 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from supervisor.core import replicas
-from supervisor.core.replicas import ONE_RANK, Replica
+from supervisor.core.nodes import replicas
+from supervisor.core.nodes.replicas import ONE_RANK, Replica
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.knobs import bindings, config_files, launcher, torchrun
 from supervisor.knobs.bindings import FileKey, Flag, Override

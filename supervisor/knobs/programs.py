@@ -209,13 +209,13 @@ def recognise(script: Script, text: ScriptText, declared: str = "auto") -> tuple
     """Return the programs that the script is, in the order of the table. declared: the setting knobs.program."""
     if declared != "auto":
         return tuple(RecognisedProgram(program, seen=True) for program in programs() if program.name == declared)
-    found = []
+    recognised = []
     for program in programs():
         if script.kind == "module" and script.target in program.modules:
-            found.append(RecognisedProgram(program, seen=True))
+            recognised.append(RecognisedProgram(program, seen=True))
         elif _matches(program, text):
-            found.append(RecognisedProgram(program, seen=False))
-    return tuple(found)
+            recognised.append(RecognisedProgram(program, seen=False))
+    return tuple(recognised)
 
 
 def layout_programs(recognised: Sequence[RecognisedProgram], text: ScriptText, declared: str = "auto") -> tuple[Program, ...]:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 _PLACEHOLDERS = ("{resume}", "{step}")
 _OFF = frozenset({"0", "false", "no", "off"})
-#: The option that hands a checkpoint over to any script.
-_REMEDY = "--resume-args '--YOUR-FLAG {resume}'"
 
 
 class ResumeWays(Struct, frozen=True):
@@ -38,7 +36,7 @@ class ResumeWays(Struct, frozen=True):
 
 
 def find(settings: Settings, recognised: Sequence[RecognisedProgram], lookup: Lookup) -> ResumeWays:
-    """Return the ways of a command."""
+    """Return the ways of a command. A remedy of "" is that of every script: an option with its own flag."""
     declared = declared_way(settings)
     if declared is not None:
         return ResumeWays((declared,))
@@ -56,7 +54,7 @@ def find(settings: Settings, recognised: Sequence[RecognisedProgram], lookup: Lo
             bound.append(replace(way, knob=replace(way.knob, seen=recognised_program.seen)))
         except (NotEnabledError, config_files.EditError, OSError) as error:
             remedy = error.remedy if isinstance(error, NotEnabledError) else ""
-            unavailable.append(UnavailableKnob(RESUME, recognised_program.program.name, str(error), remedy or _REMEDY))
+            unavailable.append(UnavailableKnob(RESUME, recognised_program.program.name, str(error), remedy))
     return ResumeWays(tuple(bound), () if bound else tuple(unavailable))
 
 
@@ -105,7 +103,7 @@ def _require_shown(program: Program, row: ResumeRow, lookup: Lookup) -> None:
         )
     if row.subcommand and row.subcommand not in lookup.argv[:1]:
         raise NotEnabledError(f"the command does not begin with {row.subcommand}")
-    missing = [one for one in row.shows if one not in lookup.text.shows]
+    missing = [sign for sign in row.shows if sign not in lookup.text.shows]
     if missing:
         raise NotEnabledError(f"the script's text does not show {' and '.join(missing)}")
 

@@ -119,7 +119,7 @@ def _flags(call: ast.Call) -> tuple[list[str], bool]:
     """Return the flags that a call adds to a parser, the longest first, and whether they take a value."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in {"add_argument", "option"}:
         return [], False
-    given = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    given = [argument.value for argument in call.args if isinstance(argument, ast.Constant) and isinstance(argument.value, str)]
     action = next((keyword.value for keyword in call.keywords if keyword.arg in {"action", "is_flag"}), None)
     return sorted((text for text in given if text.startswith("-")), key=len, reverse=True), action is None
 
@@ -130,22 +130,22 @@ def _default(call: ast.Call) -> int | None:
 
 def _set_by(node: ast.AST) -> list[tuple[str, int]]:
     """Return the names that get a value here, and the line."""
-    found: list[tuple[str, int, ast.expr | None]] = []
+    assignments: list[tuple[str, int, ast.expr | None]] = []
     if isinstance(node, ast.keyword) and node.arg is not None:
-        found = [(node.arg, node.lineno, node.value)]
+        assignments = [(node.arg, node.lineno, node.value)]
     elif isinstance(node, ast.Dict):
         pairs = zip(node.keys, node.values, strict=True)
-        found = [(key.value, key.lineno, v) for key, v in pairs if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+        assignments = [(key.value, key.lineno, v) for key, v in pairs if isinstance(key, ast.Constant) and isinstance(key.value, str)]
     elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
             if isinstance(target, ast.Attribute):
-                found.append((target.attr, target.lineno, node.value))
+                assignments.append((target.attr, target.lineno, node.value))
             elif isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
-                found.append((str(target.slice.value), target.lineno, node.value))
+                assignments.append((str(target.slice.value), target.lineno, node.value))
     elif isinstance(node, ast.ClassDef):
         fields = (entry for entry in node.body if isinstance(entry, ast.AnnAssign))
-        found = [(entry.target.id, entry.lineno, entry.value) for entry in fields if isinstance(entry.target, ast.Name)]
-    return [(name, line) for name, line, value in found if value is None or not _passes_on(name, value)]
+        assignments = [(entry.target.id, entry.lineno, entry.value) for entry in fields if isinstance(entry.target, ast.Name)]
+    return [(name, line) for name, line, value in assignments if value is None or not _passes_on(name, value)]
 
 
 def _passes_on(name: str, value: ast.expr) -> bool:
@@ -159,13 +159,13 @@ def _passes_on(name: str, value: ast.expr) -> bool:
 
 def _constants(tree: ast.Module) -> dict[str, int | None]:
     """Return the whole numbers at the top level, None for a name that gets something else. The last assignment counts."""
-    found: dict[str, int | None] = {}
+    constants: dict[str, int | None] = {}
     for node in tree.body:
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 if isinstance(target, ast.Name):
-                    found[target.id] = _number(node.value)
-    return found
+                    constants[target.id] = _number(node.value)
+    return constants
 
 
 def _number(node: ast.expr | None) -> int | None:

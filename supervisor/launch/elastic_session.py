@@ -178,12 +178,14 @@ class ElasticSession:
     def stop(self, action: StopRanks) -> None:
         """See Session."""
         if action.why == "failure":
+            self._ending.ranks_asked_to_end(action.grace_s)
             self._send(StopCommand(action.attempt, action.signum, action.grace_s, failure=action.text or "the attempt failed"))
             return
         if action.why == "membership":
             self._send(Admit(action.attempt))
             return
         if self._is_ready:
+            self._ending.ranks_asked_to_end(action.grace_s)
             self._send_leave(action.signum, action.grace_s, 128 + action.signum)
         else:
             self._ending.kill("all", "stopped", 0.0)  # nothing of the user's runs yet, and the agent ignores TERM from its first line
@@ -305,6 +307,8 @@ class ElasticSession:
                 death = RankExit(rank, pid, at_ns, code, signum, core_dumped)
                 self._deaths[rank] = death
                 self._ending.rank_died(death)
+                if death.failed:  # the agent ends its peers
+                    self._ending.ranks_asked_to_end(self._context.job.settings.stop.grace_s)
                 self._context.last_sample()
                 return RankExited(now, attempt, death)
             case RanksStopped():
@@ -352,7 +356,7 @@ class ElasticSession:
         for tail in message.log_tails:
             self._ending.facts.append(Evidence("tail", tail.name, tail.text, rank=tail.rank, free_text=True))
         if message.outcome != "succeeded":
-            self._ending.kill("orphans", message.outcome, self._context.job.settings.stop.grace_s)
+            self._ending.kill("orphans", message.outcome, self._ending.left_grace_s(self._context.job.settings.stop.grace_s))
 
     def _recorded(self, rank: int, message: str, traceback: str) -> None:
         """Keep an exception that torch's @record wrote down.

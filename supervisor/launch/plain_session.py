@@ -103,6 +103,7 @@ class PlainSession:
         if not self._may_run:
             self._ending.kill("all", "stopped", action.grace_s)
             return
+        self._ending.ranks_asked_to_end(action.grace_s)
         self._context.guardian().signal(action.signum, to="command")
         attempt = action.attempt
         self._context.loop.call_later(action.grace_s, lambda: self._grace_over(attempt))
@@ -183,7 +184,7 @@ class PlainSession:
         loop, attempt = self._context.loop, self._ending.attempt
         self._context.last_sample()
         if loop.state.stops_ranks:
-            self._ending.kill("all", "stopped", self._context.job.settings.stop.grace_s)
+            self._ending.kill("all", "stopped", self._ending.left_grace_s(self._context.job.settings.stop.grace_s))
         elif message["code"] == 0 and loop.clock.at_monotonic_ns(message["at_ns"]) < (loop.state.attempt.over_t or math.inf):
             self._context.look_at_ranks(lambda hidden: self._left_well(attempt, hidden))
         elif message["code"] != 0:  # a script that saves when it gets our TERM may leave with 0 too: that is no success

@@ -184,6 +184,10 @@ class Session(Protocol):
         ...
 
 
+#: What ends as soon as it gets TERM needs less.
+LEAST_GRACE_S = 1.0
+
+
 class AttemptEnding(Struct):
     """The end of the session's attempt: which outcome will be posted once the guardian reports that nothing is left.
 
@@ -194,11 +198,22 @@ class AttemptEnding(Struct):
     attempt: int = 0
     outcome: str | None = None
     kill_scope: str = ""  # what the guardian is ending: orphans, command or all
+    kill_t: float | None = None  # when the ranks that are being ended are killed, on the loop's clock; None: none is being ended
     facts: list[Evidence] = field(default_factory=list)
 
     def start(self, attempt: int) -> None:
         """A new attempt has no end yet."""
-        self.attempt, self.outcome, self.kill_scope, self.facts = attempt, None, "", []
+        self.attempt, self.outcome, self.kill_scope, self.kill_t, self.facts = attempt, None, "", None, []
+
+    def ranks_asked_to_end(self, grace_s: float) -> None:
+        """Note that the ranks are asked to end now, and are killed after `grace_s`; asked again, the earlier time holds."""
+        kill_t = self.context.loop.clock.now() + grace_s
+        self.kill_t = kill_t if self.kill_t is None else min(self.kill_t, kill_t)
+
+    def left_grace_s(self, grace_s: float) -> float:
+        """Return how long what the ranks left behind has: until they would have been killed, but long enough to act on its own TERM."""
+        left_s = grace_s if self.kill_t is None else self.kill_t - self.context.loop.clock.now()
+        return min(grace_s, max(left_s, LEAST_GRACE_S))
 
     def kill(self, what: str, outcome: str, grace_s: float, signum: int = 15) -> None:
         """Have the guardian end `what` (orphans, command or all); `outcome` is posted when it has. A second order hurries the first."""

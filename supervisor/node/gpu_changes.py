@@ -1,7 +1,7 @@
 """Finds which GPUs changed their state during an attempt, as evidence of source `nvml`.
 
-Only changes are judged, no totals: a GPU that was ill before is reported when the attempt begins (core/node_health.py). The claims are
-those of classify/gpu/state.py; Xids get the claims of the kernel's rows.
+Only changes are judged, no totals: a GPU that was ill before is reported when the attempt begins (core/health/findings.py). The claims
+are those of classify/gpu/state.py; Xids get the claims of the kernel's rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from health.checks.gpu import gpus
 from health.model import Readings, delta
 from health.nvidia import recovery_actions, xid_policy, xids
-from health.nvidia.xid_history import Event, Memory
+from health.nvidia.xid_history import Memory, XidEvent
 from supervisor.classify.gpu.state import CLAIMS, SOURCE
 from supervisor.classify.gpu.state import REPEATED as REPEATED_WEIGHT
 from supervisor.classify.logs.match import claims
@@ -66,9 +66,9 @@ def changed(now: Readings, before: Readings | None, ranks: Mapping[str, int]) ->
         subject, unnamed = reading.subject, f"gpu:#{before.table('gpu.identity', reading.subject).get('index')}"
         codes = (gpus.errors(now, subject) | gpus.errors(now, unnamed)) - gpus.errors(before, subject)
         there = subject in listed or unnamed in listed or not all_named
-        for name, what, fields in _of_gpu(now, before, subject, codes if there else _LOST):
+        for name, noun, fields in _of_gpu(now, before, subject, codes if there else _LOST):
             whose = {"gpu_uuid": _uuid(subject), "hardware": "yes"}
-            fact = _fact(name, f"{_called(before, subject)}: {what}", reading.t, whose | fields)
+            fact = _fact(name, f"{_called(before, subject)}: {noun}", reading.t, whose | fields)
             yield replace(fact, rank=ranks.get(_uuid(subject)))
 
 
@@ -103,10 +103,10 @@ def _of_links(now: Readings, before: Readings, subject: str) -> Iterator[tuple[s
     down: list[str] = []
     recovered: list[str] = []
     for row in now.rows("gpu.nvlinks", subject):
-        was = old.get(row.get("link"), {})
-        if was.get("active") and row.get("active") is False:
+        old_row = old.get(row.get("link"), {})
+        if old_row.get("active") and row.get("active") is False:
             down.append(str(row.get("link")))
-        elif any(_greater(row.get(name), was.get(name)) for name in ("recovery", "recovery_5", "recovery_failed")):
+        elif any(_greater(row.get(name), old_row.get(name)) for name in ("recovery", "recovery_5", "recovery_failed")):
             recovered.append(str(row.get("link")))
     if down:
         yield "nvlink_down", f"NVLink {', '.join(down)} went down", {"links": ",".join(down)}
@@ -153,12 +153,12 @@ def xid_facts(
 def remember(reported: Iterable[DriverXid], memory: Memory) -> None:
     """Put Xids into the memory of the node, each burst as one."""
     for driver_xid in reported:
-        memory.add_once(Event(driver_xid.code, _uuid(driver_xid.subject), driver_xid.t))
+        memory.add_once(XidEvent(driver_xid.code, _uuid(driver_xid.subject), driver_xid.t))
 
 
-def _repeated(one: DriverXid, memory: Memory) -> str:
-    entry = xids.lookup(one.code)
-    past = memory.past(Event(one.code, _uuid(one.subject), one.t))
+def _repeated(xid: DriverXid, memory: Memory) -> str:
+    entry = xids.lookup(xid.code)
+    past = memory.past(XidEvent(xid.code, _uuid(xid.subject), xid.t))
     if entry is None or not xid_policy.is_repeated(entry, past):
         return ""
     return f"{past.same} times within 24 h on this GPU and on no other: its hardware is suspected"

@@ -108,14 +108,14 @@ class GpuQuarantine:
 
     def exclusion(self) -> NodeExclusion | None:
         """Return why no job begins on this node, None where it may. Raises OSError but for no file."""
-        found: NodeExclusion | None = None
+        exclusion: NodeExclusion | None = None
         for row in self._rows():
             if "excluded" in row:
                 t = row.get("t")
-                found = NodeExclusion(self.node, str(row["excluded"]), t if isinstance(t, int | float) else 0.0, str(row.get("by", "")))
+                exclusion = NodeExclusion(self.node, str(row["excluded"]), t if isinstance(t, int | float) else 0.0, str(row.get("by", "")))
             elif "allowed" in row:
-                found = None
-        return found
+                exclusion = None
+        return exclusion
 
     def exclude(self, reason: str, now: float, by: str = "person") -> None:
         """Exclude the node, durably. Raises OSError."""

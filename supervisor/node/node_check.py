@@ -91,10 +91,10 @@ class NodeCheck:
         ranks, began = min(int(row["ranks"]) for row in rows), time.monotonic()
         self._print_start(node, len(rows), why)
         code, report = self._tried((node - first) % len(rows), len(rows), ranks, int(rows[first]["port"]), why)
-        found = [json.loads(text) for text in all_gather(RESULT, json.dumps({"code": code, "report": report}))]
-        verdict = next((row["report"] for row in found if row["report"]), None)
+        answers = [json.loads(text) for text in all_gather(RESULT, json.dumps({"code": code, "report": report}))]
+        verdict = next((row["report"] for row in answers if row["report"]), None)
         if verdict is None:
-            codes = ", ".join(str(row["code"]) for row in found)
+            codes = ", ".join(str(row["code"]) for row in answers)
             self._print("warning", f"the node check gave no verdict (it ended with {codes}): the attempt begins without it")
             return NodeCheckResult()
         unfit = {(rank // ranks + first) % len(rows): text for rank, text in _failed(verdict).items()}
@@ -111,9 +111,9 @@ class NodeCheck:
         is_excluded = node in unfit and self._exclude(f"node check: {unfit[node]}")
         is_needed = self._place.coordinator_host == ""
         rows = [json.loads(text) for text in all_gather(EXCLUDED, json.dumps({"excluded": is_excluded, "needed": is_needed}))]
-        found = tuple(sorted(unfit.items()))
-        not_excluded = tuple(number for number, _ in found if not rows[number]["excluded"])
-        return NodeCheckResult(found, not_excluded, not not_excluded and not any(rows[number]["needed"] for number, _ in found))
+        unfit_ranks = tuple(sorted(unfit.items()))
+        not_excluded = tuple(number for number, _ in unfit_ranks if not rows[number]["excluded"])
+        return NodeCheckResult(unfit_ranks, not_excluded, not not_excluded and not any(rows[number]["needed"] for number, _ in unfit_ranks))
 
     def _print_start(self, node: int, nodes: int, why: str) -> None:
         if node == 0:
@@ -178,20 +178,20 @@ def _free_port() -> int:
 def _report(out: bytes) -> dict[str, Any] | None:
     """Return what the rank that leads printed; None where it printed nothing whole."""
     with contextlib.suppress(ValueError, IndexError):
-        found = json.loads(out.splitlines()[-1])
-        if isinstance(found, dict) and isinstance(found.get("results"), list):
-            return {"results": [row for row in found["results"] if isinstance(row, dict) and row.get("result") != "ok"]}
+        report = json.loads(out.splitlines()[-1])
+        if isinstance(report, dict) and isinstance(report.get("results"), list):
+            return {"results": [row for row in report["results"] if isinstance(row, dict) and row.get("result") != "ok"]}
     return None
 
 
 def _failed(report: Mapping[str, Any]) -> dict[int, str]:
     """Return the ranks that failed, each with its first finding."""
-    found: dict[int, str] = {}
+    failures: dict[int, str] = {}
     for row in _rows(report):
         kind, _, number = str(row.get("subject")).partition(":")
         if row.get("result") == _FAILED and kind == "rank" and number.isdecimal() and row.get("check") in _OF_RANKS:
-            found.setdefault(int(number), str(row.get("reason"))[:_MOST_CHARACTERS])
-    return found
+            failures.setdefault(int(number), str(row.get("reason"))[:_MOST_CHARACTERS])
+    return failures
 
 
 def _others(report: Mapping[str, Any]) -> list[str]:

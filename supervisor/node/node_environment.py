@@ -88,17 +88,17 @@ class NodeEnvironment:
         readings = self._readings
         if readings.one("env.versions") is None:
             return ""
-        found: dict[str, Any] = {name: readings.table(name) for name in _TABLES if readings.table(name)}
-        known = found["env.versions"]
+        tables: dict[str, Any] = {name: readings.table(name) for name in _TABLES if readings.table(name)}
+        known = tables["env.versions"]
         if not self._same_interpreter:
             known = {key: value for key, value in known.items() if key in _OF_THE_MACHINE}
-        found["env.versions"] = known | dict(versions)
-        if script := found.get("env.script"):  # a node may have it elsewhere
+        tables["env.versions"] = known | dict(versions)
+        if script := tables.get("env.script"):  # a node may have it elsewhere
             script["path"] = str(script["path"]).rpartition("/")[2]
-        found.get("env.code", {}).pop("root", None)
-        found["nic.state"] = {reading.subject: readings.table("nic.state", reading.subject) for reading in readings.of("nic.state")}
-        found["env.variables"] = {key: redact.text(str(value)) for key, value in found.get("env.variables", {}).items()}
-        text = json.dumps(found, sort_keys=True)
+        tables.get("env.code", {}).pop("root", None)
+        tables["nic.state"] = {reading.subject: readings.table("nic.state", reading.subject) for reading in readings.of("nic.state")}
+        tables["env.variables"] = {key: redact.text(str(value)) for key, value in tables.get("env.variables", {}).items()}
+        text = json.dumps(tables, sort_keys=True)
         return text if len(text) <= _MOST_CHARACTERS else ""
 
 
@@ -130,16 +130,16 @@ class EnvironmentComparison:
         differs = len(set(digests)) > 1
         own_text = self._text if differs and digests.index(digests[node]) == node else ""
         rows = [json.loads(text) for text in all_gather(NUMBER, json.dumps({"text": own_text, "sent_t": self.now()}))]
-        found: list[NodeDifference] = []
+        differences: list[NodeDifference] = []
         if differs:
             texts = {digest: str(row["text"]) for digest, row in zip(digests, rows, strict=True) if row["text"]}
             self._peers = [(peer.host, _readings(texts[peer.digest])) for peer in peers]
-            found += _differences(self._peers)
-        found += node_environments.clocks(_offsets(peers, [float(row["sent_t"]) for row in rows]))
-        for node_difference in found:
+            differences += _differences(self._peers)
+        differences += node_environments.clocks(_offsets(peers, [float(row["sent_t"]) for row in rows]))
+        for node_difference in differences:
             if node_difference.weight is Weight.MATTERS:
                 self._warn(f"the nodes are not alike: {node_difference}")
-        return _cannot_work(found)
+        return _cannot_work(differences)
 
     def fits(self, nodes: Iterable[int]) -> bool:
         """Whether these nodes can work together. After `compare`."""
@@ -150,8 +150,8 @@ def _differences(peers: Iterable[tuple[str, Readings]]) -> tuple[NodeDifference,
     return node_environments.differences(node_environments.merge_nodes(dict(peers)))
 
 
-def _cannot_work(found: Iterable[NodeDifference]) -> tuple[str, ...]:
-    return tuple(str(node_difference) for node_difference in found if node_difference.weight is Weight.CANNOT_WORK)
+def _cannot_work(differences: Iterable[NodeDifference]) -> tuple[str, ...]:
+    return tuple(str(node_difference) for node_difference in differences if node_difference.weight is Weight.CANNOT_WORK)
 
 
 def _readings(text: str) -> Readings:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from health.checks.gpu.presence import gpu_count
 from health.thresholds import Thresholds
+from supervisor.core.health.findings import RANK_PLACES
 from supervisor.core.model import Finding
-from supervisor.core.node_health import RANK_PLACES
 from supervisor.launch.launchers import ALL, VISIBLE
 from supervisor.node import visible_gpus
 

@@ -166,5 +166,5 @@ def choice(wanted: str | None, there: Sequence[NodeGpu]) -> GpuChoice:
 
 def _rows(text: str) -> list[NodeGpu]:
     """Read nvidia-smi's answer. Lines of another form (its text for a lost GPU) name no GPU that can be used."""
-    found = (_LINE.fullmatch(line.strip()) for line in text.splitlines())
-    return [NodeGpu(int(match[1]), match[2], pci_id(match[3]), match[4]) for match in found if match]
+    matches = (_LINE.fullmatch(line.strip()) for line in text.splitlines())
+    return [NodeGpu(int(match[1]), match[2], pci_id(match[3]), match[4]) for match in matches if match]

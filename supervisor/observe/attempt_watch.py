@@ -19,12 +19,13 @@ from supervisor.guardian.messages import StreamTail
 from supervisor.knobs.knob_set import ENV
 from supervisor.launch import rendezvous_ports
 from supervisor.observe import collect
-from supervisor.observe.host import job_files, meeting, resources
+from supervisor.observe.host import job_files, left_locks, meeting, resources
 from supervisor.observe.host.interfaces import InterfaceWatch
 from supervisor.observe.host.kernel_watch import KernelWatch
 from supervisor.observe.host.oom_kills import OomKillCounter
 from supervisor.observe.log_watch import LogWatch
 from supervisor.observe.loss_watch import LossStream, LossWatch
+from supervisor.observe.memory.watch import MemoryWatch
 from supervisor.observe.pace.watch import PaceWatch
 from supervisor.observe.processes import core_dumps
 from supervisor.observe.processes.job_processes import JobProcesses
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 
     from supervisor.classify.losses.rules import LossRule
     from supervisor.core.events import Event
-    from supervisor.core.model import RankExit
+    from supervisor.core.model import RankExit, RankMemory
+    from supervisor.core.step_shares import StepShares
     from supervisor.guardian.process_tree import ProcessStat
     from supervisor.job.clock import Clock
     from supervisor.job.job import Job
@@ -92,6 +94,7 @@ class AttemptWatch:
         self._losses = LossWatch((), 0, post)
         self._pace = PaceWatch(0, post)
         self.job_processes = JobProcesses(os.getpid())
+        self._memory = MemoryWatch(0, post, self.job_processes.below_ranks)
         self._shm = resources.SharedMemory()
         self._interfaces = InterfaceWatch(rendezvous_ports.of(job.command, job.environ).hosts, job.environ)
         self.watchers = Watchers()
@@ -108,6 +111,7 @@ class AttemptWatch:
         self._interfaces.begin()
         losses = self._losses = LossWatch(self._rules, attempt, self._post)
         self._pace = PaceWatch(attempt, self._post)
+        self._memory = MemoryWatch(attempt, self._post, self.job_processes.below_ranks)
 
         def numbers(rank: int) -> LossStream | None:
             return losses.stream(None if rank < 0 or plain else rank)
@@ -146,10 +150,19 @@ class AttemptWatch:
             self.rank_ends.add_claimed(RankInfo(beat.rank, beat.local_rank, beat.pid, beat.start_ticks) for beat in beats)
         self._losses.sample(beats, t)
         self._pace.sample(beats, t)
+        self._memory.sample(beats, t)
 
     def node_pace(self) -> NodePace | None:
         """Return the pace of this node's ranks over the last minute or so; None: not known yet. From any thread."""
         return self._pace.node_pace
+
+    def memory(self) -> tuple[RankMemory, ...]:
+        """Return what each rank of this node held of the memory a moment ago, the worst first; (): not known yet. From any thread."""
+        return self._memory.newest
+
+    def step_shares(self) -> StepShares | None:
+        """Return where the steps of this node's ranks go; None: not known. From any thread."""
+        return self._pace.parts.shares
 
     def newest_loss(self) -> float | None:
         """Return the newest loss of the training; None: none was seen. From any thread."""
@@ -189,7 +202,7 @@ class AttemptWatch:
         watchers: of that attempt. The next one may have begun meanwhile, where nobody waited for the evidence any longer.
         """
         directory = self._job.attempt_dir(attempt)
-        logs, kernel, kills = watchers.logs, watchers.kernel, watchers.kills
+        logs, kernel, kills, memory = watchers.logs, watchers.kernel, watchers.kills, self._memory
         least_shm, problem, is_plain = self._shm.least, watchers.problem, watchers.rank_ends is not None
         read: list[StreamRead] = []
         was_read = threading.Event()
@@ -238,7 +251,8 @@ class AttemptWatch:
             were_raised.wait(LOGS_S)
             places = [*(place for name, place in self._places() if name == "checkpoints"), *self._saved_in]
             full = job_files.on_full_disk(raised, places, tuple(self._begun), str(self._job.cwd), self._staging)
-            return (*full, *job_files.of_caches(raised, self._job.environ, tuple(self._begun)))
+            begun = tuple(self._begun)
+            return (*full, *job_files.of_caches(raised, self._job.environ, begun), *left_locks.evidence(self._job.environ, begun))
 
         return {
             "exceptions": of_exceptions,
@@ -252,6 +266,7 @@ class AttemptWatch:
             "meeting": of_meeting,
             "kernel": lambda: kernel.finish(KERNEL_S) if kernel else (Evidence("kernel", "not_observed", problem or "nobody read it"),),
             "cgroup": lambda: kills.finish(self._clock.now()) if kills else (),
+            "memory": memory.evidence,
             "host": lambda: resources.evidence(self._places(), least_shm, deaths),
             "cores": lambda: core_dumps.evidence(deaths, self._job.cwd, self._clock),
         }

@@ -19,6 +19,7 @@ from supervisor.classify.logs.match import Reader
 from supervisor.classify.logs.text import kernel_message
 from supervisor.classify.logs.tracebacks import direct_causes, up_to_root
 from supervisor.core.model import Evidence
+from supervisor.core.units import bytes_text
 from supervisor.core.values import replace
 from supervisor.observe.log_watch import AGENT
 from supervisor.observe.processes.launched_ranks import VanishedRank
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from supervisor.guardian.messages import StreamTail
     from supervisor.job.clock import Clock
     from supervisor.observe.log_watch import Signatures, StreamRead
+    from supervisor.observe.ranks.heartbeats import GpuMemory
 
 #: Lines of a rank's last output that are worth keeping with an incident.
 TAIL_LINES = 12
@@ -73,6 +75,15 @@ def together(sources: Mapping[str, Callable[[], Iterable[Evidence]]], deadline_s
         pending.acquire(timeout=max(0.0, until - time.monotonic()))
     silent = [Evidence("observer", "overdue", name) for name in sources if name not in answers]
     return [fact for name in sources for fact in answers.get(name, ())] + silent
+
+
+def _gpu_memory(rank: int, memory: GpuMemory) -> Evidence:
+    """Return what torch's allocator held of a rank's GPU when it was read last: at a step's end, or at an exception."""
+    text = f"{bytes_text(memory.allocated)} allocated and {bytes_text(memory.reserved)} reserved of {bytes_text(memory.limit)}"
+    text += f", {bytes_text(memory.peak)} at most"
+    text += f"; {bytes_text(memory.unused)} reserved and not allocated" if memory.unused else ""
+    text += f", {bytes_text(memory.split)} of it in blocks that are used in part" if memory.unused and memory.split else ""
+    return Evidence("heartbeat", "gpu_memory", text, rank, fields=(("reserved", str(memory.reserved)),))
 
 
 def exits(  # noqa: PLR0913  what is known of the ends, each by name
@@ -130,6 +141,10 @@ def beats(path: Path, clock: Clock, with_children: Collection[int | None] = ()) 
             found.append(Evidence("heartbeat", "step", str(beat.step), rank=beat.rank))
         if beat.loader or (beat.torch_loaded and beat.rank not in with_children):
             found.append(Evidence("heartbeat", "loader", "workers" if beat.loader else "none", rank=beat.rank))
+        if beat.gpu_memory is not None:
+            found.append(_gpu_memory(beat.rank, beat.gpu_memory))
+        if beat.unlimited:
+            found.append(Evidence("heartbeat", "gathers", "without a limit", rank=beat.rank))
         if beat.total is not None:
             found.append(Evidence("heartbeat", "total", str(beat.total), rank=beat.rank))
         if beat.over_ns is not None:

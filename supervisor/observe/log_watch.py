@@ -25,6 +25,7 @@ from supervisor.classify.logs.match import Reader
 from supervisor.core.model import Evidence
 from supervisor.core.values import Struct
 from supervisor.guardian.logs import KEPT
+from supervisor.observe.ranks import nccl_logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 PAUSE_S = 0.5
 PAUSE_PER_PASS = 4
+#: Once in so many passes, half a minute and more, the logs of a traced attempt give disk back.
+BOUND_PASSES = 60
 BLOCK_BYTES = 128 * 1024
 LEAST_BLOCK_BYTES = 8 * 1024
 BLOCK_S = 0.004
@@ -152,6 +155,8 @@ class LogWatch:
 
     def _pass(self, turn: _TimeSlice) -> None:
         self._find()
+        if self.passes % BOUND_PASSES == 0:
+            nccl_logs.bound(self._directory)
         most = max(LEAST_BYTES, min(FILE_BYTES, PASS_BYTES // max(1, len(self._streams))))
         streams = list(self._streams.values())
         first = self.passes % max(1, len(streams))  # another one each time: where time is short it does not suffice for all

@@ -7,13 +7,12 @@ a rank reports its loss, ours of the rules look at the log no more. A number is 
 from __future__ import annotations
 
 import math
-import re
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from supervisor.classify.losses.judge import NumberJudge
-from supervisor.classify.losses.lines import NumberReader, NumberReading, captures
+from supervisor.classify.losses.lines import NumberReader, NumberReading, captures, is_of_training
 from supervisor.core.training_events import LossChanged
 from supervisor.core.values import replace
 
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
 #: The name of the number that worker.report gives.
 REPORTED = "loss"
-#: What the name of a loss that is not the training's has.
-_NOT_OF_TRAINING = re.compile(r"(?<![a-z])(?:val|valid|validation|test|eval|evaluation)(?![a-z])", re.IGNORECASE)
 
 
 @dataclass(slots=True)
@@ -78,7 +75,7 @@ class LossWatch:
             if self._reported and self._by_capture[reading.capture][0].is_of_losses:
                 return
             rank = reading.rank if reading.rank is not None else stream.rank
-            if self._by_capture[reading.capture][0].is_of_losses and not _NOT_OF_TRAINING.search(reading.name):
+            if self._by_capture[reading.capture][0].is_of_losses and is_of_training(reading.name):
                 self._note(rank or 0, reading.value)
             judge = stream.judges.setdefault(rank, NumberJudge(self._by_capture))
             self._report((id(stream), rank), rank, judge.take(reading), t)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from supervisor.classify import exits
-from supervisor.classify.admissible import JOB_CHANGING, KILLS, ONE_LINE, is_logged
+from supervisor.classify import exception_table, exits
 from supervisor.classify.engine import OWN_CODE
 from supervisor.classify.exceptions import UNCAUGHT
+from supervisor.classify.judgement.admissible import JOB_CHANGING, KILLS, ONE_LINE, is_logged
 from supervisor.classify.logs.tracebacks import HANDLED
 from supervisor.core.model import Cause, Evidence
 from supervisor.core.values import replace
@@ -39,7 +39,12 @@ OF_A_LOADER = (
 )
 BY_THE_LOADER = 0.95
 #: Exceptions of who had a process of its own killed.
-OF_A_KILLED_CHILD = exits.OF_A_GONE_WORKER | {"BrokenProcessPool", "TerminatedWorkerError", "ProcessExitedException", "WorkerCrashedError"}
+OF_A_KILLED_CHILD = exception_table.OF_A_GONE_WORKER | {
+    "BrokenProcessPool",
+    "TerminatedWorkerError",
+    "ProcessExitedException",
+    "WorkerCrashedError",
+}
 MOST_OF_LOGS = 256
 
 
@@ -128,7 +133,7 @@ def _without_interrupts_of_one_rank(
 
 def _is_interrupt(fact: Evidence) -> bool:
     """Whether it is a KeyboardInterrupt that ended a rank."""
-    return (fact.source, fact.name) in UNCAUGHT and exits.exception_type(fact.text) in exits.SENT_FROM_OUTSIDE
+    return (fact.source, fact.name) in UNCAUGHT and exits.exception_type(fact.text) in exception_table.SENT_FROM_OUTSIDE
 
 
 def _rank(fact: Evidence) -> int:

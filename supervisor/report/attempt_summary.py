@@ -30,6 +30,7 @@ class AttemptSummary:
     first_dead: int | None = None
     code: int | None = None
     signal: int | None = None
+    failed_t: float | None = None  # when a rank failed first, or the attempt ended otherwise
 
     def took(self, event: Event) -> None:
         """Note what an event adds."""
@@ -39,15 +40,18 @@ class AttemptSummary:
             self.ranks, self.world_size = len(event.ranks), event.world_size
         elif isinstance(event, events.ProgressObserved):
             self.step, self.steps_seen, self.phase = event.step, event.steps_seen, event.phase.value
+        elif isinstance(event, events.AttemptEnded):
+            self.failed_t = self.failed_t or event.t
         elif isinstance(event, events.RankExited):
             rank_exit = event.exit
             if rank_exit.failed and self.first_dead is None:
+                self.failed_t = self.failed_t or event.t
                 self.first_dead, self.code, self.signal = rank_exit.rank, rank_exit.code, rank_exit.signal
 
     def fields(self, outcome: str, t: float) -> dict[str, object]:
         """Return the fields of the line; an attempt whose ranks never were there ran for 0 s."""
         fields = asdict(self)
-        del fields["began_t"]
+        del fields["began_t"], fields["failed_t"]
         return fields | {"outcome": outcome, "ran_s": 0.0 if self.began_t is None else round(t - self.began_t, 3)}
 
 

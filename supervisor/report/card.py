@@ -1,6 +1,7 @@
 """The pages that explain one incident: the card, which a run prints at its end, and `supervise why`. Pure.
 
-Both have the facts of report/wording.py, in one order. `why` has the whole course of the incident too, with its times.
+Both have the facts of report/wording.py in one order: what, where, done, do, evidence, when, again, from, and where to look. `why` has the
+whole course of the incident too, with its times.
 """
 
 from __future__ import annotations
@@ -9,23 +10,28 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify import exits
 from supervisor.core.model import Phase, PlanKind
+from supervisor.core.numeric import rank_list
+from supervisor.core.units import span_text
+from supervisor.core.values import replace
 from supervisor.job.local_time import clock_text, zoned_text
-from supervisor.journal.joint import host_of, round_of
+from supervisor.observe.host import left_locks
 from supervisor.observe.processes import core_dumps
 from supervisor.report import wording
 from supervisor.report.layout import Fact, FactPage, Tone
+from supervisor.report.memory_section import held_facts
 from supervisor.report.text import clean
-from supervisor.report.wording import step_text
+from supervisor.view.joint import failure_of, host_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from supervisor.core.actions import ReportDecision, ReportResume
-    from supervisor.core.model import Evidence, Verdict
-    from supervisor.journal.history import RecordedIncident, Round
+    from supervisor.core.model import Evidence, FailureVerdict, Hang
+    from supervisor.report.command_line import NextStart
+    from supervisor.view.incidents import RecordedFailure, RecordedIncident
 
-#: Lines of evidence of the failure itself; one more names its consequences.
-MOST_EVIDENCE = 3
+#: Lines of evidence of the failure itself, on the card and on the page of `why`; one more names its consequences, and one the cause.
+ON_CARD, MOST_EVIDENCE = 2, 3
 #: Nodes of a failure that are named one by one.
 MOST_NODES = 8
 _TONES = {"resolved": Tone.GOOD, "given_up": Tone.BAD, "supervise died": Tone.BAD}
@@ -37,39 +43,47 @@ def card(  # noqa: PLR0913 (all that the card names)
     resumed: ReportResume | None,
     *,
     address: str,
+    failed_t: float | None = None,
     node: str = "",
     state_dir: str = "",
-    dumped: Sequence[Evidence] = (),
+    left: Sequence[Evidence] = (),
     repaired: Sequence[tuple[str, str]] = (),
     stacks: str = "",
+    next_start: NextStart | None = None,
+    result: str = "",
 ) -> FactPage:
-    """Return the card of an incident: the cause, where, the evidence, what is done, what is next, where to look.
+    """Return the card of an incident: what, where, done, do, the evidence, when, how to start again, where to look.
 
-    `node`: this one; of several nodes the card names the one that failed. `address`: the options by which our other commands find the job
-    (Settings.address). `dumped`: what is known of the ranks' cores. `repaired`: what was done to the job's checkpoints before the next
-    attempt (path, what). `stacks`: the file of the look at ranks that stood still.
+    `node`: this one; of several nodes the card names the one that failed. `address`: the options by which our other commands find the
+    job (Settings.address). `failed_t`: when it failed; None: not known. `left`: what the attempt left behind: cores, locks, and who held
+    the memory. `repaired`: what was done to the job's checkpoints before the next attempt (path, what). `stacks`: the file of the look at
+    ranks that stood still. `next_start`: of a run that is over. `result`: the newest checkpoint of a training that was over.
     """
     verdict, plan = decision.verdict, decision.plan
-    node = verdict.node or node
-    at, step = f" on {node}" if node else "", step_text(decision.step, at_least=decision.at_least)
-    whose = f"{wording.ranks_text(verdict, verdict.rank)}{at}".strip()
-    phase = wording.phase_of(verdict.because)
-    known = [whose, f"attempt {decision.attempt}", step, "" if phase == Phase.UNKNOWN else f"phase {phase}"]
-    where = ", ".join(filter(None, known))
-    core = wording.core_text(dumped, verdict)
-    stops = plan.kind is PlanKind.STOP
+    core = wording.core_text([fact for fact in left if fact.name == core_dumps.NAME], verdict)
     facts = [
-        *_what(verdict, where),
-        *wording.evidence_facts(verdict, verdict.because, MOST_EVIDENCE),
-        *([Fact("core", core, copied=True)] if core else []),
-        *([Fact("stacks", stacks, copied=True)] if stacks else []),
-        *wording.plan_facts(decision),
-        *([Fact("repaired", wording.first_of(repaired))] if repaired else []),
+        Fact(wording.WHAT, wording.what_text(verdict), Tone.BAD),
+        *wording.where_facts(verdict, _place(decision, verdict.node or node, wording.phase_of(verdict.because), decision.step)),
+        *wording.done_facts(decision),
+        *([Fact("", f"repaired {wording.first_of(repaired)}")] if repaired else []),
         *([wording.beginning_fact(resumed)] if resumed is not None else []),
+        *wording.do_facts(plan, is_over=next_start is not None or plan.kind is PlanKind.STOP),
+        *held_facts(verdict.cause, verdict.rank, left),
+        *wording.evidence_facts(verdict, verdict.because, ON_CARD),
+        *([Fact("core", core, copied=True)] if core else []),
+        *lock_facts(left, verdict),
+        *([Fact("stacks", stacks, copied=True)] if stacks else []),
+        *([Fact(wording.WHEN, zoned_text(failed_t))] if failed_t is not None else []),
+        *(wording.again_facts(next_start) if next_start is not None else []),
+        *([Fact("result", f"verified: {result}")] if result else []),
         Fact("look", f"supervise why {decision.incident} {address}", copied=True),
         *([Fact("files", state_dir, copied=True)] if state_dir else []),
     ]
-    end = f"given up, exit code {plan.exit_code}" if stops else f"restarted as attempt {decision.attempt + 1}"
+    stops = plan.kind is PlanKind.STOP
+    how = "waits, then" if plan.waits else "restarted as"
+    is_stopped = next_start is not None and resumed is None  # before it got over this failure
+    goes_on = "stopped" if is_stopped else f"{how} attempt {decision.attempt + 1}"
+    end = f"given up, exit code {plan.exit_code}" if stops else goes_on
     tone = Tone.BAD if stops else Tone.WARNING
     return FactPage(f"incident {decision.incident} of job {job}: {end}", tuple(facts), tone)
 
@@ -84,68 +98,184 @@ def why_page(  # noqa: PLR0913  as the card
     stacks: str = "",
     by_node: Mapping[str, RecordedIncident] | None = None,
     is_of_another: bool = False,
+    next_start: NextStart | None = None,
 ) -> FactPage:
     """Return the page of a recorded incident, from the failure to the resume.
 
-    `last_run`: of the job. It is named if the incident belongs to another run. `stacks`: as in `card`. `by_node`: what the nodes that share
-    the state directory have of it, by host. `is_of_another`: `node`, whose record it is, is not the one that is asked.
+    `last_run`: of the job. It is named if the incident belongs to another run. `stacks`, `next_start`: as in `card`. `by_node`: what the
+    nodes that share the state directory have of it, by host. `is_of_another`: `node`, whose record it is, is not the one that is asked.
     """
-    last = incident.rounds[-1]
+    last = incident.failures[-1]
     decision = last.decision
-    facts: list[Fact] = []
-    where = _where(incident, last, node)
-    if decision is None:
-        facts += [Fact(wording.CAUSE, incident.summary, Tone.BAD), Fact("where", where)]
-    else:
-        facts += _what(decision.verdict, where)
-    facts.append(Fact("when", _when(last, _failed_t(incident, last))))
-    if last_run and incident.run_id != last_run:
-        facts.append(Fact("run", f"{incident.run_id}, an earlier one; the last is {last_run}"))
-        address = f"{address} --run {incident.run_id}"
-    if len(incident.rounds) > 1:
-        tries = "; ".join(f"attempt {r.attempt}: {r.decision.verdict.summary if r.decision else 'undecided'}" for r in incident.rounds[:-1])
-        facts.append(Fact("earlier", f"{_clock(incident.opened_t)}{tries}. This is attempt {last.attempt}"))
-    if decision is None:
-        lines = wording.evidence_lines(last.evidence, MOST_EVIDENCE)
-        facts += [Fact(wording.EVIDENCE if number == 0 else "", line) for number, line in enumerate(lines)]
-    else:
-        facts += wording.evidence_facts(decision.verdict, decision.verdict.because or last.evidence, MOST_EVIDENCE)
-    facts += [Fact(wording.STRANGE, clean(text), Tone.WARNING) for text in last.warnings]
+    is_earlier = bool(last_run) and incident.run_id != last_run
+    look = f"{address} --run {incident.run_id}" if is_earlier else address
     core = wording.core_text([f for f in last.evidence if f.name == core_dumps.NAME], decision.verdict if decision else None)
-    facts += [Fact("core", core, copied=True)] if core else []
-    facts += [Fact("stacks", stacks, copied=True)] if stacks else []
-    facts += _nodes(incident, last, by_node or {})
-    facts += [Fact(wording.DECISION, "none is recorded")] if decision is None else wording.plan_facts(decision, at=_clock(last.decided_t))
-    facts += [*_checkpoint(last), *_ending(incident, last), Fact("look", _look(address, incident, last), copied=True)]
+    facts = [
+        *(_undecided(incident, last, node) if decision is None else _decided(incident, last, decision, node)),
+        *_beginning(incident, last),
+        *do_facts(incident, is_over=next_start is not None),
+        *([] if decision is None else held_facts(decision.verdict.cause, decision.verdict.rank, last.evidence)),
+        *_evidence(last),
+        *(Fact(wording.STRANGE, clean(text), Tone.WARNING) for text in last.warnings),
+        *([Fact("core", core, copied=True)] if core else []),
+        *lock_facts(last.evidence, None if decision is None else decision.verdict),
+        *([Fact("stacks", stacks, copied=True)] if stacks else []),
+        Fact(wording.WHEN, _when(last, _failed_t(incident, last))),
+        *_earlier(incident, last),
+        *(wording.again_facts(next_start) if next_start is not None else []),
+        *([Fact("run", f"{incident.run_id}, an earlier one; the last is {last_run}")] if is_earlier else []),
+        *_nodes(incident, last, by_node or {}),
+        *_checkpoint(last),
+        *_start(incident),
+        Fact("look", _look(look, incident, last), copied=True),
+    ]
     whose = f" on {node}" if is_of_another else ""
     title = f"incident {incident.number} of job {job}{whose}: {outcome_text(incident)}"
     return FactPage(title, tuple(facts), _TONES.get(incident.outcome, Tone.WARNING))
 
 
+def lock_facts(facts: Sequence[Evidence], verdict: FailureVerdict | None) -> list[Fact]:
+    """Return the locks that killed builds left, and the command that removes them: only a person knows that no other job builds there.
+
+    That for which the ranks stood still is in the verdict.
+    """
+    waited_for = ("path", dict(verdict.facts).get("hang_left_file", "")) if verdict is not None else ("", "")
+    locks = [fact for fact in facts if fact.name == left_locks.NAME and waited_for not in fact.fields]
+    rows = [Fact("lock" if number == 0 else "", clean(fact.text), Tone.WARNING) for number, fact in enumerate(locks)]
+    remedy = left_locks.remedy(locks)
+    return [*rows, Fact("", "see that no other job builds there, then:"), Fact("", remedy, copied=True)] if remedy else []
+
+
 def outcome_text(incident: RecordedIncident) -> str:
-    """Return how an incident ended: open, resolved, given up with its exit code, or supervise died."""
+    """Return how an incident ended: open, resolved, given up or stopped with its exit code, or supervise died."""
     code = "" if incident.exit_code is None else f", exit code {incident.exit_code}"
     return incident.outcome.replace("_", " ") + code
 
 
-def _what(verdict: Verdict, where: str) -> list[Fact]:
-    """Return the cause, where it was, the line of code, and what in the script explains it."""
-    code, reason = wording.code_text(verdict), dict(verdict.facts).get("reason", "")
-    facts = [Fact(wording.CAUSE, wording.cause_text(verdict), Tone.BAD), Fact("where", where)]
-    facts += [Fact("code", code, Tone.STRONG)] if code else []
-    return [*facts, Fact("reason", reason, Tone.STRONG)] if reason else facts
+def hang_page(  # noqa: PLR0913  as the card
+    job: str, attempt: int, address: str, hang: Hang, *, since_t: float, stacks: str, until_t: float | None = None
+) -> FactPage:
+    """Return the page of ranks that stand still without an incident, or did until a person stopped the run.
+
+    since_t: when it was confirmed. until_t: when the run was stopped. stacks: the file of the look at the ranks.
+    """
+    began = f"since {zoned_text(since_t - hang.still_s)}"
+    where = [Fact(wording.WHERE, f"{rank_list(hang.ranks)} {'is' if len(hang.ranks) == 1 else 'are'} what the others wait for")]
+    code = [Fact("" if hang.ranks else wording.WHERE, hang.code, Tone.STRONG, copied=True)] if hang.code else []
+    stop = f"supervise stop {address}"
+    done, do = (
+        ("nothing: the ranks are left as they are", [Fact(wording.DO, stop, Tone.WARNING, copied=True)])
+        if until_t is None
+        else ("nothing: a person stopped the run", [Fact(wording.DO, "see why that rank does not come", Tone.WARNING)])
+    )
+    facts = [
+        Fact(wording.WHAT, wording.capital(clean(hang.text)), Tone.BAD),
+        *(where if hang.ranks else []),
+        *code,
+        Fact(wording.DONE, done),
+        *do,
+        *([Fact("", "--on-hang restart lets supervise end such an attempt and start it again")] if until_t is None else []),
+        Fact("stacks", stacks, copied=True),
+        Fact(wording.WHEN, began),
+    ]
+    lasted = "" if until_t is None else f" for {span_text(hang.still_s + until_t - since_t)}, until it was stopped at {clock_text(until_t)}"
+    return FactPage(f"job {job} {'stood' if lasted else 'stands'} still in attempt {attempt}{lasted}", tuple(facts), Tone.WARNING)
 
 
-def _failed_t(incident: RecordedIncident, last: Round) -> float | None:
+def _place(  # noqa: PLR0913  all that a place has
+    decision: ReportDecision, node: str, phase: str, step: int | None, *, relative: bool = False, ended: str = ""
+) -> list[str]:
+    """Return the rank with its GPU and node, the step, the attempt and the phase. ended: who ended before the culprit, in words."""
+    verdict = decision.verdict
+    whose = wording.ranks_text(verdict, verdict.rank)
+    gpu = verdict.gpu if verdict.gpu.startswith("GPU") or not verdict.gpu else f"GPU {verdict.gpu}"
+    return [
+        " on ".join(filter(None, (whose, node if whose else f"node {node}" if node else ""))),
+        gpu,
+        wording.step_text(step, relative=relative, at_least=decision.at_least, phase=phase),
+        f"attempt {decision.attempt}",
+        "" if phase in {Phase.UNKNOWN, Phase.TRAIN} else f"phase {phase}",
+        ended,
+    ]
+
+
+def _decided(incident: RecordedIncident, last: RecordedFailure, decision: ReportDecision, node: str) -> list[Fact]:
+    """Return what happened, where, and what was done, of a failure that was decided."""
+    verdict = decision.verdict
+    rank = verdict.rank if verdict.rank is not None else incident.rank
+    step = decision.step if decision.step is not None else incident.progress.step
+    phase = wording.phase_of(verdict.because)
+    if phase == Phase.UNKNOWN:
+        phase = incident.progress.phase.value
+    first = incident.rank if last is incident.failures[0] else None  # the one that died first need not be the one whose fault it is
+    ended = f"rank {first} ended first" if first is not None and rank is not None and first != rank else ""
+    relative = incident.progress.relative and step == incident.progress.step
+    if verdict.rank is None and not verdict.node:  # of a node that went no rank is named
+        decision = replace(decision, verdict=replace(verdict, rank=_lone(verdict, rank)))
+    return [
+        Fact(wording.WHAT, wording.what_text(verdict), Tone.BAD),
+        *wording.where_facts(verdict, _place(decision, verdict.node or node, phase, step, relative=relative, ended=ended)),
+        *wording.done_facts(decision, at=_clock(last.decided_t)),
+    ]
+
+
+def _lone(verdict: FailureVerdict, rank: int | None) -> int | None:
+    """Return the rank that died, unless the verdict names several."""
+    return None if wording.ranks_text(verdict, None) else rank
+
+
+def _undecided(incident: RecordedIncident, last: RecordedFailure, node: str) -> list[Fact]:
+    """Return what happened, and where, of a failure of which no decision is recorded."""
+    progress = incident.progress
+    whose = f"{'' if incident.rank is None else f'rank {incident.rank} '}on {node}"
+    step = wording.step_text(progress.step, relative=progress.relative, phase=progress.phase.value)
+    return [
+        Fact(wording.WHAT, wording.capital(incident.summary), Tone.BAD),
+        Fact(wording.WHERE, f"{whose}, {step}, attempt {last.attempt}"),
+        Fact(wording.DONE, "nothing is recorded"),
+    ]
+
+
+def _evidence(last: RecordedFailure) -> list[Fact]:
+    decision = last.decision
+    if decision is not None:
+        return wording.evidence_facts(decision.verdict, decision.verdict.because or last.evidence, MOST_EVIDENCE)
+    lines = wording.evidence_lines(last.evidence, MOST_EVIDENCE)
+    return [Fact(wording.EVIDENCE if number == 0 else "", line) for number, line in enumerate(lines)]
+
+
+def do_facts(incident: RecordedIncident, *, is_over: bool) -> list[Fact]:
+    """Return what a person does. is_over: nobody goes on with the run."""
+    last = incident.failures[-1]
+    if incident.outcome == "resolved":
+        return [Fact(wording.DO, "nothing: the training went on", Tone.GOOD)]
+    if last.decision is None:
+        return [Fact(wording.DO, "start it again: it goes on with this run" if incident.died_t is not None else "wait for the decision")]
+    until = clock_text(last.missing_until_t) if last.missing else ""
+    nodes = f"{last.missing} more {'node' if last.missing == 1 else 'nodes'}"
+    waits = f"supervise waits for {nodes} until {until}, then it stops (exit code 75)" if last.missing else ""
+    is_over = is_over or incident.outcome != "open" or last.decision.plan.kind is PlanKind.STOP
+    return wording.do_facts(last.decision.plan, is_over=is_over, waits=waits)
+
+
+def _earlier(incident: RecordedIncident, last: RecordedFailure) -> list[Fact]:
+    """Return the failures of the incident before the one that the page describes."""
+    if len(incident.failures) < 2:  # noqa: PLR2004  one of them is this
+        return []
+    tries = "; ".join(f"attempt {r.attempt}: {r.decision.verdict.summary if r.decision else 'undecided'}" for r in incident.failures[:-1])
+    return [Fact("earlier", f"{_clock(incident.opened_t)}{tries}. This is attempt {last.attempt}")]
+
+
+def _failed_t(incident: RecordedIncident, last: RecordedFailure) -> float | None:
     """Return when it failed: of several failures the last one, which the page describes."""
-    if last is incident.rounds[0]:
+    if last is incident.failures[0]:
         return incident.opened_t
     if last.failed_t is not None:
         return last.failed_t
     return min((t for t, _ in last.deaths), default=last.ended_t)
 
 
-def _when(last: Round, failed_t: float | None) -> str:
+def _when(last: RecordedFailure, failed_t: float | None) -> str:
     """Return the date and time of the failure, and how long it took until no rank was left.
 
     Where no death was the failure, such as a hang, who died was ended by supervise, and is not counted.
@@ -162,66 +292,51 @@ def _when(last: Round, failed_t: float | None) -> str:
     return f"{at}; {took}{others}"
 
 
-def _where(incident: RecordedIncident, last: Round, node: str) -> str:
-    decision = last.decision
-    rank = decision.verdict.rank if decision and decision.verdict.rank is not None else incident.rank
-    step = decision.step if decision and decision.step is not None else incident.progress.step
-    phase = wording.phase_of(decision.verdict.because) if decision else "unknown"
-    if phase == "unknown":
-        phase = incident.progress.phase.value
-    named = wording.ranks_text(decision.verdict if decision else None, rank)
-    whose = f"{named} " if named else ""
-    relative = incident.progress.relative and step == incident.progress.step
-    first = incident.rank if last is incident.rounds[0] else None  # the one that died first need not be the one whose fault it is
-    ended = f"; rank {first} ended first" if first is not None and rank is not None and first != rank else ""
-    at_least = decision is not None and decision.at_least
-    node = (decision.verdict.node if decision is not None else "") or node
-    return f"{whose}on {node}, attempt {last.attempt}, {step_text(step, relative=relative, at_least=at_least)}, phase {phase}{ended}"
-
-
-def _nodes(incident: RecordedIncident, last: Round, by_node: Mapping[str, RecordedIncident]) -> list[Fact]:
+def _nodes(incident: RecordedIncident, last: RecordedFailure, by_node: Mapping[str, RecordedIncident]) -> list[Fact]:
     """Return what each node of the attempt has of the failure."""
     if len(last.members) < 2:  # noqa: PLR2004  several
         return []
-    gone = last.decision.verdict if last.decision is not None and last.decision.verdict.fingerprint.startswith("node:") else None
+    lost = last.decision.verdict if last.decision is not None and last.decision.verdict.fingerprint.startswith("node:") else None
     texts = []
     for index, member in enumerate(last.members):
         host = host_of(member)
         name, record = f"{host}:{index}", by_node.get(host)
-        part = None if record is None else round_of(record, last)
-        number = f" (its incident {record.number})" if part is not None and record is not None and record.number != incident.number else ""
-        if gone is not None and gone.node == name:
-            texts.append(f"{name}: {gone.fingerprint.partition(':')[2]}, and its ranks with it{number}")
-        elif part is not None:
-            texts.append(f"{name}: {_ends(part)}{number}")
+        failure = None if record is None else failure_of(record, last)
+        number = (
+            f" (its incident {record.number})" if failure is not None and record is not None and record.number != incident.number else ""
+        )
+        if lost is not None and lost.node == name:
+            texts.append(f"{name}: {lost.fingerprint.partition(':')[2]}, and its ranks with it{number}")
+        elif failure is not None:
+            texts.append(f"{name}: {_ends(failure)}{number}")
     unknown = len(last.members) - len(texts)
     rest = [f"{len(texts) - MOST_NODES} more"] if len(texts) > MOST_NODES else []
     rest += [f"of {unknown} there is no record here"] if unknown else []
     return [Fact("nodes", "; ".join((*texts[:MOST_NODES], *rest)))]
 
 
-def _ends(part: Round) -> str:
+def _ends(failure: RecordedFailure) -> str:
     """Return how the ranks of a node ended."""
-    stopped = {fact.rank for fact in part.evidence if fact.name == exits.ENDED_BY_US}
-    own = [row for row in part.deaths if row[1].rank not in stopped]
+    stopped = {fact.rank for fact in failure.evidence if fact.name == exits.ENDED_BY_US}
+    own = [row for row in failure.deaths if row[1].rank not in stopped]
     if not own:
-        return "its ranks were stopped" if part.ended_t is not None else "how its ranks ended is not recorded"
+        return "its ranks were stopped" if failure.ended_t is not None else "how its ranks ended is not recorded"
     _, first = min(own, key=lambda row: row[0])
     how = f"was killed by {exits.signal_name(str(first.signal))}" if first.signal is not None else f"exited with code {first.code}"
     others = len({death.rank for _, death in own}) - 1
     return f"rank {first.rank} {how}" + (f", and {others} more" if others else "")
 
 
-def _checkpoint(last: Round) -> list[Fact]:
+def _checkpoint(last: RecordedFailure) -> list[Fact]:
     selected = last.selected
     if selected is None:
         return []
     chosen = selected.chosen
-    text = f"none of {selected.found} is good"
+    text = f"none of {selected.n_found} is good"
     if chosen is not None:
-        position = wording.position_text(chosen.shown_step, chosen.epoch) or step_text(None)
-        text = f"{position} from {chosen.path} (verified: {chosen.level}; {selected.found} found)"
-    elif not selected.found:
+        position = wording.position_text(chosen.shown_step, chosen.epoch) or wording.step_text(None)
+        text = f"{position} from {chosen.path} (verified: {chosen.level}; {selected.n_found} found)"
+    elif not selected.n_found:
         text = (
             "none that the script is known to load" + "".join(f"; {unused_checkpoints}" for unused_checkpoints in selected.unused)
             if selected.unused
@@ -239,28 +354,31 @@ def _checkpoint(last: Round) -> list[Fact]:
     return facts
 
 
-def _ending(incident: RecordedIncident, last: Round) -> list[Fact]:
+def _beginning(incident: RecordedIncident, last: RecordedFailure) -> list[Fact]:
+    """Return how the next attempt began, and what ended the run in the middle of it."""
     facts: list[Fact] = []
     if incident.resumed is not None:
-        which = "first " if len(incident.rounds) > 1 else ""
-        took = f"; {max(0.0, incident.resumed_t - incident.opened_t):.1f} s after the {which}failure"
+        which = "first " if len(incident.failures) > 1 else ""
+        took = f"; {span_text(incident.resumed_t - incident.opened_t)} after the {which}failure"
         facts.append(wording.beginning_fact(incident.resumed, at=_clock(incident.resumed_t), after=took))
-        start = incident.start
-        facts += [Fact("of which", wording.start_text(start))] if start is not None and start.attempt == incident.resumed.attempt else []
-    elif incident.outcome == "open" and last.missing:
-        until = clock_text(last.missing_until_t)
-        facts.append(Fact("waits", f"for {last.missing} more node(s), until {until}, then the run stops with exit code 75", Tone.WARNING))
-    elif last.began is not None:
-        facts.append(Fact("began", f"{_clock(last.began_t)}attempt {last.began} was ordered"))
+    elif last.began is not None and not last.missing:
+        facts.append(Fact("", f"{_clock(last.began_t)}attempt {last.began} was ordered"))
     if incident.died_t is not None:
-        facts.append(Fact("then", f"{_clock(incident.died_t)}supervise itself died: this is its last record", Tone.BAD))
+        facts.append(Fact("", f"{_clock(incident.died_t)}supervise itself died: this is its last record", Tone.BAD))
     return facts
+
+
+def _start(incident: RecordedIncident) -> list[Fact]:
+    """Return where the time of the restart went."""
+    start, resumed = incident.start, incident.resumed
+    is_shown = start is not None and resumed is not None and start.attempt == resumed.attempt
+    return [Fact("restart", wording.start_text(start))] if is_shown and start is not None else []
 
 
 def _clock(t: float | None) -> str:
     return "" if t is None else f"{clock_text(t)} "
 
 
-def _look(address: str, incident: RecordedIncident, last: Round) -> str:
+def _look(address: str, incident: RecordedIncident, last: RecordedFailure) -> str:
     rank = last.decision.verdict.rank if last.decision else incident.rank
     return f"supervise logs {address} --attempt {last.attempt}" + ("" if rank is None else f" --rank {rank}")

@@ -7,10 +7,11 @@ command and names the variable.
 from __future__ import annotations
 
 import re
-import shlex
+import sys
 from typing import TYPE_CHECKING, Final
 
-from supervisor.core.values import Struct
+from supervisor.core.shell import quoted
+from supervisor.core.values import Struct, replace
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 _NO_NAME: Final = "SECRET"
 #: What stands before a value: `--hub-token=`, `API_KEY=`, `"token": "`, and an option alone.
 _NAME = re.compile(r"(?P<name>[A-Za-z][\w.-]*)[\"']?(?:[ =:]+[\"']?)?$")
-#: In $'…', which bash, zsh and ksh read.
-_ESCAPES: Final = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\'"}
 
 
 class CommandLine(Struct, frozen=True):
@@ -50,17 +49,27 @@ def command_line(words: Sequence[str]) -> CommandLine:
     return CommandLine(" ".join(shown), tuple(names.values()))
 
 
-def quoted(word: str) -> str:
-    """Return a word as a shell takes it, with nothing in it that a terminal would obey or that would begin another line."""
-    if word.isprintable():
-        return shlex.quote(word)
-    return f"$'{''.join(map(_escaped, word))}'"
+class NextStart(Struct, frozen=True):
+    """How a run that ended is started again. begins: from which checkpoint it would go on, in words."""
+
+    command: CommandLine  # its text is "" where it is not known
+    begins: str
 
 
-def _escaped(letter: str) -> str:
-    if letter in _ESCAPES or letter.isprintable():
-        return _ESCAPES.get(letter, letter)
-    return "".join(f"\\x{byte:02x}" for byte in letter.encode("utf-8", "surrogateescape"))
+def own_invocation() -> tuple[str, ...]:
+    """Return the command line of this supervise, as a person would type it."""
+    return "supervise", *sys.argv[1:]
+
+
+def start_again(invocation: Sequence[str], cwd: str, options: Sequence[str] = ()) -> CommandLine:
+    """Return the command that starts a job again as it was started, in whatever directory it is typed; its text is "" where none is known.
+
+    options: further words, which stand first.
+    """
+    if not invocation:
+        return CommandLine("", ())
+    line = command_line((*invocation[:1], *options, *invocation[1:]))
+    return replace(line, text=f"cd {quoted(cwd)} && {line.text}") if cwd else line
 
 
 def _variable(before: str) -> str:

@@ -177,7 +177,7 @@ def open_log(
     file = _BoundedFile(state / FILE_NAME, limit_bytes)
     outputs = [_Output("eventlog", "ecs" if log_format == "ecs" else "json", file.write, file.close)]
     if terminal is not None:
-        shown_as = ("console" if terminal.is_a_tty() else "json") if log_format == "auto" else log_format
+        shown_as = ("console" if terminal.is_a_tty else "json") if log_format == "auto" else log_format
         outputs.append(_Output("eventlog-shown", shown_as, terminal.lines))
     for output in outputs if held_until is None else ():
         output.may_render.set()

@@ -10,17 +10,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from supervisor.core.model import Cause
+from supervisor.core.units import bytes_text
 from supervisor.core.values import Struct, replace
 from supervisor.knobs import batch
+from supervisor.report.layout import Fact, FactPage, Tone
 from supervisor.strategies import shortage
-from supervisor.strategies.situation import memory_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from checkpointing.sizes import TensorSizes
     from supervisor.core.model import Knob
-    from supervisor.journal.history import Round
+    from supervisor.view.incidents import RecordedFailure
 
 _MOST_ROWS = 8
 
@@ -33,19 +34,19 @@ class Measured(Struct, frozen=True):
     batch: batch.Batch | str
 
 
-def measured(rounds: Iterable[Round], knobs: Sequence[Knob], world: int) -> Measured | None:
+def measured(failures: Iterable[RecordedFailure], knobs: Sequence[Knob], world: int) -> Measured | None:
     """Return the last attempt whose message has the sizes. knobs: as the command has them, before any plan changed one."""
     now: dict[str, str] = {}
-    found = None
-    for one in rounds:
-        if one.decision is None:
+    newest = None
+    for failure in failures:
+        if failure.decision is None:
             continue
-        verdict, plan = one.decision.verdict, one.decision.plan
+        verdict, plan = failure.decision.verdict, failure.decision.plan
         lack = shortage.of_facts(dict(verdict.facts)) if verdict.cause is Cause.CUDA_OOM else None
         if lack is not None:
-            found = Measured(one.attempt, lack, _batch(knobs, now, world))
+            newest = Measured(failure.attempt, lack, _batch(knobs, now, world))
         now |= {change.knob: change.new for change in plan.changes}
-    return found
+    return newest
 
 
 def _batch(knobs: Sequence[Knob], now: Mapping[str, str], world: int) -> batch.Batch | str:
@@ -96,33 +97,35 @@ def document(path: str, sizes: TensorSizes, seen: Measured | None, world: int) -
     return data
 
 
-def text(data: Mapping[str, Any]) -> list[str]:
+def page(data: Mapping[str, Any]) -> FactPage:
     """Return the estimate for a person."""
-    weights, states, fixed = (memory_text(data[f"{name}_bytes"]) for name in ("weights", "optimizer", "fixed"))
+    return FactPage("memory of one GPU (an estimate; each GPU holds the whole model, as with DDP)", tuple(_facts(data)))
+
+
+def _facts(data: Mapping[str, Any]) -> Iterator[Fact]:
+    weights, states, fixed = (bytes_text(data[f"{name}_bytes"]) for name in ("weights", "optimizer", "fixed"))
     shard = (
-        f"; sharded over {data['ranks']} ranks (FSDP, ZeRO-3): {memory_text(data['fixed_bytes'] // data['ranks'])}" if data["ranks"] else ""
+        f"; sharded over {data['ranks']} ranks (FSDP, ZeRO-3): {bytes_text(data['fixed_bytes'] // data['ranks'])}" if data["ranks"] else ""
     )
-    lines = [
-        "memory of one GPU (an estimate; each GPU holds the whole model, as with DDP)",
-        f"  checkpoint   {data['checkpoint']}: parameters {weights}, optimizer states {states}",
-        f"  fixed        parameters {weights} + gradients {weights} + optimizer states {states} = {fixed}{shard}",
-    ]
+    yield Fact("checkpoint", f"{data['checkpoint']}: parameters {weights}, optimizer states {states}")
+    yield Fact("fixed", f"parameters {weights} + gradients {weights} + optimizer states {states} = {fixed}{shard}")
     if data["unread"]:
-        lines.append(f"  not read     {len(data['unread'])} of its files, of another format: {data['unread'][0]}; the need is greater")
+        yield Fact("not read", f"{len(data['unread'])} of its files, of another format: {data['unread'][0]}; the need is greater")
     seen = data["measured"]
     if seen is None:
-        return [
-            *lines,
-            "  measured     nothing: no GPU's peak is recorded, and no attempt of this job ran out of GPU memory with sizes in its message",
-        ]
-    held, asked, room = (memory_text(seen[f"{name}_bytes"]) for name in ("held", "asked", "room"))
+        yield Fact(
+            "measured", "nothing: no GPU's peak is recorded, and no attempt of this job ran out of GPU memory with sizes in its message"
+        )
+        return
+    held, asked, room = (bytes_text(seen[f"{name}_bytes"]) for name in ("held", "asked", "room"))
     at = f"with a micro-batch of {seen['micro_batch']}" if seen["micro_batch"] else f"with a micro-batch that is not known: {seen['why']}"
-    lines.append(f"  measured     attempt {seen['attempt']} held {held} and asked for {asked}, of {room}, {at}")
+    yield Fact("measured", f"attempt {seen['attempt']} held {held} and asked for {asked}, of {room}, {at}")
     if not data["micro_batches"]:
         why = "" if not seen["micro_batch"] else ": it held less than the fixed part, so that the model is sharded, or kept elsewhere"
-        return [*lines, f"  micro-batch  what fits is not known{why}"]
-    lines.append(f"  each sample  at least {memory_text(data['sample_bytes'])}")
+        yield Fact("micro-batch", f"what fits is not known{why}")
+        return
+    yield Fact("each sample", f"at least {bytes_text(data['sample_bytes'])}")
     for row in data["micro_batches"]:
         accum = f", accumulation {row['accumulation']}" if row["accumulation"] else ""
-        lines.append(f"  micro-batch  {row['micro_batch']}{accum}: {memory_text(row['bytes'])} of {room}: {row['verdict']}")
-    return lines
+        tone = Tone.BAD if row["verdict"] == "does not fit" else Tone.WARNING if row["verdict"] == "barely" else Tone.GOOD
+        yield Fact("micro-batch", f"{row['micro_batch']}{accum}: {bytes_text(row['bytes'])} of {room}: {row['verdict']}", tone)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.core import losses, planning
+from supervisor.core.attempt import programs
+from supervisor.core.failure import losses
 from supervisor.report.wording import position_text, step_text
 from supervisor.strategies.situation import BATCH_KNOBS
 
@@ -22,10 +23,10 @@ def last_line(state: JobState, code: int, newest: CheckpointRef | None, *, all_v
     stopped = state.run.stop is not None and code != 0
     if stopped and not state.attempt.number:
         return "stopped before the first attempt: the command was not started"
-    how = "the command left with 0" if state.run.hidden else "done" if code == 0 else "stopped" if stopped else "given up"
+    how = "the command left with 0" if state.run.hidden else "done" if code == 0 else "stopped" if stopped else "failed"
     reached = [f"{how}{_reached(state)}{_cost(state)}", *([f"but {state.run.hidden}"] if state.run.hidden else [])]
     if batch := _changed(state):
-        reached.append(f"at its end with {batch}")
+        reached.append(f"its last attempt trained with {batch}")
     where = "" if newest is None else named(newest)
     if newest is not None and code == 0 and all_verified:
         reached.append(f"the newest checkpoint is verified: {where}")
@@ -34,7 +35,7 @@ def last_line(state: JobState, code: int, newest: CheckpointRef | None, *, all_v
     elif stopped or not all_verified:
         reached.append("no checkpoint of this run was verified")
     if stopped and newest is not None:
-        resumes = planning.resumes_at_next_start(state, code)
+        resumes = programs.resumes_at_next_start(state, code)
         reached.append(f"the same command {'resumes from it' if resumes else 'resumes only if the script does so by itself'}")
     if stopped and state.attempt.unsaved and not state.attempt.saved:
         reached.append(f"the requested save was not made: {state.attempt.unsaved}")
@@ -43,10 +44,20 @@ def last_line(state: JobState, code: int, newest: CheckpointRef | None, *, all_v
     return "; ".join([*reached, *([mirrored] if mirrored else [])])
 
 
-def named(found: CheckpointRef) -> str:
+def begins_text(state: JobState, code: int, newest: CheckpointRef | None) -> str:
+    """Return from what the same command, started again after this exit code, would go on. newest: the newest verified checkpoint."""
+    if newest is None:
+        declared = state.run.policy.checkpoints_declared
+        return "from scratch: no checkpoint is verified" if declared else "what the script loads by itself: no --checkpoints was given"
+    if programs.resumes_at_next_start(state, code):
+        return f"{position_text(newest.shown_step, newest.epoch) or 'the newest verified checkpoint'}: {newest.path}"
+    return f"what the script loads by itself; the newest verified checkpoint is {named(newest)}"
+
+
+def named(checkpoint: CheckpointRef) -> str:
     """Return a checkpoint's path, with its step or epoch."""
-    position = position_text(found.shown_step, found.epoch)
-    return f"{found.path} ({position})" if position else found.path
+    position = position_text(checkpoint.shown_step, checkpoint.epoch)
+    return f"{checkpoint.path} ({position})" if position else checkpoint.path
 
 
 def _reached(state: JobState) -> str:
@@ -60,20 +71,20 @@ def _reached(state: JobState) -> str:
 
 def _cost(state: JobState) -> str:
     """Return how many incidents there were, and the time that they cost; at least that, where no absolute step shows what is made again."""
-    found, attempt = losses.total(state), state.attempt
-    if not found.incidents:
+    total, attempt = losses.total(state), state.attempt
+    if not total.incidents:
         return ", no incident"
-    number = found.incidents - _twins(state)
-    failures = f" ({state.run.failed} failures)" if number < found.incidents else ""
-    count = ("1 incident" if number == 1 else f"{number} incidents") + failures
+    different = total.incidents - _twins(state)
+    alike = f" ({'the same failure' if different == 1 else f'{different} different failures'})" if different < total.incidents else ""
+    count = ("1 incident" if total.incidents == 1 else f"{total.incidents} incidents") + alike
     counts_all = attempt.progress.step is not None and not attempt.progress.relative
     at_least = "" if counts_all or (state.run.exit_code != 0 and not attempt.trains) else "at least "  # behind until the end: all of it
-    again = f", {found.steps_again} steps made again from scratch" if found.steps_again else ""
-    return f", {count}" + (f", {at_least}{found.lost_s:.0f} s lost" if round(found.lost_s) else "") + again
+    again = f", {total.steps_again} steps made again from scratch" if total.steps_again else ""
+    return f", {count}" + (f", {at_least}{total.lost_s:.0f} s lost" if round(total.lost_s) else "") + again
 
 
 def _twins(state: JobState) -> int:
-    """Return how many incidents are the same failure as an earlier one, of which the run did not get beyond: they are one to a person."""
+    """Return how many incidents are the same failure as an earlier one, of which the run did not get beyond: a person repairs one thing."""
     first: dict[str, int] = {}
     twins: set[int] = set()
     for failed in state.run.failures:

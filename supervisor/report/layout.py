@@ -1,14 +1,14 @@
-"""Lays labelled facts out for a person: at a terminal of 40 to 200 columns, in a pipe, in a file. Rich wraps and colours.
+"""Lays labelled facts out for a person: at a terminal of 40 to 200 columns, in a pipe, in a file. Rich wraps.
 
-A page is data (`FactPage`); the modules that make one are pure. This module alone knows widths and colours. Rich is imported only when a
-page is rendered: it costs 3 MiB and 30 ms. Nothing is cut here but foreign text of more than 1000 characters (`clean`): a fact that is too
-long for its line goes on in the next one. A fact that is there to be copied (a command, a path) is one line whatever its length, so that
-the terminal itself wraps it.
+A page is data (`FactPage`); the modules that make one are pure. This module alone knows widths and colours. Rich is imported only where a
+text is folded: it costs 3 MiB and 30 ms. Nothing is cut here but foreign text of more than 1000 characters (`clean`): a fact
+that is too long for its line goes on in the next one. A fact that is there to be copied (a command, a path) is one line whatever its
+length, so that the terminal itself wraps it.
 """
 
 from __future__ import annotations
 
-import io
+import functools
 import os
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -20,23 +20,28 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import TextIO
 
+    from rich.console import Console
+
 #: Columns: the least and the most that a page uses, and those of a pipe or a file.
 NARROWEST, WIDEST, UNKNOWN_WIDTH = 40, 200, 100
 #: In fewer columns than this a label stands above its text.
 _BESIDE = 60
 _INDENT = "  "
-_LABEL_STYLE = "cyan"
+#: COLUMNS with more digits is no width. Python refuses to read thousands of them.
+_DIGITS = 9
 
 
 class Tone(StrEnum):
-    """How a fact reads: in colour where there is any. The value is rich's style."""
+    """How a text reads: in colour where there is any. The value is ECMA-48's SGR parameter, which every terminal knows."""
 
-    PLAIN = "none"
-    STRONG = "bold"
-    GOOD = "green"
-    WARNING = "yellow"
-    BAD = "bold red"
-    FAINT = "dim"
+    PLAIN = ""
+    STRONG = "1"
+    GOOD = "32"
+    WARNING = "33"
+    BAD = "1;31"
+    FAINT = "2"
+    NEWS = "1;36"
+    LABEL = "36"
 
 
 class Fact(Struct, frozen=True):
@@ -57,10 +62,11 @@ class FactPage(Struct, frozen=True):
 
 
 class Surface(Struct, frozen=True):
-    """What a page is laid out for."""
+    """What a page is laid out for. folds: whether it has an edge. A pipe has none: a row of a table is one line there."""
 
     width: int = UNKNOWN_WIDTH
     colour: bool = False
+    folds: bool = True
 
 
 def surface_of(stream: TextIO | int, environ: Mapping[str, str] = os.environ) -> Surface:
@@ -76,13 +82,13 @@ def surface_of(stream: TextIO | int, environ: Mapping[str, str] = os.environ) ->
         is_terminal = False
     colour = is_terminal and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
     columns = environ.get("COLUMNS", "")
-    width = int(columns) if columns.isdecimal() and int(columns) else 0
+    width = int(columns) if columns.isdecimal() and len(columns) <= _DIGITS else 0
     if not width and is_terminal:
         try:
             width = os.get_terminal_size(fd).columns
         except OSError:
             width = 0
-    return Surface(max(NARROWEST, min(width or UNKNOWN_WIDTH, WIDEST)), colour)
+    return Surface(max(NARROWEST, min(width or UNKNOWN_WIDTH, WIDEST)), colour, folds=bool(width))
 
 
 def plain(page: FactPage) -> str:
@@ -93,48 +99,65 @@ def plain(page: FactPage) -> str:
     )
 
 
+def painted(text: str, tone: Tone, surface: Surface) -> str:
+    """Return a text in the colour of its tone, where the surface has colours."""
+    return f"\x1b[{tone.value}m{text}\x1b[0m" if surface.colour and tone.value and text else text
+
+
+def width_of(text: str) -> int:
+    """Return how many cells of a terminal a text takes: 2 for 中 and most emoji, 0 for an accent that joins a letter."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len  # noqa: PLC0415  heavy, and for people only
+
+    return cell_len(text)
+
+
+def folded(text: str, width: int) -> list[str]:
+    """Return a text in lines of at most so many cells: between words, and within a word that is longer than a line."""
+    if width_of(text) <= width:
+        return [text]
+    from rich.text import Text  # noqa: PLC0415  heavy, and for people only
+
+    return [line.plain.rstrip() for line in Text(text).wrap(_console(), width, overflow="fold")]
+
+
+@functools.cache
+def _console() -> Console:
+    """Return what rich folds a text for; nothing is printed there."""
+    from rich.console import Console  # noqa: PLC0415  heavy, and for people only
+
+    return Console(_environ={})
+
+
+def heading(title: str, tone: Tone, surface: Surface) -> list[str]:
+    """Return the first line of a page or a table: its title, and a rule to the edge."""
+    text = f"-- {clean(title)}"
+    rule = surface.width - width_of(text) - 1
+    if rule <= 0:
+        return [painted(line, tone, surface) for line in folded(text, surface.width)]
+    return [f"{painted(text, tone, surface)} {painted('-' * rule, Tone.FAINT, surface)}"]
+
+
 def render(page: FactPage, surface: Surface = Surface()) -> str:
     """Return the page as text, without a line feed at its end."""
     try:
-        from rich.console import Console  # noqa: PLC0415  heavy, and for people only
-        from rich.text import Text  # noqa: PLC0415
+        return _rendered(page, surface)
     except ImportError:  # the installation was replaced while a job ran: its card must not be lost
         return plain(page)
-    console = Console(
-        file=io.StringIO(),
-        width=surface.width,
-        color_system="standard" if surface.colour else None,
-        force_terminal=surface.colour,
-        no_color=not surface.colour,
-        highlight=False,
-        emoji=False,
-        markup=False,
-        legacy_windows=False,
-        _environ={},  # what holds of COLUMNS and NO_COLOR is in `surface`
-    )
 
-    def folded(text: Text, width: int) -> list[Text]:
-        lines = list(text.wrap(console, width, overflow="fold")) or [text]
-        for line in lines:
-            line.rstrip()
-        return lines
 
-    title = Text(f"-- {clean(page.title)}", style=page.tone.value)
-    rule = surface.width - title.cell_len - 1
-    lines = [Text.assemble(title, " ", ("-" * rule, Tone.FAINT.value))] if rule > 0 else folded(title, surface.width)
+def _rendered(page: FactPage, surface: Surface) -> str:
+    lines = heading(page.title, page.tone, surface)
     is_beside = surface.width >= _BESIDE
     label_width = max((len(fact.label) for fact in page.facts), default=0) + len(_INDENT) if is_beside else 0
     indent = len(_INDENT) + label_width
     for fact in page.facts:
-        text = Text(clean(fact.text, is_whole=fact.copied), style=fact.tone.value)
-        label = Text(fact.label, style=_LABEL_STYLE)
+        text = clean(fact.text, is_whole=fact.copied)
         if fact.label and not is_beside:
-            lines.append(label)
-        for number, part in enumerate([text] if fact.copied else folded(text, surface.width - indent)):
-            before = label if is_beside and number == 0 else Text()
-            before.align("left", label_width)
-            lines.append(Text.assemble(_INDENT, before, part))
-    with console.capture() as captured:
-        for line in lines:
-            console.print(line, soft_wrap=True)
-    return captured.get().removesuffix("\n")
+            lines.append(painted(fact.label, Tone.LABEL, surface))
+        for number, line in enumerate([text] if fact.copied else folded(text, surface.width - indent)):
+            label = fact.label if is_beside and number == 0 else ""
+            blanks = " " * (label_width - len(label))
+            lines.append(f"{_INDENT}{painted(label, Tone.LABEL, surface)}{blanks}{painted(line, fact.tone, surface)}")
+    return "\n".join(lines)

@@ -29,6 +29,10 @@ class LogEvent(StrEnum):
         event.level, event.fields, event.when, event.info_if = level, tuple(fields.split()), when, info_if
         return event
 
+    def fields_of(self, source: object) -> dict[str, object]:
+        """Return those of its fields that a value has under the same names."""
+        return {name: getattr(source, name) for name in self.fields if hasattr(source, name)}
+
     RUN_STARTED = "run.started", "info", "words", "a new run begins; `words`: the number of words of its command"
     RUN_CONTINUED = "run.continued", "info", "words", "the last run goes on: it was requeued or restarted, or its supervisor died"
     RUN_FINISHED = "run.finished", "info", "exit_code incidents lost_s", "the supervisor ends; what the run's failures cost"
@@ -42,7 +46,7 @@ class LogEvent(StrEnum):
     LAUNCHER_EXITED = (
         "launcher.exited",
         "warning",
-        "attempt who code signal",
+        "attempt process code signal",
         "the agent or the guardian ended while it should have run",
     )
     LAUNCHER_REPLACED = (
@@ -88,7 +92,7 @@ class LogEvent(StrEnum):
         "attempt after total_s parts trained",
         (
             "an attempt made its first training step, or ended without one (`trained` is false): the seconds since the launch or the "
-            "failure, and [their parts](status-why-logs.md#where-the-time-of-a-start-went)"
+            "failure, and [their parts](pages.md#where-the-time-of-a-start-went)"
         ),
     )
     RANKS_DISCOVERED = (
@@ -196,7 +200,7 @@ class LogEvent(StrEnum):
         "checkpoint.selected",
         "info",
         (
-            "attempt chosen found torn dangerous refused older repaired agreement overrides rejected node_offers this_node_leaves "
+            "attempt chosen n_found torn dangerous refused older repaired agreement overrides rejected node_offers this_node_leaves "
             "peer_leaves not_finite notes unused torn_in_use kept_copies programs resume_differs cannot_work remedy unfit "
             "not_excluded batch ever_loaded silent is_foreign has_saved without_tracker advised_move"
         ),
@@ -266,8 +270,14 @@ class LogEvent(StrEnum):
         "mirror.reported",
         "warning",
         "what",
-        "the mirror process copied a checkpoint, began or ended a trouble, or died; the other fields are its own",
+        "the reader process copied a checkpoint to a mirror, began or ended a trouble, or died; the other fields are its own",
         "all is well",
+    )
+    EVENT_FAILED = (
+        "event.failed",
+        "error",
+        "error traceback",
+        "an internal error: an event of the reader process was not taken; the job and the process go on",
     )
     STOP_REQUESTED = "stop.requested", "info", "signum left_s time_left_follows", "a person, systemd or Slurm asked us to stop"
     SAVE_REQUESTED = (
@@ -321,6 +331,12 @@ class LogEvent(StrEnum):
         "attempt rule kind name text rank step is_over",
         "a number that the ranks print or report became strange by a loss rule, or is good again",
     )
+    MEMORY_PREDICTED = (
+        "memory.predicted",
+        "warning",
+        "attempt subject text out_t doubt_s step rank is_repeat is_over",
+        "memory (`subject`: host, or gpu and the rank) will be used up at `out_t`, Unix seconds; at another time; or not any more",
+    )
     PACE_CHANGED = (
         "pace.changed",
         "warning",
@@ -351,7 +367,7 @@ class LogEvent(StrEnum):
         "alert.raised",
         "warning",
         "kind attempt text",
-        "a person must know what no incident shows; the kinds are in [alerts](alerts.md)",
+        "a person must know what no incident shows; the kinds are in [alerts](alert-format.md#events)",
     )
     ALERT_SENT = "alert.sent", "info", "sink event_id host", "an alert was delivered"
     ALERT_FAILED = (
@@ -359,11 +375,11 @@ class LogEvent(StrEnum):
         "warning",
         "outcome sink event_id host reason tries waiting",
         (
-            "an alert was not delivered: refused, left for later, or not kept on disk ([alerts](alerts.md)); `outcome` decides which "
-            "fields there are"
+            "an alert was not delivered. `outcome`: `delayed` (tried again; logged at the 1st, 2nd, 4th, 8th … try), `refused` (given up), "
+            "`left` (for the next start), `unsaved` (alerts.jsonl cannot be written), `unmade` (a defect of ours)"
         ),
     )
-    ALERT_DROPPED = "alert.dropped", "error", "sink total", "the outbox was full: the oldest alerts were dropped"
+    ALERT_DROPPED = "alert.dropped", "error", "sink total", "too many alerts waited for the sink: the oldest were dropped"
     LOG_LOST = (
         "log.lost",
         "warning",

@@ -1,92 +1,101 @@
 """Lays a look at the ranks out for a person: a line for each rank, its collectives, and each stack once, with the ranks that have it.
 
-It is made for 80 columns. A path is one line, whatever its length, so that it can be copied.
+For a terminal, sentences are folded. In a file each is one line, as is a path everywhere, so that it can be copied.
 """
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING
 
 from supervisor.core.numeric import rank_list
+from supervisor.core.values import Struct
 from supervisor.observe.hangs.rank_activity import ActivityKind, rank_activity
+from supervisor.report.layout import folded
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from supervisor.core.model import Hang
     from supervisor.observe.hangs.all_nodes import AllLooks
     from supervisor.observe.hangs.frames import StackFrame, ThreadStack
     from supervisor.observe.hangs.look import Look, ProcessLook, RankLook
     from supervisor.observe.hangs.recorder import ProcessGroup
+    from supervisor.report.layout import Surface
 
-WIDTH = 80
 #: What a fork of a rank shows below this loop are the frames of the rank.
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 
 
-def text_of(look: Look, hang: Hang | None = None) -> str:
-    """Return the page, with a line feed at its end. hang: what two looks showed, of which this is the second."""
-    lines = [] if hang is None else _head(hang)
+class Sentence(Struct, frozen=True):
+    """What may be folded; a line that may not is a str."""
+
+    text: str
+    indent: str = ""
+
+
+def text_of(look: Look, hang: Hang | None = None, surface: Surface | None = None) -> str:
+    """Return the page, with a line feed at its end. hang: what two looks showed, of which this is the second. surface: None for a file."""
+    lines: list[Sentence | str] = [] if hang is None else _head(hang)
     lines.append(f"-- {'rank' if len(look.ranks) == 1 else 'ranks'} of this node, a look of {look.took_s:.1f} s")
     for rank in look.ranks:
         lines += _rank(rank)
     for label, frames in _stacks(look):
         lines += ["", f"-- stack of {label}, the innermost call first", *(_frame(frame) for frame in frames)]
-    return "\n".join(lines) + "\n"
+    return _text(lines, surface)
 
 
 def text_of_all(look: AllLooks, hang: Hang) -> str:
-    """Return the page of a look at all nodes: what the ranks of each do, and each stack once. Each node's own page has more."""
+    """Return the page of a look at all nodes, for a file: what the ranks of each do, and each stack once. Each node's own page has more."""
     lines = _head(hang)
-    for node, part in look.nodes:
+    for node, ranks_look in look.nodes:
         lines.append(f"-- ranks of node {clean(node)}")
-        for rank in part.ranks:
+        for rank in ranks_look.ranks:
             activity = rank.activity
             does = "waits" if activity.kind is ActivityKind.WAITS else "is"
             place = f" ({activity.place})" if activity.place and activity.place not in activity.text else ""
             more = "".join(f", {text}" for text in (rank.busy, rank.slow) if text)
             steps = "" if rank.steps is None else f", {rank.steps} steps made"
-            lines += _wrapped(f"rank {activity.rank} {does} {activity.text}{place}{more}{steps}, phase {activity.phase}")
+            lines.append(Sentence(f"rank {activity.rank} {does} {activity.text}{place}{more}{steps}, phase {activity.phase}"))
             lines += [f"    waits for {clean(awaited.text)}" for awaited in activity.awaits]
             lines += [f"    {clean(text)}" for text in (rank.recorded, rank.device) if text]
-        lines += [f"{part.left_out} more ranks, for which there was no room"] if part.left_out else []
+        lines += [f"{ranks_look.left_out} more ranks, for which there was no room"] if ranks_look.left_out else []
     for node, reason in look.silent:
-        lines += _wrapped(f"node {node} {reason}")
+        lines.append(Sentence(f"node {node} {reason}"))
     stacks: dict[tuple[StackFrame, ...], list[int]] = {}
     for rank in look.ranks:
         if rank.stack:
             stacks.setdefault(rank.stack, []).append(rank.activity.rank)
     for frames, ranks in stacks.items():
         lines += ["", f"-- stack of {rank_list(ranks)}, the innermost call first", *(_frame(frame) for frame in frames)]
-    return "\n".join(lines) + "\n"
+    return _text(lines, None)
 
 
-def _head(hang: Hang) -> list[str]:
+def _head(hang: Hang) -> list[Sentence | str]:
     still = f"No progress for {hang.still_s:.0f} s; the limit was {hang.limit_s:.0f} s."
-    reason = [*_wrapped(hang.reason), ""] if hang.reason else []
-    return [f"-- hang: {hang.kind}", *_wrapped(hang.text), "", *reason, *_wrapped(still), ""]
+    reason: list[Sentence | str] = [Sentence(hang.reason), ""] if hang.reason else []
+    return [f"-- hang: {hang.kind}", Sentence(hang.text), "", *reason, Sentence(still), ""]
 
 
-def _rank(look: RankLook) -> Iterator[str]:
+def _rank(look: RankLook) -> Iterator[Sentence | str]:
     """Yield what one rank does, the processes that it started, and its process groups."""
     activity = rank_activity(look)
     steps = "" if look.steps is None else f", {look.steps} steps made" if look.step is None else f", step {look.step}"
     phase = "" if look.phase is None else f", phase {look.phase}"
     place = f" ({activity.place})" if activity.place and activity.place not in activity.text else ""
-    yield from _wrapped(f"rank {look.rank} is {activity.text}{place}{steps}{phase}")
-    yield from _wrapped(look.device, "  ") if look.device else ()
+    yield Sentence(f"rank {look.rank} is {activity.text}{place}{steps}{phase}")
+    if look.device:
+        yield Sentence(look.device, "  ")
     yield from _process("process", look.process)
     for worker in look.workers:
         yield from _process("worker", worker)
     if look.collectives.unreadable:
-        yield from _wrapped(f"recorder unreadable: {look.collectives.unreadable}", "  ")
+        yield Sentence(f"recorder unreadable: {look.collectives.unreadable}", "  ")
     for group in look.collectives.groups:
-        yield from _wrapped(_group(group), "  ")
+        yield Sentence(_group(group), "  ")
 
 
-def _process(label: str, look: ProcessLook) -> Iterator[str]:
+def _process(label: str, look: ProcessLook) -> Iterator[Sentence | str]:
     """Yield what the kernel shows of one process."""
     waits = look.waits
     if waits is None:
@@ -95,14 +104,14 @@ def _process(label: str, look: ProcessLook) -> Iterator[str]:
     parts = [f"state {waits.state}" if waits.state else "gone"]
     parts += [f"in {waits.wchan}"] if waits.wchan else []
     parts += [f"{look.before.cpu_s:.1f} s CPU"] if look.before is not None else []
-    yield from _wrapped(f"{label} {look.pid} {look.name}: {', '.join(parts)}".replace(" :", ":"), "  ")
+    yield Sentence(f"{label} {look.pid} {look.name}: {', '.join(parts)}".replace(" :", ":"), "  ")
     if waits.file is not None:
         yield f"    {waits.file.call} of {clean(waits.file.path)}"
         yield f"    on {clean(waits.file.mount) or 'an unknown mount'} {waits.file.fs_type}".rstrip()
     for awaited in look.awaits:
         yield f"    waits for {clean(awaited.text)}"
     if not look.stacks and look.no_stacks:
-        yield from _wrapped(f"no stacks: {look.no_stacks}", "    ")
+        yield Sentence(f"no stacks: {look.no_stacks}", "    ")
 
 
 def _group(group: ProcessGroup) -> str:
@@ -119,7 +128,7 @@ def _group(group: ProcessGroup) -> str:
 
 def _sizes(sizes: tuple[tuple[int, ...], ...]) -> str:
     """Return ` of 8x8, 8`; "" where a collective has no tensors."""
-    shown = ", ".join("x".join(map(str, one)) or "1" for one in sizes[:3])
+    shown = ", ".join("x".join(map(str, sizes_of)) or "1" for sizes_of in sizes[:3])
     return f" of {shown}{', ...' if len(sizes) > 3 else ''}" if shown else ""  # noqa: PLR2004 - as many as fit a line
 
 
@@ -151,7 +160,14 @@ def _frame(frame: StackFrame) -> str:
     return f"{'  ' if frame.is_library else '> '}{clean(frame.file)}:{frame.line} {frame.function}"
 
 
-def _wrapped(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        clean(text), WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ", break_long_words=False, break_on_hyphens=False
-    )
+def _text(lines: Iterable[Sentence | str], surface: Surface | None) -> str:
+    return "".join(f"{text}\n" for line in lines for text in ([line] if isinstance(line, str) else _folded(line, surface)))
+
+
+def _folded(sentence: Sentence, surface: Surface | None) -> list[str]:
+    """Return a sentence in lines, the further ones indented by two."""
+    indent, text = sentence.indent, clean(sentence.text)
+    if surface is None or not surface.folds:
+        return [indent + text]
+    first, *further = folded(text, surface.width - len(indent) - 2)
+    return [indent + first, *(f"{indent}  {line}" for line in further)]

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
+from checkpointing.reader.messages import CheckpointUploaded, MirrorAlert, MirrorRecovered, ReaderDied, UploadProgress
 from supervisor.core import actions as act
 from supervisor.journal.records import MIRRORED, Note
 from supervisor.report.log_events import LogEvent
@@ -14,13 +17,13 @@ from supervisor.report.log_events import LogEvent
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from checkpointing.mirror.messages import MirrorEvent
+    from checkpointing.reader.messages import ReaderEvent
     from supervisor.report.event_log import EventLog
     from supervisor.report.reporter import Reporter
 
 #: A checkpoint that waits longer while nothing moves is alerted, unless the reason was reported already.
 STALLED_S: Final = 600.0
-_HOLDS_UP: Final = frozenset({"stalled", "away", "damaged", "expired", "clock", "denied", "disk", "held", "process"})
+_HOLDS_UP: Final = frozenset({"stalled", "away", "damaged", "expired", "clock", "denied", "disk", "internal", "held", "process"})
 
 
 class MirrorReport:
@@ -40,48 +43,41 @@ class MirrorReport:
         """Whether a trouble was reported that is not over."""
         return bool(self._troubled)
 
-    def took(self, event: MirrorEvent) -> None:
+    def took(self, event: ReaderEvent) -> None:
         """Take an event."""
-        name = event["ev"]
-        if name not in {"progress", "idle"}:
-            fields = {key: value for key, value in event.items() if key not in {"ev", "bytes"}}
-            self._log.write(LogEvent.MIRROR_REPORTED, None if name in {"alert", "died"} else "info", what=name, **_renamed(fields))
-        if event["ev"] == "uploaded" and event["key"]:
-            self._record(Note(MIRRORED, event["mirror"], {"path": event["path"], "step": event["step"]}))
-        if event["ev"] == "alert" and (event["what"], event["mirror"]) not in self._troubled:
-            self._troubled.add((event["what"], event["mirror"]))
-            hint = f" ({event['hint']})" if event["hint"] else ""
-            self._alert("mirror_failing", f"{event['message']}{hint}; the training goes on")
-        elif event["ev"] == "recovered":
-            what, mirror = event["what"], event["mirror"]
-            self._troubled.discard((what, mirror))
-            whose = f"the mirror {mirror} gets" if mirror else "the mirrors get"
-            again = f"old checkpoints in the mirror {mirror} are removed again" if what == "tidy" else f"{whose} checkpoints again"
-            self._alert("mirror_recovered", again)
-        elif event["ev"] == "died":
-            self._deaths += 1
-            if self._deaths == 1:
-                last_line = f" ({event['last_line']})" if event["last_line"] else ""
-                again = "and is started again; the training goes on"
-                self._alert("mirror_failing", f"the mirror's process ended with {event['code']}{last_line} {again}")
+        if not isinstance(event, UploadProgress):
+            row = msgspec.to_builtins(event)
+            fields = {name: value for name, value in row.items() if name not in {"ev", "bytes"} and value not in {"", None}}
+            is_trouble = isinstance(event, MirrorAlert | ReaderDied)
+            self._log.write(LogEvent.MIRROR_REPORTED, None if is_trouble else "info", what=row["ev"], **_renamed(fields))
+        match event:
+            case CheckpointUploaded() if event.key:
+                self._record(Note(MIRRORED, event.mirror, {"path": event.path, "step": event.step}))
+            case MirrorAlert() if (event.what, event.mirror) not in self._troubled:
+                self._troubled.add((event.what, event.mirror))
+                hint = f" ({event.hint})" if event.hint else ""
+                self._alert("mirror_failing", f"{event.message}{hint}; the training goes on")
+            case MirrorRecovered():
+                self._troubled.discard((event.what, event.mirror))
+                whose = f"the mirror {event.mirror} gets" if event.mirror else "the mirrors get"
+                tidied = f"old checkpoints in the mirror {event.mirror} are removed again"
+                self._alert("mirror_recovered", tidied if event.what == "tidy" else f"{whose} checkpoints again")
+            case ReaderDied():
+                self._deaths += 1
+                if self._deaths == 1:
+                    self._alert("mirror_failing", f"{death_text(event)}; the training goes on")
+            case _:
+                pass
 
     def waited(self, seconds: float) -> None:
         """Take how long a checkpoint has waited while no upload moved. Whatever the reason is, somebody must hear of it."""
         stalled = ("stalled", "")
         if seconds < STALLED_S:
             if stalled in self._troubled:
-                self.took({"ev": "recovered", "what": "stalled", "mirror": ""})
+                self.took(MirrorRecovered("", "stalled"))
         elif not any(what in _HOLDS_UP for what, _ in self._troubled):
             message = f"a verified checkpoint has waited for {seconds / 60:.0f} minutes to be uploaded, and no byte is sent"
-            self.took(
-                {
-                    "ev": "alert",
-                    "what": "stalled",
-                    "mirror": "",
-                    "message": message,
-                    "hint": "see the events mirror.reported in supervise.log",
-                }
-            )
+            self.took(MirrorAlert("stalled", "", message, "see the events mirror.reported in supervise.log"))
 
     def ended(self, path: str, more: str, node: str) -> None:
         """Take that the run is done, and which of its saves no mirror has. more: " and 2 more" or ""."""
@@ -90,6 +86,12 @@ class MirrorReport:
 
     def _alert(self, kind: str, text: str, subject: str = "") -> None:
         self._reporter.alerted(act.Alert(kind, self._attempt(), text, subject))
+
+
+def death_text(death: ReaderDied) -> str:
+    """Say how the reader process ended, and what comes of it."""
+    last_line = f" ({death.last_line})" if death.last_line else ""
+    return f"the process that reads and uploads checkpoints ended with {death.code}{last_line} and is started again"
 
 
 def _renamed(fields: dict[str, Any]) -> dict[str, Any]:

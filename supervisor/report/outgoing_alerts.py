@@ -6,12 +6,15 @@ memory that a job without a sink need not pay.
 
 from __future__ import annotations
 
+import os
+import re
 from typing import TYPE_CHECKING
 
 from supervisor.classify.remedies import general_hints
 from supervisor.core.events import AttemptEnded, NodesGathered
 from supervisor.core.model import Cause, PlanKind
-from supervisor.core.training_events import LossChanged, PaceChanged
+from supervisor.core.training_events import STRAGGLER, LossChanged, MemoryForecast, PaceChanged
+from supervisor.core.watch.memory import MEMORY_FORECAST
 from supervisor.job import identity
 from supervisor.report import wording
 from supervisor.report.text import clean
@@ -24,8 +27,7 @@ if TYPE_CHECKING:
     from supervisor.job.job import Job
 
 #: The alerts of what is strange about a training that runs. One of STRAGGLER comes from the node that compared the ranks, or the nodes.
-STRAGGLER = "straggler"
-OF_TRAINING = ("strange_loss", "slow_training", STRAGGLER)
+OF_TRAINING = ("strange_loss", "slow_training", STRAGGLER, MEMORY_FORECAST)
 FROM_SCRATCH = "started_from_scratch"
 #: Alerts whose text another line prints already: the decision's, or how the attempt began.
 ALREADY_PRINTED = frozenset({"batch_changed", FROM_SCRATCH, "resume_suspect", "foreign_checkpoint"})
@@ -41,6 +43,8 @@ WITHOUT_DECISION = frozenset(
         "strange_loss",
         "slow_training",
         STRAGGLER,
+        MEMORY_FORECAST,
+        "heartbeat_failing",
         "mirror_failing",
         "mirror_recovered",
         "mirror_behind",
@@ -80,9 +84,14 @@ class OutgoingAlerts:
             for kind, strange in self._strange.items():
                 strange.clear()
                 self.clear(kind)
-        if not isinstance(event, LossChanged | PaceChanged):
+        if isinstance(event, LossChanged):
+            kind = "strange_loss"
+        elif isinstance(event, PaceChanged):
+            kind = STRAGGLER if event.kind == STRAGGLER else "slow_training"
+        elif isinstance(event, MemoryForecast):
+            kind = MEMORY_FORECAST
+        else:
             return
-        kind = "strange_loss" if isinstance(event, LossChanged) else STRAGGLER if event.kind == STRAGGLER else "slow_training"
         if not event.is_over:
             self._strange[kind].add(event.about)
             return
@@ -103,21 +112,29 @@ class OutgoingAlerts:
         subject: str = "",
         exit_code: int | None = None,
         culprit: tuple[int | None, str] | None = None,
+        code: str | None = None,
+        when: str = "",
     ) -> None:
         """Send one event. `decision`: the newest of the run. `began`: how its last restart began, in the alerts' words.
 
-        culprit: rank and node where these are not those of the decision.
+        when: of a forecast. culprit, code: rank and node, and where they stand in the user's code, where these differ from the decision's.
         """
         if self.router is None or (self.node and event_name in OF_ALL_NODES):
             return
-        from supervisor.alerts.model import AlertAction, AlertEvent, OutgoingAlert  # noqa: PLC0415 (only where a sink is configured)
+        from supervisor.alerts.model import INCIDENT, RESTARTING, AlertAction, AlertEvent, OutgoingAlert  # noqa: PLC0415 (only where a sink is configured)
 
         event = AlertEvent(event_name)
         stop = decision is not None and decision.plan.kind is PlanKind.STOP
         is_beginning = event in {AlertEvent.RESOLVED, AlertEvent.STARTED_FROM_SCRATCH}
         if culprit is None:
             culprit = (None, "") if decision is None else (decision.verdict.rank, decision.verdict.node)
-        action = AlertAction(began) if is_beginning else AlertAction.STOP if stop else AlertAction.RESTART
+        is_over = event in {AlertEvent.GIVEN_UP, AlertEvent.FOREIGN_CHECKPOINT, AlertEvent.STOPPED}
+        if is_beginning:
+            action = AlertAction(began)
+        elif is_over or (stop and event.row.thread == INCIDENT):
+            action = AlertAction.STOP
+        else:
+            action = AlertAction.RESTART if event in RESTARTING else AlertAction.NONE
         self.router.enqueue(
             OutgoingAlert(
                 run_id=self._job.run_id,
@@ -138,6 +155,9 @@ class OutgoingAlerts:
                 subject=subject,
                 exit_code=exit_code,
                 hints=general_hints(decision.verdict) if decision is not None and incident else (),
+                when=when,
+                place=code_place(decision) if code is None else _place(code),
+                sentence=clean(wording.what_text(decision.verdict)) if decision is not None and incident else "",
                 lines=_lines(decision if incident else None, about),
                 state_dir=str(identity.state_root(self._job.state)),
             )
@@ -170,15 +190,26 @@ class OutgoingAlerts:
         lines = []
         for left in self.router.undelivered():
             number = "1 alert was" if left.count == 1 else f"{left.count} alerts were"
-            kept = f"kept in {left.outbox}" if left.saved else "and could not be kept"
+            kept = f"kept in {left.file}" if left.saved else "and could not be kept"
             dropped = f"; {left.dropped} older ones were dropped, because too many waited" if left.dropped else ""
             lines.append(f"{number} not delivered to {left.host}: {left.reason}; {kept}{dropped}")
         return lines
 
 
+def code_place(decision: ReportDecision | None) -> str:
+    """Return FILE:LINE of the user's code, the file without its directory; "" where it is not known."""
+    return _place(wording.code_text(decision.verdict)) if decision is not None else ""
+
+
+def _place(code: str) -> str:
+    """Return the FILE:LINE with which a text begins, the file without its directory; "" where there is none."""
+    file, _, line = re.split(r",? ", code, maxsplit=1)[0].rpartition(":")
+    return f"{clean(os.path.basename(file))}:{line}" if file and line.isdigit() else ""  # noqa: PTH119 (text)
+
+
 def _lines(decision: ReportDecision | None, about: str) -> tuple[str, ...]:
     """Return what an alert's receiver may read if its sink asks for lines: the text of the event, and the evidence."""
-    found = [about]
+    lines = [about]
     if decision is not None:
-        found += [decision.verdict.summary, decision.plan.reason, *wording.evidence_lines(decision.verdict.because, MOST_LINES)]
-    return tuple(dict.fromkeys(clean(line) for line in found if line))
+        lines += [decision.verdict.summary, decision.plan.reason, *wording.evidence_lines(decision.verdict.because, MOST_LINES)]
+    return tuple(dict.fromkeys(clean(line) for line in lines if line))

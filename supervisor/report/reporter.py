@@ -6,42 +6,35 @@ and the incident's files each have their own thread.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, cast
-
-import msgspec
 
 from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.actions import ReportDecision
 from supervisor.core.model import Beginning, Cause, PlanKind
-from supervisor.core.training_events import LossChanged, PaceChanged
+from supervisor.core.training_events import STRAGGLER
+from supervisor.core.units import span_text
 from supervisor.core.values import asdict
-from supervisor.job import identity
-from supervisor.job.local_time import clock_text
+from supervisor.core.watch.memory import MEMORY_FORECAST
 from supervisor.node.gpu_quarantine import QUARANTINE_DAYS
-from supervisor.observe.processes import core_dumps
 from supervisor.report import unit_status, wording
 from supervisor.report.attempt_summary import AttemptSummary, logged_fields
-from supervisor.report.card import card
-from supervisor.report.incident_files import IncidentFiles
-from supervisor.report.layout import Fact, FactPage
+from supervisor.report.incident_cards import IncidentCards
 from supervisor.report.log_events import LogEvent
-from supervisor.report.outgoing_alerts import ALREADY_PRINTED, FROM_SCRATCH, STRAGGLER, WITHOUT_DECISION, OutgoingAlerts
+from supervisor.report.logged_events import LOGGED, NOTED, gpu_fields
+from supervisor.report.outgoing_alerts import ALREADY_PRINTED, FROM_SCRATCH, WITHOUT_DECISION, OutgoingAlerts
+from supervisor.report.process_reports import ProcessReports
+from supervisor.report.restart_line import restart_line
+from supervisor.report.start_lines import StartLines
 from supervisor.report.start_times import StartClock, launched_t, note_of
 from supervisor.report.text import clean
 from supervisor.report.vitals import Vitals
-from supervisor.strategies import own_change
-from supervisor.strategies.after_training import NAME as AFTER_TRAINING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from supervisor.core.events import Event
-    from supervisor.core.model import Evidence
     from supervisor.core.state import Incident
-    from supervisor.guardian.messages import OutputReport, SurvivingProcess
     from supervisor.job.clock import Clock
     from supervisor.job.job import Job
     from supervisor.job.sd_notify import Notifier
@@ -53,80 +46,33 @@ if TYPE_CHECKING:
     from supervisor.report.terminal import TerminalWriter
 
 STOP_MARGIN_S = 20.0  # what a stop takes beyond the ranks' own deadline, for systemd's timeout
-#: Rungs whose reason stands at the terminal too: what failed does not show what is done.
-EXPLAINED = frozenset({own_change.NAME, "raced"})
-LONG_WAIT_S = 10.0  # of a wait that lasts so long, the terminal says until when it is
-#: In the command line of multiprocessing's resource tracker, which ends once its parent's pipe is closed.
-RESOURCE_TRACKER = "from multiprocessing.resource_tracker import"
-
-#: The log event of each event that the core took. Progress is in the journal only: it would drown the rest.
-LOGGED: dict[type, LogEvent] = {
-    events.LauncherFellBack: LogEvent.LAUNCHER_REPLACED,
-    events.AttemptStarted: LogEvent.ATTEMPT_STARTED,
-    events.RanksFound: LogEvent.RANKS_DISCOVERED,
-    events.LauncherExited: LogEvent.LAUNCHER_EXITED,
-    events.AttemptEndedByPeer: LogEvent.PEER_STOPPED,
-    events.DecisionMade: LogEvent.NODES_DECIDED,
-    events.NodesWaiting: LogEvent.NODES_ANNOUNCED,
-    events.NodesMissing: LogEvent.NODES_AWAITED,
-    events.NodesGathered: LogEvent.NODES_GATHERED,
-    events.NodeBegan: LogEvent.NODE_BEGUN,
-    events.CheckpointSelected: LogEvent.CHECKPOINT_SELECTED,
-    events.CheckpointVerified: LogEvent.CHECKPOINT_VERIFIED,
-    events.StartCeilingPassed: LogEvent.RANK_MISSED,
-    events.StopRequested: LogEvent.STOP_REQUESTED,
-    events.ProgramSeen: LogEvent.PROGRAM_RECOGNISED,
-    events.GpusListed: LogEvent.GPUS_LISTED,
-    events.HealthChecked: LogEvent.HEALTH_CHECKED,
-    events.HealthChanged: LogEvent.HEALTH_CHANGED,
-    events.HangSuspected: LogEvent.HANG_SUSPECTED,
-    events.HangConfirmed: LogEvent.HANG_CONFIRMED,
-    events.HangCleared: LogEvent.HANG_CLEARED,
-    PaceChanged: LogEvent.PACE_CHANGED,
-    LossChanged: LogEvent.LOSS_CHANGED,
-    events.Saved: LogEvent.SAVE_FINISHED,
-    events.JournalDegraded: LogEvent.JOURNAL_DEGRADED,
-    events.JournalRecovered: LogEvent.JOURNAL_RECOVERED,
-}
-
-#: The facts that decide nothing and have an event of their own; every other is an `agent.reported`.
-NOTED: dict[str, LogEvent] = {
-    "agent.ready": LogEvent.LAUNCHER_STARTED,
-    "request.lost": LogEvent.REQUEST_LOST,
-    "processes.left": LogEvent.PROCESSES_LEFT,
-    "standby.reported": LogEvent.STANDBY_REPORTED,
-    "standby.used": LogEvent.STANDBY_USED,
-}
 
 
 class Reporter:
     """Reports one run. Its methods are called on the loop's thread."""
 
     def __init__(self, job: Job, clock: Clock, terminal: TerminalWriter, log: EventLog, notifier: Notifier) -> None:
-        self.last_card: FactPage | None = None
         self.alerts = OutgoingAlerts(job, clock)
         self._job = job
         self._clock = clock
         self._terminal = terminal
         self._log = log
         self._notifier = notifier
+        self.processes, self.cards = ProcessReports(job, terminal, log), IncidentCards(job, log)
         self.vitals = Vitals(expects_checkpoints=bool(job.settings.checkpoints.paths))
         self._decision: act.ReportDecision | None = None  # of the incident that is open
         self._last: act.ReportDecision | None = None  # of the incident before, when none is
         self._pending_alerts: list[act.Alert] = []  # reported with the decision
-        self._cores: tuple[int, tuple[Evidence, ...]] = 0, ()  # of which attempt
-        self._stacks: tuple[int, str] = 0, ""  # the file of the newest look, and of which attempt
-        self._repaired: dict[int, tuple[tuple[str, str], ...]] = {}  # after the last attempt
         self._attempt = AttemptSummary()
-        self.starts = StartClock(clock, launched_t(clock), self._start_timed)
+        self._launched_t = launched_t(clock)
+        self.starts = StartClock(clock, self._launched_t, self._start_timed)
+        self.start_lines = StartLines(clock, terminal)
         self.record_note: Callable[[Note], None] = lambda _note: None  # in the journal
         self._opened_t: dict[int, float] = {}
         self._opened: set[int] = set()
         self._began_t: float | None = None
         self._began = "restart"  # how the last restart began, in the alerts' words, where it was seen
         self._awaits_nodes = False  # to alert that the run began
-        self._closed_streams: set[int] = set()
-        self._incident_files = IncidentFiles(self._files_lost)
 
     # the run
 
@@ -144,7 +90,7 @@ class Reporter:
         self.vitals.took(event)
         self._clear_alerts(event)
         if isinstance(event, events.CheckpointSelected):
-            self._repaired = {event.attempt: (*self._repaired.get(event.attempt, ()), *event.repaired)}
+            self.cards.selected(event)
         elif isinstance(event, events.StopRequested):
             self._notifier.extend_timeout(self._job.settings.stop.deadline_s + STOP_MARGIN_S)
         self._notify_systemd(event)
@@ -162,6 +108,7 @@ class Reporter:
         attempt = self._attempt
         attempt.took(event)
         self.starts.took(event)
+        self.start_lines.took(event)
         if isinstance(event, events.RankExited):
             rank_exit = event.exit
             self._log.write(LogEvent.RANK_EXITED, None if rank_exit.failed else "info", attempt=event.attempt, **asdict(rank_exit))
@@ -204,16 +151,9 @@ class Reporter:
         path, step = (resume.path, resume.step) if resume else (None, None)
         self._attempt = AttemptSummary(action.attempt, action.reason, path, step)
         self._notifier.status(f"attempt {action.attempt} starts its ranks")
-        self._log.write(
-            LogEvent.ATTEMPT_BEGUN,
-            attempt=action.attempt,
-            reason=action.reason,
-            resume_from=path,
-            resume_step=step,
-            overrides={name: clean(value) for name, value in action.overrides},
-            gpus=action.gpus,
-            nproc=action.nproc,
-        )
+        self.start_lines.ordered(action)
+        fields = LogEvent.ATTEMPT_BEGUN.fields_of(action) | {"overrides": {name: clean(value) for name, value in action.overrides}}
+        self._log.write(LogEvent.ATTEMPT_BEGUN, **fields, resume_from=path, resume_step=step)
 
     def goes_on(self, incident: Incident | None, node: int = 0) -> None:
         """Take over the incident that a predecessor left open, so that its end is reported too. node: as in OutgoingAlerts."""
@@ -230,75 +170,37 @@ class Reporter:
     def opened(self, action: act.OpenIncident) -> None:
         """Log it. The terminal, the card and the alert wait for the decision, a moment later."""
         self.starts.incident_opened(action.attempt)
+        self.start_lines.failed(action)
         self._opened_t[action.incident] = self._clock.now()
-        fields = {"incident": action.incident, "attempt": action.attempt, "rank": action.rank, "summary": action.summary}
-        self._log.write(LogEvent.INCIDENT_OPENED, **fields)
-
-    def evidence(self, incident: int, facts: Sequence[Evidence]) -> None:
-        """Keep all that was found, beside the card, and for the card where the cores are."""
-        self._cores = self._attempt.attempt, tuple(fact for fact in facts if fact.name == core_dumps.NAME)
-        # to_builtins, because asdict leaves a claim as it is
-        fields = (msgspec.to_builtins(fact) for fact in facts)
-        rows = [{key: value for key, value in row.items() if key == "rank" or value not in (None, 0.0, False)} for row in fields]
-        self._log.write(LogEvent.EVIDENCE_COLLECTED, incident=incident, attempt=self._attempt.attempt, facts=len(rows))
-        self._write_file(incident, "evidence.json", json.dumps(rows, indent=1))
+        self._log.write(LogEvent.INCIDENT_OPENED, **LogEvent.INCIDENT_OPENED.fields_of(action))
 
     def decided(self, action: act.ReportDecision) -> None:
         """One line, the card, the alert."""
         self.starts.reached("decided")
+        self.start_lines.decided()
         before = self._decision  # no attempt was begun since
         is_same_wait = before is not None and (before.incident, before.attempt) == (action.incident, action.attempt)
         self._decision = self._last = action
         verdict, plan = action.verdict, action.plan
-        named = action.step is None or f"step {action.step}" in verdict.summary
-        where = "" if not verdict.node or verdict.node in verdict.summary else f" on {verdict.node}"
-        at = "; last step" if verdict.cause is Cause.NODE_LOST else " at step"
-        where += "" if named else f"{at} {action.step}" + (" or later" if action.at_least else "")
         self._log.write(
             LogEvent.PLAN_DECIDED,
-            incident=action.incident,
-            attempt=action.attempt,
-            step=action.step,
-            reason=plan.reason,
-            next=plan.next_rung,
-            delay_s=plan.delay_s,
-            changes=[wording.change(change) for change in plan.changes],
-            rejected=plan.rejected,
-            exclude=plan.exclude,
-            nproc=plan.nproc,
-            **_judged(action),
+            **LogEvent.PLAN_DECIDED.fields_of(plan)
+            | LogEvent.PLAN_DECIDED.fields_of(action)
+            | _judged(action)
+            | {"next": plan.next_ladder_step, "changes": [wording.change(change) for change in plan.changes]},
         )
         if plan.kind is PlanKind.RESTART:
-            wait = f" in {plan.delay_s:.1f} s" if plan.delay_s else ""
-            if plan.delay_s >= LONG_WAIT_S:
-                until = clock_text(self._clock.now() + plan.delay_s)
-                wait += f", at {until}, and no rank runs until then"
-            summary = clean(verdict.summary)
-            changed = f" with {wording.changes(plan)}" if plan.changes or plan.nproc is not None else ""
-            what = f"{summary}{where}" if not is_same_wait else f"it waits on, because {summary}"
-            why = f": {clean(plan.reason)}" if plan.strategy in EXPLAINED else ""
-            text = f"incident {action.incident}: {what}; restarting as attempt {action.attempt + 1}{wait}{changed}{why}"
+            text = restart_line(action, self._clock.now(), is_same_wait=is_same_wait)
             self._terminal.message(text + wording.consequences(verdict), "notice")
             self._notifier.status(text)
-        for line in plan.notes if not is_same_wait else ():
+        for line in (*plan.notes, *([plan.todo] if plan.todo else [])) if not is_same_wait else ():
             self._terminal.message(clean(line))
-        self.last_card = self._card(action, None)
-        self._write_file(action.incident, "card.txt", self.last_card)
+        self.cards.decided(action, self._attempt.failed_t or self._clock.now())
         is_open = action.incident in self._opened
         if action.alerts and not is_open and verdict.cause is not Cause.INTERRUPTED:  # who pressed Ctrl-C knows it
             self._opened.add(action.incident)
             self._alert("opened", action.incident, action.attempt, action.step)
         self._report_pending_alerts(action)
-
-    def result_held(self, text: str) -> None:
-        """Add to the card of a training that had ended what holds its result, which is verified after the decision."""
-        page, decision = self.last_card, self._last
-        if page is None or decision is None or decision.plan.strategy != AFTER_TRAINING or not text:
-            return
-        place = next((at for at, fact in enumerate(page.facts) if fact.label == "look"), len(page.facts))
-        facts = (*page.facts[:place], Fact("checkpoint", f"verified: {text}"), *page.facts[place:])
-        self.last_card = FactPage(page.title, facts, page.tone)
-        self._write_file(decision.incident, "card.txt", self.last_card)
 
     def _start_timed(self, times: StartTimes) -> None:
         self._log.write(LogEvent.ATTEMPT_TIMED, **asdict(times))
@@ -308,20 +210,14 @@ class Reporter:
         """Report how the attempt began."""
         self._began = action.began.value
         began_t = self._began_t  # None: a predecessor began it
-        took = "" if began_t is None else f" ({self._clock.now() - began_t:.1f} s after the start of attempt {action.attempt})"
+        since, start = (self._launched_t, "launch") if action.attempt == 1 else (began_t, f"the start of attempt {action.attempt}")
+        took = "" if began_t is None or since is None else f" ({span_text(self._clock.now() - since)} after {start})"
         is_resumed = action.began is Beginning.RESUMED and action.given_step is None
         expected = is_resumed or action.is_new
         self._terminal.message(wording.beginning(action) + took, "info" if expected else "warning")
-        self._log.write(
-            LogEvent.RESUME_CONFIRMED,
-            attempt=action.attempt,
-            step=action.step,
-            path=action.path,
-            confirmed=action.confirmed,
-            resume_from=action.resume_from,
-        )
+        self._log.write(LogEvent.RESUME_CONFIRMED, **LogEvent.RESUME_CONFIRMED.fields_of(action))
         if self._decision is not None:
-            self._write_file(action.incident, "card.txt", self._card(self._decision, action))
+            self.cards.resumed(self._decision, action)
         if is_resumed:
             for kind in (FROM_SCRATCH, "resume_suspect"):
                 self.alerts.clear(kind)
@@ -335,17 +231,14 @@ class Reporter:
         self._log.write(
             LogEvent.INCIDENT_CLOSED,
             None if action.outcome == "given_up" else "info",
-            incident=action.incident,
-            attempt=action.attempt,
-            outcome=action.outcome,
-            step=action.step,
+            **LogEvent.INCIDENT_CLOSED.fields_of(action),
             took_s=round(now - self._opened_t.pop(action.incident, now), 3),
             **_judged(decision),
         )
         if action.incident in self._opened:
             self._alert(action.outcome, action.incident, action.attempt, action.step)
         if action.outcome == "resolved":
-            self._decision, self.last_card = None, None
+            self._decision, self.cards.last = None, None
 
     def alerted(self, action: act.Alert) -> None:
         """Report what no incident reports, in all places, after the decision that it belongs to."""
@@ -369,14 +262,17 @@ class Reporter:
         if action.kind not in ALREADY_PRINTED:
             self._terminal.message(clean(action.text), "warning")
         incident, step = (decision.incident, decision.step) if decision is not None else (0, None)
-        culprit = {"culprit": action.culprit} if action.kind in {"hang", STRAGGLER} else {}  # it follows from no decision
-        self._alert(action.kind, incident, action.attempt, step, about=action.text, subject=action.subject, **culprit)
+        if action.kind in WITHOUT_DECISION:
+            step = self._attempt.step
+        follows_from_none = action.kind in {"hang", STRAGGLER, MEMORY_FORECAST}
+        place = {"culprit": action.culprit, "code": action.code} if follows_from_none else {}
+        self._alert(action.kind, incident, action.attempt, step, about=action.text, subject=action.subject, when=action.when, **place)
 
     def quarantined(self, action: act.Quarantine) -> None:
         """Report how a GPU that is put out of use comes back into use."""
         gpu = action.gpu
         name = gpu.uuid or gpu.pci
-        self._log.write(LogEvent.GPU_QUARANTINED, attempt=action.attempt, **_gpu(action))
+        self._log.write(LogEvent.GPU_QUARANTINED, attempt=action.attempt, **gpu_fields(action))
         command = self._job.settings.clear_gpu_command(name)
         self._terminal.message(f"GPU {name} is left out on this node for {QUARANTINE_DAYS} days; once it is repaired: {command}", "warning")
 
@@ -394,57 +290,6 @@ class Reporter:
         stop = self._job.settings.stop
         self._notifier.extend_timeout(max(stop.deadline_s, action.left_s + stop.grace_s) + STOP_MARGIN_S)
 
-    def stacks(self, attempt: int, found: Sequence[tuple[int, str]]) -> None:
-        """Show the stacks that SIGQUIT asked for."""
-        self._log.write(LogEvent.STACKS_DUMPED, attempt=attempt, ranks=[rank for rank, _ in found])
-        for rank, text in found:
-            self._terminal.message(f"stacks of rank {rank}:\n{text}")
-        if not found:
-            self._terminal.message("no rank sends heartbeats yet: their stacks cannot be requested", "warning")
-
-    def look(self, action: act.KeepLook, text: str) -> None:
-        """Keep what a look at the ranks showed: beside the incident's card, with the attempt's logs where there is none."""
-        path = identity.look_path(self._job.state, action.attempt, action.incident)
-        self._stacks = action.attempt, str(path)
-        if action.incident:
-            self._write_file(action.incident, path.name, text)
-        else:
-            self._incident_files.write_soon(lambda: _made(path.parent), path.name, text)
-
-    # what the guardian reports
-
-    def survivors(self, processes: Sequence[SurvivingProcess]) -> None:
-        """List once what outlives a finished job; nothing is killed after exit 0.
-
-        A resource tracker ends by itself, and a process that has only a name (`[python]`) ended while it was listed.
-        """
-        stay = [process for process in processes if RESOURCE_TRACKER not in process["cmd"] and not process["cmd"].startswith("[")]
-        listed = [{**process, "cmd": clean(process["cmd"])} for process in stay]
-        if listed:
-            names = ", ".join(f"{p['pid']} ({p['cmd']})" for p in listed[:5])
-            more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""  # noqa: PLR2004 (as many as fit a line)
-            self._terminal.message(f"the job is done; left running: {names}{more}")
-            self._log.write(LogEvent.SURVIVORS_LISTED, processes=listed)
-
-    def output(self, message: OutputReport) -> None:
-        """Log trouble with the ranks' output; begin a line of our own after an unfinished one of theirs."""
-        if message["ev"] == "line_unfinished":
-            self._terminal.begin_line()
-            return
-        if message["ev"] == "refused":
-            self._log.write(LogEvent.REQUEST_REFUSED, request=message["do"], text=message["text"])
-            return
-        if message["ev"] == "stdout_closed":
-            stream = message["stream"]
-            if stream not in self._closed_streams:
-                self._closed_streams.add(stream)
-                name = {1: "stdout", 2: "stderr"}.get(stream, str(stream))
-                self._terminal.message(
-                    f"{name} was closed by its reader: the job goes on, its output is in {self._job.state / 'attempts'}", "warning"
-                )
-            return
-        self._log.write(LogEvent.OUTPUT_DROPPED, dropped_bytes=message["dropped_bytes"], error=message["log_errors"])
-
     def note(self, name: str, fields: Mapping[str, Any]) -> None:
         """Log a fact that no decision needs."""
         self.starts.noted(str(fields.get("ev", name)))
@@ -453,10 +298,6 @@ class Reporter:
             self._log.write(NOTED[name], **row)
         else:
             self._log.write(LogEvent.AGENT_REPORTED, what=str(fields.get("ev", name)), **row)
-
-    def close(self, deadline_s: float) -> None:
-        """Give the incident's files a moment before we leave."""
-        self._incident_files.close(deadline_s)
 
     def close_alerts(self, deadline_s: float) -> None:
         """Try once more to send what waits, and print each alert that was not delivered."""
@@ -487,31 +328,6 @@ class Reporter:
     def _alert(self, event: str, incident: int, attempt: int, step: int | None, **more: Any) -> None:  # noqa: ANN401 (as OutgoingAlerts.send has them)
         self.alerts.send(event, incident=incident, attempt=attempt, step=step, decision=self._last, began=self._began, **more)
 
-    def _card(self, decision: act.ReportDecision, resumed: act.ReportResume | None) -> FactPage:
-        job = self._job
-        address = job.settings.address(job.name)
-        attempt, dumped = self._cores
-        dumped = dumped if attempt == decision.attempt else ()
-        repaired = self._repaired.get(decision.attempt, ())
-        of_attempt, stacks = self._stacks
-        return card(
-            job.name,
-            decision,
-            resumed,
-            address=address,
-            node=job.node,
-            state_dir=str(job.state),
-            dumped=dumped,
-            repaired=repaired,
-            stacks=stacks if of_attempt == decision.attempt else "",
-        )
-
-    def _write_file(self, incident: int, name: str, content: str | FactPage) -> None:
-        self._incident_files.write_soon(lambda: self._job.incident_dir(incident), name, content)
-
-    def _files_lost(self, what: str, cause: str) -> None:
-        self._log.write(LogEvent.LOG_LOST, file=what, error=cause)
-
 
 def _judged(decision: act.ReportDecision | None) -> dict[str, object]:
     """Return a decision as a line: the cause, its rank, and the answer; None if nothing was decided."""
@@ -526,17 +342,5 @@ def _judged(decision: act.ReportDecision | None) -> dict[str, object]:
     }
 
 
-def _gpu(action: act.Quarantine) -> dict[str, object]:
-    gpu = action.gpu
-    texts = {"reason": clean(action.reason), "evidence": clean(action.evidence)}
-    return {"index": gpu.index, "uuid": gpu.uuid, "pci": gpu.pci, **texts}
-
-
 def _level(level: str) -> Level:
     return cast("Level", level) if level in {"info", "warning", "error"} else "info"
-
-
-def _made(directory: Path) -> Path:
-    """Return a directory that is there. Raises OSError."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return directory

@@ -1,254 +1,217 @@
-"""What `supervise status` shows: where a job stands, how fast it goes, and what it can resume from. Pure."""
+"""What `supervise status` shows of a `Status`: its page, its ranks and its GPUs. Pure.
+
+The page begins with what is wrong, and goes on with how far the training is, what it can resume from, and what it runs on. A drawing stands
+beside the numbers that it shows, never in their place.
+"""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supervisor.core.model import Finding, Gpu, Hang
-from supervisor.core.time_text import span_text
-from supervisor.core.values import Struct, replace
+from msgspec import UNSET
+
+from supervisor.core.units import bytes_text, span_text
+from supervisor.core.values import replace
 from supervisor.job import identity
 from supervisor.job.local_time import clock_text, second_text, zoned_text
 from supervisor.report import wording
-from supervisor.report.card import outcome_text
-from supervisor.report.layout import Fact, FactPage, Tone
-from supervisor.strategies.situation import memory_text
+from supervisor.report.layout import UNKNOWN_WIDTH, Fact, FactPage, Surface, Tone, render
+from supervisor.report.memory_section import MEMORY
+from supervisor.report.step_section import step_facts
+from supervisor.report.table import Cell, Column, Table, render_table
+from supervisor.view.status import StateWord, rank_groups
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from supervisor.journal.history import RecordedIncident  # noqa: TC004  not for --help
-    from supervisor.journal.records import StartTimes  # noqa: TC004  likewise
+    from supervisor.core.model import Finding
+    from supervisor.journal.records import StartTimes
+    from supervisor.view.status import GpuStatus, IncidentStatus, ListedAlert, LossCurve, RankStatus, Status, StoredCheckpoint
 
-#: Ranks that are listed one by one; of more, those that differ.
-_MOST_LISTED = 8
+#: Ranks that are listed one by one; of more, those that do the same are one line, and so many lines are shown.
+MOST_SINGLE, MOST_GROUPS = 8, 12
 #: Alerts that a page has; the JSON has all.
 _MOST_ALERTS = 50
+_TONES = {
+    StateWord.TRAINING: Tone.GOOD,
+    StateWord.DONE: Tone.GOOD,
+    StateWord.FAILED: Tone.BAD,
+    StateWord.DIED: Tone.BAD,
+    StateWord.HUNG: Tone.BAD,
+    StateWord.RUNNING: Tone.STRONG,
+    StateWord.STARTING: Tone.STRONG,
+    StateWord.NO_RUN: Tone.STRONG,
+}
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_FULL, _EMPTY = "█", "░"
 
 
-class RankStatus(Struct, frozen=True):
-    """One rank of this node that lives. None: not known. lag: steps behind the rank of this node that is furthest."""
-
-    rank: int
-    local_rank: int
-    pid: int
-    step: int | None = None
-    phase: str = "unknown"
-    lag: int | None = None
-    memory_bytes: int | None = None
+def rendered(status: Status, address: str, surface: Surface) -> str:
+    """Return the page with the tables below it, without a line feed at its end."""
+    tables = (rank_table(status), gpu_table(status))
+    parts = [render(status_page(status, address, width=surface.width), surface)]
+    return "\n".join([*parts, *(render_table(table, surface) for table in tables if table.rows)])
 
 
-class StoredCheckpoint(Struct, frozen=True):
-    """The newest checkpoint that was verified, or that a mirror holds. t: when that was. place: the mirror, "" for this node's disk."""
-
-    path: str
-    step: int | None
-    t: float
-    place: str = ""
-
-
-class StandbyStatus(Struct, frozen=True):
-    """The standbys of this node's ranks. text: how many, or why none."""
-
-    text: str
-    ready: int
-    private_mib: int
-    pids: tuple[int, ...]
-
-
-class ListedAlert(Struct, frozen=True):
-    """An alert that an outbox of the job holds. t: when it was put there."""
-
-    t: float
-    sink: str
-    state: str  # sent, refused, waiting
-    title: str
-    answer: str  # of the service that refused it
-    event_id: str
-
-
-class AlertList(Struct, frozen=True):
-    """A job's alerts on this node, the oldest first. dropped: for each sink how many, because too many waited."""
-
-    alerts: tuple[ListedAlert, ...]
-    dropped: dict[str, int]
-
-
-class Status(Struct, frozen=True):
-    """What `status` shows. Times are Unix seconds; None is not known.
-
-    supervisor_alive: None if it cannot be seen from here. exit_code: None while there is none. now: when it was read. steps_per_s: of the
-    last minute or so. hang: that holds, and when it was confirmed. total_steps: the script's own. step_t: when the rank that is furthest
-    behind ended its last step. missing: how many nodes are waited for, and until when. warnings: what is strange about the loss and the
-    pace. start: where the time of the attempt's start went. alerts: what is wrong with those of this run. alert_list: None if nobody asked.
-    """
-
-    job: str
-    node: str
-    run: str
-    stage: str
-    attempt: int
-    step: int | None
-    step_relative: bool
-    phase: str
-    ranks: tuple[RankStatus, ...]
-    incident: int | None
-    incidents: int
-    last_decision: str
-    supervisor_pid: int
-    supervisor_alive: bool | None
-    state_dir: str
-    exit_code: int | None
-    ended: bool
-    numbers: str = ""
-    left_out: int = 0  # batches that all ranks of the attempt left out (worker.agree)
-    restored: str = ""
-    world_size: int = 0
-    alerts: str = ""
-    now: float = 0.0
-    since_t: float | None = None
-    ended_t: float | None = None
-    attempt_t: float | None = None
-    steps_per_s: float | None = None
-    total_steps: int | None = None
-    step_t: float | None = None
-    verified: StoredCheckpoint | None = None
-    mirrored: StoredCheckpoint | None = None
-    saves: str = ""
-    restarts_left: int | None = None
-    last_incident: RecordedIncident | None = None
-    gpus: tuple[Gpu, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    examined_t: float | None = None
-    hang: tuple[float, Hang] | None = None
-    warnings: tuple[str, ...] = ()
-    start: StartTimes | None = None
-    standbys: StandbyStatus | None = None
-    missing: tuple[int, float] | None = None
-    alert_list: AlertList | None = None
-
-    @property
-    def died(self) -> bool:
-        """Whether the supervisor is gone without an end record."""
-        return self.supervisor_alive is False and not self.ended
-
-    @property
-    def runs(self) -> bool:
-        """Whether it may still write."""
-        return not self.ended and self.supervisor_alive is not False
-
-    @property
-    def restarts(self) -> int:
-        """How often the ranks were started again."""
-        return max(0, self.attempt - 1)
-
-    @property
-    def eta_s(self) -> float | None:
-        """Seconds until the last step at this pace, where the total is known."""
-        if not (self.runs and self.total_steps and self.steps_per_s and self.step is not None) or self.step_relative:
-            return None
-        return max(0.0, (self.total_steps - self.step) / self.steps_per_s)
-
-
-def status_page(status: Status, address: str) -> FactPage:
-    """Return the page. `address`: the options by which our other commands find the job."""
-    stage = f"ended, exit code {status.exit_code}" if status.ended else status.stage
-    title = f"job {status.job} on {status.node}: {stage}{' when supervise died' if status.died else ''}"
+def status_page(status: Status, address: str, *, width: int = UNKNOWN_WIDTH) -> FactPage:
+    """Return the page. address: the options by which our other commands find the job. width: in cells, for what is drawn; 0: nothing is."""
+    title = f"{'drill of ' * status.drill}job {status.job} on {status.node}: {status.state_text}"
     facts = [
-        Fact("since", _since(status)),
-        *([Fact("mirror", f"gave {status.restored}")] if status.restored else []),
+        *_first_incident(status),
+        *_hang(status, address),
         *_missing(status),
-        Fact("progress", _progress(status), Tone.STRONG),
-        *([Fact("start", f"attempt {status.attempt}: {wording.start_text(status.start)}")] if status.start else []),
-        *_hang(status),
-        *(Fact(wording.STRANGE, text, Tone.WARNING) for text in (status.warnings if status.runs else ())),
-        Fact("checkpoint", _stored(status.verified, status.now, "verified") or "none was verified in this run"),
-        *([Fact("mirrored", _stored(status.mirrored, status.now, ""))] if status.mirrored else []),
-        *([Fact("saves", status.saves)] if status.saves else []),
+        *_progress(status, width),
+        *([Fact("loss", _loss(status.loss, width))] if status.loss is not None else []),
+        *(Fact(MEMORY, forecast.text, Tone.WARNING) for forecast in status.forecasts),
+        *(Fact(wording.STRANGE, text, Tone.WARNING) for text in status.warnings),
         *([Fact("numbers", status.numbers, Tone.WARNING)] if status.numbers else []),
+        *step_facts(status.step_shares),
         *_left_out(status),
+        *_checkpoints(status),
         Fact("restarts", _restarts(status)),
-        *_ranks(status),
-        *([Fact("standby", status.standbys.text)] if status.standbys is not None and status.runs else []),
+        *_ranks(status, address),
         *_node(status),
-        *_alerts(status, address),
+        *([Fact("fast restart", status.standby.text)] if status.standby is not None else []),
+        *([Fact("start", _start(status.start))] if status.start is not None else []),
         *incident_facts(status),
-        Fact("supervise", f"pid {status.supervisor_pid}, {_alive(status)}", Tone.BAD if status.died else Tone.PLAIN),
+        *_alerts(status, address),
+        *([Fact("since", _since(status))] if status.run else []),
+        Fact("supervise", _supervise(status), Tone.BAD if status.died else Tone.PLAIN),
         Fact("files", status.state_dir, copied=True),
         *([Fact("look", f"supervise why {address}", copied=True)] if status.incidents else []),
     ]
-    bad = status.died or bool(status.exit_code)
-    tone = Tone.BAD if bad else Tone.WARNING if status.incident is not None else Tone.GOOD
-    return FactPage(title, tuple(facts), tone)
+    tone = _TONES.get(status.state, Tone.WARNING)
+    return FactPage(title, tuple(facts), Tone.WARNING if tone is Tone.GOOD and status.incident is not None else tone)
 
 
-def _alive(status: Status) -> str:
-    return {True: "alive", False: "ended" if status.ended else "died, and could not report it", None: "cannot be seen from here"}[
-        status.supervisor_alive
-    ]
+def incident_facts(status: Status) -> list[Fact]:
+    """Return how many incidents there were, and how the last one ended; one that is not over stands at the head of the page."""
+    last = status.last_incident
+    if last is None or _is_first(status):
+        return [Fact("incidents", str(status.incidents) if status.incidents else "none")]
+    outcome = last.outcome.replace("_", " ")
+    facts = [Fact("incidents", f"{status.incidents}, the last is incident {last.number} at {clock_text(last.opened)}: {outcome}")]
+    return facts + [replace(fact, tone=Tone.FAINT) for fact in (*_incident(last, last.what), Fact("done", last.done)) if fact.text]
 
 
-def _since(status: Status) -> str:
-    if status.since_t is None:
-        return f"run {status.run}"
-    at = zoned_text(status.since_t)
-    lasted = span_text((status.ended_t or status.now) - status.since_t)
-    return f"{at} ({lasted}{' until it ended' if status.ended_t else ''}), run {status.run}"
+def _is_first(status: Status) -> bool:
+    """Whether the last incident is what a person has to know: it is open, or it ended the run."""
+    last = status.last_incident
+    return last is not None and last.outcome != "resolved" and (status.runs or status.state is not StateWord.DONE)
 
 
-def _progress(status: Status) -> str:
-    total = f" of {status.total_steps}" if status.total_steps and status.step is not None and not status.step_relative else ""
-    parts = [wording.step_text(status.step, relative=status.step_relative) + total]
-    parts.append(f"phase {status.phase}")
-    if status.runs and status.steps_per_s:
-        parts.append(wording.pace_text(status.steps_per_s))
-    if status.runs and status.step_t is not None:
-        parts.append(f"last step {span_text(status.now - status.step_t)} ago")
-    if status.eta_s is not None:
-        parts.append(f"about {span_text(status.eta_s)} left")
-    if not status.attempt:
-        return "no attempt yet"
-    began = f", since {clock_text(status.attempt_t)}" if status.attempt_t and status.runs else ""
-    return f"attempt {status.attempt}{began}: {', '.join(parts)}"
-
-
-def _hang(status: Status) -> list[Fact]:
-    """Return that the ranks stand still, and where their stacks are."""
-    if status.hang is None or not status.runs:
+def _first_incident(status: Status) -> list[Fact]:
+    last = status.last_incident
+    if last is None or not _is_first(status):
         return []
-    t, hang = status.hang
-    text = f"no progress for {span_text(hang.still_s + status.now - t)}: {hang.text}"
-    stacks = identity.look_path(Path(status.state_dir), status.attempt)
-    return [Fact("hang", text, Tone.WARNING), Fact("stacks", str(stacks), copied=True)]
+    facts = _incident(last, f"incident {last.number} at {clock_text(last.opened)}: {last.what}")
+    facts += [Fact("done", last.done, Tone.STRONG)] if last.done else []
+    return facts + ([Fact("do", last.do)] if last.do else [])
 
 
-def _stored(found: StoredCheckpoint | None, now: float, how: str) -> str:
-    if found is None:
-        return ""
-    step = wording.step_text(found.step) if found.step is not None else "step unknown"
-    place = f" in {found.place}" if found.place else ""
-    return f"{step}, {how + ' ' if how else ''}{span_text(now - found.t)} ago{place}: {found.path}"
+def _incident(incident: IncidentStatus, sentence: str) -> list[Fact]:
+    return [Fact("what", sentence, Tone.BAD), *([Fact("where", incident.where)] if incident.where else [])]
+
+
+def _hang(status: Status, address: str) -> list[Fact]:
+    """Return that the ranks stand still, where, what a person does, and where their stacks are."""
+    hang = status.hang
+    if hang is None:
+        return []
+    then = "" if status.runs else " when the run ended"
+    facts = [Fact("what", f"no progress for {span_text(hang.still_s)}{then}: {hang.text}", Tone.BAD)]
+    facts += [Fact("where", hang.where)] if hang.where else []
+    facts += [Fact("" if hang.where else "where", hang.reason, Tone.STRONG)] if hang.reason else []
+    if status.runs:
+        facts += [Fact("done", hang.done)] if hang.done else []
+        facts.append(Fact("do", f"supervise stop {address}", Tone.WARNING, copied=True))
+        facts.append(Fact("", "prints the command that starts it again"))
+    return [*facts, Fact("stacks", str(identity.look_path(Path(status.state_dir), status.attempt)), copied=True)]
 
 
 def _missing(status: Status) -> list[Fact]:
     """Return what the attempt waits for, where fewer nodes are there than it needs."""
-    if status.missing is None or not status.runs:
+    if status.waits is None:
         return []
-    count, until_t = status.missing
-    return [
-        Fact("waits", f"for {count} more node(s), until {time.strftime('%H:%M', time.localtime(until_t))}, then it stops", Tone.WARNING)
-    ]
+    until = clock_text(status.waits.until)
+    return [Fact("waits", f"for {status.waits.nodes} more node(s), until {until}, then it stops", Tone.WARNING)]
+
+
+def _progress(status: Status, width: int) -> list[Fact]:
+    """Return how far the training is, with a bar where the total is known; then how it goes."""
+    if not status.attempt:
+        return [Fact("progress", "no attempt yet", Tone.STRONG)]
+    is_new = status.step is None and status.state in {StateWord.STARTING, StateWord.RESTARTING}
+    parts, bar = ["no step yet" if is_new else wording.step_text(status.step, relative=status.step_relative)], ""
+    if status.total_steps and status.step is not None:
+        done = min(1.0, status.step / status.total_steps)
+        drawn = f"{_bar(done, 24 if width >= 100 else 10)} " if width else ""  # noqa: PLR2004  where the line has room
+        bar = f"{drawn}{100 * done:.0f} %, "
+        parts[0] += f" of {status.total_steps}"
+    if status.runs and status.steps_per_s is not None:
+        parts.append(wording.pace_text(status.steps_per_s) if status.steps_per_s else "0 steps/s")
+    if status.runs and status.eta_s is not None:
+        parts.append(f"about {span_text(status.eta_s)} left")
+    began = f", since {clock_text(status.attempt_since)}" if status.attempt_since and status.runs else ""
+    more = [f"attempt {status.attempt}{began}", *([f"phase {status.phase}"] if status.phase != "unknown" else [])]
+    if status.last_step_age_s is not None:
+        more.append(f"last step {span_text(status.last_step_age_s)} ago")
+    if status.total_from is not None and status.total_steps:
+        more.append(f"total {status.total_from}")
+    return [Fact("progress", bar + ", ".join(parts), Tone.STRONG), Fact("", ", ".join(more))]
+
+
+def _bar(done: float, cells: int) -> str:
+    full = int(done * cells)
+    return _FULL * full + _EMPTY * (cells - full)
+
+
+def _loss(curve: LossCurve, width: int) -> str:
+    """Return the first and the last loss, which way it went, and the curve; a screen reader has all of it in words."""
+    first, last = curve.values[0], curve.values[-1]
+    if curve.first_step is not None and curve.first_step == curve.last_step:
+        return f"{last:.4g} at step {curve.last_step}"  # several attempts came to it
+    change = "falls" if last < first else "rises" if last > first else "stands"
+    steps = f" in steps {curve.first_step} to {curve.last_step}" if curve.first_step is not None and curve.last_step is not None else ""
+    drawn = f"{_sparkline(curve.values, min(60, max(10, width - 60)))} " if width else ""
+    return f"{drawn}{change} from {first:.4g} to {last:.4g}{steps}"
+
+
+def _sparkline(values: Sequence[float], cells: int) -> str:
+    """Return the values in so many cells at most, each the mean of its share."""
+    count = min(cells, len(values))
+    shares = [values[len(values) * at // count : len(values) * (at + 1) // count] for at in range(count)]
+    means = [sum(share) / len(share) for share in shares]
+    low, span = min(means), (max(means) - min(means)) or 1.0
+    return "".join(_BLOCKS[int((mean - low) / span * (len(_BLOCKS) - 1))] for mean in means)
+
+
+def _checkpoints(status: Status) -> list[Fact]:
+    saved, verified = status.saved, status.verified
+    facts = [Fact("checkpoint", _stored(verified, "verified") if verified is not None else "none was verified in this run")]
+    if saved is not None and (verified is None or (saved.path != verified.path and saved.age_s < verified.age_s)):
+        facts.append(Fact("saved", f"{_stored(saved, '')} (not verified yet)"))
+    facts += [Fact("mirrored", _stored(status.mirrored, ""))] if status.mirrored is not None else []
+    waiting = f"{status.waiting_uploads} {'waits' if status.waiting_uploads == 1 else 'wait'} to be sent" if status.waiting_uploads else ""
+    facts += [Fact("saves", "; ".join(filter(None, (status.saves, waiting))))] if status.saves or waiting else []
+    return facts + ([Fact("mirror", f"before the first attempt: {status.restored}")] if status.restored else [])
+
+
+def _stored(checkpoint: StoredCheckpoint, how: str) -> str:
+    step = wording.step_text(checkpoint.step) if checkpoint.step is not None else "step unknown"
+    place = f" in {checkpoint.mirror}" if checkpoint.mirror else ""
+    return f"{step}, {how + ' ' if how else ''}{span_text(checkpoint.age_s)} ago{place}: {checkpoint.path}"
 
 
 def _restarts(status: Status) -> str:
-    if status.restarts_left is None or not status.runs:
+    if status.restarts_left is None:
         return str(status.restarts)
-    if status.missing is not None:
-        return f"{status.restarts}; the next one waits for the nodes"
-    left = "it stops at the next failure" if not status.restarts_left else f"{status.restarts_left} left without progress, then it stops"
-    return f"{status.restarts}; {left}"
+    if status.waits is not None:
+        return f"{status.restarts} used; the next one waits for the nodes"
+    left = status.restarts_left
+    then = f"after {left} more restart{'s' * (left > 1)} without progress" if left else "at the next failure"
+    return f"{status.restarts} used; it stops {then}"
 
 
 def _left_out(status: Status) -> list[Fact]:
@@ -257,28 +220,87 @@ def _left_out(status: Status) -> list[Fact]:
     return [Fact("left out", text, Tone.WARNING)] if count else []
 
 
-def _ranks(status: Status) -> list[Fact]:
-    if not status.ranks:
-        return [Fact("ranks", "none runs")] if status.runs else []
-    here = len(status.ranks)
-    count = f"{here} of {status.world_size} on this node" if status.world_size > here else f"{here}"
-    if here <= _MOST_LISTED:
-        return [Fact("ranks", f"{count}: {'; '.join(_rank(rank) for rank in status.ranks)}")]
-    behind = sorted((rank for rank in status.ranks if rank.lag), key=lambda one: -(one.lag or 0))[:3]
-    memory = [rank.memory_bytes for rank in status.ranks if rank.memory_bytes is not None]
-    texts = [count, *(_rank(rank_status) for rank_status in behind)]
-    if memory:
-        texts.append(f"memory {memory_text(min(memory))} to {memory_text(max(memory))} each, {memory_text(sum(memory))} together")
-    return [Fact("ranks", "; ".join(texts))]
+def _ranks(status: Status, address: str) -> list[Fact]:
+    """Return how many ranks and nodes there are, and who is behind; the table below the page has each."""
+    ranks, facts = status.ranks, []
+    if not ranks:
+        facts += [Fact("ranks", "none runs")] if status.runs else []
+    else:
+        count = f"{len(ranks)} of {status.world_size} on this node" if (status.world_size or 0) > len(ranks) else f"{len(ranks)}"
+        behind = sum(bool(rank.lag and rank.lag > 1) for rank in ranks)
+        memory = [rank.memory_bytes for rank in ranks if rank.memory_bytes is not None]
+        parts = [count, f"{behind} behind" if behind else "", f"{bytes_text(sum(memory))} of memory together" if memory else ""]
+        facts.append(Fact("ranks", ", ".join(filter(None, parts)), Tone.WARNING if behind else Tone.PLAIN))
+    if len(status.nodes) > 1:
+        facts.append(Fact("nodes", f"{len(status.nodes)}; supervise status --all-nodes {address}"))
+    return facts
 
 
-def _rank(one: RankStatus) -> str:
-    known = [
-        f"pid {one.pid}",
-        *([f"{one.lag} {'step' if one.lag == 1 else 'steps'} behind"] if one.lag else []),
-        *([memory_text(one.memory_bytes)] if one.memory_bytes is not None else []),
-    ]
-    return f"rank {one.rank} ({', '.join(known)})"
+def rank_table(status: Status) -> Table:
+    """Return the ranks of this node: those that do the same in one row, the largest group first; those that differ below it."""
+    groups = rank_groups(status.ranks, MOST_SINGLE)
+    more = sum(map(len, groups[MOST_GROUPS:]))
+    has_gpu = any(rank.gpu_reserved_bytes is not None for rank in status.ranks)
+    rows = [_rank_row(group, has_gpu=has_gpu) for group in groups[:MOST_GROUPS]]
+    rows += [(f"{more} more", "", "", "", "", *([""] * has_gpu), "", "each does something else")] if more else []
+    columns = (
+        *(Column(""), Column("pid", right=True), Column("step", right=True), Column("behind", right=True)),
+        *(Column("phase"), Column("memory"), *([Column("GPU memory")] if has_gpu else []), Column("waits for")),
+    )
+    return Table(columns, tuple(rows), f"ranks of {status.node}")
+
+
+def _rank_row(group: Sequence[RankStatus], *, has_gpu: bool) -> tuple[Cell | str, ...]:
+    first = group[0]
+    steps = sorted({rank.step for rank in group if rank.step is not None})
+    lag = first.lag if first.lag is not None and first.lag > 1 else 0
+    tone = Tone.WARNING if lag or first.waits else Tone.PLAIN
+    long_s = max((rank.phase_s or 0.0 for rank in group), default=0.0)
+    return (
+        Cell(f"{'ranks' if len(group) > 1 else 'rank'} {number_list(rank.rank for rank in group)}", tone),
+        str(first.pid) if len(group) == 1 else "",
+        "-".join(map(str, dict.fromkeys((steps[0], steps[-1])))) if steps else "",
+        Cell(str(lag or ""), tone),
+        first.phase + (f", {span_text(long_s)}" if first.phase not in {"train", "unknown"} and long_s >= 1 else ""),
+        _amounts([rank.memory_bytes for rank in group if rank.memory_bytes is not None]),
+        *([_gpu_amounts(group)] if has_gpu else []),
+        Cell(first.waits or "", tone),
+    )
+
+
+def _gpu_amounts(group: Sequence[RankStatus]) -> str:
+    """Return what torch reserved of the ranks' GPUs: `71.2 GiB of 79.1 GiB`."""
+    reserved = [rank.gpu_reserved_bytes for rank in group if rank.gpu_reserved_bytes is not None]
+    limits = {rank.gpu_limit_bytes for rank in group if rank.gpu_limit_bytes}
+    return _amounts(reserved) + (f" of {bytes_text(min(limits))}" if reserved and len(limits) == 1 else "")
+
+
+def _amounts(counts: Sequence[int]) -> str:
+    """Return the least and the most of some amounts of bytes: `2.0 GiB`, `20.0-22.0 GiB`, `900 MiB-1.1 GiB`."""
+    if not counts:
+        return ""
+    low, high = bytes_text(min(counts)), bytes_text(max(counts))
+    number, _, unit = low.partition(" ")
+    return high if low == high else f"{number}-{high}" if high.endswith(unit) else f"{low}-{high}"
+
+
+def gpu_table(status: Status) -> Table:
+    """Return the GPUs with what NVML answered; no row where it was not asked."""
+    live = any(gpu.memory_bytes is not None or gpu.temperature_c is not None for gpu in status.gpus)
+    numbers = (Column(name, right=True) for name in ("temperature", "busy", "power", "clock"))
+    columns = (Column(""), Column("memory"), *numbers, Column("out of use"))
+    return Table(columns, tuple(_gpu_row(gpu) for gpu in status.gpus) if live else (), f"GPUs of {status.node}")
+
+
+def _gpu_row(gpu: GpuStatus) -> tuple[Cell | str, ...]:
+    used, total = gpu.memory_used_bytes, gpu.memory_bytes
+    memory = f"{bytes_text(used)} of {bytes_text(total)} ({100 * used / total:.0f} %)" if used is not None and total else ""
+    temperature = "" if gpu.temperature_c is None else f"{gpu.temperature_c:.0f} °C"
+    busy = "" if gpu.busy_percent is None else f"{gpu.busy_percent:.0f} %"
+    power = "" if gpu.power_w is None else f"{gpu.power_w:.0f} W"
+    clock = "" if gpu.clock_mhz is None else f"{'slow: ' * gpu.slow}{gpu.clock_mhz:.0f} MHz"
+    shown = Cell(clock, Tone.WARNING if gpu.slow else Tone.PLAIN)
+    return f"GPU {gpu.index}", memory, temperature, busy, power, shown, Cell(gpu.quarantined or "", Tone.WARNING)
 
 
 def _node(status: Status) -> list[Fact]:
@@ -286,26 +308,25 @@ def _node(status: Status) -> list[Fact]:
     facts: list[Fact] = []
     if status.gpus:
         out = [f"GPU {gpu.index} is out of use: {gpu.quarantined}" for gpu in status.gpus if gpu.quarantined]
-        used = _numbers([gpu.index for gpu in status.gpus if not gpu.quarantined])
+        used = number_list(gpu.index for gpu in status.gpus if not gpu.quarantined)
         facts.append(Fact("GPUs", "; ".join([used or "none in use", *out]), Tone.WARNING if out else Tone.PLAIN))
-    if status.examined_t is not None:
-        bad = [finding for finding in status.findings if finding.result != "ok"]
-        at = clock_text(status.examined_t)
+    if status.examined is not None:
+        bad = [finding for finding in status.health if finding.result != "ok"]
         text = "; ".join(map(_finding, bad)) or "nothing wrong was found"
-        facts.append(Fact("health", f"{text} (examined at {at})", Tone.WARNING if bad else Tone.PLAIN))
+        facts.append(Fact("health", f"{text} (examined at {clock_text(status.examined)})", Tone.WARNING if bad else Tone.PLAIN))
     return facts
 
 
-def _finding(found: Finding) -> str:
+def _finding(finding: Finding) -> str:
     """Return a finding as a sentence: what it is about stands once."""
-    subject = found.subject.removeprefix("path:")
-    return f"{found.result}: {found.reason if subject in found.reason else f'{subject}: {found.reason}'}"
+    subject = finding.subject.removeprefix("path:")
+    return f"{finding.result}: {finding.reason if subject in finding.reason else f'{subject}: {finding.reason}'}"
 
 
-def _numbers(found: Sequence[int]) -> str:
+def number_list(numbers: Iterable[int]) -> str:
     """Return numbers as `0-3, 5`."""
     runs: list[list[int]] = []
-    for number in sorted(found):
+    for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
             runs[-1].append(number)
         else:
@@ -313,11 +334,35 @@ def _numbers(found: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
+def _start(start: StartTimes) -> str:
+    """Return how long the newest start took, and its two longest parts; `report` has all."""
+    longest = sorted(start.parts.items(), key=lambda part: -part[1])[:2]
+    parts = ", ".join(f"{span_text(took_s)} {wording.START_PARTS.get(name, name)}" for name, took_s in longest)
+    since = {"launch": "the launch", "failure": "the failure"}.get(start.after, "nodes asked to join")
+    until = "first step" if start.trained else "no step, though"
+    return f"attempt {start.attempt}: {until} {span_text(start.total_s)} after {since}" + (f" (most: {parts})" if parts else "")
+
+
+def _since(status: Status) -> str:
+    if status.since is None:
+        return f"run {status.run}"
+    lasted = span_text((status.until or status.now) - status.since)
+    return f"{zoned_text(status.since)} ({lasted}{' until it ended' if status.until else ''}), run {status.run}"
+
+
+def _supervise(status: Status) -> str:
+    alive = status.supervisor.alive
+    if not status.run:  # a start that the disk refused, or whose first records are lost
+        return {True: "alive", False: "does not run; no run is recorded", None: "cannot be seen from here"}[alive]
+    end = "ended" if status.ended else "died, and could not report it"
+    return f"pid {status.supervisor.pid}, {({True: 'alive', False: end, None: 'cannot be seen from here'})[alive]}"
+
+
 def _alerts(status: Status, address: str) -> list[Fact]:
     """Return what is wrong with this run's alerts; in its place, where it was asked for, a line for each alert of the job."""
-    if status.alert_list is None:
+    if status.alert_list is UNSET:
         return [Fact("alerts", f"{status.alerts}; supervise status -v {address}", Tone.WARNING)] if status.alerts else []
-    alerts, dropped = status.alert_list.alerts, status.alert_list.dropped
+    alerts, dropped = status.alert_list, status.alerts_dropped if status.alerts_dropped is not UNSET else {}
     facts = []
     if len(alerts) > _MOST_ALERTS:
         facts.append(Fact("", f"{len(alerts) - _MOST_ALERTS} older ones: --json lists all"))
@@ -330,20 +375,3 @@ def _alerts(status: Status, address: str) -> list[Fact]:
 def _alert(alert: ListedAlert) -> str:
     answer = f" ({alert.answer})" if alert.answer else ""
     return f"{second_text(alert.t)} {alert.sink} {alert.state}{answer}: {alert.title}"
-
-
-def incident_facts(status: Status) -> list[Fact]:
-    """Return how many incidents there were, and of the last one the cause, the decision and what is next."""
-    last = status.last_incident
-    if last is None:
-        return [Fact("incidents", str(status.incidents) if status.incidents else "none")]
-    at = clock_text(last.opened_t)
-    facts = [Fact("incidents", f"{status.incidents}, the last is incident {last.number} at {at}: {outcome_text(last)}")]
-    decided = next((one.decision for one in reversed(last.rounds) if one.decision is not None), None)
-    over = last.outcome == "resolved"
-    tone = Tone.FAINT if over else Tone.BAD
-    if decided is None:
-        return [*facts, Fact(wording.CAUSE, last.summary, tone)]
-    facts.append(Fact(wording.CAUSE, wording.cause_text(decided.verdict), tone))
-    facts.append(Fact(wording.DECISION, wording.decision_text(decided.plan, decided.attempt), Tone.FAINT if over else Tone.STRONG))
-    return facts if over else [*facts, Fact(wording.NEXT, decided.plan.next_rung)]

@@ -1,5 +1,8 @@
 """The supervisor's lines at the terminal: on stderr, each with the prefix "supervise: ", and the card.
 
+At a terminal each line begins with the time of day, and has a colour of its own beside what the ranks print: `14:13:20 supervise: …`. In a
+pipe, a file or systemd's journal, which has the time itself, it has neither.
+
 No call blocks or raises, whatever stderr is: closed, a full pipe that nobody reads, a terminal held by ^S, a file on a disk that hangs.
 Lines that cannot be written within a deadline are dropped and counted; the count is printed once writing works again.
 In systemd's journal each line has a priority (journald.py); the card has that of an error.
@@ -9,27 +12,30 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import select
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from supervisor.job.local_time import clock_text
 from supervisor.report import journald
 from supervisor.report.background_writer import BackgroundWriter
-from supervisor.report.layout import render, surface_of
+from supervisor.report.layout import Tone, painted, render, surface_of
+from supervisor.report.text import escaped
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
+    from supervisor.config.settings import Settings
     from supervisor.report.journald import Level
     from supervisor.report.layout import FactPage
 
 _WRITE_DEADLINE_S = 2.0
 #: Up to this many bytes a pipe that polls as writable takes without blocking (pipe(7), PIPE_BUF).
 _CHUNK_BYTES = 4096
-# what a rank printed may be quoted in our lines, and must not move the cursor or retitle the window
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_PREFIX = "supervise: "
+#: How a line of each level reads; its text says the level too, for who sees no colour.
+_TONES: Final[Mapping[Level, Tone]] = {"info": Tone.LABEL, "notice": Tone.STRONG, "warning": Tone.WARNING, "error": Tone.BAD}
 
 
 class TerminalWriter:
@@ -41,6 +47,7 @@ class TerminalWriter:
         self._quiet = quiet
         self._deadline_s = deadline_s
         self._to_journal = journald.is_journal(fd, os.environ)
+        self._is_a_tty, self._surface = os.isatty(fd), surface_of(fd)
         self._stuck = self._is_closed = False
         self._lock = threading.Lock()  # the log's thread prints too
         self._line_end = b""  # what ends the ranks' unfinished line, before the next of ours
@@ -51,9 +58,10 @@ class TerminalWriter:
         """How many calls' text could not be written."""
         return self._writer.dropped
 
+    @property
     def is_a_tty(self) -> bool:
-        """Return whether `fd` is a terminal, so that a person may read it."""
-        return os.isatty(self._fd)
+        """Whether `fd` is a terminal, so that a person may read it."""
+        return self._is_a_tty
 
     def message(self, text: str, level: Level = "info") -> None:
         """Print `text`, each of its lines prefixed."""
@@ -61,7 +69,12 @@ class TerminalWriter:
             text = f"{level}: {text}"
         elif self._quiet:
             return
-        self._put(level, b"supervise: ", text.splitlines())
+        self._queue(b"".join(self._line(level, line) for line in text.splitlines()))
+
+    def waiting(self, text: str) -> None:
+        """Print what a person at a terminal waits for. In a pipe or a file it would be a line too many."""
+        if self._is_a_tty:
+            self.message(text)
 
     def card(self, page: FactPage) -> None:
         """Print a card, also if quiet, for the width and the colours of this terminal. Its lines stay together and have no prefix."""
@@ -71,7 +84,7 @@ class TerminalWriter:
 
     def lines(self, text: str) -> bool:
         """Print whole lines without prefix, such as log events as JSON. From any thread; always True."""
-        self._queue(_encoded(text))
+        self._queue(escaped(text).encode())
         return True
 
     def begin_line(self) -> None:
@@ -85,9 +98,15 @@ class TerminalWriter:
             self._is_closed = True
             self._writer.close(deadline_s)
 
-    def _put(self, level: Level, begins: bytes, lines: Sequence[str]) -> None:
-        head = (journald.prefix(level).encode() if self._to_journal else b"") + begins
-        self._queue(b"".join(head + _encoded(line) + b"\n" for line in lines))
+    def _line(self, level: Level, text: str) -> bytes:
+        """Return one line of ours, as this stream gets it."""
+        line = escaped(_PREFIX + text)
+        if self._to_journal:
+            line = journald.prefix(level) + line
+        elif self._is_a_tty:
+            clock = painted(clock_text(time.time()), Tone.FAINT, self._surface)
+            line = f"{clock} {painted(line, _TONES[level], self._surface)}"
+        return line.encode() + b"\n"
 
     def _queue(self, lines: bytes) -> None:
         with self._lock:
@@ -96,11 +115,16 @@ class TerminalWriter:
 
     def _write(self, data: bytes, dropped: int) -> bool:
         if dropped:
-            data = f"supervise: warning: {dropped} messages could not be written here\n".encode() + data
+            data = self._line("warning", f"warning: {dropped} messages could not be written here") + data
         # once stuck, only check whether it moves again: a queue of lines must not wait for each
         until = time.monotonic() + (0.0 if self._stuck else self._deadline_s)
         self._stuck = not _write_all(self._fd, data, until)
         return not self._stuck
+
+
+def terminal_of(settings: Settings) -> TerminalWriter:
+    """Return what writes to this process's stderr, as loud as the user asks."""
+    return TerminalWriter(quiet=settings.terminal.verbosity == "quiet")
 
 
 def _write_all(fd: int, data: bytes, until: float) -> bool:
@@ -120,7 +144,3 @@ def _write_all(fd: int, data: bytes, until: float) -> bool:
             if error.errno != errno.EAGAIN or time.monotonic() >= until:
                 return False
     return True
-
-
-def _encoded(line: str) -> bytes:
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", line).encode("utf-8", "backslashreplace")

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 _LONGEST = 1000
+#: What moves the cursor, retitles the window or turns the rest of a line round (Unicode TR9); \t and \n do not.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def escaped(line: str) -> str:
+    """Return a line of ours, which may quote foreign text, with escapes for what is no character of UTF-8 or that a terminal would obey."""
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), line.encode("utf-8", "backslashreplace").decode())
 
 
 def clean(text: str, *, is_whole: bool = False) -> str:

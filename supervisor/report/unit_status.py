@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 from supervisor.core import events
 from supervisor.core.model import PlanKind
 from supervisor.observe.ranks.progress_sampler import START_CEILING_S
-from supervisor.report.text import clean
+from supervisor.report import wording
+from supervisor.report.text import clean, cut
 
 if TYPE_CHECKING:
     from supervisor.core.actions import ReportDecision
     from supervisor.core.events import Event
     from supervisor.core.state import Attempt
 
-#: Of the summary in the last status line, which has the command behind it.
+#: Of the sentence in the last status line, which has the command behind it.
 MOST_SUMMARY = 100
 
 
@@ -45,9 +46,9 @@ def is_overdue(attempt: Attempt, now: float) -> bool:
 
 
 def end_line(job: str, exit_code: int, decision: ReportDecision | None) -> str:
-    """Return the unit's last status line: the exit code, and the cause if the run was given up."""
+    """Return the unit's last status line: done, stopped or failed, the exit code, and what failed."""
     if exit_code == 0 or decision is None or decision.plan.kind is not PlanKind.STOP:
         return f"{'done' if exit_code == 0 else 'stopped'}, exit code {exit_code}"
     verdict = decision.verdict
     look = f"supervise why {decision.incident} --job {job}"
-    return f"exit code {exit_code}: {verdict.cause.value}: {clean(verdict.summary)[:MOST_SUMMARY]}; {look}"
+    return f"failed, exit code {exit_code}: {cut(clean(wording.what_text(verdict)), MOST_SUMMARY)}; {look}"

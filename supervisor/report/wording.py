@@ -1,4 +1,4 @@
-"""The words of the card, of `why` and of `status`: cause, evidence, decision, next. Pure.
+"""The words of the card, of `why`, of `status` and of the unit: what happened, where, what was done, what to do. Pure.
 
 Each function returns a text, or the facts of one label. Observers have names of their own (`error_file`, `cgroup`); here stands what a
 person calls them.
@@ -11,25 +11,29 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify import exits
 from supervisor.classify.caches import CACHE
-from supervisor.core.causes import CAUSE_TABLE
-from supervisor.core.model import Beginning, Cause, PlanKind
+from supervisor.core.causes import CAUSE_TABLE, MEANING
+from supervisor.core.model import Beginning, Cause, Phase, PlanKind
 from supervisor.core.numeric import rank_list
+from supervisor.core.units import bytes_text, span_text
+from supervisor.core.values import replace
 from supervisor.report.layout import Fact, Tone
 from supervisor.report.text import clean, cut
 from supervisor.strategies.situation import FOREIGN_CHECKPOINT, MISSING_POINTER, RACE_WRITER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from supervisor.core.actions import ReportDecision, ReportResume
-    from supervisor.core.model import Change, Evidence, Plan, Verdict
+    from supervisor.core.model import Change, Evidence, FailureVerdict, Plan
     from supervisor.journal.records import StartTimes
+    from supervisor.report.command_line import NextStart
 
-CAUSE, EVIDENCE, DECISION, NEXT = "cause", "evidence", "decision", "next"
+#: The labels, in the order of the card.
+WHAT, WHERE, DONE, DO, EVIDENCE, WHEN, AGAIN, FROM = "what", "where", "done", "do", "evidence", "when", "again", "from"
 #: The label of what the loss rules and the pace show.
 STRANGE = "strange"
 #: A note that ends with a command.
-_COMMAND = re.compile(r"(.*?:) ((?:cp -p|mv) .+)")
+_COMMAND = re.compile(r"(.*?): ((?:cp -p|mv|ln -sfn|printf) .+)")
 #: Evidence that reads well by itself, best first. Heartbeats show where it happened, and that has a line of its own.
 _TELLING = ("exception", "traceback", "last_exception", "signal", "exit_code", "err", "both", "out")
 _EXCEPTIONS = frozenset({"exception", "last_exception"})
@@ -51,47 +55,100 @@ _OBSERVERS = {
     "observer": "not examined",
 }
 #: What the parts of a start are called (report/start_times.py).
-START_PARTS = {"teardown": "tear-down", "init": "process group", "setup": "set-up", "first_step": "first step"}
+START_PARTS = {
+    "teardown": "tear-down",
+    "backoff": "wait",
+    "selection": "checkpoint choice",
+    "agent": "torchrun",
+    "start": "rank start",
+    "init": "process group",
+    "setup": "set-up",
+    "load": "checkpoint load",
+    "first_step": "first step",
+}
+#: Of so many parts the two longest are named first.
+_MANY_PARTS = 4
+#: What a library writes around the sentence that tells, and what is left of it.
+_ESSENCES = (
+    (re.compile(r"\[\S*gloo/\S+\] ?(.*?)(?:\. .*|\.?$)"), r"gloo: \1"),
+    (re.compile(r"oom-kill:.*?oom_memcg=([^,]+),.*?task=([^,]+),pid=(\d+).*"), r"OOM killer: \2 (pid \3), limit of cgroup \1"),
+    (re.compile(r"(CUDA out of memory\..*? is free\.) .*"), r"\1"),
+    (re.compile(r"\[enforce fail at [^\]]*\][ .]*"), ""),
+    (re.compile(r"(CUDA error: [^\n]*?)(?:\n| CUDA kernel errors might| Search for `cuda| For debugging consider).*", re.DOTALL), r"\1"),
+)
+_NCCL_LAST = "Last error:"
+#: Of an exception in a sentence.
+_LONGEST_NAMED = 160
 _PLAIN_EXIT = " exited with code 1"
+#: Phases that show that no step was made. An import is not among them: a script without torch is in it while it trains.
+_NO_STEP = frozenset({Phase.INIT, Phase.LOAD})
 _NO_EVIDENCE = "none was found"
 #: Evidence beside what the verdict stands on is no longer than this: the beginning shows the kind, and the end of it which one.
 _LONGEST_EVIDENCE = 400
 
 
-def cause_text(verdict: Verdict) -> str:
-    """Return the cause in words, with its name in docs/reference/causes.md and how sure it is; for what is no failure, what it is."""
+def what_text(verdict: FailureVerdict) -> str:
+    """Return what happened, in one sentence that begins with how sure it is ("Probably", "Perhaps") where that is less than 90 %."""
     if verdict.cause is Cause.NONE:
-        return verdict.summary
-    if dict(verdict.facts).get(RACE_WRITER):
-        sure = f"{100 * verdict.confidence:.0f} % sure, transient"
-        return f"A rank read a checkpoint while another rank was writing it ({verdict.cause.value}, {sure})"
-    if dict(verdict.facts).get(FOREIGN_CHECKPOINT):
-        return f"The ranks loaded another training's checkpoint ({verdict.cause.value}, {100 * verdict.confidence:.0f} % sure)"
-    if dict(verdict.facts).get(MISSING_POINTER):
-        sure = f"{100 * verdict.confidence:.0f} % sure"
-        return f"The file that names the newest checkpoint is missing, so the script began from scratch ({verdict.cause.value}, {sure})"
+        return capital(verdict.summary)
+    return CAUSE_TABLE[verdict.cause].sentence(verdict.confidence, _meaning(verdict))
+
+
+def capital(text: str) -> str:
+    """Return the text with a capital at its beginning."""
+    return text[:1].upper() + text[1:]
+
+
+def _meaning(verdict: FailureVerdict) -> str:
+    """Return what the cause means in this failure: with the exception, the path, the sizes or the peer, where these are known."""
     facts = dict(verdict.facts)
+    if facts.get(RACE_WRITER):
+        return "A rank read a checkpoint while another rank was writing it"
+    if facts.get(FOREIGN_CHECKPOINT):
+        return "The ranks loaded another training's checkpoint"
+    if facts.get(MISSING_POINTER):
+        return "The file that names the newest checkpoint is missing, so the script began from scratch"
     if facts.get("own_service"):
-        meaning = f"{facts['peer']}, a service of the job's own, did not answer, or refused"
-    elif facts.get(CACHE):
+        return f"{facts['peer']}, a service of the job's own, did not answer, or refused"
+    if facts.get(CACHE):
         kind = "was replaced while a rank read it" if verdict.transient else "is damaged: half-written, or of another version"
-        meaning = f"A file in the cache of {facts[CACHE]} {kind}"
-    else:
-        meaning = CAUSE_TABLE[verdict.cause].meaning
-    return _with_cause(meaning, verdict.cause, verdict.confidence, is_transient=verdict.transient)
+        return f"A file in the cache of {facts[CACHE]} {kind}"
+    row = CAUSE_TABLE[verdict.cause]
+    meaning, named = facts.get(MEANING) or row.meaning, _named(row.names, verdict, facts)
+    return capital(verdict.summary) if row.names == "summary" else f"{meaning}: {named}" if named else meaning
 
 
-def cause_text_of(cause: Cause, confidence: float) -> str:
-    """Return a cause in words, with its name in docs/reference/causes.md and how sure it is."""
-    return _with_cause(CAUSE_TABLE[cause].meaning, cause, confidence, is_transient=False)
+def _named(name: str, verdict: FailureVerdict, facts: Mapping[str, str]) -> str:
+    """Return what the sentence names beside the meaning: the exception, the sizes of memory, where ranks stand, or a fact."""
+    if name == "hang":
+        return verdict.summary if facts.get("hang_kind") else ""
+    if name == "exception":
+        raised = essence(verdict.summary.partition(" raised ")[2])
+        return raised if len(raised) <= _LONGEST_NAMED else ""  # the evidence has it whole
+    if name != "sizes":
+        return facts.get(name, "")
+    asked, free, capacity = (bytes_text(int(facts[key])) if facts.get(key, "").isdigit() else "" for key in ("asked", "free", "capacity"))
+    return ", ".join(filter(None, (asked and f"{asked} asked for", free and capacity and f"{free} free of {capacity}")))
 
 
-def _with_cause(meaning: str, cause: Cause, confidence: float, *, is_transient: bool) -> str:
-    transient = ", transient" if is_transient else ""
-    return f"{meaning} ({cause.value}, {100 * confidence:.0f} % sure{transient})"
+def judged_text(verdict: FailureVerdict) -> str:
+    """Return the cause by its name in docs/reference/causes.md, and how sure it is."""
+    return f"{verdict.cause.value}, {100 * verdict.confidence:.0f} % sure{', transient' if verdict.transient else ''}"
 
 
-def code_text(verdict: Verdict) -> str:
+def where_facts(verdict: FailureVerdict, known: Sequence[str]) -> list[Fact]:
+    """Return where it failed: rank, node and step; then the line of the user's code, and what in it explains the failure.
+
+    known: the parts of the first line; those that are empty are left out.
+    """
+    code, reason = code_text(verdict), dict(verdict.facts).get("reason", "")
+    place = ", ".join(filter(None, known))
+    facts = [Fact(WHERE, place)] if place or not code else []
+    facts += [Fact("" if facts else WHERE, code, Tone.STRONG, copied=True)] if code else []
+    return [*facts, Fact("", reason, Tone.STRONG)] if reason else facts
+
+
+def code_text(verdict: FailureVerdict) -> str:
     """Return the failing frame in the user's code, as FILE:LINE in FUNCTION, or where the culprits of a hang stand; "" if none is known."""
     facts = dict(verdict.facts)
     if not facts.get("file") or not facts.get("line"):
@@ -99,7 +156,7 @@ def code_text(verdict: Verdict) -> str:
     return f"{facts['file']}:{facts['line']}" + (f" in {facts['function']}" if facts.get("function") else "")
 
 
-def ranks_text(verdict: Verdict | None, rank: int | None) -> str:
+def ranks_text(verdict: FailureVerdict | None, rank: int | None) -> str:
     """Return whose failure it is: `rank 1`, or all culprits of a hang; "" if that is not known."""
     if rank is not None:
         return f"rank {rank}"
@@ -107,26 +164,32 @@ def ranks_text(verdict: Verdict | None, rank: int | None) -> str:
     return rank_list(map(int, several.split(","))) if several else ""
 
 
-def evidence_facts(verdict: Verdict, facts: Sequence[Evidence], most: int) -> list[Fact]:
-    """Return the evidence: first what the verdict stands on, then what else shows it, then what merely follows from it."""
+def evidence_facts(verdict: FailureVerdict, facts: Sequence[Evidence], most: int) -> list[Fact]:
+    """Return the evidence: what the verdict stands on, what else shows it, what merely follows from it; and the name of the cause."""
     consequences = [fact for fact in facts if is_consequence(fact, verdict)]
     own = [fact for fact in facts if fact not in consequences]
-    first = [fact for fact in verdict.because[:1] if fact in own]
+    first = [*(fact for fact in own if _NCCL_LAST in fact.text), *(fact for fact in verdict.because[:1] if fact in own)]
     lines = _whole_lines(own, first)
-    if verdict.cause is not Cause.NONE:
-        lines = [_in_full(verdict.summary, lines[:1]), *lines]
-    lines = _distinct(lines) or [_NO_EVIDENCE for _ in own[:1]]
+    summary = _in_full(verdict.summary, lines[:1])
+    tells_more = summary.endswith("…") or any(_NCCL_LAST in fact.text for fact in first)
+    if verdict.cause is not Cause.NONE and not (lines and tells_more):
+        lines = [summary, *lines]
+    lines = _distinct(map(essence, lines))
     if any(not line.endswith(_PLAIN_EXIT) and not line.startswith(_LAST_OUTPUT) for line in lines):
         lines = [line for line in lines if not line.endswith(_PLAIN_EXIT)]  # an exception says more
-    found = [Fact("" if number else EVIDENCE, cut(line, _LONGEST_EVIDENCE) if number else line) for number, line in enumerate(lines[:most])]
-    if consequences:
-        found.append(Fact("" if found else EVIDENCE, _consequence_text(consequences), Tone.FAINT))
-    return found
+    sentence = what_text(verdict)
+    said_before = [line for line in lines if _holds(sentence, line)]  # each fact stands once, and output shows nothing where more is known
+    lines = [line for line in lines if line not in said_before and not (said_before and line.startswith(_LAST_OUTPUT))]
+    lines = lines or [_NO_EVIDENCE for _ in own[:1] if not said_before]
+    shown = [Fact("", cut(line, _LONGEST_EVIDENCE) if number else line) for number, line in enumerate(lines[:most])]
+    shown += [Fact("", _consequence_text(consequences), Tone.FAINT)] if consequences else []
+    shown += [Fact("", judged_text(verdict), Tone.FAINT)] if verdict.cause is not Cause.NONE else []
+    return [replace(fact, label="" if number else EVIDENCE) for number, fact in enumerate(shown)]
 
 
 def evidence_lines(facts: Iterable[Evidence], most: int) -> list[str]:
     """Return the best evidence, a line each: who saw it, of which rank, and the line that tells most."""
-    lines = [cut(line, _LONGEST_EVIDENCE) for line in _whole_lines(facts, ())]
+    lines = [cut(line, _LONGEST_EVIDENCE) for line in _distinct(map(essence, _whole_lines(facts, ())))]
     return lines[:most] or [_NO_EVIDENCE]
 
 
@@ -135,6 +198,16 @@ def _whole_lines(facts: Iterable[Evidence], first: Sequence[Evidence]) -> list[s
     order = {name: i for i, name in enumerate(_TELLING)}
     readable = sorted((f for f in facts if f.name in order or f.source != "heartbeat"), key=lambda f: order.get(f.name, len(order)))
     return list(dict.fromkeys(clean(evidence_line(fact)) for fact in (*first, *readable)))
+
+
+def essence(text: str) -> str:
+    """Return of a library's message of several sentences the one that tells: gloo's, NCCL's, torch's of memory and of files."""
+    if _NCCL_LAST in text:
+        lead, last = text.partition("NCCL error in: ")[0], text.rpartition(_NCCL_LAST)[2]
+        return f"{lead}NCCL: {last.strip()}"
+    for pattern, shown in _ESSENCES:
+        text = pattern.sub(shown, text)
+    return text
 
 
 def evidence_line(fact: Evidence) -> str:
@@ -156,12 +229,12 @@ def _is_raised(fact: Evidence) -> bool:
     return fact.source in {"error_file", "launcher"} and (fact.name == "exception" or fact.claim is not None)
 
 
-def is_consequence(fact: Evidence, verdict: Verdict) -> bool:
+def is_consequence(fact: Evidence, verdict: FailureVerdict) -> bool:
     """Whether a fact of another rank merely follows from the failure that the verdict names (classify/engine.py has the rules)."""
     if verdict.rank is None or fact.rank in {None, verdict.rank}:
         return False
     if fact.claim is not None:
-        return "*" in fact.claim.consequence_of or verdict.cause.value in fact.claim.consequence_of
+        return "*" in fact.claim.consequence_of or fact.claim.names(verdict.cause)
     if fact.name in _EXCEPTIONS:
         killed = bool(verdict.because) and verdict.because[0].name == "signal"  # who loses its peer fails in many ways, and kills none
         return killed or exits.is_consequence(fact.text)
@@ -169,41 +242,61 @@ def is_consequence(fact: Evidence, verdict: Verdict) -> bool:
     return fact.source == "exit" and first is not None and fact.t >= first.t
 
 
-def victims(verdict: Verdict) -> list[int]:
+def victims(verdict: FailureVerdict) -> list[int]:
     """Return the ranks whose exceptions merely follow from this failure: what they printed explains nothing."""
     raised = (f for f in verdict.because if f.name in _EXCEPTIONS or _is_raised(f))
     return sorted({f.rank for f in raised if f.rank is not None and is_consequence(f, verdict)})
 
 
-def decision_text(plan: Plan, attempt: int) -> str:
-    """Return what is done about the failure of `attempt`."""
+def done_text(plan: Plan, attempt: int) -> str:
+    """Return what was done about the failure of `attempt`."""
     if plan.kind is PlanKind.STOP:
-        return f"stop with exit code {plan.exit_code}: {plan.reason}"
-    wait = f" in {plan.delay_s:.1f} s" if plan.delay_s else ""
-    return f"restart as attempt {attempt + 1}{wait}: {plan.reason}"
+        return f"stopped with exit code {plan.exit_code}: {plan.reason}"
+    wait = f"after {span_text(plan.delay_s)}" if plan.delay_s >= 1.0 else ""
+    if plan.waits:
+        return f"{plan.reason}; attempt {attempt + 1} starts {wait or 'then'}"
+    colon = "" if plan.reason.startswith("from ") else ":"
+    return f"restarted as attempt {attempt + 1}{f' {wait}' if wait else ''}{colon} {plan.reason}"
 
 
-def plan_facts(decision: ReportDecision, *, at: str = "") -> list[Fact]:
-    """Return the decision, what it changes, its notes, and what is next. `at`: stands before the decision."""
+def done_facts(decision: ReportDecision, *, at: str = "") -> list[Fact]:
+    """Return what supervise did, what it changed, and its notes, but for the one with a command. `at`: stands before it."""
     plan = decision.plan
-    changed = changes(plan)
-    stops = plan.kind is PlanKind.STOP
+    is_told = all(f"{row.how} {row.old} → {row.new}" in plan.reason for row in plan.changes)
+    changed = "" if is_told and plan.nproc is None else changes(plan)
     return [
-        Fact(DECISION, at + decision_text(plan, decision.attempt), Tone.STRONG),
-        *([Fact("changed", changed)] if changed else []),
-        *note_facts(plan.notes),
-        Fact(NEXT, plan.next_rung, Tone.WARNING if stops else Tone.PLAIN),
+        Fact(DONE, at + done_text(plan, decision.attempt), Tone.STRONG),
+        *([Fact("", f"changed: {changed}")] if changed else []),
+        *(Fact("", note) for note in plan.notes if not _COMMAND.fullmatch(note)),
     ]
 
 
-def note_facts(notes: Sequence[str]) -> list[Fact]:
-    """Return the notes of a plan. A command at the end of one has a line of its own, because it is there to be copied."""
-    facts: list[Fact] = []
-    for note in notes:
-        match = _COMMAND.fullmatch(note)
-        text, command = match.groups() if match else (note, "")
-        facts += [Fact("" if facts else "note", text), *([Fact("", command, copied=True)] if command else [])]
-    return facts
+def do_facts(plan: Plan, *, is_over: bool, waits: str = "") -> list[Fact]:
+    """Return what a person does: the command, or the first thing; then what else may help.
+
+    is_over: nobody goes on with the run. waits: what is done by itself meanwhile, and until when.
+    """
+    commands = [match.groups() for note in plan.notes if (match := _COMMAND.fullmatch(note))]
+    if commands:
+        first, _, _ = plan.next_ladder_step.partition("; ")
+        rows = [(Fact(DO, command, Tone.WARNING, copied=True), Fact("", text)) for text, command in commands]
+        return [*(fact for row in rows for fact in row), *([Fact("", first)] if plan.kind is PlanKind.STOP and first else [])]
+    todo = plan.next_ladder_step if plan.kind is PlanKind.STOP else plan.todo
+    if todo:
+        first, _, rest = todo.partition("; ")
+        goes_on = () if is_over else (waits,) if waits else ("then the training goes on by itself", plan.next_ladder_step)
+        return [Fact(DO, first, Tone.WARNING), *(Fact("", text) for text in (rest, *goes_on) if text)]
+    if is_over:
+        return [Fact(DO, "start it again when it should go on")]
+    return [Fact(DO, "nothing: the training goes on", Tone.GOOD), *([Fact("", plan.next_ladder_step)] if plan.next_ladder_step else [])]
+
+
+def again_facts(start: NextStart) -> list[Fact]:
+    """Return the command that starts the job again, and from what it would begin."""
+    text, variables = start.command.text, start.command.variables
+    facts = [Fact(AGAIN, text, copied=True)] if text else []
+    facts += [Fact("", f"set {', '.join(variables)} first: secrets are not shown")] if variables else []
+    return [*facts, Fact(FROM, start.begins)]
 
 
 def change(of: Change) -> str:
@@ -228,7 +321,7 @@ def beginning(report: ReportResume) -> str:
         given = "" if report.given_step is None else _given_text(report, report.given_step)
         return f"resumed {f'at {position} ' if position else ''}from {report.path}{name}{count}{given}"
     if report.is_new:
-        return "begins from scratch" + (f": {report.reason}" if report.reason else "")
+        return "training started at step 0" + (f": {report.reason}" if report.reason else "")
     if report.began is Beginning.FROM_SCRATCH:
         why = report.reason or "no load of a checkpoint was seen"
         return f"STARTED FROM SCRATCH: {why}" + (f"; it was given {given}" if given else "")
@@ -249,30 +342,32 @@ def _given_text(report: ReportResume, given_step: int) -> str:
 def beginning_fact(resume: ReportResume, *, at: str = "", after: str = "") -> Fact:
     """Return how the next attempt began. `at`, `after`: stand before and behind it."""
     is_resumed = resume.began is Beginning.RESUMED
-    colon = ":" if resume.began is Beginning.UNCONFIRMED else ""
+    colon = ":" if resume.began is Beginning.UNCONFIRMED or resume.is_new else ""
     text = f"{at}attempt {resume.attempt}{colon} {beginning(resume)}{after}"
     is_good = (is_resumed and resume.given_step is None) or resume.is_new
-    return Fact("resumed" if is_resumed else "began", text, Tone.GOOD if is_good else Tone.BAD)
+    return Fact("", text, Tone.GOOD if is_good else Tone.BAD)
 
 
 def start_text(start: StartTimes) -> str:
     """Return where the time until an attempt's first step went, its parts in order; those that round to nothing are left out."""
     since = "the launch" if start.after == "launch" else "the failure" if start.after == "failure" else "nodes asked to join"
-    parts = [f"{took_s:.2f} s {START_PARTS.get(name, name)}" for name, took_s in start.parts.items() if round(took_s, 2) > 0]
+    known = [(took_s, f"{took_s:.2f} s {START_PARTS.get(name, name)}") for name, took_s in start.parts.items() if round(took_s, 2) > 0]
     until = "" if start.trained else ", without a first step"
-    return f"{start.total_s:.2f} s since {since}{until}: {', '.join(parts)}"
+    longest = [text for _, text in sorted(known, key=lambda part: -part[0])[:2]] if len(known) >= _MANY_PARTS else []
+    most = f" (most: {', '.join(longest)})" if longest else ""
+    return f"{start.total_s:.2f} s since {since}{until}{most}: {', '.join(text for _, text in known)}"
 
 
-def consequences(verdict: Verdict) -> str:
+def consequences(verdict: FailureVerdict) -> str:
     """Return which ranks' tracebacks, which stand above this line, explain nothing."""
     ranks = victims(verdict)
     if not ranks:
         return ""
     whose = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks[:4]))}" + (" and more" if len(ranks) > 4 else "")  # noqa: PLR2004 (as many as fit a line)
-    return f"; the traceback of {whose} is a consequence"
+    return f". The traceback of {whose} is a consequence"
 
 
-def core_text(facts: Sequence[Evidence], verdict: Verdict | None) -> str:
+def core_text(facts: Sequence[Evidence], verdict: FailureVerdict | None) -> str:
     """Return where the core dump is: that of the rank whose failure it was, else the first; and how many more there are."""
     dumps = sorted(facts, key=lambda fact: (verdict is None or fact.rank != verdict.rank, fact.t))
     if not dumps:
@@ -283,9 +378,9 @@ def core_text(facts: Sequence[Evidence], verdict: Verdict | None) -> str:
 
 def first_of(repairs: Sequence[tuple[str, str]]) -> str:
     """Return the first (path, what was done or found there) as a text, and how many more there are."""
-    path, what = repairs[0]
+    path, repair = repairs[0]
     more = f", and {len(repairs) - 1} more" if len(repairs) > 1 else ""
-    return f"{path}: {what}{more}"
+    return f"{path}: {repair}{more}"
 
 
 def phase_of(facts: Iterable[Evidence]) -> str:
@@ -298,10 +393,10 @@ def pace_text(steps_per_s: float) -> str:
     return f"{steps_per_s:.3g} steps/s" if steps_per_s >= 0.1 else f"{1 / steps_per_s:.3g} s/step"  # noqa: PLR2004  ten seconds a step
 
 
-def step_text(step: int | None, *, relative: bool = False, at_least: bool = False) -> str:
-    """Return a step as a person would write it."""
+def step_text(step: int | None, *, relative: bool = False, at_least: bool = False, phase: str = "") -> str:
+    """Return a step as a person would write it. phase: where it is known, one before the first step says that there was none."""
     if step is None:
-        return "step unknown"
+        return "before its first step" if phase in _NO_STEP else "step unknown"
     return f"step {step}" + (" or later" if at_least else "") + (" (counted by supervise)" if relative else "")
 
 
@@ -313,8 +408,8 @@ def position_text(step: int | None, epoch: int | None) -> str:
 def _consequence_text(facts: Sequence[Evidence]) -> str:
     """Return the consequences in one line: the one that tells most, and which other ranks had some."""
     (line,) = evidence_lines(facts, 1)
-    shown = next((f.rank for f in facts if cut(clean(evidence_line(f)), _LONGEST_EVIDENCE) == line), None)
-    others = len({f.rank for f in facts} - {shown})
+    teller = next((fact.rank for fact in facts if cut(essence(clean(evidence_line(fact))), _LONGEST_EVIDENCE) == line), None)
+    others = len({fact.rank for fact in facts} - {teller})
     more = f" (and {others} more {'rank' if others == 1 else 'ranks'})" if others else ""
     return f"a consequence: {line}{more}"
 
@@ -343,6 +438,8 @@ def _holds(line: str, other: str) -> bool:
 
 def _telling_line(fact: Evidence) -> str:
     """Return the first line of an exception, unless its text is another one's traceback; of all else the last line."""
+    if _NCCL_LAST in fact.text:
+        return clean(fact.text)
     is_exception = fact.name in _EXCEPTIONS or fact.claim is not None
     first = next((line for line in fact.text.splitlines() if line.strip()), "")
     return first if is_exception and "Traceback (most recent call last)" not in fact.text else _last_line(fact.text)

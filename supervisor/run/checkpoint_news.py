@@ -6,6 +6,7 @@ The finders are worker threads; everything is passed to the loop's thread here.
 from __future__ import annotations
 
 import shlex
+import traceback
 from typing import TYPE_CHECKING, Final, assert_never
 
 from supervisor.checkpoints.recording.reports import (
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from supervisor.checkpoints.recording.reports import CheckpointReport, ReadReport, SavesReport
-    from supervisor.core.model import UnusedCheckpoints
+    from supervisor.core.checkpoint_model import UnusedCheckpoints
     from supervisor.core.state import Stage
     from supervisor.report.event_log import EventLog
     from supervisor.report.reporter import Reporter
@@ -147,3 +148,20 @@ class CheckpointNews:
         self._log.write(LogEvent.CHECKPOINT_PRUNED, path=path, step=step, outcome=reason or "removed")
         if not reason:
             self._terminal.message(f"removed {path}: checkpoints.keep = {self._keep}")
+
+
+class ReaderEventFailures:
+    """Reports the bugs in what follows the reader process. In its link's threads, also after the loop's end."""
+
+    def __init__(self, log: EventLog, terminal: TerminalWriter) -> None:
+        self._log, self._terminal = log, terminal
+        self._texts: set[str] = set()
+
+    def report(self, error: Exception) -> None:
+        """Log an exception with its traceback, and show it, once."""
+        text = f"{type(error).__name__}: {error}"
+        self._log.write(LogEvent.EVENT_FAILED, error=text, traceback="".join(traceback.format_exception(error)))
+        if text not in self._texts:
+            self._texts.add(text)
+            what = "an event of the process that reads checkpoints was not taken"
+            self._terminal.message(f"internal error (please report): {what}: {text}; the job goes on", "error")

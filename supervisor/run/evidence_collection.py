@@ -144,7 +144,7 @@ class EvidenceCollection:
         of_launcher = collect.without_secrets(collect.of_launcher(session.facts if session else (), evidence))
         of_ranks = collect.exits(deaths, clock, grace_s, ends, pids, stopped_t=attempt.stopped_t)
         facts = reconciled((*of_ranks, *evidence, *of_launcher), deaths, beats, clock)
-        self._reporter.evidence(action.incident, facts)
+        self._reporter.cards.evidence(action.incident, action.attempt, facts)
         jitter = random.random()  # noqa: S311 (no secret)
         event = EvidenceCollected(self._loop.clock.now(), action.attempt, action.incident, collect.trimmed(facts), jitter, gpus)
         self._loop.feed(event)

@@ -41,6 +41,7 @@ from supervisor.run.node_paces import NodePaces
 from supervisor.run.node_requests import NodeRequests
 from supervisor.run.rank_requests import RankRequests
 from supervisor.run.rank_sampling import RankSampling
+from supervisor.run.read_ahead import ReadAhead
 from supervisor.run.standbys import Standbys
 from supervisor.run.threads import Threads
 
@@ -90,6 +91,8 @@ class Executor:
             self.watch.take_heartbeats,
             trained=reporter.starts.trained,
             loss=self.watch.newest_loss,
+            memory=self.watch.memory,
+            shares=self.watch.step_shares,
             loaded=factory.checkpoints.loaded,
             readings=self.node.health.last_readings,
         )
@@ -116,6 +119,7 @@ class Executor:
         )
         parts = (self.watch, self.node, self._guardian, self._checkpoints.distrust)
         self._evidence = EvidenceCollection(job, loop, reporter, factory, self.threads, *parts)
+        self._read_ahead = ReadAhead(self.threads, lambda: self.sampling.is_saving, has_others=factory.has_several_nodes)
         self._rank_requests = RankRequests(job, loop, reporter, self.threads, factory.checkpoints.saved_since)
         self._do: dict[type, Callable[[Any], None]] = {
             act.BeginAttempt: self._begin,
@@ -128,8 +132,8 @@ class Executor:
             act.CheckHealth: self.node.check,
             act.SetTimer: self._set_timer,
             act.DumpStacks: self._rank_requests.dump_stacks,
-            act.EndForAll: self.nodes.end_epoch,
-            act.ReportEpoch: self.nodes.report,
+            act.EndForAll: self.nodes.end_attempt,
+            act.ReportAttempt: self.nodes.report,
             act.ProposeDecision: self.nodes.propose,
             act.CompleteAttempt: self.nodes.complete,
             act.Quarantine: self.node.quarantine,
@@ -189,6 +193,8 @@ class Executor:
             self._never_began(action.attempt)  # a stop came while the journal was waited for
             return
         self._preparing = True
+        if isinstance(action, act.BeginAttempt):
+            self._read_ahead.decided("" if action.resume is None else action.resume.path)
         self._loop.call_later(PREPARED_S, lambda: self._not_prepared(action.attempt))
         permission = self._checkpoints.permission
         self.threads.start("prepare", lambda: self._prepare(action, permission))
@@ -256,11 +262,12 @@ class Executor:
         if unmade:
             self._reporter.print_message(act.PrintMessage("warning", unmade))
         self._began_ns = time.monotonic_ns()
-        self._gone = gone = threading.Event()
+        self._gone = threading.Event()
         self._guardian.take()
         self._given, self._command = action, applied
         resume = action.resume if isinstance(action, act.BeginAttempt) else None
         self.sampling.watch(action.attempt, resume)
+        self._read_ahead.ranks_begin()
         self.watch.begin(action.attempt, plain=self._loop.state.run.policy.launcher is not Launcher.ELASTIC)
         self.node.health.begin()
         if self._session is None:
@@ -279,8 +286,6 @@ class Executor:
                 self._reporter.print_message(act.PrintMessage("info", applied.plan))
             self._plan = applied.plan
             self._session.begin(action, applied)
-            if not self._factory.has_several_nodes:  # there each loads its own part, and nobody knows which
-                self._rank_requests.read_ahead(action.resume, gone.is_set)
 
     def fall_back(self, event: LauncherFellBack) -> None:
         """Run the same attempt with stock torchrun. The core gets the event first, so that nothing is started twice."""
@@ -393,10 +398,10 @@ class Executor:
         if message["ev"] == "tails":
             self._evidence.take_tails(message)
         elif message["ev"] == "survivors":
-            self._reporter.survivors(message["pids"])
+            self._reporter.processes.survivors(message["pids"])
             self._leave()
         elif message["ev"] in {"output", "stdout_closed", "line_unfinished", "refused"}:
-            self._reporter.output(message)
+            self._reporter.processes.output(message)
         elif message["ev"] == "ended" and self._finish_asked is not None:
             self.left.report_from_guardian(self._loop.state.attempt.number, message["left"])
             self._leave()
@@ -418,6 +423,8 @@ class Executor:
     def _collect(self, action: act.CollectEvidence) -> None:
         """Evidence is whole when the ranks are gone; it is taken at the deadline where they are not."""
         is_current, attempt = self._is_current(action.attempt), self._loop.state.attempt
+        verified = self._loop.state.run.verified if self._loop.state.run.stop is None else ()
+        self._read_ahead.attempt_failed([rank.rank for rank in attempt.ranks], verified[-1].path if verified else "")
         ranks, session = (attempt.ranks, self._session) if is_current else ((), None)
         self._evidence.collect(action, FailedAttempt(attempt, ranks, self._began_ns, self._gone, session))
 
@@ -437,6 +444,7 @@ class Executor:
 
     def _finish(self, action: act.Finish) -> None:
         self._finish_asked = action
+        self._read_ahead.decided("")
         self.sampling.forget()
         self.watch.stop()
         self.threads.start("health-close", self.node.health.close, awaited=False)

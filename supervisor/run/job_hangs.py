@@ -16,7 +16,7 @@ from supervisor.cluster.messages import LooksGathered, LookWanted
 from supervisor.cluster.reports import HangNews
 from supervisor.core.events import HangConfirmed
 from supervisor.core.model import Hang
-from supervisor.core.sharing import shown
+from supervisor.core.nodes.sharing import node_name
 from supervisor.core.state import Stage
 from supervisor.core.values import replace
 from supervisor.job.identity import LOOK_FILE
@@ -133,7 +133,7 @@ class JobHangs:
             return
         self.watch.take_news(news.hang or news.text)
         if news.hang is not None:
-            acting = "" if news.acting == nodes.own_name else shown(news.acting, state.attempt.members)
+            acting = "" if news.acting == nodes.own_name else node_name(news.acting, state.attempt.members)
             self._loop.feed(HangConfirmed(self._loop.clock.now(), attempt, news.hang, acting))
 
     # as the coordinator's node
@@ -160,7 +160,7 @@ class JobHangs:
                 if gathered.number != self._judged_attempt:
                     self._judged_attempt = gathered.number
                     self._judge.watch(gathered.number)
-                looks, missing = ([(shown(node, names), text) for node, text in rows] for rows in (gathered.looks, gathered.missing))
+                looks, missing = ([(node_name(node, names), text) for node, text in rows] for rows in (gathered.looks, gathered.missing))
                 looked = all_nodes.all_looks(gathered.look, looks, missing)
                 self._gathered = looked, tuple(node for node, _ in gathered.looks)
                 self._judge.take(now, looked_t, looked)

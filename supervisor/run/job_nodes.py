@@ -19,16 +19,15 @@ from supervisor.cluster import messages as protocol
 from supervisor.cluster import wire
 from supervisor.cluster.client import CoordinatorAddress, NodeClient
 from supervisor.cluster.kept import KeptFile, KeptFor, KeptNode, remembered
-from supervisor.cluster.model import DONE, VOID, ClusterDecision, ClusterRules, CoordinatorMemory, Epoch
+from supervisor.cluster.model import DONE, VOID, ClusterDecision, ClusterRules, CoordinatorMemory, SharedAttempt
 from supervisor.cluster.reader import NodeStanding
-from supervisor.cluster.reports import HangNews, encode_report, read_text
+from supervisor.cluster.reports import encode_report, read_text
 from supervisor.cluster.server import CoordinatorServer
-from supervisor.core import actions as act
 from supervisor.core import events
-from supervisor.core.gathering import began_text
-from supervisor.core.lifecycle import OUR_END_S
-from supervisor.core.report_size import bounded
+from supervisor.core.nodes.report_size import bounded
+from supervisor.core.nodes.starts import began_text
 from supervisor.core.state import NodeReport, Stage
+from supervisor.core.stop import OUR_END_S
 from supervisor.core.values import Struct
 from supervisor.observe.hangs.judge import CONFIRM_S
 from supervisor.run.own_coordinator import OwnCoordinator
@@ -41,7 +40,9 @@ if TYPE_CHECKING:
     from supervisor.agent.messages import NodesMet
     from supervisor.cluster.member import MemberInput, MemberOutput
     from supervisor.cluster.model import NodeMemory
+    from supervisor.cluster.reports import HangNews
     from supervisor.cluster.server import CoordinatorServer
+    from supervisor.core import actions as act
     from supervisor.core.model import JobDecision
     from supervisor.job.job import Job
     from supervisor.observe.pace.judge import NodePace
@@ -105,9 +106,11 @@ class JobNodes:
         self.returning = content.memory.returning
         client = self._connected(content)
         self._serve_or_find(client)
-        epoch, state = content.memory.epoch, self._loop.state
-        is_known = epoch is not None and state.attempt.is_shared and state.attempt.number == epoch.number and state.stage is not Stage.ENDED
-        if epoch is not None and not is_known:  # it has ended for this node, before this was recorded
+        shared, state = content.memory.attempt, self._loop.state
+        is_known = (
+            shared is not None and state.attempt.is_shared and state.attempt.number == shared.number and state.stage is not Stage.ENDED
+        )
+        if shared is not None and not is_known:  # it has ended for this node, before this was recorded
             client.give(protocol.GiveUp(self._now(), "its supervise ended"))
 
     def _serve_or_find(self, client: NodeClient) -> None:
@@ -127,10 +130,10 @@ class JobNodes:
         attempt, stage = self._loop.state.attempt, self._loop.state.stage
         if not attempt.is_shared or stage is Stage.ENDED:
             return None
-        epoch = None if memory is None else memory.epoch
-        if memory is None or epoch is None or epoch.number != attempt.number or memory.aside:
-            return protocol.StepAside(Epoch(attempt.number, attempt.members, "", ""))
-        return None if memory.acted is None else protocol.ActOn(epoch, memory.acted, memory.returning)
+        shared = None if memory is None else memory.attempt
+        if memory is None or shared is None or shared.number != attempt.number or memory.aside:
+            return protocol.StepAside(SharedAttempt(attempt.number, attempt.members, "", ""))
+        return None if memory.acted is None else protocol.ActOn(shared, memory.acted, memory.returning)
 
     def _connected(self, content: KeptNode | None) -> NodeClient:
         """Return the client, starting it where none runs."""
@@ -230,11 +233,11 @@ class JobNodes:
             self._meeting_attempt = 0
             self._client.give(protocol.MeetingGivenUp(self._now()))
 
-    def end_epoch(self, action: act.EndForAll) -> None:
+    def end_attempt(self, action: act.EndForAll) -> None:
         """End the attempt on all nodes."""
-        self._give(protocol.EndEpoch(self._now(), action.kind, action.text))
+        self._give(protocol.EndAttempt(self._now(), action.kind, action.text))
 
-    def report(self, action: act.ReportEpoch) -> None:
+    def report(self, action: act.ReportAttempt) -> None:
         """Send what this node saw, as the state has it."""
         state, client, answer = self._loop.state, self._client, self._taken_over
         if answer is not None:
@@ -244,7 +247,7 @@ class JobNodes:
         if client is None or not self._is_current(action.attempt):
             return
         report = bounded(NodeReport(client.name, state.attempt, state.gpus, state.run))
-        client.give(protocol.EpochReport(self._now(), encode_report(report, client.offset_s)))
+        client.give(protocol.AttemptReport(self._now(), encode_report(report, client.offset_s)))
 
     def saved(self, action: act.ReportSaved) -> None:
         """All ranks of this node have saved as requested."""
@@ -301,8 +304,8 @@ class JobNodes:
     def coordinated(self) -> tuple[str, ...]:
         """The nodes of the newest attempt, where this one is the coordinator."""
         server = self._coordinator.server
-        epoch = None if server is None else server.memory.epoch
-        return () if epoch is None else epoch.members
+        shared = None if server is None else server.memory.attempt
+        return () if shared is None else shared.members
 
     def close(self, reason: str, then: Callable[[], None]) -> None:
         """Leave the other nodes; `then` is called on the loop's thread once those that wait for this one know how the job ended."""
@@ -356,17 +359,17 @@ class JobNodes:
     def _take(self, output: MemberOutput | protocol.Refusal, row: Any) -> None:  # noqa: ANN401, PLR0912, C901 (what read_text returned; a row for each kind)
         now, attempt = self._now(), self._loop.state.attempt.number
         match output:
-            case protocol.Began(epoch):
-                self._began(epoch)
+            case protocol.Began(shared):
+                self._began(shared)
             case protocol.Ended(number, end):
                 if end.kind != DONE:
                     self._loop.feed(events.AttemptEndedByPeer(now, number, end.node, end.text, end.kind))
-            case protocol.ActOn(epoch, decision, returning):
+            case protocol.ActOn(shared, decision, returning):
                 self.returning, self._coordinator.bugs = returning, 0
-                self._loop.feed(events.DecisionMade(now, epoch.number, decision.kind, row))
-            case protocol.StepAside(epoch):
+                self._loop.feed(events.DecisionMade(now, shared.number, decision.kind, row))
+            case protocol.StepAside(shared):
                 self.returning = 0
-                self._loop.feed(events.LeftBehind(now, epoch.number))
+                self._loop.feed(events.LeftBehind(now, shared.number))
             case protocol.ClosedWithoutUs(_, decision):
                 self._closed_without_us = decision.kind, row
                 self._end_as_the_others()
@@ -413,19 +416,19 @@ class JobNodes:
         if is_refused or client is None or client.offset_s is None:  # else a coordinator answers again
             self._loop.feed(events.NodeCutOff(self._now(), state.attempt.number, text, is_refused))
 
-    def _began(self, epoch: Epoch) -> None:
+    def _began(self, shared: SharedAttempt) -> None:
         """The attempt has its number. Where it has ended here meanwhile, no rank of it starts anywhere."""
-        client, meeting_attempt, members = self._client, self._meeting_attempt, epoch.members
+        client, meeting_attempt, members = self._client, self._meeting_attempt, shared.members
         self._meeting_attempt, self.returning = 0, 0
         if client is None:
             return
         if not meeting_attempt or not self._loop.state.awaits_ranks(meeting_attempt):
-            client.give(protocol.EndEpoch(self._now(), VOID, f"node {client.name} had given the meeting up"))
+            client.give(protocol.EndAttempt(self._now(), VOID, f"node {client.name} had given the meeting up"))
             return
-        if epoch.number != meeting_attempt:
-            self._orders.renumber(meeting_attempt, epoch.number)
+        if shared.number != meeting_attempt:
+            self._orders.renumber(meeting_attempt, shared.number)
         index, size = members.index(client.name), len(members)
-        gathered = events.NodesGathered(self._now(), meeting_attempt, index, size, epoch.number, members, self._world_size, epoch.host)
+        gathered = events.NodesGathered(self._now(), meeting_attempt, index, size, shared.number, members, self._world_size, shared.host)
         self._loop.feed(gathered)
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from health.probes import control_groups, slurm
-from supervisor.core.state import NOTICES
+from supervisor.core.signals import is_notice
 from supervisor.launch import system_command
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def must_ask(signum: int, environ: Mapping[str, str], settings: Settings) -> boo
     """Return whether `left_s` would ask a tool, and so may take up to ANSWER_S."""
     if signum == signal.SIGINT or _set(signum, settings) > 0:
         return False
-    asks_slurm = "SLURM_JOB_ID" in environ and (signum not in NOTICES or not _end_of_job(environ))
+    asks_slurm = "SLURM_JOB_ID" in environ and (not is_notice(signum) or not _end_of_job(environ))
     return asks_slurm or (signum == signal.SIGTERM and _under_systemd(environ))
 
 
@@ -60,7 +60,7 @@ def left_s(signum: int, environ: Mapping[str, str], settings: Settings) -> float
         return None
     if (setting_s := _set(signum, settings)) > 0:
         return setting_s
-    at_least = settings.stop.left_s if signum in NOTICES and settings.stop.left_s > 0 else None
+    at_least = settings.stop.left_s if is_notice(signum) and settings.stop.left_s > 0 else None
     if "SLURM_JOB_ID" in environ:
         found = _slurm(signum, environ, time.time())
         return at_least if found is None else found
@@ -80,7 +80,7 @@ def job_ends_in_s(environ: Mapping[str, str]) -> float | None:
 
 
 def _set(signum: int, settings: Settings) -> float:
-    return settings.stop.notice_s if signum in NOTICES else settings.stop.left_s
+    return settings.stop.notice_s if is_notice(signum) else settings.stop.left_s
 
 
 # Slurm
@@ -88,11 +88,11 @@ def _set(signum: int, settings: Settings) -> float:
 
 def _slurm(signum: int, environ: Mapping[str, str], now: float) -> float | None:
     end = _end_of_job(environ)
-    if signum in NOTICES and end:
+    if is_notice(signum) and end:
         return max(0.0, end - now - SLURM_CLOCKS_S)
     scontrol_end = _end_by_scontrol(environ)
     end = scontrol_end if scontrol_end is not None else end
-    if signum in NOTICES:
+    if is_notice(signum):
         return max(0.0, end - now - SLURM_CLOCKS_S) if end else None
     # With TERM the end is now, or was moved to where the preemption's grace ends; one hours away is that of a job that was cancelled.
     if scontrol_end is not None and SLURM_KILL_WAIT_S < scontrol_end - now <= _longest_grace_s(environ, now):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from supervisor.core.model import LoadedCheckpoint
+    from supervisor.core.checkpoint_model import LoadedCheckpoint
     from supervisor.run.loop import Loop
     from supervisor.run.threads import Threads
 

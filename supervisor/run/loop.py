@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from supervisor.core.actions import Finish
-from supervisor.core.decide import decide
+from supervisor.core.actions import DURABLE, Finish
 from supervisor.core.events import JournalDegraded, JournalRecovered
+from supervisor.core.machine import decide
 
 if TYPE_CHECKING:
     from supervisor.core.actions import Action
@@ -122,7 +122,7 @@ class Loop:
         durable = bool(actions) and not isinstance(event, JournalDegraded | JournalRecovered)
         number = self._recorder.record(event, actions, self.state, durable=durable)
         for action in actions:
-            if action.waits_for_journal and not self.state.journal_degraded:
+            if type(action) in DURABLE and not self.state.journal_degraded:
                 self._awaiting.append((number, action))
             else:
                 self.perform(action)

@@ -11,50 +11,53 @@ import math
 import threading
 from typing import TYPE_CHECKING
 
+from checkpointing.reader.messages import MirrorAlert, ReaderDied
 from supervisor.checkpoints.mirror import restore_process
 from supervisor.checkpoints.mirror import session as mirror_session
-from supervisor.checkpoints.mirror.process import MirrorLink
+from supervisor.checkpoints.mirror.uploads import MirrorUploads
+from supervisor.checkpoints.recording.reports import WatcherFailed
 from supervisor.cluster.client import THREAD as NODE_THREAD
 from supervisor.cluster.server import THREAD as COORDINATOR_THREAD
 from supervisor.config.policy import to_policy
-from supervisor.core import losses
-from supervisor.core.decide import initial
+from supervisor.core.attempt.programs import DECLARED
 from supervisor.core.events import (
     GpusListed,
     JournalDegraded,
     JournalRecovered,
     SupervisorStarted,
 )
+from supervisor.core.failure import losses
+from supervisor.core.machine import initial
 from supervisor.core.model import Launcher
-from supervisor.core.planning import DECLARED
 from supervisor.core.values import replace
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import digest_key, identity, known_jobs, loop_beat, resume_proof
 from supervisor.job.clock import Clock
 from supervisor.job.loop_beat import LoopBeat
 from supervisor.job.sd_notify import Notifier
-from supervisor.journal.records import SAVES_COUNTED, SUMMARY, Note, RunBegan, RunEnded
-from supervisor.journal.writer import open_journal
+from supervisor.journal.records import SAVES_COUNTED, SUMMARY, Note, RunEnded
 from supervisor.report import event_log
 from supervisor.report.alert_watch import AlertWatch
-from supervisor.report.last_line import last_line, named
+from supervisor.report.last_line import begins_text, last_line, named
 from supervisor.report.log_events import LogEvent
-from supervisor.report.mirror_report import MirrorReport
+from supervisor.report.mirror_report import MirrorReport, death_text
+from supervisor.report.opening_lines import handover_warning, network_line, next_time, opening_lines, replica_line, resume_line
 from supervisor.report.reporter import Reporter
-from supervisor.report.start_plan import handover_warning, network_line, opening_lines, replica_line, resume_line
 from supervisor.run import kill_deadline, moved_job, previous_runs
-from supervisor.run.checkpoint_news import CheckpointNews
+from supervisor.run.checkpoint_news import CheckpointNews, ReaderEventFailures
 from supervisor.run.executor import Executor
+from supervisor.run.exporters import exporters_of
 from supervisor.run.factory import JobFactory
 from supervisor.run.loop import Loop
 from supervisor.run.stop_signals import StopSignals
 from supervisor.run.threads import attempted
 from supervisor.run.upkeep import Upkeep
-from supervisor.version import __version__
+from supervisor.view.opening import open_journal
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from checkpointing.reader import messages
     from supervisor.checkpoints.mirror.feed import MirrorFeed
     from supervisor.checkpoints.recording.watcher import CheckpointWatcher
     from supervisor.core.actions import Action, Finish
@@ -62,12 +65,12 @@ if TYPE_CHECKING:
     from supervisor.core.model import Policy
     from supervisor.core.state import JobState
     from supervisor.job.job import Job
-    from supervisor.journal.past import Past
     from supervisor.launch.early_agent import EarlyAgent
     from supervisor.report.journald import Level
     from supervisor.report.terminal import TerminalWriter
+    from supervisor.run.exporters import RunExporter
     from supervisor.run.lock import Lock
-    from supervisor.run.metrics import JobMetrics
+    from supervisor.view.opening import Past
 
 #: Printed at the start. With --checkpoints nothing must be discovered first.
 _UNDECLARED = (
@@ -75,8 +78,8 @@ _UNDECLARED = (
     " declare the location with --checkpoints 'DIR/*.pt'"
 )
 CLOSE_DEADLINE_S = 2.0
-#: All of the end together: metrics, journal, ledger of GPUs, files, alerts, log, terminal, scratch, lock.
-END_DEADLINE_S = 9 * CLOSE_DEADLINE_S
+#: All of the end together: metrics, trace, journal, ledger of GPUs, files, alerts, log, terminal, scratch, lock.
+END_DEADLINE_S = 10 * CLOSE_DEADLINE_S
 #: How long the last checkpoint is read without a mirror that waits for it.
 VERIFY_S = 60.0
 
@@ -126,14 +129,20 @@ class JobRun:
         self.executor.standbys.record = self._note
         self.loop.perform = self.executor.perform
         self.loop.tick = self.tick
-        self.mirror: MirrorLink | None = None
         self.mirror_feed: MirrorFeed | None = None
         self.mirror_news: MirrorReport | None = None
         if settings.checkpoints.mirror:
-            mirror_news = MirrorReport(self.reporter, self.log, lambda: self.loop.state.attempt.number, self._note)
-            self.mirror_news = mirror_news
-            self.mirror = MirrorLink(job, lambda row: self.loop.call_soon(lambda: mirror_news.took(row)))
-        self.metrics = self._job_metrics() if settings.metrics.is_used else None
+            self.mirror_news = MirrorReport(self.reporter, self.log, lambda: self.loop.state.attempt.number, self._note)
+        uploads = MirrorUploads(
+            job,
+            self.factory.checkpoints.records.catalogue,
+            lambda event: self._heard(event, news),
+            ReaderEventFailures(self.log, terminal).report,
+            is_busy=lambda: self.executor.sampling.is_saving,
+        )
+        self.reader = uploads.link
+        self.mirror = uploads if settings.checkpoints.mirror else None
+        self.exporters = self._exporters()
         self.alert_watch = AlertWatch(job, self.reporter, lambda: 0.0 if self.mirror is None else self.mirror.behind_s())
         self.signals = StopSignals(job, self.loop, self.executor.threads, ignored)
         self.upkeep = Upkeep(
@@ -157,8 +166,8 @@ class JobRun:
             self.signals.catch()  # before the journal names this run: from then on every end is recorded
             self._start_alerts()
             self._begin_journal()
-            if self.metrics is not None:
-                self.metrics.start()
+            for exporter in self.exporters:
+                exporter.start()
             try:
                 return self._go()
             except SuperviseError as error:
@@ -169,17 +178,17 @@ class JobRun:
                     self.factory.remove_scratch(self.executor.left.unkilled_pids)
                 raise
             finally:
-                if self.metrics is not None:
-                    self.metrics.close(CLOSE_DEADLINE_S)
+                for exporter in self.exporters:
+                    exporter.close(CLOSE_DEADLINE_S)
 
     def _go(self) -> int:
         self._tidy_up()
         self._restore()
         checkpoints = self.factory.checkpoints
         feed = self.mirror_feed = None if self.mirror is None else checkpoints.mirror_feed(self.mirror, self._has_rank_0)
-        watcher = checkpoints.watcher(feed, self._has_rank_0, lambda: self.executor.sampling.is_saving)
+        watcher = checkpoints.watcher(feed, self._has_rank_0, self.reader)
         if self.mirror is not None:
-            self.mirror.start()
+            self.reader.start()
 
             def tell(line: str) -> None:  # a line comes while bytes come, and before the mirror is given up
                 checkpoints.note_move()
@@ -269,6 +278,7 @@ class JobRun:
     def tick(self) -> None:
         """Do what recurs."""
         self.executor.tick()
+        self.reporter.start_lines.tick()
         if self.mirror is not None and self.mirror_news is not None:
             self.mirror_news.waited(self.mirror.waits_s())
         self.upkeep.tick()
@@ -276,23 +286,8 @@ class JobRun:
     # the beginning
 
     def _begin_journal(self) -> None:
-        me = identity.this_process()
-        self.journal.append(
-            RunBegan(
-                run_id=self.job.run_id,
-                command=self.job.command,
-                command_digest=identity.command_digest(self.job.command),
-                supervise=__version__,
-                pid=me.pid,
-                start_ticks=me.start_ticks,
-                boot_id=me.boot_id,
-                scratch=str(self.job.scratch),
-                continues=self.continues,
-                incidents_before=self.past.incidents_before,
-            ),
-            t=self.clock.now(),
-            durable=True,
-        )
+        began = previous_runs.began(self.job, continues=self.continues, incidents_before=self.past.incidents_before)
+        self.journal.append(began, t=self.clock.now(), durable=True)
         self.log.write(LogEvent.RUN_CONTINUED if self.continues else LogEvent.RUN_STARTED, words=len(self.job.command))
         for problem in self.past.problems:
             self.terminal.message(f"journal: {problem}", "warning")
@@ -316,7 +311,12 @@ class JobRun:
         self.notifier.status("looks for the newest checkpoint in the mirror")
 
         def ask() -> mirror_session.MirrorAnswer | None:
-            return mirror_session.ask(checkpoints, lambda: restore_process.restore(self.job, self.terminal.message))
+            say = self.terminal.message
+            return mirror_session.ask(
+                checkpoints,
+                lambda: restore_process.restore(self.job, say),
+                lambda took: restore_process.list_manifests(self.job, took, say),
+            )
 
         asked = mirror_session.run_beside(ask, self.upkeep.before_the_loop, self.signals.requested)
         if asked is None:
@@ -327,43 +327,31 @@ class JobRun:
         self.log.write(LogEvent.CHECKPOINT_RESTORED, **note.data)
         mirror_session.report(asked, self.terminal.message)
         if answer.kind == "restored":
-            checkpoints.restored(answer.path, answer.began, answer.manifest)
+            checkpoints.restored(answer.path, answer.began, answer.manifest, answer.mirror)
 
     def _start_alerts(self) -> None:
         settings = self.job.settings
         if not settings.alerts.is_used:
             return
-        from supervisor.run import alerting  # noqa: PLC0415 (tenacity and ssl cost memory that a job without a sink need not pay)
-
-        names = {name.value: name for name in LogEvent}
-        refused: set[object] = set()
-
-        def log(event: str, fields: dict[str, object]) -> None:
-            if event in names:
-                self.log.write(names[event], **fields)
-            if fields.get("outcome") == "refused" and fields["sink"] not in refused:
-                refused.add(fields["sink"])
-                text = f"alert refused by {fields['sink']} ({fields['host']}): {fields['reason']}; `supervise status -v` lists all"
-                self.loop.call_soon(lambda: self.terminal.message(text, "warning"))
+        from supervisor.run import alerting  # noqa: PLC0415 (urllib3 and ssl cost memory that a job without a sink need not pay)
 
         if settings.alerts.has_sinks:
+            log = alerting.run_log(self.log, lambda text: self.loop.call_soon(lambda: self.terminal.message(text, "warning")))
             self.reporter.alerts.router = alerting.start(settings, self.job.environ, self.job.state, log)
-        if settings.alerts.sinks:  # their messages name a command
-            self.executor.threads.start("remember", self._remember_place, awaited=False)
+            self.executor.threads.start("remember", self._remember_place, awaited=False)  # an alert names a command
         self.alert_watch.heartbeat = alerting.heartbeat(settings)
 
     def _remember_place(self) -> None:
         with contextlib.suppress(OSError):  # no home, or a read-only one
             known_jobs.remember(self.job.name, identity.state_root(self.job.state), self.job.environ)
 
-    def _job_metrics(self) -> JobMetrics:
-        from supervisor.run.metrics import JobMetrics  # noqa: PLC0415 (as above)
-
+    def _exporters(self) -> list[RunExporter]:
         def message(text: str, level: Level) -> None:
             self.loop.call_soon(lambda: self.terminal.message(text, level))
 
         mirror = None if self.mirror is None or self.mirror_news is None else (self.mirror, self.mirror_news)
-        return JobMetrics(self.job, self.loop, self.reporter.vitals, self.executor.node.health, mirror, message=message)
+        health, memory = self.executor.node.health, self.executor.watch.memory
+        return exporters_of(self.job, self.loop, self.reporter.vitals, health, mirror, message, memory)
 
     def _policy(self) -> Policy:
         return to_policy(
@@ -382,7 +370,7 @@ class JobRun:
 
     def _opening_lines(self, policy: Policy) -> list[str]:
         elastic = self.factory.launcher is Launcher.ELASTIC
-        how = "torchrun's agent, asked before each restart" if elastic else "a plain command, restarted from outside"
+        how = "supervise decides before each restart (torchrun integration: full)" if elastic else "a plain command, restarted from outside"
         settings = self.job.settings
         run_ = "goes on with run" if self.continues else "run"
         changed = self.past.state.run.overrides if self.continues else ()
@@ -395,7 +383,7 @@ class JobRun:
             *([self.new_run_reason] if self.new_run_reason else []),
             resume_line(settings, self.job.knobs, self.programs_seen, self.job.command),
             *filter(None, (network_line(policy, changed),)),
-            self._proof_line(),
+            *([] if identity.is_drill(self.job.state) else [self._proof_line()]),
             *(mirror_session.opening_lines(self.job, several_nodes=self.factory.has_several_nodes) if self.mirror is not None else ()),
             f"journal and logs: {self.job.state} (supervise status, why, logs {settings.address(self.job.name)})",
         ]
@@ -405,6 +393,17 @@ class JobRun:
         job = self.job
         digest = identity.command_digest(job.command)
         return resume_proof.opening_line(resume_proof.read(job.state), resume_proof.subject_of(job.settings, job.command, digest, job.cwd))
+
+    def _heard(self, event: messages.ReaderEvent, news: CheckpointNews) -> None:
+        """Report an event of the reader process, in a thread of its link. Without a mirror only its failures are events."""
+        mirror_news = self.mirror_news
+        self.factory.checkpoints.records.mirrored.took(event)
+        if mirror_news is not None:
+            self.loop.call_soon(lambda: mirror_news.took(event))
+        elif isinstance(event, ReaderDied):
+            news.took(WatcherFailed(death_text(event)))
+        elif isinstance(event, MirrorAlert):
+            news.took(WatcherFailed(event.message))
 
     # the end
 
@@ -427,8 +426,7 @@ class JobRun:
         self.notifier.extend_timeout(left_s + END_DEADLINE_S)
         self.loop_beat.beat(left_s + END_DEADLINE_S + loop_beat.BELIEVED_S)
         wait = mirror_session.EndWait(left_s, shortened_s, self.signals.received, self.terminal.message, self.upkeep.before_the_loop)
-        spool = self.job.state / "spool"
-        return mirror_session.finish(self.mirror, watcher, wait, lambda text: self.terminal.message(text, "warning"), spool)
+        return mirror_session.finish(self.reader, self.mirror, watcher, wait, lambda text: self.terminal.message(text, "warning"))
 
     def _only_here(self, code: int) -> str:
         """Return which saves are in no mirror, "" if all are; alert where nobody starts this job again."""
@@ -452,9 +450,14 @@ class JobRun:
         counted = "; ".join(map(str, mirrored))
         shown = "; ".join(filter(None, (counted, self._only_here(code))))
         summary = last_line(state, code, newest, all_verified=all_verified, mirrored=shown)
-        is_whole = all_verified and all(row.held == row.saved for row in mirrored)
+        # where no rank ran there is no save, though the look for one may not be over
+        is_whole = (all_verified or not state.attempt.number) and all(row.held == row.saved for row in mirrored)
+        saved = self.factory.checkpoints.saved()
+        options = next_time(self.job.settings, self.job.knobs, self.job.command, state, newest, saved=saved)
+        if options and not identity.is_drill(self.job.state):
+            self.terminal.message(f"next time: {options}")
         self.terminal.message(summary, "info" if is_whole else "warning")
-        self.reporter.result_held("" if newest is None else named(newest))
+        self.reporter.cards.ending("" if newest is None else named(newest), begins_text(state, code, newest))
         self.notifier.stopping(self.reporter.end_status(code))
         self.notifier.extend_timeout(END_DEADLINE_S)
         self.loop_beat.beat(END_DEADLINE_S + loop_beat.BELIEVED_S)
@@ -470,14 +473,16 @@ class JobRun:
             self.reporter.run_finished(code, state.attempt.number)
         if not self.journal.close(CLOSE_DEADLINE_S):
             self.terminal.message(f"the journal's last records did not reach the disk: {self.journal.health().trouble}", "warning")
+        for trouble in filter(None, [exporter.close(CLOSE_DEADLINE_S) for exporter in self.exporters]):
+            self.terminal.message(trouble, "warning")
         if not self.executor.node.wait_written(CLOSE_DEADLINE_S):
             self.terminal.message(f"the ledger of GPUs does not answer: {self.factory.ledger.path}", "warning")
         self.executor.left.await_named()
-        self.reporter.close(CLOSE_DEADLINE_S)
+        self.reporter.cards.close(CLOSE_DEADLINE_S)
         self.reporter.close_alerts(CLOSE_DEADLINE_S)
         self.log.close()
-        if (code != 0 or state.run.hidden) and self.reporter.last_card is not None:
-            self.terminal.card(self.reporter.last_card)
+        if (code != 0 or state.run.hidden) and self.reporter.cards.last is not None:
+            self.terminal.card(self.reporter.cards.last)
         self.terminal.close()
         unkilled = self.executor.left.unkilled_pids
         attempted(lambda: self.factory.remove_scratch(unkilled), CLOSE_DEADLINE_S)  # on a disk where /dev/shm has no room

@@ -21,7 +21,8 @@ from supervisor.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from supervisor.checkpoints.mirror.process import MirrorLink
+    from supervisor.checkpoints.mirror.uploads import MirrorUploads
+    from supervisor.core.model import RankMemory
     from supervisor.job.job import Job
     from supervisor.node.health_watch import HealthWatch
     from supervisor.report.journald import Level
@@ -39,7 +40,10 @@ _FRESH_SAMPLES: Final = 3
 
 
 class JobMetrics:
-    """The metrics of one run, from `start` to `close`. message: prints a line, from any thread. mirror: None where there is none."""
+    """The metrics of one run, from `start` to `close`. message: prints a line, from any thread. mirror: None where there is none.
+
+    memory: returns what each rank of this node holds.
+    """
 
     def __init__(  # noqa: PLR0913 (the parts that know something)
         self,
@@ -47,11 +51,12 @@ class JobMetrics:
         loop: Loop,
         vitals: Vitals,
         health: HealthWatch,
-        mirror: tuple[MirrorLink, MirrorReport] | None,
+        mirror: tuple[MirrorUploads, MirrorReport] | None,
         *,
         message: Callable[[str, Level], None],
+        memory: Callable[[], tuple[RankMemory, ...]] = lambda: (),
     ) -> None:
-        self._job, self._loop, self._vitals, self._health, self._mirror = job, loop, vitals, health, mirror
+        self._job, self._loop, self._vitals, self._health, self._mirror, self._memory = job, loop, vitals, health, mirror, memory
         self._message = message
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
@@ -62,26 +67,28 @@ class JobMetrics:
         """Make and serve them from now on, in threads of their own."""
         self._thread.start()
 
-    def close(self, deadline_s: float) -> None:
-        """Stop, and give the thread so many seconds to remove its file."""
+    def close(self, deadline_s: float) -> str:
+        """Stop, and give the thread so many seconds to remove its file. Nothing is said of the end."""
         self._closed.set()
         if self._server is not None:
             self._server.stop()
         if self._publisher is not None:
             self._publisher.close()
         self._thread.join(deadline_s)
+        return ""
 
     def _run(self) -> None:
         from supervisor.report.metrics.exposition import Samples  # noqa: PLC0415 (no start waits for it)
-        from supervisor.report.metrics.facts import RunRecords  # noqa: PLC0415
         from supervisor.report.metrics.publisher import MetricsPublisher  # noqa: PLC0415
         from supervisor.report.metrics.samples import samples_of  # noqa: PLC0415
+        from supervisor.view.reading import ViewFollower  # noqa: PLC0415
 
-        records = RunRecords(self._job.state / "journal.jsonl")
+        journal = ViewFollower(self._job.state / "journal.jsonl")
 
         def collect() -> Samples:
             live = self._live()
-            return Samples(tuple(samples_of(live, records.facts(live.run_id, live.now))), live.job)
+            journal.advance()
+            return Samples(tuple(samples_of(live, journal.view)), live.job)
 
         publisher = self._publisher = MetricsPublisher(collect, self._textfile(), lambda text: self._message(text, "warning"))
         if self._job.settings.metrics.listen:
@@ -124,14 +131,15 @@ class JobMetrics:
 
         job, mirror = self._job, None
         if self._mirror is not None:
-            link, report = self._mirror
-            backlog, size = link.backlog()
-            mirror = MirrorFacts(backlog, size, link.behind_s(), report.is_failing)
+            uploads, report = self._mirror
+            backlog, size = uploads.backlog()
+            mirror = MirrorFacts(backlog, size, uploads.behind_s(), report.is_failing)
         facts = partial(LiveFacts, self._loop.clock.now(), job.name, job.run_id, job.node, __version__, self._loop.state)
         return facts(
             last_progress_t=self._vitals.step_t,
             mirror=mirror,
             checks=self._health.last_results(),
             readings=self._health.last_readings(),
+            memory=self._memory() if self._loop.state.attempt.live_ranks else (),
             fresh_s=max(FRESH_S, _FRESH_SAMPLES * SAMPLE_S),
         )

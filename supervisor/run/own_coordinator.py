@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, assert_never
 from supervisor.cluster import messages as protocol
 from supervisor.cluster.coordinator import new_coordinator
 from supervisor.cluster.kept import KeptCoordinator, KeptFile, memory_of_the_last
-from supervisor.cluster.model import CoordinatorMemory, EpochEnd
+from supervisor.cluster.model import AttemptEnd, CoordinatorMemory
 from supervisor.cluster.reports import decode_reports
 from supervisor.cluster.server import CoordinatorServer, listen
 from supervisor.core import events
@@ -124,7 +124,7 @@ class OwnCoordinator:
     def _read_reports(self, output: protocol.JudgeReports) -> None:
         """Decode what the nodes reported, in a thread, and have the core judge it."""
         memory = CoordinatorMemory() if self.server is None else self.server.memory
-        end, members = memory.end or EpochEnd("", "", ""), () if memory.epoch is None else memory.epoch.members
+        end, members = memory.end or AttemptEnd("", "", ""), () if memory.attempt is None else memory.attempt.members
 
         def work() -> None:
             reports, missing = decode_reports(output.reports, output.missing, members)

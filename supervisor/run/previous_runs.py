@@ -1,21 +1,43 @@
-"""Decides whether a start continues the job's last run, and moves the logs of earlier runs aside."""
+"""Records that a run begins, decides whether it continues the job's last one, and moves the logs of earlier runs aside."""
 
 from __future__ import annotations
 
 import shutil
 from typing import TYPE_CHECKING, Final
 
-from supervisor.core.planning import ENDED_FROM_OUTSIDE
+from supervisor.core.attempt.programs import ENDED_FROM_OUTSIDE
 from supervisor.job import identity
+from supervisor.journal.records import RunBegan
 from supervisor.knobs import knob_set
+from supervisor.report.command_line import own_invocation
+from supervisor.version import __version__
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from supervisor.job.job import Job
-    from supervisor.journal.past import Past
+    from supervisor.view.opening import Past
 
 KEPT_RUNS: Final = 5
+
+
+def began(job: Job, *, continues: bool, incidents_before: int | None) -> RunBegan:
+    """Return the record that a run of this job begins now in this process, or goes on in it."""
+    me = identity.this_process()
+    return RunBegan(
+        run_id=job.run_id,
+        command=job.command,
+        command_digest=identity.command_digest(job.command),
+        supervise=__version__,
+        pid=me.pid,
+        start_ticks=me.start_ticks,
+        boot_id=me.boot_id,
+        scratch=str(job.scratch),
+        continues=continues,
+        incidents_before=incidents_before,
+        invocation=own_invocation(),
+        cwd=str(job.cwd),
+    )
 
 
 def continues(past: Past, job: Job) -> tuple[bool, str]:

@@ -1,8 +1,7 @@
-"""What is done for ranks that run or begin: a save, the stacks of their threads, their checkpoint in memory."""
+"""What is done for ranks that run: a save, the stacks of their threads."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ from supervisor.job.identity import LOOK_FILE
 from supervisor.observe.hangs import look, unsaved
 from supervisor.observe.processes import stack_dumps
 from supervisor.observe.ranks import heartbeats
-from supervisor.run.read_ahead import read_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from supervisor.run.threads import Threads
 
 STACKS_DEADLINE_S = 3.0
-#: Less than the ranks have left when they are examined (core/shutdown.py).
+#: Less than the ranks have left when they are examined (core/stop.py).
 UNSAVED_DEADLINE_S = 2.5
 
 
@@ -50,17 +48,6 @@ class RankRequests:
         self._reporter = reporter
         self._threads = threads
         self._saved_since = saved_since
-
-    def read_ahead(self, resume: CheckpointRef | None, interrupted: Callable[[], bool]) -> None:
-        """Have the checkpoint in memory when the ranks load it."""
-
-        def work() -> None:
-            with contextlib.suppress(OSError):  # the ranks meet it, and report it
-                read_ahead(path, interrupted)
-
-        path = "" if resume is None else resume.path
-        if path:
-            self._threads.start("read-ahead", work, awaited=False)
 
     def request_save(self, action: act.RequestSave) -> None:
         """Create the file that supervisor.worker.should_save polls; the guardian creates the same file for orphans."""
@@ -98,7 +85,7 @@ class RankRequests:
                 if beat.pid:
                     text = stack_dumps.request(beat.pid, beat.start_ticks, directory, deadline_s=STACKS_DEADLINE_S)
                     found.append((beat.rank, text))
-            self._loop.call_soon(lambda: self._reporter.stacks(action.attempt, found))
+            self._loop.call_soon(lambda: self._reporter.processes.stacks(action.attempt, found))
 
         self._threads.start("stacks", work, awaited=False)
 
@@ -111,7 +98,7 @@ class RankRequests:
                 text = path.read_text(encoding="utf-8", errors="replace")
             except OSError as error:
                 text = f"the look at the ranks was not kept: {path}: {error.strerror}"
-            self._loop.call_soon(lambda: self._reporter.look(action, text))
+            self._loop.call_soon(lambda: self._reporter.cards.look(action, text))
 
         self._threads.start("look", work, awaited=False)  # the attempt goes on, or ends, without its page
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from checkpointing.io import staging
 from health.model import Readings
-from supervisor.core import planning
 from supervisor.core.events import ProgressObserved
+from supervisor.core.failure import culprit
 from supervisor.core.model import Phase
 from supervisor.core.state import Stage
 from supervisor.core.values import replace
@@ -29,9 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from supervisor.core.checkpoint_model import LoadedCheckpoint
     from supervisor.core.events import Event
-    from supervisor.core.model import CheckpointRef, Hang, LoadedCheckpoint, RankInfo
+    from supervisor.core.model import CheckpointRef, Hang, RankInfo, RankMemory
     from supervisor.core.state import Attempt
+    from supervisor.core.step_shares import StepShares
     from supervisor.job.job import Job
     from supervisor.observe.hangs.look import Look
     from supervisor.observe.hangs.rank_progress import RankProgress
@@ -50,8 +52,8 @@ class RankSampling:
 
     is_ours: whether a path is a checkpoint of this job. on_heartbeats: gets the heartbeats of a running attempt, and when they were read.
     trained: gets, once for an attempt, its number and when its ranks came how far on the way to their first step (start_files.py).
-    loss: returns the newest loss that was seen. loaded: returns the checkpoints that the ranks of an attempt loaded. readings: returns the
-    newest readings of the GPUs.
+    loss: returns the newest loss that was seen. memory: what each rank holds. shares: where a step goes. loaded: returns the checkpoints
+    that the ranks of an attempt loaded. readings: returns the newest readings of the GPUs.
     """
 
     def __init__(  # noqa: PLR0913 (for whom, and who else takes what is read)
@@ -64,13 +66,15 @@ class RankSampling:
         *,
         trained: Callable[[int, Mapping[str, int]], None],
         loss: Callable[[], float | None] = lambda: None,
+        memory: Callable[[], tuple[RankMemory, ...]] = lambda: (),
+        shares: Callable[[], StepShares | None] = lambda: None,
         loaded: Callable[[int], tuple[LoadedCheckpoint, ...]] = lambda _attempt: (),
         readings: Callable[[], Readings] = Readings,
     ) -> None:
         self._job, self._loop, self._threads, self._is_ours = job, loop, threads, is_ours
         self._on_heartbeats, self._trained = on_heartbeats, trained
         self._looks = RankLooks(loop, threads, readings)
-        self._progress = ProgressSampler(loop.post, START_CEILING_S, is_ours, loss)
+        self._progress = ProgressSampler(loop.post, START_CEILING_S, is_ours, loss, memory, shares)
         self._loads = LoadWatch(loop, threads, loaded)
         self.job_hangs = JobHangs(job, loop, threads)
         self._hangs = HangWatch(loop.post, job.settings.hang, self._looks, nodes=self.job_hangs, suspended_s=suspended_s)
@@ -83,7 +87,7 @@ class RankSampling:
     def watch(self, attempt: int, resume: CheckpointRef | None) -> None:
         """Begin with a new attempt."""
         directory = self._directory = self._looks.directory = self._job.attempt_dir(attempt)
-        self._attempt, self._has_trained = attempt, False
+        self._attempt, self._has_trained, self.is_saving = attempt, False, False
         self._step_times = NodeSteps()
         self._progress.watch(attempt, directory, self._loop.clock.now(), resume)
         self._looks.begun[attempt] = time.time()
@@ -123,7 +127,7 @@ class RankSampling:
             if not last:
                 self._loads.sample(directory)
             self._progress.sample(now, ranks, beats, last=last)
-            if not self._has_trained and beats and len(beats) >= len(ranks) and all(beat.last_step_ns for beat in beats):
+            if not self._has_trained and beats and len(beats) >= len(ranks) and all(beat.made_first_round for beat in beats):
                 self._post_start(attempt, directory, len(beats))
             if is_watched:
                 self._threads.observe("hangs", lambda: self._hangs.sample(now, beats, ranks, **nodes))
@@ -172,7 +176,7 @@ class RankLooks:
         """Take a look in a thread. From any thread."""
         directory, begun, state = self.directory, dict(self.begun), self._loop.state
         over = left_with_0(state.attempt)
-        gpu_of = {info.rank: planning.gpu_of_rank(state, info.rank) for info in ranks}
+        gpu_of = {info.rank: culprit.gpu_of_rank(state, info.rank) for info in ranks}
 
         def work() -> None:
             found = None

@@ -7,13 +7,16 @@ those of torchrun's ranks, the guardian that of a plain command. Whatever goes w
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from supervisor.core.model import Launcher
 from supervisor.core.state import Stage
+from supervisor.core.units import bytes_text
 from supervisor.core.values import Struct
+from supervisor.instrument._supervise_shim.imports import UNEVEN
 from supervisor.journal.records import STANDBYS, Note
 from supervisor.observe.host import memory_room
 from supervisor.observe.ranks import heartbeats
@@ -35,13 +38,20 @@ SETTLE_S: Final = 2.0
 #: Between two looks for the records, at first and at most.
 LOOK_S: Final = 0.5
 MOST_LOOK_S: Final = 30.0
-#: A record grows until the first step: DDP and the optimizers import torch._dynamo. If no step is seen it counts after this time.
+#: A record grows until the first backward pass: DDP and the optimizers import torch._dynamo. If neither is seen it counts after this time.
 UNSEEN_STEPS_S: Final = 20.0
 MEMORY_LOOK_S: Final = 2.0
 #: What one standby is expected to cost before one was measured: CPU torch needs 150 to 220 MiB.
 EXPECTED_BYTES: Final = 400 << 20
-#: Why there is none for some seconds.
-JUST_BEGUN: Final = "the attempt has just begun"
+#: Why there is none at first.
+NOT_YET: Final = "the ranks have not begun to train"
+SOON: Final = "they are prepared in a moment"
+GPUS_VISIBLE: Final = "GPUs are visible (--standby on has them there)"
+#: What they would bring there, once a run.
+GPU_HINT: Final = (
+    "standbys are off where GPUs are visible; --standby on keeps an interpreter beside each rank that has imported what the rank imports"
+    " and touches no GPU, so a restart skips the seconds of the imports"
+)
 #: Standbys are started only where so much memory stays free, and a tenth of it: what the ranks may need in their next minutes.
 KEEP_FREE_BYTES: Final = 8 << 30
 _KIB: Final = 1 << 10
@@ -64,27 +74,47 @@ class ImportingRank(Struct, frozen=True):
     pid: int
     command: list[str]
     refused: str
-    trains: bool  # it made a step, after which it imports nothing more
+    imported: bool  # its record holds all that it needs to train
+    trains: bool  # it made a step, or goes round in a loop without one
 
 
 #: The rank is another process than the one that was started, or a wrapper replaced itself: its standby would run the script.
 NO_INTERPRETER: Final = "what is started for each rank is not the Python that runs the script"
 
 
-class StandbyState(Struct, frozen=True):
-    """What is known of the standbys. pids: all that live. why: why there is none, or one less."""
+class TakenRanks(Struct, frozen=True):
+    """The local ranks of an attempt that standbys became. cold: why one of the others did not."""
 
+    attempt: int
+    ranks: tuple[int, ...]
+    cold: str
+
+
+class StandbyState(Struct, frozen=True):
+    """What is known of the standbys of `ranks` ranks. pids: all that live. why: why there is none, or what is left to the rank.
+
+    is_due: there is none, and they are going to be prepared.
+    """
+
+    ranks: int = 0
     pids: tuple[int, ...] = ()
     ready: int = 0
     private_kib: int = 0
     why: str = ""
+    is_due: bool = False
 
     @property
     def text(self) -> str:
-        """Describe them for a person."""
+        """Say for a person whether a restart would be warm now, or why not."""
+        cost = bytes_text(self.private_kib * _KIB)
         if not self.pids:
-            return f"none: {self.why}" if self.why else "none"
-        waits = f"{self.ready} ready, {self.private_kib // _KIB} MiB" if self.ready else f"{len(self.pids)} being prepared"
+            return f"{'not yet' if self.is_due else 'off'}: {self.why}" if self.why else "off"
+        if not self.ready:
+            waits = f"not yet: {len(self.pids)} being prepared"
+        elif self.ready < self.ranks:
+            waits = f"not yet: {self.ready} of {self.ranks} ready, {cost}"
+        else:
+            waits = f"now: {self.ready} ready, {cost}"
         return f"{waits}; {self.why}" if self.why else waits
 
 
@@ -116,19 +146,20 @@ class Standbys:
         self._due_t = self._pause_s = 0.0
         self._cost_bytes = EXPECTED_BYTES
         self._logged: set[str] = set()  # reasons for a cold start
+        self._taken: TakenRanks | None = None  # not logged yet: each of them may still start cold in place
+        self._has_hinted = False  # it was said what standbys would bring
 
     def tick(self, state: JobState) -> None:
         """Do what is due."""
-        if self._settings.mode == "off" or state.stage is not Stage.RUNNING:
+        if self._settings.mode == "off":
             return
         now, attempt = self._loop.clock.now(), state.attempt
+        if self._taken is not None and (state.stage is not Stage.RUNNING or attempt.number > self._taken.attempt):
+            self._log_taken()
+        if state.stage is not Stage.RUNNING:
+            return
         if attempt.number != self._attempt:
-            self._attempt, self._done, self._commands, self._recorded_t = attempt.number, False, None, None
-            self._due_t, self._pause_s = now, LOOK_S
-            if self._state is not None and self._state.pids:  # whoever had them died before it could report
-                self._set(StandbyState(why=JUST_BEGUN))
-            if why := self._refusal(state):
-                self._refuse(why)
+            self._begin(state, now)
         if state.run.stop is not None:
             self._drop("a stop was requested")
         elif now >= self._due_t and self._state is not None and self._state.pids:
@@ -138,13 +169,26 @@ class Standbys:
         elif now >= self._due_t and not self._done and attempt.ranks:
             self._look(attempt.number, attempt.ranks, now)
 
+    def _begin(self, state: JobState, now: float) -> None:
+        """Begin with a new attempt."""
+        self._attempt, self._done, self._commands, self._recorded_t = state.attempt.number, False, None, None
+        self._due_t, self._pause_s = now, LOOK_S
+        why = self._refusal(state)
+        if why == GPUS_VISIBLE and not self._has_hinted:
+            self._has_hinted = True
+            self._reporter.started([GPU_HINT])
+        if why:
+            self._refuse(why)
+        else:  # whoever had those of the attempt before may have died before it could report
+            self._set(StandbyState(why=NOT_YET, is_due=True), is_logged=self._state is not None and bool(self._state.pids))
+
     def _refusal(self, state: JobState) -> str:
         """Return why this attempt has no standbys, "" where it may have them."""
         if self._impossible:
             return self._impossible
         if state.run.policy.launcher is Launcher.STOCK:
             return "stock torchrun runs the ranks"
-        return "GPUs are visible (--standby on has them there)" if self._settings.mode == "auto" and state.gpus else ""
+        return GPUS_VISIBLE if self._settings.mode == "auto" and state.gpus else ""
 
     def _refuse(self, why: str) -> None:
         self._done = True
@@ -168,16 +212,23 @@ class Standbys:
     def _read(self, attempt: int, ranks: Sequence[RankInfo], found: Sequence[ImportingRank]) -> None:
         if attempt != self._attempt or self._done or self._commands is not None:
             return
+        if all(rank.imported for rank in found):
+            self._log_taken()
         now = self._loop.clock.now()
         self._recorded_t = now if self._recorded_t is None else self._recorded_t
         if not all(rank.trains for rank in found) and now < self._recorded_t + UNSEEN_STEPS_S:
-            return
+            if not all(rank.imported for rank in found):
+                return
+            if why := busy_cores(len(found)):
+                self._set(StandbyState(why=f"{why}, so standbys are prepared after the first step", is_due=True), is_logged=False)
+                return
         is_started = {rank.local_rank: rank.pid for rank in ranks} == {number: rank.pid for number, rank in enumerate(found)}
         if why := next((rank.refused for rank in found if rank.refused), "" if is_started else NO_INTERPRETER):
             self._refuse(why)
             return
         self._commands = [rank.command for rank in found]
         self._due_t = now + SETTLE_S
+        self._set(StandbyState(why=SOON, is_due=True), is_logged=False)
 
     def _order(self, attempt: int, commands: list[list[str]]) -> None:
         session = self._session()
@@ -202,23 +253,37 @@ class Standbys:
             return
         if ready:
             self._cost_bytes = max(1, private_kib * _KIB // ready)
-        self._set(StandbyState(tuple(pids), ready, private_kib, why))
+        ranks = len(self._loop.state.attempt.ranks)
+        self._set(StandbyState(ranks, tuple(pids), ready, private_kib, why))
 
     def used(self, attempt: int, ranks: Sequence[int], cold: str) -> None:
         """See StandbyListener."""
+        self._taken = TakenRanks(attempt, tuple(ranks), cold)
+        if not ranks:
+            self._log_taken()
+        self._set(StandbyState(why=cold or NOT_YET, is_due=True))
+
+    def _log_taken(self) -> None:
+        """Log which ranks began warm, once they have imported: until then one that finds another value starts cold in place (gates.py)."""
+        taken, self._taken = self._taken, None
+        if taken is None:
+            return
+        differences = started_cold(self._job.attempt_dir(taken.attempt), taken.ranks)
+        ranks = [rank for rank in taken.ranks if rank not in differences]
+        cold = taken.cold or next(iter(differences.values()), "")
         reason = "" if cold in self._logged else cold
         self._logged.add(cold)
         if ranks or reason:
-            self._reporter.note("standby.used", {"attempt": attempt, "ranks": list(ranks), "cold": reason})
-        self._set(StandbyState(why=cold or JUST_BEGUN))
+            self._reporter.note("standby.used", {"attempt": taken.attempt, "ranks": ranks, "cold": reason})
 
-    def _set(self, state: StandbyState) -> None:
+    def _set(self, state: StandbyState, *, is_logged: bool = True) -> None:
         if state == self._state:
             return
         self._state = state
         data = {"ready": state.ready, "private_mib": state.private_kib // _KIB, "pids": list(state.pids)}
         self.record(Note(STANDBYS, state.text, data))  # first: whoever reads the log finds it in status
-        self._reporter.note("standby.reported", {"attempt": self._attempt, **data, "text": state.text})
+        if is_logged:
+            self._reporter.note("standby.reported", {"attempt": self._attempt, **data, "text": state.text})
 
 
 def importing_ranks(directory: Path, count: int) -> list[ImportingRank] | None:
@@ -229,8 +294,25 @@ def importing_ranks(directory: Path, count: int) -> list[ImportingRank] | None:
         with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):
             record = msgspec.json.decode((directory / f"imports-{local_rank}.json").read_bytes(), type=RecordedImports)
             beat = beats[local_rank]
-            found.append(ImportingRank(beat.pid, command_line(beat.pid), record.refused, beat.steps > 0))
+            trains = beat.steps > 0 or beat.rounds
+            found.append(ImportingRank(beat.pid, command_line(beat.pid), record.refused, trains or beat.imported, trains))
     return found if len(found) == count else None
+
+
+def started_cold(directory: Path, ranks: Sequence[int]) -> dict[int, str]:
+    """Return those of the local ranks of an attempt that started cold in place of a standby, each with the reason."""
+    reasons = {}
+    for local_rank in ranks:
+        with contextlib.suppress(OSError):
+            name, _, difference = (directory / f"{UNEVEN}-{local_rank}").read_text("utf-8", "replace").rstrip("\n").partition("\n")
+            reasons[local_rank] = f"before it imported {name} the script had another {difference}"
+    return reasons
+
+
+def busy_cores(ranks: int) -> str:
+    """Return why no core is idle for the standbys of so many ranks, "" where there is one for each."""
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    return "" if load + ranks <= cores else f"the cores are busy (load {load:.1f}, {cores} cores)"
 
 
 def command_line(pid: int) -> list[str]:

@@ -10,9 +10,11 @@ import contextlib
 import gc
 import os
 import secrets
+import time
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
+from supervisor.core.units import span_text
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.job.job import Job
@@ -20,7 +22,6 @@ from supervisor.job.local_time import minute_text
 from supervisor.knobs import job_knobs, programs, torchrun
 from supervisor.launch import early_agent, launchers, slurm
 from supervisor.launch.guardian_client import ignored_signals
-from supervisor.report.terminal import TerminalWriter
 from supervisor.run import lock
 from supervisor.run.threads import attempted, reported_wait
 
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
     from supervisor.classify.logs.rows import Problem
     from supervisor.config.settings import Settings
-    from supervisor.core.model import Knob
+    from supervisor.knobs.knob_set import KnobSet
+    from supervisor.report.terminal import TerminalWriter
     from supervisor.run.main import JobRun
 
 #: After so long a warning reports that the state directory does not answer.
@@ -39,7 +41,7 @@ SLOW_STATE_S = 5.0
 CLOSE_DEADLINE_S = 2.0
 
 
-def run(settings: Settings, command: Sequence[str], *, takeover: bool = False) -> int:
+def run(settings: Settings, command: Sequence[str], terminal: TerminalWriter, *, takeover: bool = False) -> int:
     """Run `command` under supervision until it is done or given up. Returns the exit code; raises SuperviseError before it began.
 
     takeover: take the job's lock from a holder on another host at once.
@@ -58,15 +60,15 @@ def run(settings: Settings, command: Sequence[str], *, takeover: bool = False) -
     environ |= in_slurm.variables
     name, node = identity.job_name(settings.job.name, environ, cwd, command), identity.node_name()
     knobs = job_knobs.find(settings, command, environ, cwd)
-    terminal = TerminalWriter(quiet=settings.terminal.verbosity == "quiet")
     if in_slurm.line:
         terminal.message(in_slurm.line)
     for warning in filter(None, (in_slurm.warning, *without_effect)):
         terminal.message(warning, "warning")
-    problems = _require_right(settings, knobs.knobs)
+    problems = _require_right(settings, knobs)
     state_waits = f"waiting for {cwd / settings.job.state_dir}, which is slow or does not answer; --state-dir names another directory"
     waiting = partial(reported_wait, cache(lambda text: terminal.message(text, "warning")), state_waits, SLOW_STATE_S)
     with waiting() as over:
+        other = identity.job_of_another_command(cwd / settings.job.state_dir, name)
         state = identity.make_node_state(settings.job.state_dir, cwd, name.name, node)
         for problem in problems:
             terminal.message(str(problem), "warning")
@@ -79,6 +81,13 @@ def run(settings: Settings, command: Sequence[str], *, takeover: bool = False) -
 
         address = settings.address(name.name)
         held = lock.acquire(state / "lock", job=name.name, address=address, takeover=takeover, notify=watches)
+    if other is not None:
+        ago = span_text(max(0.0, time.time() - other[1]))
+        terminal.message(
+            f"{name.name} is a new job: its command is another than that of {other[0]}, which was last seen {ago} ago and keeps its own "
+            f"history. To go on with that, add --job {other[0]}; with --job NAME the arguments may change",
+            "warning",
+        )
     early = None
     try:
         with waiting():
@@ -154,7 +163,7 @@ def _the_rest() -> type[JobRun]:
     return JobRun
 
 
-def _require_right(settings: Settings, knobs: tuple[Knob, ...]) -> tuple[Problem, ...]:
+def _require_right(settings: Settings, knobs: KnobSet) -> tuple[Problem, ...]:
     """Raise SuperviseError for a wrong setting before anything starts; return the problems that only leave a signature out.
 
     What nobody set is right, and what judges it is not imported: the agent waits for each import here.
@@ -164,7 +173,7 @@ def _require_right(settings: Settings, knobs: tuple[Knob, ...]) -> tuple[Problem
     if any(names):
         from supervisor.config import policy  # noqa: PLC0415  as above
 
-        policy.require_knobs(settings, knobs)
+        policy.require_knobs(settings, knobs.knobs, knobs.likely)
         policy.evict_on(settings)
         policy.network_allow(settings)
     if settings.metrics.is_used:

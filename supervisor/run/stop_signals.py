@@ -1,6 +1,7 @@
 """Signals to the supervisor become events: a request to stop, with the time that the environment leaves, or a request for stacks.
 
-core/shutdown.py decides what each signal means (SIGTERM and the others) and when the ranks end.
+core/signals.py has what each signal means (SIGTERM and the others), core/stop.py when the ranks end. A request has the time at which its
+signal came: a loop that is busy for a moment would else take two signals for one that came twice.
 
 The handler runs no Python code, because TERMs that come faster than a handler runs would nest in it without end. Python writes each
 signal's number into a pipe (signal.set_wakeup_fd), and a thread reads it.
@@ -15,7 +16,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from supervisor.core.events import StacksRequested, StopRequested, TimeLeft
-from supervisor.core.state import NOTICES
+from supervisor.core.signals import SIGNALS, asks_end
 from supervisor.run import kill_deadline
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from supervisor.run.threads import Threads
 
 #: Signals by which somebody asks us to stop.
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+STOPS = tuple(signum for row in SIGNALS.values() for signum in row.signals)
 
 
 class StopSignals:
@@ -60,9 +61,10 @@ class StopSignals:
 
     def request_stop(self, signum: int) -> None:
         """Request a stop, from any thread. The loop posts it, and so never before SupervisorStarted."""
+        t = self._loop.clock.now()
         self.received.append(signum)
         self.requested.set()
-        self._loop.call_soon(lambda: self._post(signum))
+        self._loop.call_soon(lambda: self._post(signum, t))
 
     def _read(self, reads: int) -> None:
         while received := os.read(reads, 4096):
@@ -72,22 +74,22 @@ class StopSignals:
                 else:
                     self.request_stop(signum)
 
-    def _post(self, signum: int) -> None:
+    def _post(self, signum: int, t: float) -> None:
         """Post the request, with the time that is left. Where a tool must be asked for that time, the answer comes later.
 
         The request waits for no tool: a scheduler signals the ranks as well, and they may be gone a moment later.
         """
         environ, settings, clock = self._job.environ, self._job.settings, self._loop.clock
         if not kill_deadline.must_ask(signum, environ, settings):
-            self._loop.post(StopRequested(clock.now(), signum, kill_deadline.left_s(signum, environ, settings)))
+            self._loop.post(StopRequested(t, signum, kill_deadline.left_s(signum, environ, settings)))
             return
         stop = self._loop.state.run.stop
-        asks = stop is None or stop.signum in NOTICES  # a further request only hurries, and needs no time
-        self._loop.post(StopRequested(clock.now(), signum, time_left_follows=asks))
+        asks = stop is None or not asks_end(stop)  # a further request only hurries, and needs no time
+        self._loop.post(StopRequested(t, signum, time_left_follows=asks))
 
         def ask() -> None:
             left_s = kill_deadline.left_s(signum, environ, settings)
-            self._loop.post(TimeLeft(clock.now(), left_s))
+            self._loop.post(TimeLeft(clock.now(), left_s, signum))
 
         if asks:
             self._threads.start("left", ask, awaited=False)  # the core has a timer for it

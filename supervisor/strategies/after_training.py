@@ -1,18 +1,20 @@
-"""What is done about a failure after the last step: it comes before every ladder, because no rung has anything left to train.
+"""What is done about a failure after the last step: it comes before every ladder, because no ladder has anything left to train.
 
-Two causes are of nothing else (exit_stuck, exit_abort): their ladder is this one rung.
+Two causes are of nothing else (exit_stuck, exit_abort): their ladder is this one step.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.core.ending import EndKind, ended_text, is_held
+from supervisor.core.causes import CAUSE_TABLE
+from supervisor.core.failure.rank_endings import EndKind, ended_text, is_held
 from supervisor.core.model import FROM_OUTSIDE, Cause, Phase, Plan, PlanKind
 from supervisor.core.values import replace
+from supervisor.strategies import plans
 from supervisor.strategies.guards import within_cap
-from supervisor.strategies.repetition import HANGS, restart_within_budget
-from supervisor.strategies.rung import Rung
+from supervisor.strategies.ladder_step import ladder_step
+from supervisor.strategies.repetition import restart_within_budget
 from supervisor.strategies.situation import exit_code_of
 
 if TYPE_CHECKING:
@@ -20,10 +22,6 @@ if TYPE_CHECKING:
 
 #: `Plan.strategy` of its plans.
 NAME = "training_over"
-#: Causes of what comes after a training.
-OF_AN_EXIT = frozenset({Cause.EXIT_STUCK, Cause.EXIT_ABORT})
-#: Of where the last save goes to, and of where it comes from.
-_OF_PLACES = frozenset({Cause.DISK_FULL, Cause.IO_ERROR, Cause.STORAGE_REMOTE, Cause.NODE_LOST})
 
 
 def training_over(situation: Situation) -> Plan | None:
@@ -35,31 +33,36 @@ def training_over(situation: Situation) -> Plan | None:
     ending = situation.ending
     if not ending.is_over or situation.failed_gpus:  # a GPU that failed goes out of use, whenever that was
         return None
-    if situation.verdict.cause in OF_AN_EXIT:
+    if CAUSE_TABLE[situation.verdict.cause].after_training:
         return stop_after_training(situation)
     if situation.verdict.cause in FROM_OUTSIDE or (ending.kind is EndKind.SEEMS_OVER and _lost_its_last_save(situation)):
         return None
     if ending.kind is EndKind.SEEMS_OVER and _gets_a_checkpoint(situation) and not situation.tried_since(NAME):
         plan = within_cap(situation) or restart_within_budget(situation)
         if plan.kind is PlanKind.RESTART:
-            then = f"if it fails so again: stop with exit code {stop_after_training(situation).exit_code}"
+            then = f"if the same error comes again, supervise stops (exit code {stop_after_training(situation).exit_code})"
             ended = ended_text(ending.step, situation.verified)
-            return replace(plan, reason=f"{ended}, as it seems: one more attempt shows whether it ends now", next_rung=then, strategy=NAME)
+            return replace(
+                plan, reason=f"{ended}, as it seems: one more attempt shows whether it ends now", next_ladder_step=then, strategy=NAME
+            )
     return stop_after_training(situation)
 
 
+@ladder_step(
+    "stop: the training was over, and what failed or stood then trains nothing", name=NAME, tried="one more attempt after the last step"
+)
 def stop_after_training(situation: Situation) -> Plan:
     """Stop, with a code that says what is true: the failed rank's own, 124 where ranks stood, and 0 if rank 0 had left with 0 by then."""
     ending, cause = situation.ending, situation.verdict.cause
-    code = 124 if cause in HANGS or cause is Cause.EXIT_STUCK else exit_code_of(situation.first)
+    row = CAUSE_TABLE[cause]
+    code = row.exit_code if row.stands_still or cause is Cause.EXIT_STUCK else exit_code_of(situation.first)
     if cause is Cause.EXIT_STUCK and any(rank.rank == 0 and rank.left_well for rank in ending.ranks):
         code = 0
-    return Plan(
-        kind=PlanKind.STOP,
-        reason=f"{ended_text(ending.step, situation.verified)}: another attempt would have nothing to train",
-        next_rung="correct what the program does after its last step; the training itself needs no other start",
-        strategy=NAME,
-        exit_code=code,
+    return plans.stop(
+        NAME,
+        code,
+        f"{ended_text(ending.step, situation.verified)}: another attempt would have nothing to train",
+        "correct what the program does after its last step; the training itself needs no other start",
     )
 
 
@@ -68,13 +71,10 @@ def _lost_its_last_save(situation: Situation) -> bool:
     step = situation.ending.step
     if step is not None and is_held(step, situation.verified):
         return False
-    return situation.verdict.cause in _OF_PLACES or situation.phase is Phase.CHECKPOINT  # the one before may not be verified yet
+    return CAUSE_TABLE[situation.verdict.cause].of_saves or situation.phase is Phase.CHECKPOINT  # the one before may not be verified yet
 
 
 def _gets_a_checkpoint(situation: Situation) -> bool:
     """Whether the next attempt is known not to begin from scratch."""
     policy = situation.policy
     return policy.resumes_itself or situation.resume is not None or (policy.checkpoints_declared and bool(situation.verified))
-
-
-RUNGS = (Rung(NAME, stop_after_training, "stop: the training was over, and what failed or stood then trains nothing"),)

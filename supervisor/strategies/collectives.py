@@ -1,4 +1,4 @@
-"""Rungs for collectives that do not fit together, or do not come back.
+"""Steps for collectives that do not fit together, or do not come back.
 
 `trace_collectives`: neither NCCL's own log nor torch's flight recorder can name the hanging rank afterwards unless it was on before. Both
 cost next to nothing and change nothing of the training, so this is a restart like any other: charged, within the budget, without consent.
@@ -12,16 +12,18 @@ collective before it runs, which is slow; together with unused parameters it cra
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 from supervisor.classify import unsynced as explanation
-from supervisor.classify.remedies import before_the_next_start
+from supervisor.classify.remedies import remedy
+from supervisor.core.causes import CAUSE_TABLE
 from supervisor.core.model import Cause, Change, HangKind, Phase, Plan, PlanKind
+from supervisor.core.shell import quoted
 from supervisor.core.values import replace
-from supervisor.strategies import network
+from supervisor.knobs.bindings import option
+from supervisor.strategies import network, plans
+from supervisor.strategies.ladder_step import ladder_step
 from supervisor.strategies.repetition import restart_within_budget
-from supervisor.strategies.rung import Rung
 
 if TYPE_CHECKING:
     from supervisor.strategies.situation import Situation
@@ -36,8 +38,8 @@ _LEVELS = {
 }
 #: Signatures that name the difference, so that a restart which meets them again is in vain.
 _NAMED = frozenset({"ddp_unsynced.unused_parameters", "ddp_unsynced.ready_twice", "ddp_unsynced.collectives"})
-#: torch's own defaults (torch/distributed/constants.py, 2.1 to 2.13).
-_DEFAULT_TIMEOUT_S = {Cause.NCCL_TIMEOUT: 600.0, Cause.GLOO_ERROR: 1800.0, Cause.HANG_NO_ERROR: 600.0}
+#: torch's own default with NCCL (torch/distributed/constants.py, 2.1 to 2.13).
+_DEFAULT_TIMEOUT_S = 600.0
 #: The timeout grows by this factor, at most so often without progress, and to this limit.
 _LONGER, _TIMES, _LONGEST_S = 3, 2, 14_400.0
 #: What a rank does for long while its peers wait for it.
@@ -46,6 +48,7 @@ _SLOW = frozenset({Phase.CHECKPOINT, Phase.EVAL, Phase.DATA, Phase.LOAD, Phase.I
 _EARLY_STEPS = 2
 
 
+@ladder_step("restart with NCCL's own log and torch's flight recorder on", tried="a restart with traced collectives")
 def trace_collectives(situation: Situation) -> Plan | None:
     """Restart with both on, as long as the budget lasts; None if they are on already, or would show nothing."""
     plan = restart_within_budget(situation)
@@ -69,15 +72,14 @@ def _longer_timeout(situation: Situation) -> Plan | None:
         else Change(network.TIMEOUT_KNOB, knob.value, f"{new_s:.0f}", knob.how)
     )
     where = "" if knob else ", where the script sets no timeout"
-    return Plan(
-        kind=PlanKind.RESTART,
-        reason=f"{late}, and its peers waited {now_s:.0f} s for it: the process groups get {new_s:.0f} s{where}",
-        next_rung="",
-        strategy="longer_timeout",
+    return plans.restart(
+        "longer_timeout",
+        f"{late}, and its peers waited {now_s:.0f} s for it: the process groups get {new_s:.0f} s{where}",
         changes=(change,),
     )
 
 
+@ladder_step("stop (124): ranks wait for the end of a file that nobody is left to remove")
 def left_file(situation: Situation) -> Plan | None:
     """Stop with 124 if ranks wait for the end of a file that nobody is left to remove: each restart would wait for it too.
 
@@ -86,15 +88,28 @@ def left_file(situation: Situation) -> Plan | None:
     path = situation.fact("hang_left_file")
     if not path:
         return None
-    return Plan(
-        kind=PlanKind.STOP,
-        reason=f"the ranks wait until {path} is gone, and no process is left that would remove it: a restart would wait for it too",
-        next_rung=f"see that no other job uses the file, then: rm {shlex.quote(path)}",
-        strategy="left_file",
-        exit_code=124,
+    return plans.stop(
+        "left_file",
+        124,
+        f"the ranks wait until {path} is gone, and no process is left that would remove it: a restart would wait for it too",
+        f"see that no other job uses the file, then: rm {quoted(path)}",
     )
 
 
+def _timeout_missing(situation: Situation) -> str:
+    if _late(situation) and _timeout_is_the_scripts(situation):
+        own = f"the script sets its own timeout of {_timeout_s(situation):.0f} s"
+        return f"longer_timeout has no effect: {own}; {option(network.TIMEOUT_KNOB, situation.policy.likely)} changes it"
+    return network.not_enabled("longer_timeout", _longer_timeout)(situation)
+
+
+@ladder_step(
+    "three times the process groups' timeout where network.allow permits, if one rank only saved, evaluated or loaded",
+    tried="a longer timeout",
+    changes_job=True,
+    harmless=True,
+    missing=_timeout_missing,
+)
 def longer_timeout(situation: Situation) -> Plan | None:
     """Give process groups three times the time if one rank was merely late: it saved, evaluated or loaded while its peers waited."""
     return _longer_timeout(situation) if network.is_enabled(situation, "longer_timeout") else None
@@ -117,35 +132,34 @@ def _timeout_s(situation: Situation) -> float:
         text = situation.fact(name)
         if text.replace(".", "", 1).isdigit() and float(text) > 0:
             return float(text) * unit_s
-    return _DEFAULT_TIMEOUT_S.get(situation.verdict.cause, 600.0)
+    return CAUSE_TABLE[situation.verdict.cause].group_timeout_s or _DEFAULT_TIMEOUT_S
 
 
 def _timeout_is_the_scripts(situation: Situation) -> bool:
-    """Whether the groups timed out earlier than this rung had set: the script passes its own timeout, which stays as it is."""
+    """Whether the groups timed out earlier than this step had set: the script passes its own timeout, which stays as it is."""
     now = dict(situation.overrides)
     new_timeout_s = now.get(network.TIMEOUT_KNOB) or now.get(f"env:{network.TIMEOUT}", "")
     return bool(new_timeout_s) and _timeout_s(situation) < float(new_timeout_s)
 
 
-def _timeout_missing(situation: Situation) -> str:
-    if _late(situation) and _timeout_is_the_scripts(situation):
-        own = f"the script sets its own timeout of {_timeout_s(situation):.0f} s"
-        return f"longer_timeout has no effect: {own}; --knob {network.TIMEOUT_KNOB}=--YOUR-FLAG changes it"
-    return network.not_enabled("longer_timeout", _longer_timeout)(situation)
-
-
+@ladder_step(
+    "once: restart with TORCH_DISTRIBUTED_DEBUG, so that torch names what differs",
+    tried="a restart in which torch names what differs",
+    harmless=True,
+)
 def name_unsynced(situation: Situation) -> Plan | None:
     """Restart once with the level of TORCH_DISTRIBUTED_DEBUG that names what differs; None if torch named it, or the user set a level."""
-    level, field, what = _LEVELS.get(_signature(situation), ("", "", ""))
+    level, field, named = _LEVELS.get(_signature(situation), ("", "", ""))
     if not level or situation.fact(field) or situation.variable(DEBUG):
         return None
     plan = restart_within_budget(situation)
     if plan.kind is PlanKind.STOP:
         return None
-    reason = f"{plan.reason}, once with {DEBUG}={level}, which names {what}"
+    reason = f"{plan.reason}, once with {DEBUG}={level}, which names {named}"
     return replace(plan, strategy="name_unsynced", reason=reason, changes=(Change(f"env:{DEBUG}", "", level, DEBUG),))
 
 
+@ladder_step("stop (65): torch named what differs, and a restart would fail the same way")
 def unsynced(situation: Situation) -> Plan | None:
     """Stop with 65 once it is named and a restart would meet it again: it came again without progress, or within the first steps."""
     signature = _signature(situation)
@@ -154,12 +168,11 @@ def unsynced(situation: Situation) -> Plan | None:
     is_named = not field or bool(situation.fact(field))
     if signature not in _NAMED or not (situation.tried("name_unsynced") or (early and is_named)):
         return None
-    return Plan(
-        kind=PlanKind.STOP,
-        reason=f"{explanation.summary(dict(situation.verdict.facts)) or situation.verdict.summary}: every restart meets it again",
-        next_rung=before_the_next_start(situation.verdict),
-        strategy="unsynced",
-        exit_code=65,
+    return plans.stop(
+        "unsynced",
+        65,
+        f"{explanation.summary(dict(situation.verdict.facts)) or situation.verdict.summary}: every restart meets it again",
+        remedy(situation.verdict),
     )
 
 
@@ -167,19 +180,3 @@ def _signature(situation: Situation) -> str:
     """Return the id of the signature that the verdict stands on, "" for none."""
     cause = Cause.DDP_UNSYNCED
     return next((fact.name for fact in situation.verdict.because if fact.claim is not None and fact.claim.cause is cause), "")
-
-
-RUNGS = (
-    Rung("left_file", left_file, "stop (124): ranks wait for the end of a file that nobody is left to remove"),
-    Rung(
-        "longer_timeout",
-        longer_timeout,
-        "three times the process groups' timeout where network.allow permits, if one rank only saved, evaluated or loaded",
-        changes_job=True,
-        harmless=True,
-        missing=_timeout_missing,
-    ),
-    Rung("trace_collectives", trace_collectives, "restart with NCCL's own log and torch's flight recorder on"),
-    Rung("name_unsynced", name_unsynced, "once: restart with TORCH_DISTRIBUTED_DEBUG, so that torch names what differs", harmless=True),
-    Rung("unsynced", unsynced, "stop (65): torch named what differs, and a restart would fail the same way"),
-)

@@ -1,23 +1,25 @@
 """When a plan may change the job: its knobs are enabled, the cause is sure, and more than log text proves it.
 
 A program may print anything: a document about "CUDA out of memory" in its data, a warning of a library. So a plan that changes the
-batch, the allocator, the GPUs or the checkpoint needs a verdict of at least `SURE`. It also needs one piece of evidence for that cause that
-was not read from free text: the exception in a rank's own error file or final traceback, the signal it died of, a record of the kernel or
-the cgroup, a digest that failed.
+batch, the allocator, the GPUs or the checkpoint needs a verdict of at least the confidence floor of its cause. It also needs one piece of
+evidence for that cause that was not read from free text: the exception in a rank's own error file or final traceback, the signal it died
+of, a record of the kernel or the cgroup, a digest that failed.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.classify import exits
+from supervisor.classify import exception_table, exits
 from supervisor.classify.exceptions import UNCAUGHT
+from supervisor.core.causes import CAUSE_TABLE
 
 if TYPE_CHECKING:
-    from supervisor.core.model import Cause, Evidence, Plan
+    from supervisor.core.model import Cause, Evidence, FailureVerdict, Plan
     from supervisor.strategies.situation import Situation
 
-SURE = 0.9
+#: The least confidence of a verdict that ends a run at once. What lists of texts alone show is told as less.
+STOP_FLOOR = 0.8
 
 
 def proves(fact: Evidence, cause: Cause) -> bool:
@@ -27,7 +29,7 @@ def proves(fact: Evidence, cause: Cause) -> bool:
     if fact.claim is not None:
         return fact.claim.cause is cause
     if (fact.source, fact.name) in UNCAUGHT:
-        row = exits.BY_EXCEPTION.get(exits.exception_type(fact.text))
+        row = exception_table.BY_CLASS.get(exits.exception_type(fact.text))
     elif fact.source == "exit" and fact.name == "signal" and fact.text.isdigit():
         row = exits.BY_SIGNAL.get(int(fact.text))
     else:
@@ -35,11 +37,26 @@ def proves(fact: Evidence, cause: Cause) -> bool:
     return row is not None and row.cause is cause
 
 
+def is_sure(cause: Cause, confidence: float) -> bool:
+    """Whether a verdict of this confidence, or a claim of this weight, may change the job."""
+    return confidence >= CAUSE_TABLE[cause].confidence_floor
+
+
+def may_stop(verdict: FailureVerdict) -> bool:
+    """Whether a verdict may end the run at once, as a stop changes a job too: it is sure, and is not of a log's words alone.
+
+    A program prints what another job's scheduler said, too. Where a scheduler does end the job, supervise itself gets the signal.
+    """
+    words = any(fact.free_text and fact.claim is not None and fact.claim.cause is verdict.cause for fact in verdict.because)
+    return any(proves(fact, verdict.cause) for fact in verdict.because) or (verdict.confidence >= STOP_FLOOR and not words)
+
+
 def objection(situation: Situation) -> str:
     """Return why no plan may change the job in this situation, "" if one may."""
     verdict = situation.verdict
-    if verdict.confidence < SURE:
-        return f"confidence {verdict.confidence:.2f} is below the {SURE:.2f} required to change the job"
+    if not is_sure(verdict.cause, verdict.confidence):
+        floor = CAUSE_TABLE[verdict.cause].confidence_floor
+        return f"confidence {verdict.confidence:.2f} is below the {floor:.2f} required to change the job"
     if not any(proves(fact, verdict.cause) for fact in verdict.because):
         return "the cause was only read in log text, which is not enough to change the job"
     return ""

@@ -1,8 +1,8 @@
-"""Rungs for a GPU that failed by itself: take it out of use; go on with a spare, with fewer if the user allowed that, or not here (69).
+"""Steps for a GPU that failed by itself: take it out of use; go on with a spare, with fewer if the user allowed that, or not here (69).
 
 NVIDIA's catalogue (health/nvidia/xids.py) says after which Xid the same GPU is usable. With fewer GPUs whole replicas of the model go on
-(core/replicas.py), and the micro-batch and the accumulation are planned anew so that the global batch stays exactly what it was. If no
-whole numbers do that, the nearest is taken only with --allow-batch-drift. A command that launches its own ranks chooses their number and
+(core/nodes/replicas.py), and the micro-batch and the accumulation are planned anew so that the global batch stays exactly what it was. If
+no whole numbers do that, the nearest is taken only with --allow-batch-drift. A command that launches its own ranks chooses their number and
 GPUs itself: it is restarted on the GPUs that are left only if fewer ranks and another global batch are both allowed.
 """
 
@@ -11,16 +11,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from health.nvidia.xids import Retry, lookup_text
-from supervisor.classify.remedies import before_the_next_start
-from supervisor.core import replicas
+from supervisor.classify.remedies import remedy
 from supervisor.core.budget import INFRASTRUCTURE_PERIOD_S, family
-from supervisor.core.model import Cause, Change, Gpu, HangKind, Launcher, Phase, Plan, PlanKind
+from supervisor.core.model import Cause, Change, Gpu, HangKind, Launcher, Phase, Plan
+from supervisor.core.nodes import replicas
 from supervisor.core.values import Struct
 from supervisor.knobs import batch
-from supervisor.strategies import consent
+from supervisor.strategies import consent, plans
+from supervisor.strategies.ladder_step import ladder_step
 from supervisor.strategies.memory import BATCHNORM, batch_options
 from supervisor.strategies.repetition import HANGS
-from supervisor.strategies.rung import Rung
 
 if TYPE_CHECKING:
     from supervisor.core.model import Failure, Knob, Policy
@@ -40,6 +40,9 @@ class FewerRanks(Struct, frozen=True):
     notes: tuple[str, ...]
 
 
+@ladder_step(
+    "the GPU is quarantined: a spare, or fewer ranks where --min-gpus allows, else stop (69)", tried="other GPUs", changes_job=True
+)
 def exclude_gpu(situation: Situation) -> Plan | None:
     """Exclude the culprit, unless its Xid says that the job may use it again, or it is out of use already and so not the job's.
 
@@ -52,12 +55,13 @@ def exclude_gpu(situation: Situation) -> Plan | None:
     return _without_gpu(situation, "exclude_gpu")
 
 
+@ladder_step("again on the same GPU: as exclude_gpu; over several: stop (65)", tried="other GPUs", changes_job=True)
 def same_gpu_twice(situation: Situation) -> Plan | None:
     """Exclude the GPU on which the failure came again; stop with 65 if it came on several GPUs: then it is the program's.
 
     Only failures since the last progress are compared; of older ones, three on the same GPU and none elsewhere: two accidents in a month
     prove nothing. A crash is the program's until much speaks against it. The same step twice is the business of `same_place`, which stands
-    before this rung. Beyond that, a rank must be known to use the GPU (an illegal access; evidence that names it; one rank for each GPU),
+    before this step. Beyond that, a rank must be known to use the GPU (an illegal access; evidence that names it; one rank for each GPU),
     the steps must differ, and there must have been another GPU on which it did not happen.
     """
     in_program = family(situation.verdict.cause) == "native"
@@ -67,12 +71,11 @@ def same_gpu_twice(situation: Situation) -> Plan | None:
     here = [f for f in past if f.gpu == situation.gpu]
     elsewhere = [f for f in past if f.gpu != situation.gpu and not f.passed_since and f.fingerprint == situation.verdict.fingerprint]
     if elsewhere:
-        return Plan(
-            kind=PlanKind.STOP,
-            reason=f"the same failure on {len({f.gpu for f in elsewhere}) + 1} GPUs, with no progress in between: the program is at fault",
-            next_rung=before_the_next_start(situation.verdict),
-            strategy="same_gpu_twice",
-            exit_code=65,
+        return plans.stop(
+            "same_gpu_twice",
+            65,
+            f"the same failure on {len({f.gpu for f in elsewhere}) + 1} GPUs, with no progress in between: the program is at fault",
+            remedy(situation.verdict),
         )
     again = [f for f in here if not f.passed_since and (not in_program or _steps_differ(situation, f))]
     if in_program and situation.ranks < 2:  # noqa: PLR2004 (another one, to tell them apart)
@@ -82,6 +85,9 @@ def same_gpu_twice(situation: Situation) -> Plan | None:
     return _without_gpu(situation, "same_gpu_twice")
 
 
+@ladder_step(
+    "the rank of one GPU did not come to a collective twice, at different steps: as exclude_gpu", tried="other GPUs", changes_job=True
+)
 def same_gpu_hangs(situation: Situation) -> Plan | None:
     """Exclude the GPU whose rank did not come to a collective twice in a day, at steps that differ, while no other GPU's rank did.
 
@@ -135,22 +141,18 @@ def _without_gpu(situation: Situation, strategy: str) -> Plan:
     if situation.policy.launcher is not Launcher.ELASTIC:
         return _for_own_launcher(situation, strategy, name, exclude, len(healthy))
     if situation.ranks and len(healthy) >= situation.ranks:
-        return Plan(
-            kind=PlanKind.RESTART,
-            reason=f"{name} {_are(exclude)} taken out of use; {len(healthy)} others are there for {situation.ranks} ranks",
-            next_rung="",
-            strategy=strategy,
+        return plans.restart(
+            strategy,
+            f"{name} {_are(exclude)} taken out of use; {len(healthy)} others are there for {situation.ranks} ranks",
             exclude=exclude,
             notes=(_return_text(situation),),
         )
     plan = fewer_ranks(situation, len(healthy))
     if isinstance(plan, str):
         return _stop(situation, strategy, name, exclude, plan)
-    return Plan(
-        kind=PlanKind.RESTART,
-        reason=f"{name} {_are(exclude)} taken out of use; on with {plan.nproc} of {situation.ranks} ranks on this node",
-        next_rung="",
-        strategy=strategy,
+    return plans.restart(
+        strategy,
+        f"{name} {_are(exclude)} taken out of use; on with {plan.nproc} of {situation.ranks} ranks on this node",
         exclude=exclude,
         nproc=plan.nproc,
         changes=plan.changes,
@@ -165,14 +167,12 @@ def _for_own_launcher(situation: Situation, strategy: str, name: str, exclude: t
         return _stop(situation, strategy, name, exclude, _needs_all(situation, left))
     fits = replicas.whole(left, policy.replica_size)
     if not policy.gpus.minimum or not policy.restart.batch_drift or fits < max(policy.gpus.minimum, 1):
-        why = f"the command chooses its number of ranks by itself, and {left} GPUs are left" + _of_replica(policy, left, fits)
+        why = f"the command chooses its number of ranks by itself, and {replicas.left_text(left)}" + _of_replica(policy, left, fits)
         remedy = f"{TO_GO_ON}--min-gpus {fits} --allow-batch-drift" if fits else ""
         return _stop(situation, strategy, name, exclude, why + remedy)
-    return Plan(
-        kind=PlanKind.RESTART,
-        reason=f"{name} {_are(exclude)} taken out of use; the command sees {_others(policy, left, fits)}",
-        next_rung="",
-        strategy=strategy,
+    return plans.restart(
+        strategy,
+        f"{name} {_are(exclude)} taken out of use; the command sees {_others(policy, left, fits)}",
         exclude=exclude,
         notes=("with fewer ranks the global batch is another one, unless the command keeps it", _return_text(situation)),
     )
@@ -184,18 +184,18 @@ def fewer_ranks(situation: Situation, left: int) -> FewerRanks | str:
     if left < 1 or situation.all_ranks:
         return _needs_all(situation, left) if left > 0 else "no other GPU is left on this node"
     fits = replicas.on_node(left, situation.ranks, policy.replica_size)
-    of_replica = _of_replica(policy, left, fits)
+    of_replica, are_left = _of_replica(policy, left, fits), replicas.left_text(left)
     if not fits:
         why = (
             "which other nodes share: each needs all of its ranks"
             if situation.ranks % policy.replica_size
             else "and too few are left for one"
         )
-        return f"{left} GPUs are left for {situation.ranks} ranks; a replica has {policy.replica_size}, {why}"
+        return f"{are_left} for {situation.ranks} ranks; a replica has {policy.replica_size}, {why}"
     if not policy.gpus.minimum:
-        return f"{left} GPUs are left for {situation.ranks} ranks{of_replica}{TO_GO_ON}the same command with --min-gpus {fits}"
+        return f"{are_left} for {situation.ranks} ranks{of_replica}{TO_GO_ON}the same command with --min-gpus {fits}"
     if fits < policy.gpus.minimum:
-        return f"{left} GPUs are left{of_replica}, and --min-gpus {policy.gpus.minimum} allows no fewer"
+        return f"{are_left}{of_replica}, and --min-gpus {policy.gpus.minimum} allows no fewer"
     size, accum = situation.enabled("batch_size"), situation.enabled("grad_accum")
     if size is None or accum is None:
         return _shrunk_batch(situation, fits)
@@ -220,7 +220,7 @@ def _of_replica(policy: Policy, left: int, fits: int) -> str:
 
 def _needs_all(situation: Situation, left: int) -> str:
     ranks = situation.world_size or situation.ranks
-    return f"{left} GPUs are left, and the program loads its checkpoints with {ranks} ranks only, as an attempt with fewer showed"
+    return f"{replicas.left_text(left)}, and the program loads its checkpoints with {ranks} ranks only, as an attempt with fewer showed"
 
 
 def _shrunk_batch(situation: Situation, left: int) -> FewerRanks | str:
@@ -241,19 +241,19 @@ def _replanned_batch(situation: Situation, left: int, size: Knob, accum: Knob) -
     if isinstance(old, str):
         return old
     others, replica = situation.world_size - situation.ranks, situation.policy.replica_size
-    found: batch.Batch | str = ""
+    changed: batch.Batch | str = ""
     for nproc in range(left, situation.policy.gpus.minimum - 1, -replica):
-        found = batch.for_world(old, (others + nproc) // replica)
-        if isinstance(found, batch.Batch):
+        changed = batch.for_world(old, (others + nproc) // replica)
+        if isinstance(changed, batch.Batch):
             break
     else:
-        nproc, found = left, batch.for_world(old, (others + left) // replica, drift=situation.policy.restart.batch_drift)
-    if isinstance(found, str):
-        return f"{found}, nor is there a plan with fewer GPUs; --allow-batch-drift takes the nearest"
-    kept = old.total == found.total
-    note = f"the global batch {'stays' if kept else 'drifts'}: {old}, now {found}"
-    norm = (BATCHNORM,) if situation.batchnorm and found.micro != old.micro else ()
-    return FewerRanks(nproc, batch.changes(found, size, accum), (note, *norm))
+        nproc, changed = left, batch.for_world(old, (others + left) // replica, drift=situation.policy.restart.batch_drift)
+    if isinstance(changed, str):
+        return f"{changed}, nor is there a plan with fewer GPUs; --allow-batch-drift takes the nearest"
+    kept = old.total == changed.total
+    note = f"the global batch {'stays' if kept else 'drifts'}: {old}, now {changed}"
+    norm = (BATCHNORM,) if situation.batchnorm and changed.micro != old.micro else ()
+    return FewerRanks(nproc, batch.changes(changed, size, accum), (note, *norm))
 
 
 def _are(exclude: tuple[str, ...]) -> str:
@@ -276,30 +276,12 @@ def _return_text(situation: Situation) -> str:
 
 
 def _stop(situation: Situation, strategy: str, name: str, exclude: tuple[str, ...], why: str) -> Plan:
-    _, separator, remedy = why.partition(TO_GO_ON)
-    return Plan(
-        kind=PlanKind.STOP,
-        reason=f"{name} failed: {why}",
-        next_rung=f"use another node{', or do what is named above' if remedy else ''}",
-        strategy=strategy,
-        exit_code=69,
+    why, _, remedy = why.partition(TO_GO_ON)
+    return plans.stop(
+        strategy,
+        69,
+        f"{name} failed: {why}",
+        f"use another node{f'; or go on with fewer GPUs: {remedy}' if remedy else ''}",
         exclude=exclude,
-        notes=(*((f"{separator.removeprefix('; ')}{remedy}",) if remedy else ()), *((_return_text(situation),) if exclude else ())),
+        notes=(_return_text(situation),) if exclude else (),
     )
-
-
-RUNGS = (
-    Rung(
-        "exclude_gpu",
-        exclude_gpu,
-        "the GPU is quarantined: a spare, or fewer ranks where --min-gpus allows, else stop (69)",
-        changes_job=True,
-    ),
-    Rung(
-        "same_gpu_hangs",
-        same_gpu_hangs,
-        "the rank of one GPU did not come to a collective twice, at different steps: as exclude_gpu",
-        changes_job=True,
-    ),
-    Rung("same_gpu_twice", same_gpu_twice, "again on the same GPU: as exclude_gpu; over several: stop (65)", changes_job=True),
-)

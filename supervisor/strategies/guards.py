@@ -1,32 +1,35 @@
-"""Rungs that end a run before anything else is tried: caps, recurrence, preemption, and failures that a restart would meet again."""
+"""Steps that end a run before anything else is tried: caps, recurrence, preemption, and failures that a restart would meet again."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.classify.remedies import before_the_next_start
+from supervisor.classify.remedies import remedy
 from supervisor.core import budget
-from supervisor.core.ending import ended_text
+from supervisor.core.causes import CAUSE_TABLE
+from supervisor.core.failure.rank_endings import ended_text
 from supervisor.core.model import Cause, Plan, PlanKind
-from supervisor.strategies.consent import SURE
-from supervisor.strategies.rung import Rung
+from supervisor.core.values import replace
+from supervisor.strategies import plans
+from supervisor.strategies.consent import STOP_FLOOR, is_sure, may_stop
+from supervisor.strategies.ladder_step import ladder_step
+from supervisor.strategies.repetition import restart_within_budget
 from supervisor.strategies.situation import exit_code_after, exit_code_of
 
 if TYPE_CHECKING:
     from supervisor.core.model import Failure
     from supervisor.strategies.situation import Situation
 
-#: The rung for a program that trained before and cannot be started now. Failures that it answered are charged to no budget.
+#: The step for a program that trained before and cannot be started now. Failures that it answered are charged to no budget.
 START_AGAIN = "start_again"
 #: From the first such failure to the stop: a file server is back by then, or a person must look.
 STARTS_AGAIN_FOR_S = 1800.0
-#: The pause before the next start; it doubles from the one to the other.
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 30.0, 300.0
+#: The longest pause before the next start.
+LONGEST_PAUSE_S = 300.0
 #: After so many requeues in a row without a step the run ends for good.
 MOST_VAIN_REQUEUES = 3
-#: Causes of a program that cannot import, or whose data cannot be read.
-_OF_READS = frozenset({Cause.DEPENDENCY, Cause.DATA_ERROR})
-#: Exceptions of the same, where nothing says more: those of Python, and those of the libraries that fetch and read data.
+#: Exceptions of a program that cannot import or read something, where its cause does not say so: those of Python, and those of the
+#: libraries that fetch and read data.
 _READ_ERRORS = frozenset(
     {
         *("OSError", "IOError", "FileNotFoundError", "PermissionError", "NotADirectoryError", "IsADirectoryError", "FileExistsError"),
@@ -40,6 +43,7 @@ _READ_ERRORS = frozenset(
 )
 
 
+@ladder_step("stop: torchrun's --max-restarts or restart.max_attempts is used up")
 def within_cap(situation: Situation) -> Plan | None:
     """Stop if torchrun's --max-restarts (the rank's own code) or restart.max_attempts (the code of a spent budget) are used up.
 
@@ -47,27 +51,26 @@ def within_cap(situation: Situation) -> Plan | None:
     """
     policy, cap = situation.policy, situation.policy.max_restarts
     if cap is not None and situation.charged >= cap:
-        return Plan(
-            kind=PlanKind.STOP,
-            reason=f"--max-restarts={cap} is used up",
-            next_rung="raise --max-restarts, or leave it out to let the failure budget decide",
-            strategy="within_cap",
-            exit_code=exit_code_of(situation.first),
+        return plans.stop(
+            "within_cap",
+            exit_code_of(situation.first),
+            f"--max-restarts={cap} is used up",
+            "raise --max-restarts, or leave it out to let the failure budget decide",
         )
     capped = policy.restart.max_attempts > 0 and situation.charged >= policy.restart.max_attempts - 1
     if capped or not policy.restart.intensity:
         code, why = exit_code_after(situation, situation.failures[-policy.recurring_alert :])
         spent = f"restart.max_attempts = {policy.restart.max_attempts} is used up"
-        return Plan(
-            kind=PlanKind.STOP,
-            reason=(spent if policy.restart.intensity else "restart.intensity = 0 allows no restart") + (f": {why}" if why else ""),
-            next_rung=before_the_next_start(situation.verdict),
-            strategy="within_cap",
-            exit_code=code,
+        return plans.stop(
+            "within_cap",
+            code,
+            (spent if policy.restart.intensity else "restart.intensity = 0 allows no restart") + (f": {why}" if why else ""),
+            remedy(situation.verdict),
         )
     return None
 
 
+@ladder_step("stop at the tenth equal failure (65), or tenth of the infrastructure in a day (75), without progress")
 def recurring(situation: Situation) -> Plan | None:
     """Stop without progress: with 65 at the `recurring_stop`-th equal failure, with 75 at as many of the infrastructure in a day.
 
@@ -78,36 +81,39 @@ def recurring(situation: Situation) -> Plan | None:
     policy, verdict = situation.policy, situation.verdict
     if budget.family(verdict.cause) == "infrastructure":
         reason = budget.balance(situation.failures, verdict.cause, situation.t, policy).refusal
-        next_rung, code = f"{before_the_next_start(situation.verdict)}, or the scheduler's requeue continues this run", 75
+        next_ladder_step, code = f"{remedy(situation.verdict)}; where a scheduler requeues the job, that start goes on with this run", 75
     else:
         count = len(budget.equal(situation.failures, verdict.fingerprint, situation.t)) + 1
         reason = f"failed {count} times in the same way without progress" if count >= policy.recurring_stop else ""
-        next_rung, code = before_the_next_start(situation.verdict), 65
-    return Plan(kind=PlanKind.STOP, reason=reason, next_rung=next_rung, strategy="recurring", exit_code=code) if reason else None
+        next_ladder_step, code = remedy(situation.verdict), 65
+    return plans.stop("recurring", code, reason, next_ladder_step) if reason else None
 
 
+@ladder_step("leave with 75: the scheduler brings the job back; where mere words say so, restart")
 def requeue(situation: Situation) -> Plan:
     """Stop with 75: the environment takes the machine away, and the scheduler brings the job back."""
-    return Plan(
-        kind=PlanKind.STOP,
-        reason=f"{situation.verdict.summary}: the machine is being taken away",
-        next_rung="the scheduler's requeue continues this run",
-        strategy="requeue",
-        exit_code=75,
+    if not may_stop(situation.verdict):
+        return _restart_after_words("requeue", situation)
+    return plans.stop(
+        "requeue", 75, f"{situation.verdict.summary}: the machine is being taken away", "wait for the scheduler, which starts it again"
     )
 
 
+def _restart_after_words(strategy: str, situation: Situation) -> Plan:
+    """Restart where mere words say that somebody ended the job: a stop would change it on their word."""
+    plan = within_cap(situation) or recurring(situation) or restart_within_budget(situation)
+    return replace(plan, strategy=strategy) if plan.kind is PlanKind.RESTART else plan
+
+
+@ladder_step("leave with 130: a person stopped it, and it is never requeued; where mere words say so, restart")
 def interrupted(situation: Situation) -> Plan:
     """Stop with 130: a person ended the job, and nobody starts again what a person ended."""
-    return Plan(
-        kind=PlanKind.STOP,
-        reason=f"{situation.verdict.summary}: a person stopped it",
-        next_rung="start it again where it should go on",
-        strategy="interrupted",
-        exit_code=130,
-    )
+    if not may_stop(situation.verdict):
+        return _restart_after_words("interrupted", situation)
+    return plans.stop("interrupted", 130, f"{situation.verdict.summary}: a person stopped it", "start it again when it should go on")
 
 
+@ladder_step("start again for 30 minutes if the same program trained before and cannot read something now; then 75", tried="another start")
 def start_again(situation: Situation) -> Plan | None:
     """Start again where the same program trained before, and now cannot import or read its data: a file system that does not answer.
 
@@ -122,25 +128,16 @@ def start_again(situation: Situation) -> Plan | None:
     if waited_s >= STARTS_AGAIN_FOR_S:
         over = situation.vain_requeues >= MOST_VAIN_REQUEUES
         tries = f"{len(situation.in_vain)} more starts in {waited_s / 60:.0f} min led to no step"
-        return Plan(
-            kind=PlanKind.STOP,
-            reason=f"{missing}: {tries}" + (f", and neither did the {situation.vain_requeues} requeues before" if over else ""),
-            next_rung=before_the_next_start(situation.verdict) if over else "the scheduler's requeue continues this run",
-            strategy=START_AGAIN,
-            exit_code=65 if over else 75,
+        return plans.stop(
+            START_AGAIN,
+            65 if over else 75,
+            f"{missing}: {tries}" + (f", and neither did the {situation.vain_requeues} requeues before" if over else ""),
+            remedy(situation.verdict) if over else "wait for the scheduler, which starts it again",
             charged=False,
         )
-    # half of it fixed, half of it jitter: never at once, and not all jobs of a cluster in the same second
-    pause_s = min(FIRST_PAUSE_S * 2 ** min(len(situation.in_vain), 10), LONGEST_PAUSE_S) * (0.5 + 0.5 * situation.jitter)
+    pause_s = plans.wait_s(situation, len(situation.in_vain), LONGEST_PAUSE_S)
     pause_s = min(pause_s, STARTS_AGAIN_FOR_S - waited_s)
-    return Plan(
-        kind=PlanKind.RESTART,
-        reason=f"{missing}: start again in {pause_s:.0f} s",
-        next_rung="a longer wait",
-        strategy=START_AGAIN,
-        delay_s=pause_s,
-        charged=False,
-    )
+    return plans.restart(START_AGAIN, f"{missing}: start again in {pause_s:.0f} s", delay_s=pause_s, charged=False)
 
 
 def _was_missed_at_the_last_step(situation: Situation) -> bool:
@@ -155,36 +152,40 @@ def _was_missed_at_the_last_step(situation: Situation) -> bool:
 
 def reads_what_is_missing(situation: Situation) -> bool:
     """Whether an import or a read of data failed, and not the program's own arithmetic: KeyError, say, comes again."""
-    return situation.verdict.cause in _OF_READS or situation.fact("exception") in _READ_ERRORS
+    return CAUSE_TABLE[situation.verdict.cause].of_reads or situation.fact("exception") in _READ_ERRORS
 
 
 def started_in_vain(failures: tuple[Failure, ...], trained_in: int) -> bool:
     """Whether the last failure was answered by another start, and no step was made since."""
-    return bool(failures) and failures[-1].rung == START_AGAIN and failures[-1].attempt > trained_in
+    return bool(failures) and failures[-1].ladder_step == START_AGAIN and failures[-1].attempt > trained_in
 
 
+@ladder_step("stop with the rank's own code if no step was made, and the cause is sure and stays, or came again")
 def own_code_before_first_step(situation: Situation) -> Plan | None:
-    """Stop with the rank's own code if the failure is proven to come before the first training step.
+    """Stop with the rank's own code if the failure is proven to come before the first training step, and a restart cannot mend it.
 
-    A typo in an import is reported in seconds and costs no restart, which is what a person at a terminal expects. An unknown phase proves
-    nothing (docs/explanation/design.md section 4). A transient failure stops too, but the plan does not claim that a restart would meet it
-    again.
+    A typo in an import is reported in seconds and costs no restart, which is what a person at a terminal expects. A cause that is not sure,
+    or may pass, gets one restart: it costs a minute, and a wrong stop costs the night. An unknown phase proves nothing.
     """
+    verdict, ending = situation.verdict, situation.ending
     if not situation.before_first_step:
         return None
-    transient, ending = situation.verdict.transient, situation.ending
+    lasts = verdict.confidence >= STOP_FLOOR and not verdict.transient
+    alike = [f for f in situation.unanswered if f.before_first_step and f.fingerprint == verdict.fingerprint and not f.changed]
+    if not lasts and not alike:
+        return None
     # nobody came to an end, so it may also be what comes before the first step that failed
     over = f" (it began at the last step of this run; if none was left, {ended_text(ending.step, situation.verified)})"
-    return Plan(
-        kind=PlanKind.STOP,
-        reason=f"it failed before its first training step{over if ending.at_last_step else ''}: "
-        + ("no restart is made there, though another try may help" if transient else "a restart would meet the same"),
-        next_rung="start again once it has passed" if transient else before_the_next_start(situation.verdict),
-        strategy="own_code_before_first_step",
-        exit_code=exit_code_of(situation.first),
+    return plans.stop(
+        "own_code_before_first_step",
+        exit_code_of(situation.first),
+        f"it failed before its first step{over if ending.at_last_step else ''}"
+        + (": the same error would come again" if lasts else f", as attempt {alike[-1].attempt} did"),
+        remedy(verdict),
     )
 
 
+@ladder_step("stop with 75 when a run's start failed three times")
 def start_tries(situation: Situation) -> Plan | None:
     """Stop with 75 once `start_tries` restarts did not lead to a first step: another machine or another hour may do."""
     if not situation.before_first_step:
@@ -195,22 +196,22 @@ def start_tries(situation: Situation) -> Plan | None:
     tries = sum(1 for f in situation.failures if budget.family(f.cause) == current)
     if tries < situation.policy.start_tries:
         return None
-    return Plan(
-        kind=PlanKind.STOP,
-        reason=f"{tries} restarts did not lead to a first training step: it does not start on this machine now",
-        next_rung="the scheduler's requeue continues this run",
-        strategy="start_tries",
-        exit_code=75,
+    return plans.stop(
+        "start_tries",
+        75,
+        f"{tries} restarts did not lead to a first training step: it does not start on this machine now",
+        "wait for the scheduler, which starts it again",
     )
 
 
+@ladder_step("stop: this node's driver, or a GPU out of use (69), or the set-up (78) does not fit")
 def environment_at_fault(situation: Situation) -> Plan | None:
     """Stop if driver, CUDA, NCCL and devices do not fit together: 69 for this node's driver, 78 for the set-up of the job.
 
     The cause must be sure and the job cannot have started, or a restart must have met the same already.
     """
     verdict = situation.verdict
-    certain = situation.before_first_step and verdict.confidence >= SURE and not verdict.transient
+    certain = situation.before_first_step and is_sure(verdict.cause, verdict.confidence) and not verdict.transient
     if not certain and not situation.unanswered:
         return None
     driver = verdict.cause is Cause.GPU_DRIVER
@@ -220,41 +221,18 @@ def environment_at_fault(situation: Situation) -> Plan | None:
         reason = f"supervise keeps {names} out of use, so that the ranks see fewer GPUs than they take: {verdict.summary}"
         hint = f"use another node, or `{situation.policy.clears} {out[0].uuid}` where that GPU is well again"
     else:
-        reason, hint = f"{'this node' if driver else 'the set-up'} does not fit: {verdict.summary}", before_the_next_start(verdict)
-    return Plan(
-        kind=PlanKind.STOP,
-        reason=reason,
-        next_rung=hint,
-        strategy="environment_at_fault",
-        exit_code=69 if driver or out else 78,
-    )
+        reason, hint = f"{'this node' if driver else 'the set-up'} does not fit: {verdict.summary}", remedy(verdict)
+    return plans.stop("environment_at_fault", 69 if driver or out else 78, reason, hint)
 
 
+@ladder_step("stop (65): worker.agree left out more batches than guard.skips allows")
 def batches_left_out(situation: Situation) -> Plan | None:
     """Stop where the script left out more batches than guard.skips allows: a restart would leave them out again."""
     if not situation.fact("left_out"):
         return None
-    return Plan(
-        kind=PlanKind.STOP,
-        reason=f"more batches are bad than guard.skips allows: {situation.verdict.summary}",
-        next_rung=before_the_next_start(situation.verdict),
-        strategy="batches_left_out",
-        exit_code=65,
+    return plans.stop(
+        "batches_left_out",
+        65,
+        f"more batches are bad than guard.skips allows: {situation.verdict.summary}",
+        remedy(situation.verdict),
     )
-
-
-RUNGS = (
-    Rung("within_cap", within_cap, "stop: torchrun's --max-restarts or restart.max_attempts is used up"),
-    Rung("recurring", recurring, "stop at the tenth equal failure (65), or tenth of the infrastructure in a day (75), without progress"),
-    Rung(START_AGAIN, start_again, "start again for 30 minutes if the same program trained before and cannot read something now; then 75"),
-    Rung("requeue", requeue, "leave with 75: the scheduler brings the job back"),
-    Rung("interrupted", interrupted, "leave with 130: a person stopped it, and it is never requeued"),
-    Rung("own_code_before_first_step", own_code_before_first_step, "stop with the rank's own code if no step was made"),
-    Rung("batches_left_out", batches_left_out, "stop (65): worker.agree left out more batches than guard.skips allows"),
-    Rung("start_tries", start_tries, "stop with 75 when a run's start failed three times"),
-    Rung(
-        "environment_at_fault",
-        environment_at_fault,
-        "stop: this node's driver, or a GPU out of use (69), or the set-up (78) does not fit",
-    ),
-)

@@ -1,14 +1,14 @@
-"""The rung for an attempt that failed before its first step and ran with something that supervise changed: suspect the change first.
+"""The step for an attempt that failed before its first step and ran with something that supervise changed: suspect the change first.
 
 A batch that does not divide, an allocator that the program does not know, a checkpoint that is bound to the number of ranks which saved it
 (deepspeedai/DeepSpeed#5405): each looks like an error of the program, and none is. So the change is taken back, or the node is waited for,
-and neither is tried again in this run. If the same failure comes without the change, it was not at fault, and the other rungs answer.
+and neither is tried again in this run. If the same failure comes without the change, it was not at fault, and the other steps answer.
 
 Ranks are given back where the ledger has enough GPUs in use again. A loader that says that another number of ranks saved is believed in
 every attempt, before its first step and at it, also where the next ones rule out a suspicion. No checkpoint is rejected for its words.
 
 No change is suspected where ranks raced, where an attempt without it failed in the same way, where its plan answered this cause (the
-ladder goes on), and where the program is not the one that started. The ladders of the machine, the storage and a kill lack this rung.
+ladder goes on), and where the program is not the one that started. The ladders of the machine, the storage and a kill lack this step.
 """
 
 from __future__ import annotations
@@ -16,17 +16,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from supervisor.core.budget import family
-from supervisor.core.model import Launcher, Plan, PlanKind
+from supervisor.core.model import Launcher, Plan
+from supervisor.strategies import plans
 from supervisor.strategies.guards import reads_what_is_missing
-from supervisor.strategies.rung import Rung
+from supervisor.strategies.ladder_step import ladder_step
 
 if TYPE_CHECKING:
-    from supervisor.core.model import Change, OwnChange, Setup
+    from supervisor.core.model import Change
+    from supervisor.core.setup_model import OwnChange, Setup
     from supervisor.strategies.situation import Situation
 
 NAME = "own_change"
 
 
+@ladder_step(
+    "the first start with what supervise changed failed, or a loader says that other ranks saved: take it back; else 69 or 65",
+    explained=True,
+    changes_job=True,
+    harmless=True,
+)
 def own_change(situation: Situation) -> Plan | None:
     """Take back what supervise changed, or wait for the node, if the first attempt with it failed before its first step as none did before.
 
@@ -45,16 +53,16 @@ def own_change(situation: Situation) -> Plan | None:
         return _taken_back(situation, change) if _may_follow(situation, change.changes) else None
     if _may_pass(situation):
         return None
-    return _stop(
-        69, _first(situation, change, "on other GPUs than before"), "use another node, or put the GPU back into use if it is in order"
+    return plans.stop(
+        NAME, 69, _first(situation, change, "on other GPUs than before"), "use another node, or put the GPU back into use if it is in order"
     )
 
 
 def _is_known(situation: Situation, change: OwnChange) -> bool:
     """Whether an attempt without the change failed in this way, or the change was the answer to this cause."""
     verdict = situation.verdict
-    answered = (f for f in situation.failures if f.changed and f.attempt >= change.before.attempt and f.rung != NAME)
-    alike = (f for f in situation.failures if f.rung != NAME)
+    answered = (f for f in situation.failures if f.changed and f.attempt >= change.before.attempt and f.ladder_step != NAME)
+    alike = (f for f in situation.failures if f.ladder_step != NAME)
     return any(f.cause is verdict.cause for f in answered) or any(f.fingerprint == verdict.fingerprint for f in alike)
 
 
@@ -70,11 +78,9 @@ def _may_pass(situation: Situation) -> bool:
 
 def _taken_back(situation: Situation, change: OwnChange) -> Plan:
     tried = ", ".join(f"{c.how}{f' {c.old}' if c.old else ''}" for c in change.changes)
-    return Plan(
-        kind=PlanKind.RESTART,
-        reason=f"{_first(situation, change, f'with {tried}, which supervise set')}: that is taken back, and not tried again in this run",
-        next_rung="",
-        strategy=NAME,
+    return plans.restart(
+        NAME,
+        f"{_first(situation, change, f'with {tried}, which supervise set')}: that is taken back, and not tried again in this run",
         changes=change.changes,
     )
 
@@ -84,24 +90,20 @@ def _other_ranks(situation: Situation, change: OwnChange, why: str) -> Plan | No
     before, now = change.before, change.now
     policy = situation.policy
     if now.nodes < before.nodes <= policy.nodes and policy.launcher is Launcher.ELASTIC:
-        return Plan(
-            kind=PlanKind.RESTART,
-            reason=f"{why}; the next attempt waits for {before.nodes} nodes, and no other of this run begins with fewer",
-            next_rung="",
-            strategy=NAME,
+        return plans.restart(
+            NAME,
+            f"{why}; the next attempt waits for {before.nodes} nodes, and no other of this run begins with fewer",
             charged=False,
             least_nodes=before.nodes,
         )
     if now.ranks > before.ranks:
         nodes = f"--nnodes={before.nodes}" if before.nodes < now.nodes else f"{before.ranks} ranks"
-        return _stop(65, why, f"start again with {nodes}, or have the program load what another number of ranks saved")
+        return plans.stop(NAME, 65, why, f"start again with {nodes}, or have the program load what another number of ranks saved")
     gpus = situation.gpus_now or situation.gpus
     if sum(not gpu.quarantined for gpu in gpus) >= before.ranks:
-        return Plan(
-            kind=PlanKind.RESTART,
-            reason=f"{why}; {before.ranks} GPUs are in use again: the next attempt has {before.ranks} ranks, and none of this run fewer",
-            next_rung="",
-            strategy=NAME,
+        return plans.restart(
+            NAME,
+            f"{why}; {before.ranks} GPUs are in use again: the next attempt has {before.ranks} ranks, and none of this run fewer",
             changes=change.changes,
             all_ranks=True,
         )
@@ -109,7 +111,7 @@ def _other_ranks(situation: Situation, change: OwnChange, why: str) -> Plan | No
     if now.nodes > 1 or out_of_use or situation.resized is not None:
         repaired = f"; or repair {' and '.join(out_of_use)}, then `{policy.clears} {out_of_use[0]}`" if out_of_use else ""
         another = f"use {'nodes' if now.nodes > 1 else 'a node'} with {before.ranks} GPUs"
-        return _stop(69, why, f"{another}, where all {before.ranks} ranks resume from the newest checkpoint{repaired}")
+        return plans.stop(NAME, 69, why, f"{another}, where all {before.ranks} ranks resume from the newest checkpoint{repaired}")
     return None  # the scheduler gave it fewer, not supervise
 
 
@@ -136,18 +138,3 @@ def _size(setup: Setup, *, of_nodes: bool) -> str:
 def _first(situation: Situation, change: OwnChange, setup: str) -> str:
     trained = f" (attempt {change.before.attempt} trained)" if change.trained else ""
     return f"attempt {situation.attempts} ran {setup}, and failed before its first step as no attempt before it did{trained}"
-
-
-def _stop(code: int, why: str, hint: str) -> Plan:
-    return Plan(kind=PlanKind.STOP, reason=why, next_rung=hint, strategy=NAME, exit_code=code)
-
-
-RUNGS = (
-    Rung(
-        NAME,
-        own_change,
-        "the first start with what supervise changed failed, or a loader says that other ranks saved: take it back; else 69 or 65",
-        changes_job=True,
-        harmless=True,
-    ),
-)

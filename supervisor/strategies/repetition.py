@@ -1,4 +1,4 @@
-"""Rungs for a failure that may come again: stop if nothing is left to change or nothing differs, else restart within the budget.
+"""Steps for a failure that may come again: stop if nothing is left to change or nothing differs, else restart within the budget.
 
 core/budget.py decides whether the budget allows one more restart. Progress (a verified checkpoint beyond any before; a step beyond any
 before where none was ever verified) clears it: a job that makes progress may fail every night for a month. The first restart is immediate.
@@ -10,12 +10,14 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from supervisor.classify.remedies import before_the_next_start
+from supervisor.classify.remedies import hints, remedy
 from supervisor.core import budget
+from supervisor.core.causes import CAUSE_TABLE, causes_where
 from supervisor.core.model import Cause, HangKind, Plan, PlanKind
-from supervisor.strategies import consent
-from supervisor.strategies.rung import Rung
-from supervisor.strategies.situation import WORKER_CAUSES, exit_code_after, exit_code_of, may_halve_workers, memory_text
+from supervisor.core.units import bytes_text
+from supervisor.strategies import consent, plans
+from supervisor.strategies.ladder_step import LADDER_STEPS, ladder_step
+from supervisor.strategies.situation import enabling_options, exit_code_after, exit_code_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,49 +26,18 @@ if TYPE_CHECKING:
     from supervisor.strategies.situation import Situation
 
 #: Causes that show themselves as a job in which nothing moves.
-HANGS = frozenset({Cause.NCCL_TIMEOUT, Cause.HANG_NO_ERROR})
+HANGS = causes_where(lambda row: row.stands_still)
 #: An attempt that failed so soon after the start of its ranks did so at once.
 AT_ONCE_S = 10.0
 #: An attempt that ran so many times as long as another one got further than it, even if no step shows that.
 LONGER = 1.5
-#: Causes that may pass by themselves: beside the infrastructure's, a hang, and a host's memory, which others use too.
-_MAY_PASS = frozenset({Cause.HANG_NO_ERROR, Cause.HOST_OOM})
 #: A cause that may pass is deterministic after so many failures at one step, of which the first and the last are so far apart.
 _SURE_AFTER, _SURE_AFTER_S = 3, 900.0
-#: What a rung that restarts has tried, in words.
-TRIED = {
-    "training_over": "one more attempt after the last step",
-    "restart_within_budget": "a plain restart",
-    "memory_held_by_others": "a wait for the GPU's memory",
-    "expandable_segments": "expandable segments",
-    "halve_batch": "a smaller micro-batch",
-    "memory_knobs": "activation checkpointing, CPU offload or mixed precision",
-    "halve_workers": "fewer loader workers",
-    "raced": "a restart after a race",
-    "clear_way": "a restart with what was in the way set aside",
-    "step_back": "an older checkpoint",
-    "skip_window": "other data",
-    "wait_for_storage": "a wait for the storage",
-    "damaged_cache": "a restart with the damaged cache",
-    "own_leftovers": "a restart with what killed saves left",
-    "exclude_gpu": "other GPUs",
-    "same_gpu_twice": "other GPUs",
-    "trace_collectives": "a restart with traced collectives",
-    "longer_timeout": "a longer timeout",
-    "interface": "another interface",
-    "p2p_disable": "no P2P between GPUs",
-    "ib_disable": "no InfiniBand",
-    "shm_disable": "no shared memory between ranks",
-    "wait_for_network": "a wait for the network",
-    "same_gpu_hangs": "other GPUs",
-    "name_unsynced": "a restart in which torch names what differs",
-    "start_again": "another start",
-    "users_row": "your own row",
-    "coordinator": "what the coordinator decided",
-    "takeover": "a takeover",
-}
+#: What was tried where no step answered, in words.
+_TRIED_ELSEWHERE = {"coordinator": "what the coordinator decided", "takeover": "a takeover"}
 
 
+@ladder_step("stop (65): nothing that would make the next attempt differ is left or enabled")
 def exhausted(situation: Situation) -> Plan | None:
     """Stop with 65 if the cause is sure and came again without progress, or a GPU's memory does not suffice for the first steps.
 
@@ -82,23 +53,38 @@ def exhausted(situation: Situation) -> Plan | None:
     early = situation.before_first_step or (situation.step is not None and situation.resume is None and situation.step < 1)
     if not past and not (verdict.cause is Cause.CUDA_OOM and early):
         return None
-    tried = ", ".join(dict.fromkeys(TRIED.get(f.rung, f.rung) for f in past if f.rung)) or "nothing was enabled"
-    return Plan(
-        kind=PlanKind.STOP,
-        reason=f"{verdict.cause} again, and nothing is left to try (tried: {tried})"
-        if past
-        else "the memory does not suffice for the first step, and no change that needs less is left or enabled",
-        next_rung=f"{_enabling(situation)}{before_the_next_start(situation.verdict)}",
-        strategy="exhausted",
-        exit_code=65,
+    happened = CAUSE_TABLE[verdict.cause].meaning.partition(":")[0]
+    tried = ", ".join(dict.fromkeys(_tried_text(f.ladder_step) for f in past if f.ladder_step)) or "nothing was enabled"
+    return plans.stop(
+        "exhausted",
+        65,
+        (
+            f"{happened[:1].lower()}{happened[1:]} again, and supervise may change nothing more (tried: {tried})"
+            if past
+            else "the memory does not suffice for the first step, and supervise may change nothing that needs less"
+        ),
+        f"{_enabling(situation)}{_untried(situation)}",
         notes=_consumers(situation),
+        options=enabling_options(situation),
     )
+
+
+def _untried(situation: Situation) -> str:
+    """Return what a person does about the failure, but for what the attempt that failed ran with already."""
+    variables = [f"{name.removeprefix('env:')}={value}" for name, value in situation.overrides if name.startswith("env:")]
+    return "; ".join(hint for hint in hints(situation.verdict) if not any(variable in hint for variable in variables))
+
+
+def _tried_text(answered_by: str) -> str:
+    """Return what the step, or whatever else answered a failure, has tried."""
+    step = LADDER_STEPS.get(answered_by)
+    return (step.tried if step is not None else _TRIED_ELSEWHERE.get(answered_by, "")) or answered_by
 
 
 def _enabling(situation: Situation) -> str:
     """Return that a knob could be enabled, where one of this cause would help: of main memory, fewer workers of a loader that is there."""
-    of_host = situation.verdict.cause in WORKER_CAUSES and not may_halve_workers(situation)
-    return "" if of_host else "enable what `supervise plan -- CMD` names, or "
+    options = enabling_options(situation)
+    return f"start it again with {' '.join(options)}: then supervise makes it need less memory by itself; or " if options else ""
 
 
 def _consumers(situation: Situation) -> tuple[str, ...]:
@@ -108,14 +94,11 @@ def _consumers(situation: Situation) -> tuple[str, ...]:
         for name, words in (("cgroup", "the limit is of cgroup"), ("oom_memcg", "the limit is of cgroup"), ("process", "killed:"))
         if situation.fact(name)
     ]
-    parts += [
-        f"{words} {memory_text(n)}"
-        for name, words in (("anon", "it held"), ("asked", "it asked for"), ("capacity", "the GPU has"))
-        if (n := situation.amount(name))
-    ]
+    parts += [f"{words} {bytes_text(n)}" for name, words in (("anon", "it held"),) if (n := situation.amount(name))]
     return ("; ".join(parts),) if parts else ()
 
 
+@ladder_step("stop (65; 124 where it hangs): the same failure at the same place, no progress between")
 def same_place(situation: Situation) -> Plan | None:
     """Stop if the run already failed like this, here, without progress since: it is deterministic (65; 124 where it hangs).
 
@@ -131,20 +114,25 @@ def same_place(situation: Situation) -> Plan | None:
     twin = next(iter(twins), None)
     if twin is None or (_may_pass(situation) and not _lasts(situation, twins)):
         return None
-    return Plan(
-        kind=PlanKind.STOP,
-        reason=f"attempt {twin.attempt} failed in the same way {_place_text(twin)}, and this one {_place_text(situation)}, "
-        "with no progress in between: it is deterministic",
-        next_rung=before_the_next_start(situation.verdict),
-        strategy="same_place",
-        exit_code=124 if situation.verdict.cause in HANGS else 65,
+    return plans.stop(
+        "same_place",
+        CAUSE_TABLE[situation.verdict.cause].exit_code,
+        _again_text(situation, twin),
+        remedy(situation.verdict),
     )
+
+
+def _again_text(situation: Situation, twin: Failure) -> str:
+    here, there = _place_text(situation), _place_text(twin)
+    if here == there or (_is_stepless(situation) and _is_stepless(twin)):
+        return f"the same error came again {here} (attempts {twin.attempt} and {situation.attempts})"
+    return f"the same error came again: {there} in attempt {twin.attempt}, {here} in attempt {situation.attempts}"
 
 
 def _may_pass(situation: Situation) -> bool:
     """Whether the same failure at the same place may be one outage. Ranks that wait in different collectives are the program's fault."""
     verdict = situation.verdict
-    later = verdict.cause in _MAY_PASS and (situation.trained or not situation.before_first_step)
+    later = CAUSE_TABLE[verdict.cause].may_pass and (situation.trained or not situation.before_first_step)
     outside = later or budget.family(verdict.cause) == "infrastructure"
     return outside and verdict.transient and situation.fact("hang_kind") != HangKind.MISMATCH
 
@@ -159,12 +147,12 @@ def _lasts(situation: Situation, twins: Sequence[Failure]) -> bool:
 
 def _place_text(failed: Situation | Failure) -> str:
     if failed.before_first_step:
-        return "before its first step"
+        return "before the first step"
     if failed.step is not None:
         return f"at step {failed.step}"
     if failed.counted is not None:
-        return f"{failed.counted} steps after it began from scratch"
-    return f"{failed.lasted_s or 0:.0f} s after the start of its ranks"
+        return f"{failed.counted} steps from scratch"
+    return f"{failed.lasted_s or 0:.0f} s after the start"
 
 
 def _same_place(situation: Situation, past: Failure) -> bool:
@@ -195,6 +183,7 @@ def _ran_longer(situation: Situation, past: Failure) -> bool:
     return situation.lasted_s > LONGER * past.lasted_s + AT_ONCE_S
 
 
+@ladder_step("stop with the program's own exit code: it ended with it within 10 s, twice in a row")
 def own_code_at_once(situation: Situation) -> Plan | None:
     """Stop with the program's own exit code where it left with it at once, twice in a row: that is an answer, and no accident."""
     first, past = situation.first, situation.failures[-1] if situation.failures else None
@@ -203,12 +192,11 @@ def own_code_at_once(situation: Situation) -> Plan | None:
     equal = past.fingerprint == situation.verdict.fingerprint and _is_stepless(situation) and _is_stepless(past)
     if not equal or past.is_over or past.changed or not (_at_once(situation) and _at_once(past)):
         return None
-    return Plan(
-        kind=PlanKind.STOP,
-        reason=f"attempt {past.attempt} ended with the same exit code within {AT_ONCE_S:.0f} s too: it is the program's own answer",
-        next_rung="see what the code means to the program, then start again",
-        strategy="own_code_at_once",
-        exit_code=exit_code_of(first),
+    return plans.stop(
+        "own_code_at_once",
+        exit_code_of(first),
+        f"attempt {past.attempt} ended with the same exit code within {AT_ONCE_S:.0f} s too: it is the program's own answer",
+        "see what the code means to the program",
     )
 
 
@@ -235,18 +223,18 @@ def _read_another_checkpoint(situation: Situation, past: Failure) -> bool:
     return damaged and bool(now and past.resumed) and now != past.resumed
 
 
+@ladder_step("restart with backoff, within the budget of the cause's family", tried="a plain restart")
 def restart_within_budget(situation: Situation) -> Plan:
     """Restart within the budget, else stop with the code of that kind of end."""
     policy, cause, t = situation.policy, situation.verdict.cause, situation.t
     balance = budget.balance(situation.failures, cause, t, policy)
     if balance.refusal:
         return _budget_spent(situation, balance.refusal)
+    restarts = f": {balance.left} more restart{'s' * (balance.left != 1)}, then" if balance.left else ","
     return Plan(
         kind=PlanKind.RESTART,
         reason=_start_text(situation),
-        next_rung=f"{balance.left} more restart{'s' * (balance.left != 1)} of this kind without progress, then stop"
-        if balance.left
-        else "stop, if it fails again without progress",
+        next_ladder_step=f"if the same error comes again without progress{restarts} supervise stops",
         strategy="restart_within_budget",
         delay_s=budget.backoff_s(len(budget.recent(situation.failures, cause, t, policy)), situation.jitter, policy),
         charged=balance.charged,
@@ -257,25 +245,11 @@ def _start_text(situation: Situation) -> str:
     """Return where the next attempt begins, as far as that is known before a checkpoint is selected."""
     policy = situation.policy
     if policy.checkpoints_declared:
-        return "from the newest verified checkpoint, if any"
+        return "from the newest verified checkpoint, if there is one"
     return "the same command again; " + ("the script resumes itself" if policy.resumes_itself else "no checkpoint is declared")
 
 
 def _budget_spent(situation: Situation, why: str) -> Plan:
     earlier = max(situation.policy.restart.intensity - 1, 1)  # this one is the last of them
     code, kind = exit_code_after(situation, situation.failures[-earlier:])
-    return Plan(
-        kind=PlanKind.STOP,
-        reason=f"the budget is spent: {why}, {kind}",
-        next_rung=before_the_next_start(situation.verdict),
-        strategy="restart_within_budget",
-        exit_code=code,
-    )
-
-
-RUNGS = (
-    Rung("exhausted", exhausted, "stop (65): nothing that would make the next attempt differ is left or enabled"),
-    Rung("same_place", same_place, "stop (65; 124 where it hangs): the same failure at the same place, no progress between"),
-    Rung("own_code_at_once", own_code_at_once, "stop with the program's own exit code: it ended with it within 10 s, twice in a row"),
-    Rung("restart_within_budget", restart_within_budget, "restart with backoff, within the budget of the cause's family"),
-)
+    return plans.stop("restart_within_budget", code, f"{why}, {kind}", remedy(situation.verdict))

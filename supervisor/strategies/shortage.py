@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from supervisor.core.units import bytes_text
 from supervisor.core.values import Struct
-from supervisor.strategies.situation import memory_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,8 +34,8 @@ class Shortage(Struct, frozen=True):
 
     def arithmetic(self, micro: int) -> str:
         """Return how `most` follows, as a person would write it."""
-        held, asked, room = (memory_text(n) for n in (self.held, self.asked, self.room))
-        need, share = memory_text(self.held + self.asked), micro * USABLE * self.room / (self.held + self.asked)
+        held, asked, room = (bytes_text(n) for n in (self.held, self.asked, self.room))
+        need, share = bytes_text(self.held + self.asked), micro * USABLE * self.room / (self.held + self.asked)
         return f"{held} held + {asked} asked for = {need}, of {room}: at most {micro} × {USABLE} × {room} / {need} = {share:.1f} can fit"  # noqa: RUF001 (the sign)
 
 

@@ -1,4 +1,4 @@
-"""All that a rung may read, as one value, so that a rung's test is a table."""
+"""All that a step may read, as one value, so that a step's test is a table."""
 
 from __future__ import annotations
 
@@ -6,21 +6,10 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify.remedies import has_loader, is_in_save
 from supervisor.core.budget import family
-from supervisor.core.ending import Ending
-from supervisor.core.model import (
-    FROM_OUTSIDE,
-    Cause,
-    CheckpointRef,
-    Evidence,
-    Failure,
-    Gpu,
-    Knob,
-    OwnChange,
-    Phase,
-    Policy,
-    RankExit,
-    Verdict,
-)
+from supervisor.core.causes import CAUSE_TABLE
+from supervisor.core.failure.rank_endings import Ending
+from supervisor.core.model import FROM_OUTSIDE, Cause, CheckpointRef, Evidence, Failure, FailureVerdict, Gpu, Knob, Phase, Policy, RankExit
+from supervisor.core.setup_model import OwnChange
 from supervisor.core.values import Struct, replace
 
 if TYPE_CHECKING:
@@ -30,6 +19,8 @@ if TYPE_CHECKING:
 
 #: The knobs that a plan for the batch needs; --no-batch-change disables them.
 BATCH_KNOBS = frozenset({"batch_size", "grad_accum"})
+#: The knobs that save memory and keep the numbers, the cheapest first.
+MEMORY_SWITCHES = ("activation_checkpointing", "cpu_offload")
 ALLOCATOR = "env:PYTORCH_CUDA_ALLOC_CONF"
 #: A plan's new value of a variable that an earlier plan set, and that is taken back.
 UNSET = "unset"
@@ -45,7 +36,7 @@ POINTER_COMMAND = "pointer_command"
 #: Facts of checkpoints/path_faults.py. What an earlier attempt left in the way of a save, and whether we may set it aside; the number of
 #: the change by which we set aside what the script looks for; the pointer that leads to no whole checkpoint; the command that helps.
 LEFTOVER, LEFTOVER_IS_OURS, SET_ASIDE, POINTER, REMEDY = "leftover", "leftover_is_ours", "set_aside", "pointer", "remedy"
-#: Variables that a rung sets only where the user did not.
+#: Variables that a step sets only where the user did not.
 VARIABLES = (
     "TORCH_DISTRIBUTED_DEBUG",
     "NCCL_SOCKET_IFNAME",
@@ -56,75 +47,54 @@ VARIABLES = (
 )
 
 
-#: Causes to which the workers of a loader may have led.
-WORKER_CAUSES = frozenset({Cause.HOST_OOM, Cause.SHM_EXHAUSTED, Cause.DATALOADER_WORKER})
-
-
 class Situation(Struct, frozen=True):
-    """A failure and its history.
-
-    failures: the newest earlier ones of this run, oldest first; charged: how many of all of them were charged to a budget. attempts:
-    started in this run, for whatever reason, this one included. step: absolute step at the failure, None if unknown. counted: steps since
-    the attempt began from scratch, None where it is not known to have. before_first_step: proven, never assumed. jitter: uniform in [0, 1).
-    lasted_s: from the start of the ranks to the failure, None if unknown.
-
-    knobs: all that were found, with their current values; `enabled` returns those that a plan may set. ranks: of this node (0: unknown), of
-    world_size in all. gpus: of this node, in CUDA's order; gpu: UUID of the culprit's, "" if unknown. verified: checkpoints that are good
-    and not rejected, oldest first; known_good: how many the last listing found, the selected one included. steps_back: taken in this
-    run. resume: the checkpoint that the attempt got; loading: it failed within the load of that, or because it is damaged; loaded: the
-    culprit's last load was of that, and had ended. trained: an earlier attempt of this run trained with the same program, and this one
-    made no step. in_vain: the failures that another start answered, since that attempt and since the newest requeue; vain_requeues: how
-    many requeues led to no step since that attempt. disputes: knobs of which a rank reports another value than it was started with. traced:
-    the attempt recorded its collectives. own_change: what supervise, or the nodes that met, changed since an attempt that is known to
-    start, where this one made no step; None: nothing, or it did. resized: by how many ranks it differs from what saved, where its loader
-    says that it does. gpus_now: as `gpus`, by the ledger as it is now, of all nodes; empty: none was out of use. all_ranks: no rank is
-    given up any more. unworkable: values of knobs with which no attempt starts. failed_gpus:
-    UUID and proof of each GPU that is proven to have failed by itself; gpu may be one of them. evidence: all that was collected, of which
-    the verdict uses a part. ending: how the ranks left, and whether the training was over by then.
-    """
+    """A failure and its history."""
 
     t: float
-    verdict: Verdict
+    verdict: FailureVerdict
     policy: Policy
     first: RankExit | None
-    step: int | None
-    before_first_step: bool
-    failures: tuple[Failure, ...]
-    attempts: int
-    charged: int = 0
-    jitter: float = 0.0
-    knobs: tuple[Knob, ...] = ()
+    step: int | None  # absolute, at the failure; None: unknown
+    before_first_step: bool  # proven, never assumed
+    failures: tuple[Failure, ...]  # the newest earlier ones of this run, oldest first
+    attempts: int  # started in this run, for whatever reason, this one included
+    charged: int = 0  # how many of all earlier failures were charged to a budget
+    jitter: float = 0.0  # uniform in [0, 1)
+    knobs: tuple[Knob, ...] = ()  # with their current values; `enabled` returns those that a plan may set
     overrides: tuple[tuple[str, str], ...] = ()
     world_size: int = 0
-    ranks: int = 0
+    ranks: int = 0  # of this node, of `world_size` in all; 0: unknown
     pids: tuple[int, ...] = ()
-    gpus: tuple[Gpu, ...] = ()
-    gpu: str = ""
-    verified: tuple[CheckpointRef, ...] = ()
-    known_good: int = 0
+    gpus: tuple[Gpu, ...] = ()  # of this node, in CUDA's order
+    gpu: str = ""  # UUID of the culprit's, "" if unknown
+    verified: tuple[CheckpointRef, ...] = ()  # checkpoints that are good and not rejected, oldest first
+    known_good: int = 0  # how many good checkpoints the last listing had, the selected one included
     rejected: tuple[str, ...] = ()
-    steps_back: int = 0
-    resume: CheckpointRef | None = None
-    loading: bool = False
-    loaded: bool = False
+    steps_back: int = 0  # taken in this run
+    resume: CheckpointRef | None = None  # the checkpoint that the attempt got
+    loading: bool = False  # the attempt failed within the load of `resume`, or because that is damaged
+    loaded: bool = False  # the culprit's last load was of `resume`, and had ended
     phase: Phase = Phase.UNKNOWN
-    counted: int | None = None
-    lasted_s: float | None = None
-    trained: bool = False
+    counted: int | None = None  # steps since the attempt began from scratch; None: it is not known to have
+    lasted_s: float | None = None  # from the start of the ranks to the failure; None: unknown
+    trained: bool = False  # an earlier attempt of this run trained with the same program, and this one made no step
+    # the failures that another start answered, since the attempt that trained and since the newest requeue
     in_vain: tuple[Failure, ...] = ()
-    vain_requeues: int = 0
+    vain_requeues: int = 0  # how many requeues led to no step since the attempt that trained
     programs: tuple[str, ...] = ()
     batchnorm: bool = False
-    disputes: tuple[tuple[str, str, str], ...] = ()
-    traced: bool = False
+    disputes: tuple[tuple[str, str, str], ...] = ()  # knobs of which a rank reports another value than it was started with
+    traced: bool = False  # the attempt recorded its collectives
+    # what supervise, or the nodes that met, changed since an attempt that is known to start; None: nothing, or this attempt made a step
     own_change: OwnChange | None = None
-    resized: OwnChange | None = None
-    gpus_now: tuple[Gpu, ...] = ()
-    all_ranks: bool = False
-    unworkable: tuple[tuple[tuple[str, str], ...], ...] = ()
+    resized: OwnChange | None = None  # by how many ranks the attempt differs from what saved, where its loader says so
+    gpus_now: tuple[Gpu, ...] = ()  # of all nodes, by the ledger as it is now; empty: none was out of use
+    all_ranks: bool = False  # no rank is given up any more
+    unworkable: tuple[tuple[tuple[str, str], ...], ...] = ()  # values of knobs with which no attempt starts
+    # UUID and proof of each GPU that is proven to have failed by itself; `gpu` may be among them
     failed_gpus: tuple[tuple[str, str], ...] = ()
-    evidence: tuple[Evidence, ...] = ()
-    ending: Ending = Ending()
+    evidence: tuple[Evidence, ...] = ()  # all that was collected; the verdict uses a part of it
+    ending: Ending = Ending()  # how the ranks left, and whether the training was over by then
 
     def enabled(self, name: str) -> Knob | None:
         """Return the knob if a plan may set it."""
@@ -156,20 +126,20 @@ class Situation(Struct, frozen=True):
     def late_path(self) -> str:
         """Return the path that the culprit raced another rank for at the start, "" for none. A second failure there is no race."""
         named = (f.text for f in self.evidence if f.name == LATE_PATH and f.rank == self.verdict.rank)
-        return "" if any(f.rung == "raced" for f in self.unanswered) else next(named, "")
+        return "" if any(f.ladder_step == "raced" for f in self.unanswered) else next(named, "")
 
     @property
     def unanswered(self) -> tuple[Failure, ...]:
         """Return the earlier failures of the same cause that the run did not get beyond."""
         return tuple(f for f in self.failures if f.cause is self.verdict.cause and not f.is_over)
 
-    def tried(self, rung: str) -> int:
-        """Return how often a rung answered this cause, and the run did not get beyond that."""
-        return sum(1 for failure in self.unanswered if failure.rung == rung)
+    def tried(self, ladder_step: str) -> int:
+        """Return how often a step answered this cause, and the run did not get beyond that."""
+        return sum(1 for failure in self.unanswered if failure.ladder_step == ladder_step)
 
-    def tried_since(self, rung: str) -> bool:
-        """Whether a rung answered a failure of this run, of whatever cause, that the run did not get beyond."""
-        return any(failure.rung == rung and not failure.is_over for failure in self.failures)
+    def tried_since(self, ladder_step: str) -> bool:
+        """Whether a step answered a failure of this run, of whatever cause, that the run did not get beyond."""
+        return any(failure.ladder_step == ladder_step and not failure.is_over for failure in self.failures)
 
     def failure(self, plan: Plan) -> Failure:
         """Return the record of this failure, answered by `plan`."""
@@ -181,7 +151,7 @@ class Situation(Struct, frozen=True):
             self.step,
             self.before_first_step,
             charged=plan.charged and self.verdict.cause not in FROM_OUTSIDE,
-            rung=plan.strategy,
+            ladder_step=plan.strategy,
             gpu=self.gpu,
             resumed=self.resume.path if self.resume else "",
             loading=self.loading,
@@ -223,8 +193,8 @@ def enabled_knob(knobs: Iterable[Knob], name: str, policy: Policy) -> Knob | Non
     """Return the knob that may be set: the user's declaration first, then a row of a program that a rank was seen to run."""
     if name in BATCH_KNOBS and not policy.batch_change:
         return None
-    found = [knob for knob in knobs if knob.name == name and knob.seen]
-    return next((knob for knob in found if knob.by == "declared"), found[0] if found else None)
+    visible = [knob for knob in knobs if knob.name == name and knob.seen]
+    return next((knob for knob in visible if knob.by == "declared"), visible[0] if visible else None)
 
 
 def may_halve_workers(situation: Situation) -> bool:
@@ -235,9 +205,21 @@ def may_halve_workers(situation: Situation) -> bool:
     return has_loader(verdict) or not any((f.source, f.name, f.text) == ("heartbeat", "loader", "none") for f in verdict.because)
 
 
-def option(name: str, likely: Iterable[tuple[str, str]]) -> str:
-    """Return the option that enables a knob, with the flag that `likely` (Policy) knows for it."""
-    return dict(likely).get(name, f"--knob {name}=--YOUR-FLAG")
+def enabling_options(situation: Situation) -> tuple[str, ...]:
+    """Return the words of supervise's command line that let it answer this lack of memory, with the script's own flags.
+
+    None where a flag is not known: a command with a gap in it cannot be pasted. A batch that may shrink is nothing to paste either.
+    """
+    likely, cause = dict(situation.policy.likely), situation.verdict.cause
+    missing = [name for name in ("batch_size", "grad_accum") if situation.enabled(name) is None]
+    names: list[str] = []
+    if cause is Cause.CUDA_OOM and situation.policy.batch_change and all(name in likely for name in missing):
+        names = missing
+    if cause is Cause.CUDA_OOM and not names:
+        names = [name for name in MEMORY_SWITCHES if name in likely and situation.enabled(name) is None][:1]
+    if CAUSE_TABLE[cause].of_workers and may_halve_workers(situation) and situation.enabled("num_workers") is None:
+        names = [name for name in ("num_workers",) if name in likely]
+    return tuple(word for name in names for word in likely[name].split(" ", 1))
 
 
 def changes(plan: Plan) -> bool:
@@ -280,9 +262,3 @@ def exit_code_after(situation: Situation, failures: Iterable[Failure]) -> tuple[
     if recent and all(f.fingerprint == situation.verdict.fingerprint for f in recent):
         return 65, "each time in the same way"
     return 1, "not always in the same way" if recent else ""
-
-
-def memory_text(count: int) -> str:
-    """Return an amount of memory, or of a disk, as a person would write it."""
-    gib, mib = count / (1 << 30), count / (1 << 20)
-    return f"{gib:.1f} GiB" if gib >= 1 else f"{mib:.0f} MiB" if mib >= 1 or not count else f"{count / 1024:.0f} KiB"

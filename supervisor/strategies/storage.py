@@ -1,4 +1,4 @@
-"""Rungs for what a job reads from and writes to: a disk, a file system, a cache, a store or a service that does not answer.
+"""Steps for what a job reads from and writes to: a disk, a file system, a cache, a store or a service that does not answer.
 
 Mostly the job is not at fault, and waits, longer each time: from half a minute to ten. Nine waits last about an hour; then the guard
 `recurring` stops the run with 75, and the scheduler may try elsewhere. Nobody repairs what the job itself left: a damaged file of a cache,
@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify import caches, remedies
 from supervisor.core import budget
+from supervisor.core.causes import CAUSE_TABLE
 from supervisor.core.model import Cause, Plan, PlanKind
 from supervisor.core.values import replace
+from supervisor.strategies import plans
+from supervisor.strategies.ladder_step import ladder_step
 from supervisor.strategies.repetition import restart_within_budget
-from supervisor.strategies.rung import Rung
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from supervisor.core.model import CheckpointRef, Verdict
+    from supervisor.core.model import CheckpointRef, FailureVerdict
     from supervisor.strategies.situation import Situation
 
-FIRST_S = 30.0
 LONGEST_S = 600.0
-_WAITS_FOR = {Cause.DISK_FULL: "space", Cause.IO_ERROR: "the file system", Cause.STORAGE_REMOTE: "the remote store"}
 #: Leftovers of the job fill a disk if they are at least this share of it; of a quota the size is not known.
 FILLS = 0.1
 _QUOTA = "disk_full.quota"
@@ -32,6 +32,9 @@ _QUOTA = "disk_full.quota"
 _LEFTOVERS = "leftovers"
 
 
+@ladder_step(
+    "a file of a cache is damaged: restart once, then stop (65) with what is to be deleted", tried="a restart with the damaged cache"
+)
 def damaged_cache(situation: Situation) -> Plan | None:
     """Restart once where a cache's file is damaged or was replaced; stop with 65 where a damaged one is met again without progress.
 
@@ -46,16 +49,19 @@ def damaged_cache(situation: Situation) -> Plan | None:
     plan = restart_within_budget(situation)
     if again or plan.kind is PlanKind.STOP:
         path = situation.fact("path")
-        return Plan(
-            kind=PlanKind.STOP,
-            reason=f"the cache of {cache} is damaged{f' ({path})' if path else ''}, and each start meets that again",
-            next_rung=remedies.before_the_next_start(situation.verdict),
-            strategy="damaged_cache",
-            exit_code=65,
+        return plans.stop(
+            "damaged_cache",
+            65,
+            f"the cache of {cache} is damaged{f' ({path})' if path else ''}, and each start meets that again",
+            remedies.remedy(situation.verdict),
         )
-    return replace(plan, strategy="damaged_cache", notes=remedies.hints(situation.verdict))
+    return replace(plan, strategy="damaged_cache", todo=remedies.remedy(situation.verdict))
 
 
+@ladder_step(
+    "what killed saves of this job left fills the disk: restart once, then stop (65) and name it",
+    tried="a restart with what killed saves left",
+)
 def own_leftovers(situation: Situation) -> Plan | None:
     """Restart at once, then stop with 65, where killed saves of this job left what fills the disk: nobody else frees that space.
 
@@ -69,24 +75,16 @@ def own_leftovers(situation: Situation) -> Plan | None:
         return None
     finding = f"what killed saves of this job left fills the disk: {leftovers}"
     if situation.tried("own_leftovers"):
-        return Plan(
-            kind=PlanKind.STOP,
-            reason=f"{finding}; a wait frees nothing of it",
-            next_rung=remedies.before_the_next_start(situation.verdict),
-            strategy="own_leftovers",
-            exit_code=65,
-        )
-    return Plan(
-        kind=PlanKind.RESTART,
-        reason=f"{finding}; restart, in case the script clears up at its start",
-        next_rung="",
-        strategy="own_leftovers",
-        notes=remedies.hints(situation.verdict),
+        return plans.stop("own_leftovers", 65, f"{finding}; a wait frees nothing of it", remedies.remedy(situation.verdict))
+    return plans.restart(
+        "own_leftovers",
+        f"{finding}; the script may clear up at its start",
+        todo=remedies.remedy(situation.verdict),
         charged=False,
     )
 
 
-def without_kept(verdict: Verdict, known: Iterable[CheckpointRef]) -> Verdict:
+def without_kept(verdict: FailureVerdict, known: Iterable[CheckpointRef]) -> FailureVerdict:
     """Return the verdict. Its leftovers are none if a checkpoint that is good, or was resumed from, lies in one of them."""
     listed = next((value for name, value in verdict.facts if name == _LEFTOVERS), "")
     paths = [text.rpartition(" (")[0] for text in listed.split(", ")]
@@ -95,36 +93,35 @@ def without_kept(verdict: Verdict, known: Iterable[CheckpointRef]) -> Verdict:
     return replace(verdict, facts=tuple(fact for fact in verdict.facts if fact[0] != _LEFTOVERS))
 
 
+@ladder_step("stop (65): a service of the job's own met two starts with the same error before the first step")
 def own_service(situation: Situation) -> Plan | None:
     """Stop with 65 where a service of the job's own met two attempts before their first step with the same error: it does not recover."""
     peer = situation.fact("peer") if situation.fact("own_service") else ""
     alike = (f for f in situation.unanswered if f.fingerprint == situation.verdict.fingerprint and f.before_first_step)
     if not peer or not situation.before_first_step or not any(alike):
         return None
-    return Plan(
-        kind=PlanKind.STOP,
-        reason=f"{peer} meets each new attempt with the same error before its first step: that end keeps a state of its own",
-        next_rung=remedies.before_the_next_start(situation.verdict),
-        strategy="own_service",
-        exit_code=65,
+    return plans.stop(
+        "own_service",
+        65,
+        f"{peer} meets each new attempt with the same error before its first step: that end keeps a state of its own",
+        remedies.remedy(situation.verdict),
     )
 
 
+@ladder_step("restart after a wait that doubles from 30 s to 600 s", tried="a wait for the storage")
 def wait_for_storage(situation: Situation) -> Plan | None:
-    """Restart after a wait. None where the infrastructure failed too often: the next rung stops."""
+    """Restart after a wait. None where the infrastructure failed too often: the next step stops."""
     verdict = situation.verdict
     if budget.balance(situation.failures, verdict.cause, situation.t, situation.policy).refusal:
         return None
-    count = sum(f.cause in _WAITS_FOR for f in budget.recent(situation.failures, verdict.cause, situation.t, situation.policy))
-    # half of it fixed, half of it jitter: never at once, and not all jobs of a cluster in the same second
-    delay_s = min(FIRST_S * 2 ** min(count, 10), LONGEST_S) * (0.5 + 0.5 * situation.jitter)
-    return Plan(
-        kind=PlanKind.RESTART,
-        reason=f"wait {delay_s:.0f} s for {_awaited(situation)}, then restart",
-        next_rung="a longer wait",
-        strategy="wait_for_storage",
+    earlier = budget.recent(situation.failures, verdict.cause, situation.t, situation.policy)
+    count = sum(bool(CAUSE_TABLE[f.cause].waits_for) for f in earlier)
+    delay_s = plans.wait_s(situation, count, LONGEST_S)
+    return plans.restart(
+        "wait_for_storage",
+        f"waits for {_awaited(situation)}",
         delay_s=delay_s,
-        notes=remedies.hints(verdict) if verdict.cause is Cause.DISK_FULL else (),
+        todo=remedies.remedy(verdict) if CAUSE_TABLE[verdict.cause].needs_person else "",
         charged=False,
     )
 
@@ -135,13 +132,5 @@ def _awaited(situation: Situation) -> str:
     elif (peer := situation.fact("peer")) and situation.verdict.cause is Cause.STORAGE_REMOTE:
         return peer
     else:
-        storage = _WAITS_FOR.get(situation.verdict.cause, "storage")
+        storage = CAUSE_TABLE[situation.verdict.cause].waits_for or "storage"
     return f"{storage} ({path})" if (path := situation.fact("path")) else storage
-
-
-RUNGS = (
-    Rung("damaged_cache", damaged_cache, "a file of a cache is damaged: restart once, then stop (65) with what is to be deleted"),
-    Rung("own_leftovers", own_leftovers, "what killed saves of this job left fills the disk: restart once, then stop (65) and name it"),
-    Rung("own_service", own_service, "stop (65): a service of the job's own met two starts with the same error before the first step"),
-    Rung("wait_for_storage", wait_for_storage, "restart after a wait that doubles from 30 s to 600 s"),
-)

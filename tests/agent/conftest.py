@@ -180,7 +180,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Agent]]:
 
     def begin(*torchrun_args: str, script: str = "job.py", options: tuple[str, ...] = (), **env: str) -> Agent:
         args = list(torchrun_args) or ["--standalone", "--nproc-per-node=2"]
-        agents.append(Agent(tmp_path, [*args, str(HERE / script), "own"], options=options, **env))
+        agents.append(Agent(tmp_path, [*args, str(HERE / script), "{own}"], options=options, **env))
         return agents[-1]
 
     begin.job = HERE / "job.py"  # type: ignore[attr-defined]  # what a test cannot know of this place

@@ -31,7 +31,7 @@ def test_between_attempts_the_scripts_own_arguments_and_the_number_of_ranks_may_
     agent.send(Go(1))
     agent.expect("started", 1, world_size=3)
     agent.expect("stopped", 1, outcome="failed")
-    script_args = ScriptArgs(("own",), ("--batch-size", "{b}"))
+    script_args = ScriptArgs(("{own}",), ("--batch-size", "{b}"))
     agent.send(Go(2, script_args=script_args, replace={"{b}": "16"}, args=("--more",), nproc=2))
     agent.expect("started", 2, world_size=2)
     agent.expect("stopped", 2, outcome="succeeded")
@@ -92,7 +92,7 @@ def test_one_agent_runs_many_attempts_each_with_its_own_store_arguments_and_envi
     assert agent.expect("rank_exited", 1, rank=0)["signal"] == signal.SIGTERM
     assert agent.expect("stopped", 1)["outcome"] == "failed"
 
-    agent.send(Go(2, env={"MARK": "b"}, unset=("GONE",), args=("--more",), replace={"own": "mine"}))
+    agent.send(Go(2, env={"MARK": "b"}, unset=("GONE",), args=("--more",), replace={"{own}": "mine"}))
     assert agent.expect("stopped", 2)["outcome"] == "succeeded"
     agent.expect("finished", 2)
     assert agent.wait_exit() == 0
@@ -100,7 +100,7 @@ def test_one_agent_runs_many_attempts_each_with_its_own_store_arguments_and_envi
     before, after = facts(tmp_path, 1, 1), facts(tmp_path, 2, 1)
     assert before["MASTER_PORT"] != after["MASTER_PORT"]
     assert after["TORCHELASTIC_USE_AGENT_STORE"] == "True"
-    assert (before["MARK"], before["GONE"], before["argv"]) == ("a", "here", ["own"])
+    assert (before["MARK"], before["GONE"], before["argv"]) == ("a", "here", ["{own}"])
     assert (after["MARK"], after["GONE"], after["argv"]) == ("b", None, ["mine", "--more"])
     assert after["pgid"]
     attempts = sorted(p.name for p in (tmp_path / "logs").glob("*/*"))

@@ -146,7 +146,10 @@ class LostMeeting(Meeting):
         return 1
 
 
-def test_a_rendezvous_that_cannot_be_asked_ends_no_healthy_ranks_and_is_logged_once(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rendezvous_that_cannot_be_asked_ends_no_healthy_ranks_and_is_logged_once(
+    store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "DEAF_S", 0.0)
     theirs, waiting = LostMeeting(store, 2), list[int]()
     rounds = rendezvous.RoundRendezvous(theirs, SimpleNamespace(nodes_waiting=waiting.append), nodes=2)  # type: ignore[arg-type]  # as above
     for error in (RendezvousConnectionError("gone"), RuntimeError("Broken pipe"), ConnectionResetError(), AttributeError("a bug")):
@@ -157,6 +160,23 @@ def test_a_rendezvous_that_cannot_be_asked_ends_no_healthy_ranks_and_is_logged_o
     ]
     theirs.error = None
     assert (rounds.num_nodes_waiting(), waiting) == (0, [1])
+
+
+def test_a_lost_rendezvous_is_asked_again_only_after_a_while(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, now = LostMeeting(store, 2), [100.0]
+    asked: list[float] = []
+
+    def ask() -> int:
+        asked.append(now[0])
+        raise RendezvousConnectionError("gone")
+
+    monkeypatch.setattr(theirs, "num_nodes_waiting", ask)
+    monkeypatch.setattr(rendezvous, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    rounds = rendezvous.RoundRendezvous(theirs, SimpleNamespace(nodes_waiting=None), nodes=2)  # type: ignore[arg-type]  # as above
+    for _ in range(250):  # as torchrun asks, ten times a second
+        assert rounds.num_nodes_waiting() == 0
+        now[0] += 0.1
+    assert len(asked) == 3
 
 
 def test_a_node_alone_does_not_wait_before_its_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:

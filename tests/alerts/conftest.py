@@ -18,11 +18,58 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from supervisor.alerts import spool
 from supervisor.alerts.model import AlertAction, AlertEvent, AlertSeverity, OutgoingAlert
+from supervisor.alerts.sender import AlertSender, RetryPace, Undelivered
+from supervisor.alerts.spool import AlertState
+from supervisor.alerts.threads import single
 from supervisor.core.model import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from supervisor.alerts.sender import Log as LogCall
+    from supervisor.alerts.sinks import AlertSink
+
+FAST = RetryPace(base_s=0.02, cap_s=0.1, retry_after_cap_s=1.0)
+
+
+class OneSink:
+    """A sender with one sink, whose alerts are messages that stand alone."""
+
+    def __init__(self, directory: Path, sink: AlertSink, deadline_s: float, log: LogCall, name: str = "webhook") -> None:
+        """Start it."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self.sender = AlertSender(directory, deadline_s, log, FAST)
+        self.queue, _ = self.sender.add(name, sink)
+        self.sender.start()
+
+    def enqueue(self, alert: OutgoingAlert) -> None:
+        """Send an alert."""
+        self.sender.enqueue(self.queue, single(alert))
+
+    def close(self, deadline_s: float) -> int:
+        """Return how many are left."""
+        return self.sender.close(deadline_s)
+
+    def undelivered(self) -> Undelivered | None:
+        """Return what did not get out."""
+        return next(iter(self.sender.undelivered()), None)
+
+
+def ident(alert: OutgoingAlert) -> str:
+    """Return the id under which an alert that stands alone is sent."""
+    return single(alert).event_id
+
+
+def kept(directory: Path, state: str = "waiting", sink: str = "webhook") -> list[str]:
+    """Return the ids of the alerts that the spool has of a sink, oldest first."""
+    return [row.event_id for row in spool.kept(directory) if row.sink == sink and row.state is AlertState(state)]
+
+
+def count_dropped(directory: Path, sink: str = "webhook") -> int:
+    """Return how many alerts of a sink were ever dropped."""
+    return next((row.count for row in spool.dropped(directory) if row.sink == sink), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +111,7 @@ class Endpoint:
     port: int = 0
     answer_body: bytes = b"no_service"
     scheme: str = "http"
+    answer_after_s: float = 0.0
 
     @property
     def url(self) -> str:
@@ -74,6 +122,7 @@ class Endpoint:
         """Take the request down and play the next line of the script."""
         body = handler.rfile.read(int(handler.headers["Content-Length"]))
         self.received.append(Received(time.monotonic(), handler.path, dict(handler.headers), body))
+        self.stop.wait(self.answer_after_s)
         status, headers = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         if status == 0:
             self.stop.wait(60)
@@ -106,6 +155,7 @@ def served(certificate: Path | None = None) -> Iterator[Endpoint]:
                 self.close_connection = True
 
         def do_GET(self) -> None:
+            scripted.stop.wait(scripted.answer_after_s)
             scripted.received.append(Received(time.monotonic(), "GET " + self.path, dict(self.headers), b"{}"))
             self.send_response(200)
             self.end_headers()
@@ -125,10 +175,12 @@ def served(certificate: Path | None = None) -> Iterator[Endpoint]:
         scripted.port = server.server_port
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
-        yield scripted
-        scripted.stop.set()
-        server.shutdown()
-        thread.join()
+        try:
+            yield scripted
+        finally:
+            scripted.stop.set()
+            server.shutdown()
+            thread.join()
 
 
 @pytest.fixture(scope="module")

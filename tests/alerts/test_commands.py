@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.alerts.delivery import start
-from supervisor.alerts.outbox import Outbox
+from supervisor.alerts import spool
 from supervisor.alerts.sinks import SinkOptions, make
-from supervisor.alerts.threads import single
-from supervisor.cli import alerts
 from supervisor.cli.main import main
 from supervisor.job import identity
+from supervisor.report import kept_alerts
+from tests.alerts.conftest import OneSink, kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,12 +43,12 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, endpoint: Endpoint) -> 
 def refused(job: Path, endpoint: Endpoint, alert: Callable[..., OutgoingAlert], log: Log) -> Path:
     """Return the same directory after Slack refused two alerts, took one, and another sink has one that waits."""
     endpoint.script = [(400, {}), (404, {}), (200, {})]
-    sender = start(job / "alerts" / "slack", make(SinkOptions("slack", endpoint.url)), 5, log, name="slack")
+    sender = OneSink(job, make(SinkOptions("slack", endpoint.url)), 5, log, name="slack")
     for number in (1, 2, 3):
-        sender.enqueue(single(alert(number)))
+        sender.enqueue(alert(number))
     assert sender.close(60) == 0
-    dead = start(job / "alerts" / "ops", make(SinkOptions("discord", "http://127.0.0.1:9/x")), 5, log, name="ops")
-    dead.enqueue(single(alert(4)))
+    dead = OneSink(job, make(SinkOptions("discord", "http://127.0.0.1:9/x")), 5, log, name="ops")
+    dead.enqueue(alert(4))
     assert dead.close(60) == 1
     endpoint.received.clear()
     return job
@@ -59,10 +58,12 @@ def test_test_prints_what_each_service_answered(job: Path, endpoint: Endpoint, c
     del job
     endpoint.script = [(200, {}), (400, {})]
     assert main(["alerts", "test"]) == 1
-    out = capfd.readouterr().out.splitlines()
-    assert out == ["slack  127.0.0.1  delivered (status 200: no_service)", "ops  127.0.0.1  REFUSED: status 400: no_service"]
+    head, *answers = (line.split(maxsplit=2) for line in capfd.readouterr().out.splitlines())
+    assert head == ["sink", "service", "answer"]
+    assert [(sink, host) for sink, host, _ in answers] == [("slack", "127.0.0.1"), ("ops", "127.0.0.1")]
+    assert {answer for _, _, answer in answers} == {"delivered (status 200: no_service)", "REFUSED: status 400: no_service"}
     assert main(["alerts", "test", "ops"]) == 1
-    assert [json.loads(request.body).keys() for request in endpoint.received[2:]] == [{"embeds", "allowed_mentions"}]
+    assert [json.loads(request.body).keys() for request in endpoint.received[2:]] == [{"content", "embeds", "allowed_mentions"}]
     endpoint.script = [(500, {})]
     assert main(["alerts", "test", "slack"]) == 1
     assert "NOT DELIVERED: status 500: no_service; a run would try again" in capfd.readouterr().out
@@ -83,7 +84,7 @@ def test_status_v_shows_what_was_sent_refused_and_waits(refused: Path, capfd: py
     assert out.count("slack refused (status 40") == 2
     assert out.count("slack sent: ") == 1
     assert out.count("ops waiting: ") == 1
-    assert "WARNING bert: segfault" in out
+    assert "RESTARTS BY ITSELF: bert: native code accessed invalid memory" in " ".join(out.split())
     assert main(["status", "--verbose", "--json"]) == 0
     shown = json.loads(capfd.readouterr().out)
     assert [(row["sink"], row["state"], row["answer"]) for row in shown["alert_list"]] == [
@@ -95,13 +96,13 @@ def test_status_v_shows_what_was_sent_refused_and_waits(refused: Path, capfd: py
 
 
 def test_what_was_dropped_is_counted_in_the_list_and_in_status(refused: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    Outbox(refused / "alerts" / "slack").drop([], 7)
+    spool.opened(refused, is_writer=True).put(spool.DROPPED, spool.DroppedAlerts("slack", 7, time.time()))
     assert main(["status", "-v", "--job", "bert"]) == 0
     assert "  7 for slack were dropped: too many waited\n" in capfd.readouterr().out
     assert main(["status", "-v", "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["alerts_dropped"] == {"slack": 7}
     ago = time.strftime("%Y%m%dT%H%M%S", time.gmtime(time.time() - 600))
-    assert "; 7 for slack were dropped, the last at " in alerts.summary(refused, f"{ago}-abcd")
+    assert "; 7 for slack were dropped, the last at " in kept_alerts.summary(refused, f"{ago}-abcd")
 
 
 def test_without_an_alert_status_v_names_the_command_that_sends_one(job: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -114,25 +115,38 @@ def test_without_an_alert_status_v_names_the_command_that_sends_one(job: Path, c
 
 def test_replay_sends_the_refused_ones_again_in_their_order(refused: Path, endpoint: Endpoint, capfd: pytest.CaptureFixture[str]) -> None:
     endpoint.script = [(200, {}), (410, {})]
+    refused_ids = kept(refused, "refused", "slack")
     assert main(["alerts", "replay", "slack", "--job", "bert"]) == 1
-    assert [request.headers["Idempotency-Key"] for request in endpoint.received] == [
-        kept.name[21:53]
-        for kept in sorted(
-            [*(refused / "alerts/slack/sent").iterdir(), *(refused / "alerts/slack/dead").iterdir()], key=lambda path: path.name
-        )
-    ][:2]
+    assert [request.headers["Idempotency-Key"] for request in endpoint.received] == refused_ids
     endpoint.script = [(200, {})]
     assert main(["alerts", "replay", "slack", "--job", "bert"]) == 0
     assert main(["alerts", "replay", "slack", "--job", "bert"]) == 0
     assert len(endpoint.received) == 3
     assert "no refused alert" in capfd.readouterr().out
-    assert not list((refused / "alerts/slack/dead").iterdir())
+    assert kept(refused, "refused", "slack") == []
+    assert len(kept(refused, "sent", "slack")) == 3
 
 
 def test_status_shows_what_was_refused_in_this_run_with_the_answer(refused: Path) -> None:
     ago = time.strftime("%Y%m%dT%H%M%S", time.gmtime(time.time() - 600))
-    text = alerts.summary(refused, f"{ago}-abcd")
+    text = kept_alerts.summary(refused, f"{ago}-abcd")
     assert text.startswith("1 wait for ops; slack refused 2, the last at ")
     assert text.endswith(": status 404: no_service")
     later = time.strftime("%Y%m%dT%H%M%S", time.gmtime(time.time() + 600))
-    assert alerts.summary(refused, f"{later}-abcd") == "1 wait for ops"
+    assert kept_alerts.summary(refused, f"{later}-abcd") == "1 wait for ops"
+
+
+@pytest.mark.parametrize("how", ["directory", "damaged"])
+def test_alerts_that_cannot_be_read_are_not_called_none(refused: Path, how: str, capfd: pytest.CaptureFixture[str]) -> None:
+    file = refused / spool.FILE_NAME
+    file.unlink()
+    if how == "directory":
+        file.mkdir()
+    else:
+        file.write_bytes(bytes(300) + b"\n")
+    assert main(["alerts", "replay", "--job", "bert"]) == 1
+    printed = capfd.readouterr()
+    assert "no refused alert" not in printed.out
+    assert f"the file of the alerts could not be read: {file}" in printed.err
+    assert "alerts that it held are not sent again" in printed.err
+    assert str(file) in kept_alerts.summary(refused, "20261101T000000-abcd")

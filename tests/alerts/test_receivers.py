@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.alerts import outbox, sinks
-from supervisor.alerts.delivery import RetryPace
+from supervisor.alerts import sinks, spool
 from supervisor.alerts.endpoint import HttpEndpoint
 from supervisor.alerts.router import AlertFilter, AlertRouter
+from supervisor.alerts.sender import AlertSender, RetryPace
 from supervisor.alerts.sinks import Delivered, DeliveryDeferred, DeliveryRefused, SinkOptions
 from tests.support.figures import within
 
@@ -30,11 +30,11 @@ BAD = {
     "500": (500, {}, "delayed", "status 500: no_service"),
     "60 s slow": (0, {}, "delayed", "no answer within 0.5 s"),
     "headers drip": (1, {}, "delayed", "no answer within 0.5 s"),
-    "headers without end": (5, {}, "delayed", "HTTPException"),
+    "headers without end": (5, {}, "delayed", "the answer is not HTTP (HTTPException)"),
     "endless body": (2, {}, "sent", ""),
     "body drips": (4, {}, "sent", ""),
     "reset": (3, {}, "delayed", "Connection reset by peer"),
-    "no HTTP": (6, {}, "delayed", "BadStatusLine"),
+    "no HTTP": (6, {}, "delayed", "the answer is not HTTP (BadStatusLine)"),
     "redirect to metadata": (307, {"Location": "http://169.254.169.254/latest/"}, "refused", "status 307: redirects are not followed"),
     "redirect without scheme": (302, {"Location": "//169.254.169.254/"}, "refused", "status 302: redirects are not followed"),
 }
@@ -53,19 +53,10 @@ def test_a_bad_receiver_gets_its_alert_or_is_reported_and_costs_no_other(  # noq
     deadline_s = 0.5 if "0.5 s" in reason else 20.0  # what is not slow is not called slow on a busy machine
     endpoint, good = serve(), serve()
     endpoint.script = [(status, headers)]
-    router = AlertRouter(0.0)
+    router = AlertRouter(0.0, AlertSender(tmp_path, deadline_s, log, RetryPace(base_s=0.01, cap_s=0.02)))
     for kind, url in (("slack", endpoint.url), ("discord", good.url)):
-        one = sinks.make(SinkOptions(kind, url))
-        router.add(
-            kind,
-            one,
-            tmp_path / kind,
-            wanted=AlertFilter(),
-            grouped=True,
-            deadline_s=deadline_s,
-            log=log,
-            pace=RetryPace(base_s=0.01, cap_s=0.02),
-        )
+        router.add(kind, sinks.make(SinkOptions(kind, url)), AlertFilter())
+    router.sender.start()
     router.enqueue(alert())
     router.tick(time.time())
     event = {"sent": "alert.sent"}.get(outcome, f"alert.failed {outcome}")
@@ -80,11 +71,11 @@ def test_a_bad_receiver_gets_its_alert_or_is_reported_and_costs_no_other(  # noq
     began = time.monotonic()
     router.close(time.time(), 60.0)
     assert within(2.0, since=began)
-    assert [kept.reason for kept in outbox.read_alerts(tmp_path / "slack", "dead")] == ([reason] if outcome == "refused" else [])
+    assert [row.reason for row in spool.kept(tmp_path) if row.state == "refused"] == ([reason] if outcome == "refused" else [])
     assert [left.reason for left in router.undelivered()] == ([reason] if outcome == "refused" else [])
     assert len({request.body for request in endpoint.received}) == 1
     assert not [request for request in endpoint.received if request.target.startswith("GET")], "a redirect was followed"
-    shown = repr(log.events) + "".join(path.read_text() for path in tmp_path.rglob("*.json"))
+    shown = repr(log.events) + (tmp_path / spool.FILE_NAME).read_text()
     assert not [secret for secret in ("T0P-SECRET", "s3cret") if secret in shown]
 
 

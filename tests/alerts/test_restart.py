@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.alerts.conftest import kept
 from tests.support.few import few
 
 if TYPE_CHECKING:
@@ -17,17 +18,17 @@ if TYPE_CHECKING:
 
     from conftest import Endpoint
 
-    from supervisor.alerts.model import OutgoingAlert
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
-import pathlib, signal, sys, time
+import pathlib, signal, sys
 from supervisor.alerts.model import AlertAction, AlertEvent, AlertSeverity, OutgoingAlert
-from supervisor.alerts.delivery import start
-from supervisor.alerts.sinks.webhook import WebhookSink
-sender = start(pathlib.Path(sys.argv[1]), WebhookSink(sys.argv[2], b"key"), 30.0, lambda *_: None)
+from supervisor.alerts.sinks.chat import HttpSink
+from supervisor.alerts.sinks.webhook import bodies
+from tests.alerts.conftest import OneSink
+sender = OneSink(pathlib.Path(sys.argv[1]), HttpSink(sys.argv[2], bodies, secret=b"key"), 30.0, lambda *_: None)
 if sys.argv[3] == "raise":
-    sender.enqueue(OutgoingAlert("20260102-abcd", "bert", AlertEvent.OPENED, AlertSeverity.WARNING, 1, 3, time.time(), AlertAction.RESTART))
+    sender.enqueue(OutgoingAlert("20260102-abcd", "bert", AlertEvent.OPENED, AlertSeverity.WARNING, 1, 3, 1e9, AlertAction.RESTART))
     signal.pause()
 sys.exit(sender.close(25.0))
 """
@@ -35,13 +36,11 @@ sys.exit(sender.close(25.0))
 
 @pytest.mark.process
 @pytest.mark.parametrize("strike", few(range(3)))
-def test_killed_between_write_and_send(
-    strike: int, tmp_path: Path, endpoint: Endpoint, alert: Callable[..., OutgoingAlert], wait_until: Callable[..., None]
-) -> None:
+def test_killed_between_write_and_send(strike: int, tmp_path: Path, endpoint: Endpoint, wait_until: Callable[..., None]) -> None:
     endpoint.script = [(0, {})]  # accepts, never answers
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "outbox"), endpoint.url]
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "state"), endpoint.url]
     with subprocess.Popen([*command, "raise"], cwd=ROOT) as first:  # noqa: S603 - our own program
-        wait_until(lambda: endpoint.received and list((tmp_path / "outbox").glob("*.json")))
+        wait_until(lambda: endpoint.received and kept(tmp_path / "state"))
         first.send_signal(signal.SIGKILL)
         assert first.wait(60) == -signal.SIGKILL
     endpoint.script = [(200, {})]
@@ -49,5 +48,6 @@ def test_killed_between_write_and_send(
     assert following.returncode == 0
     first_try, second_try = endpoint.received
     assert first_try.body == second_try.body, strike
-    assert first_try.headers["Idempotency-Key"] == second_try.headers["Idempotency-Key"] == alert().event_id
-    assert not list((tmp_path / "outbox").glob("*.json"))
+    assert first_try.headers["Idempotency-Key"] == second_try.headers["Idempotency-Key"] == first_try.event_id
+    assert kept(tmp_path / "state") == []
+    assert kept(tmp_path / "state", "sent") == [first_try.event_id]

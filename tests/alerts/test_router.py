@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.alerts import outbox, sinks
-from supervisor.alerts.delivery import RetryPace
-from supervisor.alerts.model import AlertEvent, AlertSeverity, OutgoingAlert
+from supervisor.alerts import sinks, spool
+from supervisor.alerts.model import AlertAction, AlertEvent, AlertSeverity, OutgoingAlert
 from supervisor.alerts.router import AlertFilter, AlertRouter
+from supervisor.alerts.sender import AlertSender
 from supervisor.alerts.sinks import Delivered, DeliveryDeferred, DeliveryRefused, SinkOptions
-from supervisor.cli.alerts import summary
+from supervisor.alerts.threads import single
 from supervisor.core.values import replace
+from supervisor.report.kept_alerts import summary
 from supervisor.run.alerting import start_program
+from tests.alerts.conftest import FAST, count_dropped, kept
 from tests.support.figures import within
 from tests.support.waiting import is_running, wait_for
 
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from conftest import Endpoint, Log
 
 ROOT = Path(__file__).parents[2]
-FAST = RetryPace(base_s=0.02, cap_s=0.1, retry_after_cap_s=1.0)
 ROUTING_KEY = "CANARYroutingkey0123456789abcdef"
 EVERYTHING = AlertFilter()
 CHATS = ("slack", "pagerduty", "discord", "teams", "alertmanager")
@@ -43,10 +44,11 @@ def router(tmp_path: Path, log: Log) -> Iterator[Callable[..., AlertRouter]]:
     made: list[AlertRouter] = []
 
     def make(targets: dict[str, str], wanted: AlertFilter = EVERYTHING, **options: Any) -> AlertRouter:  # noqa: ANN401  of a sink
-        one = AlertRouter(0.0)
+        one = AlertRouter(0.0, AlertSender(tmp_path, 20.0, log, FAST))
         for kind, url in targets.items():
             sink = sinks.make(SinkOptions(kind, url, ROUTING_KEY.encode() if kind in {"pagerduty", "webhook"} else None, **options))
-            one.add(kind, sink, tmp_path / "alerts" / kind, wanted=wanted, grouped=kind != "webhook", deadline_s=20.0, log=log, pace=FAST)
+            one.add(kind, sink, wanted)
+        one.sender.start()
         made.append(one)
         return one
 
@@ -58,8 +60,8 @@ def router(tmp_path: Path, log: Log) -> Iterator[Callable[..., AlertRouter]]:
 @pytest.fixture
 def happened(alert: Callable[..., OutgoingAlert]) -> Callable[..., OutgoingAlert]:
     def make(event: AlertEvent, incident: int = 1, **changes: Any) -> OutgoingAlert:  # noqa: ANN401  its fields
-        severity = event.row.severity
-        return replace(alert(incident, event), severity=severity, ts=time.time(), node="gpu-7", confidence=0.9, **changes)
+        severity, action = event.row.severity, AlertAction.STOP if event is AlertEvent.GIVEN_UP else AlertAction.RESTART
+        return replace(alert(incident, event), severity=severity, action=action, ts=time.time(), node="gpu-7", confidence=0.9, **changes)
 
     return make
 
@@ -68,11 +70,11 @@ def bodies(endpoint: Endpoint) -> list[Any]:
     return [json.loads(request.body) for request in endpoint.received]
 
 
-def dead(tmp_path: Path, kind: str) -> list[outbox.KeptAlert]:
-    return outbox.read_alerts(tmp_path / "alerts" / kind, "dead")
+def refused(tmp_path: Path) -> list[spool.KeptAlert]:
+    return [row for row in spool.kept(tmp_path) if row.state == "refused"]
 
 
-def test_every_kind_takes_what_it_is_sent_and_the_webhook_every_event(
+def test_every_kind_takes_what_it_is_sent(
     router: Callable[..., AlertRouter], endpoint: Endpoint, happened: Callable[..., OutgoingAlert]
 ) -> None:
     one = router(dict.fromkeys(("webhook", *CHATS), endpoint.url))
@@ -81,10 +83,10 @@ def test_every_kind_takes_what_it_is_sent_and_the_webhook_every_event(
     one.close(time.time(), 60)
     assert one.undelivered() == []
     got = bodies(endpoint)
-    assert sorted(body["event"] for body in got if body.get("version") == 1) == ["given_up", "opened"]
+    assert [(body["event"], body["also"]) for body in got if body.get("version") == 1] == [("given_up", ["opened"])]
     assert [body["event_action"] for body in got if "event_action" in body] == ["trigger"]
     assert [body["routing_key"] for body in got if "event_action" in body] == [ROUTING_KEY]
-    assert len(got) == 2 + len(CHATS), "opened and given_up of one instant are one message"
+    assert len(got) == 1 + len(CHATS), "opened and given_up of one instant are one message"
 
 
 def test_a_filter_of_severity_lets_the_end_of_what_it_let_through_pass_and_no_other(
@@ -100,7 +102,7 @@ def test_a_filter_of_severity_lets_the_end_of_what_it_let_through_pass_and_no_ot
     one.clear("incident", time.time())
     one.tick(time.time() + 100)
     wait_until(lambda: len(endpoint.received) == 2)
-    assert [body["text"].split()[0] for body in bodies(endpoint)] == ["FIRING", "RESOLVED"]
+    assert [body["text"].split(":")[0] for body in bodies(endpoint)] == ["NEEDS YOU", "OVER"]
 
 
 def test_the_start_and_the_end_of_a_run_are_sent_where_they_are_wanted(
@@ -110,8 +112,11 @@ def test_the_start_and_the_end_of_a_run_are_sent_where_they_are_wanted(
     one.enqueue(happened(AlertEvent.DISK_FILLING))
     one.enqueue(happened(AlertEvent.RUN_STARTED))
     one.close(time.time(), 60)
-    titles = [body["embeds"][0]["title"] for body in bodies(endpoint)]
-    assert sorted(titles) == ["FIRING bert on gpu-7: disk filling", "INFO bert on gpu-7: run started"]
+    titles = [body["content"] for body in bodies(endpoint)]
+    assert sorted(titles) == [
+        "INFO: bert on gpu-7: the run started",
+        "LOOK: bert on gpu-7: the disk has no room for the next two checkpoints",
+    ]
 
 
 def test_a_sink_that_never_answers_delays_no_other(
@@ -139,9 +144,9 @@ def test_a_refused_alert_is_kept_with_the_services_answer_and_without_its_secret
     one = router({kind: endpoint.url})
     one.enqueue(happened(AlertEvent.GIVEN_UP))
     one.close(time.time(), 60)
-    (letter,) = dead(tmp_path, kind)
+    (letter,) = refused(tmp_path)
     assert letter.reason.startswith("status 400: invalid_payload [31m at http://127.0.0.1")
-    assert letter.title.startswith("FIRING bert on gpu-7")
+    assert letter.title.startswith("NEEDS YOU: bert on gpu-7")
     everything = repr(log.events) + "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
     leaks = [word for word in ("T0P-SECRET", "s3cret", "services/T0P") if word in everything]
     assert leaks == []
@@ -151,22 +156,24 @@ def test_a_refused_alert_is_kept_with_the_services_answer_and_without_its_secret
 KILLED = """
 import pathlib, signal, sys, time
 from supervisor.alerts import sinks
-from supervisor.alerts.delivery import RetryPace
 from supervisor.alerts.model import AlertAction, AlertEvent, AlertSeverity, OutgoingAlert
-from supervisor.alerts.outbox import CAP, count_dropped, read_alerts
 from supervisor.alerts.router import AlertFilter, AlertRouter
-router, place, pace = AlertRouter(60.0), pathlib.Path(sys.argv[1]), RetryPace(0.05, 0.1)
+from supervisor.alerts.sender import AlertSender, RetryPace
+from supervisor.alerts.spool import CAP, THREADS, opened
+from supervisor.alerts.threads import single
+from tests.alerts.conftest import count_dropped, kept
+place = pathlib.Path(sys.argv[1])
+router = AlertRouter(60.0, AlertSender(place, 20.0, print, RetryPace(0.05, 0.1)))
 for kind in ("webhook", "slack"):
-    sink = sinks.make(sinks.SinkOptions(kind, sys.argv[2]))
-    grouped = kind == "slack"
-    router.add(kind, sink, place / kind, wanted=AlertFilter(), grouped=grouped, deadline_s=20.0, log=print, pace=pace)
+    router.add(kind, sinks.make(sinks.SinkOptions(kind, sys.argv[2])), AlertFilter())
+router.sender.start()
 now = time.time()
 if sys.argv[3] == "raise":
     for n in range(600):
-        router.enqueue(OutgoingAlert("run", "bert", AlertEvent.OPENED, AlertSeverity.WARNING, n, n, now, AlertAction.RESTART))
-    while count_dropped(place / "webhook")[0] < 600 - CAP or len(read_alerts(place / "webhook")) < CAP:
-        time.sleep(0.01)
-    while not (place / "slack" / "threads.json").exists():
+        alert = OutgoingAlert("run", "bert", AlertEvent.OPENED, AlertSeverity.WARNING, n, n, now, AlertAction.RESTART)
+        router.sender.enqueue(router.routes[0].queue, single(alert))
+    router.enqueue(alert)
+    while count_dropped(place) < 600 - CAP or len(kept(place)) < CAP or len(opened(place).all(THREADS)) < 2:
         time.sleep(0.01)
     print("full", flush=True)
     signal.pause()
@@ -177,7 +184,7 @@ router.close(now, 20.0)
 
 @pytest.mark.process
 def test_after_kill_9_with_a_full_outbox_each_alert_is_delivered_or_counted(tmp_path: Path, endpoint: Endpoint, closed_port: int) -> None:
-    place = tmp_path / "alerts"
+    place = tmp_path
     command = [sys.executable, "-c", KILLED, str(place)]
     url = f"http://127.0.0.1:{closed_port}/x"
     with subprocess.Popen([*command, url, "raise"], cwd=ROOT, stdout=subprocess.PIPE, text=True) as first:  # noqa: S603  our own program
@@ -186,14 +193,17 @@ def test_after_kill_9_with_a_full_outbox_each_alert_is_delivered_or_counted(tmp_
             assert line, "it ended"
         first.send_signal(signal.SIGKILL)
         assert first.wait(60) == -signal.SIGKILL
-    kept = [letter.event_id for letter in outbox.read_alerts(place / "webhook")]
-    assert len(kept) == outbox.CAP
-    assert f"; {600 - outbox.CAP} for webhook were dropped, the last at " in summary(tmp_path, "")
+    left = kept(place)
+    assert len(left) == spool.CAP
+    assert f"; {600 - spool.CAP} for webhook were dropped, the last at " in summary(tmp_path, "")
     done = subprocess.run([*command, endpoint.url, "next"], cwd=ROOT, timeout=60, check=False, capture_output=True)  # noqa: S603  our own program
     assert done.returncode == 0, done.stderr
     got = bodies(endpoint)
-    assert [body["event_id"] for body in got if "event_id" in body] == kept
-    assert [body["text"].split(":")[0] for body in got if "text" in body] == ["FIRING bert"], "what was gathered and not sent"
+    sent = [body["event_id"] for body in got if "event_id" in body]
+    lost = [event_id for event_id in left if event_id not in sent]
+    assert len(lost) == count_dropped(place) - (600 - spool.CAP), "what was gathered had no room"
+    assert sent[:-1] == [event_id for event_id in left if event_id not in lost]
+    assert [body["text"].split(":")[0] for body in got if "attachments" in body] == ["RESTARTS BY ITSELF"], "what was gathered and not sent"
 
 
 @pytest.mark.slow
@@ -209,17 +219,20 @@ def test_ten_thousand_events_take_bounded_memory_delay_nobody_and_are_all_accoun
         one.enqueue(replace(first, incident=n, attempt=n))
     assert within(10.0, since=began), "a millisecond for each, at most"
     one.tick(time.time() + 100)
+    for n in range(10_000):
+        one.sender.enqueue(one.routes[0].queue, single(replace(first, incident=n, attempt=n)))
     peak = tracemalloc.get_traced_memory()[1] - before
     tracemalloc.stop()
     assert peak < 8 << 20, f"{peak} bytes: 10,000 alerts that are kept take about 20 MB"
-    assert len(list((tmp_path / "alerts/webhook").glob("*.json"))) <= outbox.CAP + 1
+    assert len(kept(tmp_path)) <= spool.CAP + 1
     endpoint.script = [(200, {})]
     one.close(time.time(), 60)
     sent = [fields for name, fields in log.events if name == "alert.sent" and fields["sink"] == "webhook"]
-    assert len(sent) + log.last("alert.dropped")["total"] == 10_000
-    assert outbox.count_dropped(tmp_path / "alerts/webhook")[0] == 10_000 - len(sent)
-    assert [left.dropped for left in one.undelivered()] == [10_000 - len(sent)]
-    assert len({body["text"] for body in bodies(endpoint) if "text" in body}) == 1
+    dropped = log.last("alert.dropped")["total"]
+    assert len(sent) + dropped == 10_001, "the messages, and one thread"
+    assert count_dropped(tmp_path) == dropped
+    assert [left.dropped for left in one.undelivered()] == [dropped]
+    assert len({body["text"] for body in bodies(endpoint) if "attachments" in body}) == 1
 
 
 def test_a_program_gets_the_document_and_its_exit_code_counts(
@@ -235,7 +248,7 @@ def test_a_program_gets_the_document_and_its_exit_code_counts(
         (3, DeliveryRefused("exit code 3: no such pager")),
     ):
         sink = sinks.make(SinkOptions("exec", argv=("/bin/sh", "-c", script, str(tmp_path / "got"), str(code)), start=start_program))
-        (request,) = sink.requests(happened(AlertEvent.OPENED))
+        (request,) = sink.requests(single(happened(AlertEvent.OPENED)))
         assert sink.deliver(request.event_id, request.body, 5.0) == expected
     document = json.loads((tmp_path / "got").read_text())
     assert {"version": 1, "job": "bert", "event": "opened", "cause": "segfault", "node": "gpu-7"}.items() <= document.items()

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.alerts.endpoint import MAX_HANGING
-from supervisor.alerts.model import OutgoingAlert, encode
 from supervisor.alerts.sinks import Delivered, DeliveryDeferred, DeliveryRefused
-from supervisor.alerts.sinks.webhook import WebhookSink
+from supervisor.alerts.sinks.chat import HttpSink
+from supervisor.alerts.sinks.webhook import bodies
+from supervisor.alerts.threads import single
+from supervisor.alerts.tries import MAX_HANGING
 from supervisor.errors import SuperviseError
 from tests.support.figures import within
 
@@ -26,10 +27,13 @@ if TYPE_CHECKING:
 
     from conftest import Endpoint
 
+    from supervisor.alerts.model import OutgoingAlert
+
 
 def test_request_is_signed_and_idempotent(endpoint: Endpoint, alert: Callable[..., OutgoingAlert]) -> None:
-    body = encode(alert())
-    assert WebhookSink(endpoint.url, b"key").deliver("ab" * 16, body, 5) == Delivered()
+    (written,) = HttpSink(endpoint.url, bodies, secret=b"key").requests(single(alert()))
+    body = written.body
+    assert HttpSink(endpoint.url, bodies, secret=b"key").deliver("ab" * 16, body, 5) == Delivered()
     (request,) = endpoint.received
     assert request.target == "/services/T0P-SECRET?token=s3cret"
     assert request.body == body
@@ -44,7 +48,7 @@ def test_request_is_signed_and_idempotent(endpoint: Endpoint, alert: Callable[..
 
 
 def test_without_a_secret_nothing_is_signed(endpoint: Endpoint) -> None:
-    WebhookSink(endpoint.url, None).deliver("x", b"{}", 60)
+    HttpSink(endpoint.url, bodies).deliver("x", b"{}", 60)
     assert "X-Supervise-Signature" not in endpoint.received[0].headers
 
 
@@ -66,19 +70,19 @@ def test_without_a_secret_nothing_is_signed(endpoint: Endpoint) -> None:
 )
 def test_each_answer_means_what_it_says(endpoint: Endpoint, status: int, headers: dict[str, str], outcome: object) -> None:
     endpoint.script = [(status, headers)]
-    assert WebhookSink(endpoint.url, None).deliver("x", b"{}", 60) == outcome
+    assert HttpSink(endpoint.url, bodies).deliver("x", b"{}", 60) == outcome
     assert len(endpoint.received) == 1, "a redirect was followed"
 
 
 def test_retry_after_as_a_date(endpoint: Endpoint) -> None:
     endpoint.script = [(503, {"Retry-After": format_datetime(datetime.now(UTC) + timedelta(seconds=40), usegmt=True)})]
-    outcome = WebhookSink(endpoint.url, None).deliver("x", b"{}", 60)
+    outcome = HttpSink(endpoint.url, bodies).deliver("x", b"{}", 60)
     assert isinstance(outcome, DeliveryDeferred)
     assert 10 < outcome.after_s <= 40
 
 
 def test_closed_port_is_another_time(closed_port: int) -> None:
-    assert WebhookSink(f"http://127.0.0.1:{closed_port}/", None).deliver("x", b"{}", 60) == DeliveryDeferred("Connection refused")
+    assert HttpSink(f"http://127.0.0.1:{closed_port}/", bodies).deliver("x", b"{}", 60) == DeliveryDeferred("Connection refused")
 
 
 @pytest.mark.parametrize("status", [0, 1], ids=["never answers", "drips a byte at a time"])
@@ -87,7 +91,7 @@ def test_the_deadline_holds_for_the_whole_request(endpoint: Endpoint, status: in
     endpoint.script = [(status, {})]
     before = set(threading.enumerate())
     started = time.monotonic()
-    assert WebhookSink(endpoint.url, None).deliver("x", b"{}", 0.5) == DeliveryDeferred("no answer within 0.5 s")
+    assert HttpSink(endpoint.url, bodies).deliver("x", b"{}", 0.5) == DeliveryDeferred("no answer within 0.5 s")
     assert within(1.0, since=started)
     for thread in [thread for thread in threading.enumerate() if thread not in before and thread.name == "alert-request"]:
         thread.join(60)
@@ -104,7 +108,7 @@ def test_a_resolver_that_hangs_is_left_behind_and_not_piled_up(monkeypatch: pyte
         return real(*args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
-    webhook = WebhookSink(endpoint.url, None)
+    webhook = HttpSink(endpoint.url, bodies)
     started = time.monotonic()
     for _ in range(MAX_HANGING):
         assert webhook.deliver("x", b"{}", 0.1) == DeliveryDeferred("no answer within 0.1 s")
@@ -135,14 +139,14 @@ def test_a_resolver_that_hangs_is_left_behind_and_not_piled_up(monkeypatch: pyte
 )
 def test_an_impossible_url_is_refused_without_being_shown(url: str) -> None:
     with pytest.raises(SuperviseError) as caught:
-        WebhookSink(url, None)
+        HttpSink(url, bodies)
     assert caught.value.exit_code == 78
     assert "s3cr" not in str(caught.value)
     assert "[[alerts.sink]]" in caught.value.hint
 
 
 def test_login_in_the_url_becomes_a_header(endpoint: Endpoint) -> None:
-    webhook = WebhookSink(endpoint.url.replace("http://", "http://user:p%40ss@"), None)
+    webhook = HttpSink(endpoint.url.replace("http://", "http://user:p%40ss@"), bodies)
     assert webhook.deliver("x", b"{}", 60) == Delivered()
     assert endpoint.received[0].headers["Authorization"] == "Basic dXNlcjpwQHNz"
     assert webhook.host == "127.0.0.1"

@@ -69,6 +69,8 @@ SUPERVISORD = frozenset({
     "supervisord", "templating", "tests", "ui", "web", "xmlrpc",
 })
 # fmt: on
+#: The nearest known name of a word, a pure function; a job's failure is never an exception (core/model.py), so nothing else of that module.
+PURE_ELSEWHERE = {"supervisor.classify.logs.rows": {"supervisor.errors", "supervisor.errors.nearest"}}
 TORCH_ALLOWED = (
     "supervisor.agent",
     "supervisor.instrument",
@@ -76,6 +78,7 @@ TORCH_ALLOWED = (
     "checkpointing.conversion.targets",
     "checkpointing.conversion.trees",
     "checkpointing.conversion.work",
+    "checkpointing.training.broadcast",
     "checkpointing.training.load",
     "checkpointing.training.ranks",
     "checkpointing.training.sampler",
@@ -123,7 +126,11 @@ def imports_of(source: str, module: str, *, is_package: bool = False) -> list[Im
             found.append(Import(module, node.lineno, base))
             # `from package import module` imports the module too
             found += [Import(module, node.lineno, f"{base}.{alias.name}") for alias in node.names if base.split(".")[0] in PACKAGES]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("__import__", "importlib.import_module", "import_module"):
+        elif (
+            isinstance(node, ast.Call)
+            and (getattr(node.func, "id", "") or getattr(node.func, "attr", "")) in {"__import__", "import_module"}
+            and ast.unparse(node.func) in {"__import__", "importlib.import_module", "import_module"}
+        ):
             found += [Import(module, node.lineno, str(arg.value)) for arg in node.args[:1] if isinstance(arg, ast.Constant)]
     return found
 
@@ -146,7 +153,7 @@ def told(wrong: list[Import]) -> str:
 
 def test_there_is_something_to_look_at() -> None:
     importers = {one.importer for one in imports()}
-    assert {"supervisor.core.decide", "supervisor.cli.main", "checkpointing.select"} <= importers
+    assert {"supervisor.core.machine", "supervisor.cli.main", "checkpointing.select"} <= importers
     assert any(within(one.importer, "supervisor.agent") and one.target.startswith("torch") for one in imports())
 
 
@@ -163,7 +170,7 @@ def test_there_is_something_to_look_at() -> None:
     ],
 )
 def test_every_way_to_import_is_seen(source: str, targets: list[str]) -> None:
-    assert [one.target for one in imports_of(source, "supervisor.core.decide")] == targets
+    assert [one.target for one in imports_of(source, "supervisor.core.machine")] == targets
 
 
 @pytest.mark.parametrize("package", ["health", "checkpointing"])
@@ -179,6 +186,7 @@ def test_the_pure_part_imports_itself_and_what_cannot_touch_the_world() -> None:
         if within(one.importer, PURE)
         and not within(one.target, PURE)
         and one.target not in {"supervisor", "supervisor.knobs", "health", "health.nvidia"}
+        and one.target not in PURE_ELSEWHERE.get(one.importer, ())
         and (one.importer, one.target.split(".")[0]) != ("supervisor.core.values", "msgspec")  # the base of its values
         and not ({one.target, one.target.split(".")[0]} & PURE_STANDARD_LIBRARY and one.target.split(".")[0] in sys.stdlib_module_names)
     ]

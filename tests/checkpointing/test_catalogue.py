@@ -8,18 +8,19 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import threading
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from checkpointing import catalogue as catalogue_module
-from checkpointing.catalogue import FILE_NAME, CheckpointCatalogue, Table
-from checkpointing.io import durable
+from checkpointing.catalogue import FILE_NAME, CheckpointCatalogue
+from checkpointing.io import durable, row_file
+from checkpointing.io.row_file import RowTable
+from checkpointing.manifest import documents
+from checkpointing.manifest.documents import MOST_DIGEST_BYTES, About, File, Manifest, Manifests
 from checkpointing.model import Identity
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ class Seen:
     step: int | None = None
 
 
-SEEN = Table("seen", Seen, lambda row: row.path)
-OTHER = Table("other", Seen, lambda row: row.path)
+SEEN = RowTable("seen", Seen, lambda row: row.path)
+OTHER = RowTable("other", Seen, lambda row: row.path)
 
 
 def row(path: str, step: int = 0) -> Seen:
@@ -73,7 +74,7 @@ def test_a_path_that_is_no_utf_8_is_a_key_as_any_other(opened: Callable[..., Che
 def test_a_file_that_was_compacted_is_read_anew_and_stays_small(
     opened: Callable[..., CheckpointCatalogue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalogue_module, "_SLACK_BYTES", 4096)
+    monkeypatch.setattr(row_file, "_SLACK_BYTES", 4096)
     writer, reader = opened(is_writer=True), opened()
     for step in range(500):
         writer.put(SEEN, row(f"/{step % 7}", step))
@@ -106,6 +107,7 @@ def test_a_line_that_is_damaged_is_named_and_costs_its_row(opened: Callable[...,
     assert catalogue.all(SEEN) == (row("/a"), row("/c"))
     assert catalogue.problem is not None
     assert str(file) in catalogue.problem
+    assert "codec" not in catalogue.problem
     writer = opened(is_writer=True)
     assert writer.put(SEEN, row("/d"))
     assert (writer.not_written, writer.problem) == (None, catalogue.problem)
@@ -232,7 +234,7 @@ class FullDisk:
 
 
 def test_a_disk_that_is_full_from_any_call_on_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalogue_module, "_SLACK_BYTES", 700)
+    monkeypatch.setattr(row_file, "_SLACK_BYTES", 700)
     disk = FullDisk(monkeypatch)
     for n_calls in range(200):
         disk.calls_left, disk.has_failed = 10**9, False
@@ -265,7 +267,7 @@ def steps_of(catalogue: CheckpointCatalogue) -> dict[str, int]:
 def test_readers_see_whole_rows_while_the_writer_compacts(
     opened: Callable[..., CheckpointCatalogue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalogue_module, "_SLACK_BYTES", 2048)
+    monkeypatch.setattr(row_file, "_SLACK_BYTES", 2048)
     writer, reader, is_over, wrong = opened(is_writer=True), opened(), threading.Event(), list[object]()
     writer.put(SEEN, row("/0", 0))
 
@@ -300,37 +302,103 @@ def test_only_where_rows_stand_is_in_memory(opened: Callable[..., CheckpointCata
     assert grown_kib < 10 << 10
 
 
-KILLED = """
-import sys, pathlib
-sys.path.insert(0, sys.argv[2])
-from checkpointing import catalogue
-from tests.checkpointing.test_catalogue import SEEN, row
-catalogue._SLACK_BYTES = 4096
-writer = catalogue.CheckpointCatalogue(pathlib.Path(sys.argv[1]), is_writer=True)
-step = max((known.step for known in writer.all(SEEN)), default=0)
-while True:
-    step += 1
-    writer.put(SEEN, row(f"/{step % 5}", step))
-    print(step, flush=True)
-"""
+def write_until_killed(directory: Path, reports: int) -> None:
+    """Write one row after the other, and report each once it is durable."""
+    writer = CheckpointCatalogue(directory, is_writer=True)
+    step = max(steps_of(writer).values(), default=0)
+    while True:
+        step += 1
+        assert writer.put(SEEN, row(f"/{step % 5}", step))
+        os.write(reports, step.to_bytes(8, "big"))
 
 
 @pytest.mark.parametrize("kills", [10, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
-def test_a_writer_that_is_killed_at_any_moment_loses_nothing_that_it_had_written(tmp_path: Path, kills: int) -> None:
-    chance = random.Random(kills)  # noqa: S311  moments, no secrets
-    reported = 0
+def test_a_writer_that_is_killed_at_any_moment_loses_nothing_that_it_had_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
+) -> None:
+    monkeypatch.setattr(row_file, "_SLACK_BYTES", 1024)  # each tenth row compacts
+    chance, heads = random.Random(kills), set[bytes]()  # noqa: S311  moments, no secrets
     for _ in range(kills):
-        root = Path(catalogue_module.__file__).parents[1]
-        command = [sys.executable, "-c", KILLED, str(tmp_path), str(root)]
-        writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603  our own program
-        assert writer.stdout is not None
-        for _line in range(chance.randint(1, 40)):
-            reported = int(writer.stdout.readline())
-        writer.send_signal(signal.SIGKILL)
-        reported = max([reported, *(int(line) for line in writer.communicate()[0].split())])
+        reports, reports_in = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                write_until_killed(tmp_path, reports_in)
+            finally:
+                os._exit(1)
+        os.close(reports_in)
+        with os.fdopen(reports, "rb") as file:
+            steps = file.read(8 * chance.randint(1, 15))
+            time.sleep(chance.uniform(0, 0.005))  # the moment
+            os.kill(pid, signal.SIGKILL)
+            steps += file.read()
+        assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+        reported = int.from_bytes(steps[-8:], "big")
         reader = CheckpointCatalogue(tmp_path)
-        steps = [known.step for known in reader.all(SEEN)]
-        assert max(step for step in steps if step is not None) in {reported, reported + 1}
+        known = steps_of(reader)
+        assert max(known.values()) in {reported, reported + 1}
+        assert set(known.values()) >= set(range(max(1, reported - 3), reported + 1)), "the last row of each path"
         assert reader.problem is None
         lines = (tmp_path / FILE_NAME).read_bytes().splitlines()
+        heads.add(lines[0])
         assert all(json.loads(line) for line in lines[:-1])
+    assert len(heads) > kills // 10, "it was compacted between the kills"
+
+
+def sharded(step: int, n_shards: int) -> Manifest:
+    """Return the manifest of a save in which each of so many ranks wrote a file."""
+    files = tuple(File(f"__{rank}_0.distcp", 5 << 20, 2**64 - 1 - rank, (2**64 - 1 - rank,)) for rank in range(n_shards))
+    t = 1_700_000_000 + 3600 * step
+    about = About("job", "run-1", n_shards, began=1, attempt=1)
+    identity = Identity(1, step, n_shards * (5 << 20), step)
+    return Manifest(
+        name=f"step_{step}",
+        is_tree=True,
+        layout="dcp",
+        files=files,
+        path=f"/ckpt/step_{step}",
+        identity=identity,
+        step=step,
+        about=about,
+        made_unix_s=t,
+        saved_unix_ns=t * 10**9,
+    )
+
+
+@pytest.mark.parametrize(
+    ("hours", "n_shards", "most_bytes"),
+    [(60, 100, 256 << 10), pytest.param(90 * 24, 1000, MOST_DIGEST_BYTES, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])],
+)
+def test_after_90_days_of_hourly_saves_it_is_small_and_quickly_read(
+    opened: Callable[..., CheckpointCatalogue], monkeypatch: pytest.MonkeyPatch, hours: int, n_shards: int, most_bytes: int
+) -> None:
+    monkeypatch.setattr(documents, "MOST_DIGEST_BYTES", most_bytes)
+    monkeypatch.setattr(row_file, "_SLACK_BYTES", most_bytes // 8)
+    manifests, saved = Manifests(opened(is_writer=True)), sharded(0, n_shards)
+    for step in range(hours):
+        of_step = replace(saved, name=f"step_{step}", path=f"/ckpt/step_{step}", step=step, identity=replace(saved.identity, ino=step))
+        assert manifests.put(of_step)
+    began = time.process_time()
+    reader = opened()
+    took_s = time.process_time() - began
+    n_bytes = reader.file.stat().st_size
+    print(f"{hours} saves of {n_shards} shards: {n_bytes / 2**20:.1f} MiB, read in {took_s:.2f} s")  # noqa: T201  the measure
+    assert n_bytes < 2.2 * (most_bytes + hours * 1000)
+    assert took_s < 2.0
+    known = Manifests(reader)
+    assert sum(1 for _ in known.all()) == hours, "each is known"
+    first, last = known.facts("/ckpt/step_0"), known.get(f"/ckpt/step_{hours - 1}")
+    assert last is not None
+    assert len(last.files) == n_shards
+    assert first is not None
+    assert (known.get("/ckpt/step_0"), first.n_bytes, first.about) == (None, saved.n_bytes, saved.about), "but its digests"
+
+
+def test_the_digests_of_the_last_checkpoints_stay_however_large(
+    opened: Callable[..., CheckpointCatalogue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "MOST_DIGEST_BYTES", 1)
+    manifests = Manifests(opened(is_writer=True))
+    for step in range(10):
+        manifests.put(sharded(step, 100))
+    assert [step for step in range(10) if manifests.get(f"/ckpt/step_{step}") is not None] == list(range(2, 10))

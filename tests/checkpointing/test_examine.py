@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from checkpointing import examine, select
-from checkpointing.verification import Cache
+from checkpointing import discover, examine, select
 
 from .corruptions import sound
 
@@ -61,6 +60,6 @@ def test_steps_of_each_format_stand_beside_each_other(name: str, tmp_path: Path)
         sound.FORMATS[name](tmp_path, step)
     found = list(examine.look(str(tmp_path)))
     assert {examine.word(one.verdict) for one in found} == {"good"}
-    selected = select.newest(examine.listing(str(tmp_path)), None, Cache())
+    selected = select.newest(discover.find_in(str(tmp_path)))
     assert selected.chosen is not None
     assert (selected.chosen.step, [step for _, step in selected.older]) == (300, [100, 200])

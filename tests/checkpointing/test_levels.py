@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from checkpointing import select
+from checkpointing.candidates import SelectionOptions, Spare
 from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.discover import find
 from checkpointing.io.reader import UNLIMITED, Throttle
@@ -19,7 +20,7 @@ from checkpointing.manifest import check
 from checkpointing.manifest.documents import Manifest, Manifests
 from checkpointing.model import Verdict
 from checkpointing.rejections import Rejections
-from checkpointing.select import Selection, Spare, newest
+from checkpointing.select import Selection, newest
 from checkpointing.verification import Cache, verify
 from tests.checkpointing.untouched import everything
 
@@ -55,8 +56,9 @@ class Bench:
 
     def choose(self, *, rejections: Rejections | None = None, cache: Cache | None = None, **more: Any) -> Selection:  # noqa: ANN401  newest's own
         """Select with what is recorded."""
-        given = cache if cache is not None else self.cache
-        return newest(find(["*.pt"], str(self.directory)), rejections, given, manifests=self.manifests, **more)
+        known = cache if cache is not None else self.cache
+        options = SelectionOptions(rejections=rejections, cache=known, manifests=self.manifests, **more)
+        return newest(find(["*.pt"], str(self.directory)), options)
 
 
 @pytest.fixture
@@ -201,7 +203,7 @@ def test_a_copy_is_taken_where_what_was_copied_is_torn(bench: Bench) -> None:
     os.truncate(path, 700)
     selection = bench.choose(spares=[spare], rejections=Rejections(CheckpointCatalogue(bench.state, is_writer=True)))
     assert chosen(selection) == ("kept", "digest")
-    assert (selection.spare, len(selection.torn), selection.found) == (spare, 1, 2)
+    assert (selection.spare, len(selection.torn), selection.n_found) == (spare, 1, 2)
     rot(bench.state / "kept")
     assert bench.choose(spares=[spare]).chosen is None
 
@@ -227,7 +229,7 @@ def test_a_copy_of_just_what_is_avoided_is_avoided_and_an_older_one_is_not(bench
     bench.save("ckpt.pt", 300)
     same = spare_of(bench, path, "kept-300")
     selection = bench.choose(spares=[older, same], avoid=[str(path)])
-    assert (selection.spare, selection.found) == (older, 3)
+    assert (selection.spare, selection.n_found) == (older, 3)
     assert selection.rejected == ((str(path), select.REJECTED), (same.copy_path, select.REJECTED))
     assert bench.choose(spares=[older, same], avoid=[str(path), older.copy_path]).chosen is None
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from checkpointing import examine, markers, step_names
+from checkpointing.candidates import SelectionOptions
 from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.discover import find
 from checkpointing.formats import pointer_files
@@ -55,13 +56,13 @@ def test_a_save_with_nemos_marker_beside_it_is_not_whole_until_the_marker_is_gon
     assert (found.verdict, found.step) == (Verdict.WRITING, 40)
     assert found.reason == f"{marker.name} stands beside it: to nemo the save has not ended until that file is removed"
     assert examine.word(found.verdict) == "incomplete"
-    selection = newest(find(patterns), rejections)
+    selection = newest(find(patterns), SelectionOptions(rejections=rejections))
     assert selection.chosen is not None
     assert selection.chosen.path == str(older)
     assert selection.notes == (f"checkpoint passed over: {path}: {found.reason}",)
     marker.unlink()
     assert verify(str(path)).verdict is Verdict.VERIFIED
-    again = newest(find(patterns), rejections)
+    again = newest(find(patterns), SelectionOptions(rejections=rejections))
     assert again.chosen is not None
     assert again.chosen.path == str(path), "the mark was no part of its content, so nothing is rejected"
 

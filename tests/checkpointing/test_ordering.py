@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from checkpointing import ordering
+from checkpointing.candidates import SelectionOptions
 from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.discover import find
 from checkpointing.lineage import Lineages
@@ -21,7 +22,7 @@ from checkpointing.model import UNKNOWN_LINEAGE, Candidate, Identity, Lineage, N
 from checkpointing.ordering import Generations, Order, RollBack
 from checkpointing.retention import rules
 from checkpointing.select import newest
-from checkpointing.verification import Cache, verify
+from checkpointing.verification import verify
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,7 +86,7 @@ def test_a_run_looks_after_its_own_quota_and_leaves_alone_what_goes_on_beside_it
     assert gone(*a, first, second, arrived=second) == [98_000, 99_000, 100_000]
     assert gone(*a, first, second, *beside, arrived=second) == [98_000, 99_000, 100_000], "the other node's stay"
     assert gone(*a[1:], made(1, "b", 305, (300, 1)), first, second, arrived=second) == [99_000, 100_000, 1]
-    late = made(7, "a", 330, (100, 2))  # what a run that is over had left in the spool
+    late = made(7, "a", 330, (100, 2))  # what a run that is over had left waiting
     assert gone(*a, late, first, second, arrived=late) == [98_000, 99_000]
 
 
@@ -125,15 +126,15 @@ def test_a_newer_state_under_a_lower_step_is_taken_and_reported(ckpt: Path) -> N
         return Lineage(1, "run", 1 if candidate.mtime_ns < 150e9 else 2)
 
     listing = find(["*.pt"], str(ckpt))
-    assert (found := newest(listing, None, Cache()).chosen) is not None
+    assert (found := newest(listing).chosen) is not None
     assert found.step == 140
-    selected = newest(listing, None, Cache(), order=Order(lineage_of))
+    selected = newest(listing, SelectionOptions(order=Order(lineage_of)))
     assert selected.chosen is not None
     assert selected.chosen.step == 100
     assert selected.notes == (
         f"{ckpt}/step_100.pt (step 100) is newer than {ckpt}/step_140.pt (step 140): it was saved later in the same run",
     )
-    by_hand = newest(listing, None, Cache(), order=Order(lambda one: UNKNOWN_LINEAGE if one.mtime_ns < 150e9 else Lineage(2, "b", 1)))
+    by_hand = newest(listing, SelectionOptions(order=Order(lambda one: UNKNOWN_LINEAGE if one.mtime_ns < 150e9 else Lineage(2, "b", 1))))
     assert by_hand.notes[0].endswith("(step 140): a later run saved it")
 
 
@@ -142,11 +143,11 @@ def test_what_was_given_up_is_taken_only_where_nothing_else_is(ckpt: Path) -> No
         save(ckpt / f"step_{step}.pt", step, step)
     save(ckpt / "last.pt", 1000, 1000)
     order = Order(lambda _one: Lineage(1, "run", 1), (RollBack(Lineage(1, "run", 1), 1000, str(ckpt / "step_1000.pt")),))
-    selected = newest(find(["*.pt"], str(ckpt)), None, Cache(), order=order)
+    selected = newest(find(["*.pt"], str(ckpt)), SelectionOptions(order=order))
     assert selected.chosen is not None
     assert (selected.chosen.step, selected.notes) == (800, ())
     (ckpt / "step_800.pt").unlink()
-    assert (left := newest(find(["*.pt"], str(ckpt)), None, Cache(), order=order).chosen) is not None
+    assert (left := newest(find(["*.pt"], str(ckpt)), SelectionOptions(order=order)).chosen) is not None
     assert left.step == 1000, "not even then is the training begun from scratch"
     later = replace(order, lineage_of=lambda _one: Lineage(1, "run", 2))
     assert not later.of_candidate(find(["*.pt"], str(ckpt)).candidates[0], None).is_rolled_back

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -26,6 +27,8 @@ def test_every_name_is_listed_before_it_is_imported_and_is_documented() -> None:
     assert set(checkpointing.__all__) == set(checkpointing._MODULES)  # noqa: SLF001 -- the table behind the names
     missing = [name for name in checkpointing.__all__ if f"`{name}" not in PAGE.read_text()]
     assert not missing
+    assert len(checkpointing.__all__) <= 12, "a user learns all of them"
+    assert all(inspect.getdoc(getattr(checkpointing, name)) for name in checkpointing.__all__)
     with pytest.raises(AttributeError, match="nothing_such"):
         checkpointing.nothing_such  # noqa: B018 -- the access is the subject
 
@@ -39,7 +42,7 @@ def test_what_needs_no_torch_imports_none_whatever_was_imported_before(tmp_path:
     program = """
 import sys
 import checkpointing.verification, checkpointing.discover, checkpointing.select, checkpointing.examine, checkpointing.mirror
-from checkpointing import verify, find, newest, latest, Verification, Verdict, Candidate, CheckpointingError, Listing, Selection, Mirror
+from checkpointing import verify, find, newest, latest, Verdict, CheckpointingError, Mirror
 assert all(map(callable, (verify, find, newest, latest, Mirror)))
 assert "torch" not in sys.modules and "supervisor" not in sys.modules
 """

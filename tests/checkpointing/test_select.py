@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from checkpointing import select
+from checkpointing import candidates, select
+from checkpointing.candidates import SelectionOptions
 from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.discover import find
 from checkpointing.io.read_watch import ReadWatch
@@ -34,9 +35,8 @@ def tear(path: Path) -> None:
 
 
 def choose(directory: Path, pattern: str = "*.pt", cache: Cache | None = None, **more: Any) -> Selection:  # noqa: ANN401  newest's own
-    return newest(
-        find([pattern], str(directory)), Rejections(CheckpointCatalogue(directory / ".state", is_writer=True)), cache or Cache(), **more
-    )
+    rejections = Rejections(CheckpointCatalogue(directory / ".state", is_writer=True))
+    return newest(find([pattern], str(directory)), SelectionOptions(rejections=rejections, cache=cache or Cache(), **more))
 
 
 def chosen_name(selection: Selection) -> str:
@@ -50,7 +50,7 @@ def test_the_highest_step_wins_not_the_latest_file(tmp_path: Path) -> None:
     selection = choose(tmp_path)
     assert selection.chosen is not None
     assert (chosen_name(selection), selection.chosen.step, selection.chosen.level) == ("step_1000.pt", 1000, "structure")
-    assert (selection.found, selection.torn) == (2, ())
+    assert (selection.n_found, selection.torn) == (2, ())
 
 
 def test_torn_ones_are_rejected_and_left_untouched(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_torn_ones_are_rejected_and_left_untouched(tmp_path: Path) -> None:
     assert chosen_name(selection) == "step_1.pt"
     assert [path.rpartition("/")[2] for path, _ in selection.torn] == ["step_3.pt", "step_2.pt"]
     assert all("torn" in reason for _, reason in selection.torn)
-    assert selection.found == 3
+    assert selection.n_found == 3
     assert {path.name: (path.stat().st_ino, path.read_bytes()) for path in tmp_path.glob("*.pt")} == before
 
 
@@ -72,9 +72,9 @@ def test_a_rejected_file_is_not_read_again_until_it_is_written_anew(tmp_path: Pa
     tear(path)
     assert choose(tmp_path).chosen is None
     read: list[str] = []
-    monkeypatch.setattr(select, "verify", lambda path, **more: (read.append(path), verify(path, **more))[1])
+    monkeypatch.setattr(candidates, "verify", lambda path, **more: (read.append(path), verify(path, **more))[1])
     again = choose(tmp_path)
-    assert (again.chosen, again.found, len(again.torn), read) == (None, 1, 1, [])
+    assert (again.chosen, again.n_found, len(again.torn), read) == (None, 1, 1, [])
     save(path, 3)
     assert chosen_name(choose(tmp_path)) == "step_3.pt"
 
@@ -84,7 +84,7 @@ def test_none_good_any_more_differs_from_none_there(tmp_path: Path) -> None:
     path = save(tmp_path / "step_3.pt", 3)
     tear(path)
     selection = choose(tmp_path)
-    assert (selection.chosen, selection.found) == (None, 1)
+    assert (selection.chosen, selection.n_found) == (None, 1)
 
 
 def test_content_wins_over_the_name(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_what_is_no_checkpoint_is_not_found(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     (tmp_path / "config.json").write_text("{}")
     selection = choose(tmp_path, "*")
-    assert (selection.chosen, selection.found) == (None, 0)
+    assert (selection.chosen, selection.n_found) == (None, 0)
     assert [path.rpartition("/")[2] for path, _ in selection.foreign] == ["config.json", "notes.txt"]
 
 
@@ -170,15 +170,15 @@ def test_what_cannot_be_proven_is_not_handed_out_and_not_rejected(tmp_path: Path
     selection = choose(tmp_path)
     assert chosen_name(selection) == "step_3.pt"
     assert [path.rpartition("/")[2] for path, _ in selection.unverifiable] == ["step_9.pt"]
-    assert (selection.found, selection.torn) == (2, ())
+    assert (selection.n_found, selection.torn) == (2, ())
 
 
 def test_what_cannot_be_read_is_neither_rejected_nor_forgotten(tmp_path: Path) -> None:
     save(tmp_path / "step_3.pt", 3)
     listing = find(["*.pt"], str(tmp_path))
     (tmp_path / "step_3.pt").unlink()
-    selection = newest(listing, Rejections(CheckpointCatalogue(tmp_path / ".state", is_writer=True)), Cache())
-    assert (selection.chosen, selection.found, selection.torn) == (None, 1, ())
+    selection = newest(listing, SelectionOptions(rejections=Rejections(CheckpointCatalogue(tmp_path / ".state", is_writer=True))))
+    assert (selection.chosen, selection.n_found, selection.torn) == (None, 1, ())
     assert selection.unknown[0][1] == "it could not be read: No such file or directory"
 
 
@@ -218,7 +218,7 @@ def test_what_was_never_verified_is_read_however_long_it_takes_and_the_older_one
 def test_one_that_nobody_waits_for_any_more_is_read_no_further(tmp_path: Path) -> None:
     save(tmp_path / "step_3.pt", 3)
     selection = choose(tmp_path, interrupted=lambda: True)
-    assert (selection.chosen, selection.found) == (None, 1)
+    assert (selection.chosen, selection.n_found) == (None, 1)
     assert selection.unknown[0][1] == "not read to the end: nobody waits for it any more"
 
 
@@ -242,20 +242,20 @@ def test_a_poisoned_one_is_passed_over_unread_and_reported(tmp_path: Path, monke
     for step in (1, 2, 3):
         save(tmp_path / f"step_{step}.pt", step)
     read: list[str] = []
-    monkeypatch.setattr(select, "verify", lambda path, **more: (read.append(path), verify(path, **more))[1])
+    monkeypatch.setattr(candidates, "verify", lambda path, **more: (read.append(path), verify(path, **more))[1])
     avoid = [str(tmp_path / "step_3.pt"), str(tmp_path / "elsewhere.pt")]
     selection = choose(tmp_path, avoid=avoid)
     assert chosen_name(selection) == "step_2.pt"
     assert selection.rejected == ((avoid[0], select.REJECTED),)
     assert select.REJECTED.startswith("rejected: ")
-    assert (selection.found, selection.torn) == (3, ())
+    assert (selection.n_found, selection.torn) == (3, ())
     assert avoid[0] not in read
 
 
 def test_where_all_are_poisoned_there_is_something_and_nothing_is_chosen(tmp_path: Path) -> None:
     path = save(tmp_path / "step_3.pt", 3)
     selection = choose(tmp_path, avoid=[str(path)])
-    assert (selection.chosen, selection.found) == (None, 1)
+    assert (selection.chosen, selection.n_found) == (None, 1)
 
 
 def test_what_stands_behind_the_chosen_one_is_reported_oldest_first(tmp_path: Path) -> None:
@@ -279,30 +279,30 @@ NAN = float("nan")
 def test_one_whose_weights_turned_nan_gives_way_to_the_newest_that_is_finite_and_that_is_reported(tmp_path: Path) -> None:
     for step, weight in ((100, 1.0), (150, 3.0), (200, NAN), (250, NAN)):
         weights(tmp_path / f"step_{step}.pt", step, weight=weight)
-    selection = choose(tmp_path, prefer_finite=True)
-    assert (chosen_name(selection), selection.found, selection.torn) == ("step_150.pt", 4, ())
+    selection = choose(tmp_path)
+    assert (chosen_name(selection), selection.n_found, selection.torn) == ("step_150.pt", 4, ())
     assert [path.rpartition("/")[2] for path, _ in selection.not_finite] == ["step_250.pt", "step_200.pt"]
     assert "model.weight is not finite: NaN at element 1" in selection.not_finite[0][1]
     assert "step 150 is taken instead" in selection.not_finite[0][1]
     assert [step for _, step in selection.older] == [100]
-    assert chosen_name(choose(tmp_path)) == "step_250.pt", "who resumes by itself takes the newest"
+    assert chosen_name(choose(tmp_path, prefer_finite=False)) == "step_250.pt", "who resumes by itself takes the newest"
 
 
 def test_weights_that_are_nan_in_all_of_them_lead_to_the_newest(tmp_path: Path) -> None:
     for step in (100, 150, 200):
         weights(tmp_path / f"step_{step}.pt", step, bias=NAN)
-    selection = choose(tmp_path, prefer_finite=True)
-    assert (chosen_name(selection), selection.found, selection.not_finite) == ("step_200.pt", 3, ())
+    selection = choose(tmp_path)
+    assert (chosen_name(selection), selection.n_found, selection.not_finite) == ("step_200.pt", 3, ())
     assert [step for _, step in selection.older] == [100, 150]
     weights(tmp_path / "step_250.pt", 250, weight=NAN, bias=NAN)
-    assert chosen_name(choose(tmp_path, prefer_finite=True)) == "step_200.pt", "its bias was never finite, its weight was"
+    assert chosen_name(choose(tmp_path)) == "step_200.pt", "its bias was never finite, its weight was"
 
 
 def test_an_optimizer_or_a_mask_that_is_not_finite_changes_nothing(tmp_path: Path) -> None:
     weights(tmp_path / "step_100.pt", 100)
     mask = torch.tensor([1.0, 2.0, -float("inf")])
     torch.save({"model": {"alibi": mask}, "best_loss": torch.tensor(NAN), "step": 200}, tmp_path / "step_200.pt")
-    selection = choose(tmp_path, prefer_finite=True)
+    selection = choose(tmp_path)
     assert (chosen_name(selection), selection.not_finite) == ("step_200.pt", ())
     assert selection.chosen is not None
     assert "model.alibi is not finite: Inf at element 2" in selection.chosen.reason
@@ -315,7 +315,7 @@ def test_a_file_of_no_known_format_counts_where_a_declared_pattern_gives_its_suf
 
     def found(pattern: str, *, declared: bool) -> tuple[int, int]:
         selection = newest(find(pattern, str(tmp_path), declared=declared))
-        return selection.found, len(selection.unverifiable)
+        return selection.n_found, len(selection.unverifiable)
 
     assert found(f"*{os.path.splitext(name)[1]}", declared=True) == (1, 1)  # noqa: PTH122  text
     assert found("*", declared=True) == (0, 0)  # other files may lie there

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from checkpointing.candidates import SelectionOptions
 from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.discover import find
 from checkpointing.manifest import check
@@ -16,7 +17,7 @@ from checkpointing.rejections import Rejections
 from checkpointing.retention.aside import AsideRecord
 from checkpointing.retention.copies import Copies
 from checkpointing.select import newest
-from checkpointing.verification import Cache, verify
+from checkpointing.verification import verify
 from tests.checkpointing.corruptions.sound import FORMATS
 from tests.checkpointing.untouched import everything
 
@@ -41,7 +42,7 @@ def test_a_flip_in_any_file_shows_and_nothing_is_touched(name: str, tmp_path: Pa
     made, manifests = check.build(found), Manifests(CheckpointCatalogue(state, is_writer=True))
     assert manifests.put(made)
     assert check.check(str(path), made).verdict is Verdict.VERIFIED
-    assert Copies(str(state), 1 << 40).keep(made).copy is not None
+    assert Copies(CheckpointCatalogue(state, is_writer=True), 1 << 40).keep(made).copy is not None
     for file in made.files:
         at = path / file.path if made.is_tree else path
         if not file.n_bytes:
@@ -50,10 +51,13 @@ def test_a_flip_in_any_file_shows_and_nothing_is_touched(name: str, tmp_path: Pa
         before = everything(job)
         assert check.check(str(path), made).verdict is Verdict.BAD, file.path
         listing, rejections = find([str(path)], str(job)), Rejections(CheckpointCatalogue(state / file.path, is_writer=True))
-        selection = newest(listing, rejections, Cache(), manifests=manifests, suspect=True)  # as after a load that failed
-        assert (selection.chosen, selection.found) == (None, 1), file.path
+        selection = newest(
+            listing, SelectionOptions(rejections=rejections, manifests=manifests, suspect=True)
+        )  # as after a load that failed
+        assert (selection.chosen, selection.n_found) == (None, 1), file.path
         judged = check.check(str(path), made)
-        assert not AsideRecord(str(state)).move(judged, 1, {}, ranks_alive=False).to  # this job was not seen to write it
+        record = AsideRecord(CheckpointCatalogue(state, is_writer=True))
+        assert not record.move(judged, 1, {}, ranks_alive=False).to  # this job was not seen to write it
         assert everything(job) == before
         flip(at)
     assert check.check(str(path), made).verdict is Verdict.VERIFIED

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from checkpointing.catalogue import CheckpointCatalogue
+from checkpointing.discover import find
 from checkpointing.io.tree import ReadOptions
 from checkpointing.model import Verdict
+from checkpointing.reader.one_pass import OnePass, digested
 from checkpointing.retention import ownership
 from checkpointing.verification import identity_of, verify
+from supervisor.checkpoints.discovery import locations
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.recording.reports import SavesCounted, SavesMissed
 from supervisor.checkpoints.watch import CheckpointWatch
@@ -28,7 +34,7 @@ __all__ = ["disk"]
 
 
 class Mirror:
-    """Takes the place of the mirror's process, and holds at once what it is sent."""
+    """Takes the place of the reader process, and holds at once what it is sent."""
 
     def __init__(self) -> None:
         self.paths: frozenset[str] = frozenset()
@@ -149,7 +155,7 @@ def watch(checkpoints: JobCheckpoints, disk: JobOnDisk, mirror: Mirror | None = 
         newest_save=checkpoints._newest_save,  # noqa: SLF001  as above
         feed=feed,
         has_rank_0=lambda: True,
-        is_saving=lambda: False,
+        reader=OnePass(),
         report=disk.reports.append,
     )
 
@@ -174,6 +180,19 @@ def test_a_pattern_that_finds_the_saves_is_no_news(disk: JobOnDisk, pattern: str
     assert not [report for report in disk.reports if isinstance(report, SavesMissed)]
 
 
+def test_a_look_lists_a_set_of_many_files_no_oftener_than_a_set_of_few(disk: JobOnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    watching, listed = watch(declaring(disk, "ckpt/*"), disk), list[object]()
+    monkeypatch.setattr(locations, "find", lambda *args, **options: listed.append(args) or find(*args, **options))
+    watching._look()  # noqa: SLF001  one round of its thread
+    n_listed = []
+    for step, n_files in ((20, 2), (40, 40)):
+        pair(disk, f"ckpt/step-{step}", step, tuple(f"model-{number:05d}-of-{n_files:05d}.pt" for number in range(1, n_files + 1)))
+        listed.clear()
+        watching._look()  # noqa: SLF001  as above
+        n_listed.append(len(listed))
+    assert n_listed[1] <= n_listed[0]
+
+
 def test_a_declared_pattern_that_matches_no_checkpoint_is_said_at_the_start(disk: JobOnDisk) -> None:
     pair(disk, "runs/a/step-20", 20)
     (disk.here / "logs").mkdir()
@@ -196,7 +215,24 @@ def test_how_many_saves_the_mirror_holds_is_counted_with_those_that_nothing_prov
     watching._look()  # noqa: SLF001  one round of its thread
     found = verify(str(whole))
     assert found.verdict is Verdict.VERIFIED
-    watching._verified(found, ReadOptions(), True)  # noqa: FBT003, SLF001  as the watcher does
+    watching._verified(found, digested(found, "train", ReadOptions()), True)  # noqa: FBT003, SLF001  as the watcher does
     watching._look()  # noqa: SLF001  as above
     counted = [report.text for report in disk.reports if isinstance(report, SavesCounted)]
     assert counted == ["0 of 2 saves are in s3://b", "1 of 2 saves are in s3://b"]
+
+
+def test_a_state_directory_that_is_full_keeps_no_checkpoint_from_the_mirror(disk: JobOnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints, mirror = declaring(disk, "ckpt/*"), Mirror()
+    watching = watch(checkpoints, disk, mirror)
+    watching._look()  # noqa: SLF001  one round of its thread
+    whole = pair(disk, "ckpt/step-20", 20)
+
+    def full(*_args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(CheckpointCatalogue, "_append", full)
+    watching._look()  # noqa: SLF001  as above
+    found = verify(str(whole))
+    watching._verified(found, digested(found, "train", ReadOptions()), True)  # noqa: FBT003, SLF001  as the watcher does
+    assert mirror.paths == {str(whole)}
+    assert "No space left" in str(checkpoints.records.catalogue.not_written)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import torch
 
@@ -24,7 +25,7 @@ from checkpointing.mirror import listing, restore
 from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.verification import verify as check_file
 from supervisor.checkpoints.job import JobCheckpoints
-from supervisor.checkpoints.mirror.process import MirrorLink
+from supervisor.checkpoints.mirror.uploads import MirrorUploads
 from supervisor.checkpoints.recording.reports import CheckpointAlert, CheckpointPruned, CheckpointTrouble
 from supervisor.cli.checkpoints import verify
 from supervisor.config.settings import Checkpoints, Settings
@@ -119,23 +120,24 @@ class Node:
 
     @contextmanager
     def mirrored(self) -> Iterator[None]:
-        """Run the mirror's process meanwhile."""
-        link = MirrorLink(self.job, self.said.append)
-        link.start()
-        self.feed = self.checkpoints.mirror_feed(link, lambda: True)
+        """Run the reader process meanwhile."""
+        failures: list[Exception] = []
+        catalogue = self.checkpoints.records.catalogue
+        uploads = MirrorUploads(self.job, catalogue, lambda event: self.said.append(msgspec.to_builtins(event)), failures.append)
+        uploads.link.start()
+        self.feed = self.checkpoints.mirror_feed(uploads, lambda: True)
         yield
         self.feed = None
-        assert link.close(DEADLINE_S) == 0
+        assert (uploads.close(DEADLINE_S), failures) == (0, [])
 
     def arrives(self, step: int) -> None:
-        """Save, look, and wait until it is in the mirror and that was tidied."""
+        """Save, look, and wait until it is in the mirror, which is tidied then."""
         before = len(self.said)
         self.save(step)
         self.look()
 
         def is_there() -> bool:
-            events = [(row["ev"], row.get("step")) for row in self.said[before:]]
-            return ("uploaded", step) in events and "idle" in dict(events[events.index(("uploaded", step)) :])
+            return ("uploaded", step) in [(row["ev"], row.get("step")) for row in self.said[before:]]
 
         wait_for(is_there, f"step {step} in the mirror", DEADLINE_S)
 
@@ -177,7 +179,7 @@ def test_the_mirror_keeps_the_newest_of_a_run_that_began_anew_in_the_place_of_an
     node.attempt(1)
     with node.mirrored():
         node.arrives(500)
-        assert node.in_mirror() == [500, 100_000]
+        wait_for(lambda: node.in_mirror() == [500, 100_000], "the mirror is tidied", DEADLINE_S)
         node.arrives(1000)
         node.arrives(1500)
     assert node.in_mirror() == [1500, 1000]
@@ -364,7 +366,7 @@ def test_what_a_person_removed_to_begin_anew_is_not_brought_back_from_a_copy(tmp
     (node.here / "last.pt").unlink()
     anew = node.run("run-b")
     assert anew.chosen is None
-    assert anew.found == 0
+    assert anew.n_found == 0
     assert "was removed before this run, so its kept copy is not used" in anew.notes[0]
     node.attempt(1)
     node.save(10, "last.pt", cut=True)
@@ -415,7 +417,7 @@ def test_what_was_saved_last_before_a_power_cut_is_newer_than_what_was_recorded(
     node = Node(tmp_path)
     node.run("20260101T000000-aaaa")
     node.attempt(1)
-    recorded = node.checkpoints.recorder.record(check_file(str(node.save(5))), ReadOptions())
+    recorded = node.checkpoints.recorder.record_verified(check_file(str(node.save(5))), ReadOptions())
     assert recorded is not None
     node.save(10)
     shutil.rmtree(node.scratch / "attempt-0001")  # the logs of the ranks are in memory
@@ -428,7 +430,7 @@ def test_an_attempt_whose_beginning_a_power_cut_took_is_known_from_what_it_saved
     node = Node(tmp_path)
     node.run("20260101T000000-aaaa")
     node.attempt(1)
-    assert node.checkpoints.recorder.record(check_file(str(node.save(5))), ReadOptions()) is not None
+    assert node.checkpoints.recorder.record_verified(check_file(str(node.save(5))), ReadOptions()) is not None
     node.save(10)
     catalogue = CheckpointCatalogue(node.state / "checkpoints", is_writer=True)
     catalogue.put(RUN, replace(catalogue.all(RUN)[-1], attempts=()))

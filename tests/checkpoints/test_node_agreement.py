@@ -19,7 +19,8 @@ from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.node_offer import NodeOffer
 from supervisor.config.settings import Checkpoints, Settings
 from supervisor.core.actions import SelectCheckpoint
-from supervisor.core.model import Cause, Failure, HeldBatch, Knob, PastFailures
+from supervisor.core.model import Cause, Failure, Knob, PastFailures
+from supervisor.core.setup_model import HeldBatch
 from supervisor.core.values import replace
 from supervisor.job.job import Job
 from supervisor.knobs.knob_set import KnobSet, ResumeWay
@@ -245,7 +246,7 @@ def test_where_only_one_node_has_any_none_begins_and_each_learns_who_has_what(tm
 
 def test_where_none_has_any_all_begin_from_scratch_unless_one_knew_better(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, 2, shared=False)
-    assert [(one.chosen, one.found, one.node_offers) for one in nodes.agree()] == [(None, 0, ())] * 2
+    assert [(one.chosen, one.n_found, one.node_offers) for one in nodes.agree()] == [(None, 0, ())] * 2
     known = nodes.agree(SelectCheckpoint(1, nodes=2, node=0), SelectCheckpoint(1, nodes=2, node=1, had_checkpoint=True))
     assert [bool(one.node_offers) for one in known] == [True, True]
 

@@ -6,7 +6,6 @@ import json
 import shutil
 import threading
 import time
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,7 @@ from checkpointing.manifest import documents
 from checkpointing.manifest.documents import PART, Manifest
 from checkpointing.mirror import keys
 from checkpointing.mirror.backends.opening import open_backend
-from checkpointing.mirror.spool import Spool
-from checkpointing.mirror.upload import TransferControl, upload
+from checkpointing.mirror.source import TransferControl
 from checkpointing.model import Verdict
 from checkpointing.retention import free_space, prune
 from checkpointing.verification import verify
@@ -24,6 +22,7 @@ from supervisor.checkpoints import node_agreement
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.mirror import restore_process
 from supervisor.core.actions import SelectCheckpoint
+from tests.checkpointing.mirror.process import upload, waiting
 from tests.checkpoints.test_node_agreement import Nodes, ignore
 from tests.support import node_parts
 from tests.support.few import few
@@ -65,18 +64,16 @@ class Uploads:
         return [one.key.removesuffix(keys.MANIFEST) for one in self._backend.list("job/") if one.key.endswith(f"/{keys.MANIFEST}")]
 
     def drop(self, path: str) -> None:
-        """Never send a part, because newer ones wait (Spool.drop_waiting)."""
+        """Never send a part, because newer ones wait."""
         self.waiting = [one for one in self.waiting if one[0] != path]
 
     def release(self) -> None:
         """Send what waits."""
-        waiting, self.waiting = self.waiting, []
-        self.n_sent += len(waiting)
-        for path, manifest in waiting:
-            with closing(Spool(str(self._state / "spool"))) as spool:
-                entry = spool.add(path, manifest.step, documents.encode(manifest))
-                upload(self._backend, entry, spool.log(entry, self._backend.url), TransferControl())
-                spool.mark_done(entry, self._backend.url, [self._backend.url])
+        unsent, self.waiting = self.waiting, []
+        self.n_sent += len(unsent)
+        for path, manifest in unsent:
+            entry = waiting(path, documents.encode(manifest))
+            upload(self._backend, entry, TransferControl())
 
 
 class PartNodes(Nodes):
@@ -461,7 +458,7 @@ def test_the_last_part_of_before_the_weights_turned_to_nan_stays(tmp_path: Path)
         nodes.look(0, 1)
     nodes.look(0)
     assert [nodes.on_disk(node) for node in (0, 1)] == [[40, 80], [80]], "node 0 has the metadata, which names the weights"
-    (joint,) = (tmp_path / "mirror").glob("job/nodes/step_80-*/manifest.json")
+    (joint,) = (tmp_path / "mirror").glob("job/nodes/parts/step-80/*/manifest.json")
     assert documents.decode(joint.read_bytes()).has_lost_weights, "so the mirror keeps the last finite one, too"
     assert nodes.attempt(2) == [40, 40]
 

@@ -18,7 +18,7 @@ from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.origin.owners import CheckpointOwners
 from supervisor.checkpoints.recording.newest_save import NewestSave
 from supervisor.checkpoints.recording.reports import CheckpointFound
-from supervisor.core.model import CheckpointOwner
+from supervisor.core.checkpoint_model import CheckpointOwner
 from supervisor.core.values import replace
 from tests.checkpoints.test_lineages import Node, identity
 from tests.support.few import few

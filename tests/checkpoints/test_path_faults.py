@@ -52,6 +52,7 @@ def second_attempt(disk: JobOnDisk) -> None:
     disk.checkpoints.records.absorb()
     time.sleep(0.01)  # file systems stamp with the time of the last tick
     disk.checkpoints.began(2)
+    time.sleep(0.01)  # what its ranks write is stamped later
 
 
 def torn_set(disk: JobOnDisk) -> Path:

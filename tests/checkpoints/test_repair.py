@@ -11,17 +11,19 @@ import json
 import os
 import shutil
 import struct
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from checkpointing.catalogue import CheckpointCatalogue
-from checkpointing.io.tree import ReadOptions
 from checkpointing.manifest.documents import Manifests
-from checkpointing.model import Verdict
+from checkpointing.model import Candidate, Verdict
+from checkpointing.reader.messages import ReadCheckpoint
+from checkpointing.reader.one_pass import OnePass
 from checkpointing.retention.aside import AsideRecord
-from checkpointing.verification import verify
+from checkpointing.verification import identity_of, verify
 from supervisor.checkpoints.discovery.record import WRITE
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.repair import RepairPermission
@@ -111,11 +113,14 @@ class JobOnDisk:
     def keep_copy(self, path: Path) -> None:
         """Make the copy that the watcher makes."""
         self.checkpoints.records.absorb()
-        found = verify(str(path), own=self.checkpoints.records.provenance.trusts(str(path)))
-        assert found.verdict is Verdict.VERIFIED
-        manifest = self.checkpoints.recorder.record(found, ReadOptions())
-        assert manifest is not None
-        self.checkpoints.retention.keep_copy(manifest, ReadOptions(), self.checkpoints.recorder)
+        checkpoints, identity = self.checkpoints, identity_of(str(path))
+        assert identity is not None
+        with checkpoints.retention.copying(Candidate(str(path), identity, None)) as copy:
+            order = ReadCheckpoint(0, str(path), checkpoints.records.provenance.trusts(str(path)), copy=copy)
+            answer = OnePass(self.job.name).read(order, threading.Event())
+            manifest = checkpoints.recorder.record(answer)
+            assert manifest is not None
+            checkpoints.retention.keep_copy(manifest, answer, checkpoints.recorder)
 
     def repairs(self) -> dict[str, str]:
         """Select, once no rank is alive; return what was repaired."""
@@ -128,13 +133,12 @@ class JobOnDisk:
 
     def files(self, *without: Path) -> Listing:
         """Return every file of the job's, and every one that was set aside."""
-        asides = [place / ".supervise-aside" for place in (self.here, self.here.parent)]
-        return listing(self.here, asides[1], without=[*(aside / "index.jsonl" for aside in asides), *without])
+        return listing(self.here, self.here.parent / ".supervise-aside", without=without)
 
     @property
     def aside(self) -> AsideRecord:
         """The record of what was set aside."""
-        return AsideRecord(str(self.state / "checkpoints"), self.job.name)
+        return self.checkpoints.records.moves
 
 
 @pytest.fixture

@@ -86,9 +86,13 @@ def test_a_directory_that_cannot_be_listed_is_no_empty_one(job: JobOnDisk, disk:
 
     monkeypatch.setattr(locations, "listing", listing)
     event = job.checkpoints.select(1.0, 2)
-    asked = session.ask(job.checkpoints, lambda: pytest.fail("the mirror would write to the same disk"))
+    asked = session.ask(
+        job.checkpoints,
+        lambda: pytest.fail("the mirror would write to the same disk"),
+        lambda _took: pytest.fail("nothing is listed"),
+    )
     answers.set()
-    assert (event.chosen, event.found > 0, asked) == (None, True, None)
+    assert (event.chosen, event.n_found > 0, asked) == (None, True, None)
     ((place, why),) = event.silent
     assert str(path).startswith(place)
     assert "no byte" in why

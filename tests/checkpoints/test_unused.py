@@ -6,6 +6,7 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING
 
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.model import Verdict
 from checkpointing.retention.copies import Copies
 from checkpointing.retention.rules import RetentionPolicy
@@ -78,7 +79,7 @@ def test_of_a_file_that_is_overwritten_already_the_copy_of_the_earlier_attempt_s
     begin(disk, 3)
     disk.checkpoints.keep_unused(3)
     assert held(disk) == [30], "what came after it is no further"
-    person = Copies(str(disk.state / "checkpoints"), 0)
+    person = Copies(CheckpointCatalogue(disk.state / "checkpoints", is_writer=True), 0)
     person.prune(RetentionPolicy(1))
     assert 30 in [copy.manifest.step for copy in person.all()]
     begin(disk, 4)

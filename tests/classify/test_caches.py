@@ -9,13 +9,13 @@ from supervisor.classify.engine import classify
 from supervisor.classify.logs.match import read_text
 from supervisor.classify.remedies import remedy
 from supervisor.config import signatures
-from supervisor.core.model import Cause, Verdict
+from supervisor.core.model import Cause, FailureVerdict
 
 CATALOGUE, _ = signatures.read()
 SITE = "/opt/lib/python3.11/site-packages"
 
 
-def read(raised: str, *frames: str) -> Verdict:
+def read(raised: str, *frames: str) -> FailureVerdict:
     """The verdict on the log of a rank that raised this, through these frames."""
     trace = "".join(
         f'  File "{path}", line 7, in {function}\n    pass\n' for path, _, function in (frame.partition(":") for frame in frames)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from supervisor.classify.engine import classify
 from supervisor.classify.logs.match import claims, read_text
 from supervisor.config import signatures
 from supervisor.core.model import Cause, Claim, Evidence
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CATALOGUE, _ = signatures.read()
 
@@ -298,3 +303,21 @@ def test_what_lies_in_a_saves_way_explains_the_exception_that_names_it_and_what_
     assert classify((raised, found)).cause is Cause.CHECKPOINT_LEFTOVER
     assert classify((raised, found, *peer)).cause is Cause.CHECKPOINT_LEFTOVER
     assert classify((caught, found, hang)).cause is Cause.CHECKPOINT_LEFTOVER, "only rank 0 raised, in a thread; the rest hang"
+
+
+OWN = (
+    '[[signature]]\nid = "our.solver"\ncause = "solver_diverged"\nwhere = ["exception", "line"]\nanchors = ["solver diverged"]\n'
+    "pattern = 'solver diverged'\nweight = 0.95\n"
+)
+DIVERGED = BUG.replace("ValueError: num_samples should be a positive integer value", "RuntimeError: solver diverged")
+
+
+@pytest.mark.parametrize("followed", [GONE, WATCHDOG, TERMINATED, ABORTED, KILLED])
+def test_what_follows_from_a_cause_of_the_users_own_is_no_cause(followed: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(OWN)
+    catalogue, problems = signatures.read([tmp_path / "mine.toml"])
+    assert problems == ()
+    for log in (DIVERGED.format(5) + peers(followed, 5), peers(followed, 5) + DIVERGED.format(5)):
+        verdict = classify(read_text(log, catalogue))
+        assert (verdict.cause, verdict.rank) == (Cause("solver_diverged"), 5)
+    assert classify(read_text(DIVERGED.format(5), CATALOGUE)).cause is Cause.USER_CODE

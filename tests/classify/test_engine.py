@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.classify import exits
+from supervisor.classify import exception_table, exits
 from supervisor.classify.engine import classify
 from supervisor.core.model import Cause, Evidence
 
@@ -73,10 +73,10 @@ def test_equal_failures_have_equal_fingerprints_whatever_their_line_numbers() ->
     assert verdict(TRACE, "bad") != verdict(TRACE.replace("in step", "in load"), "bad")
 
 
-@pytest.mark.parametrize("name", exits.BY_EXCEPTION)
+@pytest.mark.parametrize("name", exception_table.BY_CLASS)
 def test_every_row_of_an_exception_is_reached(name: str) -> None:
     text = {"OutOfMemoryError": "CUDA out of memory", "MemoryError": "Unable to allocate 9.00 GiB"}.get(name, "text")
-    assert classify((raised(0, f"some.module.{name}: {text}", 1.0),)).cause is exits.BY_EXCEPTION[name].cause
+    assert classify((raised(0, f"some.module.{name}: {text}", 1.0),)).cause is exception_table.BY_CLASS[name].cause
 
 
 @pytest.mark.parametrize("signum", exits.BY_SIGNAL)
@@ -108,3 +108,22 @@ def test_the_last_output_of_a_rank_that_ended_without_an_exception_stands_beside
     assert (verdict.cause, [fact.text for fact in verdict.because]) == (Cause.UNKNOWN, ["1", last])
     by_exception = classify((raised(1, "ValueError: bad", 4.9), code(1, "1", 5.0), *tails))
     assert last not in [fact.text for fact in by_exception.because]
+
+
+@pytest.mark.parametrize(
+    ("raised", "confidence"),
+    [
+        *[(f"{kind}: text", 0.85) for kind in ("ValueError", "NameError", "NotADirectoryError", "ImportError")],
+        ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x17 and 16x32)", 0.85),
+        ("RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:1 and cpu!", 0.85),
+        ("RuntimeError: the licence server is busy", 0.7),
+        ("OSError: text", 0.7),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/nfs/index.json'", 0.7),
+    ],
+)
+def test_a_mistake_that_a_rank_wrote_down_itself_is_sure(raised: str, confidence: float) -> None:
+    own = classify((Evidence("error_file", "exception", raised, 0, 1.0),))
+    text = classify((Evidence("log", "exception", raised, 0, 1.0, free_text=True),))
+    assert (own.cause, own.confidence) == (Cause.USER_CODE, confidence)
+    assert text.cause is Cause.USER_CODE
+    assert text.confidence < 0.8

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify.engine import classify
 from supervisor.classify.logs.match import PlainScanner
-from supervisor.cli.classify import command
-from supervisor.cli.classify.command import Log, Stream
+from supervisor.cli.classify import incident_logs
+from supervisor.cli.classify.incident_logs import Log, Stream
 from supervisor.config import signatures
-from supervisor.core.model import Cause, Evidence, Verdict
+from supervisor.core.model import Cause, Evidence, FailureVerdict
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,17 +35,17 @@ def incident(directory: Path, *logs: tuple[str, str, int]) -> Log:
 
 
 def evidence(log: Log) -> tuple[Evidence, ...]:
-    return command.read(log, CATALOGUE, SCANNER)[0]
+    return incident_logs.read(log, CATALOGUE, SCANNER)[0]
 
 
-def verdict(log: Log) -> Verdict:
+def verdict(log: Log) -> FailureVerdict:
     return classify(evidence(log))
 
 
 def test_of_many_streams_a_bounded_number_of_findings_is_kept_and_none_is_pushed_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "MOST_PLACES", 100)
+    monkeypatch.setattr(incident_logs, "MOST_PLACES", 100)
     many = [(f"rank-{rank}.err", BUG.replace("num_samples", f"num_samples {rank}") * 20, 60 - rank) for rank in range(40)]
     xid = "[12.000001] NVRM: Xid (PCI:0000:9c:00): 79, GPU has fallen off the bus.\n"
     log = incident(tmp_path, *many[:20], ("agent.err", xid, 0), *many[20:])

@@ -1,6 +1,6 @@
 """What must not be taken for a cause that changes a job: text that only looks like one, and errors that ended nothing.
 
-Each row is a log as a job may well write it, and what it is. The rules are those of the head of supervisor/classify/admissible.py.
+Each row is a log as a job may well write it, and what it is. The rules are those of the head of classify/judgement/admissible.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pytest
 from supervisor.classify.engine import classify
 from supervisor.classify.logs.match import read_text
 from supervisor.config import signatures
-from supervisor.core.model import Cause, Evidence, Verdict
+from supervisor.core.model import Cause, Evidence, FailureVerdict
 
 CATALOGUE, _ = signatures.read()
 
@@ -177,7 +177,7 @@ def test_a_cause_that_is_logged_before_a_general_end_is_found(name: str) -> None
     assert classify(read_text(log, CATALOGUE)).cause is cause
 
 
-def of(*facts: Evidence) -> Verdict:
+def of(*facts: Evidence) -> FailureVerdict:
     return classify(facts)
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.classify.engine import ENDED_WELL, MID_RUN, NO_SIGN, TRAINED, classify
+from supervisor.classify.engine import classify
+from supervisor.classify.judgement.verdicts import ENDED_WELL, MID_RUN, NO_SIGN, TRAINED
 from supervisor.classify.logs.match import read_text
 from supervisor.config import signatures
 from supervisor.core.model import Cause
@@ -75,7 +76,7 @@ LAST_WORDS = {
     "a notice behind the program's last output": (steps(9) + "closing the windowAborted (core dumped)\n", Cause.UNKNOWN_NATIVE_ABORT),
     "near: such a notice within the output": (
         "Q: why does it end in Segmentation fault (core dumped)\n" + "A: a library of another version\n",
-        Cause.NONE,
+        Cause.UNKNOWN,
     ),
     "near: the word within a bar": (steps(9) + BAR.replace("loss=2.31", "name=Killed") + "\n", Cause.NONE),
     "near: a sentence behind a bar": (steps(9) + BAR + "Killed processes so far: 0\n" + steps(3, 9), Cause.NONE),
@@ -136,7 +137,10 @@ FOLDED = {
         Cause.DDP_UNSYNCED,
     ),
     "by the terminal, a line of a library": (folded(STORE_BARRIER, 64), Cause.RENDEZVOUS),
-    "near: short lines, equal by chance": (STORE_BARRIER[:70] + "\n" + STORE_BARRIER[70:140] + "\nshort\n" + "x" * 90 + "\n", Cause.NONE),
+    "near: short lines, equal by chance": (
+        STORE_BARRIER[:70] + "\n" + STORE_BARRIER[70:140] + "\nshort\n" + "x" * 90 + "\n",
+        Cause.UNKNOWN,
+    ),
     "near: a value in further lines": (trace(f"ValueError: bad config\n{OOM}"), Cause.USER_CODE),
 }
 RUNS = {
@@ -224,8 +228,19 @@ ENDS = {
         Cause.NCCL_INIT,
     ),
 }
+LAUNCHERS = {
+    "a launcher of its own": (steps(9) + "ERROR launch: worker 2 died, status 139; stopping the others\n", Cause.SEGFAULT),
+    "near: training goes on with another worker": (
+        steps(9) + "ERROR launch: worker 2 died, status 139; starting it again\n" + steps(9, first=9),
+        Cause.NONE,
+    ),
+    "a sentence without a code": (steps(9) + "the process of host 5 has died, leaving\n", Cause.UNKNOWN),
+    "near: a sentence that supposes it": (steps(9) + "start again by hand if the process of host 5 has died\n", Cause.NONE),
+    "a batch system's own code": ("Job 7 is over\nExited with exit code 1.\nCPU time: 3 s\n", Cause.UNKNOWN),
+}
 GROUPS = {
     "ends": ENDS,
+    "launchers": LAUNCHERS,
     "interrupts": INTERRUPTS,
     "last words": LAST_WORDS,
     "prefixes": PREFIXES,
@@ -251,7 +266,6 @@ FULL = BAR.replace("41%", "100%").replace("410/1000", "1000/1000")
 HEALTHY = {
     "a good end": steps(9) + "Training completed successfully.\n",
     "training, and more after it": steps(9) + FULL + "\nsaved model.pt\n",
-    "neither training nor a good end": "reading 5 files\nsaved model.pt\n",
     "it stops in mid-run": steps(9) + BAR,
 }
 
@@ -259,5 +273,21 @@ HEALTHY = {
 def test_a_healthy_log_is_as_surely_healthy_as_its_end_shows() -> None:
     verdicts = [classify(read_text(log, CATALOGUE)) for log in HEALTHY.values()]
     assert {verdict.cause for verdict in verdicts} == {Cause.NONE}
-    assert [verdict.confidence for verdict in verdicts] == [ENDED_WELL, TRAINED, NO_SIGN, MID_RUN]
-    assert [verdict.summary for verdict in verdicts] == [*["no sign of a failure"] * 3, "no sign of a failure; the log stops in mid-run"]
+    assert [verdict.confidence for verdict in verdicts] == [ENDED_WELL, TRAINED, MID_RUN]
+    assert [verdict.summary for verdict in verdicts] == [*["no sign of a failure"] * 2, "no sign of a failure; the log stops in mid-run"]
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "reading 5 files\nsaved model.pt\n",
+        "Loading checkpoint shards: 100%|##########| 4/4 [00:02<00:00,  1.9it/s]\nmodel is on cuda:0\n",
+        "building GPT model ...\nnum_epochs: 10\nmax_steps=400\n",
+    ],
+    ids=["neither training nor an end", "a bar of other work", "settings"],
+)
+def test_that_nothing_failed_is_earned_by_training_or_by_a_good_end(log: str) -> None:
+    verdict = classify(read_text(log, CATALOGUE))
+    assert (verdict.cause, verdict.confidence) == (Cause.UNKNOWN, NO_SIGN)
+    assert classify(read_text(log + steps(2), CATALOGUE)).cause is Cause.NONE
+    assert classify(read_text(log + "Training finished after 3 epochs\n", CATALOGUE)).cause is Cause.NONE

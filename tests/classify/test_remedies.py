@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from supervisor.classify.remedies import before_the_next_start, documented, general_hints, hints
+from supervisor.classify.remedies import documented, general_hints, hints
 from supervisor.core.causes import CAUSE_TABLE, Hint
-from supervisor.core.model import Cause, Claim, Evidence, Verdict
+from supervisor.core.model import Cause, Claim, Evidence, FailureVerdict
 from supervisor.core.values import replace
 
 GIB = str(1 << 30)
 
 
-def verdict(cause: Cause, *because: Evidence, gpu: str = "", node: str = "", **facts: str) -> Verdict:
-    return Verdict(cause, 0.9, "it failed", "print", rank=0, because=because, facts=tuple(facts.items()), gpu=gpu, node=node)
+def verdict(cause: Cause, *because: Evidence, gpu: str = "", node: str = "", **facts: str) -> FailureVerdict:
+    return FailureVerdict(cause, 0.9, "it failed", "print", rank=0, because=because, facts=tuple(facts.items()), gpu=gpu, node=node)
 
 
 def beat(name: str, text: str) -> Evidence:
@@ -31,14 +31,18 @@ SAVES, TRAINS = beat("phase", "checkpoint"), beat("phase", "train")
 LOADER, NO_LOADER = beat("loader", "workers"), beat("loader", "none")
 C = Cause
 #: A part of the hint; a failure where it is given; the nearest one where it is not.
-ROWS: list[tuple[str, Verdict, Verdict]] = [
+ROWS: list[tuple[str, FailureVerdict, FailureVerdict]] = [
     ("end process 17, which", verdict(C.CUDA_OOM, other_pids="17", other_bytes=GIB), verdict(C.CUDA_OOM, other_pids="17", other_bytes="9")),
     ("end the other processes", verdict(C.CUDA_OOM, other_bytes="9", capacity="80"), verdict(C.CUDA_OOM, other_bytes="7", capacity="80")),
     ("expandable_segments", verdict(C.CUDA_OOM, reserved_unallocated=GIB), verdict(C.CUDA_OOM, reserved_unallocated="0")),
+    ("limit_all_gathers=True", verdict(C.CUDA_OOM, beat("gathers", "without a limit")), verdict(C.CUDA_OOM, TRAINS)),
     ("leave NCCL room", verdict(C.CUDA_OOM, of("cuda_oom.nccl", C.CUDA_OOM)), verdict(C.CUDA_OOM, of("cuda_oom.torch", C.CUDA_OOM))),
     ("it held the state a second time", verdict(C.HOST_OOM, SAVES), verdict(C.HOST_OOM, SAVES, killed="child")),
     ("it held the state a second time", verdict(C.HOST_OOM, function="save_checkpoint"), verdict(C.HOST_OOM, TRAINS, function="train")),
     ("raise the memory limit of /job", verdict(C.HOST_OOM, cgroup="/job"), verdict(C.HOST_OOM)),
+    ("raise the memory limit of /slice", verdict(C.HOST_OOM, oom_memcg="/slice"), verdict(C.HOST_OOM)),
+    ("start the same command on b:1 again", verdict(C.NODE_LOST, node="b:1"), verdict(C.NODE_LOST)),
+    ("read at train.py:7", verdict(C.DATA_ERROR, file="train.py", line="7"), verdict(C.DATA_ERROR)),
     ("fewer DataLoader workers", verdict(C.HOST_OOM, TRAINS, LOADER), verdict(C.HOST_OOM, TRAINS, NO_LOADER)),
     ("fewer DataLoader workers", verdict(C.HOST_OOM, TRAINS, LOADER), verdict(C.HOST_OOM, TRAINS)),
     ("fewer DataLoader workers", verdict(C.HOST_OOM, SAVES, LOADER, killed="child"), verdict(C.HOST_OOM, SAVES, LOADER)),
@@ -166,7 +170,7 @@ ROWS: list[tuple[str, Verdict, Verdict]] = [
 
 
 @pytest.mark.parametrize(("part", "seen", "unseen"), ROWS, ids=[f"{seen.cause}: {part}" for part, seen, _ in ROWS])
-def test_a_hint_is_given_where_what_it_names_was_seen_and_only_there(part: str, seen: Verdict, unseen: Verdict) -> None:
+def test_a_hint_is_given_where_what_it_names_was_seen_and_only_there(part: str, seen: FailureVerdict, unseen: FailureVerdict) -> None:
     assert seen.cause is unseen.cause
     assert [text for text in hints(seen) if part in text], hints(seen)
     assert not [text for text in hints(unseen) if part in text], hints(unseen)
@@ -187,7 +191,6 @@ def test_every_cause_has_something_to_do_where_nothing_more_was_seen(cause: Caus
     bare = verdict(cause)
     assert hints(bare)
     assert all("{" not in text for text in hints(bare))
-    assert before_the_next_start(bare).endswith("then start again")
 
 
 def test_no_hint_stands_behind_one_that_is_always_given() -> None:

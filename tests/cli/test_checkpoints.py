@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,14 @@ import torch
 
 from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.lineage import Lineages
+from checkpointing.manifest import check
+from checkpointing.manifest.documents import About, Manifests
 from checkpointing.ordering import RollBack
 from checkpointing.retention.aside import AsideRecord
+from checkpointing.retention.copies import Copies
+from checkpointing.retention.prune import PRUNED, PrunedRow
 from checkpointing.verification import identity_of, verify
+from supervisor.checkpoints.mirror.mirrored import MirroredCheckpoints
 
 pytestmark = pytest.mark.process
 JOB = "it"
@@ -46,10 +53,28 @@ def node(place: Path) -> Path:
 
 
 def test_ls_tells_what_is_known_without_reading(place: Path) -> None:
+    record = CheckpointCatalogue(node(place) / "checkpoints", is_writer=True)
+    manifest = check.build(verify(str(place / "ckpt" / "step_2.pt")), About(JOB, "run-a", began=5, attempt=3))
+    assert Manifests(record).put(manifest)
+    copy = Copies(record, 1 << 30, run_id="run-a").keep(manifest).copy
+    assert copy is not None
+    MirroredCheckpoints(record, ()).add("s3://bucket", manifest, "job/key/")
+    record.put(PRUNED, PrunedRow("/gone.pt", manifest.identity, 0, 9, "the newest 2 stay", 7.0))
     done = run(place, "checkpoints", "ls", "--checkpoints", "ckpt/*.pt", "--json")
+    document = json.loads(done.stdout)
+    (known,) = [row for row in document["checkpoints"] if row["path"] == manifest.path]
+    assert known["mirrored"] == [{"mirror": "s3://bucket", "key": "job/key/", "t": pytest.approx(time.time(), abs=60)}]
+    assert [kept["place"] for kept in known["copied"]] == [copy.place]
+    assert known["verified"] == {"t": manifest.made_unix_s, "id": manifest.id, "format": manifest.layout}
+    facts = {name: known[name] for name in ("run", "attempt", "writer", "finite", "rejected", "state", "step")}
+    assert facts == {"run": "run-a", "attempt": 3, "writer": "unknown", "finite": True, "rejected": None, "state": "verified", "step": 2}
+    assert known["identity"] == dataclasses.asdict(manifest.identity)
+    assert [(row["path"], row["reason"], row["t"]) for row in document["pruned"]] == [("/gone.pt", "the newest 2 stay", 7.0)]
     rows = {Path(row["path"]).name: row for row in json.loads(done.stdout)["checkpoints"]}
     assert sorted(rows) == ["step_1.pt", "step_2.pt", "step_3.pt"]
     assert (rows["step_3.pt"]["state"], rows["step_1.pt"]["step"]) == ("torn", 1)
+    assert rows["step_1.pt"]["writer"] == "before"
+    assert (rows["step_3.pt"]["rejected"]["kind"], rows["step_3.pt"]["verified"], rows["step_1.pt"]["mirrored"]) == ("torn", None, [])
     assert "torn" in run(place, "checkpoints", "ls").stdout  # by the rejection alone, without a pattern
     catalogue = Path(json.loads(done.stdout)["catalogue"])
     assert '{"row":"rejected"' in catalogue.read_text()
@@ -103,12 +128,13 @@ def test_what_was_moved_aside_is_moved_back(place: Path) -> None:
     path = str(place / "ckpt" / "step_3.pt")
     identity = identity_of(path)
     assert identity is not None
-    moved = AsideRecord(str(node(place) / "checkpoints"), JOB).move(verify(path), 1, {path: identity}, ranks_alive=False)
+    record = AsideRecord(CheckpointCatalogue(node(place) / "checkpoints", is_writer=True))
+    moved = record.move(verify(path), 1, {path: identity}, ranks_alive=False)
     assert moved.to, moved.reason
     (change,) = json.loads(run(place, "checkpoints", "ls", "--json").stdout)["changes"]
     assert (change["kind"], change["path"], change["to"]) == ("moved", path, moved.to)
     named = run(place, "checkpoints", "prune", "--dry-run").stdout
-    assert f"stays set aside {moved.to}: 0.0 MB, from {path} (" in named
+    assert f"stays set aside {moved.to}: 500 bytes, from {path} (" in named
     assert f"`supervise checkpoints undo --job {JOB} {change['id']}` moves it back" in named
     assert run(place, "checkpoints", "undo", "77").returncode == 64
     done = run(place, "checkpoints", "undo")

@@ -32,6 +32,8 @@ Traceback (most recent call last):
     loss.backward()
 RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:2345
 """
+#: What is said of a log that shows neither a failure, nor training, nor an end.
+NOT_SEEN = "no sign of a failure, but neither training nor an end is seen"
 HEALTHY = "step 1 loss 2.3\nstep 2 loss 2.2\n"
 
 pytestmark = pytest.mark.process
@@ -81,9 +83,10 @@ def test_a_page_for_people_has_the_labels_of_the_card_and_all_that_matters(tmp_p
     assert max(map(len, lines)) <= width
     text = " ".join(" ".join(lines).split())
     for shown in (
-        "cause The GPU ran out of memory (cuda_oom, 97 % sure)", "where rank 3, GPU 3", "code /home/user/train.py:80 in main",
-        "evidence line 5: rank 3: torch.OutOfMemoryError: CUDA out of memory.", "asked 2.00 GiB",
-        "next Halve the micro-batch and double the gradient accumulation",
+        "what The GPU ran out of memory: 2.0 GiB asked for",
+        "where rank 3, GPU 3 /home/user/train.py:80 in main", "cause cuda_oom, 97 % sure",
+        "evidence line 5: rank 3: torch.OutOfMemoryError: CUDA out of memory.", "asked 2.0 GiB",
+        "do Halve the micro-batch and double the gradient accumulation",
     ):  # fmt: skip
         assert shown in text, text
     assert " ... " not in text, "nothing is cut"
@@ -93,8 +96,8 @@ def test_a_page_for_people_has_the_labels_of_the_card_and_all_that_matters(tmp_p
 def test_what_installs_a_missing_package_is_told(tmp_path: Path) -> None:
     missing = "Traceback (most recent call last):\n  File \"train.py\", line 3, in <module>\nModuleNotFoundError: No module named 'cv2'\n"
     for module, line in (
-        ("cv2", "next Run `pip install opencv-python` in the job's environment"),
-        ("our_models", "next Install what provides our_models, or correct the import"),
+        ("cv2", "do Run `pip install opencv-python` in the job's environment"),
+        ("our_models", "do Install what provides our_models, or correct the import"),
     ):
         (tmp_path / "a.log").write_text(missing.replace("cv2", module))
         assert line in " ".join(classify("a.log", cwd=tmp_path).stdout.decode().split())
@@ -128,7 +131,7 @@ def test_several_logs_are_a_line_each(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text(OOM)
     (tmp_path / "b.log").write_text(HEALTHY)
     lines = classify("a.log", "b.log", cwd=tmp_path).stdout.decode().splitlines()
-    assert [line.split()[:2] for line in lines] == [["a.log", "cuda_oom"], ["b.log", "none"]]
+    assert [line.split()[:2] for line in lines] == [["log", "cause"], ["a.log", "cuda_oom"], ["b.log", "none"]]
 
 
 def test_a_directory_stands_for_the_plain_files_below_each_once(tmp_path: Path) -> None:
@@ -215,7 +218,9 @@ def test_an_empty_log_is_unknown_not_healthy(tmp_path: Path) -> None:
     (tmp_path / "a.log").touch()
     answer = one("a.log", cwd=tmp_path)
     assert (answer["cause"], answer["summary"], answer["evidence"]) == ("unknown", "the log is empty", [])
-    assert b"the log is empty" in classify("a.log", cwd=tmp_path).stdout
+    shown = classify("a.log", cwd=tmp_path).stdout
+    assert b"The log is empty" in shown
+    assert b"failed" not in shown.partition(b" do ")[0], "of a log that shows nothing nobody knows that something failed"
 
 
 @pytest.mark.parametrize(
@@ -223,9 +228,9 @@ def test_an_empty_log_is_unknown_not_healthy(tmp_path: Path) -> None:
     [
         pytest.param(bytes(range(256)) * 4000, "it is not text", id="every byte"),
         pytest.param(b"\0" * 1_000_000, "it holds nothing but NULs", id="NULs"),
-        pytest.param(b"x" * 10_000_000, "", id="10 MB in one line"),
+        pytest.param(b"x" * 10_000_000, NOT_SEEN, id="10 MB in one line"),
         pytest.param(b"\r".join(b"%3d%%|####| %d/100 [loss=2.1]" % (i % 100, i) for i in range(200_000)), "", id="a progress bar"),
-        pytest.param("\udcff\ud800".encode("utf-8", "surrogatepass") * 1000, "", id="no UTF-8"),
+        pytest.param("\udcff\ud800".encode("utf-8", "surrogatepass") * 1000, NOT_SEEN, id="no UTF-8"),
     ],
 )
 def test_garbage_is_no_failure_and_what_follows_it_is_found(tmp_path: Path, log: bytes, problem: str) -> None:
@@ -452,3 +457,36 @@ def test_a_stdout_that_is_full_is_reported_as_such(tmp_path: Path, words: str) -
     assert done.returncode == 78
     assert b"cannot write to stdout: No space left on device" in done.stderr
     assert b"internal error" not in done.stderr
+
+
+ABORT = "step 10 loss 2.31\nckpt-writer[3]: pwrite(fd=41, 1048576) -> -1 (EROFS)\nFatal Python error: Aborted\n"
+
+
+def test_an_explanation_shows_what_was_seen_what_outranked_what_and_a_row(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(ABORT)
+    answer = one("--explain", "a.log", cwd=tmp_path)
+    assert [(row["line"], row["cause"], row["is"]) for row in answer["weighed"]] == [
+        (2, "io_error", "the cause"),
+        (3, "unknown_native_abort", "may follow from io_error (line 2)"),
+    ]
+    done = classify("--explain", "a.log", cwd=tmp_path, COLUMNS="160")
+    shown = done.stdout.decode()
+    assert (done.returncode, done.stderr) == (0, b"")
+    for words in ("what was weighed", "the cause", "may follow from io_error (line 2)", "[[signature]]", "anchors = "):
+        assert words in shown
+
+
+def test_the_row_of_an_explanation_names_the_cause_once_it_stands_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("loader 7: the shelf 12 of the vault is closed, error 4410\nFatal Python error: vault closed\n")
+    row = one("--explain", "a.log", cwd=tmp_path)["row"]
+    (tmp_path / "signatures.toml").write_text(row.replace("unknown_native_abort", "vault_closed"))
+    (tmp_path / "supervise.toml").write_text('[classify]\nsignatures = ["signatures.toml"]\n')
+    answer = one("a.log", cwd=tmp_path)
+    assert (answer["cause"], answer["confidence"]) == ("vault_closed", 0.9)
+
+
+def test_an_explanation_of_a_log_without_a_sign_says_so(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("reading 4 files\n")
+    shown = classify("--explain", "a.log", cwd=tmp_path).stdout.decode()
+    assert "Nothing in the log claims a cause." in shown
+    assert "the words of your error" in shown

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import pytest
 
-from supervisor.cli import main
+from supervisor.cli import commands, main
 from supervisor.cli.commands import COMMANDS, load_command
 from supervisor.cli.jobs.log_output import LogSelection
 from supervisor.config.settings import ROWS
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from supervisor.config.settings import Settings
+    from supervisor.report.terminal import TerminalWriter
 
 ROOT = Path(main.__file__).parents[2]
-HEAVY = ("rich", "prometheus_client", "torch", "boto3", "psutil", "tenacity", "asyncio")
+HEAVY = ("rich", "prometheus_client", "jinja2", "torch", "boto3", "psutil", "tenacity", "asyncio")
 
 
 def supervise(*arguments: str, cwd: Path, **kwargs: Any) -> subprocess.CompletedProcess[str]:  # noqa: ANN401  subprocess.run's own
@@ -48,7 +49,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, takeovers: list[boo
     """Return what `run` would have been called with; the loop itself has tests of its own."""
     calls: list[tuple[Settings, list[str]]] = []
 
-    def run(settings: Settings, command: list[str], *, takeover: bool = False) -> int:
+    def run(settings: Settings, command: list[str], _terminal: TerminalWriter, *, takeover: bool = False) -> int:
         calls.append((settings, command))
         takeovers.append(takeover)
         return 42
@@ -107,7 +108,7 @@ def test_every_flag_arrives_at_its_setting_before_and_behind_run(started: list[t
         ),
         *("--resume-switch", "--again", "--resume-args", "--resume {resume}", "--knob", "batch_size=--bs", "--no-batch-change"),
         *("--allow-batch-drift", "--min-gpus", "2", "--mirror", "s3://b/p", "--mirror", "/m", "--keep", "3", "--check-nodes", "doubt"),
-        *("--on-hang", "warn", "--standby", "on"),
+        *("--on-hang", "warn", "--standby", "on", "--trace"),
     ]
     assert main.main([*flags, "--", "true"]) == main.main(["run", *flags, "--", "true"]) == 42
     expected = {
@@ -116,7 +117,7 @@ def test_every_flag_arrives_at_its_setting_before_and_behind_run(started: list[t
         "knobs.resume.args": "--resume {resume}", "knobs.resume.switch": "--again",
         "knobs.declared": ("batch_size=--bs",), "knobs.batch_change": False, "restart.batch_drift": True,
         "gpus.minimum": 2, "checkpoints.mirror": ("s3://b/p", "/m"), "checkpoints.keep": 3, "health.check_nodes": "doubt",
-        "hang.action": "warn", "standby.mode": "on",
+        "hang.action": "warn", "standby.mode": "on", "job.trace": True,
     }  # fmt: skip
     assert set(expected) == {row.key for row in ROWS if row.flag} - {"ui.listen"}, "where the page of `supervise ui` is served"
     for settings, _ in started:
@@ -125,7 +126,7 @@ def test_every_flag_arrives_at_its_setting_before_and_behind_run(started: list[t
 
 
 def test_a_run_has_few_flags_and_takes_all_other_settings_by_set(started: list[tuple[Settings, list[str]]]) -> None:
-    assert len([param for param in load_command("run").params if isinstance(param, click.Option)]) == 19
+    assert len([param for param in load_command("run").params if isinstance(param, click.Option)]) == 20
     words = ["--set", "restart.intensity=5", "run", "--set", "restart.intensity=6", "--set", "terminal.verbosity=quiet", "--", "true"]
     assert main.main(words) == 42
     settings = started[0][0]
@@ -256,7 +257,7 @@ WITHOUT_KEY = 'kind="webhook", url="http://a.b", secret_file="none"'
         ([], {"SUPERVISE_CONFIG": "none.toml"}, 78, "no such configuration file: "),
         ([], {"SUPERVISE_EVICT_ON": "foo"}, 78, "health.evict_on (environment SUPERVISE_EVICT_ON): there is no check 'foo'"),
         ([], {"SUPERVISE_HEALTH_THRESHOLDS": "foo=1"}, 78, "health.thresholds (environment SUPERVISE_HEALTH_THRESHOLDS): "),
-        (["--set", 'alerts.sink=[{kind="webhook", url="http://"}]'], {}, 78, "it names no host"),
+        (["--set", 'alerts.sink=[{kind="webhook", url="http://"}]'], {}, 64, "expected an address such as https://HOST/PATH"),
         (["--set", f"alerts.sink=[{{{WITHOUT_KEY}}}]"], {}, 78, "cannot read the key of the alert sink webhook: none"),
         ([], {"SUPERVISE_CLASSIFY_SIGNATURES": "none.toml"}, 78, "cannot read signatures"),
     ],
@@ -311,7 +312,7 @@ def test_a_bug_of_ours_is_70_in_one_line_that_names_the_traceback(
     del started
     for error in (ZeroDivisionError("on purpose"), BrokenPipeError(32, "of some link of ours")):
 
-        def run(_settings: Settings, _command: list[str], *, takeover: bool, error: Exception = error) -> int:
+        def run(_settings: Settings, _command: list[str], _terminal: TerminalWriter, *, takeover: bool, error: Exception = error) -> int:
             assert not takeover
             raise error
 
@@ -560,3 +561,16 @@ def test_the_help_calls_things_by_their_names(capfd: pytest.CaptureFixture[str])
     assert {"--checkpoints GLOB", "--mirror URL", "--set SECTION.KEY=VALUE", "--knob NAME=WHERE"} <= {
         " ".join(words) for words in re.findall(r"^  (--\S+) (\S+)", said, flags=re.MULTILINE)
     }
+
+
+def test_each_command_that_a_person_calls_is_in_one_group_of_the_help_and_each_flag_of_a_group_is_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    grouped = [name for names in commands.GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(path for path in commands.COMMANDS if " " not in path and path not in commands.HIDDEN)
+    assert main.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    flags = {param.opts[0] for param in load_command("run").params}
+    assert {flag for names in commands.OPTIONS.values() for flag in names} <= flags
+    assert re.findall(r"^(\w[\w ]*):$", shown, re.MULTILINE) == [*commands.GROUPS, *commands.OPTIONS, "More"], "commands first"
+    assert all(len(re.findall(rf"^  {name} ", shown, re.MULTILINE)) == 1 for name in grouped)

@@ -16,6 +16,7 @@ import pytest
 from supervisor.cli import main
 from supervisor.cli.commands import COMMANDS, load_command
 from supervisor.cli.completion import SHELLS
+from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(main.__file__).parents[2]
 _OURS = """
@@ -158,7 +159,7 @@ def test_a_real_zsh_completes(tmp_path: Path, shell_environ: dict[str, str], wor
             for line, awaited in zip(typed, (b"\nready", b"\ntyped: ", b""), strict=True):
                 os.write(master, line.encode() + b"\r")
                 shown += read_until(master, awaited)
-            assert shell.wait(30) == 0
+            assert shell.wait(PATIENCE_S) == 0
         finally:
             shell.kill()
             os.close(master)

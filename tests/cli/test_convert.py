@@ -28,6 +28,7 @@ from checkpointing.model import CheckpointingError
 from checkpointing.verification import verify
 from supervisor.cli.checkpoints import convert as command
 from supervisor.errors import SuperviseError
+from tests.support.terminal import at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,11 +66,13 @@ def names(place: Path) -> set[str]:
 def test_a_checkpoint_is_converted_and_what_is_lost_is_listed(source: Path) -> None:
     code, out, err = run(source.parent, "step_3.pt", "out.safetensors", "--to", "safetensors")
     assert (code, err) == (0, "")
-    assert out.splitlines() == [
-        f"{source.parent}/out.safetensors: safetensors, 2 tensors, 16.4 kB, read again and equal to the source",
-        "left out:",
-        "  optimizer",
-        "  step",
+    assert [line.rstrip("- ") for line in out.splitlines()] == [
+        "-- converted to safetensors",
+        f"  target    {source.parent}/out.safetensors",
+        "  content   2 tensors, 16 KiB",
+        "  checked   read again and equal to the source",
+        "  left out  optimizer",
+        "            step",
     ]
     assert names(source.parent) == {"step_3.pt", "out.safetensors"}
     assert torch.equal(load_file(source.parent / "out.safetensors")["w"], torch.load(source)["model"]["w"])
@@ -301,9 +304,9 @@ def test_without_torch_it_is_said_what_to_install(source: Path, tmp_path: Path) 
 def test_without_a_terminal_a_line_shows_bytes_rate_and_time_left(
     source: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "_REPORT_EVERY_S", 0.0)
+    at_once(monkeypatch, line_every_s=0.0)
     assert command.convert(str(source), str(source.parent / "out"), "torch", "", as_json=False) == 0
     text = capfd.readouterr().err
     for phase in ("verifying the source", "writing the target", "verifying the target"):
-        assert re.search(rf"supervise: {phase}: [\d.]+ (bytes|kB) of 1\d\.\d kB, ", text), text
-    assert " MB/s, 0 s left" in text
+        assert re.search(rf"supervise: {phase}: [\d.]+ (bytes|KiB) of 1\d KiB", text), text
+    assert re.search(r" [KM]iB/s, 0 s left", text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ from supervisor.core.values import replace
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.launch import system_command
+from supervisor.node import exclusions
 from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu
 from supervisor.run import start
 from tests.cli.jobs.conftest import Written
@@ -69,7 +71,7 @@ def test_an_exclusion_holds_until_the_node_is_allowed_and_leaves_its_gpus_as_the
     gpu = QuarantinedGpu("GPU-a", "0000:3b:00.0", "xid 79", "line", 1000.0, "bert", "run-1")
     one.quarantine(gpu)
     one.exclude("hf_token=SECRETVALUE123 and its fan is loud", 1000.0)
-    (found,) = nodes.excluded(Path(settings.job.state_dir))
+    (found,) = exclusions.excluded(Path(settings.job.state_dir))
     assert (found.node, found.t, found.by) == ("gpu-2", 1000.0, "person")
     assert found.reason.endswith("its fan is loud")
     assert "SECRETVALUE123" not in one.path.read_text()
@@ -97,14 +99,14 @@ def test_each_node_is_listed_with_its_state_what_it_has_out_of_use_why_and_since
     rows = listed(settings, capsys)
     assert list(rows) == [HERE, "gpu-2", "gpu-3.cluster", "gpu-9"]
     assert [(row["state"], row["number"], bool(row["excluded"]), len(row["gpus"])) for row in rows.values()] == [  # type: ignore[arg-type]
-        ("running", 0, False, 0),
-        ("running", 1, False, 1),
-        ("running", None, True, 0),
+        ("training", 0, False, 0),
+        ("training", 1, False, 1),
+        ("training", None, True, 0),
         ("not in use", None, True, 0),
     ]
     assert nodes.ls(settings, None, as_json=False) == 0
     text = capsys.readouterr().out
-    assert "GPU-a out of use since 2033-05-18" in text
+    assert re.search(r"^GPU-a  gpu-2  2033-05-18 \d\d:\d\d  2033-05-25 \d\d:\d\d  xid 79$", text, re.MULTILINE), text
     assert "its disk fails" in text
     assert "no reason was given" in text
     assert text.count("EXCLUDED") == 2
@@ -251,7 +253,7 @@ def test_slurm_is_asked_to_drain_a_node_where_that_is_wanted_and_its_refusal_lea
     (told,) = capsys.readouterr().err.splitlines()
     assert line in told
     assert then is None or (tmp_path / "calls").read_text() == DRAIN + "\n"
-    assert [node_exclusion.node for node_exclusion in nodes.excluded(Path(settings.job.state_dir))] == ["gpu-9.cluster"]
+    assert [node_exclusion.node for node_exclusion in exclusions.excluded(Path(settings.job.state_dir))] == ["gpu-9.cluster"]
 
 
 def test_a_node_is_drained_only_where_that_is_wanted(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

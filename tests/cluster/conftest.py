@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.loopback import Cluster
+from tests.cluster.loopback import RULES, Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    """Return three nodes."""
-    nodes = Cluster(3)
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Return three nodes, with rules of the test's own where it gives them."""
+    nodes = Cluster(3, getattr(request, "param", RULES))
     yield nodes
     nodes.close()

@@ -72,7 +72,7 @@ class CrowdNode:
         self.take(protocol.NodesTogether(time.monotonic(), "meeting", index, count, 1))
 
     def take(self, given: members.MemberInput) -> None:
-        """Take what happens: the last node of which an epoch begins ends it, and each reports once it has ended."""
+        """Take what happens: the last node of which an attempt begins ends it, and each reports once it has ended."""
         self.state, outputs = members.step(self.state, given)
         for output in outputs:
             if isinstance(output, protocol.SendToCoordinator):
@@ -83,9 +83,9 @@ class CrowdNode:
             if is_last:
                 say(type(output).__name__)
             if isinstance(output, protocol.Ended):
-                self.take(protocol.EpochReport(time.monotonic(), self.text))
+                self.take(protocol.AttemptReport(time.monotonic(), self.text))
             elif isinstance(output, protocol.Began) and is_last:
-                self.take(protocol.EndEpoch(time.monotonic(), FAILURE, "rank 7"))
+                self.take(protocol.EndAttempt(time.monotonic(), FAILURE, "rank 7"))
         self.lines.flush()
 
     def serve(self) -> None:

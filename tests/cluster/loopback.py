@@ -60,12 +60,15 @@ class Relay:
                     time.sleep(0.02)
                 target.sendall(data)
         except OSError:
-            pass
+            is_reset = True
+        else:
+            is_reset = False
         while self.is_cut:  # the end of a connection does not come through either
             time.sleep(0.02)
-        for end in (source, target):
+        # who says no more may still listen: as the system carries it, each direction ends by itself
+        for end, how in ((source, socket.SHUT_RDWR), (target, socket.SHUT_RDWR)) if is_reset else ((target, socket.SHUT_WR),):
             with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+                end.shutdown(how)
 
     def reset(self) -> None:
         """End every connection."""
@@ -146,12 +149,12 @@ class Cluster:
         return server
 
     def meet(self, number: int = 1) -> None:
-        """Let all meet, and await the epoch."""
+        """Let all meet, and await the attempt."""
         token = f"meeting {number}"
         for member in self.members:
             member.meets(token, len(self.members), number)
         for member in self.members:
-            wait_for(lambda member=member: any(began.epoch.token == token for began in member.all_of(protocol.Began)), "the epoch", 120)
+            wait_for(lambda member=member: any(began.attempt.token == token for began in member.all_of(protocol.Began)), "the attempt", 120)
 
     def judged(self) -> list[protocol.JudgeReports]:
         """Return what the core was asked to judge."""
@@ -161,14 +164,16 @@ class Cluster:
         """Let these report, the core decide, and all of them act on it."""
         for member in members:
             wait_for(lambda member=member: member.all_of(protocol.Ended), "the end", 20)
-            member.client.give(protocol.EpochReport(time.monotonic(), f"evidence of {member.name}"))
+            member.client.give(protocol.AttemptReport(time.monotonic(), f"evidence of {member.name}"))
         wait_for(lambda: any(asked.number == number for asked in self.judged()), "the reports", 20)
         self.server.give(protocol.DecisionProposed(time.monotonic(), number, ClusterDecision(kind, "by the core")))
         for member in members:
-            wait_for(lambda member=member: any(acted.epoch.number == number for acted in member.all_of(protocol.ActOn)), "the decision", 20)
+            wait_for(
+                lambda member=member: any(acted.attempt.number == number for acted in member.all_of(protocol.ActOn)), "the decision", 20
+            )
 
     def is_well(self) -> None:
-        """Show that what one node says reaches the others, and that no epoch has ended."""
+        """Show that what one node says reaches the others, and that no attempt has ended."""
         text = f"began {time.monotonic()}"
         self.members[1].says(text)
         wait_for(lambda: self.members[0].all_of(protocol.Peer), "its text", 10)

@@ -25,11 +25,11 @@ from supervisor.cluster.model import (
     STOP,
     SUCCESS,
     VOID,
+    AttemptEnd,
     ClusterDecision,
     ClusterRules,
     CoordinatorMemory,
-    Epoch,
-    EpochEnd,
+    SharedAttempt,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 RULES = ClusterRules(nodes=3, looks_apart_s=30.0)
 AGAIN, OTHER = ClusterDecision(RESTART, "x"), ClusterDecision(STOP, "y")
 ALL = ("a", "b", "c")
-EPOCH = Epoch(1, ALL, "a", "m")
+EPOCH = SharedAttempt(1, ALL, "a", "m")
 
 
 class Played:
@@ -59,10 +59,10 @@ class Played:
         for message in messages:
             self.take(protocol.FromNode(self.t, node, message))
 
-    def join(self, *nodes: str, epoch: Epoch | None = None, acted: ClusterDecision | None = None) -> None:
+    def join(self, *nodes: str, attempt: SharedAttempt | None = None, acted: ClusterDecision | None = None) -> None:
         """Let these nodes open a connection."""
         for node in nodes:
-            self.of(node, Join(node, epoch, acted))
+            self.of(node, Join(node, attempt, acted))
 
     def meet(self, token: str, *nodes: str, number: int = 1) -> None:
         """Let these nodes meet."""
@@ -70,10 +70,10 @@ class Played:
             self.of(node, protocol.Meet(token, index, len(nodes), number))
 
     def post(self, kind: str, *nodes: str, text: str = "", index: int = 0) -> None:
-        """Let these nodes post about the newest epoch."""
-        assert self.state.memory.epoch is not None
+        """Let these nodes post about the newest attempt."""
+        assert self.state.memory.attempt is not None
         for node in nodes:
-            self.of(node, Post(self.state.memory.epoch.number, kind, text or f"of {node}", index))
+            self.of(node, Post(self.state.memory.attempt.number, kind, text or f"of {node}", index))
 
     def close(self, *nodes: str) -> None:
         """Close the connections of these nodes."""
@@ -97,12 +97,12 @@ class Played:
 
     def decide(self, decision: ClusterDecision = AGAIN) -> None:
         """Let the core of the host decide."""
-        assert self.state.memory.epoch is not None
-        self.take(protocol.DecisionProposed(self.t, self.state.memory.epoch.number, decision))
+        assert self.state.memory.attempt is not None
+        self.take(protocol.DecisionProposed(self.t, self.state.memory.attempt.number, decision))
 
 
 def together(*nodes: str) -> Played:
-    """Return a coordinator whose first epoch these nodes have begun."""
+    """Return a coordinator whose first attempt these nodes have begun."""
     played = Played(since_t=0.0)
     played.join(*nodes)
     played.meet("m", *nodes)
@@ -111,7 +111,7 @@ def together(*nodes: str) -> Played:
 
 
 def ended() -> Played:
-    """Return a coordinator whose epoch of three nodes has ended, and of which all have reported."""
+    """Return a coordinator whose attempt of three nodes has ended, and of which all have reported."""
     played = together(*ALL)
     played.post(FAILURE, "b")
     played.post(REPORT, *ALL)
@@ -127,12 +127,12 @@ def test_a_meeting_gets_a_number_when_all_of_it_are_there_not_less_than_any_of_t
     played.join(*ALL)
     for index, node in enumerate("ab"):
         played.of(node, protocol.Meet("m", index, 3, 4 + index))
-    assert played.state.memory.epoch is None
+    assert played.state.memory.attempt is None
     played.said()
     played.of("c", protocol.Meet("m", 2, 3, 6))
-    epoch = Epoch(6, ALL, "a", "m")
-    assert played.state.memory == CoordinatorMemory(epoch), "it is kept before it is sent"
-    assert played.said() == [(node, protocol.Began(epoch)) for node in ALL]
+    attempt = SharedAttempt(6, ALL, "a", "m")
+    assert played.state.memory == CoordinatorMemory(attempt), "it is kept before it is sent"
+    assert played.said() == [(node, protocol.Began(attempt)) for node in ALL]
 
 
 def test_a_node_that_is_gone_before_the_number_takes_part_in_no_meeting() -> None:
@@ -142,44 +142,44 @@ def test_a_node_that_is_gone_before_the_number_takes_part_in_no_meeting() -> Non
         played.of(node, protocol.Meet("m", index, 3, 1))
     played.close("b")
     played.of("c", protocol.Meet("m", 2, 3, 1))
-    assert played.state.memory.epoch is None
+    assert played.state.memory.attempt is None
 
 
-def test_no_number_is_given_while_an_epoch_is_open_and_none_after_the_job() -> None:
+def test_no_number_is_given_while_an_attempt_is_open_and_none_after_the_job() -> None:
     played = together(*ALL)
     played.meet("n", "b", "c")
-    assert played.state.memory.epoch == EPOCH
+    assert played.state.memory.attempt == EPOCH
     played.post(FAILURE, "b")
     played.decide()
-    assert played.state.memory.epoch == Epoch(2, ("b", "c"), "a", "n"), "now it is"
+    assert played.state.memory.attempt == SharedAttempt(2, ("b", "c"), "a", "n"), "now it is"
     played.post(DONE, "b", "c")
     assert played.state.memory.decision == ClusterDecision(SUCCESS)
     played.meet("o", *ALL, number=3)
-    assert played.state.memory.epoch.number == 2
+    assert played.state.memory.attempt.number == 2
 
 
 @pytest.mark.parametrize(("since_t", "waits_s"), [(None, 60.0), (70.0, 30.0)])
-def test_fewer_nodes_than_there_may_be_wait_at_a_coordinator_that_knows_of_no_epoch(since_t: float | None, waits_s: float) -> None:
+def test_fewer_nodes_than_there_may_be_wait_at_a_coordinator_that_knows_of_no_attempt(since_t: float | None, waits_s: float) -> None:
     """Ranks of an attempt that it does not know may live. It counts from when none can be left on its own host."""
     played = Played(since_t=since_t)
     played.join("a", "b")
     played.meet("m", "a", "b")
     played.passes(waits_s - 1.0, "a", "b")
-    assert played.state.memory.epoch is None
+    assert played.state.memory.attempt is None
     played.passes(1.5, "a", "b")
-    assert played.state.memory.epoch == Epoch(1, ("a", "b"), "a", "m")
+    assert played.state.memory.attempt == SharedAttempt(1, ("a", "b"), "a", "m")
 
 
-def test_so_they_do_where_a_node_knows_a_newer_epoch_than_the_coordinator() -> None:
-    old, newer = EPOCH, Epoch(4, ALL, "a", "lost")
-    played = Played(CoordinatorMemory(old, EpochEnd(FAILURE, "b", ""), AGAIN))
-    played.join("a", "b", epoch=newer)
-    assert [message.epoch for _, message in played.said() if isinstance(message, Welcome)] == [old, old], "so each steps aside"
+def test_so_they_do_where_a_node_knows_a_newer_attempt_than_the_coordinator() -> None:
+    old, newer = EPOCH, SharedAttempt(4, ALL, "a", "lost")
+    played = Played(CoordinatorMemory(old, AttemptEnd(FAILURE, "b", ""), AGAIN))
+    played.join("a", "b", attempt=newer)
+    assert [message.attempt for _, message in played.said() if isinstance(message, Welcome)] == [old, old], "so each steps aside"
     played.meet("m", "a", "b", number=5)
     played.passes(59.0, "a", "b")
-    assert played.state.memory.epoch == old
+    assert played.state.memory.attempt == old
     played.passes(2.0, "a", "b")
-    assert played.state.memory.epoch == Epoch(5, ("a", "b"), "a", "m")
+    assert played.state.memory.attempt == SharedAttempt(5, ("a", "b"), "a", "m")
 
 
 # ends and decisions
@@ -236,7 +236,7 @@ def test_the_reports_of_all_who_live_are_judged_and_the_first_decision_stands() 
     assert judged == JudgeReports(1, (("a", "of a"), ("b", "of b")), (("c", "left: 143"),))
     played.said()
     played.decide(AGAIN)
-    assert played.state.memory == CoordinatorMemory(EPOCH, EpochEnd(FAILURE, "b", "of b"), AGAIN), "kept before it is sent"
+    assert played.state.memory == CoordinatorMemory(EPOCH, AttemptEnd(FAILURE, "b", "of b"), AGAIN), "kept before it is sent"
     assert played.said() == [("a", Decided(1, AGAIN, 2)), ("b", Decided(1, AGAIN, 2)), ("c", Decided(1, AGAIN, 0))]
     played.decide(OTHER)
     assert played.state.memory.decision == AGAIN
@@ -261,7 +261,7 @@ def test_who_waits_to_join_learns_the_decision_too() -> None:
     assert ("d", Decided(1, OTHER, 0)) in played.said()
 
 
-def test_an_epoch_without_live_members_is_void() -> None:
+def test_an_attempt_without_live_members_is_void() -> None:
     played = together("b", "c")
     played.post(QUIT, "b", "c")
     played.passes(0.5)
@@ -276,7 +276,7 @@ def test_a_node_that_comes_back_learns_what_it_missed_and_its_posts_count_once()
     played.post(GATHER, *ALL, index=1)
     played.post(BEGAN, "a")
     played.said()
-    played.join("c", epoch=EPOCH)
+    played.join("c", attempt=EPOCH)
     assert played.said() == [
         ("c", Welcome("a", EPOCH, returning=3)),
         ("c", Gathered(1, 1, ("of a", "of b", "of c"))),
@@ -290,11 +290,11 @@ def test_a_node_that_comes_back_learns_what_it_missed_and_its_posts_count_once()
 def test_a_coordinator_that_is_started_again_goes_on_once_its_members_have_posted_again() -> None:
     before = ended()
     played = Played(before.state.memory)
-    played.join("a", "b", epoch=EPOCH)
+    played.join("a", "b", attempt=EPOCH)
     played.post(REPORT, "a", "b")
     played.passes(59.0, "a", "b")
     assert not [output for output in played.outputs if isinstance(output, JudgeReports)], "c has time to come back"
-    played.join("c", epoch=EPOCH)
+    played.join("c", attempt=EPOCH)
     played.post(REPORT, "c")
     (judged,) = [output for output in played.outputs if isinstance(output, JudgeReports)]
     assert judged == JudgeReports(1, tuple((node, f"of {node}") for node in ALL), ())
@@ -303,8 +303,8 @@ def test_a_coordinator_that_is_started_again_goes_on_once_its_members_have_poste
 def test_a_decision_that_the_disk_did_not_take_is_taken_over_from_a_node_that_acted_on_it() -> None:
     before = ended()
     played = Played(before.state.memory)
-    played.join("a", epoch=EPOCH)
-    played.join("b", epoch=EPOCH, acted=AGAIN)
+    played.join("a", attempt=EPOCH)
+    played.join("b", attempt=EPOCH, acted=AGAIN)
     assert played.state.memory.decision == AGAIN
     assert ("a", Decided(1, AGAIN, 3)) in played.said()
     played.decide(OTHER)
@@ -314,7 +314,7 @@ def test_a_decision_that_the_disk_did_not_take_is_taken_over_from_a_node_that_ac
 def test_a_coordinator_without_memory_tells_all_that_the_job_is_over_when_a_node_knows_it() -> None:
     played = Played()
     played.join("d")
-    played.join("b", epoch=EPOCH, acted=OTHER)
+    played.join("b", attempt=EPOCH, acted=OTHER)
     assert ("d", Decided(1, OTHER, 0)) in played.said()
 
 
@@ -326,13 +326,13 @@ def test_a_node_that_its_guardian_says_is_gone_is_lost_at_once() -> None:
     played.close("b")
     played.take(protocol.FromNode(played.t, "b", protocol.Gone("b")))
     assert played.state.absences == {"b": "lost: its supervise died, and its processes are ended"}
-    assert played.state.memory.end == EpochEnd(FAILURE, "b", "its supervise died, and its processes are ended")
+    assert played.state.memory.end == AttemptEnd(FAILURE, "b", "its supervise died, and its processes are ended")
 
 
 def test_a_node_that_came_back_meanwhile_is_not_gone() -> None:
     played = together(*ALL)
     played.take(protocol.FromNode(played.t, "b", protocol.Gone("b")))
-    played.join("b", epoch=EPOCH)
+    played.join("b", attempt=EPOCH)
     played.close("b")
     played.passes(5.0, "a", "c")
     assert not played.state.absences
@@ -342,9 +342,9 @@ def test_a_closed_connection_that_is_back_within_10_s_costs_nothing() -> None:
     played = together(*ALL)
     played.close("b", "c")
     played.passes(9.5, "a")
-    played.join("c", epoch=EPOCH)
+    played.join("c", attempt=EPOCH)
     played.passes(1.0, "a", "c")
-    assert played.state.absences == {"b": "lost: it could not be reached for 10 s"}
+    assert played.state.absences == {"b": "lost: it has not answered for 10 s"}
 
 
 def test_a_host_that_had_not_answered_when_its_connection_ended_is_lost_10_s_after_it_was_heard_last() -> None:
@@ -398,7 +398,7 @@ def test_a_node_that_does_not_know_what_its_ranks_did_meanwhile_accuses_nobody()
     assert not played.state.absences
 
 
-def test_once_the_epoch_has_ended_a_closed_connection_is_a_loss_after_3_s() -> None:
+def test_once_the_attempt_has_ended_a_closed_connection_is_a_loss_after_3_s() -> None:
     played = together(*ALL)
     played.post(FAILURE, "a")
     played.close("b")
@@ -486,11 +486,11 @@ def test_a_node_that_comes_back_in_a_round_of_looks_is_asked_again() -> None:
     played.close("b")
     played.post(STALLED, "c", index=1)
     played.said()
-    played.join("b", epoch=EPOCH)
+    played.join("b", attempt=EPOCH)
     assert ("b", LookWanted(1, 1)) in played.said()
 
 
-def test_no_round_of_looks_begins_once_the_epoch_has_ended() -> None:
+def test_no_round_of_looks_begins_once_the_attempt_has_ended() -> None:
     played = together(*ALL)
     played.post(FAILURE, "a")
     played.said()
@@ -501,7 +501,7 @@ def test_no_round_of_looks_begins_once_the_epoch_has_ended() -> None:
 def test_the_core_may_want_another_round_and_tells_all_members_what_it_found() -> None:
     played = together(*ALL)
     played.take(protocol.LooksDue(played.t, 7))
-    assert not played.said(), "of another epoch"
+    assert not played.said(), "of another attempt"
     played.take(protocol.LooksDue(played.t, 1))
     assert played.said() == [(node, LookWanted(1, 1)) for node in ALL]
     played.take(protocol.LooksJudged(played.t, 7, "a hang"))
@@ -512,7 +512,7 @@ def test_the_core_may_want_another_round_and_tells_all_members_what_it_found() -
 def test_a_coordinator_that_is_started_again_asks_for_looks_that_no_member_has_given_yet() -> None:
     played = Played(CoordinatorMemory(EPOCH))
     for node in ALL:
-        played.join(node, epoch=EPOCH)
+        played.join(node, attempt=EPOCH)
     played.said()
     played.post(STALLED, "c", index=1)
     ((_, wanted), *_) = played.said()

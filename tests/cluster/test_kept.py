@@ -10,13 +10,13 @@ import pytest
 from supervisor.cluster import kept as kept_files
 from supervisor.cluster.client import CoordinatorAddress
 from supervisor.cluster.kept import KeptCoordinator, KeptFile, KeptFor, KeptNode, memory_of_the_last, remembered
-from supervisor.cluster.model import FAILURE, RESTART, STOP, ClusterDecision, CoordinatorMemory, Epoch, EpochEnd, NodeMemory
+from supervisor.cluster.model import FAILURE, RESTART, STOP, AttemptEnd, ClusterDecision, CoordinatorMemory, NodeMemory, SharedAttempt
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 RUN = KeptFor("run", "job")
-EPOCH = Epoch(3, ("a/1", "b/1"), "b/1", "t")
+EPOCH = SharedAttempt(3, ("a/1", "b/1"), "b/1", "t")
 
 
 @pytest.mark.parametrize(("kind", "is_over"), [(RESTART, False), (STOP, True)])
@@ -33,10 +33,10 @@ def test_a_node_that_was_told_the_end_of_a_job_begins_anew_when_it_is_started_ag
 
 
 @pytest.mark.parametrize(("kind", "is_over"), [(RESTART, False), (STOP, True)])
-def test_a_coordinator_goes_on_with_its_epoch_unless_that_life_of_the_job_is_over(tmp_path: Path, kind: str, is_over: bool) -> None:  # noqa: FBT001
+def test_a_coordinator_goes_on_with_its_attempt_unless_that_life_of_the_job_is_over(tmp_path: Path, kind: str, is_over: bool) -> None:  # noqa: FBT001
     file = KeptFile(tmp_path / "cluster" / "coordinator.json", pytest.fail)
     for decision in (None, ClusterDecision(kind, "text")):
-        memory = CoordinatorMemory(EPOCH, EpochEnd(FAILURE, "a/1", "rank 1"), decision)
+        memory = CoordinatorMemory(EPOCH, AttemptEnd(FAILURE, "a/1", "rank 1"), decision)
         file.write(KeptCoordinator(RUN, 4711, "key", memory))
         kept = file.read(KeptCoordinator)
         assert kept == KeptCoordinator(RUN, 4711, "key", memory)

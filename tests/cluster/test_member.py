@@ -20,20 +20,20 @@ from supervisor.cluster.model import (
     STALLED,
     STOP,
     VOID,
+    AttemptEnd,
     ClusterDecision,
     ClusterRules,
-    Epoch,
-    EpochEnd,
     NodeMemory,
+    SharedAttempt,
 )
 
 if TYPE_CHECKING:
     from supervisor.cluster.member import MemberInput, MemberOutput, MemberState
 
 RULES = ClusterRules(nodes=3)
-EPOCH, NEXT = Epoch(3, ("a", "b"), "a", "m"), Epoch(4, ("a", "c"), "a", "n")
+EPOCH, NEXT = SharedAttempt(3, ("a", "b"), "a", "m"), SharedAttempt(4, ("a", "c"), "a", "n")
 AGAIN, OVER = ClusterDecision(RESTART, "x"), ClusterDecision(STOP, "y")
-END = EpochEnd(FAILURE, "a", "a rank failed")
+END = AttemptEnd(FAILURE, "a", "a rank failed")
 
 
 class Played:
@@ -55,7 +55,7 @@ class Played:
     def opens(self, welcome: Welcome | None = None) -> list[MemberOutput]:
         """Open a connection; return what it has to do after the answer to its Join."""
         self.take(protocol.LinkOpened(self.t))
-        return self.hears(welcome or Welcome("a", self.state.memory.epoch))
+        return self.hears(welcome or Welcome("a", self.state.memory.attempt))
 
     def passes(self, seconds: float, stepped_s: float | None = None, *, answered: bool = False) -> list[MemberOutput]:
         """Let time pass in steps of half a second; return what it has to do. stepped_s: at the end of each of them."""
@@ -70,7 +70,7 @@ class Played:
 
 
 def trains() -> Played:
-    """Return the node while it takes part in an epoch."""
+    """Return the node while it takes part in an attempt."""
     played = Played(NodeMemory("b", EPOCH))
     played.opens()
     return played
@@ -86,14 +86,14 @@ def test_a_connection_begins_with_what_the_node_remembers() -> None:
     assert played.take(protocol.LinkOpened(played.t)) == sent(Join("b", EPOCH, AGAIN, aside=True))
 
 
-def test_over_the_next_connection_all_is_posted_again_once_the_coordinator_knows_the_epoch() -> None:
+def test_over_the_next_connection_all_is_posted_again_once_the_coordinator_knows_the_attempt() -> None:
     played = trains()
     posts = Post(3, GATHER, "text", 1), Post(3, FAILURE, "failed"), Post(3, REPORT, "seen")
     t = played.t
     assert played.take(protocol.NodeText(t, 1, "text")) == sent(posts[0])
     played.take(protocol.LinkClosed(t))
-    assert not played.take(protocol.EndEpoch(t, FAILURE, "failed"))
-    assert not played.take(protocol.EpochReport(t, "seen"))
+    assert not played.take(protocol.EndAttempt(t, FAILURE, "failed"))
+    assert not played.take(protocol.AttemptReport(t, "seen"))
     assert not [output for output in played.take(protocol.LinkOpened(t)) if output in sent(*posts)]
     assert played.hears(Welcome("a", EPOCH)) == sent(*posts)
 
@@ -105,25 +105,25 @@ def test_a_meeting_is_reported_after_the_welcome_and_again_over_the_next_connect
     assert played.opens() == sent(meet)
     played.take(protocol.LinkClosed(played.t))
     assert played.opens() == sent(meet)
-    epoch = Epoch(4, ("a", "b"), "a", "n")
-    assert played.hears(Began(epoch)) == [protocol.Began(epoch)]
-    assert played.state.memory.epoch == epoch
+    attempt = SharedAttempt(4, ("a", "b"), "a", "n")
+    assert played.hears(Began(attempt)) == [protocol.Began(attempt)]
+    assert played.state.memory.attempt == attempt
     played.take(protocol.LinkClosed(played.t))
-    assert not played.opens(Welcome("a", epoch)), "it has its number"
+    assert not played.opens(Welcome("a", attempt)), "it has its number"
 
 
 def test_a_beginning_that_was_lost_with_the_connection_comes_with_the_welcome() -> None:
-    played, epoch = Played(), Epoch(4, ("a", "b"), "a", "n")
+    played, attempt = Played(), SharedAttempt(4, ("a", "b"), "a", "n")
     played.take(protocol.NodesTogether(played.t, "n", 1, 2, 4))
-    assert played.opens(Welcome("a", epoch, END)) == [protocol.Began(epoch), protocol.Ended(4, END)]
+    assert played.opens(Welcome("a", attempt, END)) == [protocol.Began(attempt), protocol.Ended(4, END)]
 
 
-def test_an_epoch_of_a_meeting_that_was_given_up_is_void() -> None:
+def test_an_attempt_of_a_meeting_that_was_given_up_is_void() -> None:
     played = Played()
     played.opens()
     played.take(protocol.NodesTogether(played.t, "n", 1, 2, 4))
     played.take(protocol.MeetingGivenUp(played.t))
-    outputs = played.hears(Began(Epoch(4, ("a", "b"), "a", "n")))
+    outputs = played.hears(Began(SharedAttempt(4, ("a", "b"), "a", "n")))
     assert outputs == sent(Post(4, VOID, "node b had given the meeting up"))
 
 
@@ -148,8 +148,8 @@ def test_what_was_decided_without_a_connection_comes_with_the_welcome() -> None:
     assert played.opens(Welcome("a", EPOCH, END, AGAIN, 1)) == [protocol.ActOn(EPOCH, AGAIN, 1)]
 
 
-@pytest.mark.parametrize("theirs", [NEXT, None, Epoch(3, ("a", "c"), "a", "another")])
-def test_a_coordinator_that_has_another_epoch_shows_that_the_job_went_on_or_was_forgotten(theirs: Epoch | None) -> None:
+@pytest.mark.parametrize("theirs", [NEXT, None, SharedAttempt(3, ("a", "c"), "a", "another")])
+def test_a_coordinator_that_has_another_attempt_shows_that_the_job_went_on_or_was_forgotten(theirs: SharedAttempt | None) -> None:
     played = trains()
     played.take(protocol.LinkClosed(played.t))
     assert played.opens(Welcome("a", theirs)) == [protocol.StepAside(EPOCH)]
@@ -169,7 +169,7 @@ def test_a_node_that_gives_up_says_so_and_takes_no_part_any_more() -> None:
     played = trains()
     assert played.take(protocol.GiveUp(played.t, "143")) == sent(Post(3, QUIT, "143"))
     assert played.state.memory.aside
-    assert not played.take(protocol.EpochReport(played.t, "seen"))
+    assert not played.take(protocol.AttemptReport(played.t, "seen"))
 
 
 def test_texts_of_all_are_reported_once_to_a_node_that_gave_its_own() -> None:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING
 
 import pytest
@@ -20,6 +21,7 @@ from supervisor.cluster.lines import UNREACHABLE_S, LineSocket
 from supervisor.cluster.server import listen
 from tests.cluster.loopback import KEY, RULES, Cluster, Member, Relay, greeted, reached
 from tests.guardian.conftest import Side
+from tests.support.figures import within
 from tests.support.network import Network
 from tests.support.waiting import wait_for
 
@@ -68,7 +70,7 @@ def test_a_node_says_again_over_its_next_connection_what_it_said(cluster: Cluste
 def test_a_node_that_is_connected_and_silent_for_long_is_lost_and_learns_the_decision_later(cluster: Cluster) -> None:
     cluster.meet()
     cluster.relays[2].is_cut = True
-    wait_for(lambda: cluster.members[0].all_of(protocol.Ended), "the end of the epoch", 20)
+    wait_for(lambda: cluster.members[0].all_of(protocol.Ended), "the end of the attempt", 20)
     assert "silent" in cluster.members[0].all_of(protocol.Ended)[0].end.text
     wait_for(lambda: cluster.members[2].all_of(protocol.CoordinatorSilent), "the lost node to notice it", 20)
     cluster.decide(cluster.members[1::-1])
@@ -93,6 +95,7 @@ def test_a_node_whose_loop_stands_still_is_lost_and_so_is_one_whose_process_ends
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("cluster", [replace(RULES, closed_s=60.0)], indirect=True, ids=["long before it would be lost without"])
 def test_the_word_of_a_guardian_loses_its_node_at_once(cluster: Cluster, tmp_path: Path) -> None:
     """A real kill -9 of the supervisor of a node, whose guardian lives on."""
     cluster.meet()
@@ -104,10 +107,10 @@ def test_the_word_of_a_guardian_loses_its_node_at_once(cluster: Cluster, tmp_pat
         began = time.monotonic()
         cluster.members[1].close()
         side.process.kill()
-        wait_for(lambda: cluster.members[0].all_of(protocol.Ended), "the end", 20)
+        wait_for(lambda: cluster.members[0].all_of(protocol.Ended), "the end")
     finally:
         side.close()
-    assert time.monotonic() - began < RULES.closed_s
+    assert time.monotonic() - began < cluster.rules.closed_s
     end = cluster.members[0].all_of(protocol.Ended)[0].end
     assert (end.node, end.text) == ("n1/1", "its supervise died, and its processes are ended")
 
@@ -228,7 +231,7 @@ def test_a_host_that_vanishes_without_a_word_is_noticed_on_both_sides_within_ten
             network.cut(1)
         began = time.monotonic()
         assert [server.readline(), client.readline()] == ["unreachable\n", "unreachable\n"]
-        assert time.monotonic() - began < 10.0
+        assert within(10.0, since=began)
     finally:
         for process in ends:
             process.kill()

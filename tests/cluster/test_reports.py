@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from supervisor.cluster.reports import decode_report, decode_reports, encode_report
+from supervisor.core.causes import CAUSE_TABLE, OWN_CAUSE
 from supervisor.core.model import Cause, Claim, Evidence, Gpu, RankExit
 from supervisor.core.state import Attempt, NodeReport
 from supervisor.core.values import replace
@@ -36,10 +37,21 @@ def test_a_report_has_its_times_by_the_coordinators_clock() -> None:
 
 def test_what_only_the_next_version_knows_is_left_out_and_all_else_counts() -> None:
     rows = json.loads(encode_report(REPORT, None))["report"]["attempt"]["evidence"]
-    rows[1]["claim"]["cause"] = "new_in_the_next_version"
+    rows[1]["claim"]["cause"] = "new/in-the-next-version"
     report = decode_report(changed(evidence=[*rows, "no fact"], ended_for=rows[1:], hang={"kind": "new"}, new_field=7))
     unclaimed = replace(CLAIMED, claim=None)
     assert report == replace(REPORT, attempt=replace(REPORT.attempt, evidence=(SIGNAL, unclaimed), ended_for=(unclaimed,)))
+
+
+def test_a_cause_that_only_another_node_s_signatures_name_counts_as_a_cause_of_the_user_s_own() -> None:
+    rows = json.loads(encode_report(REPORT, None))["report"]["attempt"]["evidence"]
+    rows[1]["claim"]["cause"] = "new_in_the_next_version"
+    attempt = decode_report(changed(evidence=rows)).attempt
+    assert attempt.evidence is not None
+    claim = attempt.evidence[1].claim
+    assert claim is not None
+    assert (claim.cause, claim.cause.is_own, claim.weight) == ("new_in_the_next_version", True, 0.9)
+    assert CAUSE_TABLE[claim.cause] is OWN_CAUSE
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_nodes_meet_agree_fail_and_act_on_one_decision(cluster: Cluster) -> None
     for member in cluster.members:
         wait_for(lambda member=member: member.all_of(protocol.Gathered), "the texts", 10)
         assert member.all_of(protocol.Gathered)[0].texts == ("of 0", "of 1", "of 2")
-    cluster.members[2].client.give(protocol.EndEpoch(time.monotonic(), FAILURE, "rank 2: exit code 1"))
+    cluster.members[2].client.give(protocol.EndAttempt(time.monotonic(), FAILURE, "rank 2: exit code 1"))
     for member in cluster.members:
         wait_for(lambda member=member: member.all_of(protocol.Ended), "the end", 10)
         assert member.all_of(protocol.Ended)[0].end.node == "n2/1"
@@ -43,7 +43,7 @@ def test_nodes_meet_agree_fail_and_act_on_one_decision(cluster: Cluster) -> None
     assert [node for node, _ in judged.reports] == ["n0/1", "n1/1", "n2/1"]
     assert cluster.kept[-1].decision == ClusterDecision(RESTART, "by the core")
     cluster.meet(2)
-    assert cluster.members[0].all_of(protocol.Began)[-1].epoch.number == 2
+    assert cluster.members[0].all_of(protocol.Began)[-1].attempt.number == 2
 
 
 def test_a_coordinator_without_a_descriptor_for_another_connection_serves_those_that_it_has_and_does_not_spin(
@@ -66,7 +66,7 @@ def test_a_coordinator_without_a_descriptor_for_another_connection_serves_those_
 def test_a_coordinator_that_starts_again_at_its_port_goes_on_with_what_it_kept(cluster: Cluster) -> None:
     cluster.meet()
     cluster.server.close(0.0)
-    cluster.members[1].client.give(protocol.EndEpoch(time.monotonic(), FAILURE, "it failed while the coordinator was away"))
+    cluster.members[1].client.give(protocol.EndAttempt(time.monotonic(), FAILURE, "it failed while the coordinator was away"))
     cluster.server = cluster.serve(cluster.server.port, cluster.kept[-1])
     cluster.decide(cluster.members[::-1])
     for member in cluster.members:
@@ -131,11 +131,11 @@ def test_a_node_of_another_version_or_job_is_told_so_once_and_tries_no_more(
 
 def test_long_reports_come_whole(cluster: Cluster) -> None:
     cluster.meet()
-    cluster.members[1].client.give(protocol.EndEpoch(time.monotonic(), FAILURE, "rank 1"))
+    cluster.members[1].client.give(protocol.EndAttempt(time.monotonic(), FAILURE, "rank 1"))
     text = '"' * 1_900_000  # twice as long in JSON
     for member in cluster.members:
         wait_for(lambda member=member: member.all_of(protocol.Ended), "the end", 20)
-        member.client.give(protocol.EpochReport(time.monotonic(), text))
+        member.client.give(protocol.AttemptReport(time.monotonic(), text))
     wait_for(cluster.judged, "the reports", 20)
     assert [report for _, report in cluster.judged()[0].reports] == [text] * 3
 
@@ -182,10 +182,10 @@ def test_a_peer_that_reads_nothing_holds_nobody_up(cluster: Cluster) -> None:
 
 def test_the_host_of_the_coordinator_stays_until_every_member_knows_how_the_job_ended(cluster: Cluster) -> None:
     cluster.meet()
-    cluster.members[0].client.give(protocol.EndEpoch(time.monotonic(), FAILURE, "it failed"))
+    cluster.members[0].client.give(protocol.EndAttempt(time.monotonic(), FAILURE, "it failed"))
     for member in cluster.members:
         wait_for(lambda member=member: member.all_of(protocol.Ended), "the end", 20)
-        member.client.give(protocol.EpochReport(time.monotonic(), "evidence"))
+        member.client.give(protocol.AttemptReport(time.monotonic(), "evidence"))
     wait_for(cluster.judged, "the reports", 20)
     cluster.relays[2].is_cut = True  # while the others stop the job
     cluster.server.give(protocol.DecisionProposed(time.monotonic(), 1, ClusterDecision(STOP, "by the core")))
@@ -273,7 +273,7 @@ def test_64_nodes_meet_agree_and_decide() -> None:
                 member.client.give(protocol.NodeText(time.monotonic(), number, "x" * 4000))
             for member in cluster.members:
                 wait_for(lambda member=member, number=number: len(member.all_of(protocol.Gathered)) >= number, "the texts", 120)
-        cluster.members[63].client.give(protocol.EndEpoch(time.monotonic(), FAILURE, "rank 63"))
+        cluster.members[63].client.give(protocol.EndAttempt(time.monotonic(), FAILURE, "rank 63"))
         cluster.decide(cluster.members[::-1])
     finally:
         cluster.close()

@@ -53,12 +53,12 @@ runs = true
     assert (first.called, first.severity, first.detail, first.runs) == ("slack", "warning", "summary", False)
     assert (second.called, second.detail, second.runs) == ("ops-2", "lines", True)
     assert str(settings.origin("alerts.sink")).endswith("supervise.toml")
-    table, as_json = loading.show(settings, as_json=False), loading.show(settings, as_json=True)
-    assert "alerts.sink[1].name" in table
-    assert TOKEN not in table + as_json + repr(settings)
+    shown = loading.settings_shown(settings)
+    assert "alerts.sink[1].name" in shown
+    assert TOKEN not in str(shown) + repr(settings)
     made = alerting.configured(settings, {})
     assert [one.name for one in made] == ["slack", "ops-2"]
-    assert [one.outbox for one in made] == ["alerts/slack", "alerts/ops-2"]
+    assert [one.name for one in made] == ["slack", "ops-2"]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ runs = true
         ("[[alerts.sink]]\nkind = 'slack'\n\nurll = 'x'\n", r"unknown setting: alerts.sink.urll in .*toml:4: the nearest is url"),
         ("[[alerts.sink]]\nkind = 'slack'\n[[alerts.sink]]\nkind = 'slack'\n", r"two alert sinks are called slack: .*toml:3"),
         ("[[alerts.sink]]\nkind = 'slack'\nname = '../x'\n", r"wrong value: alerts.sink.name = '../x'"),
-        ("[[alerts.sink]]\nkind = 'slack'\nurl = 'ftp://CANARY-T0KEN'\n", r"wrong value: alerts.sink.url = \(not shown\)"),
+        ("[[alerts.sink]]\nkind = 'slack'\nurl = 'hooks.slack.com/CANARY-T0KEN'\n", r"wrong value: alerts.sink.url = \(not shown\)"),
         ("[alerts]\nsink = 3\n", r"wrong type: alerts.sink in .*: it is a list of tables"),
         ("[alerts.sink]\nkind = 'slack'\n", r"wrong type: alerts.sink in .*: it is a list of tables"),
         ("[[alerts.sink]]\nkind = 'slack'\nseverity = 3\n", r"wrong value: alerts.sink.severity = 3"),
@@ -80,6 +80,15 @@ def test_a_fault_is_named_with_its_line(load: Callable[..., Settings], text: str
         load(text)
     assert caught.value.exit_code == ExitCode.CONFIG
     assert TOKEN not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["slack", "webhook", "email"])
+def test_an_address_of_another_scheme_than_the_kinds_starts_nothing(load: Callable[..., Settings], kind: str) -> None:
+    settings = load(f"[[alerts.sink]]\nkind = '{kind}'\nurl = 'ftp://{TOKEN}'\nto = ['oncall@example.org']\n")
+    with pytest.raises(SuperviseError, match="wrong address") as caught:
+        alerting.configured(settings, {})
+    assert caught.value.exit_code == ExitCode.CONFIG
+    assert TOKEN not in f"{caught.value} {caught.value.hint}"
 
 
 @pytest.mark.parametrize("line", ["command = ['/bin/sh']", "url_file = '/etc/passwd'", "secret_file = '/etc/passwd'"])

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from supervisor.cli.start.config import settings_table
 from supervisor.config import loading, secret_files
 from supervisor.config.policy import to_policy
 from supervisor.config.settings import ROWS, Origin, Settings
 from supervisor.core.model import Knob, Launcher, Policy
 from supervisor.core.policy_settings import Gpus, Restart, Stop
 from supervisor.errors import ExitCode, SuperviseError
+from supervisor.report.layout import Surface
+from supervisor.report.table import render_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -350,13 +353,14 @@ def test_a_jobs_address_holds_from_any_directory_where_the_state_directory_is_no
 def test_show_prints_every_setting_its_value_and_origin_and_no_secret(load: Callable[..., Settings]) -> None:
     token = "https://user:pw@hooks.example.org/T0KEN"  # noqa: S105  a made-up one
     settings = load({"job.name": "j"}, {"SUPERVISE_ALERTS_HEARTBEAT_URL": token})
-    table, shown = loading.show(settings, as_json=False), json.loads(loading.show(settings, as_json=True))
+    table, shown = render_table(settings_table(settings), Surface(folds=False)), loading.settings_shown(settings)
     assert list(shown) == [row.key for row in ROWS]
-    assert [line.split()[0] for line in table.splitlines()] == list(shown)
-    assert shown["job.name"] == {"value": "j", "origin": "command line --job"}
-    assert shown["alerts.heartbeat_url"]["value"].startswith("hooks.example.org (<hidden:")
+    assert [line.split()[0] for line in table.splitlines()] == ["setting", *shown]
+    assert shown["job.name"] == loading.ShownSetting("j", "command line --job")
+    address = shown["alerts.heartbeat_url"].value
+    assert str(address).startswith("hooks.example.org (<hidden:")
     for secret in ("T0KEN", "pw@"):
-        assert secret not in table + json.dumps(shown) + repr(settings)
+        assert secret not in table + str(shown) + repr(settings)
 
 
 def test_the_policy_of_default_settings_is_the_policys_own_default(load: Callable[..., Settings]) -> None:
@@ -385,7 +389,7 @@ def test_arguments_that_could_never_be_used_are_a_usage_error(load: Callable[...
     assert caught.value.exit_code == ExitCode.USAGE
 
 
-def test_rungs_for_networks_are_named_with_or_without_commas_and_an_unknown_one_is_refused(load: Callable[..., Settings]) -> None:
+def test_ladder_steps_for_networks_are_named_with_or_without_commas_and_an_unknown_one_is_refused(load: Callable[..., Settings]) -> None:
     allowed = to_policy(load({"network.allow": ("interface, ib_disable", "interface")}), Launcher.ELASTIC, environ={"NCCL_IB_DISABLE": "0"})
     assert (allowed.network.allow, allowed.variables) == (("interface", "ib_disable"), (("NCCL_IB_DISABLE", "0"),))
     with pytest.raises(

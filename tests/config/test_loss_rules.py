@@ -44,7 +44,7 @@ def test_ones_own_rules_stand_beside_ours_replace_them_and_switch_them_off(load:
     match = own.pattern.search("step 3 reward=nan")
     assert match is not None
     assert match["value"] == "nan"
-    assert '"reward.nan"' in loading.show(settings, as_json=False)
+    assert "reward.nan" in [row.value for row in loading.settings_shown(settings).values()]
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,7 @@ def test_a_row_is_read_with_its_place_and_shown(load: Callable[[str], Settings],
     assert row.cause == "cuda_oom"
     assert row.sets == (("batch_size", "8"), ("activation_checkpointing", "on"), ("env:MODE", "careful"))
     assert row.place == f"{tmp_path / 'supervise.toml'}:2"
-    shown = json.loads(loading.show(settings, as_json=True))
-    assert shown["recover.cuda_oom.set"]["value"] == "batch_size=8, activation_checkpointing=on, MODE=careful"
+    assert loading.settings_shown(settings)["recover.cuda_oom.set"].value == "batch_size=8, activation_checkpointing=on, MODE=careful"
 
 
 ROW_WITH_KEY = '[recover.cuda_oom]\nset = { batch_size = 8, "env:WANDB_API_KEY" = "hunter2", "env:MODE" = "careful" }\n'
@@ -70,7 +69,7 @@ def test_a_secret_of_a_row_is_in_no_policy_and_on_no_screen_and_the_attempt_is_g
     policy = to_policy(settings, Launcher.PLAIN, (Knob("batch_size", "32", "--bs"),))
     (cause, sets) = policy.recover[0]
     assert cause == "cuda_oom"
-    assert "hunter2" not in json.dumps(sets) + loading.show(settings, as_json=False) + loading.show(settings, as_json=True)
+    assert "hunter2" not in json.dumps(sets) + str(loading.settings_shown(settings))
     assert (sets[0], sets[2]) == (("batch_size", "8"), ("env:MODE", "careful")), "what is no secret stays"
     assert recover_rows.with_values(settings.recover, sets) == settings.recover[0].sets
     with pytest.raises(SuperviseError, match=r"a row is missing: \[recover.cuda_oom\] set env:WANDB_API_KEY"):
@@ -95,6 +94,57 @@ def test_rows_of_several_files_count_and_of_one_cause_the_stronger(load: Callabl
         "cuda_oom": (("batch_size", "8"),),
         "nan_loss": (("env:LR", "0.1"),),
     }
+
+
+def test_a_secret_that_a_flag_of_a_row_has_is_in_no_policy(load: Callable[[str], Settings]) -> None:
+    settings = load('[recover.cuda_oom]\nset = { "--hub-token" = "hunter2hunter2", "--lr" = 0.1, "--safe" = true, "a.b=" = 2 }\n')
+    policy = to_policy(settings, Launcher.PLAIN, tuple(Knob(name, "", name) for name in ("--hub-token", "--lr", "--safe", "a.b=")))
+    ((_, sets),) = policy.recover
+    assert dict(sets)["--hub-token"].startswith("<")
+    assert sets[1:] == (("--lr", "0.1"), ("--safe", "on"), ("a.b=", "2"))
+    assert "hunter2" not in str(loading.settings_shown(settings))
+    assert dict(recover_rows.with_values(settings.recover, sets))["--hub-token"] == "hunter2hunter2"
+    assert str(settings.recover[0]).endswith(", --lr=0.1, --safe, a.b=2")
+
+
+def test_a_row_of_a_cause_that_no_signature_names_is_refused_before_anything_starts(
+    write: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = '[recover.solver_diverged]\nset = { "env:DAMPING" = 0.5 }\n'
+    file = write(row)
+    for command in ([], ["plan"]):
+        assert main.main([*command, *COMMAND]) == ExitCode.CONFIG
+        printed = capsys.readouterr().err
+        assert f"[recover.solver_diverged] has no effect: no signature in use names the cause solver_diverged ({file}:2)" in printed
+        assert 'Write a [[signature]] with cause = "solver_diverged"' in printed
+    write(SIGNATURE.replace("data_error", "solver_diverged"), "mine.toml")
+    write(SIGNATURES + row)
+    assert main.main(["plan", "--json", "--cause", "solver_diverged", *COMMAND]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["sequence"][0]["reason"] == "your row [recover.solver_diverged] sets DAMPING=0.5"
+    assert planned["sequence"][-1]["kind"] == "stop"
+
+
+def test_the_signature_that_was_to_name_a_cause_and_is_not_in_use_is_named_with_the_reason(
+    write: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    signature = SIGNATURE.replace("data_error", "solver_diverged").replace("weight =", "confidence =")
+    mine = write(signature, "mine.toml")
+    write(SIGNATURES + '[recover.solver_diverged]\nset = { "env:DAMPING" = 0.5 }\n')
+    assert main.main(["plan", *COMMAND]) == ExitCode.CONFIG
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "no signature in use names the cause solver_diverged" in printed
+    assert f"of {mine} is not in use: " in printed
+    assert "Correct the signature that is not in use." in printed
+
+
+@pytest.mark.parametrize("name", ["Solver", "ab", "our-solver"])
+def test_a_name_that_no_cause_may_have_is_answered_with_the_form_of_one(
+    write: Callable[..., Path], capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    write(f'[recover.{name}]\nset = {{ "env:DAMPING" = 0.5 }}\n')
+    assert main.main(["plan", *COMMAND]) == ExitCode.CONFIG
+    assert "one of your own signatures: 3 to 40 small letters, digits and _." in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_signature_is_in_use_beside_ours(load: Callable[[str], Settings], write: Callable[..., Path], tmp_path: Path) -> None:
@@ -154,6 +204,32 @@ def test_a_signature_is_in_use_beside_ours(load: Callable[[str], Settings], writ
             "Leave env:RANK out",
         ),
         ('[recover.cuda_oom]\nset = { "env:A B" = 0 }\n', "'A B' is no name of a variable", "Leave"),
+        (
+            '[recover.nan_loss]\nset = { "--" = 1 }\n',
+            "recover.nan_loss.set in {file}:2: '--' is no flag",
+            "as the command has it",
+        ),
+        (
+            '[recover.nan_loss]\nset = { "=" = 1 }\n',
+            "recover.nan_loss.set in {file}:2: '=' is no place",
+            "as the command has it",
+        ),
+        ('[recover.nan_loss]\nset = { "" = 1 }\n', "unknown knob: : recover.nan_loss.set in {file}:2", '"--flag" for a flag'),
+        ('[recover.nan_loss]\nset = { "--c:lr" = 1 }\n', "'--c:lr' is no flag of the command: declare a knob", "as the command has it"),
+        (
+            '[recover.nan_loss]\nset = { "--lr" = "" }\n',
+            "--lr = '' in {file}:2: expected a text of one line that is not empty",
+            "Give --lr",
+        ),
+        ('[recover.nan_loss]\nset = { "--lr" = "-x" }\n', "--lr = '-x' in {file}:2: expected a text", "does not begin with -"),
+        (
+            '[recover.nan_loss]\nset = { "--amp" = false }\n',
+            "--amp = False in {file}:2: expected a text",
+            "true, which",
+        ),
+        ('[recover.nan_loss]\nset = { "--lr" = [1] }\n', "--lr = [1] in {file}:2: expected a text", "a number"),
+        ('[recover.nan_loss]\nset = { "lr" = 1 }\n', "unknown knob: lr", '"key=" for one of Hydra'),
+        ("[recover.X]\nset = { batch_size = 8 }\n", "unknown cause: [recover.X] in {file}:2", "docs/reference/causes.md"),
         ("[recover.cuda_oom]\nset = {}\n", "recover.cuda_oom.set in {file}:2: expected a table", "Write it as in set = {"),
         ("[recover.cuda_oom]\nsets = { batch_size = 8 }\n", "unknown setting: recover.cuda_oom.sets in {file}:2", "Write set = {"),
         ("recover = 3\n", "wrong type: recover in {file}:1", "Write [recover.CAUSE]"),
@@ -177,7 +253,7 @@ def test_a_row_that_could_never_act_is_refused_before_anything_starts(
         assert main.main([*command, *COMMAND]) == ExitCode.CONFIG
         printed = capsys.readouterr().err
         assert f"[recover.cuda_oom] has no effect: the command has no knob batch_size ({file}:2)" in printed
-        assert "--knob batch_size=--YOUR-FLAG" in printed
+        assert "--knob batch_size=--bs" in printed
     assert not (file.parent / ".supervise").exists()
 
 
@@ -188,7 +264,9 @@ def test_the_plan_shows_both(write: Callable[..., Path], capsys: pytest.CaptureF
     text = capsys.readouterr().out
     assert re.search(rf"\[recover.cuda_oom\] +sets batch_size=8, activation_checkpointing=on, MODE=careful +{file}:4", text)
     assert re.search(rf"our.solver +means data_error in exception, line +{mine}", text)
-    assert "cuda_oom: users_row → memory_held_by_others" in text or "cuda_oom\n      users_row → memory_held_by_others" in text
+    assert main.main(["plan", "--cause", "cuda_oom", *COMMAND]) == 0
+    ladder = capsys.readouterr().out
+    assert ladder.index("\nusers_row ") < ladder.index("\nmemory_held_by_others ")
     assert main.main(["plan", "--json", "--cause", "cuda_oom", *COMMAND]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["recover"][0]["set"] == {"batch_size": "8", "activation_checkpointing": "on", "env:MODE": "careful"}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core import epoch, events
+from supervisor.core import events
 from supervisor.core.budget import backoff_s, balance, equal, past_checkpoint, past_step, restarts_left
-from supervisor.core.decide import decide, initial
+from supervisor.core.failure.planning import KEPT_FAILURES, KEPT_FINGERPRINTS, remembered
+from supervisor.core.machine import decide, initial
 from supervisor.core.model import Cause, CheckpointRef, Evidence, Failure, Policy
-from supervisor.core.planning import KEPT_FAILURES, KEPT_FINGERPRINTS, remembered
+from supervisor.core.nodes import joint_decision
 from supervisor.core.policy_settings import Restart
 from supervisor.core.state import Attempt, NodeReport, SavedSteps
 from supervisor.core.values import replace
@@ -111,7 +112,7 @@ def test_the_node_that_decides_counts_what_another_node_saved_as_progress() -> N
     def decided(saved: int) -> str:
         other = NodeReport("b/1", Attempt(5, ended=True, evidence=(), saved_steps=SavedSteps(saved, saved)))
         reports = (NodeReport("a/1", attempt), other)
-        return epoch.decided(state, events.ReportsGathered(T, 5, reports, kind="failure", node="a/1")).plan.kind.value
+        return joint_decision.decided(state, events.ReportsGathered(T, 5, reports, kind="failure", node="a/1")).plan.kind.value
 
     assert (decided(90), decided(200)) == ("stop", "restart")
 

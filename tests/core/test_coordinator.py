@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from supervisor.core import actions as act
 from supervisor.core import events
-from supervisor.core.decide import decide, initial
+from supervisor.core.machine import decide, initial
 from supervisor.core.model import Cause, Evidence, Policy, RankInfo
 from supervisor.core.state import JobState, NodeReport, Stage
 from supervisor.core.values import replace
@@ -104,7 +104,9 @@ def waits_in_vain(policy: Policy) -> act.ReportDecision:
 def test_a_coordinator_that_is_gone_for_good_ends_each_node_with_75_and_the_card_says_what_to_start_where() -> None:
     decision = waits_in_vain(POLICY)
     assert decision.verdict.summary == "no decision came from the coordinator within 600 s (nodes.wait_s); it was on node c"
-    assert "start the same command again on every node, beginning with node c or the node that replaces it" in decision.plan.next_rung
+    assert (
+        "start the same command again on every node, beginning with node c or the node that replaces it" in decision.plan.next_ladder_step
+    )
 
 
 def stopped(node: Node) -> tuple[int, act.ReportDecision]:
@@ -120,7 +122,7 @@ def test_a_node_that_the_coordinator_refuses_stops_with_78_and_a_card_with_its_w
     code, decision = stopped(node)
     assert code == 78
     assert "refuses this node: it speaks version 1, and the coordinator version 2" in decision.verdict.summary
-    assert decision.plan.next_rung == "install the same"
+    assert decision.plan.next_ladder_step == "install the same"
 
 
 def test_a_node_that_waits_to_meet_stops_with_75_once_the_coordinator_is_gone_for_good_and_one_that_trains_goes_on() -> None:
@@ -135,4 +137,4 @@ def test_a_node_that_waits_to_meet_stops_with_75_once_the_coordinator_is_gone_fo
 
 
 def test_under_a_scheduler_its_requeue_goes_on() -> None:
-    assert waits_in_vain(replace(POLICY, is_scheduled=True)).plan.next_rung == "the scheduler's requeue continues this run"
+    assert waits_in_vain(replace(POLICY, is_scheduled=True)).plan.next_ladder_step == "the scheduler's requeue continues this run"

@@ -6,16 +6,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.core import ending, epoch, events, failure, lifecycle
+from supervisor.core import events
 from supervisor.core.actions import Alert, CloseIncident, FindSave, Finish, OpenIncident, PrintMessage, ReportDecision, StopRanks
-from supervisor.core.decide import decide
-from supervisor.core.ending import EndKind
+from supervisor.core.attempt import end
+from supervisor.core.failure import judgement, rank_endings
+from supervisor.core.failure.rank_endings import EndKind
+from supervisor.core.machine import decide
 from supervisor.core.model import (
     Cause,
     CheckpointRef,
     Claim,
     Evidence,
     Failure,
+    FailureVerdict,
     Hang,
     HangKind,
     Launcher,
@@ -24,6 +27,7 @@ from supervisor.core.model import (
     RankExit,
     RankInfo,
 )
+from supervisor.core.nodes import joint_decision
 from supervisor.core.state import Attempt, JobState, NodeReport, Run, Stage
 from supervisor.core.values import replace
 
@@ -92,7 +96,7 @@ def failed(*ranks: tuple[Evidence, ...], resume: CheckpointRef | None = None, ha
 
 def decision(state: JobState) -> JobDecision:
     """Return what is decided about the attempt."""
-    return failure.judged(state, 12.0, failure.classify(state.attempt.evidence or ()))
+    return judgement.judged(state, 12.0, judgement.classify(state.attempt.evidence or ()))
 
 
 AGAIN = {"resume": STEP_200}
@@ -164,13 +168,13 @@ NO_STEP = {"steps": 0, "phase": "load"}
     ],
 )
 def test_how_the_ranks_left(state: JobState, kind: EndKind) -> None:
-    assert ending.of(state).kind is kind
+    assert rank_endings.of(state).kind is kind
 
 
 def test_a_rank_of_another_node_of_which_nothing_is_known_may_still_train() -> None:
     state = failed(rank(0, signal=6, over=True))
     two_nodes = replace(state, attempt=replace(state.attempt, world_size=2))
-    assert ending.of(two_nodes).kind is EndKind.FAILED
+    assert rank_endings.of(two_nodes).kind is EndKind.FAILED
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -187,7 +191,7 @@ def test_a_rank_that_leaves_with_0_at_the_same_step_again_stops_the_run() -> Non
     past = decision(failed(*facts)).failure
     again = decision(failed(*facts, failures=(past,)))
     assert (again.plan.strategy, again.plan.exit_code) == ("same_place", 65)
-    assert again.plan.notes == (failure.LEFT_WITH_0,)
+    assert again.plan.notes == (judgement.LEFT_WITH_0,)
 
 
 @pytest.mark.parametrize(
@@ -260,14 +264,14 @@ def test_the_watchdogs_abort_after_the_script_is_an_abort_and_no_collective_that
 
 def test_a_gpu_that_failed_goes_out_of_use_whenever_that_was() -> None:
     state = failed(rank(0, signal=6, over=True))
-    situation = failure.planning.situation(
+    situation = judgement.planning.situation(
         state,
         12.0,
-        failure.classify(state.attempt.evidence or ()),
-        failure.planning.Place(200, before_first_step=False, phase=failure.Phase.TRAIN),
+        judgement.classify(state.attempt.evidence or ()),
+        judgement.planning.Place(200, before_first_step=False, phase=judgement.Phase.TRAIN),
         {"GPU-1": "xid 79"},
     )
-    assert failure.propose(replace(situation, ending=ending.of(state))).strategy != "training_over"
+    assert judgement.propose(replace(situation, ending=rank_endings.of(state))).strategy != "training_over"
 
 
 RUNNING = JobState(
@@ -369,7 +373,7 @@ def test_after_the_declared_end_the_run_ends_with_0_only_if_rank_0_had_left_so(l
 
 
 def test_what_still_works_behind_the_declared_end_is_never_ended() -> None:
-    works = replace(IN_A_BARRIER, still_s=5000.0, working="rank 1 moves 4 KB a second")
+    works = replace(IN_A_BARRIER, still_s=5000.0, working="rank 1 moves 4 KiB/s")
     state, actions = decide(declared("restart", STEP_200), events.HangConfirmed(5000.0, 1, works))
     assert (state.stage, [type(one).__name__ for one in actions]) == (Stage.RUNNING, ["KeepLook"])
 
@@ -436,7 +440,7 @@ def test_a_failure_that_the_command_hides_is_an_incident_and_the_code_stays_0() 
     state, actions = decide(state, events.AttemptEnded(9.0, 1, "succeeded", hidden))
     text = "the command left with 0, but rank 1 raised ValueError: labels, and nothing trained after that"
     assert PrintMessage("warning", text) in actions
-    assert actions[-2:] == (CloseIncident(1, 1, "given_up", None), Finish(0, lifecycle.HIDDEN))
+    assert actions[-2:] == (CloseIncident(1, 1, "given_up", None), Finish(0, end.HIDDEN))
     assert (state.run.hidden, state.run.exit_code) == ("rank 1 raised ValueError: labels", 0)
 
 
@@ -450,7 +454,7 @@ def on_two_nodes(*ranks: tuple[Evidence, ...]) -> JobDecision:
     ]
     state = replace(parts[0], attempt=attempts[0])
     reports = tuple(NodeReport(node, attempt) for node, attempt in zip(nodes, attempts, strict=True))
-    return epoch.decided(state, events.ReportsGathered(12.0, 1, reports, node="b/1"))
+    return joint_decision.decided(state, events.ReportsGathered(12.0, 1, reports, node="b/1"))
 
 
 def test_a_rank_that_left_with_0_on_another_node_is_at_fault() -> None:
@@ -465,4 +469,33 @@ def test_an_abort_at_the_exit_on_one_node_ends_the_job_of_both() -> None:
 
 
 def test_the_table_has_a_row_for_each_way_to_leave() -> None:
-    assert list(ending.KINDS) == list(EndKind)
+    assert list(rank_endings.KINDS) == list(EndKind)
+
+
+LOCKED = Hang(HangKind.LOCK, "rank 0 is in build, waiting for the file /c/a lock", (0,), still_s=200.0, limit_s=60.0, left_file="/c/a lock")
+
+
+@pytest.mark.parametrize(
+    ("action", "group_timeout_s", "ends"),
+    [("warn", 60.0, False), ("auto", None, False), ("", 600.0, False), ("auto", 60.0, True), ("restart", None, True)],
+)
+def test_ranks_that_wait_for_the_lock_of_a_killed_build_are_told_how_to_go_on_until_torchs_own_time_is_over(
+    action: str, group_timeout_s: float | None, *, ends: bool
+) -> None:
+    state = replace(RUNNING, run=Run(policy=Policy(launcher=Launcher.ELASTIC, on_hang=action)))
+    state, actions = decide(state, events.HangConfirmed(200.0, 1, replace(LOCKED, group_timeout_s=group_timeout_s)))
+    assert (state.stage is Stage.TEARDOWN) is ends
+    alerts = [row.text for row in actions if isinstance(row, Alert)]
+    assert len(alerts) == (not ends)
+    for text in alerts:
+        assert "the job goes on: a restart would wait for the same file; --on-hang restart stops the run with 124" in text
+        assert "the wait ends once the file is gone: rm '/c/a lock'" in text
+
+
+@pytest.mark.parametrize(("number", "is_before"), [(0, False), (None, False), (1, True)], ids=["its own", "of no rank", "of a peer"])
+def test_steps_that_only_the_output_of_a_rank_tells_of_are_steps(number: int | None, *, is_before: bool) -> None:
+    told = Evidence("log", "recent_progress", "step 4 loss 2.1", number, 9.0, free_text=True)
+    verdict = FailureVerdict(Cause.USER_CODE, 0.85, "it failed", "user_code:x", rank=0)
+    silent = JobState(attempt=Attempt(number=1, world_size=2, started_t=1.0, evidence=()))
+    assert judgement.before_first_step(silent, 12.0, verdict, {"phase": "init"})
+    assert judgement.before_first_step(silent.with_attempt(evidence=(told,)), 12.0, verdict, {"phase": "init"}) is is_before

@@ -8,8 +8,8 @@ import pytest
 
 from supervisor.core import actions as act
 from supervisor.core import events
-from supervisor.core.decide import decide, initial
-from supervisor.core.model import Cause, Change, JobDecision, Knob, Plan, PlanKind, Policy, RankInfo, Verdict
+from supervisor.core.machine import decide, initial
+from supervisor.core.model import Cause, Change, FailureVerdict, JobDecision, Knob, Plan, PlanKind, Policy, RankInfo
 from supervisor.core.policy_settings import NodesSection
 from supervisor.core.values import replace
 
@@ -54,8 +54,8 @@ class Node:
 
     def fails(self, *changes: Change, nproc: int | None = None) -> None:
         """A node decides for all: what the plan changes."""
-        plan = Plan(PlanKind.RESTART, "because", "next", "rung", changes=changes, nproc=nproc)
-        decision = JobDecision(Verdict(Cause.CUDA_OOM, 0.9, "it failed", "it"), plan, by=self.me)
+        plan = Plan(PlanKind.RESTART, "because", "next", "ladder_step", changes=changes, nproc=nproc)
+        decision = JobDecision(FailureVerdict(Cause.CUDA_OOM, 0.9, "it failed", "it"), plan, by=self.me)
         self.tell(events.AttemptEndedByPeer(4.0, self.number, "z/1", "it failed"))
         self.tell(events.AttemptEnded(4.5, self.number, "failed"))
         self.tell(events.DecisionMade(5.0, self.number, "restart", decision))

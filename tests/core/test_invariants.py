@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 
 from supervisor.core import actions as act
 from supervisor.core import events as core_events
-from supervisor.core.decide import EVENTS, decide, initial
+from supervisor.core.checkpoint_model import CheckpointOwner, LoadedCheckpoint
+from supervisor.core.machine import EVENTS, decide, initial
 from supervisor.core.model import (
     Cause,
-    CheckpointOwner,
     CheckpointRef,
     Claim,
     Evidence,
+    FailureVerdict,
     Finding,
     Gpu,
     Hang,
@@ -21,18 +22,16 @@ from supervisor.core.model import (
     JobDecision,
     Knob,
     Launcher,
-    LoadedCheckpoint,
     Phase,
     Plan,
     PlanKind,
     Policy,
     RankExit,
     RankInfo,
-    Verdict,
 )
 from supervisor.core.policy_settings import Restart
 from supervisor.core.state import Attempt, JobState, NodeReport, Stage
-from supervisor.core.training_events import LossChanged, PaceChanged
+from supervisor.core.training_events import LossChanged, MemoryForecast, PaceChanged
 from tests.support.transitions import is_declared
 
 attempts = st.integers(0, 6)
@@ -87,7 +86,7 @@ decisions = st.one_of(
     st.none(),
     st.builds(
         JobDecision,
-        st.builds(Verdict, st.sampled_from(Cause), st.just(0.9), st.just("x"), st.just("x")),
+        st.builds(FailureVerdict, st.sampled_from(Cause), st.just(0.9), st.just("x"), st.just("x")),
         st.builds(Plan, st.sampled_from(PlanKind), st.just("x"), st.just("x"), st.just("x"), st.just(65)),
         by=st.sampled_from(["a/1", "b/1"]),
     ),
@@ -164,6 +163,7 @@ events = st.one_of(
         st.just("x"),
         is_over=st.booleans(),
     ),
+    st.builds(MemoryForecast, st.just(0.0), attempts, st.just("host"), st.just("x"), is_repeat=st.booleans(), is_over=st.booleans()),
     st.builds(PaceChanged, st.just(0.0), attempts, st.just("drop"), st.just("x"), st.none(), st.booleans()),
     st.builds(core_events.SelectionMoved, st.just(0.0), attempts),
     st.builds(
@@ -192,7 +192,7 @@ events = st.one_of(
 
 def at(event: core_events.Event, t: float, state: JobState, *, current: bool) -> core_events.Event:
     """The event at time `t`; most of them of the current attempt, else the fence would hide all that follows."""
-    fields = {name: getattr(event, name) for name in event.__slots__}  # type: ignore[union-attr]
+    fields = {name: getattr(event, name) for name in event.__struct_fields__}
     if current and "attempt" in fields:
         fields["attempt"] = state.attempt.number
     return type(event)(**(fields | {"t": t}))
@@ -205,7 +205,7 @@ def holds(state: JobState, actions: tuple[act.Action, ...]) -> None:
     for action in actions:
         if isinstance(action, act.ReportDecision):
             assert action.plan.reason
-            assert action.plan.next_rung
+            assert action.plan.next_ladder_step
         if isinstance(action, act.SelectCheckpoint):
             assert action.rejected == state.run.rejected, "what is poisoned is left out"
         if isinstance(action, act.BeginAttempt):
@@ -218,7 +218,11 @@ def fenced(before: JobState, event: core_events.Event, answer: tuple[JobState, t
     """What is over, and what is of another attempt, is answered with nothing."""
     if before.stage not in EVENTS[type(event)].stages:
         assert answer == (before, ()), "out of place"
-    if getattr(event, "attempt", before.attempt.number) != before.attempt.number:
+    if isinstance(event, core_events.ReportsGathered):  # the coordinator judges the attempts of others too, and acts on none of it here
+        assert answer[0] == before
+        assert all(isinstance(a, act.ProposeDecision) and a.attempt == event.attempt for a in answer[1])
+        assert bool(answer[1]) == bool(event.reports or event.missing), "an attempt without nodes has never begun"
+    elif getattr(event, "attempt", before.attempt.number) != before.attempt.number:
         assert answer == (before, ()), "what another attempt says is from the dead"
 
 

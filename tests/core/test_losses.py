@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core import losses
-from supervisor.core.decide import decide, initial
 from supervisor.core.events import (
     AttemptEnded,
     AttemptStarted,
@@ -17,6 +15,8 @@ from supervisor.core.events import (
     StopRequested,
     SupervisorStarted,
 )
+from supervisor.core.failure import losses
+from supervisor.core.machine import decide, initial
 from supervisor.core.model import CheckpointRef, Phase, Policy, RankExit, RankInfo
 from supervisor.core.state import JobState, Losses
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core import events, node_health
+from supervisor.core import events
 from supervisor.core.actions import BeginAttempt, CheckHealth, PrintMessage, Quarantine, SetTimer
-from supervisor.core.decide import decide, initial
+from supervisor.core.health import findings
+from supervisor.core.machine import decide, initial
 from supervisor.core.model import Cause, Claim, Evidence, Finding, Gpu, Launcher, Phase, Policy, RankExit, RankInfo
 from supervisor.core.policy_settings import Gpus, Restart
 from supervisor.core.state import Attempt, JobState, Run, Stage
+from supervisor.core.values import replace
 
 THREE = tuple(Gpu(index, f"GPU-{index}", f"0000:1{index}:00.0") for index in range(3))
 #: A GPU that was lost before the job started has no name.
@@ -23,18 +25,35 @@ ON_THE_BUS = Finding("gpu_count", "pci:0000:14:00.0", "failed", "on the bus, and
 )
 def test_a_gpu_that_is_ill_for_two_reasons_is_one_gpu(found: tuple[Finding, ...], there: int) -> None:
     policy = Policy(launcher=Launcher.ELASTIC, health=True, gpus=Gpus(minimum=1), restart=Restart(batch_drift=True))
-    judged = node_health.judged(JobState(gpus=THREE, run=Run(policy=policy, findings=found)), 0.0)
+    judged = findings.judged(JobState(gpus=THREE, run=Run(policy=policy, findings=found)), 0.0)
     assert judged.stop is None
     assert any(f"3 of {there} ranks" in one.text for one in judged.actions if isinstance(one, PrintMessage))
 
 
 def test_a_gpu_that_is_not_needed_is_told_of_once() -> None:
     state = JobState(gpus=THREE, run=Run(policy=Policy(launcher=Launcher.ELASTIC, health=True), findings=(LOST,), command_nproc=3))
-    judged = node_health.judged(state, 0.0)
+    judged = findings.judged(state, 0.0)
     assert judged.stop is None
     assert [one.text for one in judged.actions if isinstance(one, PrintMessage)] == ["health: GPU 3: it is lost; the job goes on"]
     assert not any(isinstance(one, Quarantine) for one in judged.actions)
-    assert node_health.judged(judged.state, 1.0).actions == ()
+    assert findings.judged(judged.state, 1.0).actions == ()
+
+
+def test_of_a_command_with_fewer_ranks_than_gpus_its_ranks_are_counted_where_the_examination_did_not_answer() -> None:
+    """`--nproc-per-node=3` on four GPUs: with a GPU out of use three are left, and nothing has to change."""
+    gpus = (*THREE, Gpu(3, "GPU-3", "0000:13:00.0"))
+    ranks = tuple(RankInfo(rank, rank, 100 + rank, 7) for rank in range(3))
+    policy = Policy(launcher=Launcher.ELASTIC, health=True, gpus=Gpus(minimum=1))
+    state = JobState(gpus=gpus, stage=Stage.STARTING, attempt=Attempt(number=1), run=Run(policy=policy))
+    state, _ = decide(state, events.AttemptStarted(1.0, 1, ranks, 3))
+    state, _ = decide(
+        state, events.HealthChanged(2.0, (Finding("gpu_recovery", "gpu:GPU-1", "failed", "GPU 1 must be reset", blocks=True),))
+    )
+    state = replace(state, stage=Stage.CHECKING)
+    state, actions = decide(state, events.HealthChecked(3.0, 1, state.run.reported_findings))
+    (began,) = (action for action in actions if isinstance(action, BeginAttempt))
+    assert began.nproc is None
+    assert began.gpus == ("GPU-0", "GPU-2", "GPU-3")
 
 
 def test_a_disk_that_stays_full_after_the_first_attempt_is_waited_for_an_hour_and_then_left_with_75() -> None:
@@ -63,8 +82,8 @@ def test_what_a_person_must_repair_is_not_waited_for_behind_a_full_disk() -> Non
     full = Finding("disk_space", "path:/data", "failed", "/data has no room", blocks=True)
     driver = Finding("gpu_driver", "driver", "failed", "the driver does not fit its library", blocks=True)
     state = JobState(stage=Stage.CHECKING, attempt=Attempt(number=1), run=Run(policy=Policy(health=True)))
-    for findings in ((full, driver), (driver, full)):
-        ended, _ = decide(state, events.HealthChecked(1.0, 1, findings))
+    for reported in ((full, driver), (driver, full)):
+        ended, _ = decide(state, events.HealthChecked(1.0, 1, reported))
         assert ended.run.exit_code == 69
 
 
@@ -128,7 +147,7 @@ def test_the_card_names_each_node_that_failed_the_node_check_as_excluded_only_wh
     state, _ = decide(state, events.CheckpointSelected(9.0, 1, None, 0, agreement=1, unfit=found, not_excluded=not_excluded))
     wanted = state.attempt.stop_wanted
     assert wanted is not None
-    assert (wanted.plan.reason, wanted.plan.next_rung) == (reason, hint)
+    assert (wanted.plan.reason, wanted.plan.next_ladder_step) == (reason, hint)
 
 
 def test_the_card_of_many_nodes_that_failed_the_node_check_is_short() -> None:
@@ -141,4 +160,4 @@ def test_the_card_of_many_nodes_that_failed_the_node_check_is_short() -> None:
     assert wanted is not None
     assert len(wanted.plan.reason) <= 600
     hint = f"{REQUEUE}; {'; '.join(f'once it is repaired: `supervise nodes allow n{number}`' for number in range(3))}"
-    assert wanted.plan.next_rung == f"{hint}; `supervise nodes` lists the others"
+    assert wanted.plan.next_ladder_step == f"{hint}; `supervise nodes` lists the others"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core import failure, planning
-from supervisor.core.decide import decide
+from supervisor.core.attempt import known_checkpoints
 from supervisor.core.events import CheckpointVerified, RanksFound
-from supervisor.core.model import Cause, CheckpointRef, Evidence, Gpu, Launcher, Phase, Policy, RankInfo, Verdict
+from supervisor.core.failure import judgement, planning
+from supervisor.core.machine import decide
+from supervisor.core.model import Cause, CheckpointRef, Evidence, FailureVerdict, Gpu, Launcher, Phase, Policy, RankInfo
 from supervisor.core.state import Attempt, JobState, Run, Stage
 from supervisor.core.values import replace
 
@@ -21,7 +22,7 @@ def ref(step: int) -> CheckpointRef:
 def rolled_back_to_60(*older: int) -> JobState:
     """Return a state in which attempt 2 resumed from step 60, with these older checkpoints."""
     state = JobState(stage=Stage.RUNNING, attempt=Attempt(2, resume=ref(60)))
-    return planning.with_selected(state, ref(60), tuple(map(ref, older)))
+    return known_checkpoints.with_selected(state, ref(60), tuple(map(ref, older)))
 
 
 def known(state: JobState) -> list[int | None]:
@@ -56,7 +57,7 @@ def test_plans_count_the_ranks_that_a_plain_command_started_and_name_its_gpus_as
     state = JobState(stage=Stage.RUNNING, run=Run(policy=policy), attempt=Attempt(1, ranks=(COMMAND,), world_size=1))
     state, actions = decide(state, RanksFound(2.0, 1, TWO, 4))
     assert (actions, state.attempt.live_ranks, state.attempt.world_size) == ((), TWO, 4)
-    verdict = Verdict(Cause.GPU_LOST, 1.0, "lost", "gpu:lost", gpu="1")
+    verdict = FailureVerdict(Cause.GPU_LOST, 1.0, "lost", "gpu:lost", gpu="1")
     gpus = (Gpu(0, "GPU-a"), Gpu(1, "GPU-b"))
     given = planning.situation(replace(state, gpus=gpus), 3.0, verdict, planning.Place(None, before_first_step=False, phase=Phase.TRAIN))
     assert (given.ranks, given.world_size, given.pids, given.gpu) == (2, 4, (71, 72), "GPU-b")
@@ -78,13 +79,13 @@ def test_plans_count_the_ranks_that_a_plain_command_started_and_name_its_gpus_as
 def test_ranks_that_did_not_meet_made_no_step_however_long_they_waited(cause: Cause, facts: dict[str, str], *, expected: bool) -> None:
     state = JobState(stage=Stage.RUNNING, attempt=Attempt(1, ranks=TWO, world_size=2, began_t=0.0, started_t=0.0))
     later = state.run.policy.start_window_s + 1000
-    assert failure.before_first_step(state, later, Verdict(cause, 0.9, "", "", rank=0), facts) is expected
+    assert judgement.before_first_step(state, later, FailureVerdict(cause, 0.9, "", "", rank=0), facts) is expected
 
 
 def test_a_plain_command_that_is_rank_1_by_its_own_variables_has_its_heartbeat() -> None:
     beats = tuple(Evidence("heartbeat", name, text, rank=1) for name, text in (("phase", "init"), ("steps", "0")))
     alone = JobState(stage=Stage.TEARDOWN, attempt=Attempt(1, ranks=(COMMAND,), world_size=1, evidence=beats, started_t=0.0))
-    verdict = Verdict(Cause.RENDEZVOUS, 0.9, "n7 cannot be resolved", "n7", rank=0)
-    assert failure.judged(alone, 1.0, verdict).failure.before_first_step
+    verdict = FailureVerdict(Cause.RENDEZVOUS, 0.9, "n7 cannot be resolved", "n7", rank=0)
+    assert judgement.judged(alone, 1.0, verdict).failure.before_first_step
     of_two = replace(alone, attempt=replace(alone.attempt, ranks=TWO, world_size=2))
-    assert not failure.judged(of_two, 1.0, verdict).failure.before_first_step
+    assert not judgement.judged(of_two, 1.0, verdict).failure.before_first_step

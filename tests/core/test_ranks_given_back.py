@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core import epoch, events, node_health, planning, setups
+from supervisor.core import events
+from supervisor.core.attempt import setups
+from supervisor.core.failure import planning
+from supervisor.core.health import findings
 from supervisor.core.model import (
     Cause,
     Claim,
     Evidence,
+    FailureVerdict,
     Finding,
     Gpu,
     JobDecision,
@@ -18,9 +22,9 @@ from supervisor.core.model import (
     Policy,
     RankExit,
     RankInfo,
-    Setup,
-    Verdict,
 )
+from supervisor.core.nodes import joint_decision
+from supervisor.core.setup_model import Setup
 from supervisor.core.state import Attempt, Incident, JobState, NodeReport, Run
 from supervisor.core.values import replace
 from tests.support.policies import policy_from
@@ -63,7 +67,7 @@ def decided(b_now: tuple[Gpu, ...]) -> tuple[JobState, JobDecision]:
     """Node b, of which a GPU was taken out of use, and what both decide."""
     a, b = node("a/1", FREE, (), None), node("b/1", OUT, b_now, 1)
     reports = tuple(NodeReport(state.attempt.me, state.attempt, state.gpus, state.run) for state in (a, b))
-    return b, epoch.decided(a, events.ReportsGathered(6.0, 3, reports, (), "failure", "a/1", "rank 0: exit code 1"))
+    return b, joint_decision.decided(a, events.ReportsGathered(6.0, 3, reports, (), "failure", "a/1", "rank 0: exit code 1"))
 
 
 def test_the_ranks_of_all_nodes_come_back_with_the_last_gpu() -> None:
@@ -82,7 +86,7 @@ def test_a_gpu_of_another_node_that_is_still_out_of_use_ends_the_run() -> None:
 def test_where_a_loader_names_no_number_the_run_knows_it_also_if_the_short_attempt_made_a_step() -> None:
     b, _ = decided(OUT)
     run = replace(b.run, starts_with=Setup(3, nodes=2, ranks=3), policy=replace(b.run.policy, nodes=2))
-    unnamed = Verdict(Cause.CHECKPOINT_MISMATCH, 0.95, "", "", because=(SAID,))
+    unnamed = FailureVerdict(Cause.CHECKPOINT_MISMATCH, 0.95, "", "", because=(SAID,))
     place = planning.Place(1, before_first_step=False, phase=planning.Phase.TRAIN)
     resized = planning.situation(replace(b, run=run), 6.0, unnamed, place).resized
     assert resized is not None
@@ -95,7 +99,7 @@ def resized(now: Setup, started: Setup, *, nodes: int = 2, words: tuple[str, str
     members = tuple(f"{place}/1" for place in range(now.nodes))
     state = JobState(run, attempt=Attempt(5, members=members, world_size=now.ranks))
     facts = tuple(zip(("saved", "current"), words, strict=True))
-    change = setups.resized(state, Verdict(Cause.CHECKPOINT_MISMATCH, 0.95, "", "", because=(SAID,), facts=facts))
+    change = setups.resized(state, FailureVerdict(Cause.CHECKPOINT_MISMATCH, 0.95, "", "", because=(SAID,), facts=facts))
     return None if change is None else (change.before.nodes, change.before.ranks)
 
 
@@ -114,11 +118,11 @@ def test_how_many_saved_is_known_by_words_then_by_what_trained_then_by_the_comma
 
 @pytest.mark.parametrize("given_back", [True, False])
 def test_a_gpu_that_comes_back_is_examined_before_its_rank_begins(*, given_back: bool) -> None:
-    verdict = Verdict(Cause.CHECKPOINT_MISMATCH, 0.95, "", "")
+    verdict = FailureVerdict(Cause.CHECKPOINT_MISMATCH, 0.95, "", "")
     plan = Plan(PlanKind.RESTART, "", "", "own_change", all_ranks=given_back)
     incident = Incident(1, 0.0, "", verdict=verdict, plan=plan)
     state = JobState(Run("run", Policy(), reason="failure", incident=incident, reported_findings=()))
-    assert node_health.known_findings(state) == (None if given_back else ())
+    assert findings.known_findings(state) == (None if given_back else ())
 
 
 @pytest.mark.parametrize("launcher", ["elastic", "plain"])
@@ -126,8 +130,8 @@ def test_a_gpu_that_is_found_bad_again_ends_the_run_before_a_rank(launcher: str)
     policy = replace(policy_from({"gpus": {"minimum": 1}, "restart": {"batch_drift": True}}), launcher=Launcher(launcher))
     bad = Finding("gpu_errors", "gpu:GPU-1", "failed", "GPU 1 does not answer", blocks=True)
     state = JobState(Run("run", policy, all_ranks=True, command_nproc=2, findings=(bad,)), attempt=Attempt(3), gpus=FREE)
-    _, _, stop = node_health.judged(state, 7.0)
+    _, _, stop = findings.judged(state, 7.0)
     assert stop is not None
     verdict, plan = stop
     assert (verdict.cause, plan.exit_code) == (Cause.GPU_LOST, 69)
-    assert "1 GPUs are left, and the program loads its checkpoints with" in plan.reason
+    assert "1 GPU is left, and the program loads its checkpoints with" in plan.reason

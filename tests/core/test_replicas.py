@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 
 from supervisor import strategies
 from supervisor.core import actions as act
-from supervisor.core import events, node_health, planning, replicas, sharing
-from supervisor.core.decide import decide, initial
+from supervisor.core import events
+from supervisor.core.failure import planning
+from supervisor.core.health import findings
+from supervisor.core.machine import decide, initial
 from supervisor.core.model import (
     Cause,
     Claim,
     Evidence,
+    FailureVerdict,
     Finding,
     Gpu,
     JobDecision,
@@ -25,8 +28,8 @@ from supervisor.core.model import (
     PlanKind,
     Policy,
     RankInfo,
-    Verdict,
 )
+from supervisor.core.nodes import replicas, sharing
 from supervisor.core.policy_settings import Gpus, Restart
 from supervisor.core.state import JobState, Run, Stage
 from supervisor.core.values import replace
@@ -93,7 +96,7 @@ def test_after_any_losses_of_gpus_the_ranks_are_whole_replicas_and_the_batch_is_
     claim = Evidence("nvml", "lost", "lost", claim=Claim(Cause.GPU_LOST, 1.0))
     situation = Situation(
         t=0.0,
-        verdict=Verdict(Cause.GPU_LOST, 1.0, "lost", "lost", because=(claim,)),
+        verdict=FailureVerdict(Cause.GPU_LOST, 1.0, "lost", "lost", because=(claim,)),
         policy=policy,
         first=None,
         step=100,
@@ -140,8 +143,8 @@ def test_an_attempt_begins_on_a_node_with_ill_gpus_in_whole_replicas_or_not_at_a
     policy = Policy(
         launcher=Launcher.ELASTIC, health=True, gpus=Gpus(minimum=minimum), restart=Restart(batch_drift=True), replica_size=size
     )
-    findings = tuple(Finding("gpu_errors", f"gpu:GPU-{index}", "failed", "ill", blocks=True) for index in range(ill))
-    judged = node_health.judged(JobState(gpus=gpus_of(per_node), run=Run(policy=policy, findings=findings, command_nproc=per_node)), 0.0)
+    reported = tuple(Finding("gpu_errors", f"gpu:GPU-{index}", "failed", "ill", blocks=True) for index in range(ill))
+    judged = findings.judged(JobState(gpus=gpus_of(per_node), run=Run(policy=policy, findings=reported, command_nproc=per_node)), 0.0)
     fits = (per_node - ill) // size * size
     if judged.stop is None:
         assert judged.state.run.nproc == fits
@@ -198,8 +201,8 @@ class Nodes:
 
     def lose_a_node(self) -> None:
         """End the attempt on all nodes, which decide to restart."""
-        verdict = Verdict(Cause.NODE_LOST, 0.9, "node 1 is lost", "node:lost")
-        decision = JobDecision(verdict, Plan(PlanKind.RESTART, "because", "next", "rung"), by=self.state.attempt.me)
+        verdict = FailureVerdict(Cause.NODE_LOST, 0.9, "node 1 is lost", "node:lost")
+        decision = JobDecision(verdict, Plan(PlanKind.RESTART, "because", "next", "ladder_step"), by=self.state.attempt.me)
         self.tell(events.AttemptEndedByPeer(4.0, self.number, "1/1", "it failed"))
         self.tell(events.AttemptEnded(4.5, self.number, "failed"))
         self.tell(events.DecisionMade(5.0, self.number, "restart", decision))
@@ -271,7 +274,7 @@ def test_a_launcher_whose_ranks_only_torch_knows_is_refused_before_a_rank_starts
         report.plan.reason
         == "a replica, one copy of the model, has 4 ranks (--model-parallel 4), and the 7 ranks hold no whole number of replicas"
     )
-    assert "--nproc-per-node=4" in report.plan.next_rung
+    assert "--nproc-per-node=4" in report.plan.next_ladder_step
 
 
 @pytest.mark.parametrize(("size", "batch"), [(1, 336), (4, 84)])
@@ -280,7 +283,7 @@ def test_the_batch_of_eight_ranks_counts_replicas(size: int, batch: int) -> None
     job = Nodes(4, size, knobs_of(42, 1), least=2, most=2)
     proof = Evidence("heartbeat", "memory", "x", claim=Claim(Cause.CUDA_OOM, 1.0))
     job.train_on(2)
-    verdict = Verdict(Cause.CUDA_OOM, 1.0, "x", "x", because=(proof,))
+    verdict = FailureVerdict(Cause.CUDA_OOM, 1.0, "x", "x", because=(proof,))
     situation = Situation(
         t=0.0, verdict=verdict, policy=job.policy, first=None, step=1, before_first_step=False,
         failures=(), attempts=1, knobs=job.knobs, world_size=8, ranks=4,

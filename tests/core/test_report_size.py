@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from supervisor.cluster.reports import decode_reports, encode_report
-from supervisor.core import epoch
 from supervisor.core.actions import ReportDecision
 from supervisor.core.events import ReportsGathered
 from supervisor.core.model import Cause, Claim, Evidence, JobDecision, RankInfo
+from supervisor.core.nodes import joint_decision
+from supervisor.core.nodes.report_size import bounded
 from supervisor.core.numeric import rank_list
-from supervisor.core.report_size import bounded
 from supervisor.core.state import Attempt, JobState, NodeReport, Stage
 from supervisor.core.values import replace
 from supervisor.journal import records
@@ -42,7 +42,7 @@ def decision(reports: Sequence[NodeReport]) -> tuple[ReportsGathered, JobDecisio
     members = tuple(report.node for report in reports)
     state = JobState(stage=Stage.FOLLOWING, attempt=replace(reports[0].attempt, members=members))
     gathered = ReportsGathered(2000.0, 3, tuple(reports), (), "failure", members[-1], "rank 1: killed by signal 6")
-    return gathered, epoch.decided(state, gathered)
+    return gathered, joint_decision.decided(state, gathered)
 
 
 def named(decided: JobDecision) -> tuple[object, ...]:

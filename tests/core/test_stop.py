@@ -14,8 +14,9 @@ import pytest
 
 from supervisor.core import actions as act
 from supervisor.core import events as core_events
-from supervisor.core.decide import decide, initial
+from supervisor.core.machine import decide, initial
 from supervisor.core.model import Cause, Claim, Evidence, Gpu, Launcher, Phase, Policy, RankExit, RankInfo
+from supervisor.core.signals import SignalEffect, SignalMoment, effect_of, moment_of
 from supervisor.core.state import JobState, Stage
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def word(action: act.Action) -> str:
     return action.why if isinstance(action, act.StopRanks) else ""
 
 
-def answers(signals: Sequence[int], gaps: Gaps, *between: core_events.Event, saves: bool = True) -> tuple[list[list[str]], int]:
+def effects(signals: Sequence[int], gaps: Gaps, *between: core_events.Event, saves: bool = True) -> tuple[list[list[str]], int]:
     """Return what the ranks get for each signal, and the exit code once they have ended. `between`: after the first signal."""
     state, _ = played(initial(), *BEFORE[Stage.RUNNING], *((SAVES,) if saves else ()))
     t, got = 10.0, []
@@ -145,7 +146,7 @@ def answers(signals: Sequence[int], gaps: Gaps, *between: core_events.Event, sav
     ],
 )
 def test_two_signals_while_the_ranks_save(signals: tuple[int, int], gap_s: float, ranks_get: list[list[str]], code: int) -> None:
-    assert answers(signals, (gap_s,)) == (ranks_get, code)
+    assert effects(signals, (gap_s,)) == (ranks_get, code)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,7 @@ def test_two_signals_while_the_ranks_save(signals: tuple[int, int], gap_s: float
     ],
 )
 def test_a_signal_after_the_save_finds_ranks_that_are_asked_to_end(signals: tuple[int, int], second: list[str], code: int) -> None:
-    assert answers(signals, (FAR_S,), core_events.Saved(12.0, 1)) == ([["save", "stop"], second], code)
+    assert effects(signals, (FAR_S,), core_events.Saved(12.0, 1)) == ([["save", "stop"], second], code)
 
 
 @pytest.mark.parametrize(("second", "code"), [(SIGINT, 130), (SIGTERM, 75)])
@@ -173,11 +174,30 @@ def test_who_asks_again_waits_for_no_search_of_a_save(second: int, code: int) ->
 
 def test_a_notice_and_the_time_after_it_are_told_a_script_that_cannot_save() -> None:
     """It trains on after the notice: the announced end, or a person, is the first to stop it."""
-    assert answers((SIGUSR1, SIGTERM), (NEAR_S,), saves=False) == ([[], ["stop"]], 75)
-    assert answers((SIGUSR1, SIGINT, SIGINT), (FAR_S, FAR_S), saves=False) == ([[], ["stop"], ["hurry"]], 130)
+    assert effects((SIGUSR1, SIGTERM), (NEAR_S,), saves=False) == ([[], ["stop"]], 75)
+    assert effects((SIGUSR1, SIGINT, SIGINT), (FAR_S, FAR_S), saves=False) == ([[], ["stop"], ["hurry"]], 130)
 
 
 THREE = [(signals, gaps) for signals in product(SIGNALS, repeat=3) for gaps in product((NEAR_S, FAR_S), repeat=2)]
+
+
+@pytest.mark.parametrize(
+    ("signals", "said"),
+    [
+        (
+            (SIGUSR1, SIGINT, SIGINT),
+            ["SIGUSR1: ranks are asked to end", "SIGINT hurries them, and a second SIGINT kills them now", "SIGINT: ranks are killed"],
+        ),
+        ((SIGTERM, SIGTERM), ["SIGTERM: ranks are asked to end", "send it again to hurry", "SIGTERM: ranks are killed"]),
+        ((SIGINT, SIGHUP), ["SIGINT: ranks are asked to end", "SIGHUP: ranks are killed"]),
+    ],
+)
+def test_what_is_said_of_a_further_signal_is_what_it_does(signals: tuple[int, ...], said: list[str]) -> None:
+    stops = [core_events.StopRequested(10.0 + place, signum) for place, signum in enumerate(signals)]
+    _, asked = played(initial(), *BEFORE[Stage.RUNNING], *stops)
+    printed = "; ".join(action.text for action in asked if isinstance(action, act.PrintMessage))
+    assert [text for text in said if text not in printed] == []
+    assert any(isinstance(action, act.EndLauncher) for action in asked) == (len(signals) == 3)
 
 
 @pytest.mark.parametrize("saved", [False, True])
@@ -185,22 +205,88 @@ def test_of_three_signals_a_person_s_counts_most_then_a_notice(*, saved: bool) -
     for signals, gaps in THREE:
         between = (core_events.Saved(10.05, 1),) if saved and signals[0] != SIGINT else ()
         code = 130 if SIGINT in signals else 75 if between or NOTICES & set(signals) else 128 + signals[0]
-        assert answers(signals, gaps, *between)[1] == code, (signals, gaps)
+        assert effects(signals, gaps, *between)[1] == code, (signals, gaps)
 
 
 def test_of_three_signals_only_one_that_comes_twice_is_passed_over() -> None:
     for signals, gaps in THREE:
         doubled = same_meaning(signals[0], signals[1]) and gaps[0] == NEAR_S
-        got, code = answers(signals, gaps)
+        got, code = effects(signals, gaps)
         if doubled:
-            rest, rest_code = answers((signals[0], signals[2]), (sum(gaps),))
+            rest, rest_code = effects((signals[0], signals[2]), (sum(gaps),))
             assert (got, code) == ([rest[0], [], rest[1]], rest_code), (signals, gaps)
 
 
 def test_each_further_demand_for_the_end_takes_one_step_more_and_a_notice_takes_none() -> None:
     steps = ["stop", "hurry", "kill"]
     for signals in product(SIGNALS, repeat=3):
-        got, _ = answers(signals, (FAR_S, FAR_S), saves=False)
+        got, _ = effects(signals, (FAR_S, FAR_S), saves=False)
         demands = [signum for signum in signals if signum not in NOTICES]
         assert [words for words, signum in zip(got, signals, strict=True) if signum not in NOTICES] == [[w] for w in steps[: len(demands)]]
         assert not any(words for words, signum in zip(got, signals, strict=True) if signum in NOTICES)
+
+
+# the table of the signals (core/signals.py)
+
+
+def at_moment(moment: SignalMoment) -> JobState:
+    """Return a state of each moment. The script saves on request where that matters."""
+    notice = core_events.StopRequested(10.0, SIGUSR1, 600.0)
+    histories: dict[SignalMoment, tuple[core_events.Event, ...]] = {
+        SignalMoment.NO_RANK: BEFORE[Stage.WAITING],
+        SignalMoment.STARTING: BEFORE[Stage.STARTING],
+        SignalMoment.RUNNING: (*BEFORE[Stage.RUNNING], SAVES),
+        SignalMoment.BEING_STOPPED: BEFORE[Stage.TEARDOWN],
+        SignalMoment.NOTICED: (*BEFORE[Stage.RUNNING], notice),
+        SignalMoment.NOTICED_LATE: (*BEFORE[Stage.TEARDOWN], notice),
+        SignalMoment.ENDING: (*BEFORE[Stage.RUNNING], core_events.StopRequested(10.0, SIGTERM)),
+        SignalMoment.SEARCHING: (*BEFORE[Stage.RUNNING], SAVES, notice, core_events.AttemptEnded(10.5, 1, "stopped")),
+    }
+    return played(initial(), *histories[moment])[0]
+
+
+def done_by(actions: Sequence[act.Action]) -> set[SignalEffect]:
+    """Return which answers the actions may be."""
+    stops = {(a.why, a.grace_s) for a in actions if isinstance(a, act.StopRanks)}
+    if any(isinstance(action, act.Finish) for action in actions):
+        return {SignalEffect.FINISH, SignalEffect.GIVE_UP_SEARCH}
+    if any(isinstance(action, act.RequestSave) for action in actions):
+        return {SignalEffect.SAVE, SignalEffect.TRAIN_ON}
+    if not stops:
+        return {SignalEffect.NOTHING, SignalEffect.ANNOUNCED}
+    ((why, grace_s),) = stops
+    if why == "hurry":
+        return {SignalEffect.HURRY}
+    return {SignalEffect.STOP_SOON} if grace_s == POLICY.stop.grace_s else {SignalEffect.STOP, SignalEffect.ANNOUNCED}
+
+
+@pytest.mark.parametrize("signum", SIGNALS)
+@pytest.mark.parametrize("moment", SignalMoment, ids=lambda moment: moment.name)
+def test_a_signal_does_what_the_table_says(moment: SignalMoment, signum: int) -> None:
+    state = at_moment(moment)
+    assert moment_of(state) is moment
+    _, actions = decide(state, core_events.StopRequested(20.0, signum))
+    assert effect_of(state, signum) in done_by(actions)
+
+
+@pytest.mark.parametrize("stage", BEFORE)
+def test_a_second_signal_counts_in_every_stage_however_soon_it_comes(stage: Stage) -> None:
+    for first, second in product(SIGNALS, repeat=2):
+        if same_meaning(first, second):
+            continue
+        state, asked = played(initial(), *BEFORE[stage], core_events.StopRequested(10.0, first, 600.0))
+        if state.stage is Stage.ENDED:
+            continue
+        state, more = played(state, core_events.StopRequested(10.01, second, 30.0))
+        state, last = played(state, core_events.AttemptEnded(11.0, 1, "stopped"), core_events.SaveSearched(11.0, 1, None))
+        code = next(action.exit_code for action in (*asked, *more, *last) if isinstance(action, act.Finish))
+        assert code == (130 if SIGINT in {first, second} else 75 if NOTICES & {first, second} else 128 + first), (first, second)
+
+
+def test_the_time_until_an_announced_end_is_void_once_that_end_is_asked_for() -> None:
+    state, _ = played(initial(), *BEFORE[Stage.RUNNING], core_events.StopRequested(10.0, SIGUSR1, time_left_follows=True))
+    state, _ = decide(state, core_events.StopRequested(10.1, SIGTERM, time_left_follows=True))
+    state, actions = decide(state, core_events.TimeLeft(10.2, 600.0, SIGUSR1))
+    assert actions == ()
+    state, actions = decide(state, core_events.TimeLeft(10.3, 4.0, SIGTERM))
+    assert [action.grace_s for action in actions if isinstance(action, act.StopRanks)] == [pytest.approx(3.2)]

@@ -10,7 +10,7 @@ import pytest
 
 from supervisor.core import actions as act
 from supervisor.core import events as core_events
-from supervisor.core.decide import decide, initial
+from supervisor.core.machine import decide, initial
 from supervisor.core.model import Beginning, Cause, CheckpointRef, Claim, Evidence, Phase, Policy, RankExit, RankInfo
 from supervisor.core.state import Stage
 

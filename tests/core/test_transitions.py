@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.core.decide import EVENTS, decide, initial
 from supervisor.core.events import (
     AttemptEnded,
     CheckpointSelected,
@@ -21,6 +20,7 @@ from supervisor.core.events import (
     SaveSearched,
     TimerFired,
 )
+from supervisor.core.machine import EVENTS, decide, initial
 from supervisor.core.model import Finding
 from supervisor.core.state import Stage
 from supervisor.core.values import replace

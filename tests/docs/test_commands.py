@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/explanation/how-a-failure-is-handled.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "docs/explanation/how-a-failure-is-handled.md", "docs/explanation/one-night.md")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 #: Commands that start a training, each in a directory of its own.
@@ -26,17 +26,16 @@ WITHOUT = "supervise -- torchrun --standalone --nproc-per-node=8 train.py"
 PLAIN = "supervise -- accelerate launch train.py"
 #: Commands that are typed where WITHOUT has run, and what they must show: its rank 3 was killed once.
 READING = {
-    "supervise status": "exit code 0",
+    "supervise status": ": done",
     "supervise why": "rank 3 was killed by SIGKILL",
     "supervise report": "1 failure",
     "supervise logs --rank 3 --follow": "rank 3 resumes from None",
-    "supervise ls": "ended with 0",
+    "supervise ls": "done",
     "supervise stop": "no job runs here",
     "supervise config show": "--resume {resume}",
     "supervise print torchrun -- python train.py": "exec supervise -- torchrun --standalone --nproc-per-node=",
 }
 DEMO = "tests/examples/test_demo.py::test_the_demo_recovers_from_a_killed_rank_and_a_torn_checkpoint_within_90_s"
-SERVED = "test_the_list_and_a_job_are_served_with_the_headers_of_a_page_that_nobody_may_frame_or_extend"
 FIRST_SCREEN = "tests/docs/test_first_screen.py::"
 DEMO_WHY = "tests/examples/test_demo.py::test_the_reading_commands_for_the_demos_job_are_right"
 CPU_ONLY = "TORCH_INDEX=https://download.pytorch.org/whl/cpu"
@@ -45,14 +44,15 @@ ELSEWHERE = {
     f"make demo {CPU_ONLY}": "tests/docs/test_commands.py::test_make_takes_torch_from_the_named_index",
     "make test": "tests/docs/test_commands.py::test_make_does_what_the_tests_do",
     "make docs": "tests/docs/test_commands.py::test_make_does_what_the_tests_do",
+    "supervise profile": "tests/e2e/test_profile.py::test_a_job_is_profiled_and_trains_on_and_says_who_waits_for_whom",
     "supervise doctor": FIRST_SCREEN + "test_the_doctor_names_the_gpu_that_must_be_reset",
+    "supervise plan -- CMD": "tests/knobs/test_plan.py::test_it_says_what_is_enabled_and_what_is_not_on_one_screen",
+    "supervise drill resume -- CMD": "tests/e2e/test_drill_resume.py::test_two_ranks_that_load_the_same_checkpoint_are_proven",
     "supervise drill oom": FIRST_SCREEN + "test_half_of_the_micro_batch_follows_where_memory_runs_out",
     "make lint types": "tests/docs/test_commands.py::test_make_does_what_the_tests_do",
-    "supervise help": "tests/cli/test_cli.py::test_help_and_version_are_commands_too",
     "supervise bundle": "tests/cli/jobs/test_bundle.py::test_it_holds_what_explains_the_incident_and_lists_what_it_does_not_hold",
     "supervise classify FILE": "tests/cli/test_classify.py::test_a_page_for_people_has_the_labels_of_the_card_and_all_that_matters",
     "supervise print torchrun -- python train.py": "tests/cli/printing/test_launchers.py::test_one_script_starts_one_node_or_several",
-    "supervise ui": f"tests/cli/ui/test_server.py::{SERVED}",
     "pip install -e .": "tests/docs/test_commands.py::test_make_installs_a_checkout_as_the_readme_says",
     "supervise checkpoints undo": "tests/cli/test_checkpoints.py::test_what_was_moved_aside_is_moved_back",
     "supervise why --job demo --state-dir demo-run/state": DEMO_WHY,
@@ -133,8 +133,8 @@ def test_what_starts_a_training_starts_it(
     assert done.returncode == 0, done.stdout + done.stderr
     resumed = places[command] / "ckpt" / "step-00000007.pt" if command == WITH_CHECKPOINTS else None
     assert f"rank 0 resumes from {resumed}" in done.stdout
-    assert ("restarting as attempt 2" in done.stderr) == (command == WITHOUT)
-    assert ("the script resumes as it does by itself" in done.stderr) == (command == WITHOUT)
+    assert ("Restarting as attempt 2" in done.stderr) == (command == WITHOUT)
+    assert ("no --checkpoints given" in done.stderr) == (command == WITHOUT)
 
 
 @pytest.mark.parametrize("command", READING)

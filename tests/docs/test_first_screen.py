@@ -1,4 +1,4 @@
-"""The first screen of the README: each scene is played, and what it shows is what was printed.
+"""One night, scene by scene (docs/explanation/one-night.md): each scene is played, and what it shows is what was printed.
 
 The scene of the killed rank is `make demo` (tests/examples/test_demo.py), that of the lost disk the tutorial (test_tutorial.py). The faults
 of GPUs are played by a fake of NVIDIA's library (tests/health/fake_nvml).
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
-SCREEN = (ROOT / "README.md").read_text(encoding="utf-8").partition("## One night")[2].partition("\n## ")[0]
+SCREEN = (ROOT / "docs" / "explanation" / "one-night.md").read_text(encoding="utf-8")
 
 pytestmark = pytest.mark.process
 
 
 def scene(word: str) -> str:
-    """Return what the README shows where its text has this word."""
+    """Return what the page shows where its text has this word."""
     (found,) = [text for text in re.findall(r"^```(?:text|json)\n(.*?)^```", SCREEN, re.MULTILINE | re.DOTALL) if word in text]
     assert isinstance(found, str)
     return found
@@ -63,10 +63,8 @@ def test_the_doctor_names_the_gpu_that_must_be_reset(terminal: Terminal, four_gp
 @pytest.mark.timeout(400)
 def test_half_of_the_micro_batch_follows_where_memory_runs_out(terminal: Terminal) -> None:
     shutil.copy(ROOT / "examples" / "train_ddp.py", terminal.directory / "train.py")
-    (drill,) = [one.command for one in typed_on("2-before-the-night.md") if " drill oom -- " in one.command]
-    (train,) = [one.command for one in typed_on("1-a-rank-dies.md") if one.command.startswith("torchrun ")]
-    terminal.type(train.replace("undisturbed", "ckpt"))  # a checkpoint of step 120, as the first chapter leaves it
-    assert_shown(scene("OutOfMemoryError"), terminal.type(drill))
+    (drill,) = [one.command for one in typed_on("2-before-the-night.md") if " drill oom --at-step 25 -- " in one.command]
+    assert_shown(scene("the GPU ran out of memory"), terminal.type(drill))
 
 
 @pytest.fixture
@@ -107,8 +105,8 @@ def test_a_gpu_with_a_memory_error_goes_out_of_use_and_a_webhook_is_called(
         lambda: log.exists() and any(int(line.split()[1]) >= 5 for line in log.read_text().splitlines()), "step 5", 120, alive=run.alive
     )
     four_gpus.set({"2.ecc_unc_vol": 1, "2.ecc_unc_agg": 1, "2.remap_unc": 1, "2.remap_pending": 1})
-    assert_shown(scene("uncorrectable"), run.end())
-    shown = json.loads(scene("gpu_quarantined"))
-    (alert,) = [one for one in posted if one["event"] == "gpu_quarantined"]
-    assert alert.keys() - shown.keys() == {"event_id", "run_id", "ts"}
-    assert {key: alert[key] for key in shown} | {"step": 0} == shown | {"step": 0}
+    assert_shown(scene("is left out on this node"), run.end())
+    shown = json.loads(scene('"event": "opened"'))
+    (alert,) = [alert for alert in posted if (alert["state"], alert["event"]) == ("firing", "opened")]
+    assert {key: alert[key] for key in shown} | {"step": 0, "text": ""} == shown | {"step": 0, "text": ""}
+    assert re.sub(r"step \d+", "step 7", str(alert["text"])) == shown["text"]

@@ -44,7 +44,7 @@ def test_a_probe_can_be_imported(name: str) -> None:
 
 
 def test_the_words_of_the_object_are_documented() -> None:
-    results = PAGE.split("## Results", 1)[1].split("## How", 1)[0]
+    results = PAGE.split("## Results", 1)[1].split("## While", 1)[0]
     assert set(re.findall(r"^\| `(\w+)` \|", results, re.MULTILINE)) == set(Result)
     assert {repair.value for repair in Repair} <= set(re.findall(r"`(\w+)`", PAGE))
 

@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.cli.jobs.job_files import find_job, state_root, with_a_run
-from supervisor.cli.jobs.job_status import as_dict, status_of
+from supervisor.cli.jobs.job_status import status_of
+from supervisor.cli.stdio import json_text
 from supervisor.config.intervals import FACTOR_VARIABLE
 from supervisor.config.settings import JobSection, Settings
 from supervisor.errors import SuperviseError
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 MARK = "E2E_MARK"
+#: The end of a line of `supervise` at the start, where the disk is slow, or the machine is under load.
+WAITS = "which is slow or does not answer; --state-dir names another directory"
 #: Limits ten times shorter than those of docs/explanation/hangs.md, for jobs that do not hang: `pytest --eager-hangs`, or the mark.
 EAGER = {
     "SUPERVISE_HANG_ACTION": "restart",
@@ -175,7 +178,7 @@ class Supervised:
         """
         root = state_root(replace(Settings(), job=JobSection(state_dir=str(self.state))))
         try:
-            return json.loads(json.dumps(as_dict(status_of(with_a_run(root, find_job(root, self.job))))))  # type: ignore[no-any-return]
+            return json.loads(json_text(status_of(with_a_run(root, find_job(root, self.job)))))  # type: ignore[no-any-return]
         except SuperviseError:
             return {}
 
@@ -365,7 +368,8 @@ class Bucket:
     def has_whole(self, step: int) -> bool:
         """Return whether the joint manifest of a step is there."""
         keys = [row["Key"] for row in self.client.list_objects_v2(Bucket=self.name).get("Contents", ())]
-        return any(f"/step_{step}-" in key and key.endswith("/manifest.json") for key in keys)
+        whole = re.compile(rf"/step-{step}/[0-9a-f]{{16}}/manifest\.json$")
+        return any(whole.search(key) for key in keys)
 
 
 @pytest.fixture

@@ -136,8 +136,8 @@ def decisions_of(run: Supervised) -> dict[int, set[str]]:
     found: dict[int, set[str]] = {}
     for event in events_of(run):
         data = event.data
-        if event.event == "DecisionMade" and not data["elsewhere"]:
-            found.setdefault(data["attempt"], set()).add(json.dumps([data["kind"], data["decision"]], sort_keys=True))
+        if event.event == "DecisionMade" and not data.get("elsewhere"):
+            found.setdefault(data["attempt"], set()).add(json.dumps([data["kind"], data.get("decision")], sort_keys=True))
     return found
 
 
@@ -170,5 +170,5 @@ def assert_one_job(runs: Sequence[Supervised], *, last: str = "success") -> None
 
 def cards_of(runs: Sequence[Supervised]) -> set[str]:
     """Return the first line of each node about its first incident: where the host of torch's store is gone, meetings fail after it."""
-    lines = [next(line for line in run.stderr.splitlines() if "incident 1:" in line) for run in runs]
-    return {line.partition("incident 1:")[2] for line in lines}
+    lines = [next(line for line in run.stderr.splitlines() if "supervise: incident 1" in line) for run in runs]
+    return {line.partition("incident 1")[2] for line in lines}

@@ -104,20 +104,20 @@ def test_an_incident_is_one_thread_and_the_switch_is_pinged_while_the_job_is_hea
     wait_for(lambda: room.pings, "a ping", alive=run.alive)
     (tmp_path / "go-on").touch()
     assert run.exit_code() == 0
-    assert sorted(text.split(".")[0] for text in room.texts) == [
-        "FIRING e2e on gpu-7: killed_unknown",
-        "FIRING e2e on gpu-7: resume suspect",  # nobody can see this job load
-        "INFO e2e on gpu-7: run finished",
-        "INFO e2e on gpu-7: run started",
-        "RESOLVED e2e on gpu-7: it trains again",
-        "RESOLVED e2e on gpu-7: resume suspect is over",
+    assert sorted(text.splitlines()[0] for text in room.texts) == [
+        "INFO: e2e on gpu-7: the run ended",
+        "INFO: e2e on gpu-7: the run started",
+        "LOOK: e2e on gpu-7: no rank was seen to load the checkpoint that the script was given",  # nobody can see this job load
+        "OVER: e2e on gpu-7: it trains again",
+        "OVER: e2e on gpu-7: it was: no rank was seen to load the checkpoint that the script was given",
+        "RESTARTS BY ITSELF: e2e on gpu-7: a process was killed",
     ]
-    (fires,) = [text for text in room.texts if "FIRING e2e on gpu-7: killed" in text]
+    (fires,) = [text for text in room.texts if "RESTARTS BY ITSELF: e2e on gpu-7: a process was killed" in text]
     assert "supervise restarts it as attempt 2." in fires
     assert any("The training runs again after" in text and "no load of its checkpoint was seen" in text for text in room.texts)
     assert not (tmp_path / "paged").exists(), "nothing critical happened"
     (pasted,) = {
-        body["attachments"][0]["blocks"][-1]["text"]["text"].strip("`") for _, body in room.got if "killed_unknown" in body["text"]
+        body["attachments"][0]["blocks"][-1]["text"]["text"].strip("`") for _, body in room.got if "a process was killed" in body["text"]
     }
     assert pasted == "supervise why 1 --job e2e"
     environ = clean_environment(XDG_STATE_HOME=str(tmp_path / "home"))
@@ -134,14 +134,14 @@ def test_the_next_supervisor_delivers_what_waited_when_the_last_one_was_killed(
     wait_for(lambda: room.texts, "a try", alive=run.alive)
     run.signal(signal.SIGKILL)
     assert run.exit_code() == 128 + signal.SIGKILL
-    assert room.texts[0].startswith("INFO e2e on gpu-7: run started")
+    assert room.texts[0].startswith("INFO: e2e on gpu-7: the run started")
     room.got.clear()
     room.status = 200
     (tmp_path / "go-on").touch()
     assert start("--steps=20", *SAVING, *HELD, options=RESUMING).exit_code() == 0
-    titles = [text.split(".")[0] for text in room.texts]
-    assert titles[0] == "INFO e2e on gpu-7: run started"
-    assert titles[-1] == "INFO e2e on gpu-7: run finished"
+    titles = [text.splitlines()[0] for text in room.texts]
+    assert titles[0] == "INFO: e2e on gpu-7: the run started"
+    assert titles[-1] == "INFO: e2e on gpu-7: the run ended"
     assert len(titles) == len(set(titles)), "each once"
 
 
@@ -150,11 +150,11 @@ def test_a_loop_of_kills_is_one_thread_that_becomes_critical_once(start: Callabl
     # without the waits between restarts, what is sent about one would be part of what is sent about the next
     run = start("--steps=20", *SAVING, "--fail-rank=0", "--fail-at-step=12", "--fail-how=kill", options=RESUMING, factor="1")
     assert run.exit_code() == 65
-    states = [text.split()[0] for text in room.texts if "resume suspect" not in text]
-    assert states[:2] == ["INFO", "FIRING"]
-    assert set(states[2:-1]) == {"UPDATED"}
-    assert len(states) <= 6, room.texts
-    assert sum("gave up" in text for text in room.texts) == 1
+    calls = [text.partition(": ")[0] for text in room.texts if "no rank was seen to load" not in text]
+    assert calls[0] == "INFO"
+    assert set(calls[1:-2]) == {"RESTARTS BY ITSELF"}
+    assert len(calls) <= 6, room.texts
+    assert calls.count("NEEDS YOU") == 1
     (page,) = [json.loads(line) for line in (tmp_path / "paged").read_text().splitlines()]
     assert (page["severity"], page["state"], page["event"], page["node"]) == ("critical", "firing", "given_up", "gpu-7")
 

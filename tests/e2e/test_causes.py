@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
+from supervisor.core.model import FailureVerdict
 from supervisor.journal.records import Damage, scan
 from tests.support.figures import is_within
 from tests.support.memory_group import memory_group
@@ -61,9 +63,9 @@ def verdict(run: Supervised) -> dict[str, Any]:
 
 
 def re_verdicts(node: Any) -> list[dict[str, Any]]:  # noqa: ANN401  whatever a journal holds
-    """Return whatever looks like a verdict, in order."""
+    """Return whatever looks like a verdict, in order, with the fields that have their default."""
     if isinstance(node, dict):
-        own = [node] if "cause" in node and "because" in node else []
+        own = [msgspec.to_builtins(msgspec.convert(node, FailureVerdict))] if "cause" in node and "confidence" in node else []
         return [*own, *(found for child in node.values() for found in re_verdicts(child))]
     return [found for child in node for found in re_verdicts(child)] if isinstance(node, list) else []
 

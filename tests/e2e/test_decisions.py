@@ -100,9 +100,9 @@ def test_each_way_to_die_after_progress_costs_one_restart_from_the_newest_checkp
     assert run.attempts() == len(ways) + 1
     resumed = [int(step) for step in re.findall(r"resumed at step (\d+) from \S*ckpt/step-0*\1\.pt", run.stderr)]
     assert resumed == [number * 10 + 5 for number in range(len(ways))]
-    told = re.findall(r"incident \d+: rank (\d) (.*?) at step (\d+); restarting", run.stderr)
-    assert [(int(rank), int(step)) for rank, _, step in told] == [(n % 2, n * 10 - 3) for n in range(1, len(ways) + 1)]
-    assert all(re.match(WAYS[way], text) for way, (_, text, _) in zip(ways, told, strict=True)), told
+    told = re.findall(r"incident \d+ at step (\d+): rank (\d) (.*?)\. Restarting", run.stderr)
+    assert [(int(rank), int(step)) for step, rank, _ in told] == [(n % 2, n * 10 - 3) for n in range(1, len(ways) + 1)]
+    assert all(re.match(WAYS[way], text) for way, (_, _, text) in zip(ways, told, strict=True)), told
     run.wait_for_nothing_left()
 
 
@@ -111,7 +111,7 @@ def test_the_same_failure_at_the_same_step_twice_is_given_up_with_65(supervise: 
     run = supervise(*TORCHRUN, DDP, "--light", "--steps=40", *SAVING, *fault, options=RESUMING)
     assert run.exit_code() == 65
     assert starts(run) == 4
-    assert "deterministic" in run.stderr
+    assert "the same error came again at step 12 (attempts 1 and 2)" in " ".join(run.stderr.split())
     assert "step 12" in run.stderr
     assert "resumed at step 10 from" in run.stderr
     run.wait_for_nothing_left()
@@ -269,7 +269,7 @@ BY_PLACEHOLDER = "sys.argv = [a for a in sys.argv if a != '--resume=']\n"
 HANDED_OVER = [
     pytest.param("plain", "environment", marks=pytest.mark.slow),
     ("plain", "placeholder"),
-    ("plain", "arguments"),
+    pytest.param("plain", "arguments", marks=pytest.mark.slow),
     pytest.param("torchrun", "placeholder", marks=pytest.mark.slow),
 ]
 
@@ -453,7 +453,7 @@ def receiver(tmp_path: Path) -> Iterator[Receiver]:
 
 
 def is_genuine(headers: dict[str, str], body: bytes) -> bool:
-    """Check a signature as docs/guides/alerts.md tells the receiver to."""
+    """Check a signature as docs/reference/alert-format.md tells the receiver to."""
     fields = dict(part.split("=", 1) for part in headers["X-Supervise-Signature"].split(","))
     expected = hmac.digest(SECRET.encode(), fields["t"].encode() + b"." + body, "sha256").hex()
     return hmac.compare_digest(expected, fields["v1"]) and abs(time.time() - int(fields["t"])) < 300
@@ -466,19 +466,20 @@ HOPELESS = ["--fail-rank=0", "--fail-how=exit:3"]
 @pytest.mark.parametrize(
     ("fault", "code", "events"),  # no hook sees how this job loads
     [
-        (RECOVERS, 0, ["opened", "resume_suspect", "resolved"]),
-        pytest.param(HOPELESS, 3, ["opened", "given_up"], marks=pytest.mark.slow),
+        (RECOVERS, 0, {"firing opened", "firing resume_suspect", "resolved resolved", "resolved resume_suspect"}),
+        pytest.param(HOPELESS, 3, {"firing given_up"}, marks=pytest.mark.slow),
     ],
     ids=["recovers", "hopeless"],
 )
 def test_the_webhook_gets_the_alerts(  # a fixture and a case
-    supervise: Callable[..., Supervised], receiver: Receiver, fault: list[str], code: int, events: list[str]
+    supervise: Callable[..., Supervised], receiver: Receiver, fault: list[str], code: int, events: set[str]
 ) -> None:
     options = [*RESUMING, *webhook(receiver.url, receiver.key_file)]
     run = supervise(*PLAIN, "--steps=20", *SAVING, *fault, options=options)
     assert run.exit_code() == code
     alerts = [json.loads(body) for _, body in receiver.got]
-    assert [alert["event"] for alert in alerts] == events
+    assert {f"{alert['state']} {alert['event']}" for alert in alerts} == events
+    assert len(alerts) == len(events)
     assert all(is_genuine(headers, body) for headers, body in receiver.got)
     assert [headers["Idempotency-Key"] for headers, _ in receiver.got] == [alert["event_id"] for alert in alerts]
     assert {(alert["job"], alert["incident"]) for alert in alerts} == {("e2e", 1)}
@@ -527,7 +528,7 @@ def test_an_attempt_that_ignores_its_checkpoint_is_called_what_it_is_everywhere(
     assert {(alert["event"], alert["severity"], alert["action"]) for alert in alerts} == {
         ("opened", "warning", "restart"),
         ("started_from_scratch", "critical", "started_from_scratch"),
-        ("resolved", "info", "started_from_scratch"),
+        ("resolved", "warning", "started_from_scratch"),
     }
     card = next(run.state.glob("*/nodes/*/incidents/0001/card.txt")).read_text()
     assert re.search(r"STARTED FROM SCRATCH: its training began at step 0; it was given \S*ckpt/step-20.pt", run.stderr)
@@ -549,4 +550,5 @@ def test_a_dead_endpoint_does_not_hold_the_job_up(supervise: Callable[..., Super
     last_step_ns = int((run.place / "progress").read_text().split()[-1])
     assert ended - last_step_ns / 1e9 < 3
     assert starts(run) == 2
-    assert list(run.state.glob("*/nodes/*/alerts/webhook/*-*.json"))  # kept for the next start
+    (spool,) = run.state.glob("*/nodes/*/alerts.jsonl")
+    assert '"state":"waiting"' in spool.read_text()  # kept for the next start

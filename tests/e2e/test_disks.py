@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.journal.past import read_past
 from supervisor.journal.records import Header, encode, scan
+from supervisor.view.job_view import fold
+from supervisor.view.opening import past_of
 from tests.checkpointing import mounts
 from tests.support.figures import within
 from tests.support.folding import check_fold
-from tests.support.waiting import wait_for
+from tests.support.small_disks import small_disk
+from tests.support.waiting import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -151,7 +153,7 @@ def test_a_torn_journal_is_reported_and_the_next_start_goes_on(supervise: Run, t
         assert again.exit_code() == 0, again.stderr
         assert "warning: journal: " in again.stderr, damage.__name__
         told += 1
-        past = read_past(scan(journal_of(again)))
+        past = past_of(fold(scan(journal_of(again))))
         assert check_fold(scan(journal_of(again))), damage.__name__
         assert past.last_end is not None
         assert past.last_end.exit_code == 0
@@ -166,14 +168,8 @@ def test_a_torn_journal_is_reported_and_the_next_start_goes_on(supervise: Run, t
 @pytest.fixture
 def small_state(tmp_path: Path) -> Iterator[Path]:
     """A state directory on a file system of 32 MiB."""
-    directory = tmp_path / "state"
-    directory.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=32m,mode=0700", "none", str(directory)]
-    done = subprocess.run(mount, capture_output=True, text=True, check=False)  # noqa: S603
-    if done.returncode:
-        pytest.skip(f"a small file system needs root: {done.stderr.strip()}")
-    yield directory
-    subprocess.run(["umount", "-l", str(directory)], check=True)  # noqa: S603, S607  # lazily: somebody may still be leaving
+    with small_disk(tmp_path / "state", "size=32m,mode=0700") as directory:
+        yield directory
 
 
 def fill(path: Path) -> None:
@@ -304,7 +300,7 @@ def test_status_why_and_logs_while_it_runs_and_when_supervise_is_gone(supervise:
     (scratch,) = set(re.findall(r'"scratch":"([^"]+)"', run.journal()))
     assert (Path(scratch) / "attempt-0002" / "heartbeat").exists()  # where the progress in status comes from
     shown = run.ask("status").stdout
-    assert ": running --" in shown
+    assert ": restarting --" in shown, "its steps are not seen"
     assert "attempt 2, since" in shown
     why = run.ask("why").stdout
     assert "killed by SIGKILL" in why
@@ -322,7 +318,7 @@ def test_status_why_and_logs_while_it_runs_and_when_supervise_is_gone(supervise:
             run.exit_code()
             run.wait_for_nothing_left()
             rest = follower.stdout.read()
-            assert follower.wait(30) == 0
+            assert follower.wait(PATIENCE_S) == 0
         finally:
             follower.kill()
     last = 5 + len(rest.splitlines())

@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.e2e.conftest import clean_environment
 from tests.jobs import light
@@ -26,7 +25,7 @@ def drill(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(  # noqa: S603  # the program under test
         ["supervise", "drill", *words],  # noqa: S607  # by PATH, as a user starts it
         cwd=place,
-        env=clean_environment(),
+        env=clean_environment(COLUMNS="200"),  # no row of a report goes on in the next line
         capture_output=True,
         text=True,
         timeout=100,
@@ -46,13 +45,13 @@ def said(done: subprocess.CompletedProcess[str], pattern: str) -> re.Match[str]:
 def test_a_killed_rank_is_recovered_and_the_lost_steps_are_counted(tmp_path: Path) -> None:
     done = drill(tmp_path, "kill", "--at-step", "7", "--rank", "1", *RESUMED, "--", *JOB)
     assert done.returncode == 0
-    struck = int(said(done, r"^drill kill: rank 1 was killed at step (\d+)$")[1])
-    resumed = said(done, r"recovered  at step (\d+) from \S+/step-0*(\d+)\.pt; (\d+) step")
+    struck = int(said(done, r"^drill kill: rank 1 was killed at step (\d+) -+$")[1])
+    resumed = said(done, r"recovered  at step (\d+) from \S+/step-0*(\d+)\.pt; (\d+) steps? made again")
     assert struck >= 7
     assert int(resumed[1]) == int(resumed[2])
     assert int(resumed[3]) == struck - int(resumed[1])
     assert float(said(done, r"noticed    after ([\d.]+) s: rank 1: killed by signal 9")[1]) < 3
-    assert float(said(done, r"next step  ([\d.]+) s after the fault")[1]) > 0
+    said(done, r"next step  [\d.]+ s after the fault")
     said(done, r"exit code  143, as the drill ended the job")
 
 
@@ -60,33 +59,30 @@ def test_out_of_memory_halves_the_batch_that_was_declared(tmp_path: Path) -> Non
     knobs = ["--set", 'knobs.declared=["batch_size=--batch-size", "grad_accum=--grad-accum"]']
     done = drill(tmp_path, "oom", "--at-step", "7", *knobs, *RESUMED, "--", *ALONE, *BATCH)
     assert done.returncode == 0
-    said(done, r"^drill oom: rank 0 ran out of memory at step 7$")
+    said(done, r"^drill oom: rank 0 ran out of memory at step 7 -+$")
     said(done, r"decided    cuda_oom \(0\.9\d\): restart")
     said(done, r"changed    --batch-size 4→2")
     said(done, r"changed    --grad-accum 1→2")
-    said(done, r"recovered  at step 5 from \S+/step-00000005\.pt; 2 step")
+    said(done, r"recovered  at step 5 from ckpt/step-00000005\.pt; 2 steps made again")
+    said(done, r"not shown  whether the losses go on as before: `supervise drill resume` compares them")
+    assert [path.name for path in tmp_path.iterdir()] == [".supervise"], "the job's own directory is as it was: no checkpoint is there"
 
 
 @pytest.mark.slow
 def test_a_preempted_job_is_started_again_and_goes_on(tmp_path: Path) -> None:
     done = drill(tmp_path, "preempt", "--at-step", "7", *RESUMED, "--", *JOB)
     assert done.returncode == 0
-    said(done, r"^drill preempt: notice was given \(USR1\), with 10 s left, at step \d+$")
+    said(done, r"^drill preempt: notice was given \(USR1\), with 10 s left, at step \d+ -+$")
     said(done, r"saved      by the script itself, before it ended")  # at its TERM: it knows nothing of us
-    said(done, r"recovered  at step \d+ from \S+\.pt; 0 step")
+    said(done, r"recovered  at step \d+ from \S+\.pt; 0 steps made again")
 
 
 @pytest.mark.parametrize(
     ("words", "hint"),
-    [
-        pytest.param(["bitrot", "--yes"], "Add --checkpoints", marks=pytest.mark.slow),
-        (["bitrot", *RESUMED], "Add --yes"),
-        pytest.param(["nan"], "add --yes", marks=pytest.mark.slow),
-        (["kill", "--set", "instrument.enabled=false"], "Leave out --set instrument.enabled=false"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else value[0] + str(len(value)),
+    [(["bitrot"], "Add --checkpoints"), (["kill", "--set", "instrument.enabled=false"], "Leave out --set instrument.enabled=false")],
+    ids=["bitrot", "kill"],
 )
-def test_a_drill_that_cannot_be_or_may_do_harm_is_refused_before_anything_is_started(tmp_path: Path, words: list[str], hint: str) -> None:
+def test_a_drill_that_cannot_be_is_refused_before_anything_is_started(tmp_path: Path, words: list[str], hint: str) -> None:
     done = drill(tmp_path, *words, "--", "touch", "started")
     assert done.returncode == 64
     assert hint in done.stderr
@@ -100,24 +96,24 @@ def test_a_job_that_ends_before_the_step_is_reported_and_no_success(tmp_path: Pa
     said(done, r"the job ended \(0\) before step 10; nothing was rehearsed")
 
 
-def loads(place: Path) -> list[str]:
-    """The names of the checkpoints that are there, each of which torch loads; nothing else may lie beside them."""
-    names = sorted(path.name for path in (place / "ckpt").iterdir())
-    for name in names:
-        torch.load(place / "ckpt" / name, weights_only=True)
-    return names
+@pytest.mark.slow
+def test_a_job_that_does_not_come_to_the_step_is_given_up(tmp_path: Path) -> None:
+    done = drill(tmp_path, "kill", "--deadline-s", "5", "--", "sleep", "1000")
+    assert done.returncode == 1
+    said(done, r"5\.0 s were over before step 10; nothing was rehearsed")
 
 
 @pytest.mark.slow
-def test_a_flipped_bit_is_found_an_older_checkpoint_taken_and_the_original_put_back(tmp_path: Path) -> None:
+def test_a_flipped_bit_is_found_and_an_older_checkpoint_taken_and_those_of_the_user_stay(tmp_path: Path) -> None:
+    (tmp_path / "ckpt").mkdir()
+    (tmp_path / "ckpt" / "step-00000900.pt").write_bytes(b"the result of a week")
     job = [*JOB[:-1], "--save-every=60"]  # so many that the drill is over before the job comes round to the damaged one's step again
-    done = drill(tmp_path, "bitrot", "--yes", "--at-step", "125", *RESUMED, "--", *job)
+    done = drill(tmp_path, "bitrot", "--at-step", "125", *RESUMED, "--", *job)
     assert done.returncode == 0
-    damaged = Path(said(done, r"^drill bitrot: rank 0 was killed, with a bit of (\S+) flipped, at step \d+$")[1])
-    resumed = said(done, r"recovered  at step (\d+) from (\S+/step-0*\1\.pt); \d+ step")
-    assert Path(resumed[2]) != damaged
-    assert f"drill: {damaged} is the original again" in done.stderr
-    assert damaged.name in loads(tmp_path)
+    damaged = said(done, r"^drill bitrot: rank 0 was killed, with a bit of (\S+) flipped, at step \d+ -+$")[1]
+    resumed = said(done, r"recovered  at step (\d+) from (ckpt/step-0*\1\.pt); \d+ steps? made again")
+    assert resumed[2] != damaged
+    assert {path.name: path.read_bytes() for path in (tmp_path / "ckpt").iterdir()} == {"step-00000900.pt": b"the result of a week"}
 
 
 @pytest.mark.slow
@@ -125,22 +121,21 @@ def test_a_rank_that_hangs_unnoticed_is_let_go_on(tmp_path: Path) -> None:
     job = [*JOB[:3], str(ROOT / "tests" / "jobs" / "ddp_small.py"), "--light", "--save-on-term", "--step-ms=20", *JOB[4:]]
     done = drill(tmp_path, "hang", "--at-step", "7", "--rank", "1", "--patience-s", "2", *RESUMED, "--", *job)
     assert done.returncode == 1
-    said(done, r"^drill hang: rank 1 was stopped at step \d+$")
-    said(done, r"noticed    not within 2 s")
+    said(done, r"^drill hang: rank 1 was stopped at step \d+ -+$")
+    said(done, r"noticed    not within 2\.0 s")
     said(done, r"undone     the rank was let go on by the drill")
     said(done, r"exit code  143, as the drill ended the job")  # within its stop deadline: a stopped rank would have had to be killed
-    assert loads(tmp_path)
 
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_found_and_the_job_resumes(tmp_path: Path) -> None:
     done = drill(tmp_path, "hang", "--at-step", "7", "--rank", "1", *RESUMED, "--", *JOB)
     assert done.returncode == 0
-    struck = int(said(done, r"^drill hang: rank 1 was stopped at step (\d+)$")[1])
+    struck = int(said(done, r"^drill hang: rank 1 was stopped at step (\d+) -+$")[1])
     noticed = said(done, r"noticed    after ([\d.]+) s: .*rank 1 .*stopped")
     assert float(noticed[1]) > 10  # a step that takes so long is no hang
     said(done, r"decided    hang_no_error \(0\.\d+\): restart")
-    resumed = int(said(done, r"recovered  at step (\d+) from \S+/step-0*\1\.pt; \d+ step")[1])
+    resumed = int(said(done, r"recovered  at step (\d+) from \S+/step-0*\1\.pt; \d+ steps? made again")[1])
     assert 5 <= resumed <= struck
     said(done, r"exit code  143, as the drill ended the job")
 
@@ -157,21 +152,20 @@ def test_a_hang_that_the_user_only_wants_to_hear_of_is_let_go_on(tmp_path: Path)
 
 @pytest.mark.slow
 def test_nan_that_nobody_looks_for_is_reported_with_what_would_find_it(tmp_path: Path) -> None:
-    done = drill(tmp_path, "nan", "--yes", "--at-step", "7", "--patience-s", "2", *RESUMED, "--", *JOB)
+    done = drill(tmp_path, "nan", "--at-step", "7", "--patience-s", "2", *RESUMED, "--", *JOB)
     assert done.returncode == 1
-    said(done, r"^drill nan: rank \d and all others got gradients of NaN at step \d+$")
-    said(done, r"noticed    not within 2 s")
+    said(done, r"^drill nan: rank \d and all others got gradients of NaN at step \d+ -+$")
+    said(done, r"noticed    not within 2\.0 s")
     said(done, r"advice     the script does not look")
-    damaged = [path for path in (tmp_path / "ckpt").iterdir() if torch.load(path, weights_only=True)["model"]["token.weight"].isnan().any()]
-    assert damaged, "the NaN was really there"
+    assert not (tmp_path / "ckpt").exists(), "what it saved of NaN is gone with the scratch directory"
 
 
 @pytest.mark.slow
 def test_a_job_that_ends_before_anybody_notices_is_not_reported_as_awaited(tmp_path: Path) -> None:
     job = ["--steps=12" if word.startswith("--steps") else word for word in JOB]
-    done = drill(tmp_path, "nan", "--yes", "--at-step", "8", "--patience-s", "60", *RESUMED, "--", *job)
+    done = drill(tmp_path, "nan", "--at-step", "8", "--patience-s", "60", *RESUMED, "--", *job)
     assert done.returncode == 1
-    said(done, r"^drill nan: rank \d and all others got gradients of NaN at step 8$")
+    said(done, r"^drill nan: rank \d and all others got gradients of NaN at step 8 -+$")
     said(done, r"noticed    no: the job had ended by then$")
     said(done, r"exit code  0$")
 
@@ -181,9 +175,9 @@ def test_nan_that_the_script_looks_for_is_answered_by_an_older_checkpoint(tmp_pa
     script = tmp_path / "train.py"
     script.write_text(light.IMPORT + LOOKS)
     job = ["torchrun", "--standalone", "--nproc-per-node=1", str(script)]
-    done = drill(tmp_path, "nan", "--yes", "--at-step", "12", *RESUMED, "--", *job)
+    done = drill(tmp_path, "nan", "--at-step", "12", *RESUMED, "--", *job)
     assert done.returncode == 0
-    struck = int(said(done, r"^drill nan: rank 0 and all others got gradients of NaN at step (\d+)$")[1])
+    struck = int(said(done, r"^drill nan: rank 0 and all others got gradients of NaN at step (\d+) -+$")[1])
     said(done, r"decided    nan_loss \(0\.9\d?\): restart")
     assert int(said(done, r"recovered  at step (\d+) from \S+\.pt")[1]) <= struck
 

@@ -23,7 +23,7 @@ def drill(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(  # noqa: S603  # the program under test
         ["supervise", "drill", "resume", *words],  # noqa: S607  # by PATH, as a user starts it
         cwd=place,
-        env=clean_environment(),
+        env=clean_environment(COLUMNS="200"),  # no row of a report goes on in the next line
         capture_output=True,
         text=True,
         timeout=100,
@@ -66,7 +66,7 @@ def test_a_resume_is_proven_without_a_file_of_the_user_s_changed_and_the_start_s
     done = drill(project, *RESUMED, "--", *TRAIN)
     found = report(done)
     assert (done.returncode, found["proven"]) == (0, "yes"), done.stdout
-    saved = re.search(r"a checkpoint was saved after step (\d+); rank 0 was killed after step \d+$", done.stdout, re.MULTILINE)
+    saved = re.search(r"a checkpoint was saved after step (\d+); rank 0 was killed after step \d+ -+$", done.stdout, re.MULTILINE)
     assert saved
     assert found["loaded"] == f"ckpt/step-{int(saved[1]):06d}.pt, saved after step {saved[1]}"
     assert re.fullmatch(r"the same \d+ as in the first attempt", found["losses"])

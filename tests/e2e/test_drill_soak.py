@@ -20,7 +20,7 @@ TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=2", "ddp_small.py"]
 TRAIN = [*TORCHRUN, "--light", "--step-ms=50", "--steps=100000", "--print-losses", "--save-every=20"]
 #: A row of the table.
 ROW = re.compile(
-    r"^  \d+ {2,}(?P<fault>.+?) {2,}(?P<step>\d+) {2,}[\d.]+ s {2,}(?P<again>\d*) {2,}(?P<said>.+?) {2,}(?P<right>yes|no)$",
+    r"^\d+ {2,}(?P<fault>.+?) {2,}(?P<step>\d+) {2,}[\d.]+ s {2,}(?P<again>\d*) {2,}(?P<said>.+?) {2,}(?P<right>yes|no)$",
     re.MULTILINE,
 )
 
@@ -33,7 +33,7 @@ def start(place: Path, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(  # noqa: S603  the program under test
             [*alone(), "supervise", *RESUMED, "--set", "hang.train_s=8", "drill", "soak", *words],
             cwd=place,
-            env=clean_environment(),
+            env=clean_environment(COLUMNS="200"),  # no row of a report goes on in the next line
             stdout=out,
             stderr=err,
             text=True,
@@ -56,15 +56,15 @@ def test_the_job_comes_back_from_each_fault_and_its_losses_are_those_of_a_quiet_
     faults = list(ROW.finditer(report))
     kinds = [re.sub(r"\d+", "{rank}", fault["fault"]) for fault in faults]
     assert set(kinds) == {row.title for row in ROWS.values()}, report
-    assert re.match(rf"drill soak: {len(faults)} faults; the job came back from each\n", report)
+    assert re.match(rf"drill soak: {len(faults)} faults; the job came back from each -+\n", report)
     assert [fault["right"] for fault in faults] == ["yes"] * len(faults), report
     assert all(int(fault["again"]) <= 21 for fault in faults), report  # no more than was made since the last save
     assert all(fault["said"] == "nothing" and fault["again"] == "0" for fault in faults if "loader" in fault["fault"])
-    assert re.search(r"^  losses     the same as in the quiet run at \d+ steps", report, re.MULTILINE), report
-    goodput = re.search(r"^  goodput    (\d+)% of ([\d.]+) min", report, re.MULTILINE)
+    assert re.search(r"^  losses +the same as in the quiet run at \d+ steps", report, re.MULTILINE), report
+    goodput = re.search(r"^  goodput +(\d+)% of (\d+) min", report, re.MULTILINE)
     assert goodput
     assert 0 < int(goodput[1]) < 100
-    assert float(goodput[2]) < 6.0  # the quiet run was within the hours, too
+    assert int(goodput[2]) < 6  # the quiet run was within the hours, too
     assert "left out" not in report
     assert (project / "ckpt" / "step-000099.pt").read_bytes() == b"the result of a week"
     assert not list((project / ".supervise").glob(".drill-*"))
@@ -79,10 +79,9 @@ def test_a_job_that_does_not_resume_and_is_ended_by_a_fault_is_a_finding(project
     soak = start(project, "--hours=0.1", "--rate=3600", "--seed=1", "--", *[word.replace("ddp_small", "train") for word in TRAIN])
     assert soak.wait(300) == 1
     report = printed(project)
-    assert re.match(r"drill soak: 1 fault; the job did not come back by itself from 1; the job ended with \d+ after fault 1\n", report), (
-        report
-    )
-    assert re.search(r"^  more       supervise why --job \S+ --state-dir \S+$", report, re.MULTILINE)
+    outcome = "drill soak: 1 fault; the job did not come back by itself from 1; the job ended with "
+    assert re.match(rf"{outcome}\d+ after fault 1 -+\n", report), report
+    assert re.search(r"^  more +supervise why --job \S+ --state-dir \S+$", report, re.MULTILINE)
     (state,) = re.findall(r"--state-dir (\S+)$", report, re.MULTILINE)
     assert Path(state).is_dir()
 
@@ -113,7 +112,7 @@ def test_ctrl_c_ends_it_with_the_report_so_far_and_nothing_is_left(project: Path
         soak.kill()  # and the namespace with it
         soak.wait()
     report = printed(project)
-    assert re.match(r"drill soak: \d faults?; the job came back from (it|each); a signal ended the soak\n", report), report
+    assert re.match(r"drill soak: \d faults?; the job came back from (it|each); a signal ended the soak -+\n", report), report
     assert ROW.search(report), report
     assert "quiet run" not in report.partition("  again")[0].partition("losses")[0]
     assert not list((project / ".supervise").glob(".drill-*"))

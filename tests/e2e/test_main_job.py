@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.e2e.conftest import WAITS
 from tests.support import preloaded
 from tests.support.figures import within
 
@@ -91,5 +92,6 @@ def test_a_healthy_job_shows_the_bytes_that_torchrun_shows(supervise: Callable[.
         assert lines_of(rank, run.stdout) == lines_of(rank, shown.stdout)
     assert len(run.stdout) == len(shown.stdout)
     ours = [line for line in run.stderr.splitlines() if line.startswith("supervise: ")]
-    assert len(ours) == 5, ours  # four at the start, one at the end
+    of_job = [line for line in ours if not line.endswith(WAITS)]  # a machine that is busy with its disk makes the start wait for it
+    assert len(of_job) == 5, ours  # four at the start, one at the end
     assert [line for line in run.stderr.splitlines() if line not in ours] == shown.stderr.splitlines()

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.ports import free_port
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,7 +108,7 @@ def test_counts_go_on_where_another_supervise_takes_the_run_over(supervise: Call
     run = supervise(sys.executable, "-c", TRAIN, options=["--set", f"metrics.listen={port}"])
     wait_for(lambda: (run.place / "once").exists() and scrape(port)["attempt"] == 2, "the second attempt", alive=run.alive)
     run.process.kill()
-    run.process.wait(10)
+    run.process.wait(PATIENCE_S)
     next_run = supervise(sys.executable, "-c", TRAIN, options=["--set", f"metrics.listen={port}"])
     next_run.wait_for_line(rf"metrics: http://127.0.0.1:{port}/metrics")
     found = wait_for(lambda: (page := scrape(port))["attempt"] >= 3 and page, "the third attempt", alive=next_run.alive)

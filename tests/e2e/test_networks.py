@@ -1,4 +1,4 @@
-"""Rungs for networks and collectives, in real jobs."""
+"""Steps for networks and collectives, in real jobs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_rank_that_saved_for_too_long_gets_a_longer_timeout_where_that_is_perm
 
 def test_without_permission_the_card_names_the_option(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*COMMAND)
-    run.wait_for_line("restarting as attempt 2", 100)
+    run.wait_for_line("Restarting as attempt 2", 100)
     assert "longer_timeout is not enabled: --set network.allow=longer_timeout" in " ".join(run.ask("why", "1").stdout.split())
     run.signal(signal.SIGTERM)
     assert run.exit_code(deadline_s=100) == 143

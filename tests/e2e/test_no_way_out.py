@@ -74,7 +74,7 @@ def test_a_start_that_failed_early_is_not_what_the_next_one_goes_on_with(supervi
     fresh = supervise(*job, _SUPERVISE_TEST_INTERVALS="0.04")
     assert fresh.exit_code() == 42
     assert "goes on with" not in fresh.stderr
-    assert "restarting as attempt 2" in fresh.stderr
+    assert "Restarting as attempt 2" in fresh.stderr
 
 
 def test_a_stop_while_the_journal_is_waited_for_comes_before_the_start(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
@@ -100,4 +100,4 @@ def test_an_interpreter_without_torch_is_one_attempt_and_a_short_message(supervi
     assert "No module named 'torch': install it with: " in run.stderr
     assert "-m pip install torch" in run.stderr
     assert max(map(len, run.stderr.splitlines())) < 400
-    assert len(run.stderr.splitlines()) < 25
+    assert len(run.stderr.splitlines()) <= 26  # the card has how to start again, and from what

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -106,9 +107,9 @@ def test_too_few_nodes_wait_for_one_more_take_it_and_stop_with_75_when_none_come
     assert "waits for 1 more node(s), for at most 45 s; then the run stops (75)" in first.stderr
     assert "for 1 more node(s), until" in first.ask("status").stdout
     page = " ".join(first.ask("why").stdout.split())
-    assert "A node of the job was lost, or left (node_lost" in page
-    assert "waits for 1 more node(s), until" in page
-    assert "then the run stops with exit code 75" in page
+    assert re.search(r"what Node \S+ is lost: .* node_lost, \d+ % sure", page), page
+    assert "supervise waits for 1 more node until" in page
+    assert "then it stops (exit code 75)" in page
     again = nodes.start(1)
     wait_for(lambda: rows(tmp_path / "log")[-1][1] == 2, "two of them to train on", 60, alive=first.alive)
     assert first.status()["waits"] is None

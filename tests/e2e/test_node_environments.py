@@ -43,9 +43,7 @@ def start_both(
 
 def compared_s(run: Supervised) -> float:
     """Return how long it took from the nodes' meeting until their ranks might start, by the journal."""
-    found = {
-        body["event"]: body["data"]["t"] for line in run.journal().splitlines() if (body := json.loads(line)["rec"]["body"]).get("event")
-    }
+    found = {rec["body"]["event"]: rec["t"] for line in run.journal().splitlines() if (rec := json.loads(line)["rec"])["kind"] == "event"}
     return float(found["CheckpointSelected"] - found["NodesGathered"])
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
+@pytest.mark.slow  # tests/cluster/test_reachability.py has such ways over loopback
 @pytest.mark.parametrize("network", [2], indirect=True)
 def test_a_cut_link_and_a_pause_of_the_coordinator_of_some_seconds_cost_nothing(
     supervise: Callable[..., Supervised], tmp_path: Path, network: Network

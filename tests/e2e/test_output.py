@@ -42,9 +42,13 @@ def script(place: Path, *parts: str, name: str = "train.py") -> Path:
     return path
 
 
+#: A line of ours at a terminal, with the time and without colour.
+OURS = re.compile(r"(?m)^\d\d:\d\d:\d\d supervise: .*\r\n")
+
+
 def not_ours(text: str) -> list[str]:
-    """Return the lines that are not ours."""
-    return [line for line in text.splitlines() if not line.startswith("supervise: ")]
+    """Return the lines that are not ours, of what a terminal or a file has."""
+    return [line for line in OURS.sub("", text).splitlines() if not line.startswith("supervise: ")]
 
 
 def log_of(run: Supervised, name: str) -> bytes:
@@ -119,7 +123,7 @@ def terminal() -> Iterator[Callable[[], Terminal]]:
         one.close()
 
 
-#: The job and its run; what it resumes from; whether that was proven; where everything lies.
+#: In a pipe: the job and its run; what it resumes from; whether that was proven; where everything lies.
 OPENING_LINES = 4
 
 # --- the same bytes
@@ -346,11 +350,12 @@ def test_a_progress_bar_on_a_terminal_is_as_without_us(
     shown = {}
     for without_us in (False, True):
         screen = terminal()
-        run = supervise("python", job, around=surroundings(terminal=screen.slave, without_us=without_us))
+        run = supervise("python", job, around=surroundings(terminal=screen.slave, without_us=without_us), NO_COLOR="1")
         shown[without_us] = screen.rest()
         assert run.exit_code() == 0
     assert "[True, True, True] os.terminal_size(columns=99, lines=33)" in shown[True]
-    assert shown[False].split("\r\n", OPENING_LINES)[OPENING_LINES] == f"{shown[True]}supervise: done, no incident\r\n"
+    assert OURS.sub("", shown[False]) == shown[True]
+    assert re.search(r"\r\n\d\d:\d\d:\d\d supervise: done, no incident\r\n$", shown[False])
 
 
 @pytest.mark.slow
@@ -359,11 +364,26 @@ def test_under_torchrun_on_a_terminal_the_rank_has_one(
 ) -> None:
     job = script(tmp_path, "import os, sys\nprint(os.isatty(1), os.isatty(2), os.get_terminal_size())\nsys.stderr.write('\\r 50%|##|')")
     screen = terminal()
-    run = supervise(*ONE_RANK, job, around=surroundings(terminal=screen.slave))
+    run = supervise(*ONE_RANK, job, around=surroundings(terminal=screen.slave), NO_COLOR="1")
     shown = screen.rest()
     assert run.exit_code() == 0
-    bar = "True True os.terminal_size(columns=99, lines=33)\r\n\r 50%|##|"
-    assert shown.split("\r\n", OPENING_LINES)[OPENING_LINES] == f"{bar}\r\nsupervise: done, no incident\r\n"
+    assert OURS.sub("", shown) == "True True os.terminal_size(columns=99, lines=33)\r\n\r 50%|##|\r\n"
+    assert re.search(r"\|##\|\r\n\d\d:\d\d:\d\d supervise: done, no incident\r\n$", shown)
+
+
+def test_the_wait_until_the_first_step_is_filled_at_a_terminal(
+    supervise: Run, surroundings: type[Surroundings], terminal: Callable[[], Terminal], tmp_path: Path
+) -> None:
+    job = script(tmp_path, "import torch, time\ntorch.distributed.init_process_group('gloo')\nprint('ready')\ntime.sleep(3)\n")
+    screen = terminal()
+    run = supervise(*ONE_RANK, job, around=surroundings(terminal=screen.slave), NO_COLOR="1")
+    first = screen.await_text(r"supervise: .*\r\n")
+    assert re.fullmatch(r"\d\d:\d\d:\d\d supervise: starting torchrun --standalone --nproc-per-node=1 .*train.py …\r\n", first), first
+    screen.await_text(r"supervise: job ")
+    screen.await_text(r"supervise: starting attempt 1: importing torch …\r\n")
+    screen.await_text(r"supervise: starting attempt 1: setting up the process group, the model and the data …")
+    screen.rest()
+    assert run.exit_code() == 0
 
 
 @pytest.mark.parametrize("file", ["stdout", pytest.param("stderr", marks=pytest.mark.slow)])
@@ -382,7 +402,7 @@ def test_where_one_stream_is_a_terminal_the_other_goes_where_it_was_sent(  # noq
     )
     screen = terminal()
     with (tmp_path / "file").open("wb") as other:
-        run = supervise(*launcher, job, around=surroundings(terminal=screen.slave, **{file: other.fileno()}))
+        run = supervise(*launcher, job, around=surroundings(terminal=screen.slave, **{file: other.fileno()}), NO_COLOR="1")
     shown = screen.rest()
     assert run.exit_code() == 0
     lines = [not_ours((tmp_path / "file").read_text()), not_ours(shown)]
@@ -521,6 +541,33 @@ def test_few_lines_at_the_start_one_at_the_end_and_none_when_quiet(supervise: Ru
     assert said.stdout == quiet.stdout == "done\n"
 
 
+@pytest.mark.slow
+def test_the_end_names_the_options_that_the_run_showed_with_the_scripts_own_flag(supervise: Run, tmp_path: Path) -> None:
+    job = script(
+        tmp_path,
+        """
+        import argparse, os, time, torch
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--resume_from", default=None)
+        parser.parse_args()
+        os.mkdir("out")
+        model = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.Adam(model.parameters())
+        for step in range(1, 41):
+            model(torch.randn(2, 4)).sum().backward()
+            optimizer.step()
+            time.sleep(0.05)
+            if step % 20 == 0:
+                torch.save({"model": model.state_dict(), "step": step}, f"out/checkpoint-{step}.pt")
+        """,
+    )
+    run = supervise("python", job)
+    assert run.exit_code() == 0
+    *_, options, last = run.stderr.splitlines()
+    assert options == "supervise: next time: --checkpoints 'out/checkpoint-*.pt' --resume-args '--resume_from {resume}'"
+    assert last.startswith("supervise: done at step 40, no incident")
+
+
 @pytest.mark.parametrize(
     "options", [[], pytest.param(["--set", "terminal.verbosity=quiet"], marks=pytest.mark.slow)], ids=["normal", "quiet"]
 )
@@ -543,9 +590,9 @@ def test_the_card_is_the_last_thing_after_a_failure(
     before, _, card = text.rpartition("-- incident 1 of job e2e")
     assert "with no line feed\n" in text
     assert "its last words, with no line feed" in before
-    assert before.count("a lot of output") == 500
+    assert before.count("a lot of output") == 500 * run.attempts()
     assert 4 <= len(card.splitlines()) <= 16
     assert "a lot of output" not in card
     assert "exit code 7" in card or "code 7" in card
     # what is there to be copied is never folded
-    assert all(len(line) <= 100 for line in card.splitlines() if not line.startswith(("  look ", "  files ")))
+    assert all(len(line) <= 100 for line in card.splitlines() if not line.startswith(("  again ", "  look ", "  files ")))

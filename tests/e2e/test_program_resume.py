@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from checkpointing.catalogue import FILE_NAME, CheckpointCatalogue
+from checkpointing.retention.copies import Copies
 from tests.jobs import light
 from tests.support.waiting import wait_for
 
@@ -152,18 +154,23 @@ def test_a_script_of_the_hf_trainer_gets_the_newest_whole_checkpoint(supervise: 
     assert f"resumed at step 20 from {tmp_path}/out/checkpoint-20" in run.stderr
 
 
+def held(run: Supervised) -> list[Path]:
+    """Return the places of the copies that are held for a run."""
+    catalogues = [CheckpointCatalogue(file.parent) for file in run.state.rglob(FILE_NAME)]
+    return [Path(copy.place) for catalogue in catalogues for copy in Copies(catalogue, 0).all() if copy.held_by]
+
+
 @pytest.mark.slow
 def test_what_a_script_that_does_not_resume_would_overwrite_is_copied_first(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     lay_out(tmp_path, HF.replace("resume_from_checkpoint=args.resume_from_checkpoint", ""))
     run = supervise(sys.executable, "train.py", "--output_dir=out")
-    wait_for(lambda: list(run.state.rglob("held")), "the copy", alive=run.alive)
+    wait_for(lambda: held(run), "the copy", alive=run.alive)
     (tmp_path / "go-on").touch()
     assert run.exit_code(deadline_s=60) == 0
     assert "HF Trainer: the script's text does not show .resume_from_checkpoint" in run.stderr
     assert run.stdout.splitlines() == ["began at 0", "began at 0"]
     assert "STARTED FROM SCRATCH" in run.stderr
     assert "of step 20, and may overwrite it: a copy is kept at" in " ".join(run.stderr.split())
-    (held,) = run.state.rglob("held")
-    (copy,) = (held.parent / "data").iterdir()
+    (copy,) = held(run)
     states = [json.loads((Path(place) / "trainer_state.json").read_text()) for place in (copy, tmp_path / "out" / "checkpoint-20")]
     assert [(state["global_step"], state["attempt"]) for state in states] == [(20, "1"), (20, "2")]

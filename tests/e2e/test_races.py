@@ -58,7 +58,7 @@ def test_what_a_rank_read_too_early_is_not_rejected_and_the_next_attempt_resumes
     assert f"rank 1 read what rank 0 was writing: {tmp_path / 'ckpt' / 'last.pt'}" in text
     assert "mend the script: save to a temporary name and rename it (os.replace), or with checkpointing.save" in text
     load = next(number for number, line in enumerate(Path(JOB).read_text().splitlines(), 1) if "torch.load(path)" in line)
-    assert f"reason race.py:{load}: args.ckpt is loaded here, and saved in line" in text
+    assert f"race.py:{load}: args.ckpt is loaded here, and saved in line" in text
     assert "dist.barrier() on all ranks between the save and the load" in text
 
 
@@ -72,7 +72,7 @@ def test_a_script_that_races_each_time_is_stopped_at_the_second_with_how_to_mend
     assert len((tmp_path / "seen").read_text().splitlines()) == 2
     assert [line["strategy"] for line in logged(run, "plan.decided")] == ["raced", "raced"]
     assert "again without progress in between" in card(run)
-    assert "next save to a temporary name and rename it" in card(run)
+    assert "do save to a temporary name and rename it" in card(run)
 
 
 @pytest.mark.slow

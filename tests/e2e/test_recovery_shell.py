@@ -82,8 +82,8 @@ def test_out_of_memory_halves_the_batch_until_it_fits_and_the_global_batch_stays
     assert {(line.micro, line.accum, line.batch) for line in lines} == {(8, 4, 64)}
     assert {line.rank for line in lines if line.step == 5} == {0, 1}  # both ranks, to the end
     assert run.attempts() == 3
-    assert "restarting as attempt 2 with --batch-size 32 -> 16, --accum 1 -> 2" in run.stderr
-    assert "restarting as attempt 3 with --batch-size 16 -> 8, --accum 2 -> 4" in run.stderr
+    assert "Restarting as attempt 2 with --batch-size 32 -> 16, --accum 1 -> 2" in run.stderr
+    assert "Restarting as attempt 3 with --batch-size 16 -> 8, --accum 2 -> 4" in run.stderr
     assert [dict(line["overrides"]) for line in logged(run, "attempt.begun")] == [
         {},
         {"batch_size": "16", "grad_accum": "2"},
@@ -145,7 +145,9 @@ def test_without_a_knob_the_arguments_stay_and_the_job_stops_with_the_line_that_
     assert trained(run) == []
     assert all(not line["overrides"] for line in logged(run, "attempt.begun"))
     assert run.attempts() <= 2
-    assert "--knob batch_size=--batch-size --knob grad_accum:1=--accum enables that" in " ".join(line.strip() for line in card_of(run))
+    assert "start it again with --knob batch_size=--batch-size --knob grad_accum:1=--accum" in " ".join(
+        line.strip() for line in card_of(run)
+    )
     assert "--knob batch_size=--batch-size" in run.stderr
     run.wait_for_nothing_left()
 

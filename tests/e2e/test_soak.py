@@ -1,6 +1,6 @@
 """Hundreds of kills at random moments, of every process of a run, and what must be there afterwards, bit for bit.
 
-A season is one job that a seeded draw kills again and again: a rank, the agent, the guardian, the supervisor, the mirror's process; now
+A season is one job that a seeded draw kills again and again: a rank, the agent, the guardian, the supervisor, the reader process; now
 and then a person ends it with TERM, or a scheduler requeues it. Each season adds what a real month adds: roll-backs after a NaN, a
 second run in the same place from an older checkpoint, uploads slower than the saves. At the end the model must be that of an undisturbed
 training, every checkpoint that the job saved must lie on the disk as it was saved, and a node with an empty disk must get the newest
@@ -48,7 +48,7 @@ intensity = 1000
 finish_s = 60
 """
 #: What a process of each kind has in its command line. A rank has the script without the agent.
-KINDS = {"agent": "supervisor/agent/", "guardian": "/guardian", "mirror": "checkpointing.mirror.process"}
+KINDS = {"agent": "supervisor/agent/", "guardian": "/guardian", "reader": "checkpointing.reader.process"}
 SOON_S, LATE_S = 0.05, 4.0
 TRAINS_FIRST = 2 / 3
 
@@ -132,7 +132,7 @@ class Soak:
                 wait_for(lambda made=made: len(self.run.progress()) > made, "a step", 120, alive=self._again_if_ended)  # type: ignore[misc]  # a bound loop variable
             time.sleep(self.dice.uniform(SOON_S, LATE_S))  # a random moment is the subject, no condition is waited for
             if self.run.process.poll() is None:
-                self._strike(self.dice.choices(["rank", "agent", "guardian", "supervisor", "mirror", "term"], [6, 2, 2, 3, 2, 1])[0])
+                self._strike(self.dice.choices(["rank", "agent", "guardian", "supervisor", "reader", "term"], [6, 2, 2, 3, 2, 1])[0])
             if self.run.process.poll() is not None:
                 self._again()
 
@@ -233,7 +233,7 @@ def test_a_dozen_kills_of_one_kind_with_the_default_settings_end_nothing(supervi
     run = supervise(*command, options=["--checkpoints", "ckpt/step-*.pt", "--resume-args", "--resume {resume}"])
     assert run.exit_code(60) == 0, run.stderr[-2000:]
     assert "killed 12 times, and done" in run.stdout
-    assert "restarting as attempt 13" in run.stderr
+    assert "Restarting as attempt 13" in run.stderr
     assert re.search(r"failed 3 times in the same way in .*: rank 0 was killed by SIGKILL", run.stderr)
 
 

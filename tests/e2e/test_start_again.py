@@ -52,4 +52,4 @@ def test_a_program_that_was_edited_meanwhile_stops_at_once(supervise: Callable[.
     (tmp_path / "train.py").write_bytes(JOB.read_bytes() + b"# edited\n")
     kill(tmp_path)
     assert run.exit_code(120) == 1, run.stderr[-3000:]
-    assert "a restart would meet the same" in run.journal()
+    assert "the same error would come again" in run.journal()

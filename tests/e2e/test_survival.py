@@ -96,8 +96,8 @@ def records(run: Supervised, kind: str, event: str = "") -> list[dict[str, Any]]
 def begun_from(run: Supervised) -> list[int | None]:
     """Return, for each attempt, the step of the checkpoint that it was handed; None: from scratch."""
     taken = [json.loads(line)["rec"] for line in run.journal().splitlines()]
-    begun = [dict(record["body"]["actions"]).get("BeginAttempt") for record in taken if record["kind"] == "event"]
-    return [action["resume"] and action["resume"]["step"] for action in begun if action]
+    begun = [dict(record["body"].get("actions", ())).get("BeginAttempt") for record in taken if record["kind"] == "event"]
+    return [action["resume"]["step"] if action.get("resume") else None for action in begun if action]
 
 
 def assert_second_attempt_went_on(run: Supervised) -> None:
@@ -138,17 +138,20 @@ def test_kill_9_of_a_helper_leaves_nothing_of_the_attempt_and_the_job_goes_on(
     assert_second_attempt_went_on(run)
 
 
-def test_a_guardian_that_is_killed_before_its_first_word_is_started_again(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(sys.executable, NO_TORCH, "--steps=3", "--progress=progress")
-    wait_for(lambda: children_of(run.process.pid), "a guardian is started", 20, alive=run.alive)
-    struck = 0
-    while struck < 2 and not run.progress():  # the third try is the last
-        for pid in children_of(run.process.pid):
-            with contextlib.suppress(ProcessLookupError):  # listed, and ended since
-                strike(pid)
-                struck += 1
-            wait_for(lambda pid=pid: not is_running(pid), "it is dead", 30)  # type: ignore[misc]  # a bound loop variable
-    assert run.exit_code() == 0
+def test_a_guardian_that_is_killed_before_its_first_word_is_started_again(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    for number in range(5):  # a busy machine may let the job make its first step before us
+        run = supervise(sys.executable, NO_TORCH, "--steps=3", "--progress=progress", place=tmp_path / f"try-{number}")
+        wait_for(lambda: children_of(run.process.pid) or not run.alive(), "a guardian is started", 20)  # noqa: B023  called at once
+        struck = 0
+        while struck < 2 and not run.progress() and run.alive():  # the third try is the last
+            for pid in children_of(run.process.pid):
+                with contextlib.suppress(ProcessLookupError):  # listed, and ended since
+                    strike(pid)
+                    struck += 1
+                wait_for(lambda pid=pid: not is_running(pid), "it is dead", 30)  # type: ignore[misc]  # a bound loop variable
+        assert run.exit_code() == 0
+        if struck:
+            break
     assert struck >= 1  # once only where the job was quicker than we
     assert 1 <= run.attempts() <= struck + 1  # a further one where its first word was quicker than we
 

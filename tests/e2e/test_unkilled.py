@@ -79,10 +79,12 @@ def test_the_next_attempt_waits_for_it_and_begins_when_it_is_gone(supervise: Run
 def test_while_it_stays_the_job_waits_with_its_pid_on_the_card(supervise: Run, disk: FreezableFs) -> None:
     run = supervise(*job(disk, *FAILING), options=RESUMING)
     pid = stuck_writer(run)
-    run.wait_for_line(rf"incident 1: .*UnkilledProcess: pid {pid} .*restarting as attempt 3", 90)
+    run.wait_for_line(rf"incident 1\b.*UnkilledProcess: pid {pid} .*Restarting as attempt 3", 90)
     assert starts(run) == 1
     card = run.ask("why").stdout
-    assert re.search(rf"wait \d+ s for the end of process {pid} \({re.escape(str(disk.place / 'file'))}\)", " ".join(card.split())), card
+    assert re.search(
+        rf"waits for the end of process {pid} \({re.escape(str(disk.place / 'file'))}\); attempt 3 starts after", " ".join(card.split())
+    ), card
     disk.thaw()
     wait_for(lambda: starts(run) == 2, "the next attempt", 90)
     run.signal(signal.SIGTERM)

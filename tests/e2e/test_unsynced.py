@@ -29,7 +29,7 @@ def test_an_unused_parameter_is_named_on_the_card_after_one_attempt_more(supervi
     run = supervise(*command("unused"))
     assert run.exit_code(deadline_s=100) == 65
     assert run.attempts() == 2
-    assert "restarting as attempt 2 with TORCH_DISTRIBUTED_DEBUG -> INFO" in run.stderr.replace("→", "->")
+    assert "Restarting as attempt 2 with TORCH_DISTRIBUTED_DEBUG -> INFO" in run.stderr.replace("→", "->")
     card = " ".join(run.stderr.partition("incident 2 of")[2].split())
     assert "DDP got no gradient for parameters extra.bias, extra.weight" in card
     assert "find_unused_parameters=True" in card

@@ -7,10 +7,12 @@ except for the renames that the record has, and if `supervise checkpoints undo` 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from checkpointing.catalogue import CheckpointCatalogue
+from checkpointing.retention.aside import AsideRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,16 +34,8 @@ def listing(*places: Path, without: Iterable[Path] = ()) -> Listing:
 
 def moved(run: Supervised) -> list[tuple[str, str]]:
     """Return what the record of what was set aside says was moved and not moved back, as (from, to)."""
-    rows = [json.loads(line) for directory in asides(run) for line in (directory / "index.jsonl").read_text().splitlines()]
-    jobs = {path.name for path in run.state.iterdir()}
-    last = {row["id"]: row for row in rows if row["job"] in jobs}
-    return [(row["path"], row["to"]) for row in last.values() if row["kind"] == "moved" and row["phase"] == "done"]
-
-
-def asides(run: Supervised) -> list[Path]:
-    """Return the directories in which the run's job set something aside."""
-    lists = run.state.glob("*/nodes/*/checkpoints/aside.jsonl")
-    return sorted({Path(json.loads(line)["directory"]) for file in lists for line in file.read_text().splitlines()})
+    changes = [change for file in run.state.glob("*/nodes/*/checkpoints") for change in AsideRecord(CheckpointCatalogue(file)).standing()]
+    return [(change.path, change.to) for change in changes]
 
 
 def renamed(rows: Listing, names: Iterable[tuple[str, str]]) -> Listing:
@@ -56,8 +50,8 @@ def assert_untouched(run: Supervised, before: Listing) -> None:
 
     Then the renames are undone. Where the job wrote a moved checkpoint anew, that one is taken out of the way first, as a person would.
     """
-    own = [run.state, run.place / "stdout", run.place / "stderr", *(aside / "index.jsonl" for aside in asides(run))]
-    places, renames = [run.place, *asides(run)], moved(run)
+    own, renames = [run.state, run.place / "stdout", run.place / "stderr"], moved(run)
+    places = sorted({run.place, *(Path(to).parent for _, to in renames)})
     after = listing(*places, without=own)
     missing = set(renamed(before, renames)) - set(after)
     assert not missing, f"moved, changed or replaced without a word in the record: {missing}"

@@ -53,7 +53,7 @@ def test_a_kernel_that_spins_at_full_utilisation_is_seen_and_ended(
     done = run(f"--pathology={pathology}", options=("--on-hang", "restart"))
     assert gpus
     assert done.returncode == 0, done.stderr
-    assert "restarting as attempt 2" in done.stderr
+    assert "Restarting as attempt 2" in done.stderr
     text = look(tmp_path)
     assert "standing_still.py" in text
     assert ("synchronize" in text) is (pathology == "synchronize")

@@ -49,7 +49,7 @@ def test_a_gpu_that_is_really_out_of_memory_halves_the_batch(gpus: list[str], ru
     knobs = ("--knob", "batch_size=--batch-size", "--knob", "grad_accum=--accum")
     done = run("--batch-size", "16", "--accum", "1", "--mib-per-sample", str(per_sample), options=knobs)
     assert done.returncode == 0, done.stderr
-    assert "restarting as attempt 2 with --batch-size 16 -> 8, --accum 1 -> 2" in done.stderr
+    assert "Restarting as attempt 2 with --batch-size 16 -> 8, --accum 1 -> 2" in done.stderr
     assert re.findall(r"trained 0 \d+ (\d+) (\d+) 2", done.stdout) == [("8", "2")] * 5
     assert gpus
 

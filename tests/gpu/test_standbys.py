@@ -7,11 +7,13 @@ import signal
 import statistics
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from supervisor.guardian.standby import READY
 from tests.e2e.test_standby import logged, ready
 from tests.standby.ways import PROBES, Case, Job, assert_equal, differences
 from tests.support.waiting import wait_for
@@ -101,27 +103,61 @@ def test_each_end_after_a_use_of_the_gpu_is_the_same(way: str, job: Job) -> None
     assert "begins" in warm.out.decode()
 
 
-def test_a_script_that_chooses_its_gpu_before_torch_has_a_cold_start(job: Job, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
+def script_on_device(place: Path, before: str, after: str = "") -> Case:
+    """Return a script that uses the GPU, with lines before and after its `import torch`."""
     text = (PROBES / "on_device.py").read_text(encoding="utf-8")
-    script.write_text(text.replace("import torch\n", "os.environ['CUDA_VISIBLE_DEVICES'] = '0'\nimport torch\n"), encoding="utf-8")
-    (tmp_path / "observed.py").write_text((PROBES / "observed.py").read_text(encoding="utf-8"), encoding="utf-8")
-    case = Case(("-u", "script.py", DEVICE), cwd=tmp_path)
+    (place / "script.py").write_text(text.replace("import torch\n", f"{before}import torch\n{after}"), encoding="utf-8")
+    (place / "observed.py").write_text((PROBES / "observed.py").read_text(encoding="utf-8"), encoding="utf-8")
+    return Case(("-u", "script.py", DEVICE), cwd=place)
+
+
+def test_a_script_that_chooses_its_gpu_before_torch_has_a_warm_start(job: Job, tmp_path: Path) -> None:
+    case = script_on_device(tmp_path, "os.environ.update(CUDA_VISIBLE_DEVICES='0', CUDA_DEVICE_ORDER='PCI_BUS_ID')\n")
+    warm = assert_equal(job, case, ("modules.*",))
+    assert not warm.note
+
+
+#: Libraries that use the GPU while they are imported. A device that is open at the end of an import is enough.
+GPU_USERS = {
+    "import torch\ntorch.cuda.init()\n": "gpu_user (initialises CUDA) is left to the rank",
+    "import torch\nVALUE = torch.zeros(1 << 28, dtype=torch.uint8, device='cuda')\n": "gpu_user (initialises CUDA) is left to the rank",
+    "import torch\nVALUE = torch.cuda.is_available()\n": "gpu_user (initialises CUDA) is left to the rank",
+    "import ctypes\nassert ctypes.CDLL('libcuda.so.1').cuInit(0) == 0\n": "gpu_user (initialises CUDA) is left to the rank",
+    "import os\nFD = os.open('/dev/nvidiactl', os.O_RDWR)\n": "gpu_user (opens /dev/nvidiactl) is left to the rank",
+}
+
+
+@pytest.mark.parametrize("text", GPU_USERS)
+def test_a_library_that_uses_the_gpu_while_it_is_imported_is_left_to_the_rank(text: str, job: Job, tmp_path: Path) -> None:
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    (site / "gpu_user.py").write_text(text, encoding="utf-8")
+    case = replace(script_on_device(tmp_path, "", "import gpu_user\n"), env={"PYTHONPATH": str(site)})
     job.recorded(case)
-    colds = [job.cold(case), job.cold(case)]
-    warm = job.warm(case)
-    assert warm.cold == "refused: the script changes CUDA_VISIBLE_DEVICES before it imports torch"
-    assert not differences(colds, warm)
+    before = used_mib()
+    standby = job.standby(case)
+    assert (standby.poll(), standby.note) == (READY, GPU_USERS[text]), standby.why
+    assert_uses_no_gpu([standby.pid], before)
+    warm = job.warm(case, standby=standby)
+    assert not warm.cold
+    assert not differences([job.cold(case), job.cold(case)], warm, ("modules.*",))
+
+
+def assert_uses_no_gpu(pids: list[int], before_mib: list[int]) -> None:
+    """Hold that processes have no memory of a GPU, no context and no open device. before_mib: used_mib() without them."""
+    assert [after - first for first, after in zip(before_mib, used_mib(), strict=True) if after - first > CONTEXT_MIB] == []
+    apps = ["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"]
+    listed = subprocess.run(apps, capture_output=True, text=True, timeout=60, check=True).stdout.split()  # noqa: S603  words of our own
+    assert not {str(pid) for pid in pids} & {*listed}
+    for pid in pids:
+        opened = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]  # noqa: PTH115  a name that need not be a path
+        assert [name for name in opened if name.startswith("/dev/nvidia")] == []
 
 
 def test_standbys_hold_no_memory_and_no_file_of_a_gpu(gpus: list[str], supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     run = train(supervise, "on", len(gpus), tmp_path / "warm")
     before = used_mib()
-    waiting = ready(run, 1, len(gpus))
-    assert [after - first for first, after in zip(before, used_mib(), strict=True) if after - first > CONTEXT_MIB] == []
-    for pid in waiting:
-        held = [os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()]  # noqa: PTH115  a name that need not be a path
-        assert [one for one in held if one.startswith("/dev/nvidia")] == []
+    assert_uses_no_gpu(ready(run, 1, len(gpus)), before)
     run.signal(signal.SIGTERM)
     run.wait_for_nothing_left()
 
@@ -140,7 +176,11 @@ def test_from_a_kill_to_the_first_step_with_a_context(
             os.kill(old[-1], signal.SIGKILL)
             first = first_steps(run, len(gpus), old)
             times.append((max(first.values()) - killed_ns) / 1e9)
-            assert [row["ranks"] for row in logged(run, "standby.used")] == ([[*range(len(gpus))]] if mode == "on" else [])
+            if mode == "on":
+                [used] = wait_for(lambda: logged(run, "standby.used"), "their use is logged", alive=run.alive)  # noqa: B023 - called at once
+                assert used["ranks"] == [*range(len(gpus))]
+            else:
+                assert logged(run, "standby.used") == []
             run.signal(signal.SIGTERM)
             run.wait_for_nothing_left()
     cold, warm = (statistics.median(taken[mode]) for mode in ("off", "on"))

@@ -84,7 +84,7 @@ def test_an_agents_ranks_come_over_its_link_untorn_filtered_and_attempt_by_attem
         ours.sendall(b"go\\n")
         assert exited.wait(50)
         guardian.finish()
-        assert left.wait(30)
+        assert left.wait(60)
     """)
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     argv = [sys.executable, "-c", code, textwrap.dedent(AGENT)]

@@ -84,7 +84,7 @@ def test_kill_9_of_the_guardian_is_told_and_swept_by_the_supervisor(tmp_path: Pa
         while not all(map(os.path.exists, names)):
             time.sleep(0.01)
         os.kill(guardian.pid, signal.SIGKILL)
-        assert died.wait(30)
+        assert died.wait(60)
         assert orphans.end(0.5) == ()
         print(*(open(name).read().strip() for name in names))
     """)
@@ -247,13 +247,15 @@ def test_a_save_is_asked_for_and_waited_for_only_where_wanted(side: Callable[...
     # where it is not wanted it takes so long that a busy machine kills it before it is done
     code = textwrap.dedent(f"""
         import os, time
+        open("up", "w").close()
         while not os.path.exists("job/save-now"):
             time.sleep(0.01)
-        time.sleep({0.7 if wants else 30})
+        time.sleep({0.2 if wants else 30})
         open("saved", "w").close()
         time.sleep(600)
     """)
     pid = one.run([sys.executable, "-c", code], env={"SUPERVISE_JOB_DIR": str(job)})["pid"]
+    until((tmp_path / "up").exists)  # the time for a save is no time to start in
     began = time.monotonic()
     one.process.kill()
     until(lambda: not alive(pid))

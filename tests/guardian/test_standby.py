@@ -75,7 +75,6 @@ def test_it_waits_under_another_name_and_is_killed_first(ranks: Ranks) -> None:
     ranks.cold(script(ranks, SHOW + RECORD))
     standby = ranks.ready("train.py")
     assert (standby.poll(), standby.why, standby.note) == (READY, "", "")
-    assert standby.modules > 50
     line = Path(f"/proc/{standby.pid}/cmdline").read_text()
     assert line.startswith(f"supervise-standby:\0{sys.executable}\0train.py\0")
     assert Path(f"/proc/{standby.pid}/oom_score_adj").read_text().strip() == "1000"

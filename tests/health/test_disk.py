@@ -24,6 +24,7 @@ from health.probing.runner import OUTCOME, Runner
 from health.thresholds import Thresholds
 from tests.health.looking import are_apart
 from tests.support.figures import within
+from tests.support.waiting import PATIENCE_S
 
 OK, DEGRADED, FAILED, UNKNOWN, SKIPPED = Result.OK, Result.DEGRADED, Result.FAILED, Result.UNKNOWN, Result.SKIPPED
 GIB = 1 << 30
@@ -76,17 +77,17 @@ TABLE = [
     Row("disk_paths", {"path.state": {"answers": False, "error": "Stale", "errno": "ESTALE"}}, FAILED, "stale", Repair.CONFIGURE),
     Row("disk_paths", {"path.state": {"answers": False, "error": "Permission denied", "errno": "EACCES"}}, FAILED, "Permission denied",
         Repair.CONFIGURE),
-    Row("disk_space", space(500 * GIB), OK, "/data has 500 GiB free"),
+    Row("disk_space", space(500 * GIB), OK, "/data has 500.0 GiB free"),
     Row("disk_space", space(90 * GIB), DEGRADED, "91% full", Repair.CONFIGURE),
-    Row("disk_space", space(5 * GIB), FAILED, "/data is full: 5120 MiB", Repair.CONFIGURE),
+    Row("disk_space", space(5 * GIB), FAILED, "/data is full: 5.0 GiB", Repair.CONFIGURE),
     Row("disk_space", space(400 * MIB, 10 * GIB), FAILED, "is full: 400 MiB", Repair.CONFIGURE),
     Row("disk_space", space(60 * MIB, 64 * MIB), OK, "60 MiB free"),  # small by design
     Row("disk_space", space(100 << 10, need=300 << 10), FAILED, "KiB free, and one checkpoint takes 300 K", Repair.CONFIGURE, blocks=True),
-    Row("disk_space", space(500 * GIB, need=600 * GIB), FAILED, "one checkpoint takes 600 GiB", Repair.CONFIGURE, blocks=True),
-    Row("disk_space", space(500 * GIB, need=400 * GIB), OK, "500 GiB free"),
+    Row("disk_space", space(500 * GIB, need=600 * GIB), FAILED, "one checkpoint takes 600.0 GiB", Repair.CONFIGURE, blocks=True),
+    Row("disk_space", space(500 * GIB, need=400 * GIB), OK, "500.0 GiB free"),
     Row("disk_space", space(500 * GIB, inodes_free=50), DEGRADED, "50 inodes left", Repair.CONFIGURE),
     Row("disk_space", space(500 * GIB, inodes_free=0), FAILED, "0 inodes left", Repair.CONFIGURE),
-    Row("disk_space", space(500 * GIB, inodes=0, inodes_free=0), OK, "500 GiB free"),  # btrfs
+    Row("disk_space", space(500 * GIB, inodes=0, inodes_free=0), OK, "500.0 GiB free"),  # btrfs
     Row("disk_space", {"path.space": {"error": "Input/output error"}}, UNKNOWN, "Input/output error"),
     Row("disk_writes", write(), OK, "/data can be written: 1 MiB in 0.004 s"),
     Row("disk_writes", write(2.5), DEGRADED, "/data is slow: 1 MiB in 2.500 s"),
@@ -267,7 +268,7 @@ def test_the_probe_of_a_path_ends_itself_when_nobody_is_left_to_do_it(tmp_path: 
                 os.write(fd, bytes(4096))
         os.set_blocking(fd, True)
         with subprocess.Popen([sys.executable, "-P", "-S", str(program), str(tmp_path), "0", "1.0"], stdout=fd) as probe:  # noqa: S603
-            assert probe.wait(30) == -signal.SIGALRM
+            assert probe.wait(PATIENCE_S) == -signal.SIGALRM
         full.kill()
 
 

@@ -25,6 +25,7 @@ from health.probing.runner import OUTCOME
 from health.thresholds import Thresholds
 from supervisor.job import identity
 from tests.support.few import few_rows
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -247,7 +248,7 @@ def test_watch_tells_what_moves_and_ends_by_interrupt(fake_nvml: FakeNvml, tmp_p
             seen = {row["check"] for row in told["results"] if row["result"] == "failed" and row["check"].startswith("gpu_")}
         watch.send_signal(signal.SIGINT)
         watch.stdout.read()
-        assert watch.wait(20) == 69
+        assert watch.wait(PATIENCE_S) == 69
         killer.cancel()
 
 

@@ -228,7 +228,7 @@ ROWS = (
     ),
     Row("gpu_vbios", {"2.name": "FAKE A100"}, DEGRADED, "2 kinds", gpu=None),
     Row("gpu_memory", {}, OK, "nobody else"),
-    Row("gpu_memory", {"0.procs": f"{os.getpid()}:{2 << 30}"}, DEGRADED, "2048 MiB are held by others"),
+    Row("gpu_memory", {"0.procs": f"{os.getpid()}:{2 << 30}"}, DEGRADED, "2.0 GiB are held by others"),
     Row("gpu_memory", {"0.procs": f"{os.getpid()}:{8 << 20}"}, OK, "nobody else"),
     Row("gpu_memory", {"0.procs": f"4194304:{2 << 30}"}, DEGRADED, "not seen here: of another container"),
     Row("gpu_memory", {"0.memory_used": 9 << 30}, DEGRADED, "by no visible process"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -34,18 +35,20 @@ def test_a_gpu_has_one_number_and_cuda_s_is_named_as_such(fake_nvml: FakeNvml, t
     environ = {"CUDA_VISIBLE_DEVICES": "2,0"}
     done = gpus(tmp_path, fake_nvml, **environ)
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[0].split()[:4] == ["GPU", "CUDA", "UUID", "PCI"]
-    assert [line.split()[:4] for line in lines[1:] if line.split()[2].startswith("GPU-")] == [
-        ["0", "1", f"{UUID}0", "0000:10:00.0"],
-        ["1", "-", f"{UUID}1", "0000:11:00.0"],
-        ["2", "0", f"{UUID}2", "0000:12:00.0"],
-        ["3", "-", f"{UUID}3", "0000:13:00.0"],
+    gpus_now, wrong, names = (part.splitlines() for part in done.stdout.split("\n\n"))
+    assert re.match(r"-- 4 \S+", gpus_now[0]), "all are of one model"
+    assert gpus_now[1].split()[:4] == ["GPU", "CUDA", "state", "memory"]
+    assert [line.split()[:3] for line in gpus_now[2:]] == [["0", "1", "FAILED"], ["1", "-", "in"], ["2", "0", "in"], ["3", "-", "OUT"]]
+    assert "OUT OF USE" in gpus_now[5]
+    assert re.match(r"0 +failed +gpu_recovery: the driver asks for a reset", wrong[2])
+    assert re.match(r"3 +out of use +since .* for job bert: xid 79 \(NVRM: Xid 79\)", wrong[-1])
+    assert [line.split() for line in names[2:6]] == [
+        ["0", f"{UUID}0", "0000:10:00.0"],
+        ["1", f"{UUID}1", "0000:11:00.0"],
+        ["2", f"{UUID}2", "0000:12:00.0"],
+        ["3", f"{UUID}3", "0000:13:00.0"],
     ]
-    assert "\n     failed: gpu_recovery: the driver asks for a reset" in done.stdout
-    assert "OUT OF USE" in lines[-4]
-    assert "for job bert: xid 79" in lines[-3]
-    assert "supervise nodes clear" in lines[-1]
+    assert "supervise nodes clear" in names[-1]
     found = json.loads(gpus(tmp_path, fake_nvml, "--json", **environ).stdout)
     assert found["answered"] is True
     assert [(row["index"], row["cuda"], row["in_use"]) for row in found["gpus"]] == [

@@ -60,8 +60,9 @@ def test_with_one_bad_batch_more_than_the_budget_every_rank_raises_the_same(tmp_
     assert ranks("budget", 2, tmp_path) == [{"left_out": 3, "error": text}] * 2
 
 
-def test_a_rank_that_never_agrees_is_named_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GROUP_TIMEOUT_S", "1")
+@pytest.mark.parametrize("timeouts", ["1", "20,1"])  # all at once; rank 0 only learns that rank 1 has closed its connections
+def test_a_rank_that_never_agrees_is_named_with_its_line(timeouts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GROUP_TIMEOUT_S", timeouts)
     *waiting, _ = ranks("absent", 3, tmp_path)
     for seen in waiting:
         assert "RuntimeError: worker.agree: not every rank made call 2: rank 2 did not: it stands at agreeing.py:" in seen["error"]

@@ -58,6 +58,7 @@ def test_with_the_drill_s_shim_memory_runs_out_and_the_user_s_sitecustomize_runs
     assert attempt.beats()[0].steps == 1
 
 
+@pytest.mark.slow
 def test_with_the_drill_s_shim_the_gradients_become_nan(attempt: Attempt) -> None:
     assert run(attempt, "nan", str(SHIM)) == ("no sitecustomize of the user\ntrained True\n", "")
 

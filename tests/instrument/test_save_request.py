@@ -82,7 +82,8 @@ if "dies" in how:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow  # tests/e2e/test_preemption.py has two ranks of one job
+@pytest.mark.parametrize("nodes", [1, 2])
 def test_every_rank_sees_the_request_at_the_same_call(attempt: Attempt, tmp_path: Path, nodes: int) -> None:
     port, world = free_port(), 2
     jobs = [attempt.job_dir, *(tmp_path / f"job-{node}" for node in range(1, nodes))]

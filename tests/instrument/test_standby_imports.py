@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.guardian.standby import READY, REFUSED
+from supervisor.observe.ranks import heartbeats
 from tests.support.standbys import FOLDER, RECORD, Ranks
 
 if TYPE_CHECKING:
@@ -18,8 +19,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.process
 
-#: Printed by every script as its first line, before it imports anything: what is loaded of the test's libraries.
-LOADED = "import sys; print(sorted(name for name in sys.modules if name.startswith('lib_')))\n"
+#: Printed by every script as its first line, before it imports anything: what was imported in advance of the test's libraries, of which
+#: nothing is in sys.modules yet.
+LOADED = (
+    "import sys; gates = sys.modules['_supervise_shim'].instrument._watcher.gates; "
+    "print(sorted(name for name in (*sys.modules, *(gates._gates if gates else ())) if name.startswith('lib_')))\n"
+    "assert not [name for name in sys.modules if name.startswith('lib_')]\n"
+)
 NEEDED = "import _socket, ctypes, json, random, threading, warnings, os\n"
 
 
@@ -69,6 +75,43 @@ def test_libraries_are_imported_and_the_scripts_own_modules_are_not(libraries: L
     assert libraries.warm() == ["lib_a", "lib_b"]
 
 
+def test_modules_come_in_the_order_of_a_cold_start(libraries: Libraries) -> None:
+    """Pickle names the first that has an object, the script by multiprocessing's name among them, and caches have keys of pickles."""
+    names = ("lib_b", "lib_c", "lib_a", "__mp_main__")
+    script = f"import lib_a\nprint([name for name in sys.modules if name in {names}], file=sys.stderr)"
+    libraries.prepare(script, lib_a="import lib_b, multiprocessing, lib_c", lib_b="", lib_c="")
+    libraries.warm()
+    assert libraries.err == libraries.ranks.outputs(1)[1] == "['lib_b', '__mp_main__', 'lib_c', 'lib_a']\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "is_whole"),
+    [
+        ("import lib_a", True),
+        ("os.environ['LIB_MODE'] = 'x'\nimport lib_a", True),
+        ("if os.environ['SUPERVISE_JOB_ATTEMPT'] == '1':\n    import lib_a", False),
+    ],
+)
+def test_the_record_of_a_rank_that_was_a_standby_is_whole_once_nothing_is_kept_back(
+    libraries: Libraries, script: str, *, is_whole: bool
+) -> None:
+    """What is kept back may turn out to be set to something else, and then the rank makes a record of its own."""
+    libraries.prepare(script, lib_a="import os\nmode = os.environ.get('LIB_MODE')")
+    libraries.warm()
+    (cold,), (warm,) = (heartbeats.read(libraries.ranks.directory(attempt) / "heartbeat") for attempt in (1, 2))
+    assert (cold.imported, warm.imported) == (False, is_whole)
+
+
+def test_a_rank_starts_cold_in_place_also_where_its_directory_is_gone(libraries: Libraries) -> None:
+    gone = "attempt, place = (os.environ[f'SUPERVISE_JOB_{name}'] for name in ('ATTEMPT', 'DIR'))\n"
+    gone += "if attempt == '2' and os.path.isdir(f'{place}/attempt-0002'): os.rename(f'{place}/attempt-0002', f'{place}/gone')\n"
+    script = f"{gone}os.environ['LIB_MODE'] = str(os.getpid())\nimport lib_a\nassert lib_a.mode == os.environ['LIB_MODE']"
+    state, why, _ = libraries.prepare(script, lib_a="import os\nmode = os.environ.get('LIB_MODE')")
+    assert (state, why) == (READY, "")
+    assert libraries.warm() == []
+    assert libraries.err == ""
+
+
 def test_packages_that_are_installed_in_an_environment_on_the_path_are_libraries(libraries: Libraries) -> None:
     """A folder of that name alone is one: modules of any other folder on PYTHONPATH are the script's."""
     folder, other = libraries.ranks.folder / "env" / "site-packages", libraries.ranks.folder / "mine"
@@ -82,18 +125,30 @@ def test_packages_that_are_installed_in_an_environment_on_the_path_are_libraries
     assert libraries.warm() == ["lib_a", "lib_shared"]
 
 
-def test_what_reads_a_variable_that_the_script_sets_is_left_to_it(libraries: Libraries) -> None:
+def test_what_reads_a_variable_that_the_script_sets_is_kept_back_until_the_script_has_set_it(libraries: Libraries) -> None:
     script = "import lib_a\nos.environ['LIB_MODE'] = 'x'\nimport lib_b, lib_c\nassert lib_b.mode == 'x'"
     state, why, _ = libraries.prepare(script, lib_a="", lib_b="import os\nmode = os.environ.get('LIB_MODE')", lib_c="")
-    assert (state, why) == (READY, "lib_b is left to the rank")
-    assert libraries.warm() == ["lib_a", "lib_c"]
+    assert (state, why) == (READY, "")
+    assert libraries.warm() == ["lib_a", "lib_b", "lib_c"]
+
+
+def test_what_only_asks_whether_a_library_is_there_gets_an_answer_and_no_import(libraries: Libraries) -> None:
+    script = (
+        "os.environ['LIB_MODE'] = 'x'\nimport importlib.util\nassert importlib.util.find_spec('lib_b').origin.endswith('lib_b.py')\n"
+        "os.environ['LIB_OTHER'] = 'y'\nimport lib_b\n"
+        "assert lib_b.__spec__.loader is not None and not hasattr(lib_b.__spec__.loader, '_gate')"
+    )
+    both = "import os\nmode = os.environ['LIB_MODE'], os.environ.get('LIB_OTHER')"
+    state, why, _ = libraries.prepare(script + "\nassert lib_b.mode == ('x', 'y')", lib_b=both)
+    assert (state, why) == (READY, "")
+    assert libraries.warm() == ["lib_b"]
 
 
 def test_where_many_must_be_left_to_the_script_what_came_before_the_ninth_is_imported(libraries: Libraries) -> None:
     names = [f"lib_{letter}" for letter in "bcdefghijk"]
-    script = f"import lib_a\nos.environ['LIB_MODE'] = 'x'\nimport lib_0, {', '.join(names)}, lib_z\nassert lib_k.mode == 'x'"
-    reads = dict.fromkeys(names, "import os\nmode = os.environ.get('LIB_MODE')")
-    state, why, _ = libraries.prepare(script, lib_a="", lib_0="", lib_z="", **reads)
+    script = f"import lib_a\nimport lib_0, {', '.join(names)}, lib_z"
+    draws = dict.fromkeys(names, "import random\nvalue = random.random()")
+    state, why, _ = libraries.prepare(script, lib_a="", lib_0="", lib_z="", **draws)
     assert (state, why) == (READY, "lib_j and all after it are left to the rank, as were 8 modules before it")
     assert libraries.warm() == ["lib_0", "lib_a"]
 
@@ -109,9 +164,7 @@ def test_what_a_library_changes_is_not_taken_for_the_scripts(libraries: Librarie
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ("sys.path.insert(0, '/nowhere')", "sys.path"),
         ("sys.meta_path.append(type('F', (), {'find_spec': staticmethod(lambda *a: None)})())", "the import hooks"),
-        ("os.chdir('/')", "the working directory"),
         ("import builtins; real = builtins.__import__; builtins.__import__ = lambda *a, **k: real(*a, **k)", "the import hooks"),
         ("sys.settrace(lambda *_: None)", "what traces it"),
         ("sys.setprofile(lambda *_: None)", "what traces it"),
@@ -125,27 +178,50 @@ def test_after_a_change_that_every_import_sees_nothing_is_imported_in_advance(li
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "why"),
     [
-        "import random\nrandom.random()",
-        "import warnings\nwarnings.warn('old', DeprecationWarning, stacklevel=2)",
-        "import sys\nif 'decimal' not in sys.modules: raise ImportError",
+        ("import random\nrandom.random()", "draws random numbers"),
+        ("import warnings\nwarnings.warn('old', DeprecationWarning, stacklevel=2)", "warns whoever imports it"),
+        ("import sys\nif 'decimal' not in sys.modules: raise ImportError", "raises ImportError"),
     ],
 )
-def test_what_draws_random_numbers_or_warns_its_importer_or_fails_is_left_to_the_script(libraries: Libraries, text: str) -> None:
+def test_what_draws_random_numbers_or_warns_its_importer_or_fails_is_left_to_the_script(libraries: Libraries, text: str, why: str) -> None:
     (libraries.ranks.folder / "decimal.py").write_text("")  # the script's own: never in advance
-    state, why, _ = libraries.prepare("import decimal, lib_a, lib_b", lib_a="", lib_b=text)
-    assert (state, why) == (READY, "lib_b is left to the rank")
+    state, note, _ = libraries.prepare("import decimal, lib_a, lib_b", lib_a="", lib_b=text)
+    assert (state, note) == (READY, f"lib_b ({why}) is left to the rank")
     assert libraries.warm() == ["lib_a"]
     assert libraries.err == libraries.ranks.outputs(1)[1]
 
 
-def test_after_a_change_of_the_filters_what_prints_or_changes_them_too_is_left(libraries: Libraries) -> None:
-    script = "import lib_a\nwarnings.simplefilter('error')\nimport lib_b, lib_c, lib_d"
-    filters = "import warnings\nwarnings.simplefilter('ignore', FutureWarning)"
-    state, why, _ = libraries.prepare(script, lib_a="", lib_b=filters, lib_c="print('c')", lib_d="")
-    assert (state, why) == (READY, "lib_b, lib_c are left to the rank")
-    assert libraries.warm() == ["lib_a", "lib_d"]
+def test_what_imports_a_module_that_is_left_to_the_script_is_left_to_it_too(libraries: Libraries) -> None:
+    draws = "import random\nvalue = random.random()"
+    state, note, _ = libraries.prepare("import lib_a, lib_b, lib_c", lib_a="", lib_b=draws, lib_c="import lib_b")
+    assert (state, note) == (READY, "lib_b (draws random numbers), lib_c (imports lib_b) are left to the rank")
+    assert libraries.warm() == ["lib_a"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "warnings.simplefilter('error')",
+        "warnings.filterwarnings('ignore', message='a.c', category=FutureWarning, module='lib')",
+        "sys.path.insert(0, '/nowhere')",
+        "import logging; logging.basicConfig(level='DEBUG')",
+        "os.environ.update(LIB_MODE='x', LIB_OTHER='y'); del os.environ['LIB_MODE']",
+        "os.chdir('/')",
+    ],
+)
+def test_a_change_before_imports_holds_behind_them_too(libraries: Libraries, change: str) -> None:
+    """lib_b changes the same things; their order is that of a cold start."""
+    shown = "list(map(repr, warnings.filters)), sys.path, logging.root.level, sorted(os.environ), os.getcwd()"
+    show = f"import logging\nprint({shown}, file=sys.stderr)"
+    both = "import os, sys, warnings\nwarnings.simplefilter('ignore', FutureWarning)\nsys.path.append('/b')\nos.environ['LIB_B'] = '1'"
+    state, why, _ = libraries.prepare(
+        f"import lib_a\n{change}\nimport lib_b, lib_c, lib_d\n{show}", lib_a="", lib_b=both, lib_c="print('c')", lib_d=""
+    )
+    assert (state, why) == (READY, "")
+    assert libraries.warm() == ["lib_a", "lib_b", "lib_c", "lib_d"]
+    assert libraries.err == libraries.ranks.outputs(1)[1]
 
 
 def test_it_imports_at_a_low_priority_and_waits_at_that_of_the_rank(libraries: Libraries) -> None:
@@ -198,9 +274,10 @@ def test_a_standby_that_is_not_what_the_rank_would_be_refuses(libraries: Librari
 
 
 def test_a_rank_out_of_a_standby_hands_the_record_on(libraries: Libraries) -> None:
-    libraries.prepare("import lib_a", lib_a="")
+    libraries.prepare("os.environ['SECRET'] = 'of the script'\nimport lib_a", lib_a="")
     libraries.warm()
     assert libraries.ranks.content(2) == libraries.ranks.content(1)
+    assert [libraries.ranks.record(attempt).stat().st_mode & 0o777 for attempt in (1, 2)] == [0o600, 0o600]
     third = libraries.ranks.ready("train.py", attempt=2)
     assert (third.poll(), third.why, third.note) == (READY, "", "")
     code, out, _ = libraries.ranks.warm("train.py", attempt=3)
@@ -210,3 +287,21 @@ def test_a_rank_out_of_a_standby_hands_the_record_on(libraries: Libraries) -> No
 def test_a_usercustomize_is_refused(libraries: Libraries) -> None:
     state, why, _ = libraries.prepare("", usercustomize="")
     assert (state, why) == (REFUSED, "a usercustomize of yours runs before the script")
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        "sys.modules['_supervise_shim'].instrument._beat.saw_backward()",
+        "sys.modules['_supervise_shim'].instrument._beat.script_over()",
+        "if os.fork() == 0:\n    import lib_b\n    os._exit(0)\nos.wait()\nos.environ['LIB_MODE'] = '1'",
+    ],
+    ids=["trains", "is over", "is a forked child"],
+)
+def test_a_process_that_others_rely_on_is_not_started_cold(libraries: Libraries, late: str) -> None:
+    begun = libraries.ranks.folder / "begun"
+    script = f"open({str(begun)!r}, 'a').write('+')\nimport lib_a\nos.environ['LIB_MODE'] = os.environ['SUPERVISE_JOB_ATTEMPT']\n"
+    state, why, _ = libraries.prepare(script + f"{late}\nimport lib_b", lib_a="", lib_b="import os\nmode = os.environ['LIB_MODE']")
+    assert (state, why) == (READY, "")
+    assert libraries.warm() == ["lib_a", "lib_b"]
+    assert begun.read_text() == "++"

@@ -51,10 +51,9 @@ with open('a.pt', 'rb') as file:
 torch.load(io.BytesIO(open('a.pt', 'rb').read()), weights_only=False)
 said.append(look().phase)
 assert not look().backward_seen and look().torch_loaded
-before = torch.autograd._engine_run_backward
 weight = torch.ones(1, requires_grad=True)
 weight.sum().backward()
-assert look().backward_seen and torch.autograd._engine_run_backward is not before
+assert look().backward_seen
 said.append(look().phase)
 thread = threading.Thread(target=torch.save, args=({}, 'b.pt')); thread.start(); thread.join()
 said.append(look().phase)

@@ -30,6 +30,30 @@ def test_a_job_is_called_by_its_flag_else_by_slurm_else_by_directory_and_command
     assert len({own.name, *names}) == 4
 
 
+def test_a_changed_argument_begins_a_new_job_that_names_the_one_of_before(tmp_path: Path) -> None:
+    def written(name: str, t: float) -> None:
+        journal = tmp_path / name / "nodes" / "n" / "journal.jsonl"
+        journal.parent.mkdir(parents=True)
+        journal.touch()
+        os.utime(journal, (t, t))
+
+    first, second, third = (identity.job_name("", {}, Path("/data/my proj"), [*COMMAND, argument]) for argument in ("--a", "--b", "--c"))
+    assert identity.job_of_another_command(tmp_path / "none", first) is None
+    assert identity.job_of_another_command(tmp_path, first) is None
+    written(first.name, 100.0)
+    written("other-0123abcd", 900.0)
+    assert identity.job_of_another_command(tmp_path, first) is None, "it is no new job"
+    assert identity.job_of_another_command(tmp_path, second) == (first.name, 100.0)
+    written(second.name, 200.0)
+    assert identity.job_of_another_command(tmp_path, third) == (second.name, 200.0)
+    assert identity.job_of_another_command(tmp_path, identity.JobName("mine", "--job")) is None
+
+
+def test_the_job_of_a_drill_is_known_by_its_directory() -> None:
+    assert identity.is_drill(Path("/w/.supervise/.drill-a1b2/state/bert/nodes/n"))
+    assert not identity.is_drill(Path("/w/.supervise/bert/nodes/n"))
+
+
 @pytest.mark.parametrize("name", ["..", ".", "a/b", "-x", " ", "a" * 65, "a\nb", "naïve", "a b"])
 def test_a_name_that_cannot_be_a_directorys_is_refused(name: str) -> None:
     with pytest.raises(SuperviseError, match="not a job name") as caught:

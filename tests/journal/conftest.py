@@ -10,7 +10,7 @@ import pytest
 
 from supervisor.core import events as core_events
 from supervisor.core.actions import SetTimer
-from supervisor.core.decide import decide, initial
+from supervisor.core.machine import decide, initial
 from supervisor.core.model import CheckpointRef, Evidence, Phase, Policy, RankExit, RankInfo
 
 if TYPE_CHECKING:

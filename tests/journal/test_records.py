@@ -28,6 +28,7 @@ from supervisor.journal.records import (
     Record,
     RunBegan,
     RunEnded,
+    ViewTaken,
     action_of,
     decode,
     encode,
@@ -62,7 +63,7 @@ def sample(kind: Any, number: int = 1) -> Any:
 @pytest.mark.parametrize("name", EVENTS)
 def test_every_event_comes_back_as_it_was(name: str) -> None:
     event = sample(EVENTS[name])
-    line = encode(1, 2.0, 3.0, event_taken(event, (), attempt=1, stage="running"))
+    line = encode(1, event.t, 3.0, event_taken(event, (), attempt=1, stage="running"))
     body = decode(unframe(line) or b"").body  # type: ignore[union-attr]
     assert isinstance(body, EventTaken)
     # what each node reported stands in its own journal
@@ -103,7 +104,7 @@ def test_a_line_is_json_by_itself_and_named_as_the_page_says() -> None:
     assert list(read) == ["crc", "len", "rec"]
     assert read["rec"]["kind"] == "header"
     page = DOCS.read_text(encoding="utf-8")
-    for cls in (Header, RunBegan, EventTaken, RunEnded, Note):
+    for cls in (Header, RunBegan, EventTaken, RunEnded, Note, ViewTaken):
         for name in cls.__struct_fields__:
             assert f"`{name}`" in page, f"{cls.__name__}.{name} is not on the page"
 

@@ -17,15 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.core.decide import decide
 from supervisor.core.events import SupervisorStarted
+from supervisor.core.machine import decide
 from supervisor.core.model import Policy
 from supervisor.journal import writer as journals
 from supervisor.journal.file import OsFiles, earlier
-from supervisor.journal.past import read_past
-from supervisor.journal.records import VERSION, Damage, Header, Note, Record, RunBegan, encode, scan
-from supervisor.journal.writer import open_journal
+from supervisor.journal.records import VERSION, Damage, Header, Note, Record, RunBegan, ViewTaken, encode, scan
+from supervisor.view.job_view import fold
+from supervisor.view.keeping import JobViewKeeper
+from supervisor.view.opening import open_journal, past_of
+from supervisor.view.reading import read_view
 from tests.support.figures import is_within, within
+from tests.support.small_disks import small_disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -112,7 +115,7 @@ def test_a_run_that_is_not_continued_begins_a_new_file_and_five_old_ones_are_kep
         one_run(path, ear)
     assert sorted(found.name for found in tmp_path.iterdir()) == [f"journal-000{n}.jsonl" for n in range(3, 8)] + ["journal.jsonl"]
     for found in tmp_path.iterdir():
-        past = read_past(scan(found))
+        past = past_of(fold(scan(found)))
         assert (past.problems, past.records) == ((), 3)
     before = path.read_bytes()
     one_run(path, ear, goes_on=True)
@@ -140,8 +143,8 @@ def test_the_count_of_incidents_outlives_a_crash_between_two_files(tmp_path: Pat
     past = one_run(path, ear)
     # seven, and the death of the supervisor that wrote no end
     assert (past.state.incidents, past.incidents_before, past.last_run.run_id) == (8, 8, "r")
-    assert read_past(scan(path)).state.incidents == 8
-    assert not read_past(scan(path)).problems
+    assert past_of(fold(scan(path))).state.incidents == 8
+    assert not past_of(fold(scan(path))).problems
 
 
 def test_what_stands_where_an_old_file_would_go_is_passed_by(tmp_path: Path, ear: Any) -> None:
@@ -151,7 +154,7 @@ def test_what_stands_where_an_old_file_would_go_is_passed_by(tmp_path: Path, ear
     (tmp_path / "journal-0001.jsonl").mkdir()
     one_run(path, ear)
     assert (tmp_path / "journal-0002.jsonl").read_bytes() == old
-    assert not read_past(scan(path)).problems
+    assert not past_of(fold(scan(path))).problems
 
 
 def test_a_disk_that_takes_no_new_file_for_a_while_loses_neither(tmp_path: Path, ear: Any, disk: Disk) -> None:
@@ -226,7 +229,7 @@ def test_damage_in_the_middle_stays_and_costs_one_number_at_the_end(tmp_path: Pa
     journal.append(Note("after"), t=1.0)
     assert journal.close(10)
     assert [type(f) for f in scan(path)] == [Record, Damage, Record]
-    assert read_past(scan(path)).problems  # nobody will take the lost record for one that never was
+    assert past_of(fold(scan(path))).problems  # nobody will take the lost record for one that never was
 
 
 def test_a_file_that_is_no_journal_is_set_aside_whole(tmp_path: Path, ear: Any) -> None:
@@ -351,7 +354,7 @@ def test_a_failing_disk_is_reported_at_once_and_nothing_is_lost(
     assert journal.close(10)
     found = list(scan(path))
     assert [r.body.name for r in found if isinstance(r, Record) and isinstance(r.body, Note)] == ["a", "b"]
-    past = read_past(found)
+    past = past_of(fold(found))
     assert past.next_seq == found[-1].seq + 1
     assert not [problem for problem in past.problems if "lost" in problem]
     if not truncate_error:
@@ -402,10 +405,10 @@ def test_memory_is_bounded_and_what_is_lost_is_counted(tmp_path: Path, ear: Any,
     kept = notes(path)
     assert len(kept) == full.pending_records + 1
     assert kept[-1] == "records_lost"
-    note = [r for r in scan(path) if isinstance(r, Record)][-1].body
+    note = [r for r in scan(path) if isinstance(r, Record) and r.kind == "note"][-1].body
     assert isinstance(note, Note)
     assert note.data == {"lost": full.lost}
-    assert read_past(scan(path)).problems
+    assert past_of(fold(scan(path))).problems
 
 
 @pytest.mark.bench
@@ -424,12 +427,7 @@ def test_closing_on_a_dead_disk_keeps_its_deadline(tmp_path: Path, ear: Any, dis
 @pytest.mark.process
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
 def test_a_full_file_system_costs_nothing_once_there_is_room(tmp_path: Path, ear: Any) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(small)], capture_output=True, check=False)  # noqa: S607
-    if mounted.returncode:
-        pytest.skip(f"no mount here: {mounted.stderr.decode()}")
-    try:
+    with small_disk(tmp_path / "small", "size=64k") as small:
         journal, _ = opened(small / "journal.jsonl", ear)
         ear.await_synced(1)
         with contextlib.suppress(OSError), (small / "ballast").open("wb", buffering=0) as ballast:
@@ -443,14 +441,12 @@ def test_a_full_file_system_costs_nothing_once_there_is_room(tmp_path: Path, ear
         ear.await_word("recovered")
         assert journal.close(10)
         assert notes(small / "journal.jsonl") == [str(i) for i in range(200)]
-    finally:
-        subprocess.run(["umount", "-l", str(small)], check=True)  # noqa: S607
 
 
 _WRITER = """
 import sys
 from pathlib import Path
-from supervisor.journal.writer import open_journal
+from supervisor.view.opening import open_journal
 from supervisor.journal.records import Note
 
 class Ear:
@@ -459,13 +455,26 @@ class Ear:
     def journal_degraded(self, text): ...
     def journal_recovered(self): ...
 
-journal, past = open_journal(Path(sys.argv[1]), job="job", node="node", listener=Ear())
+journal, past = open_journal(Path(sys.argv[1]), job="job", node="node", listener=Ear(), view_every_s=40.0)
 for i in range(1_000_000):
     journal.append(Note(str(i), "x" * (i % 300)), t=float(i), durable=True)
     if i % 50 == 0:
         import time
         time.sleep(0.001)
 """
+
+
+def test_a_view_that_cannot_be_made_ends_the_views_and_nothing_else(tmp_path: Path, ear: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "journal.jsonl"
+    monkeypatch.setattr(JobViewKeeper, "record", lambda *_: 1 / 0)
+    journal, _ = open_journal(path, job="job", node="node", listener=ear, view_every_s=10.0)
+    for i in range(30):
+        journal.append(Note(f"fact {i}"), t=float(i))
+    assert journal.close(10)
+    kept = notes(path)
+    assert [name for name in kept if name != "view_failed"] == [f"fact {i}" for i in range(30)]
+    assert kept.count("view_failed") == 1
+    assert "ZeroDivisionError: division by zero" in path.read_text()
 
 
 @pytest.mark.process
@@ -483,4 +492,6 @@ def test_what_was_reported_durable_survives_kill_9(tmp_path: Path) -> None:
         # the kill may cut the write of a later record: that tail is no loss, and the next start cuts it off
         damage = [r for r in scan(path) if isinstance(r, Damage)]
         assert all(d.torn for d in damage)
-        assert read_past(scan(path)).problems == tuple(map(str, damage))
+        assert past_of(fold(scan(path))).problems == tuple(map(str, damage))
+        assert any(isinstance(record.body, ViewTaken) for record in found)
+        assert read_view(path) == fold(scan(path)), "the view in the journal is what its records say, wherever the kill came"

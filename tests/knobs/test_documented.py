@@ -14,8 +14,10 @@ from supervisor.knobs.bindings import LEAST, NAMES, Env, FileKey, Flag, Override
 from supervisor.knobs.declaration import parse
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "guides" / "knobs.md").read_text(encoding="utf-8")
-EXAMPLES = [shlex.split(text)[0] for text in re.findall(r"--knob ('[^']+'|[^'\s`]+)", PAGE) if not text.startswith("NAME")]
+GUIDES = ROOT / "docs" / "guides"
+PAGE = (GUIDES / "knobs.md").read_text(encoding="utf-8")
+WRITTEN = re.findall(r"--knob ('[^']+'|[^'\s`]+)", PAGE + (GUIDES / "unequal-gpus.md").read_text(encoding="utf-8"))
+EXAMPLES = [shlex.split(text)[0] for text in WRITTEN if not text.startswith("NAME")]
 
 
 @pytest.mark.process

@@ -12,7 +12,7 @@ import yaml
 
 from supervisor.core.values import replace
 from supervisor.errors import SuperviseError
-from supervisor.report.start_plan import opening_lines
+from supervisor.report.opening_lines import opening_lines
 from tests.knobs.scripts import SCRIPTS, find, values_of
 
 if TYPE_CHECKING:
@@ -317,8 +317,8 @@ def test_an_override_that_this_node_cannot_make_is_reported(tmp_path: Path) -> N
         (
             ("batch_size=--bs",),
             (
-                "on CUDA OOM: --bs stays as it is, because no grad_accum is known: --knob grad_accum=--YOUR-FLAG enables it,"
-                " --allow-batch-drift halves it alone, and the global batch with it"
+                "on CUDA OOM: nothing can be changed, because supervise does not know how the script gets its gradient accumulation: "
+                "add --knob grad_accum=--YOUR-FLAG; --allow-batch-drift halves --bs alone, and the global batch with it"
             ),
         ),
         (("batch_size=--bs", "grad_accum:derived=--accum"), "on CUDA OOM: --bs 8→4; --no-batch-change forbids it"),

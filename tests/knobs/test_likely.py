@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.core.model import Cause, Policy
+from supervisor.core.model import RESUME, Cause, Policy
 from supervisor.knobs import bindings, declaration, likely
 from supervisor.knobs.script_analysis import ScriptText, parse
 from supervisor.strategies import propose
@@ -24,6 +24,8 @@ parser.add_argument("--accum", type=int, default=1)
 parser.add_argument("--workers", default=os.cpu_count(), type=int)
 parser.add_argument("--gradient-checkpointing", action="store_true")
 parser.add_argument("--eval-batch-size", type=int, default=8)
+parser.add_argument("--resume_from", default=None)
+parser.add_argument("--resume", action="store_true")
 """
 )
 CLICK = parse('@click.option("--bs", default=16)\n@click.option("--grad-checkpoint", is_flag=True)\ndef main(bs): pass')
@@ -45,6 +47,9 @@ NOTHING = ScriptText()
         ),
         ("--batch-size auto --eval-batch-size 32 --num-workers", NOTHING, {}),
         ("-- --batch-size 32", NOTHING, {}),
+        ("--per_device_batch 8", NOTHING, {"batch_size": "--knob batch_size=--per_device_batch"}),
+        ("--ckpt-dir out --resume last.pt", NOTHING, {"resume": "--resume-args '--resume {resume}'"}),
+        ("--resume", NOTHING, {}),  # a switch that is on already
         (
             "",
             CLICK,
@@ -57,19 +62,26 @@ NOTHING = ScriptText()
                 "batch_size": "--knob batch_size=--batch-size",
                 "grad_accum": "--knob grad_accum:1=--accum",
                 "num_workers": "--knob num_workers:VALUE=--workers",
+                "resume": "--resume-args '--resume_from {resume}'",
             },
+        ),
+        ("", parse('parser.add_argument("--resume", action="store_true")'), {"resume": "--resume-switch '--resume'"}),
+        (
+            "--load-checkpoint a.pt",
+            parse('parser.add_argument("--resume", action="store_true")'),
+            {"resume": "--resume-args '--load-checkpoint {resume}'"},  # what the command gives comes before what the parser has
         ),
     ],
 )
 def test_what_is_named_is_what_stands_there(command: str, text: ScriptText, named: dict[str, str]) -> None:
     found = dict(likely.options(command.split(), text, ()))
     assert found == named
-    for name, option in found.items():
+    for name, option in found.items() - {(RESUME, found.get(RESUME))}:
         assert declaration.parse(option.removeprefix("--knob ").replace("VALUE", "4")).name == name, "it can be given as it is shown"
 
 
 def test_a_knob_that_is_known_is_not_named_again() -> None:
-    found = dict(likely.options(["--batch-size", "8"], ARGPARSE, {"batch_size", "num_workers"}))
+    found = dict(likely.options(["--batch-size", "8"], ARGPARSE, {"batch_size", "num_workers", RESUME}))
     assert found.keys() == {"grad_accum", "activation_checkpointing"}
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from supervisor.cli import main
 from supervisor.config.settings import Origin, Settings, with_values
-from supervisor.core.replicas import ONE_RANK, Replica
+from supervisor.core.nodes.replicas import ONE_RANK, Replica
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.knobs import job_knobs
 from tests.knobs.scripts import find
@@ -98,7 +98,8 @@ def test_a_factor_that_is_no_number_is_reported_and_not_guessed(there: Path, cap
     command = "torchrun --nproc-per-node 24 megatron.py --tensor-model-parallel-size TP"
     assert find(there, command).replica == Replica(unread="--tensor-model-parallel-size TP is no number")
     assert main.main(["plan", "--", *command.split()]) == 0
-    assert "replica   1 rank: --tensor-model-parallel-size TP is no number; --model-parallel N gives it" in capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
+    assert "replica 1 rank: --tensor-model-parallel-size TP is no number; --model-parallel N gives it" in text
 
 
 def test_a_flag_of_ours_and_the_commands_own_that_differ_are_both_named(there: Path) -> None:

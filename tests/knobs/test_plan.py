@@ -14,8 +14,8 @@ from supervisor.core.model import Cause, Knob, Policy
 from supervisor.core.policy_settings import Gpus, NetworkSection, Restart
 from supervisor.knobs.bindings import NAMES
 from supervisor.knobs.knob_set import BoundKnob, KnobSet
-from supervisor.report import start_plan
-from supervisor.strategies import RUNGS
+from supervisor.report import opening_lines, start_plan
+from supervisor.strategies import LADDER_STEPS
 from tests.health.conftest import fake_library, fake_nvml  # noqa: F401  fixtures
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 HF = ["torchrun", "--nproc-per-node=2", "hf_trainer.py", "--per_device_train_batch_size", "32"]
 SCREEN = 60
+WIDTHS = 60, 100, 160
 
 
 @pytest.fixture
@@ -38,38 +39,47 @@ def test_it_says_what_is_enabled_and_what_is_not_on_one_screen(there: Path, caps
     text = capsys.readouterr().out
     assert "hf_trainer.py (HF Trainer)" in text
     assert "in your script" not in text
-    assert "batch_size     --per_device_train_batch_size 32  per GPU   HF Trainer, once a rank is seen to train with it" in text
-    assert "--knob skip_window=--YOUR-FLAG" in text
-    assert "on CUDA OOM: --per_device_train_batch_size 32→16, --gradient_accumulation_steps 1→2 (HF Trainer)" in text
-    assert "restart.max_attempts     7      command line --set restart.max_attempts" in text
+    rows = [" ".join(line.split()) for line in text.splitlines()]
+    assert "batch_size --per_device_train_batch_size 32 per GPU HF Trainer, once a rank is seen to train with it" in rows
+    assert any(row.startswith("others --knob NAME=--YOUR-FLAG no flag of the script is known for") and "skip_window" in row for row in rows)
+    assert "CUDA OOM --per_device_train_batch_size 32→16, --gradient_accumulation_steps 1→2 (HF Trainer);" in " ".join(rows)
+    assert "restart.max_attempts 7 command line --set restart.max_attempts" in rows
     assert all(cause.value in text for cause in Cause if cause is not Cause.NONE)
-    assert "halve_batch → memory_knobs* →" in text
-    lines = text.splitlines()
-    assert len(lines) <= SCREEN
-    assert max(map(len, lines)) <= 140
+    assert "halve_batch" not in text, "what is done about one cause is shown with --cause"
+    assert len(rows) <= SCREEN
     assert sorted(there.iterdir()) == before, "nothing was run, nothing was written"
 
 
 @pytest.mark.usefixtures("there")
 def test_one_cause_is_followed_to_its_stop(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["plan", "--cause", "cuda_oom", "--", *HF]) == 0
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
     assert "1. restart: --per_device_train_batch_size 32 → 16; --gradient_accumulation_steps 1 → 2" in text
     assert "5. restart: --per_device_train_batch_size 2 → 1; --gradient_accumulation_steps 16 → 32" in text
     assert "6. stop (65)" in text
-    assert "not enabled: activation_checkpointing or cpu_offload or mixed_precision" in text
+    assert "mixed precision, where declared activation_checkpointing or cpu_offload or mixed_precision" in text, "what it needs"
+    assert "settings" not in text
+
+
+@pytest.mark.usefixtures("there")
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("options", [[], ["--cause", "cuda_oom"]], ids=["all", "one cause"])
+def test_the_pages_fit_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int, options: list[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main.main(["plan", *options, "--", *HF]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= width
 
 
 def test_what_the_rules_find_in_the_script_stands_first(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alone = "if dist.get_rank() == 0:\n    dist.barrier()\n"
     (there / "wrong.py").write_text("import torch.distributed as dist\n" + alone * 6)
     assert main.main(["plan", "--", "torchrun", "wrong.py"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    first = lines.index("in your script")
-    assert lines[first + 1].startswith("  wrong.py:3: only ranks with `dist.get_rank() == 0` (line 2) call barrier")
-    assert "  and 2 more: --json has all" in lines
-    assert first < lines.index("enabled")
-    assert max(map(len, lines)) <= 140
+    text = " ".join(capsys.readouterr().out.split())
+    first = text.index(" in it wrong.py:3: only ranks with `dist.get_rank() == 0` (line 2) call barrier")
+    assert " and 2 more: --json has all " in text
+    assert first < text.index(" what a restart may change ")
     assert main.main(["plan", "--json", "--", "torchrun", "wrong.py"]) == 0
     assert len(json.loads(capsys.readouterr().out)["in_your_script"]) == 6
 
@@ -78,7 +88,8 @@ def test_a_script_that_is_no_python_is_said_with_its_line(there: Path, capsys: p
     (there / "broken.py").write_text("import torch\nif x\n    y = 1\n")
     for launcher in (["torchrun"], [sys.executable], [sys.executable, "-m", "torch.distributed.run"]):
         assert main.main(["plan", "--", *launcher, "broken.py"]) == 0
-        assert "  broken.py:2: SyntaxError: expected ':'; no rank can begin with it" in capsys.readouterr().out.splitlines(), launcher
+        text = capsys.readouterr().out
+        assert "broken.py:2: SyntaxError: expected ':'; no rank can begin with it" in text, launcher
 
 
 @pytest.mark.usefixtures("there")
@@ -113,12 +124,13 @@ def test_every_ladder_ends(cause: Cause) -> None:
     knobs = (Knob("batch_size", "4", "--bs", counts="gpu"), Knob("grad_accum", "1", "--accum", counts="rank"))
     steps = start_plan.sequence(cause, Policy(knobs=knobs), 2)
     assert steps[-1].kind == "stop"
-    assert all(step.reason and step.strategy in RUNGS for step in steps)
+    assert all(step.reason and step.strategy in LADDER_STEPS for step in steps)
 
 
-def test_what_a_rung_wants_names_existing_rungs_and_knobs() -> None:
-    assert set(start_plan._WANTS) <= set(RUNGS)  # noqa: SLF001  the table has no other reader
-    assert {want for wants in start_plan._WANTS.values() for want in wants} <= set(NAMES)  # noqa: SLF001
+def test_what_a_ladder_step_wants_are_knobs() -> None:
+    wants = [want for step in LADDER_STEPS.values() for want in step.wants]
+    assert wants
+    assert set(wants) <= set(NAMES)
 
 
 @pytest.mark.parametrize(
@@ -126,14 +138,14 @@ def test_what_a_rung_wants_names_existing_rungs_and_knobs() -> None:
     [
         ("torchrun --nproc-per-node=2 train.py", "--batch 24→24"),
         ("torchrun --nproc-per-node=8 train.py", "--accum 1→3"),
-        ("torchrun --nproc-per-node=5 train.py", "the batch stays as it is: --batch 24 is no multiple of 5 ranks"),
+        ("torchrun --nproc-per-node=5 train.py", "nothing can be changed, because --batch 24 is no multiple of 5 ranks"),
         ("deepspeed train.py", "shrinks at the same global batch, if --batch divides by the ranks, not known yet"),
         ("torchrun --nproc-per-node=gpu train.py", "if --batch divides by the ranks"),
     ],
 )
 def test_the_line_at_start_promises_of_a_global_batch_what_the_number_of_ranks_allows(command: str, line: str) -> None:
     size, accum = Knob("batch_size", "24", "--batch", counts="global"), Knob("grad_accum", "1", "--accum", counts="rank")
-    told = start_plan.opening_lines(KnobSet((BoundKnob(size, ()), BoundKnob(accum, ()))), command.split(), {"PATH": "/usr/bin:/bin"})[0]
+    told = opening_lines.opening_lines(KnobSet((BoundKnob(size, ()), BoundKnob(accum, ()))), command.split(), {"PATH": "/usr/bin:/bin"})[0]
     assert line.replace("--batch 24→24", "--accum 1→2") in told
 
 
@@ -159,14 +171,14 @@ def test_with_batch_drift_a_batch_size_is_all_that_halving_needs() -> None:
     assert start_plan._missing("halve_batch", Policy(knobs=(size,))) == "grad_accum"  # noqa: SLF001 -- as above
 
 
-def test_the_line_at_start_names_the_rungs_for_networks_that_may_act() -> None:
-    assert start_plan.network_line(Policy()) == ""
+def test_the_line_at_start_names_the_ladder_steps_for_networks_that_may_act() -> None:
+    assert opening_lines.network_line(Policy()) == ""
     allow = NetworkSection(("interface", "ib_disable"))
     allowed = Policy(network=allow, variables=(("NCCL_IB_DISABLE", "0"), ("NCCL_SOCKET_IFNAME", "eth0")))
-    line = start_plan.network_line(allowed)
+    line = opening_lines.network_line(allowed)
     assert line == "network (network.allow): interface may act; ib_disable may not: you set its variable"
     kept = (("env:NCCL_P2P_DISABLE", "1"), ("env:GLOO_SOCKET_IFNAME", "eth1"), ("env:NCCL_IB_DISABLE", "1"), ("batch_size", "8"))
-    assert start_plan.network_line(allowed, kept) == f"{line}; goes on with GLOO_SOCKET_IFNAME=eth1"
+    assert opening_lines.network_line(allowed, kept) == f"{line}; goes on with GLOO_SOCKET_IFNAME=eth1"
     assert start_plan._missing("interface", allowed) == ""  # noqa: SLF001 -- as above
     assert start_plan._missing("p2p_disable", allowed) == "--set network.allow=p2p_disable"  # noqa: SLF001 -- as above
 
@@ -182,7 +194,7 @@ def test_the_line_at_start_names_the_rungs_for_networks_that_may_act() -> None:
 )
 def test_the_plan_names_what_it_supposes(capsys: pytest.CaptureFixture[str], command: str, supposed: str) -> None:
     assert main.main(["plan", "--cause", "gpu_lost", "--", *command.split()]) == 0
-    assert f"(supposed: {supposed}" in capsys.readouterr().out
+    assert f"(supposed: {supposed}" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.usefixtures("there")
@@ -191,8 +203,12 @@ def test_the_plan_names_what_is_missing(capsys: pytest.CaptureFixture[str]) -> N
     assert "no such command: no-such-command" in capsys.readouterr().err
     assert main.main(["plan", "--", "python", "nosuch.py"]) == 0
     text = capsys.readouterr().out
-    assert "script    nosuch.py: no such file here" in text
-    assert "neither of its knobs is known: --knob batch_size=--YOUR-FLAG --knob grad_accum=--YOUR-FLAG enables it" in text
+    text = " ".join(text.split())
+    assert "script nosuch.py: no such file here" in text
+    assert (
+        "CUDA OOM nothing can be changed, because supervise does not know how the script gets its batch size and gradient accumulation: "
+        "add --knob batch_size=--YOUR-FLAG --knob grad_accum=--YOUR-FLAG"
+    ) in text
     assert main.main(["plan", "--", *HF]) == 0
     assert "no such file" not in capsys.readouterr().out
 
@@ -202,9 +218,9 @@ def test_options_without_effect_are_named(capsys: pytest.CaptureFixture[str], mo
     monkeypatch.setenv("PET_NNODES", "2")
     command = ["torchrun", "--nproc-per-node=4", "--nnodes=1", *HF[1:]]
     assert main.main(["plan", "--", *command]) == 0
-    text = capsys.readouterr().out
-    assert "warning   torchrun takes the last --nproc-per-node alone: --nproc-per-node=4 has no effect; leave --nproc-per-node=2" in text
-    assert "warning   PET_NNODES=2 has no effect: the command gives torchrun --nnodes=1; unset PET_NNODES" in text
+    text = " ".join(capsys.readouterr().out.split())
+    assert "warning torchrun takes the last --nproc-per-node alone: --nproc-per-node=4 has no effect; leave --nproc-per-node=2" in text
+    assert "warning PET_NNODES=2 has no effect: the command gives torchrun --nnodes=1; unset PET_NNODES" in text
     assert main.main(["plan", "--json", "--", *command]) == 0
     assert len(json.loads(capsys.readouterr().out)["warnings"]) == 2
 
@@ -260,7 +276,7 @@ def test_the_plan_of_a_command_with_model_parallelism_is_printed_as_it_is_kept(
 ) -> None:
     (there / "titan.toml").write_text(TITAN_FILE)
     assert main.main(LAYOUTS[name].split()) == 0
-    printed = capsys.readouterr().out.partition("\nsettings\n")[0] + "\n"
+    printed = capsys.readouterr().out.partition("\n-- settings")[0]
     assert printed == (Path(__file__).parent / "plans" / f"{name}.txt").read_text(encoding="utf-8")
 
 

@@ -10,7 +10,7 @@ import pytest
 from supervisor.config.settings import Origin, Settings, with_values
 from supervisor.knobs import job_knobs
 from supervisor.knobs.programs import programs
-from supervisor.report.start_plan import handover_warning, resume_line
+from supervisor.report.opening_lines import handover_warning, resume_line
 from tests.knobs.scripts import ACCELERATE, DEEPSPEED, HF, LIGHTNING, MEGATRON, NANOGPT, TITAN
 
 if TYPE_CHECKING:

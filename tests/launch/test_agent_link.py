@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.launch.agent_link import AgentLink
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,6 +46,6 @@ def test_what_is_not_sent_when_the_link_ends_is_reported(pair: Pair) -> None:
     link, _agent, lost = pair
     link.send(LONG, lost.put)
     link.close()
-    assert isinstance(lost.get(timeout=10), OSError)
+    assert isinstance(lost.get(timeout=PATIENCE_S), OSError)
     link.send(b"later\n", lost.put)
-    assert isinstance(lost.get(timeout=10), OSError)
+    assert isinstance(lost.get(timeout=PATIENCE_S), OSError)

@@ -342,7 +342,7 @@ def test_a_change_of_torchruns_own_arguments_is_refused_aloud(stage: Stage) -> N
 
 def test_a_command_that_cannot_be_made_ends_the_attempt_with_its_reason(stage: Stage) -> None:
     stage.session.refuse(2, "OSError: no space left", "the making of the attempt's command")
-    assert [(event.attempt, event.who) for event in stage.posted(LauncherExited)] == [(2, "command")]
+    assert [(event.attempt, event.process) for event in stage.posted(LauncherExited)] == [(2, "command")]
     assert [fact.text for fact in stage.session.facts if fact.name == "exception"] == ["OSError: no space left"]
 
 

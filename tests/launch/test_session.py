@@ -9,7 +9,7 @@ import pytest
 
 from supervisor.core.model import Evidence, RankExit
 from supervisor.job.clock import Clock
-from supervisor.launch.session import AttemptEnding
+from supervisor.launch.session import LEAST_GRACE_S, AttemptEnding
 
 
 @pytest.fixture
@@ -27,3 +27,24 @@ def test_a_core_dump_is_told_with_its_rank_and_time(ending: AttemptEnding) -> No
 def test_a_death_without_one_adds_nothing(ending: AttemptEnding) -> None:
     ending.rank_died(RankExit(3, 77, at_ns=5 * 10**9, signal=11))
     assert ending.facts == []
+
+
+def at(ending: AttemptEnding, t: float) -> None:
+    ending.context.loop.clock = SimpleNamespace(now=lambda: t)  # type: ignore[misc]  a fake edge: the clock
+
+
+def test_one_ladder_what_the_ranks_left_behind_has_no_second_grace(ending: AttemptEnding) -> None:
+    at(ending, 100.0)
+    assert ending.left_grace_s(5.0) == 5.0, "no rank was ended"
+    ending.ranks_asked_to_end(5.0)
+    at(ending, 102.0)
+    assert ending.left_grace_s(5.0) == 3.0
+    ending.ranks_asked_to_end(1.5)
+    ending.ranks_asked_to_end(5.0)
+    at(ending, 102.25)
+    assert ending.left_grace_s(5.0) == 1.25, "the earlier time holds"
+    at(ending, 105.0)
+    assert ending.left_grace_s(5.0) == LEAST_GRACE_S, "it has not got TERM before"
+    assert ending.left_grace_s(0.0) == 0.0
+    ending.start(2)
+    assert ending.left_grace_s(5.0) == 5.0

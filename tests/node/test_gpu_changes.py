@@ -80,7 +80,7 @@ def test_a_change_is_evidence_that_names_cause_gpu_and_hardware(row: Row) -> Non
     verdict = classify((DEATH, fact))
     assert (verdict.cause, verdict.gpu) == (row.cause, row.gpu)
     assert dict(verdict.facts).get("hardware", "") == ("yes" if row.gpu else "")
-    assert (verdict.confidence >= consent.SURE) == row.sure
+    assert consent.is_sure(verdict.cause, verdict.confidence) == row.sure
     assert consent.proves(fact, row.cause)
 
 
@@ -125,7 +125,7 @@ def test_a_specific_gpu_error_wins_over_a_general_recovery_action() -> None:
     assert {fact.name for fact in facts} == {"ecc_uncorrected", "row_remap_pending", "recovery_action"}
     verdict = classify((DEATH, *facts))
     assert verdict.cause is Cause.GPU_ECC
-    assert verdict.confidence >= consent.SURE
+    assert consent.is_sure(verdict.cause, verdict.confidence)
     assert "uncorrectable memory error" in verdict.summary
 
 
@@ -173,7 +173,7 @@ def test_the_memory_of_xids_tells_hardware_from_program(events: tuple[tuple[str,
     (fact,) = gpu_changes.xid_facts((last,), memory, now, {}, CATALOGUE)
     assert dict(fact.fields)["hardware"] == hardware
     assert fact.claim is not None
-    assert (fact.claim.weight >= consent.SURE) == (hardware == "suspected")
+    assert consent.is_sure(fact.claim.cause, fact.claim.weight) == (hardware == "suspected")
 
 
 @pytest.mark.parametrize(("ranks", "hardware"), [({B: 0}, "unknown"), ({A: 0, B: 1}, "suspected")], ids=["one GPU in use", "two"])

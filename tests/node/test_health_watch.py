@@ -19,7 +19,7 @@ from supervisor.node import visible_gpus
 from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu, is_well_again
 from supervisor.node.health_watch import MOST_CHARACTERS, HealthWatch, finding_of, has_gpus, shown
 from tests.health.conftest import fake_library, fake_nvml  # noqa: F401  fixtures
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,6 +49,13 @@ def watch(fake_nvml: FakeNvml) -> Iterator[Callable[..., HealthWatch]]:  # noqa:
     yield make
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the GPUs be sampled twice a second, and whoever wants a look meanwhile await the end of the sample."""
+    monkeypatch.setattr("supervisor.node.health_watch.SAMPLE_S", 0.5)
+    monkeypatch.setattr("supervisor.node.health_watch._TURN_S", PATIENCE_S)
 
 
 @pytest.mark.process
@@ -98,6 +105,7 @@ def test_memory_of_a_gpu_is_judged_only_while_no_rank_of_ours_holds_it(
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("often")
 def test_changes_are_reported_once_with_what_is_well_again_and_a_failure_has_its_evidence(
     fake_nvml: FakeNvml,  # noqa: F811
     watch: Callable[..., HealthWatch],
@@ -141,6 +149,7 @@ def test_readings_of_a_driver_before_it_hung_count(fake_nvml: FakeNvml, watch: C
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("often")
 def test_a_driver_that_hung_at_the_first_look_is_judged_by_what_moved_since_it_answered(
     fake_nvml: FakeNvml,  # noqa: F811
     watch: Callable[..., HealthWatch],
@@ -162,6 +171,7 @@ def test_a_driver_that_hung_at_the_first_look_is_judged_by_what_moved_since_it_a
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("often")
 def test_sampling_goes_on_after_a_sample_for_which_nothing_could_be_opened(
     fake_nvml: FakeNvml,  # noqa: F811
     watch: Callable[..., HealthWatch],

@@ -5,13 +5,13 @@ from __future__ import annotations
 from supervisor.classify.engine import classify
 from supervisor.classify.logs.match import Reader, claims
 from supervisor.config import signatures
-from supervisor.core.model import Cause, Evidence, Phase, RankExit, Verdict
+from supervisor.core.model import Cause, Evidence, FailureVerdict, Phase, RankExit
 from supervisor.job.clock import Clock
 from supervisor.observe import collect
 from supervisor.observe.log_watch import StreamRead
 from supervisor.observe.ranks.heartbeats import RankHeartbeat
 from supervisor.observe.reconcile import reconciled
-from supervisor.strategies.consent import SURE, proves
+from supervisor.strategies.consent import is_sure, proves
 
 CATALOGUE, _ = signatures.read()
 CLOCK = Clock(wall_at_start=1000.0, monotonic_at_start=0.0)
@@ -24,7 +24,7 @@ CAUSED = "\n\nThe above exception was the direct cause of the following exceptio
 STEPS = "".join(f"step {n}\n" for n in range(30))
 
 
-def judged(log: str, *wrote: Evidence, code: int = 3, hooked: bool = True, stepped_s: float | None = None) -> Verdict:
+def judged(log: str, *wrote: Evidence, code: int = 3, hooked: bool = True, stepped_s: float | None = None) -> FailureVerdict:
     """What is concluded of one rank that printed `log` by second 3 and exited in second 5."""
     reader = Reader(CATALOGUE, rank=0)
     reader.feed(log.encode(), 1003.0)
@@ -41,9 +41,9 @@ def written(text: str, trace: str = "") -> tuple[Evidence, ...]:
     return (raised, Evidence("error_file", "traceback", trace or HEAD + text, rank=0, t=1004.0), *claims(raised, CATALOGUE))
 
 
-def changes(verdict: Verdict) -> bool:
+def changes(verdict: FailureVerdict) -> bool:
     """Whether the job may be changed on it."""
-    return verdict.confidence >= SURE and any(proves(fact, verdict.cause) for fact in verdict.because)
+    return is_sure(verdict.cause, verdict.confidence) and any(proves(fact, verdict.cause) for fact in verdict.because)
 
 
 def test_what_a_rank_caught_and_printed_changes_nothing() -> None:

@@ -19,10 +19,10 @@ import yaml
 
 from supervisor.core.model import Cause, PlanKind
 from supervisor.core.state import Stage
-from supervisor.report.ledger.spans import TimeState
 from supervisor.report.metrics.exposition import Samples, exposition
 from supervisor.report.metrics.samples import samples_of
 from supervisor.report.metrics.table import JOB, Metric
+from supervisor.view.spans import TimeState
 from tests.report.metrics.facts import live, recorded
 from tests.support.ports import free_port
 from tests.support.waiting import wait_for

@@ -185,7 +185,7 @@ def works(environment: Environment) -> None:
     assert "Usage" in environment.run("supervise", "--help")
     unit = (ROOT / "supervisor/cli/systemd/units/supervise@.service").read_text()
     assert environment.run("supervise", "print", "systemd", "supervise@.service") == unit
-    where = environment.run("python", "-P", "-c", "import supervisor.core.decide as d, checkpointing.select; print(d.__file__)")
+    where = environment.run("python", "-P", "-c", "import supervisor.core.machine as d, checkpointing.select; print(d.__file__)")
     assert where.startswith(str(environment.root))
     output = environment.run("supervise", "--state-dir", environment.root / "state", "--", "python", "-c", "print(6 * 7)")
     assert re.search(r"^42$", output, re.MULTILINE)

@@ -6,11 +6,12 @@ import contextlib
 import os
 import signal
 import time
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from supervisor.journal.records import EventTaken, Record, scan
+import msgspec
+
+from supervisor.journal.records import EventTaken, Record, event_of, scan
 from tests.checkpointing import mounts
 from tests.support.waiting import is_running, wait_for, words_of
 
@@ -118,13 +119,15 @@ def taken(run: Supervised, event: str) -> list[dict[str, Any]]:
     """Return the fields of each event of this kind that the job's supervisor has recorded."""
     paths = sorted(run.state.glob("*/nodes/*/journal.jsonl"))
     records = (record.body for path in paths for record in scan(path) if isinstance(record, Record))
-    return [body.data for body in records if isinstance(body, EventTaken) and body.event == event]
+    return [
+        msgspec.json.decode(msgspec.json.encode(event_of(body))) for body in records if isinstance(body, EventTaken) and body.event == event
+    ]
 
 
 def record_times(run: Supervised) -> list[float]:
-    """Return when each record of the journal was written by the wall clock, in Unix seconds."""
+    """Return when each record of the journal was made, in Unix seconds."""
     paths = sorted(run.state.glob("*/nodes/*/journal.jsonl"))
-    return [datetime.fromisoformat(record.wall).timestamp() for path in paths for record in scan(path) if isinstance(record, Record)]
+    return [record.t for path in paths for record in scan(path) if isinstance(record, Record)]
 
 
 def confirmed(run: Supervised, deadline_s: float = 60.0) -> dict[str, Any]:

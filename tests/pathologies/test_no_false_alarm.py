@@ -1,6 +1,6 @@
 """Jobs that do not hang are never called hung, though each hang is to be ended and the limits are ten times shorter.
 
-Here are the examples, the demo and a few programs; `pytest --eager-hangs tests/programs` runs each cell of docs/guides/programs.md so.
+Here are the examples, the demo and a few programs; `pytest --eager-hangs tests/programs` runs each cell of known-programs.md so.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def test_a_load_over_a_slow_disk_is_named_as_slow_and_ends_nothing(supervise: Ca
     assert hangs[0] == hangs[1]
     assert (hangs[0]["kind"], hangs[0]["ranks"]) == ("late", [1])
     assert "is in slow_load (hangs.py:" in hangs[0]["text"]
-    assert " KB a second of " in hangs[0]["text"]
+    assert "iB/s of " in hangs[0]["text"]
     assert [run.exit_code(150) for run in runs] == [0, 0]
     assert [run.attempts() for run in runs] == [1, 1]
     assert all(event["hang"]["slow"] for run in runs for event in taken(run, "HangConfirmed"))

@@ -63,7 +63,7 @@ def began_at(place: Path) -> list[int]:
 def verdicts(run: Supervised) -> list[dict[str, Any]]:
     """Return the verdicts on failed attempts, in order; a stop that repeats the one before it is no other verdict."""
     events = [record for line in run.journal().splitlines() if (record := json.loads(line)["rec"])["kind"] == "event"]
-    decided = [data for event in events for action, data in event["body"]["actions"] if action == "ReportDecision"]
+    decided = [data for event in events for action, data in event["body"].get("actions", ()) if action == "ReportDecision"]
     return [next(same)["verdict"] for _, same in groupby(decided, key=lambda data: (data["attempt"], data["verdict"]["fingerprint"]))]
 
 
@@ -170,7 +170,7 @@ class Drive:
             while True:
                 file.write(bytes(4096))
         self._let_go(0)
-        self.run.wait_for_line("incident 1:", 90.0)
+        self.run.wait_for_line(r"incident 1\b", 90.0)
         ballast.unlink()
         return self.watch()
 
@@ -194,12 +194,11 @@ class Drive:
 
     def _do_as_it_says(self) -> list[int]:
         """Run the command that the terminal names, and start again as the card says."""
-        helps = re.search(r"note (?:\S+ )+?is (?:kept|whole): ((?:cp -p|mv) \S+ \S+)", self.reported)
-        again = re.search(r"start again(?: with (knobs.program) (\S+))?", self.reported)
+        helps = re.search(r"(?:\S+ )+?is (?:kept|whole): ((?:cp -p|mv) \S+ \S+)", self.reported)
         assert helps, f"no command helps: {self.reported}"
-        assert again, f"nothing says how to go on: {self.reported}"
+        assert re.search(r" again (?:cd \S+ && )?supervise ", self.reported), f"nothing says how to go on: {self.reported}"
         subprocess.run(shlex.split(helps[1]), check=True)  # noqa: S603  what a person would copy from the terminal
-        return self._again(*filter(None, again.groups()))
+        return self._again()
 
     def _again(self, *options: str) -> list[int]:
         self.run.wait_for_nothing_left()

@@ -1,4 +1,4 @@
-"""The table: real programs, the faults that are put into them, and what is known of each cell: docs/guides/programs.md is made from it.
+"""The table: real programs, the faults that are put into them, and what is known of each cell; docs/reference/known-programs.md has it.
 
 A program is a folder of `scripts/`, which a test copies into a directory of its own, and a command that runs there. Each trains 40 steps
 and saves after 10, 20, 30 and 40. A cell without a note passes. `wrong` holds the reason why it does not: it is expected to fail, and a
@@ -366,7 +366,7 @@ OUTCOMES = {
     ),
     ("numpy", "oom"): RightOutcome("a MemoryError is the machine's memory, and no batch was declared", (_one("host_oom"),) * 2),
 }
-FAST = (("plain", "kill"), ("numpy", "kill"))
+FAST = (("numpy", "kill"),)
 #: (program, fault) → why it does not work today.
 WRONG: dict[tuple[str, str], str] = {}
 #: Program → its faults that were not run yet.

@@ -1,4 +1,4 @@
-"""Real programs, with the options of docs/guides/programs.md or none, and each fault of the table: nothing is lost, the cause is right."""
+"""Real programs, with the options of known-programs.md or none, and each fault of the table: nothing is lost, the cause is right."""
 
 from __future__ import annotations
 

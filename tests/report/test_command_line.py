@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.report.command_line import command_line
+from supervisor.report.command_line import command_line, start_again
+from supervisor.report.text import clean
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SHOW = [sys.executable, "-c", "import json, sys; print(json.dumps(sys.argv[1:]))"]
 
@@ -53,9 +58,24 @@ def test_a_secret_is_left_to_a_variable_without_which_the_shell_refuses_the_line
     line = command_line([*SHOW, *words])
     assert "hunter2" not in line.text
     assert [*line.variables] == variables
+    assert clean(line.text, is_whole=True) == line.text, "a card shows it as it is: the name of a variable is no secret"
     refused = pasted(line.text)
     assert refused.returncode != 0
     assert refused.stdout == ""
     assert variables[0] in refused.stderr, "it names what is missing"
     given = dict(zip(variables, ("hunter2", "another3"), strict=False))
     assert json.loads(pasted(line.text, **given).stdout) == words
+
+
+def test_a_job_is_started_again_where_it_was_started_with_its_options_and_those_that_would_help(tmp_path: Path) -> None:
+    place = tmp_path / "it's here"
+    place.mkdir()
+    shows = "import json, os, sys; print(json.dumps([os.getcwd(), *sys.argv[1:]]))"
+    invocation = (sys.executable, "-c", shows, "--job", "a b")
+    line = start_again(invocation, str(place))
+    assert json.loads(pasted(line.text).stdout) == [str(place), "--job", "a b"]
+    assert start_again(("supervise", "--job", "x", "--", "train.py"), "", ("--knob", "batch_size=--bs")).text == (
+        "supervise --knob batch_size=--bs --job x -- train.py"
+    )
+    assert start_again(("supervise", "--hub-token=hunter2"), "").variables == ("HUB_TOKEN",)
+    assert start_again((), "/home/ada").text == "", "an older journal does not have it"

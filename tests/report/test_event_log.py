@@ -17,7 +17,7 @@ import pytest
 
 from supervisor.core import events
 from supervisor.core.actions import BeginAttempt, CloseIncident, OpenIncident, ReportDecision
-from supervisor.core.model import Cause, CheckpointRef, JobDecision, Phase, Plan, PlanKind, RankExit, RankInfo, Verdict
+from supervisor.core.model import Cause, CheckpointRef, FailureVerdict, JobDecision, Phase, Plan, PlanKind, RankExit, RankInfo
 from supervisor.job.clock import Clock
 from supervisor.report import reporter as reporter_module
 from supervisor.report.attempt_summary import logged_fields
@@ -250,7 +250,7 @@ def written() -> Written:
 
 @pytest.fixture
 def reporter(written: Written, tmp_path: Path) -> Reporter:  # only its log matters here
-    job = MagicMock(incident_dir=lambda _number: tmp_path)
+    job = MagicMock(incident_dir=lambda _number: tmp_path, node="n")
     return Reporter(job, Clock.start(), MagicMock(), cast("EventLog", written), MagicMock())
 
 
@@ -272,7 +272,7 @@ def test_every_fact_that_is_noted_is_logged(reporter: Reporter, written: Written
 
 
 def test_a_request_that_the_guardian_refused_is_no_end_of_the_launcher(reporter: Reporter, written: Written) -> None:
-    reporter.output({"ev": "refused", "do": "spawn", "text": "KeyError('argv')"})
+    reporter.processes.output({"ev": "refused", "do": "spawn", "text": "KeyError('argv')"})
     assert written.lines == [("request.refused", "error", {"request": "spawn", "text": "KeyError('argv')"})]
 
 
@@ -305,7 +305,7 @@ def test_a_rank_that_failed_is_logged_as_a_warning_and_a_good_end_as_info(report
 
 @pytest.mark.parametrize(("outcome", "level"), [("resolved", "info"), ("given_up", "error"), ("withdrawn", "info")])
 def test_an_incidents_last_line_sums_it_up(reporter: Reporter, written: Written, outcome: str, level: str) -> None:
-    verdict = Verdict(Cause.SEGFAULT, 0.9, "rank 5 was killed by SIGSEGV", "f", rank=5)
+    verdict = FailureVerdict(Cause.SEGFAULT, 0.9, "rank 5 was killed by SIGSEGV", "f", rank=5)
     plan = Plan(PlanKind.RESTART, "from the newest", "stop", "restart_within_budget")
     reporter.opened(OpenIncident(1, 2, 5, "rank 5: killed by signal 11"))
     reporter.decided(ReportDecision(1, 2, verdict, plan, 95))
@@ -324,7 +324,7 @@ def test_an_incidents_last_line_sums_it_up(reporter: Reporter, written: Written,
 def test_an_event_of_the_core_is_documented_with_its_own_fields() -> None:
     """`past` belongs to the budgets, and has no line; a decision of the nodes is logged as the few fields that people look for."""
     decision = JobDecision(
-        Verdict(Cause.SEGFAULT, 0.9, "rank 5", "f", rank=5), Plan(PlanKind.RESTART, "from the newest", "stop", "same_place")
+        FailureVerdict(Cause.SEGFAULT, 0.9, "rank 5", "f", rank=5), Plan(PlanKind.RESTART, "from the newest", "stop", "same_place")
     )
     of_events = {event: set(kind.__struct_fields__) - {"t", "past"} for kind, event in LOGGED.items()}
     of_events[LogEvent.NODES_DECIDED] = set(logged_fields(events.DecisionMade(1.0, 1, "restart", decision)))

@@ -12,11 +12,12 @@ from checkpointing import sizes
 from checkpointing.sizes import TensorSizes
 from supervisor.cli import main
 from supervisor.core import actions as act
-from supervisor.core.model import Cause, Change, Knob, Plan, PlanKind, Verdict
-from supervisor.journal.history import Round
+from supervisor.core.model import Cause, Change, FailureVerdict, Knob, Plan, PlanKind
 from supervisor.knobs.batch import Batch
 from supervisor.report import fit
+from supervisor.report.layout import Surface, render
 from supervisor.strategies.shortage import Shortage
+from supervisor.view.incidents import RecordedFailure
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,20 +26,20 @@ GIB = 1 << 30
 KNOBS = (Knob("batch_size", "32", "--bs", counts="gpu"), Knob("grad_accum", "1", "--accum", counts="rank"))
 
 
-def ran_out(attempt: int, asked: int, changes: tuple[Change, ...] = (), cause: Cause = Cause.CUDA_OOM) -> Round:
+def ran_out(attempt: int, asked: int, changes: tuple[Change, ...] = (), cause: Cause = Cause.CUDA_OOM) -> RecordedFailure:
     """Return a round whose attempt held 20 GiB of 24 and asked for so many more."""
     facts = {"allocated": 20, "asked": asked, "free": 4, "capacity": 24}
-    verdict = Verdict(cause, 0.97, "oom", "oom", facts=tuple((name, str(n * GIB)) for name, n in facts.items()))
+    verdict = FailureVerdict(cause, 0.97, "oom", "oom", facts=tuple((name, str(n * GIB)) for name, n in facts.items()))
     plan = Plan(PlanKind.RESTART, "why", "next", "halve_batch", changes=changes)
-    return Round(attempt, decision=act.ReportDecision(attempt, attempt, verdict, plan, None))
+    return RecordedFailure(attempt, decision=act.ReportDecision(attempt, attempt, verdict, plan, None))
 
 
 HALVED = (Change("batch_size", "32", "16", "--bs"), Change("grad_accum", "1", "2", "--accum"))
 
 
 def test_the_last_attempt_that_ran_out_counts_with_the_batch_that_it_had() -> None:
-    rounds = [ran_out(1, 20, HALVED), ran_out(2, 12), ran_out(3, 99, cause=Cause.USER_CODE)]
-    assert fit.measured(rounds, KNOBS, 2) == fit.Measured(2, Shortage(20 * GIB, 12 * GIB, 24 * GIB), Batch(16, 2, 2))
+    failures = [ran_out(1, 20, HALVED), ran_out(2, 12), ran_out(3, 99, cause=Cause.USER_CODE)]
+    assert fit.measured(failures, KNOBS, 2) == fit.Measured(2, Shortage(20 * GIB, 12 * GIB, 24 * GIB), Batch(16, 2, 2))
     assert fit.measured([ran_out(1, 1)], KNOBS, 2) is None, "20 and 1 of 24 are no shortage"
     alone = fit.measured([ran_out(1, 20)], (), 2)
     assert alone is not None
@@ -56,7 +57,7 @@ def test_what_fits_is_shown_with_its_arithmetic() -> None:
         (2, 18, "should fit"),
         (1, 17, "should fit"),
     ]
-    text = fit.text(data)
+    text = render(fit.page(data), Surface(200)).splitlines()
     fixed = next(line for line in text if "fixed" in line)
     assert "parameters 4.0 GiB + gradients 4.0 GiB + optimizer states 8.0 GiB = 16.0 GiB" in fixed
     assert "sharded over 2 ranks (FSDP, ZeRO-3): 8.0 GiB" in fixed
@@ -75,7 +76,7 @@ def test_what_fits_is_shown_with_its_arithmetic() -> None:
 def test_what_is_not_known_is_not_guessed(weights: int, seen: fit.Measured | None, words: str) -> None:
     data = fit.document("c.pt", TensorSizes(weights * GIB, 0), seen, 0)
     assert data["micro_batches"] == []
-    assert words in "\n".join(fit.text(data))
+    assert words in render(fit.page(data), Surface(200))
 
 
 def test_the_sizes_of_a_checkpoint_are_read_from_its_headers(tmp_path: Path) -> None:
@@ -110,6 +111,6 @@ def test_the_command_names_the_checkpoint_and_what_it_misses(
     (tmp_path / "c").mkdir()
     torch.save({"model": {"w": torch.ones(1 << 20)}, "step": 3}, tmp_path / "c" / "3.pt")
     assert main.main(["--checkpoints", "c/*.pt", *plan, "--", "python", "train.py"]) == 0
-    out = capsys.readouterr().out
-    assert "parameters 4 MiB, optimizer states 0 MiB" in out
-    assert "measured     nothing" in out
+    out = " ".join(capsys.readouterr().out.split())
+    assert "parameters 4 MiB, optimizer states 0 bytes" in out
+    assert "measured nothing" in out

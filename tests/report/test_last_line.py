@@ -55,13 +55,13 @@ def ended(  # noqa: PLR0913  what the last line is made of
         # no step was seen: how much was trained again is not known, only when the ranks were there again
         (ended(0, None, losses=Losses(1, since_t=4.0)), None, "done, 1 incident, at least 6 s lost"),
         (ended(0, None, losses=Losses(1, since_t=9.7)), None, "done, 1 incident"),
-        (ended(65, None, losses=Losses(1, since_t=4.0)), None, "given up, 1 incident, 46 s lost"),
+        (ended(65, None, losses=Losses(1, since_t=4.0)), None, "failed, 1 incident, 46 s lost"),
         (
             ended(65, losses=Losses(3, 7.0)),
             SAVED,
-            "given up at step 423, 3 incidents, 7 s lost; the newest verified checkpoint is /d/400.pt (step 400)",
+            "failed at step 423, 3 incidents, 7 s lost; the newest verified checkpoint is /d/400.pt (step 400)",
         ),
-        (ended(1, None, losses=Losses(1)), None, "given up, 1 incident"),
+        (ended(1, None, losses=Losses(1)), None, "failed, 1 incident"),
         (JobState(run=Run(stop=STOP)), None, "stopped before the first attempt: the command was not started"),
         (ended(143, None, stop=STOP), None, "stopped at step unknown, no incident; no checkpoint of this run was verified"),
         (
@@ -125,17 +125,17 @@ def test_a_batch_that_is_not_the_commands_is_named() -> None:
     state = replace(
         state, run=replace(state.run, policy=Policy(knobs=knobs)), attempt=replace(state.attempt, overrides=(("batch_size", "2"),))
     )
-    assert last_line(state, 0, None) == "done at step 423, no incident; at its end with --batch-size 2 instead of 8"
+    assert last_line(state, 0, None) == "done at step 423, no incident; its last attempt trained with --batch-size 2 instead of 8"
     same = replace(state, attempt=replace(state.attempt, overrides=(("batch_size", "8"), ("grad_accum", "1"))))
     assert last_line(same, 0, None) == "done at step 423, no incident"
 
 
 @pytest.mark.parametrize(
     ("second", "passed", "count"),
-    [("user_code:a", False, "1 incident (2 failures)"), ("user_code:b", False, "2 incidents"), ("user_code:a", True, "2 incidents")],
+    [("user_code:a", False, "2 incidents (the same failure)"), ("user_code:b", False, "2 incidents"), ("user_code:a", True, "2 incidents")],
     ids=["the same bug", "another one", "it got past the first"],
 )
-def test_the_same_failure_twice_at_one_place_is_one_incident_to_a_person(second: str, passed: bool, count: str) -> None:  # noqa: FBT001
+def test_the_same_failure_twice_at_one_place_is_named_as_the_same(second: str, passed: bool, count: str) -> None:  # noqa: FBT001
     def failed(number: int, fingerprint: str) -> Failure:
         is_over = passed and number == 1
         return Failure(
@@ -144,4 +144,4 @@ def test_the_same_failure_twice_at_one_place_is_one_incident_to_a_person(second:
 
     state = ended(65, losses=Losses(2))
     state = replace(state, run=replace(state.run, failures=(failed(1, "user_code:a"), failed(2, second)), failed=2))
-    assert last_line(state, 65, None).startswith(f"given up at step 423, {count}")
+    assert last_line(state, 65, None).startswith(f"failed at step 423, {count}")

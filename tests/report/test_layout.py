@@ -12,8 +12,9 @@ import termios
 import pytest
 from rich.cells import cell_len
 
+from supervisor.core.model import Plan, PlanKind
 from supervisor.report.layout import Fact, FactPage, Surface, Tone, plain, render, surface_of
-from supervisor.report.wording import note_facts
+from supervisor.report.wording import do_facts
 
 LOOK = "supervise why 1 --job train --state-dir '/mnt/a directory/whose name is longer than any of the pages'"
 PAGE = FactPage(
@@ -62,6 +63,11 @@ def test_foreign_text_neither_moves_the_cursor_nor_shows_a_secret() -> None:
     assert ":boom:" in text
 
 
+def test_foreign_text_neither_turns_a_line_round_nor_begins_one() -> None:
+    page = FactPage("job", (Fact("evidence", "ValueError: \u202eabc\u2066d\u2028e\u2029f"),))
+    assert render(page, Surface(80)).splitlines()[1:] == ["  evidence  ValueError: abcd e f"]
+
+
 def test_the_surface_of_a_terminal_is_its_width_and_its_colour() -> None:
     pty, terminal = os.openpty()
     try:
@@ -79,12 +85,13 @@ def test_the_surface_of_a_terminal_is_its_width_and_its_colour() -> None:
 def test_a_pipe_has_no_colour_and_a_hundred_columns_unless_another_width_is_asked_for() -> None:
     reader, writer = os.pipe()
     try:
-        assert surface_of(writer, {}) == Surface(100)
+        assert surface_of(writer, {}) == Surface(100, folds=False)
         assert surface_of(writer, {"COLUMNS": "64"}) == Surface(64)
+        assert surface_of(writer, {"COLUMNS": "9" * 5000}) == surface_of(writer, {}), "python reads no number that long"
     finally:
         os.close(reader)
         os.close(writer)
-    assert surface_of(999, {}) == Surface(100), "a closed descriptor"
+    assert surface_of(999, {}) == Surface(100, folds=False), "a closed descriptor"
 
 
 def test_a_file_has_a_line_for_each_fact() -> None:
@@ -95,7 +102,7 @@ def test_a_file_has_a_line_for_each_fact() -> None:
 
 
 def test_a_page_is_printed_even_if_rich_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rich.console", None)
+    monkeypatch.setitem(sys.modules, "rich.text", None)
     text = render(PAGE, Surface(40))
     for fact in PAGE.facts:
         assert fact.text.strip() in text
@@ -105,10 +112,10 @@ def test_a_page_is_printed_even_if_rich_is_gone(monkeypatch: pytest.MonkeyPatch)
 def test_the_command_of_a_note_is_one_line_however_long_its_paths_are(width: int) -> None:
     command = f"cp -p /state/{'a-long-name/' * 12}ckpt.pt /data/out/ckpt.pt"
     notes = ("the training stands still", f"a copy of ckpt.pt is kept: {command}", "make room there: old checkpoints fill it most often")
-    text = render(FactPage("incident 1", tuple(note_facts(notes))), Surface(width))
-    assert any(line.strip() == command for line in text.splitlines())
-    assert "a copy of ckpt.pt is kept:" in text
-    assert "make room there: old" in " ".join(text.split())
+    plan = Plan(PlanKind.STOP, "why", "put it back", "beginning", 65, notes=notes)
+    text = render(FactPage("incident 1", tuple(do_facts(plan, is_over=True))), Surface(width))
+    assert any(line.removeprefix("  do").strip() == command for line in text.splitlines())
+    assert "a copy of ckpt.pt is kept" in text
 
 
 def test_what_is_there_to_be_copied_is_never_cut() -> None:

@@ -1,4 +1,4 @@
-"""A look on a page of 80 columns."""
+"""A look on a terminal of 80 columns, and in a file."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from supervisor.observe.hangs.frames import StackFrame, ThreadStack
 from supervisor.observe.hangs.look import Look, ProcessLook, RankLook
 from supervisor.observe.hangs.procfs import FileWait, ProcessCounters, ThreadWait
 from supervisor.observe.hangs.recorder import Collective, ProcessGroup, RecordedCollectives
+from supervisor.report.layout import Surface
 from supervisor.report.look_page import text_of
 
 C10D = "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
@@ -23,8 +24,8 @@ READS = replace(PROCESS, pid=9, stacks=(), no_stacks="it waits for a file", wait
 LATE = RankLook(2, 2, READS, collectives=RecordedCollectives(unreadable="it did not answer within 2 s: its GIL may be held"))
 LOOK = Look(0.0, (RANK, replace(RANK, rank=1, process=replace(PROCESS, pid=8)), LATE), took_s=0.61)
 TEXT = """-- hang: blocked
-ranks 0-1 wait in all_reduce (seq 42, train.py:61); rank 2 is blocked in D state
-  in read of /mnt/nfs/data/shard-0007.bin on /mnt/nfs (nfs4)
+ranks 0-1 wait in all_reduce (seq 42, train.py:61); rank 2 is blocked in D
+  state in read of /mnt/nfs/data/shard-0007.bin on /mnt/nfs (nfs4)
 
 No progress for 95 s; the limit was 60 s.
 
@@ -37,8 +38,8 @@ rank 1 is in all_reduce (seq 42) (train.py:61), 31 steps made, phase train
   process 8 python: state S, in futex_do_wait, 12.3 s CPU
   group 0 (gloo, ranks 0-2, timeout 600 s): in all_reduce (seq 42) of 8x8, 8,
     last over: all_reduce (seq 41)
-rank 2 is blocked in D state in read of /mnt/nfs/data/shard-0007.bin on /mnt/nfs
-  (nfs4)
+rank 2 is blocked in D state in read of /mnt/nfs/data/shard-0007.bin on
+  /mnt/nfs (nfs4)
   process 9 python: state D, in rpc_wait, 12.3 s CPU
     read of /mnt/nfs/data/shard-0007.bin
     on /mnt/nfs nfs4
@@ -53,11 +54,15 @@ rank 2 is blocked in D state in read of /mnt/nfs/data/shard-0007.bin on /mnt/nfs
 
 def test_each_rank_has_its_lines_and_each_stack_stands_once() -> None:
     sentence = TEXT.partition("\n\n")[0].partition("\n")[2].replace("\n ", "")
-    assert text_of(LOOK, Hang(HangKind.BLOCKED, sentence, still_s=95, limit_s=60)) == TEXT
+    hang = Hang(HangKind.BLOCKED, sentence, still_s=95, limit_s=60)
+    assert text_of(LOOK, hang, Surface(80)) == TEXT
+    in_file = text_of(LOOK, hang)
+    assert "rank 2 is blocked in D state in read of /mnt/nfs/data/shard-0007.bin on /mnt/nfs (nfs4)\n" in in_file
+    assert in_file.split() == TEXT.split(), "nothing else differs"
 
 
 def test_a_look_at_a_healthy_job_has_no_hang() -> None:
-    assert text_of(LOOK) == TEXT[TEXT.index("-- ranks of") :]
+    assert text_of(LOOK, surface=Surface(80)) == TEXT[TEXT.index("-- ranks of") :]
 
 
 def test_what_did_not_answer_is_shown_as_such() -> None:

@@ -15,7 +15,7 @@ from supervisor.config.settings import Settings
 from supervisor.core import actions as act
 from supervisor.core.actions import BeginAttempt, CloseIncident, ReportDecision, ReportResume
 from supervisor.core.events import AttemptEnded, AttemptStarted, CheckpointSelected, NodesGathered, ProgressObserved
-from supervisor.core.model import Cause, Change, Claim, Evidence, Gpu, Phase, Plan, PlanKind, Verdict
+from supervisor.core.model import Cause, Change, Claim, Evidence, FailureVerdict, Gpu, Phase, Plan, PlanKind
 from supervisor.core.state import Attempt, Incident
 from supervisor.core.training_events import LossChanged, PaceChanged
 from supervisor.core.values import replace
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from supervisor.alerts.model import OutgoingAlert
     from supervisor.guardian.messages import SurvivingProcess
 
-VERDICT = Verdict(Cause.SEGFAULT, 0.9, "rank 3 was killed by SIGSEGV", "segfault:SIGSEGV", rank=3)
+VERDICT = FailureVerdict(Cause.SEGFAULT, 0.9, "rank 3 was killed by SIGSEGV", "segfault:SIGSEGV", rank=3)
 PLAN = Plan(PlanKind.RESTART, "restart", "stop", "restart_within_budget")
 
 
@@ -51,6 +51,13 @@ def reporter(tmp_path: Path) -> Reporter:
 def sent(reporter: Reporter) -> list[OutgoingAlert]:
     alerts: Any = reporter.alerts.router
     return [call.args[0] for call in alerts.enqueue.call_args_list]
+
+
+def test_a_persons_own_stop_pages_nobody(reporter: Reporter) -> None:
+    reporter.decided(ReportDecision(3, 1, VERDICT, HALVED, 7))
+    reporter.closed(CloseIncident(3, 1, "stopped", 8))
+    last = sent(reporter)[-1]
+    assert (last.event.value, last.severity.value, last.action.value) == ("stopped", "info", "stop")
 
 
 @pytest.mark.parametrize(
@@ -94,14 +101,14 @@ def test_the_line_the_card_and_the_alert_name_the_node_that_failed(reporter: Rep
     job: Any = reporter.alerts._job  # noqa: SLF001  the one that was given
     job.settings = dataclasses.replace(job.settings, alerts=dataclasses.replace(job.settings.alerts, node=alias))
     reporter.decided(ReportDecision(1, 1, replace(VERDICT, node="b.cluster:1"), PLAN, 65))
-    assert said(reporter)[0].startswith("incident 1: rank 3 was killed by SIGSEGV on b.cluster:1 at step 65; restarting")
-    assert "where rank 3 on b.cluster:1, attempt 1, step 65" in " ".join(shown(reporter).split())
+    assert said(reporter)[0].startswith("incident 1 at step 65: rank 3 was killed by SIGSEGV on b.cluster:1. Restarting")
+    assert "where rank 3 on b.cluster:1, step 65, attempt 1" in " ".join(shown(reporter).split())
     (alert,) = sent(reporter)
     assert (alert.failed_on, alert.node) == (name, alias or "n")
 
 
 def test_what_outlives_the_job_is_listed_without_its_secrets(reporter: Reporter) -> None:
-    reporter.survivors([{"pid": 41, "cmd": "upload --hf-token SECRETVALUE123 --to s3://bucket"}])
+    reporter.processes.survivors([{"pid": 41, "cmd": "upload --hf-token SECRETVALUE123 --to s3://bucket"}])
     terminal: Any = reporter._terminal  # noqa: SLF001  the mock that was given
     log: Any = reporter._log  # noqa: SLF001  likewise
     said = f"{terminal.message.call_args_list} {log.write.call_args_list}"
@@ -112,9 +119,9 @@ def test_what_outlives_the_job_is_listed_without_its_secrets(reporter: Reporter)
 @pytest.mark.parametrize("cmd", ["python -c from multiprocessing.resource_tracker import main;main(9)", "[python]"])
 def test_what_ends_by_itself_is_not_listed(reporter: Reporter, cmd: str) -> None:
     tracker: SurvivingProcess = {"pid": 41, "cmd": cmd}
-    reporter.survivors([tracker])
+    reporter.processes.survivors([tracker])
     assert (said(reporter), logged(reporter, LogEvent.SURVIVORS_LISTED)) == ([], [])
-    reporter.survivors([tracker, {"pid": 42, "cmd": "tmux"}])
+    reporter.processes.survivors([tracker, {"pid": 42, "cmd": "tmux"}])
     assert said(reporter) == ["the job is done; left running: 42 (tmux)"]
 
 
@@ -124,8 +131,8 @@ HALVED = Plan(PlanKind.RESTART, "why", "stop", "halve_batch", changes=CHANGES, n
 
 def shown(reporter: Reporter) -> str:
     """Return the last card as it is printed in a pipe."""
-    assert reporter.last_card is not None
-    return render(reporter.last_card)
+    assert reporter.cards.last is not None
+    return render(reporter.cards.last)
 
 
 def said(reporter: Reporter) -> list[str]:
@@ -141,13 +148,13 @@ def logged(reporter: Reporter, event: LogEvent) -> list[dict[str, Any]]:
 def test_a_change_is_reported_old_and_new_on_the_terminal_in_the_log_and_on_the_card(reporter: Reporter) -> None:
     reporter.decided(ReportDecision(1, 1, VERDICT, HALVED, 7))
     changed = "--batch-size 32 -> 16, $A -> secret, 2 ranks on this node"
-    assert said(reporter)[0].endswith(f"restarting as attempt 2 with {changed}")
+    assert said(reporter)[0].endswith(f"Restarting as attempt 2 with {changed}")
     assert said(reporter)[1:] == ["the global batch stays: 64", "and more"]
     (line,) = logged(reporter, LogEvent.PLAN_DECIDED)
     assert (line["changes"], line["nproc"]) == (["--batch-size 32 -> 16", "$A -> secret"], 2)
     lines = [" ".join(line.split()) for line in shown(reporter).splitlines()]
-    at = lines.index(f"changed {changed}")
-    assert lines[at + 1 : at + 4] == ["note the global batch stays: 64", "and more", "next stop"]
+    at = lines.index(f"changed: {changed}")
+    assert lines[at + 1 : at + 5] == ["the global batch stays: 64", "and more", "do nothing: the training goes on", "stop"]
 
 
 def test_an_alert_goes_to_the_log_and_with_its_decision_to_the_terminal_and_the_webhook(reporter: Reporter) -> None:
@@ -179,7 +186,7 @@ def test_a_change_that_did_not_reach_the_script_is_reported_at_once_though_it_is
     reporter.alerted(act.Alert("change_ignored", 2, "a rank trains with batch_size 32 instead of 16"))
     assert said(reporter)[-1] == "a rank trains with batch_size 32 instead of 16"
     last = sent(reporter)[-1]
-    assert (last.event.value, last.incident, last.attempt, last.action.value) == ("change_ignored", 3, 2, "restart")
+    assert (last.event.value, last.incident, last.attempt, last.action.value) == ("change_ignored", 3, 2, "none")
 
 
 def test_an_alert_without_any_incident_in_this_process_is_reported_too(reporter: Reporter) -> None:
@@ -232,7 +239,7 @@ def test_the_last_status_of_the_unit_has_the_cause_and_the_command_that_explains
     assert reporter.end_status(143) == "stopped, exit code 143"
     stop = Plan(PlanKind.STOP, "again", "", "guard", exit_code=65)
     reporter.decided(ReportDecision(3, 1, VERDICT, stop, 7))
-    assert reporter.end_status(65) == "exit code 65: segfault: rank 3 was killed by SIGSEGV; supervise why 3 --job train"
+    assert reporter.end_status(65) == "failed, exit code 65: Native code accessed invalid memory; supervise why 3 --job train"
     assert reporter.end_status(0) == "done, exit code 0"
 
 
@@ -248,15 +255,15 @@ CORE = Evidence("host", "core_file", "dumped core: /work dir/core.4242", rank=3)
 
 def dumped(reporter: Reporter, *cores: Evidence) -> str:
     reporter.beginning(BeginAttempt(2, "failure", None))
-    reporter.evidence(7, (Evidence("exit", "signal", "11", 3), *cores))
+    reporter.cards.evidence(7, 2, (Evidence("exit", "signal", "11", 3), *cores))
     reporter.decided(ReportDecision(7, 2, VERDICT, PLAN, 12))
     return shown(reporter)
 
 
 def test_the_file_of_evidence_holds_what_a_signature_concluded(reporter: Reporter, tmp_path: Path) -> None:
     claim = Claim(Cause.CUDA_OOM, 0.9, consequence_of=("host_oom",))
-    reporter.evidence(7, (Evidence("log", "torch.oom", "CUDA out of memory", rank=0, fields=(("size", "2"),), claim=claim),))
-    reporter.close(60)
+    reporter.cards.evidence(7, 2, (Evidence("log", "torch.oom", "CUDA out of memory", rank=0, fields=(("size", "2"),), claim=claim),))
+    reporter.cards.close(60)
     (row,) = json.loads((tmp_path / "evidence.json").read_text())
     assert row["claim"] == {"cause": "cuda_oom", "weight": 0.9, "transient": False, "consequence_of": ["host_oom"]}
     assert (row["name"], row["rank"], row["fields"]) == ("torch.oom", 0, [["size", "2"]])
@@ -272,11 +279,11 @@ def test_the_card_says_where_the_core_of_the_culprit_is(reporter: Reporter) -> N
 def test_the_card_says_what_was_done_to_the_checkpoints_before_the_next_attempt_and_only_then(reporter: Reporter) -> None:
     def card(attempt: int) -> str:
         decision, resumed = ReportDecision(7, attempt, VERDICT, PLAN, 12), ReportResume(7, attempt + 1, 9, "9.pt", confirmed=True)
-        return render(reporter._card(decision, resumed))  # noqa: SLF001  what `resumed` keeps
+        return render(reporter.cards._card(decision, resumed))  # noqa: SLF001  what `resumed` keeps
 
     reporter.took(CheckpointSelected(1.0, 2, None, 1, repaired=(("9.pt", "torn: moved to 9.pt.torn-1"),)))
     reporter.took(CheckpointSelected(2.0, 2, None, 1, repaired=(("8.pt", "torn"),)))  # it was looked again
-    assert "  repaired  9.pt: torn: moved to 9.pt.torn-1, and 1 more" in card(2).splitlines()
+    assert "            repaired 9.pt: torn: moved to 9.pt.torn-1, and 1 more" in card(2).splitlines()
     assert "repaired" not in card(3)
     reporter.took(CheckpointSelected(3.0, 3, None, 1))
     assert "repaired" not in card(3)
@@ -284,8 +291,8 @@ def test_the_card_says_what_was_done_to_the_checkpoints_before_the_next_attempt_
 
 def test_the_evidence_beside_the_card_has_what_a_signature_concluded(reporter: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
-    monkeypatch.setattr(reporter, "_write_file", lambda _incident, _name, content: written.append(content))
-    reporter.evidence(7, (Evidence("log", "nccl", "timeout", claim=Claim(Cause.SEGFAULT, 0.8, consequence_of=("*",))),))
+    monkeypatch.setattr(reporter.cards, "_write", lambda _incident, _name, content: written.append(content))
+    reporter.cards.evidence(7, 2, (Evidence("log", "nccl", "timeout", claim=Claim(Cause.SEGFAULT, 0.8, consequence_of=("*",))),))
     (row,) = json.loads(written[0])
     assert row["claim"] == {"cause": "segfault", "weight": 0.8, "transient": False, "consequence_of": ["*"]}
 
@@ -300,38 +307,57 @@ def test_a_core_of_an_earlier_attempt_is_not_on_the_card_of_the_next(reporter: R
 def test_what_the_verdict_stands_on_is_the_first_line_of_evidence(reporter: Reporter) -> None:
     kernel = Evidence("kernel", "oom_kill", "Out of memory: Killed process 4242 (python)", 3)
     beside = Evidence("error_file", "exception", "RuntimeError: Connection closed by peer", 0)
-    verdict = Verdict(Cause.HOST_OOM, 0.97, "the kernel reports", "f", 3, because=(kernel, Evidence("exit", "signal", "9", 3), beside))
+    verdict = FailureVerdict(
+        Cause.HOST_OOM, 0.97, "the kernel reports", "f", 3, because=(kernel, Evidence("exit", "signal", "9", 3), beside)
+    )
     reporter.decided(ReportDecision(7, 2, verdict, PLAN, 12))
     lines = shown(reporter).splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("  evidence"))
-    assert lines[at : at + 4] == [
+    assert lines[at : at + 3] == [
         "  evidence  the kernel reports",
         "            kernel log of rank 3: Out of memory: Killed process 4242 (python)",
-        "            rank 3 was killed by SIGKILL",
         "            a consequence: rank 0 raised RuntimeError: Connection closed by peer",
     ]
 
 
 def test_the_line_of_a_restart_says_whose_traceback_is_a_consequence(reporter: Reporter) -> None:
     killed, gone = Evidence("exit", "signal", "9", 3), Evidence("error_file", "exception", "RuntimeError: Connection closed by peer", 0)
-    verdict = Verdict(Cause.KILLED_UNKNOWN, 0.6, "rank 3 was killed by SIGKILL", "f", 3, because=(killed, gone))
+    verdict = FailureVerdict(Cause.KILLED_UNKNOWN, 0.6, "rank 3 was killed by SIGKILL", "f", 3, because=(killed, gone))
     reporter.decided(ReportDecision(7, 2, verdict, PLAN, 12))
-    assert said(reporter)[0].endswith("at step 12; restarting as attempt 3; the traceback of rank 0 is a consequence")
+    assert said(reporter)[0] == (
+        "incident 7 at step 12: rank 3 was killed by SIGKILL. Restarting as attempt 3, nothing changed. "
+        "The traceback of rank 0 is a consequence"
+    )
 
 
 def test_an_exception_that_a_signature_knows_as_a_consequence_is_named_so_too(reporter: Reporter) -> None:
     claim = Claim(Cause.GLOO_ERROR, 0.75, transient=True, consequence_of=("*",))
     gone = Evidence("error_file", "gloo_error.closed", "RuntimeError: Connection closed by peer", 0, claim=claim)
-    verdict = Verdict(Cause.KILLED_UNKNOWN, 0.6, "rank 3 was killed by SIGKILL", "f", 3, because=(Evidence("exit", "signal", "9", 3), gone))
+    verdict = FailureVerdict(
+        Cause.KILLED_UNKNOWN, 0.6, "rank 3 was killed by SIGKILL", "f", 3, because=(Evidence("exit", "signal", "9", 3), gone)
+    )
     reporter.decided(ReportDecision(7, 2, verdict, PLAN, 12))
-    assert said(reporter)[0].endswith("; the traceback of rank 0 is a consequence")
+    assert said(reporter)[0].endswith(". The traceback of rank 0 is a consequence")
     assert "a consequence: rank 0 raised RuntimeError: Connection closed by peer" in shown(reporter)
 
 
+def test_of_memory_the_line_of_a_restart_has_the_sizes_and_not_the_librarys_sentences(reporter: Reporter) -> None:
+    raised = "rank 1 raised torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB"
+    sizes = (("asked", str(2 << 30)), ("free", str(1 << 30)), ("capacity", str(80 << 30)))
+    reporter.decided(ReportDecision(1, 1, FailureVerdict(Cause.CUDA_OOM, 0.97, raised, "f", 1, facts=sizes), PLAN, 30))
+    assert said(reporter)[0] == (
+        "incident 1 at step 30: rank 1: the GPU ran out of memory: 2.0 GiB asked for, 1.0 GiB free of 80.0 GiB. "
+        "Restarting as attempt 2, nothing changed"
+    )
+
+
 def test_the_step_stands_once_in_the_line_of_a_restart(reporter: Reporter) -> None:
-    verdict = Verdict(Cause.NAN_LOSS, 0.9, "rank 3 raised FloatingPointError: loss is NaN at step 25", "f", 3)
+    verdict = FailureVerdict(Cause.NAN_LOSS, 0.9, "rank 3 raised FloatingPointError: loss is NaN at step 25", "f", 3)
     reporter.decided(ReportDecision(7, 2, verdict, PLAN, 25))
-    assert said(reporter)[0] == "incident 7: rank 3 raised FloatingPointError: loss is NaN at step 25; restarting as attempt 3"
+    assert (
+        said(reporter)[0]
+        == "incident 7: rank 3 raised FloatingPointError: loss is NaN at step 25. Restarting as attempt 3, nothing changed"
+    )
 
 
 def cleared(reporter: Reporter) -> list[str]:
@@ -400,7 +426,7 @@ def test_the_alert_of_a_straggler_names_it_and_not_who_failed_before_and_comes_f
 
 def test_an_alert_carries_the_node_the_confidence_and_lines_without_secrets(reporter: Reporter) -> None:
     fact = Evidence("error_file", "exception", "RuntimeError: hf_token=hf_CANARY0123456789abcdefgh at /data/x", 3)
-    verdict = Verdict(Cause.SEGFAULT, 0.9, "rank 3 raised RuntimeError", "f", 3, because=(fact,))
+    verdict = FailureVerdict(Cause.SEGFAULT, 0.9, "rank 3 raised RuntimeError", "f", 3, because=(fact,))
     reporter.decided(ReportDecision(1, 1, verdict, PLAN, 40))
     (alert,) = sent(reporter)
     assert (alert.node, alert.confidence, alert.state_dir) == ("n", 0.9, "s")

@@ -10,6 +10,7 @@ from supervisor.core import events
 from supervisor.core.model import Hang, HangKind, Policy, RankExit
 from supervisor.job.clock import Clock
 from supervisor.journal.records import StartTimes
+from supervisor.report import wording
 from supervisor.report.start_times import PARTS, StartClock, launched_t, split
 
 S = 10**9
@@ -100,3 +101,19 @@ def test_an_attempt_without_a_first_step_is_reported_at_its_end_as_far_as_it_cam
 def test_the_launch_is_when_this_process_began() -> None:
     clock = Clock.start()
     assert 0 < clock.now() - launched_t(clock) < 36_000
+
+
+def test_one_line_has_each_second_in_order_and_the_longest_parts_first() -> None:
+    parts = {"teardown": 1.02, "decision": 0.004, "selection": 0.14, "import": 2.61, "load": 0.22, "first_step": 0.08}
+    assert wording.start_text(StartTimes(2, "failure", 4.07, parts)) == (
+        "4.07 s since the failure (most: 2.61 s import, 1.02 s tear-down): "
+        "1.02 s tear-down, 0.14 s checkpoint choice, 2.61 s import, 0.22 s checkpoint load, 0.08 s first step"
+    )
+    few = wording.start_text(StartTimes(2, "membership", 3.0, {"rendezvous": 2.0, "start": 1.0}, trained=False))
+    assert few == "3.00 s since nodes asked to join, without a first step: 2.00 s rendezvous, 1.00 s rank start"
+
+
+def test_no_part_is_shown_by_a_word_of_the_code() -> None:
+    shown = {wording.START_PARTS.get(part, part) for _, part in PARTS}
+    assert not [name for name in shown if "_" in name]
+    assert wording.START_PARTS.keys() <= {part for _, part in PARTS}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -47,7 +48,7 @@ def test_each_line_says_whose_it_is_and_cannot_move_the_cursor(pipe: tuple[int, 
     terminal = TerminalWriter(pipe[1])
     terminal.message("one\ntwo")
     terminal.message("careful", "warning")
-    terminal.message("\x1b]0;title\x07 \udcff \N{SNOWMAN}", "error")
+    terminal.message("\x1b]0;title\x07 \udcff \u202e \N{SNOWMAN}", "error")
     page = FactPage("rank 1", (Fact("cause", "\x1b]0;title\x07failed"),))
     terminal.card(page)
     terminal.lines('{"event": "x"}\n')
@@ -57,8 +58,66 @@ def test_each_line_says_whose_it_is_and_cannot_move_the_cursor(pipe: tuple[int, 
     assert "\x1b" not in card
     assert os.read(pipe[0], 4096).decode() == (
         "supervise: one\nsupervise: two\nsupervise: warning: careful\n"
-        f'supervise: error: \\x1b]0;title\\x07 \\udcff ☃\n{card}\n{{"event": "x"}}\n'
+        f'supervise: error: \\x1b]0;title\\x07 \\udcff \\u202e ☃\n{card}\n{{"event": "x"}}\n'
     )
+
+
+@pytest.fixture
+def screen() -> Iterator[tuple[int, int]]:
+    """A pseudo-terminal: what a person reads from, and what is written to."""
+    master, slave = os.openpty()
+    yield master, slave
+    os.close(master)
+    os.close(slave)
+
+
+def shown(screen: tuple[int, int], lines: int) -> list[str]:
+    """Return so many lines that a person sees, with the time of day as `NOW`."""
+    text = b""
+    while text.count(b"\n") < lines:
+        text += os.read(screen[0], 4096)
+    return re.sub(r"\d\d:\d\d:\d\d", "NOW", text.decode()).split("\r\n")[:-1]
+
+
+@pytest.mark.parametrize("plain", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=["NO_COLOR", "a dumb terminal"])
+def test_at_a_terminal_each_line_has_the_time_and_a_colour_of_its_own(
+    screen: tuple[int, int], monkeypatch: pytest.MonkeyPatch, plain: dict[str, str]
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = TerminalWriter(screen[1])
+    terminal.message("one\ntwo")
+    terminal.message("incident 1", "notice")
+    terminal.message("careful", "warning")
+    terminal.message("\x1b[2J over", "error")
+    terminal.waiting("starting")
+    terminal.close(60)
+    assert shown(screen, 6) == [
+        f"\x1b[2mNOW\x1b[0m \x1b[{colour}msupervise: {text}\x1b[0m"
+        for colour, text in (
+            ("36", "one"),
+            ("36", "two"),
+            ("1", "incident 1"),
+            ("33", "warning: careful"),
+            ("1;31", "error: \\x1b[2J over"),
+            ("36", "starting"),
+        )
+    ]
+    for name, value in plain.items():
+        monkeypatch.setenv(name, value)
+    terminal = TerminalWriter(screen[1])
+    terminal.message("one")
+    terminal.message("careful", "warning")
+    terminal.close(60)
+    assert shown(screen, 2) == ["NOW supervise: one", "NOW supervise: warning: careful"]
+
+
+def test_what_only_a_person_waits_for_is_in_no_pipe(pipe: tuple[int, int]) -> None:
+    terminal = TerminalWriter(pipe[1])
+    terminal.waiting("starting")
+    terminal.message("one")
+    terminal.close(60)
+    assert os.read(pipe[0], 4096) == b"supervise: one\n"
 
 
 def test_an_unfinished_line_of_a_rank_is_ended_once_and_only_before_a_line_of_ours(pipe: tuple[int, int]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -11,11 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from checkpointing.catalogue import CheckpointCatalogue
+from checkpointing.retention.aside import AsideRecord
 from tests.reports.conftest import OFTEN, SCRIPTS, torchrun
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from checkpointing.retention.aside import AsideChange
     from tests.e2e.conftest import Supervised
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
@@ -26,10 +28,11 @@ def said(run: Supervised) -> str:
     return " ".join(run.stderr.split())
 
 
-def changes(place: Path) -> list[dict[str, str]]:
+def changes(run: Supervised) -> list[AsideChange]:
     """Return what was set aside, each change in its last phase."""
-    rows = [json.loads(line) for line in (place / ".supervise-aside" / "index.jsonl").read_text().splitlines()]
-    return list({row["id"]: row for row in rows}.values())
+    return [
+        change for directory in run.state.glob("*/nodes/*/checkpoints") for change in AsideRecord(CheckpointCatalogue(directory)).changes()
+    ]
 
 
 @pytest.mark.slow
@@ -41,7 +44,7 @@ def test_automodel_3254_the_rest_of_a_killed_save_is_set_aside_for_the_next_save
     assert run.attempts() == 3
     torn = run.place / "ckpt" / "epoch_0_step_60"
     assert f"rank 0: {torn} is in the way of the save: attempt 1 left it" in said(run)
-    assert [(row["path"], row["phase"]) for row in changes(run.place)] == [(str(torn), "done")]
+    assert [(change.path, change.phase) for change in changes(run)] == [(str(torn), "done")]
     assert sorted(path.name for path in torn.iterdir()) == ["model.pt", "optim.pt"], "it was saved again, whole"
     assert "user_code" not in said(run)
 
@@ -55,7 +58,7 @@ def test_dcp_names_no_path_where_a_killed_save_is_in_the_way_and_the_save_under_
     assert run.attempts() == 3
     torn = run.place / "ckpt" / "step-60"
     assert f"{torn} is in the way of the save: an earlier attempt left it" in said(run)
-    assert [(row["path"], row["phase"]) for row in changes(run.place)] == [(str(torn), "done")]
+    assert [(change.path, change.phase) for change in changes(run)] == [(str(torn), "done")]
     assert sorted(path.name for path in torn.iterdir()) == [".metadata", "__0_0.distcp", "__1_0.distcp"], "it was saved again, whole"
     assert "user_code" not in said(run)
 
@@ -82,7 +85,7 @@ def test_transformers_begins_anew_where_its_very_first_save_was_killed(
     assert run.exit_code(220) == 0
     assert run.attempts() == attempts
     torn = run.place / "out" / "checkpoint-10"
-    assert [(row["path"], row["phase"]) for row in changes(run.place)] == [(str(torn), "done")]
+    assert [(change.path, change.phase) for change in changes(run)] == [(str(torn), "done")]
     assert "it was the first save, and nothing older lies there: the run begins anew" in said(run)
     begins = [line for line in run.stdout.splitlines() if line.startswith("goes on from")]
     assert begins == ["goes on from None", *["goes on from out/checkpoint-10"] * (attempts - 2), "goes on from None"]
@@ -96,7 +99,7 @@ def test_torchtitan_4292_no_way_to_list_steps_meets_what_was_set_aside(supervise
     assert run.exit_code(180) == 0
     assert [line for line in run.stdout.splitlines() if line.startswith("goes on")] == ["goes on from step 0", "goes on from step 40"]
     assert run.attempts() == 2
-    assert [row["path"] for row in changes(run.place)] == [str(run.place / "ckpt" / "step-60")]
+    assert [change.path for change in changes(run)] == [str(run.place / "ckpt" / "step-60")]
     assert sorted(path.name for path in (run.place / "ckpt").iterdir()) == [f"step-{step}" for step in (20, 40, 60, 80)]
 
 
@@ -107,7 +110,7 @@ def test_torchtitan_4292_a_script_that_looks_for_what_was_set_aside_gets_it_back
     torn = run.place / "ckpt" / "step-60"
     assert f"the script looks for {torn}/meta.json, which was set aside" in said(run)
     assert "the script misses what was set aside: it was moved back from" in said(run)
-    assert [(row["path"], row["phase"]) for row in changes(run.place)] == [(str(torn), "undone")]
+    assert [(change.path, change.phase) for change in changes(run)] == [(str(torn), "undone")]
     assert [line for line in run.stdout.splitlines() if line.startswith("goes on")] == ["goes on from step 0", "goes on from step 40"]
 
 

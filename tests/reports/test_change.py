@@ -104,7 +104,7 @@ def test_a_gpu_that_faults_as_its_peer_was_killed_is_not_put_out_of_use(
     run = supervise(*torchrun("ace_1398.py", "--steps", "40", *alone), options=DECLARED, **OFTEN)
     assert run.exit_code(120) == 0
     assert run.attempts() == 2
-    verdict = rows(run, "why", "1")["incidents"][0]["rounds"][0]["decision"]["verdict"]
+    verdict = rows(run, "why", "1")["incidents"][0]["failures"][0]["decision"]["verdict"]
     assert (verdict["cause"], verdict["rank"]) == (cause, rank)
     assert "Quarantine" not in run.journal()
 
@@ -118,4 +118,4 @@ def test_a_micro_batch_that_does_not_start_is_taken_back_and_not_tried_again(sup
     assert "with --micro-batch 4 -> 8, --accum 2 -> 1" in run.stderr
     assert "attempt 2 ran with --micro-batch 4, --accum 2, which supervise set, and failed before its first step" in run.stderr
     assert "correct the program" not in run.stderr
-    assert "at its end with" not in run.stderr, "the batch is the command's again"
+    assert "trained with" not in run.stderr, "the batch is the command's again"

@@ -118,7 +118,7 @@ def test_a_rank_that_leaves_with_0_is_at_fault_and_at_the_same_step_again_the_ru
     run = supervise(*words, options=DECLARED if launch == "torchrun" else (), **OFTEN)
     assert run.exit_code(END_S) == 65
     assert f"rank {rank} left with 0" in run.stderr
-    assert "the others went on; restarting as attempt 2" in run.stderr
+    assert "the others went on. Restarting as attempt 2" in run.stderr
     assert "gloo_error" not in run.stderr
     assert run.attempts() == 2
 
@@ -127,7 +127,7 @@ def test_a_rank_that_leaves_with_0_is_at_fault_and_at_the_same_step_again_the_ru
 def test_a_rank_that_turned_a_term_from_outside_into_0_is_restarted_and_the_run_is_done(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*torchrun("ace_1068.py", *STEPS, "--term"), options=DECLARED, **OFTEN)
     assert run.exit_code(END_S) == 0
-    assert "rank 1 left with 0 at step 30, the others went on; restarting as attempt 2" in run.stderr
+    assert "rank 1 left with 0 at step 30, the others went on. Restarting as attempt 2" in run.stderr
     assert "resumed at step 20" in run.stderr
     assert "done at step 40" in run.stderr
 
@@ -226,6 +226,6 @@ def test_a_thread_that_never_ends_is_ended_as_an_incident_of_its_own(supervise: 
     said = " ".join(run.stderr.split())
     assert "the training was over at step 40; rank 0 stands at its exit: a thread of it is in upload (wandb_4929.py:" in said
     assert "--on-hang restart ends it once nothing of it has worked for 10 minutes" in said
-    assert re.search(r"given up at step 40 .*1 incident.*; the newest verified checkpoint is", said), said
+    assert re.search(r"failed at step 40 .*1 incident.*; the newest verified checkpoint is", said), said
     assert "exit_stuck" in run.ask("why").stdout
     run.wait_for_nothing_left()

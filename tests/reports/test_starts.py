@@ -12,8 +12,8 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from supervisor.cli import slurm
-from supervisor.core.decide import decide
 from supervisor.core.events import StopRequested
+from supervisor.core.machine import decide
 from supervisor.core.model import RankInfo
 from supervisor.core.state import Attempt, JobState, Stage
 from supervisor.job.identity import job_name
@@ -78,7 +78,7 @@ def test_ultralytics_20044_the_ranks_that_a_program_starts_are_the_ranks_and_the
     run = supervise(*outer, options=DECLARED, **OFTEN)
     assert run.exit_code(250) == 0
     assert run.stdout == "training from step 0\ntraining from step 40\n"
-    assert "incident 1: rank 1 raised ValueError: sample 50 has no label at step 49; restarting as attempt 2" in run.stderr
+    assert "incident 1 at step 49: rank 1 raised ValueError: sample 50 has no label. Restarting as attempt 2" in run.stderr
     assert "resumed at step 40" in run.stderr
     assert "done at step 100" in run.stderr
     assert "SCRATCH" not in run.stderr

@@ -20,7 +20,7 @@ from supervisor.core.values import replace
 from supervisor.job.clock import Clock
 from supervisor.knobs.knob_set import AttemptCommand
 from supervisor.run.executor import Executor
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 
 def test_the_world_size_reaches_what_is_written_into_files(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_evidence_that_comes_late_is_that_of_its_attempt_and_not_of_the_one_that
     loop.state = JobState(stage=Stage.STARTING, attempt=Attempt(2))
     executor._prepared(act.BeginAttempt(2, "failure", None), "", None, None)  # noqa: SLF001
     assert executor.watch.watchers is not watchers
-    number, given, _, _, of_deaths, _ = asked.get(timeout=10)
+    number, given, _, _, of_deaths, _ = asked.get(timeout=PATIENCE_S)
     assert (number, given, of_deaths) == (1, watchers, deaths)
     wait_for(lambda: calls, "the evidence", 10)
     executor.watch.stop()

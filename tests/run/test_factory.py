@@ -120,10 +120,10 @@ def test_a_disk_without_room_for_the_next_checkpoints_is_reported_once_and_so_is
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
     seen: list[str] = []
 
-    def short(directory: str, n_bytes: int) -> free_space.Forecast:
+    def short(directory: str, _n_bytes: int) -> free_space.Forecast:
         asked.put(directory)
         room = free_space.Room.SHORT if asked.qsize() + len(seen) < 3 else free_space.Room.ENOUGH
-        return free_space.Forecast(directory, room, n_bytes, 1, 0, reason="0.1 GB are free")
+        return free_space.Forecast(directory, room, 3 << 20, 1, 5 << 20)
 
     monkeypatch.setattr(free_space, "forecast", short)
     checkpoints = JobCheckpoints(
@@ -142,6 +142,6 @@ def test_a_disk_without_room_for_the_next_checkpoints_is_reported_once_and_so_is
     while not told.empty():
         report = told.get()
         alerts += [report] if isinstance(report, CheckpointAlert) else []
-    text = f"1 of the next 2 checkpoints fit into {job.cwd}/ckpt: 0.1 GB are free"
+    text = f"{job.cwd}/ckpt is nearly full (5 MiB free): the next checkpoint (3 MiB) fits, and the one after it will not"
     over = CheckpointAlert(CheckpointTrouble.DISK_FILLING, f"there is room again in {job.cwd}/ckpt", is_over=True)
     assert alerts == [CheckpointAlert(CheckpointTrouble.DISK_FILLING, text), over]

@@ -14,8 +14,8 @@ from supervisor.cluster.reports import HangNews, read_text
 from supervisor.config.watch_settings import HangSection
 from supervisor.core import actions as act
 from supervisor.core import events
-from supervisor.core.decide import decide
 from supervisor.core.events import HangCleared, HangConfirmed, HangSuspected
+from supervisor.core.machine import decide
 from supervisor.core.model import HangKind, Phase, Policy, RankExit, RankInfo
 from supervisor.core.state import Attempt, JobState, Run, Stage
 from supervisor.core.values import replace

@@ -17,7 +17,7 @@ from supervisor.cluster.model import SUCCESS, ClusterDecision, CoordinatorMemory
 from supervisor.config.settings import Settings
 from supervisor.core import actions as act
 from supervisor.core import events
-from supervisor.core.decide import decide
+from supervisor.core.machine import decide
 from supervisor.core.model import Cause, CheckpointRef, Claim, Evidence, Policy, RankExit, RankInfo
 from supervisor.core.state import Attempt, JobState, Stage
 from supervisor.core.values import replace
@@ -63,8 +63,8 @@ class Node:
         self.taken.append(event)
         self.state, actions = decide(self.state, event)
         do = {
-            act.EndForAll: self.nodes.end_epoch,
-            act.ReportEpoch: self.nodes.report,
+            act.EndForAll: self.nodes.end_attempt,
+            act.ReportAttempt: self.nodes.report,
             act.ProposeDecision: self.nodes.propose,
             act.CompleteAttempt: self.nodes.complete,
         }
@@ -313,7 +313,7 @@ def test_a_node_whose_coordinator_is_gone_for_good_stops_with_75_once_its_ranks_
     assert [action.exit_code for action in second.find(act.Finish)] == [75]
     (told,) = second.find(act.ReportDecision)
     assert told.verdict.summary == f"{text}; it was on node a:0"
-    assert "start the same command again on every node, beginning with node a:0 or the node that replaces it" in told.plan.next_rung
+    assert "start the same command again on every node, beginning with node a:0 or the node that replaces it" in told.plan.next_ladder_step
 
 
 def test_a_node_with_the_key_of_another_job_stops_with_78_and_the_words_of_the_coordinator(pair: Pair) -> None:

@@ -25,7 +25,7 @@ from supervisor.observe import collect
 from supervisor.observe.hangs.procfs import ThreadWait
 from supervisor.run import left_processes
 from tests.checkpointing import mounts
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,7 +94,7 @@ def test_one_in_uninterruptible_sleep_is_named_with_its_file_and_waited_for_at_t
                 assert (again.pid, again.start_ticks, again.unkilled) == (one.pid, one.start_ticks, True)
             finally:
                 disk.thaw()
-            assert process.wait(30) == -signal.SIGKILL  # that KILL was not lost
+            assert process.wait(PATIENCE_S) == -signal.SIGKILL  # that KILL was not lost
 
 
 def test_the_refusal_is_evidence_for_a_wait_with_the_pid(sleeper: subprocess.Popen[bytes]) -> None:
@@ -142,7 +142,7 @@ def test_the_deciding_thread_waits_for_no_process_that_survives_a_kill(monkeypat
     thread.start()
     thread.join(2.0)
     has_gone_on = not thread.is_alive()
-    calls.get(timeout=20)()  # what the loop does next
+    calls.get(timeout=PATIENCE_S)()  # what the loop does next
     answers.set()
     assert has_gone_on
     assert [call.args[0].subject for call in reporter.alerted.call_args_list] == [str(row["pid"]) for row in remaining]

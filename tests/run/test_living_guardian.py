@@ -15,7 +15,7 @@ from supervisor.launch import guardian_client
 from supervisor.launch.guardian_client import GuardianClient
 from supervisor.run import living_guardian
 from supervisor.run.living_guardian import LivingGuardian
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 
 class Starts:
@@ -32,7 +32,7 @@ class Starts:
         """See JobFactory."""
         if self.refusals:
             raise self.refusals.pop()
-        assert self.hello.wait(20)
+        assert self.hello.wait(PATIENCE_S)
         self.guardians.append(SimpleNamespace(has_ended=False, exit_status=lambda: (None, 9)))
         self.listeners.append((on_event, on_died))
         return self.guardians[-1]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from supervisor.core.actions import BeginAttempt
-from supervisor.core.decide import initial
 from supervisor.core.events import AttemptStarted, JournalDegraded, JournalRecovered, LauncherExited, SupervisorStarted, TimerFired
+from supervisor.core.machine import initial
 from supervisor.core.model import Policy, RankInfo
 from supervisor.core.state import Attempt, JobState, Run, Stage
 from supervisor.job.clock import Clock

@@ -10,12 +10,12 @@ import pytest
 
 from supervisor.cluster.reader import MOST_BYTES, NodeStanding
 from supervisor.core import actions as act
-from supervisor.core import training
-from supervisor.core.decide import decide
+from supervisor.core.machine import decide
 from supervisor.core.model import Finding, Gpu, Launcher, Policy, RankInfo
 from supervisor.core.state import Attempt, JobState, Run, Stage
 from supervisor.core.training_events import PaceChanged
 from supervisor.core.values import replace
+from supervisor.core.watch import loss_and_pace
 from supervisor.observe.pace.judge import NodePace
 from supervisor.run.node_paces import NodePaces
 from tests.run.test_job_nodes import Pair
@@ -81,11 +81,11 @@ def test_a_slow_node_is_one_alert_with_its_rank_and_what_its_health_checks_say_a
         "for it: rank 17 (GPU 1); health: GPU 1 is throttled: heat"
     )
     assert job.said == [act.Alert("straggler", 4, f"pace: {text}; the job goes on", culprit=(17, "gpu-2:1"))]
-    assert training.stragglers(job.state.attempt) == ((1, 17, text),)
+    assert loss_and_pace.stragglers(job.state.attempt) == ((1, 17, text),)
     assert NodeStanding.of(job.state).slow == (text,), "all nodes can be asked for it"
     job.train(3, ALIKE)
     assert job.said[1:] == [act.PrintMessage("info", "pace: over: node 1 (gpu-2) is as fast as the others again")]
-    assert training.stragglers(job.state.attempt) == ()
+    assert loss_and_pace.stragglers(job.state.attempt) == ()
 
 
 def test_an_attempt_begins_anew_and_what_is_of_another_one_or_of_no_member_counts_for_nothing(job: Coordinator) -> None:

@@ -11,9 +11,9 @@ from supervisor.core.state import JobState, Run
 from supervisor.core.values import replace
 from supervisor.job import identity
 from supervisor.job.job import Job
-from supervisor.journal.past import Past
 from supervisor.journal.records import RunBegan, RunEnded
 from supervisor.run import previous_runs
+from supervisor.view.opening import Past
 
 HERE = Path("/")
 JOB = Job("job", "new", "node", ("python", "train.py"), HERE, {}, Settings(), HERE, HERE, "cookie")
@@ -23,7 +23,7 @@ def past(exit_code: int | None, command: tuple[str, ...] = JOB.command) -> Past:
     """Return the past of a run that a rank was seen to train in with nanoGPT."""
     began = RunBegan("old", command, identity.command_digest(command), "1", 1, 1, "boot")
     end = None if exit_code is None else RunEnded(exit_code, "")
-    return Past(JobState(Run("old", programs=("nanogpt",))), 3, 1, 4, "3.1", began, end, ())
+    return Past(JobState(Run("old", programs=("nanogpt",))), 3, 1, 4, began, end, ())
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.config.settings import Settings
+from supervisor.core.checkpoint_model import CheckpointOwner, LoadedCheckpoint
 from supervisor.core.events import CheckpointsLoaded, HangCleared, HangConfirmed, HangSuspected, ProgressObserved
-from supervisor.core.model import CheckpointOwner, LoadedCheckpoint, RankInfo
+from supervisor.core.model import RankInfo
 from supervisor.core.state import Attempt, JobState, Stage
 from supervisor.core.values import replace
 from supervisor.instrument._supervise_shim.claim import TRAINS, ProcessIdentity, claim

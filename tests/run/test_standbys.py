@@ -18,7 +18,8 @@ from supervisor.instrument._supervise_shim import layout
 from supervisor.observe.host import memory_room
 from supervisor.observe.host.memory_room import MemoryRoom
 from supervisor.observe.ranks import heartbeats
-from supervisor.run.standbys import MOST_LOOK_S, ImportingRank, Standbys, command_line, importing_ranks
+from supervisor.run import standbys
+from supervisor.run.standbys import MOST_LOOK_S, NOT_YET, SOON, ImportingRank, Standbys, command_line, importing_ranks
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -36,9 +37,10 @@ class Scene:
         self.directory, self.ranks = directory, ranks
         infos = tuple(RankInfo(number, number, rank.pid, 1) for number, rank in enumerate(ranks))
         self.state = JobState(stage=Stage.RUNNING, attempt=Attempt(number=1, ranks=infos))
-        loop: Any = SimpleNamespace(clock=SimpleNamespace(now=lambda: self.t), call_soon=lambda call: call())
+        loop: Any = SimpleNamespace(clock=SimpleNamespace(now=lambda: self.t), call_soon=lambda call: call(), state=self.state)
         threads: Any = SimpleNamespace(recur=lambda _name, work: work())
-        reporter: Any = SimpleNamespace(note=lambda *fact: self.noted.append(fact))
+        self.printed = list[str]()
+        reporter: Any = SimpleNamespace(note=lambda *fact: self.noted.append(fact), started=self.printed.extend)
         job: Any = SimpleNamespace(settings=with_values(Settings(), {"standby.mode": mode}, {}), attempt_dir=lambda _number: directory)
         self.standbys = Standbys(job, loop, threads, lambda: self, impossible, reporter)  # type: ignore[arg-type, return-value]  # what a session needs
         self.standbys.record = self.recorded.append
@@ -60,10 +62,10 @@ class Scene:
         row = {"refused": "", "modules": [["sys", "built-in", True]], **fields}
         (self.directory / f"imports-{local_rank}.json").write_text(json.dumps(row))
 
-    def claim(self, local_rank: int, pid: int, steps: int = 1) -> None:
+    def claim(self, local_rank: int, pid: int, steps: int = 1, flags: int = 0) -> None:
         """Have a process be a local rank that made so many steps, as its instrumentation does."""
         with (self.directory / "heartbeat").open("r+b") as file:
-            for word, value in ((layout.PID, pid), (layout.STEPS, steps)):
+            for word, value in ((layout.PID, pid), (layout.STEPS, steps), (layout.FLAGS, flags)):
                 file.seek((1 + local_rank) * layout.SLOT_BYTES + 8 * word)
                 file.write(value.to_bytes(8, sys.byteorder))
 
@@ -121,19 +123,102 @@ def test_a_record_from_before_the_first_step_counts_only_where_no_step_is_seen(t
     assert len(scene.sent) == 1
 
 
+@pytest.mark.parametrize(("load", "cores"), [(1.9, 4), (2.1, 4), (0.1, 1)])
+def test_once_the_imports_are_done_they_are_ordered_before_the_first_step_where_cores_are_idle(
+    tmp_path: Path, ranks: Any, monkeypatch: pytest.MonkeyPatch, load: float, cores: int,  # noqa: ANN401
+) -> None:  # fmt: skip
+    monkeypatch.setattr(standbys.os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(standbys.os, "sched_getaffinity", lambda _pid: set(range(cores)))
+    scene = Scene(tmp_path, ranks, "auto")
+    for number, rank in enumerate(ranks):
+        scene.write(number)
+        scene.claim(number, rank.pid, steps=0, flags=layout.FLAG_IMPORTED)
+    scene.pass_time(10)
+    is_early = load + len(ranks) <= cores
+    assert bool(scene.sent) is is_early
+    if not is_early:
+        assert scene.recorded[-1].text == (
+            f"not yet: the cores are busy (load {load}, {cores} cores), so standbys are prepared after the first step"
+        )
+        for number, rank in enumerate(ranks):
+            scene.claim(number, rank.pid)
+        scene.pass_time(10)
+    assert scene.recorded[-1].text == f"not yet: {SOON}", "no reason that is past"
+    assert scene.sent == [(1, [COMMAND, COMMAND])]
+
+
+def test_a_loop_without_an_optimizer_has_them_after_its_first_round(tmp_path: Path, ranks: Any) -> None:  # noqa: ANN401
+    scene = Scene(tmp_path, ranks, "auto")
+    for number, rank in enumerate(ranks):
+        scene.write(number)
+        scene.claim(number, rank.pid, steps=0, flags=layout.FLAG_ROUNDS)
+    scene.pass_time(10)
+    assert scene.sent == [(1, [COMMAND, COMMAND])]
+
+
+def test_one_that_is_not_ready_is_a_cold_restart(tmp_path: Path, ranks: Any) -> None:  # noqa: ANN401
+    scene = Scene(tmp_path, ranks, "on")
+    scene.pass_time(0.2)
+    scene.standbys.reported(1, [8, 9], ready=1, private_kib=155 * 1024, why="")
+    assert scene.recorded[-1].text == "not yet: 1 of 2 ready, 155 MiB"
+    scene.standbys.reported(1, [8, 9], ready=2, private_kib=310 * 1024, why="left to the rank: torch._dynamo")
+    assert scene.recorded[-1].text == "now: 2 ready, 310 MiB; left to the rank: torch._dynamo"
+
+
 def test_what_is_reported_is_noted_and_recorded_once(tmp_path: Path, ranks: Any) -> None:  # noqa: ANN401
     scene = Scene(tmp_path, ranks, "on")
     scene.pass_time(0.2)
     for _ in range(2):
         scene.standbys.reported(1, [8, 9], ready=0, private_kib=0, why="")
     scene.standbys.reported(1, [8, 9], ready=2, private_kib=310 * 1024, why="")
-    assert [note.text for note in scene.recorded] == ["2 being prepared", "2 ready, 310 MiB"]
+    assert [note.text for note in scene.recorded] == [
+        f"not yet: {NOT_YET}",
+        "not yet: 2 being prepared",
+        "now: 2 ready, 310 MiB",
+    ]
     assert scene.recorded[-1].data == {"ready": 2, "private_mib": 310, "pids": [8, 9]}
     scene.standbys.used(2, [0, 1], "")
-    assert scene.noted[-2:] == [
-        ("standby.used", {"attempt": 2, "ranks": [0, 1], "cold": ""}),
-        ("standby.reported", {"attempt": 1, "ready": 0, "private_mib": 0, "pids": [], "text": "none: the attempt has just begun"}),
-    ]
+    assert scene.noted[-1] == (
+        "standby.reported", {"attempt": 1, "ready": 0, "private_mib": 0, "pids": [], "text": f"not yet: {NOT_YET}"},
+    )  # fmt: skip
+
+
+def used(scene: Scene) -> list[dict[str, Any]]:
+    """Return what is logged of which ranks began warm."""
+    return [fields for name, fields in scene.noted if name == "standby.used"]
+
+
+def begin_attempt_2(scene: Scene, *uneven: int) -> None:
+    """Have standbys become both ranks of attempt 2, of which these start cold in place."""
+    scene.pass_time(0.2)
+    scene.standbys.used(2, [0, 1], "")
+    scene.state = JobState(stage=Stage.RUNNING, attempt=Attempt(number=2, ranks=scene.state.attempt.ranks))
+    for local_rank in uneven:
+        (scene.directory / f"uneven-{local_rank}").write_text("torch\nRUN_NAME\n")
+    scene.pass_time(5)
+    assert used(scene) == [], "they may still start cold in place"
+
+
+def test_ranks_are_logged_as_warm_once_they_have_imported(tmp_path: Path, ranks: Any) -> None:  # noqa: ANN401
+    scene = Scene(tmp_path, ranks, "on")
+    begin_attempt_2(scene)
+    scene.write(0)
+    scene.write(1)
+    scene.pass_time(5)
+    assert used(scene) == [{"attempt": 2, "ranks": [0, 1], "cold": ""}]
+
+
+@pytest.mark.parametrize("ends_early", [False, True])
+def test_a_rank_that_started_cold_in_place_is_not_logged_as_warm(tmp_path: Path, ranks: Any, *, ends_early: bool) -> None:  # noqa: ANN401
+    scene = Scene(tmp_path, ranks, "on")
+    begin_attempt_2(scene, 1)
+    if ends_early:
+        scene.state = JobState(stage=Stage.ENDED, attempt=scene.state.attempt)
+    else:
+        scene.write(0)
+        scene.write(1)
+    scene.pass_time(5)
+    assert used(scene) == [{"attempt": 2, "ranks": [0], "cold": "before it imported torch the script had another RUN_NAME"}]
 
 
 def test_the_reason_of_a_cold_start_is_logged_once(tmp_path: Path, ranks: Any) -> None:  # noqa: ANN401
@@ -159,7 +244,8 @@ def test_why_a_job_has_none_is_shown_and_nothing_is_ordered(
     scene.write(0)
     scene.write(1)
     scene.pass_time(60)
-    assert (scene.sent, [note.text for note in scene.recorded]) == ([], [f"none: {why}"])
+    assert (scene.sent, [note.text for note in scene.recorded]) == ([], [f"off: {why}"])
+    assert scene.printed == ([standbys.GPU_HINT] if "GPUs" in why else [])
 
 
 def test_off_says_nothing(tmp_path: Path, ranks: Any) -> None:  # noqa: ANN401
@@ -177,8 +263,8 @@ def test_a_rank_that_is_not_what_was_started_has_none(tmp_path: Path, ranks: Any
     scene.write(1)
     scene.claim(1, os.getpid())
     scene.pass_time(10)
-    assert (scene.sent, [note.text for note in scene.recorded]) == (
-        [], ["none: what is started for each rank is not the Python that runs the script"],
+    assert (scene.sent, scene.recorded[-1].text) == (
+        [], "off: what is started for each rank is not the Python that runs the script",
     )  # fmt: skip
 
 
@@ -187,7 +273,7 @@ def test_a_record_that_refuses_is_the_reason(tmp_path: Path, ranks: Any) -> None
     scene.write(0)
     scene.write(1, refused="a debugger is attached")
     scene.pass_time(10)
-    assert (scene.sent, [note.text for note in scene.recorded]) == ([], ["none: a debugger is attached"])
+    assert (scene.sent, scene.recorded[-1].text) == ([], "off: a debugger is attached")
 
 
 def test_none_are_ordered_where_memory_is_short(tmp_path: Path, ranks: Any, memory: list[int]) -> None:  # noqa: ANN401
@@ -197,7 +283,7 @@ def test_none_are_ordered_where_memory_is_short(tmp_path: Path, ranks: Any, memo
     memory[0] = 8
     scene.pass_time(60)
     assert scene.sent == []
-    assert "8192 MiB are to stay free" in scene.recorded[-1].text
+    assert "8.0 GiB are to stay free" in scene.recorded[-1].text
 
 
 def test_they_are_ended_when_memory_becomes_short_and_not_ordered_again(tmp_path: Path, ranks: Any, memory: list[int]) -> None:  # noqa: ANN401
@@ -214,7 +300,7 @@ def test_they_are_ended_when_memory_becomes_short_and_not_ordered_again(tmp_path
     memory[0] = 60
     scene.pass_time(60)
     assert scene.sent[1:] == [("drop",)]
-    assert scene.recorded[-1].text.startswith("none: the machine has 3072 of 65536 MiB free")
+    assert scene.recorded[-1].text.startswith("off: the machine has 3.0 GiB of 64.0 GiB free")
 
 
 def test_a_stop_ends_them(tmp_path: Path, ranks: Any) -> None:  # noqa: ANN401
@@ -245,7 +331,8 @@ def test_records_are_whole_and_of_every_rank(tmp_path: Path, ranks: Any) -> None
     scene.write(1, refused="why")
     scene.claim(1, ranks[1].pid, steps=0)
     assert importing_ranks(tmp_path, 2) == [
-        ImportingRank(ranks[0].pid, COMMAND, "", trains=True), ImportingRank(ranks[1].pid, COMMAND, "why", trains=False),
+        ImportingRank(ranks[0].pid, COMMAND, "", imported=True, trains=True),
+        ImportingRank(ranks[1].pid, COMMAND, "why", imported=False, trains=False),
     ]  # fmt: skip
 
 

@@ -11,8 +11,6 @@ import pytest
 
 from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.io import durable
-from checkpointing.mirror.spool import TransferLog
-from checkpointing.retention.aside import AsideRecord
 from supervisor.errors import SuperviseError
 from supervisor.guardian import ownership
 from supervisor.node.gpu_quarantine import GpuQuarantine
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
 #: What is read, who reads it. A reader returns what it says of the FIFO, or raises.
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "the catalogue of checkpoints": ("catalogue.jsonl", lambda path: CheckpointCatalogue(path.parent, is_writer=True).problem),
-    "what was set aside": ("aside.jsonl", lambda path: AsideRecord(str(path.parent)).changes()),
-    "the mirror's log": ("log", lambda path: TransferLog.read(str(path))),
     "the ledger of GPUs": (".gpus/n.jsonl", lambda path: GpuQuarantine(path.parents[1], "n").held(0.0)),
     "the lock, by who takes it": ("lock", lambda path: lock.acquire(path, job="j")),
     "the lock, by who looks": ("lock", lock.holder),

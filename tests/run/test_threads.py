@@ -19,7 +19,7 @@ from supervisor.run import threads
 from supervisor.run.loop import Loop
 from supervisor.run.main import JobRun
 from supervisor.run.threads import Threads, attempted, reported_wait, start_soon
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,4 +164,4 @@ def test_a_thread_that_cannot_be_had_now_is_started_later(monkeypatch: pytest.Mo
         start_soon(loop, "work", done.set)
     (again,) = later
     again()
-    assert done.wait(10)
+    assert done.wait(PATIENCE_S)

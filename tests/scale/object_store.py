@@ -11,14 +11,15 @@ each answer, in a thread for each connection. What was asked is in `requests`.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
+
+from tests.support.http_serving import served
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -80,7 +81,7 @@ class ObjectStore:
 def mirror_keys(job: str, checkpoints: int, shards: int, run: str = "20261101T000000-aaaa") -> Iterator[str]:
     """Yield the keys of a job's checkpoints: of each its manifest and so many shards."""
     for number in range(checkpoints):
-        place = f"{job}/{run}/step-{number * 1000}-{number:016x}"
+        place = f"{job}/{run}/attempt-1/step-{number * 1000}/{number:012x}"
         yield f"{place}/manifest.json"
         for shard in range(shards):
             yield f"{place}/data/__{shard}_0.distcp"
@@ -94,21 +95,8 @@ def object_store(keys: Iterable[str], contents: Mapping[str, bytes] | None = Non
     class Handler(_Handler):
         held = store
 
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, *_: object) -> None:
-            """Say nothing: who asked went away."""
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        store.port = server.server_port
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
-        try:
-            yield store
-        finally:
-            server.shutdown()
-            thread.join()
+    with served(Handler) as store.port:
+        yield store
 
 
 class _Handler(BaseHTTPRequestHandler):

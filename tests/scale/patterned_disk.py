@@ -24,6 +24,8 @@ from checkpointing.manifest.documents import About, File, Manifest
 from checkpointing.verification import identity_of
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     import pytest
 
     from checkpointing.io.read_watch import ReadWatch
@@ -53,7 +55,11 @@ class PatternedDisk:
         self.changed: dict[Path, int] = {}  # at this offset the byte is another one than the pattern's
         self._answers = threading.Event()
         self._real = os.preadv
-        monkeypatch.setattr(reader, "os", _OsOf(self))
+        self.gives_to(monkeypatch, reader)
+
+    def gives_to(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
+        """Give the pattern to another module that reads with os.preadv."""
+        monkeypatch.setattr(module, "os", _OsOf(self))
 
     def answer(self) -> None:
         """Give the bytes of what hangs."""

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from checkpointing.candidates import SelectionOptions
 from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.discover import find
 from checkpointing.io.read_watch import ReadWatch
 from checkpointing.manifest.documents import Manifests
 from checkpointing.select import Selection, newest
-from checkpointing.verification import Cache
 from tests.scale.patterned_disk import TIB, PatternedDisk, manifest_of, save
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Large:
         """Select as the supervisor does that was started anew: nothing is cached."""
         self.disk.n_read = 0
         listing = find(["*.safetensors"], str(self.place), declared=True)
-        return newest(listing, None, Cache(), manifests=self.manifests, suspect=suspect, watch=self.watch)
+        return newest(listing, SelectionOptions(manifests=self.manifests, suspect=suspect, watch=self.watch, prefer_finite=False))
 
 
 @pytest.fixture
@@ -119,4 +119,4 @@ def test_a_terabyte_on_a_disk_of_0_bytes_a_second_gives_way_to_the_older_verifie
 def test_where_the_whole_disk_is_dead_none_is_refused_and_none_is_taken(large: Large) -> None:
     large.disk.hung |= {large.save(step, TIB, verified=step == 1) for step in range(1, 13)}
     selection = large.choose()
-    assert (selection.chosen, selection.found, len(selection.silent), selection.torn) == (None, 12, 12, ())
+    assert (selection.chosen, selection.n_found, len(selection.silent), selection.torn) == (None, 12, 12, ())

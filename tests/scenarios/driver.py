@@ -19,7 +19,7 @@ from supervisor.config import signatures
 from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.causes import CAUSE_TABLE
-from supervisor.core.decide import decide, initial
+from supervisor.core.machine import decide, initial
 from supervisor.core.model import Cause, CheckpointRef, Claim, Evidence, Gpu, Knob, Launcher, Phase, Policy, RankExit, RankInfo
 from supervisor.core.state import JobState, Stage
 from tests.support import policies
@@ -39,7 +39,7 @@ def causes_of(story: dict[str, Any]) -> set[Cause]:
         groups = [
             {cause for cause, row in CAUSE_TABLE.items() if word[1:] in {*row.ladder, row.family}}
             if word.startswith("@")
-            else {Cause(word)}
+            else {Cause[word.upper()]}  # one of ours: a slip is no cause of the user's own
             for word in words
         ]
         return set().union(*groups)
@@ -156,7 +156,7 @@ class World:
         """What the observers found: a claim for the story's cause, and the culprit's heartbeat."""
         cause = Cause(row.get("cause", self.cause))
         if cause is Cause.NONE:
-            return (Evidence("log", "read", "3 lines", line=3),)
+            return (Evidence("log", "read", "3 lines", line=3), Evidence("log", "ended_well", "training finished", t=3.0, line=3))
         facts = [Evidence("exit", "exit_code", "1", rank=rank, t=self.t)]
         if "signal" in row:
             facts = [Evidence("exit", "signal", str(row["signal"]), rank=rank, t=self.t)]
@@ -202,7 +202,7 @@ def gpus_of(count: int, quarantined: Any = ()) -> tuple[Gpu, ...]:  # noqa: ANN4
 
 
 def told(name: str, cause: Cause) -> list[tuple[Cause, str]]:
-    """Play a story for a cause; AssertionError where a decision is not the expected one. Returns the (cause, rung) that answered."""
+    """Play a story for a cause; AssertionError where a decision is not the expected one. Returns the (cause, step) that answered."""
     story = STORIES[name]
     world = World(story, cause)
     if "gpus" in story:
@@ -228,7 +228,7 @@ def checked(world: World, row: dict[str, Any], where: str) -> None:
     world.reached.append((verdict.cause, plan.strategy))
     begun = world.of(act.BeginAttempt)
     found: dict[str, Any] = {
-        "rung": plan.strategy,
+        "ladder_step": plan.strategy,
         "exit_code": plan.exit_code if plan.kind == "stop" else None,
         "changes": {change.knob: change.new for change in plan.changes},
         "rejected": list(plan.rejected),
@@ -246,15 +246,15 @@ def checked(world: World, row: dict[str, Any], where: str) -> None:
     for key, value in found.items():
         if key in row["then"]:
             assert row["then"][key] == value, f"{key} is {value!r} in {said}"
-    unknown = set(row["then"]) - set(found) - {"notes", "next", "untold", "stops", "reason", "alerted"}
+    unknown = set(row["then"]) - set(found) - {"notes", "next", "todo", "untold", "stops", "reason", "alerted"}
     assert not unknown, unknown
     for words in row["then"].get("notes", ()):
         assert any(words in line for line in (*plan.notes, *(say.text for say in world.of(act.PrintMessage)))), said
     assert row["then"].get("alerted", "") in " ".join(alert.text for alert in world.of(act.Alert)), said
     for words in row["then"].get("untold", ()):
         assert not any(words in line for line in plan.notes), said
-    for key, text in (("next", plan.next_rung), ("reason", plan.reason)):
+    for key, text in (("next", plan.next_ladder_step), ("todo", plan.todo), ("reason", plan.reason)):
         assert row["then"].get(key, "") in text, said
     assert (plan.kind == "stop") == bool("exit_code" in row["then"] or row["then"].get("stops")), said
     assert plan.reason, said
-    assert plan.next_rung, said
+    assert plan.next_ladder_step, said

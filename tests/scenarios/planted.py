@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from supervisor.core import actions, budget, decide, epoch, events, failure, lifecycle, planning, start
+from supervisor.core import actions, budget, events, machine
+from supervisor.core.attempt import checkpoints, start, takeover
+from supervisor.core.failure import judgement, planning
+from supervisor.core.nodes import joint_decision
 from supervisor.core.state import Attempt
 from supervisor.core.values import replace
 from supervisor.knobs import batch
@@ -36,17 +39,17 @@ def budget_refilled_without_progress(patch: Patch) -> None:
     """Every checkpoint that is verified clears the budget, an old one too."""
 
     def handler(state: JobState, event: events.CheckpointVerified) -> Any:  # noqa: ANN401 (as the real one)
-        state, found = lifecycle.on_checkpoint_verified(state, event)
+        state, found = checkpoints.on_checkpoint_verified(state, event)
         return replace(
             state, run=replace(state.run, failures=tuple(replace(f, progressed_since=True, passed_since=True) for f in state.run.failures))
         ), found
 
-    patch.setitem(decide.EVENTS, events.CheckpointVerified, decide.EVENTS[events.CheckpointVerified]._replace(handler=handler))
+    patch.setitem(machine.EVENTS, events.CheckpointVerified, machine.EVENTS[events.CheckpointVerified]._replace(handler=handler))
 
 
 def stale_attempt_accepted(patch: Patch) -> None:
     """What the dead say is believed."""
-    patch.setattr(decide, "is_of_another_attempt", lambda _state, _event: False)
+    patch.setattr(machine, "is_of_another_attempt", lambda _state, _event: False)
 
 
 def rejected_chosen(patch: Patch) -> None:
@@ -54,7 +57,7 @@ def rejected_chosen(patch: Patch) -> None:
     patch.setattr(start, "SelectCheckpoint", lambda attempt, _avoid=(), **_: actions.SelectCheckpoint(attempt))
 
 
-def unavailable_rung_taken(patch: Patch) -> None:
+def unavailable_ladder_step_taken(patch: Patch) -> None:
     """A knob is used although its program was never seen to run."""
 
     def enabled(self: Situation, name: str) -> Knob | None:
@@ -70,7 +73,7 @@ def words_believed(patch: Patch) -> None:
 
 def unsure_verdict_believed(patch: Patch) -> None:
     """A verdict that is not sure changes the job."""
-    patch.setattr(consent, "SURE", 0.5)
+    patch.setattr(consent, "is_sure", lambda _cause, confidence: confidence >= 0.5)
 
 
 def overrides_forgotten(patch: Patch) -> None:
@@ -124,14 +127,14 @@ def run_begun_anew_by_a_requeue(patch: Patch) -> None:
     """A requeue brings fresh budgets."""
 
     def handler(state: JobState, event: events.SupervisorStarted) -> Any:  # noqa: ANN401 (as the real one)
-        return lifecycle.on_supervisor_started(state, replace(event, continues=False))
+        return takeover.on_supervisor_started(state, replace(event, continues=False))
 
-    patch.setitem(decide.EVENTS, events.SupervisorStarted, decide.EVENTS[events.SupervisorStarted]._replace(handler=handler))
+    patch.setitem(machine.EVENTS, events.SupervisorStarted, machine.EVENTS[events.SupervisorStarted]._replace(handler=handler))
 
 
 def unknown_step_read_as_none(patch: Patch) -> None:
     """A step that was not seen is taken for "before the first step"."""
-    patch.setattr(failure, "before_first_step", lambda *_given: True)
+    patch.setattr(judgement, "before_first_step", lambda *_given: True)
 
 
 def peers_part_ways(patch: Patch) -> None:
@@ -139,9 +142,9 @@ def peers_part_ways(patch: Patch) -> None:
 
     def handler(state: JobState, event: events.DecisionMade) -> Any:  # noqa: ANN401 (as the real one)
         decision = event.decision and replace(event.decision, plan=replace(event.decision.plan, changes=(), rejected=()))
-        return epoch.on_decision_made(state, replace(event, decision=decision))
+        return joint_decision.on_decision_made(state, replace(event, decision=decision))
 
-    patch.setitem(decide.EVENTS, events.DecisionMade, decide.EVENTS[events.DecisionMade]._replace(handler=handler))
+    patch.setitem(machine.EVENTS, events.DecisionMade, machine.EVENTS[events.DecisionMade]._replace(handler=handler))
 
 
 def one_node_decides_alone(patch: Patch) -> None:
@@ -166,7 +169,7 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
         budget_refilled_without_progress,
         stale_attempt_accepted,
         rejected_chosen,
-        unavailable_rung_taken,
+        unavailable_ladder_step_taken,
         words_believed,
         unsure_verdict_believed,
         overrides_forgotten,

@@ -10,24 +10,23 @@ import pytest
 
 from supervisor.core import actions as act
 from supervisor.core import events
-from supervisor.core.decide import EVENTS, decide, initial
+from supervisor.core.checkpoint_model import CheckpointOwner, LoadedCheckpoint, UnusedCheckpoints, WithoutTracker
+from supervisor.core.machine import EVENTS, decide, initial
 from supervisor.core.model import (
     Cause,
     Change,
-    CheckpointOwner,
     CheckpointRef,
     Claim,
     Evidence,
     Failure,
+    FailureVerdict,
     Finding,
     Gpu,
     Hang,
     HangKind,
-    HeldBatch,
     JobDecision,
     Knob,
     Launcher,
-    LoadedCheckpoint,
     PastFailures,
     Phase,
     Plan,
@@ -36,10 +35,8 @@ from supervisor.core.model import (
     Progress,
     RankExit,
     RankInfo,
-    UnusedCheckpoints,
-    Verdict,
-    WithoutTracker,
 )
+from supervisor.core.setup_model import HeldBatch
 from supervisor.core.state import Attempt, NodeReport
 from supervisor.core.values import replace
 from tests.support.policies import policy_from
@@ -82,7 +79,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "missing": lambda rows: tuple((node, why) for node, why in rows),
     "reports": lambda rows: tuple(_report(row) for row in rows),
     "chosen": lambda given: CheckpointRef(**{"level": "structure", "step": None, **given}),
-    "found": lambda given: CheckpointRef(**{"level": "structure", **given}) if isinstance(given, dict) else given,
+    "newest": lambda given: CheckpointRef(**{"level": "structure", **given}) if isinstance(given, dict) else given,
     "checkpoint": lambda given: CheckpointRef(**{"level": "structure", **given}),
     "gpus": lambda rows: tuple(Gpu(**row) for row in rows),
     "values": lambda rows: tuple(rows.items()),
@@ -103,8 +100,8 @@ MADE: dict[str, Callable[[Any], Any]] = {
 }
 #: What a row leaves out.
 LEFT_OUT: dict[str, dict[str, Any]] = {
-    "CheckpointSelected": {"chosen": None, "found": 0},
-    "SaveSearched": {"found": None},
+    "CheckpointSelected": {"chosen": None, "n_found": 0},
+    "SaveSearched": {"newest": None},
     "ProgressObserved": {"step": None, "phase": Phase.TRAIN},
     "SupervisorStarted": {"run_id": "run", "policy": Policy()},
     "LauncherExited": {"code": None, "signal": None},
@@ -119,8 +116,8 @@ def _evidence(row: dict[str, Any]) -> Evidence:
     return Evidence(**{**row, **made})
 
 
-def _verdict(row: dict[str, Any]) -> Verdict:
-    return Verdict(Cause(row["cause"]), 0.9, row["summary"], row["cause"], row.get("rank"), node=row.get("node", ""))
+def _verdict(row: dict[str, Any]) -> FailureVerdict:
+    return FailureVerdict(Cause(row["cause"]), 0.9, row["summary"], row["cause"], row.get("rank"), node=row.get("node", ""))
 
 
 def _plan(row: dict[str, Any]) -> Plan:
@@ -128,7 +125,7 @@ def _plan(row: dict[str, Any]) -> Plan:
     stops = row.get("stops", 0)
     kind = PlanKind.STOP if stops else PlanKind.RESTART
     delay_s = row.get("delay_s", 0.0)
-    return Plan(kind, "because", "next", "rung", stops, delay_s, changes=changes, rejected=tuple(row.get("rejected", ())))
+    return Plan(kind, "because", "next", "ladder_step", stops, delay_s, changes=changes, rejected=tuple(row.get("rejected", ())))
 
 
 def _failure(row: dict[str, Any]) -> Failure:

@@ -1,4 +1,4 @@
-"""Every ladder, rung by rung: the stories, which (cause, rung) they reached, and that each row of the table is needed."""
+"""Every ladder, step by step: the stories, which (cause, step) they reached, and that each row of the table is needed."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import pytest
 
 from supervisor.core.actions import ReportDecision
 from supervisor.core.model import Cause, PlanKind
-from supervisor.strategies import LADDERS, RUNGS
+from supervisor.strategies import LADDER_STEPS, LADDERS
 from tests.scenarios.driver import PLAYED, STORIES, World, told
 from tests.scenarios.planted import PLANTED
 from tests.scenarios.test_scenarios import SCENARIOS, held
-from tests.support.silent_rungs import silence
+from tests.support.silent_ladder_steps import silence
 
 #: Planted bugs that the fast tests look for, too: those that are found in a moment.
 FAST = ("words_believed", "same_place_not_seen", "steps_back_without_end", "failures_forgotten", "stale_attempt_accepted")
-ROWS = [(cause, rung) for cause, ladder in LADDERS.items() for rung in ladder]
+ROWS = [(cause, ladder_step) for cause, ladder in LADDERS.items() for ladder_step in ladder]
 
 
 @pytest.mark.parametrize(("name", "cause"), PLAYED, ids=[f"{name} [{cause}]" for name, cause in PLAYED])
@@ -34,10 +34,11 @@ def test_an_infrastructure_failures_card_counts_the_restarts_until_the_stop(caus
         (report,) = world.of(ReportDecision)
         plans.append(report.plan)
     assert [(plan.kind, plan.exit_code) for plan in plans] == [(PlanKind.RESTART, 0)] * 9 + [(PlanKind.STOP, 75)]
-    counted = [f"{n} more restart{'s' * (n > 1)} of this kind without progress, then stop" for n in range(8, 0, -1)]
-    assert [plan.next_rung for plan in plans[:8]] == counted
-    last = "if it fails so again: stop with exit code 75: the infrastructure failed 10 times within a day without progress"
-    assert plans[8].next_rung == last
+    again = "if the same error comes again without progress"
+    counted = [f"{again}: {n} more restart{'s' * (n > 1)}, then supervise stops" for n in range(8, 0, -1)]
+    assert [plan.next_ladder_step for plan in plans[:8]] == counted
+    assert plans[8].next_ladder_step == "if the same error comes again, supervise stops (exit code 75)"
+    assert plans[9].reason == "the infrastructure failed 10 times within a day without progress"
 
 
 def reached() -> dict[tuple[Cause, str], set[tuple[str, Cause]]]:
@@ -51,7 +52,7 @@ def reached() -> dict[tuple[Cause, str], set[tuple[str, Cause]]]:
 
 def test_every_step_of_every_ladder_is_reached() -> None:
     found = reached()
-    missing = [f"{cause}: {rung}" for cause, rung in ROWS if (cause, rung) not in found]
+    missing = [f"{cause}: {ladder_step}" for cause, ladder_step in ROWS if (cause, ladder_step) not in found]
     assert not missing
     assert set(found) <= set(ROWS) | {(Cause.CUDA_OOM, "memory_knobs"), (Cause.CUDA_OOM, "users_row")}
 
@@ -71,14 +72,14 @@ def plays_of(cause: Cause) -> list[tuple[str, Cause]]:
     return [(n, c) for n, c in PLAYED if c is cause or any(row.get("cause") == cause for row in STORIES[n]["attempt"])]
 
 
-@pytest.mark.parametrize(("cause", "rung"), ROWS, ids=[f"{cause} {rung}" for cause, rung in ROWS])
-def test_without_any_one_row_a_story_ends_otherwise(cause: Cause, rung: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LADDERS, cause, tuple(name for name in LADDERS[cause] if name != rung))
+@pytest.mark.parametrize(("cause", "ladder_step"), ROWS, ids=[f"{cause} {ladder_step}" for cause, ladder_step in ROWS])
+def test_without_any_one_row_a_story_ends_otherwise(cause: Cause, ladder_step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LADDERS, cause, tuple(name for name in LADDERS[cause] if name != ladder_step))
     assert fails(plays_of(cause))
 
 
 @pytest.mark.slow  # a row of each strategy is taken away above
-@pytest.mark.parametrize("strategy", RUNGS)
+@pytest.mark.parametrize("strategy", LADDER_STEPS)
 def test_without_any_one_strategy_a_story_ends_otherwise(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     silence(monkeypatch, strategy)
     assert fails(PLAYED)

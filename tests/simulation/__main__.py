@@ -10,11 +10,13 @@ from tests.simulation.report import simulate
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="Let random jobs fail, and check every decision.")
-    parser.add_argument("--seeds", type=int, default=200, help="how many, from seed 0 on (default: 200)")
+    parser.add_argument("--seeds", type=int, default=200, help="how many (default: 200)")
+    parser.add_argument("--first", type=int, default=0, help="from which seed on (default: 0)")
     parser.add_argument("--seed", type=int, help="one seed only, to replay it")
     parser.add_argument("--verbose", action="store_true", help="one line for each job")
     given = parser.parse_args()
-    return simulate(given.seeds, given.seed, verbose=given.verbose)
+    numbers = range(given.first, given.first + given.seeds) if given.seed is None else (given.seed,)
+    return simulate(numbers, verbose=given.verbose)
 
 
 if __name__ == "__main__":

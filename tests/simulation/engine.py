@@ -13,12 +13,13 @@ import msgspec
 
 from supervisor.core import actions as act
 from supervisor.core import events
-from supervisor.core.decide import decide, initial
+from supervisor.core.machine import decide, initial
 from supervisor.core.model import (
     Cause,
     Change,
     CheckpointRef,
     Evidence,
+    FailureVerdict,
     Hang,
     HangKind,
     JobDecision,
@@ -26,13 +27,12 @@ from supervisor.core.model import (
     Plan,
     PlanKind,
     RankExit,
-    Verdict,
 )
 from supervisor.core.state import Attempt, NodeReport, Stage
 from supervisor.core.values import replace
 from supervisor.errors import ExitCode
-from supervisor.journal.past import state_of
 from supervisor.journal.writer import difference
+from supervisor.view.job_facts import state_of
 from tests.simulation import faults
 from tests.simulation.invariants import Watch, demand
 from tests.simulation.world import ABSOLUTE, BLIND, Happening, Job, World
@@ -410,7 +410,7 @@ class Play:
         self.elsewhere = happening.what.removeprefix("peer_")
         self.feed(events.AttemptEndedByPeer(self.t, self.watch.attempt, MEMBERS[1], "rank 0: exit code 1"))
 
-    def report(self, action: act.ReportEpoch) -> None:
+    def report(self, action: act.ReportAttempt) -> None:
         """Let this node decide on the reports, unless the other one does, or nobody."""
         decided, self.elsewhere = self.elsewhere, ""
         if decided == "silent":
@@ -419,7 +419,7 @@ class Play:
             kind = PlanKind.STOP if decided == "stop" else PlanKind.RESTART
             changes = tuple(Change(knob, "", value, knob) for knob, value in self.watch.overrides.items())
             plan = Plan(kind, "its own failure", "the next", "coordinator", 65 if decided == "stop" else 0, changes=changes)
-            decision = JobDecision(Verdict(Cause.USER_CODE, 0.9, "rank 0: exit code 1", "x", node="b:1"), plan, by=MEMBERS[1])
+            decision = JobDecision(FailureVerdict(Cause.USER_CODE, 0.9, "rank 0: exit code 1", "x", node="b:1"), plan, by=MEMBERS[1])
             after = self.rng.uniform(0.1, 60.0)
             self.later(after, events.DecisionMade(self.t + after, action.attempt, kind.value, decision))
             return
@@ -437,7 +437,7 @@ class Play:
 DO: dict[type, Callable[..., None]] = {
     act.BeginAttempt: Play.begin,
     act.GatherNodes: Play.gather,
-    act.ReportEpoch: Play.report,
+    act.ReportAttempt: Play.report,
     act.ProposeDecision: Play.propose,
     act.StopRanks: Play.stop_ranks,
     act.EndLauncher: Play.end_launcher,

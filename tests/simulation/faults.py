@@ -57,7 +57,7 @@ _WRITTEN: Mapping[Cause, tuple[Kind, ...]] = {
     ),
     Cause.NCCL_NETWORK: (
         Kind(
-            "nccl_network.remote", "DistBackendError: ncclRemoteError: A call failed possibly due to a network error", 0.92, transient=True
+            "listed.nccl_network", "DistBackendError: ncclRemoteError: A call failed possibly due to a network error", 0.92, transient=True
         ),
         Kind("nccl_network.ib", "NET/IB: Got completion from peer with status=12 opcode=1", 0.92, "tail", transient=True),
         Kind("nccl_network.system", "DistBackendError: ncclSystemError: Connection timed out", 0.9, transient=True),
@@ -222,7 +222,7 @@ _WRITTEN: Mapping[Cause, tuple[Kind, ...]] = {
         Kind("signal", "", 0.0, "exit", signal=15, transient=True),
     ),
     Cause.UNKNOWN: (Kind("exit_code", "", 0.0, "exit"),),
-    Cause.NONE: (Kind("read", "3 lines", 0.0, "log", signal=None),),
+    Cause.NONE: (Kind("last_progress", "step 3 loss 2.1", 0.0, "log", signal=None),),
 }
 #: A cause that is not written above shows as an error file of its own.
 KINDS: Mapping[Cause, tuple[Kind, ...]] = {

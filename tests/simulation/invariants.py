@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.budget import family
-from supervisor.core.model import Cause, Hang, HangKind, Knob, Plan, PlanKind, Verdict
+from supervisor.core.model import Cause, FailureVerdict, Hang, HangKind, Knob, Plan, PlanKind
 from supervisor.core.state import Stage
 from supervisor.errors import ExitCode
 from supervisor.strategies.situation import UNSET
@@ -93,10 +93,11 @@ class Watch:
     steps_back: int = 0
     traced: bool = False
     verified: dict[str, int] = field(default_factory=dict)
+    chosen: str = ""  # was whole when it was chosen: it may be damaged or go until the attempt begins
     programs: set[str] = field(default_factory=set)
     drift_reported: bool = False
     trained: bool = False  # a step of the run was seen
-    decided: tuple[Verdict, Plan] | None = None
+    decided: tuple[FailureVerdict, Plan] | None = None
     stopped: int = 0
     opened: set[int] = field(default_factory=set)
     finished: int | None = None
@@ -181,6 +182,8 @@ class Watch:
         if (event.chosen.step or 0) > max(self.verified.values(), default=0):
             self._gained()
         self.verified = {c.path: c.step or 0 for c in (*event.older, event.chosen)}
+        file = self.world.files.get(event.chosen.path)
+        self.chosen = event.chosen.path if file is not None and not file.torn else ""
 
     def _gained(self) -> None:
         for record in self.records:
@@ -274,13 +277,13 @@ class Watch:
             return
         path = self.resume = action.resume.path
         file = self.world.files.get(path)
-        demand(file is not None and not file.torn, f"resumed from {path}, which was not verified")
+        demand(path == self.chosen or (file is not None and not file.torn), f"resumed from {path}, which was not verified")
         demand(path not in self.rejected or self.rejected[path] is not file, f"resumed from {path}, which is rejected")
 
     def decides(self, action: act.ReportDecision) -> None:
         """Demand what must hold of every decision."""
         plan, verdict = action.plan, action.verdict
-        demand(plan.reason and plan.next_rung, f"a plan without a reason or a next rung: {plan}")
+        demand(plan.reason and plan.next_ladder_step, f"a plan without a reason or a next step: {plan}")
         demand(action.incident in self.opened, f"a decision about incident {action.incident}, which is not open")
         self.decided = (verdict, plan)
         if plan.strategy == "coordinator":

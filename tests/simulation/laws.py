@@ -1,7 +1,7 @@
 """The laws of a decision about a failure, by what is true of the job: the rules of docs/explanation/recovery.md without the ladders.
 
 A law returns what is violated, "" for nothing. It judges only where the truth is plain: the evidence reached the core, and the remedy is
-known. So a rung that is missing from a ladder breaks a law.
+known. So a step that is missing from a ladder breaks a law.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from health.nvidia.xids import Retry, lookup
 from supervisor.core.budget import family
-from supervisor.core.model import BEFORE_FIRST_STEP, FROM_OUTSIDE, Cause, Phase, Plan, PlanKind, Verdict
+from supervisor.core.causes import CAUSE_TABLE, GUARDS
+from supervisor.core.model import BEFORE_FIRST_STEP, FROM_OUTSIDE, Cause, FailureVerdict, Phase, Plan, PlanKind
 from supervisor.errors import ExitCode
 from tests.simulation.faults import Strike
 from tests.simulation.networks import DEBUG, EARLY, GROUP_TIMEOUT
@@ -26,12 +27,11 @@ if TYPE_CHECKING:
     Past = Sequence["Record"]
     Law = Callable[["Record", Past, Watch], str]
 
-GUARDS = frozenset({"within_cap", "recurring"})
-#: The rungs of [recover.CAUSE] and for what supervise changed, which stand before those of the cause.
+#: The steps of [recover.CAUSE] and for what supervise changed, which stand before those of the cause.
 USERS_ROW = "users_row"
 OWN_CHANGE = "own_change"
-FIRST = GUARDS | {USERS_ROW, OWN_CHANGE}
-#: What leaves the training as it is: by what is set, the rung that --set network.allow=must name for it.
+FIRST = {*GUARDS, USERS_ROW, OWN_CHANGE}
+#: What leaves the training as it is: by what is set, the step that --set network.allow=must name for it.
 HARMLESS = {
     "env:NCCL_SOCKET_IFNAME": "interface",
     "env:GLOO_SOCKET_IFNAME": "interface",
@@ -43,10 +43,11 @@ HARMLESS = {
     DEBUG: "",
 }
 OF_TRANSPORTS = {"p2p_disable": "P2P", "ib_disable": "NET/IB", "shm_disable": "SHM"}
-HANGS = frozenset({Cause.NCCL_TIMEOUT, Cause.HANG_NO_ERROR})
 DAY_S = 86_400.0
 #: An outage lasts no longer, and ends no more attempts at one step.
 OUTAGE_S, LASTS = 900.0, 2
+#: A decision follows its failure at most so much later: evidence is collected, ranks are ended, nodes report.
+REPORT_S = 60.0
 #: A timeout is made longer so often, and to this limit.
 TIMES, LONGEST_S = 2, 14_400
 #: Restarts in a row before an unexplained failure of NCCL's network is waited for.
@@ -67,7 +68,7 @@ class Record:
 
     attempt: int
     t: float
-    verdict: Verdict
+    verdict: FailureVerdict
     plan: Plan
     strike: Strike | None
     resume: str
@@ -126,7 +127,8 @@ def broken(record: Record, past: Past, books: Watch) -> str:
 
 
 def _unanswered(record: Record, past: Past) -> list[Record]:
-    return [r for r in past if r.verdict.cause is record.verdict.cause and not r.is_over]
+    # what failed while a person's stop was under way was answered by that, and shows nothing
+    return [r for r in past if r.verdict.cause is record.verdict.cause and not r.is_over and r.plan.strategy != "stop"]
 
 
 def _clear(record: Record) -> bool:
@@ -161,7 +163,8 @@ def consent(record: Record, _past: Past, books: Watch) -> str:
     if plan.strategy in {USERS_ROW, OWN_CHANGE}:  # users_row has what the user consented to, and what is taken back is the user's own
         return ""
     harmless = not (plan.rejected or plan.exclude or plan.nproc is not None) and all(c.knob in HARMLESS for c in plan.changes)
-    if record.strike is not None and not record.strike.clear and not harmless:
+    by_health = any(fact.source == "health" for fact in record.verdict.because)  # an examination is sure of what it reads
+    if record.strike is not None and not record.strike.clear and not harmless and not by_health:
         return "the job is changed on evidence that is not sure"
     loose = [c.knob for c in record.plan.changes if not c.knob.startswith("env:") and books.enabled(c.knob) is None]
     return f"{loose} set, and nobody enabled that" if loose else ""
@@ -214,12 +217,20 @@ def recurring(record: Record, past: Past, books: Watch) -> str:
     return f"failure number {len(alike) + 1} of a kind is answered by a restart" if len(alike) + 1 >= policy.recurring_stop else ""
 
 
-def own_code(record: Record, _past: Past, books: Watch) -> str:
-    """A program that fails before its first step, and did not train before: what it reads may be missing for a while."""
+def own_code(record: Record, past: Past, books: Watch) -> str:
+    """A program that fails before its first step, and did not train before: what it reads may be missing for a while.
+
+    It ends the run at once where the cause is sure and stays, else where it comes again.
+    """
     if (books.trained and record.plan.strategy == "start_again") or record.plan.strategy == OWN_CHANGE:
         return ""
     plainly = record.early and record.strike and record.strike.phase in BEFORE_FIRST_STEP and _seen(record, books)
-    return "" if record.stops or not plainly else "a restart before the first step"
+    alike = [r for r in past if r.early and r.verdict.fingerprint == record.verdict.fingerprint and not (r.is_over or r.changed)]
+    lasts = record.verdict.confidence >= 0.8 and not record.verdict.transient
+    if record.plan.strategy == "own_code_before_first_step" and not (lasts or alike):
+        return "one failure before the first step ends the run, and is not sure or may pass"
+    waits = record.plan.strategy == "wait_for_name"
+    return "" if record.stops or not plainly or waits or not (lasts or alike) else "a restart before the first step"
 
 
 def stepless(record: Record, past: Past, books: Watch) -> str:
@@ -244,7 +255,9 @@ def race(record: Record, past: Past, _books: Watch) -> str:
     if before and not record.stops:
         return "the same race is met by the same again"
     return (
-        "a race is not named to the user" if not any("os.replace" in text for text in (record.plan.next_rung, *record.plan.notes)) else ""
+        "a race is not named to the user"
+        if not any("os.replace" in text for text in (record.plan.todo, record.plan.next_ladder_step, *record.plan.notes))
+        else ""
     )
 
 
@@ -254,8 +267,9 @@ def start_tries(record: Record, past: Past, books: Watch) -> str:
     if not record.early or not _seen(record, books) or not all(r.early and _seen(r, books) for r in past):
         return ""
     tries = sum(1 for r in past if family(r.verdict.cause) == mine)
-    taken_back = record.plan.strategy == OWN_CHANGE  # what failed was no start of the user's own command
-    if taken_back or tries < books.job.policy.start_tries or record.plan.exit_code == ExitCode.REQUEUE:
+    # what failed was no start of the user's own command; a name may come late
+    other = record.plan.strategy in {OWN_CHANGE, "wait_for_name"}
+    if other or tries < books.job.policy.start_tries or record.plan.exit_code == ExitCode.REQUEUE:
         return ""
     return f"try number {tries + 1} of a start is not answered with 75"
 
@@ -273,6 +287,13 @@ def _may_pass(record: Record) -> bool:
     return outside and record.verdict.transient
 
 
+def _went_past(record: Record, between: Past, books: Watch) -> bool:
+    """Whether an attempt between two failures got past the place of both, by the steps that it counted from scratch: that is progress."""
+    at = record.strike.at if record.strike is not None else -1
+    further = (r for r in between if r.strike is not None and r.strike.at > at + books.job.policy.same_place_steps)
+    return books.job.sight == "counted" and any(_comparable(record, r, books) for r in further)
+
+
 def same_place(record: Record, past: Past, books: Watch) -> str:
     """The same failure at the same place, and nothing changed or gained."""
     strike = record.strike
@@ -281,7 +302,7 @@ def same_place(record: Record, past: Past, books: Watch) -> str:
     if record.stops or differs or strike is None or not _seen(record, books) or record.amount("other_bytes"):
         return ""
     same: list[Record] = []  # at this very step, of what may be one outage
-    for twin in past:
+    for index, twin in enumerate(past):
         other = twin.strike
         if other is None or twin.is_over or twin.verdict.fingerprint != record.verdict.fingerprint:
             continue
@@ -294,13 +315,18 @@ def same_place(record: Record, past: Past, books: Watch) -> str:
         both_early = record.early and twin.early and {strike.phase, other.phase} <= BEFORE_FIRST_STEP
         at_a_file = record.verdict.cause is Cause.CHECKPOINT_CORRUPT  # what dies of two otherwise is the same with each
         elsewhere = at_a_file and bool(record.resume and twin.resume) and record.resume != twin.resume
-        if _may_pass(record) and (family(record.verdict.cause) == "infrastructure" if both_early else near):
+        # what trained once is not called unable to start
+        may_pass_early = family(record.verdict.cause) == "infrastructure" or books.trained
+        if _may_pass(record) and (may_pass_early if both_early else near):
             same += [twin] if near and strike.at == other.at else []
+            continue
+        if near and _went_past(record, past[index + 1 :], books):
             continue
         if near or (both_early and not elsewhere):
             return f"the same failure as in attempt {twin.attempt}, at the same place, is met by the same again"
     further = same and any(r.strike is None or r.strike.at > strike.at for r in past if r.t >= same[0].t)
-    if len(same) >= LASTS and record.t - same[0].t >= OUTAGE_S and not further:
+    # the core counts from failure to failure, the books from decision to decision
+    if len(same) >= LASTS and record.t - same[0].t >= OUTAGE_S + REPORT_S and not further:
         return f"the same failure at one step since attempt {same[0].attempt} is met by the same again"
     return ""
 
@@ -343,6 +369,8 @@ def batch_smaller(record: Record, past: Past, books: Watch) -> str:
     whole = record.amount("reserved_unallocated") < LEAST or "env:PYTORCH_CUDA_ALLOC_CONF" in books.overrides
     if not _clear(record) or record.amount("other_bytes") or not whole or not _shrinks(record, books):
         return ""
+    if any(r.plan.strategy == OWN_CHANGE and {c.knob for c in r.plan.changes} & {"batch_size", "grad_accum"} for r in past):
+        return ""  # a smaller one did not start, was taken back, and is not tried again in this run
     knobs = {c.knob for c in record.plan.changes}
     return "" if knobs and knobs <= {"batch_size", "grad_accum"} else "the micro-batch could be smaller"
 
@@ -392,8 +420,7 @@ def switched(record: Record, past: Past, books: Watch) -> str:
 
 def workers_halved(record: Record, past: Past, books: Watch) -> str:
     """Fewer loader workers at the second time."""
-    causes = {Cause.HOST_OOM, Cause.SHM_EXHAUSTED, Cause.DATALOADER_WORKER}
-    again = any(r.verdict.cause in causes and not r.is_over for r in past)
+    again = any(CAUSE_TABLE[r.verdict.cause].of_workers and not r.is_over and r.plan.strategy != "stop" for r in past)
     if not _clear(record) or not again or books.enabled("num_workers") is None or books.trial is None or not books.trial.workers:
         return ""
     return "" if [c.knob for c in record.plan.changes] == ["num_workers"] else "the workers could be halved"
@@ -412,14 +439,15 @@ def exhausted(record: Record, past: Past, _books: Watch) -> str:
 def steps_back(record: Record, past: Past, books: Watch) -> str:
     """A suspect checkpoint is left alone where an older one is known."""
     strike, policy = record.strike, books.job.policy
-    if record.fact("race_writer"):  # another rank was writing it: it is no suspect
+    # another rank was writing it: it is no suspect; nor is it where too many batches are bad, which an older one meets too
+    if record.fact("race_writer") or (record.fact("left_out") and record.stops):
         return ""
     if strike is None or not _clear(record) or books.steps_back >= policy.steps_back or record.plan.rejected:
         return ""
     if record.verdict.cause is Cause.NAN_LOSS:
         return (
             "a suspect checkpoint is kept, and an older one is known"
-            if len([p for p in books.verified if p not in books.rejected]) > 1 and books.job.names_older
+            if len([p for p in books.verified if p not in books.rejected]) > 1 and books.job.names_older and policy.checkpoints_declared
             else ""
         )
     guilty = strike.phase is Phase.LOAD or record.verdict.cause is Cause.CHECKPOINT_CORRUPT
@@ -512,12 +540,12 @@ def transport_left(record: Record, past: Past, books: Watch) -> str:
     shown = " ".join(row["text"] for row in record.rows("nccl", "transports"))
     kept = {*(knob.removeprefix("env:") for knob in books.overrides), *(name for name, _ in policy.variables)}
     left = [
-        rung
-        for rung, transport in OF_TRANSPORTS.items()
-        if rung in policy.network.allow
-        and f"NCCL_{rung.partition('_')[0].upper()}_DISABLE" not in kept
-        and not _tried(record, past, rung)
-        and (rung == named if named else books.traced and (not shown or transport in shown))
+        ladder_step
+        for ladder_step, transport in OF_TRANSPORTS.items()
+        if ladder_step in policy.network.allow
+        and f"NCCL_{ladder_step.partition('_')[0].upper()}_DISABLE" not in kept
+        and not _tried(record, past, ladder_step)
+        and (ladder_step == named if named else books.traced and (not shown or transport in shown))
     ]
     return f"{left} could be tried" if left else ""
 
@@ -527,6 +555,8 @@ def time_given(record: Record, past: Past, books: Watch) -> str:
     strike, timeout_s = record.strike, record.amount("timeout")
     if strike is None or strike.remedy != "longer_timeout" or "longer_timeout" not in books.job.policy.network.allow:
         return ""
+    if books.trial is not None and books.trial.world == 1:
+        return ""  # nobody waits for it
     given = int(books.overrides.get("group_timeout") or books.overrides.get(GROUP_TIMEOUT) or 0)
     if timeout_s >= LONGEST_S or timeout_s < given or _tried(record, past, "longer_timeout") >= TIMES:
         return ""
@@ -538,9 +568,12 @@ def hanging_gpu(record: Record, past: Past, books: Watch) -> str:
     strike = record.strike
     if strike is None or strike.remedy != "another_gpu" or not strike.clear or books.job.sight != "absolute":
         return ""
-    mine = [r.strike for r in past if r.verdict.cause in HANGS and record.t - r.t <= DAY_S]
+    mine = [r.strike for r in past if CAUSE_TABLE[r.verdict.cause].stands_still and record.t - r.t <= DAY_S]
     if not mine or not all(s is not None and s.gpu == strike.gpu for s in mine):
         return ""
+    named = {dict(r.verdict.facts).get("hang_ranks") for r in (*past, record) if CAUSE_TABLE[r.verdict.cause].stands_still}
+    if len(named) > 1:
+        return ""  # the looks at the ranks named several
     apart = any(s is not None and s.at >= 0 and abs(s.at - strike.at) > books.job.policy.same_place_steps for s in mine)
     return f"{strike.gpu} hangs again and stays in use" if apart and strike.gpu not in record.plan.exclude else ""
 
@@ -597,27 +630,35 @@ def does_not_fit(record: Record, past: Past, books: Watch) -> str:
 
 
 ALWAYS: tuple[Law, ...] = (caps, consent, users_row, permitted, other_ranks, recurring)
-_PROGRAM: tuple[Law, ...] = (own_code, stepless, same_place)
-_MEMORY: tuple[Law, ...] = (workers_halved, exhausted, same_place)
-_NATIVE: tuple[Law, ...] = (steps_back, same_gpu, same_place)
-_GPU: tuple[Law, ...] = (gpu_out, same_gpu)
-_STORAGE: tuple[Law, ...] = (start_tries, waited_for)
+#: What each step owes its causes. Which causes those are is read from their rows, before any test takes a step out of a ladder.
+OF_STEP: dict[str, tuple[Law, ...]] = {
+    "memory_held_by_others": (held_by_others,),
+    "expandable_segments": (in_pieces,),
+    "halve_batch": (step_unknown, sizes_heeded, batch_smaller),
+    "memory_knobs": (switched, numbers_last),
+    "halve_workers": (workers_halved,),
+    "exhausted": (exhausted,),
+    "longer_timeout": (time_given,),
+    "interface": (interface_left,),
+    "same_gpu_hangs": (hanging_gpu,),
+    **dict.fromkeys(OF_TRANSPORTS, (transport_left,)),
+    "start_tries": (start_tries,),
+    "trace_collectives": (traced,),
+    "wait_for_network": (network_waited_for,),
+    "name_unsynced": (named_by_torch,),
+    "unsynced": (named_and_ended,),
+    "environment_at_fault": (does_not_fit,),
+    "exclude_gpu": (gpu_out,),
+    "same_gpu_twice": (same_gpu,),
+    "raced": (race,),
+    "step_back": (steps_back,),
+    "skip_window": (window_skipped,),
+    "batches_left_out": (left_out,),
+    "wait_for_storage": (waited_for,),
+    "interrupted": (interrupted,),
+    "own_code_before_first_step": (own_code, stepless),
+    "same_place": (same_place,),
+}
 OF_CAUSE: dict[Cause, tuple[Law, ...]] = {
-    Cause.CUDA_OOM: (held_by_others, in_pieces, step_unknown, sizes_heeded, batch_smaller, switched, numbers_last, exhausted, same_place),
-    **dict.fromkeys((Cause.HOST_OOM, Cause.SHM_EXHAUSTED, Cause.DATALOADER_WORKER), _MEMORY),
-    Cause.NCCL_TIMEOUT: (time_given, interface_left, hanging_gpu, transport_left, start_tries, same_place, traced),
-    Cause.HANG_NO_ERROR: (time_given, steps_back, hanging_gpu, transport_left, same_place, traced),
-    Cause.INTERRUPTED: (interrupted,),
-    Cause.CHECKPOINT_CORRUPT: (race, steps_back, same_place),
-    Cause.NCCL_NETWORK: (interface_left, transport_left, start_tries, traced, network_waited_for),
-    Cause.GLOO_ERROR: (time_given, interface_left, start_tries, traced, network_waited_for),
-    Cause.RENDEZVOUS: (interface_left, start_tries, network_waited_for),
-    Cause.DDP_UNSYNCED: (named_by_torch, named_and_ended, own_code, same_place),
-    **dict.fromkeys((Cause.NCCL_INIT, Cause.GPU_DRIVER, Cause.DEVICE_ORDINAL), (does_not_fit,)),
-    **dict.fromkeys((Cause.GPU_ECC, Cause.GPU_LOST, Cause.GPU_XID_OTHER, Cause.NVLINK), _GPU),
-    **dict.fromkeys((Cause.CUDA_ILLEGAL_ACCESS, Cause.SEGFAULT, Cause.UNKNOWN_NATIVE_ABORT), _NATIVE),
-    **dict.fromkeys((Cause.DISK_FULL, Cause.IO_ERROR, Cause.STORAGE_REMOTE), _STORAGE),
-    Cause.NAN_LOSS: (left_out, steps_back, window_skipped, exhausted, same_place),
-    **dict.fromkeys((Cause.USER_CODE, Cause.DEPENDENCY, Cause.CHECKPOINT_MISMATCH, Cause.UNKNOWN), _PROGRAM),
-    Cause.DATA_ERROR: (left_out, *_PROGRAM),
+    cause: tuple(dict.fromkeys(law for step in row.ladder for law in OF_STEP.get(step, ()))) for cause, row in CAUSE_TABLE.items()
 }

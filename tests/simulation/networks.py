@@ -1,6 +1,6 @@
 """What may go wrong between ranks: transports, interfaces, ranks that are late or hang with their GPU, and ranks that do not do the same.
 
-Each ailment strikes until its remedy is among the overrides of an attempt, and then no more. So only the right rung ends it.
+Each ailment strikes until its remedy is among the overrides of an attempt, and then no more. So only the right step ends it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m tests.simulation`: plays seeds, and prints how often each rung of each ladder answered and how to replay what was broken."""
+"""`python -m tests.simulation`: plays seeds, and prints how often each step of each ladder answered and how to replay what was broken."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from supervisor.cli import stdio
 from tests.simulation.seeds import JOBS, ROWS, played, reached
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from supervisor.core.model import Cause
     from tests.simulation.seeds import Outcome
 
-#: Over all seeds, no rung of any ladder may answer its cause less often.
+#: Over all seeds, no step of any ladder may answer its cause less often.
 LEAST = 5
 
 
-def simulate(seeds: int, seed: int | None, *, verbose: bool) -> int:
-    """Play `seeds` seeds from 0 on, or `seed` alone; return the exit code: 0 if nothing was broken, else 1."""
+def simulate(seeds: Sequence[int], *, verbose: bool) -> int:
+    """Play seeds; return the exit code: 0 if nothing was broken, else 1."""
 
     def report(line: str) -> None:
         if verbose:
@@ -29,14 +29,14 @@ def simulate(seeds: int, seed: int | None, *, verbose: bool) -> int:
 
     began = time.process_time()
     outcomes: list[Outcome] = []
-    for number in range(seeds) if seed is None else (seed,):
+    for number in seeds:
         outcome = played(number, report=report)
         outcomes.append(outcome)
         if outcome.broken:
             stdio.write(sys.stdout, f"seed {number} is broken: {outcome.broken}")
             stdio.write(sys.stdout, f"replay it: python -m tests.simulation --seed {number} --verbose")
     took_s = time.process_time() - began
-    for line in coverage(reached(outcomes)) if seed is None or verbose else ():
+    for line in coverage(reached(outcomes)) if len(seeds) > 1 or verbose else ():
         stdio.write(sys.stdout, line)
     events, folded = sum(outcome.events for outcome in outcomes), sum(outcome.folded for outcome in outcomes)
     broken = sum(1 for outcome in outcomes if outcome.broken)
@@ -50,10 +50,10 @@ def simulate(seeds: int, seed: int | None, *, verbose: bool) -> int:
 
 
 def coverage(counts: Counter[tuple[Cause, str]]) -> Iterator[str]:
-    """Yield one line for each cause: its ladder, with how often each rung answered."""
+    """Yield one line for each cause: its ladder, with how often each step answered."""
     ladders: dict[Cause, list[str]] = {}
-    for cause, rung in ROWS:
-        count = counts[cause, rung]
-        ladders.setdefault(cause, []).append(f"{rung} {count}{' (too few)' if count < LEAST else ''}")
-    for cause, rungs in ladders.items():
-        yield f"{cause}: {' · '.join(rungs)}"
+    for cause, ladder_step in ROWS:
+        count = counts[cause, ladder_step]
+        ladders.setdefault(cause, []).append(f"{ladder_step} {count}{' (too few)' if count < LEAST else ''}")
+    for cause, ladder_steps in ladders.items():
+        yield f"{cause}: {' · '.join(ladder_steps)}"

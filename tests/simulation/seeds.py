@@ -1,4 +1,4 @@
-"""A seed and its jobs: what is played, how often each rung was reached, and the first thing that was broken.
+"""A seed and its jobs: what is played, how often each step was reached, and the first thing that was broken.
 
 A seed alone replays its jobs: nothing else is remembered. An exception of the core counts as broken.
 """
@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
 
-from supervisor.core.decide import decide
+from supervisor.core.causes import CAUSE_TABLE
+from supervisor.core.machine import decide
 from supervisor.core.model import Cause
 from supervisor.strategies import LADDERS
-from supervisor.strategies.after_training import OF_AN_EXIT
 from tests.simulation.engine import Play
 from tests.simulation.invariants import Broken
 from tests.simulation.jobs import drawn
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 SEEDS = 200
 #: What stands or dies behind the end of a training (tests/core/test_ending.py) strikes no training here.
-CAUSES = tuple(cause for cause in Cause if cause not in OF_AN_EXIT)
+CAUSES = tuple(cause for cause in Cause if not CAUSE_TABLE[cause].after_training)
 #: Causes that have one job of each seed behind the others, whose draws stay as they are: rare rows are met by few of them.
 LATER = (Cause.DEVICE_ORDINAL,)
 _SHARED = tuple(cause for cause in CAUSES if cause not in LATER)
 _OF_SHARED = 20
 JOBS = _OF_SHARED + len(LATER)
-#: Rungs that answer what no job of the simulator does: it fails of nothing that a plan changed but its ranks, races for no path, fills no
+#: Steps that answer what no job of the simulator does: it fails of nothing that a plan changed but its ranks, races for no path, fills no
 #: disk by what it left, and has no caches, servers, links or locks, and no other training's checkpoints. The stories (tests/scenarios) play
 #: each of them.
 _OF_STORIES = (
@@ -47,8 +47,13 @@ _OF_STORIES = (
     "mend_pointer",
 )
 IN_SOME_JOB = {(Cause.CHECKPOINT_CORRUPT, "raced"), (Cause.CHECKPOINT_MISMATCH, "own_change")}
-OF_STORIES = {(cause, rung) for cause in Cause for rung in _OF_STORIES} - IN_SOME_JOB
-ROWS = tuple((cause, rung) for cause, ladder in LADDERS.items() for rung in ladder if cause in CAUSES and (cause, rung) not in OF_STORIES)
+OF_STORIES = {(cause, ladder_step) for cause in Cause for ladder_step in _OF_STORIES} - IN_SOME_JOB
+ROWS = tuple(
+    (cause, ladder_step)
+    for cause, ladder in LADDERS.items()
+    for ladder_step in ladder
+    if cause in CAUSES and (cause, ladder_step) not in OF_STORIES
+)
 
 
 @dataclass(slots=True)
@@ -108,7 +113,7 @@ def one(seed: int, number: int, judge: Decide = decide) -> tuple[Play, str]:
 
 
 def reached(outcomes: Iterable[Outcome]) -> Counter[tuple[Cause, str]]:
-    """Return how often each (cause, rung) answered, over these."""
+    """Return how often each (cause, step) answered, over these."""
     total: Counter[tuple[Cause, str]] = Counter()
     for outcome in outcomes:
         total.update(outcome.reached)

@@ -18,7 +18,7 @@ def test_each_cause_is_found_from_its_evidence(cause: Cause, kind: int, sure: bo
     verdict = classify(evidence(strike, 100.0, heartbeat(strike, 10, 10)))
     assert verdict.cause is cause
     proven = any(consent.proves(fact, cause) for fact in verdict.because)
-    assert strike.clear == (verdict.confidence >= consent.SURE and proven)
+    assert strike.clear == (consent.is_sure(cause, verdict.confidence) and proven)
 
 
 def test_there_is_one_for_every_cause() -> None:

@@ -8,17 +8,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.core import actions as act
-from supervisor.core import decide as core
-from supervisor.core import events, failure, hangs, node_health, planning, shutdown, start
+from supervisor.core import events
+from supervisor.core import machine as core
+from supervisor.core.attempt import start
+from supervisor.core.failure import judgement, planning
+from supervisor.core.health import findings
 from supervisor.core.model import Cause
 from supervisor.core.state import JobState, Stage
 from supervisor.core.values import replace
+from supervisor.core.watch import hangs
 from supervisor.knobs import batch
-from supervisor.strategies import LADDERS, RUNGS, consent, memory, repetition, shortage
+from supervisor.strategies import LADDER_STEPS, LADDERS, consent, memory, repetition, shortage
 from supervisor.strategies.situation import Situation
 from tests.scenarios import driver, test_scenarios
 from tests.simulation import seeds
-from tests.support.silent_rungs import silence
+from tests.support.silent_ladder_steps import silence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +53,7 @@ def stale_attempt_accepted(patch: pytest.MonkeyPatch) -> None:
 
 def last_verified_forgotten(patch: pytest.MonkeyPatch) -> None:
     def bug(real: Any, state: JobState, event: Any) -> Step:  # noqa: ANN401
-        return real(replace(state, run=replace(state.run, newest=None)), event if event.chosen else replace(event, found=0))  # type: ignore[no-any-return]
+        return real(replace(state, run=replace(state.run, newest=None)), event if event.chosen else replace(event, n_found=0))  # type: ignore[no-any-return]
 
     around(patch, events.CheckpointSelected, bug)
 
@@ -78,12 +82,12 @@ def unknown_step_changed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(memory, "at_unknown_step", lambda _situation: False)
 
 
-def rung_removed(patch: pytest.MonkeyPatch) -> None:
+def ladder_step_removed(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(LADDERS, Cause.NAN_LOSS, tuple(name for name in LADDERS[Cause.NAN_LOSS] if name != "step_back"))
 
 
 def backoff_lost(patch: pytest.MonkeyPatch) -> None:
-    patch.delitem(shutdown.TIMERS, ("backoff", Stage.WAITING))
+    patch.delitem(core.TIMERS, ("backoff", Stage.WAITING))
 
 
 def quarantined_used(patch: pytest.MonkeyPatch) -> None:
@@ -103,7 +107,7 @@ def own_answer_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def unknown_phase_is_early(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(failure, "before_first_step", lambda *_given: True)
+    patch.setattr(judgement, "before_first_step", lambda *_given: True)
 
 
 def same_line_not_seen(patch: pytest.MonkeyPatch) -> None:
@@ -112,7 +116,7 @@ def same_line_not_seen(patch: pytest.MonkeyPatch) -> None:
 
 
 def counted_steps_are_no_place(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(failure, "_counted", lambda _state, _verdict: None)
+    patch.setattr(judgement, "_counted", lambda _state, _verdict: None)
 
 
 def race_rejected(patch: pytest.MonkeyPatch) -> None:
@@ -124,8 +128,8 @@ def interrupt_started_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def users_row_without_end(patch: pytest.MonkeyPatch) -> None:
-    row = RUNGS["users_row"]
-    patch.setitem(RUNGS, "users_row", replace(row, propose=lambda at: row.propose(replace(at, failures=(), overrides=()))))
+    row = LADDER_STEPS["users_row"]
+    patch.setitem(LADDER_STEPS, "users_row", replace(row, propose=lambda at: row.propose(replace(at, failures=(), overrides=()))))
 
 
 def cap_ignored(patch: pytest.MonkeyPatch) -> None:
@@ -140,7 +144,7 @@ def stop_request_lost(patch: pytest.MonkeyPatch) -> None:
 
 
 def evidence_never_overdue(patch: pytest.MonkeyPatch) -> None:
-    patch.delitem(shutdown.TIMERS, ("evidence", Stage.TEARDOWN))
+    patch.delitem(core.TIMERS, ("evidence", Stage.TEARDOWN))
 
 
 def health_ends_a_healthy_attempt(patch: pytest.MonkeyPatch) -> None:
@@ -156,11 +160,11 @@ def every_hang_ends_the_attempt(patch: pytest.MonkeyPatch) -> None:
 
 
 def unfit_node_used(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(start.node_health, "judged", lambda state, _t: node_health.Judged(state, (), None))
+    patch.setattr(findings, "judged", lambda state, _t: findings.NodeDecision(state, (), None))
 
 
 def look_waited_for_without_end(patch: pytest.MonkeyPatch) -> None:
-    patch.delitem(shutdown.TIMERS, ("health", Stage.CHECKING))
+    patch.delitem(core.TIMERS, ("health", Stage.CHECKING))
 
 
 PLANTED: tuple[Plant, ...] = (
@@ -177,7 +181,7 @@ PLANTED: tuple[Plant, ...] = (
     batch_not_kept,
     sizes_ignored,
     unknown_step_changed,
-    rung_removed,
+    ladder_step_removed,
     backoff_lost,
     quarantined_used,
     requeue_loses_overrides,

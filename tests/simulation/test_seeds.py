@@ -1,4 +1,4 @@
-"""Two hundred seeds: nothing is broken, every rung is reached, and none of them can be taken away unseen."""
+"""Two hundred seeds: nothing is broken, every step is reached, and none of them can be taken away unseen."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 
 from supervisor.core import actions as act
 from supervisor.core import events
-from supervisor.core.decide import decide
+from supervisor.core.machine import decide
 from supervisor.core.state import Stage
-from supervisor.strategies import LADDERS, RUNGS
+from supervisor.strategies import LADDER_STEPS, LADDERS
 from tests.simulation import seeds
 from tests.simulation.laws import USERS_ROW
 from tests.simulation.report import LEAST
-from tests.support.silent_rungs import silence
+from tests.support.silent_ladder_steps import silence
 
 if TYPE_CHECKING:
     from supervisor.core.model import Cause
@@ -42,9 +42,11 @@ def test_nothing_is_broken(outcomes: list[seeds.Outcome]) -> None:
 
 
 @pytest.mark.slow
-def test_every_rung_of_every_ladder_answers_at_least_five_times(outcomes: list[seeds.Outcome]) -> None:
+def test_every_ladder_step_of_every_ladder_answers_at_least_five_times(outcomes: list[seeds.Outcome]) -> None:
     counts = seeds.reached(outcomes)
-    few = [f"{cause} {rung}: {counts[cause, rung]}" for cause, rung in seeds.ROWS if counts[cause, rung] < LEAST]
+    few = [
+        f"{cause} {ladder_step}: {counts[cause, ladder_step]}" for cause, ladder_step in seeds.ROWS if counts[cause, ladder_step] < LEAST
+    ]
     assert not few
     assert sum(counts[cause, USERS_ROW] for cause in seeds.CAUSES) >= LEAST
 
@@ -86,16 +88,16 @@ def jobs_of(outcomes: list[seeds.Outcome], rows: list[tuple[Cause, str]]) -> lis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("cause", "rung"), seeds.ROWS, ids=[f"{cause} {rung}" for cause, rung in seeds.ROWS])
+@pytest.mark.parametrize(("cause", "ladder_step"), seeds.ROWS, ids=[f"{cause} {ladder_step}" for cause, ladder_step in seeds.ROWS])
 def test_without_any_one_row_a_seed_is_broken(
-    cause: Cause, rung: str, outcomes: list[seeds.Outcome], monkeypatch: pytest.MonkeyPatch
+    cause: Cause, ladder_step: str, outcomes: list[seeds.Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(LADDERS, cause, tuple(name for name in LADDERS[cause] if name != rung))
-    assert any(seeds.one(seed, number)[1] for seed, number in jobs_of(outcomes, [(cause, rung)]))
+    monkeypatch.setitem(LADDERS, cause, tuple(name for name in LADDERS[cause] if name != ladder_step))
+    assert any(seeds.one(seed, number)[1] for seed, number in jobs_of(outcomes, [(cause, ladder_step)]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", RUNGS)
+@pytest.mark.parametrize("strategy", LADDER_STEPS)
 def test_without_any_one_strategy_a_seed_is_broken(strategy: str, outcomes: list[seeds.Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
     silence(monkeypatch, strategy)
     answered = [(cause, strategy) for cause in seeds.CAUSES]

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROBES = Path(__file__).with_name("probes")
 FOLDER = str(ROOT / "supervisor" / "instrument")
 OURS = ("SUPERVISE_", "RANK", "LOCAL_RANK", "PYTHON", "TORCHELASTIC_", "COLUMNS", "LINES", "PYTEST_")
-PATIENCE_S = 100.0
+PATIENCE_S = 300.0  # a first torch.compile takes 100 s where ten others want the two cores
 MOST_SHOWN = 12
 
 
@@ -51,13 +51,17 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is observed of one run. `cold`: why it was started cold although a standby had been there."""
+    """What is observed of one run.
+
+    `cold`: why it was started cold although a standby had been there; `note`: why the standby imported a part only.
+    """
 
     code: int
     out: bytes
     err: bytes
     files: dict[str, Any]
     cold: str = ""
+    note: str = ""
 
     @property
     def observed(self) -> dict[str, Any]:
@@ -150,7 +154,8 @@ class Job:
                 fds={1: streams.out, 2: streams.err}, deadline_s=PATIENCE_S,
             )  # fmt: skip
             if taken:
-                return self._collect(lambda: os.waitstatus_to_exitcode(os.waitpid(standby.pid, 0)[1]), standby.pid, streams, 2)
+                outcome = self._collect(lambda: os.waitstatus_to_exitcode(os.waitpid(standby.pid, 0)[1]), standby.pid, streams, 2)
+                return replace(outcome, note=standby.note)
         cold = self.cold(case)
         return Outcome(cold.code, cold.out, cold.err, cold.files, why or standby.why)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from supervisor.core.model import Cause, Claim, Evidence
-from supervisor.strategies import LADDERS, RUNGS, consent, users_row
-from supervisor.strategies.rung import nothing_missing
+from supervisor.strategies import LADDER_STEPS, LADDERS, consent, users_row
+from supervisor.strategies.ladder_step import nothing_missing
 
 OOM = Claim(Cause.CUDA_OOM, 0.97)
 
@@ -45,11 +45,11 @@ def test_a_signal_a_cgroup_and_the_kernel_are_believed(fact: Evidence, cause: Ca
     assert consent.proves(fact, cause)
 
 
-def test_every_rung_of_ours_is_in_a_ladder_and_every_name_in_a_ladder_is_a_rung() -> None:
+def test_every_ladder_step_of_ours_is_in_a_ladder_and_every_name_in_a_ladder_is_a_ladder_step() -> None:
     in_a_row_of_the_users = {users_row.NAME}
-    assert {name for row in LADDERS.values() for name in row} | in_a_row_of_the_users == set(RUNGS)
+    assert {name for row in LADDERS.values() for name in row} | in_a_row_of_the_users == set(LADDER_STEPS)
     assert set(LADDERS) == set(Cause)
 
 
-def test_a_rung_that_misses_a_knob_reports_it_only_if_it_changes_the_job() -> None:
-    assert all(rung.changes_job for rung in RUNGS.values() if rung.missing is not nothing_missing)
+def test_a_ladder_step_that_misses_a_knob_reports_it_only_if_it_changes_the_job() -> None:
+    assert all(ladder_step.changes_job for ladder_step in LADDER_STEPS.values() if ladder_step.missing is not nothing_missing)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from supervisor.core.budget import family
-from supervisor.core.ending import Ending
-from supervisor.core.model import Cause, CheckpointRef, Claim, Evidence, Failure, Knob, Plan, PlanKind, Policy, RankExit, Verdict
+from supervisor.core.failure.rank_endings import Ending
+from supervisor.core.model import Cause, CheckpointRef, Claim, Evidence, Failure, FailureVerdict, Knob, Plan, PlanKind, Policy, RankExit
 from supervisor.core.policy_settings import Restart
 from supervisor.core.values import replace
 from supervisor.strategies import LADDERS, propose
@@ -20,7 +20,7 @@ T = 10_000.0
 def situation(cause: Cause = Cause.KILLED_UNKNOWN, **changes: object) -> Situation:
     base = Situation(
         t=T,
-        verdict=Verdict(cause, 0.9, "it failed", f"{cause}:print"),
+        verdict=FailureVerdict(cause, 0.9, "it failed", f"{cause}:print"),
         policy=Policy(),
         first=RankExit(0, 1, 1, code=42),
         step=100,
@@ -101,7 +101,7 @@ def test_the_plan_for_a_failure(given: Situation, wanted: tuple[PlanKind, int]) 
 def test_every_cause_has_a_plan_that_says_why_and_what_is_next(cause: Cause) -> None:
     plan: Plan = propose(situation(cause))
     assert plan.reason
-    assert plan.next_rung
+    assert plan.next_ladder_step
     assert family(cause)
 
 
@@ -126,20 +126,34 @@ def test_a_ranks_own_end_as_our_exit_code(first: RankExit | None, code: int) -> 
     assert exit_code_of(first) == code
 
 
-def test_a_passing_failure_is_not_reported_as_one_that_a_restart_would_meet_again() -> None:
+def test_before_the_first_step_only_a_sure_cause_that_stays_ends_the_run_at_once() -> None:
     lasting = situation(Cause.USER_CODE, before_first_step=True)
     passing = replace(lasting, verdict=replace(lasting.verdict, transient=True))
-    told, told_of_passing = propose(lasting), propose(passing)
-    assert told.exit_code == told_of_passing.exit_code == 42
-    assert told.reason == "it failed before its first training step: a restart would meet the same"
-    assert "meet the same" not in told_of_passing.reason
-    assert "another try may help" in told_of_passing.reason
-    assert "correct the program" not in told_of_passing.next_rung
+    unsure = replace(lasting, verdict=replace(lasting.verdict, confidence=0.79))
+    told = propose(lasting)
+    assert (told.exit_code, told.reason) == (42, "it failed before its first step: the same error would come again")
+    for first in (passing, unsure):
+        plan = propose(first)
+        assert (plan.kind, plan.strategy) == (PlanKind.RESTART, "restart_within_budget")
+        second = propose(first.again(plan))
+        assert (second.exit_code, second.reason) == (42, f"it failed before its first step, as attempt {first.attempts} did")
+
+
+def test_words_alone_end_no_run_as_preempted_or_interrupted() -> None:
+    for cause, code in ((Cause.PREEMPTED, 75), (Cause.INTERRUPTED, 130)):
+        sure = situation(cause)
+        words = Evidence("log", "words", "received SIGTERM", free_text=True, claim=Claim(cause, 0.6))
+        unsure = replace(sure, verdict=replace(sure.verdict, confidence=0.6, because=(words,)))
+        seen = replace(unsure, verdict=replace(unsure.verdict, because=(words, replace(words, free_text=False))))
+        assert propose(sure).exit_code == propose(seen).exit_code == code
+        assert propose(unsure).kind is PlanKind.RESTART
+        assert propose(replace(unsure, verdict=replace(unsure.verdict, confidence=0.96))).kind is PlanKind.RESTART, "sure words are words"
+        assert propose(replace(unsure, policy=replace(unsure.policy, max_restarts=0))).kind is PlanKind.STOP
 
 
 def test_what_is_missing_is_to_be_installed() -> None:
     lacking = situation(Cause.DEPENDENCY, before_first_step=True)
-    assert propose(lacking).next_rung == "install versions that fit each other, then start again"
+    assert propose(lacking).next_ladder_step == "install versions that fit each other"
     for module, remedy in (
         ("cv2", "run `pip install opencv-python` in the job's environment"),
         ("einops", "run `pip install einops` in the job's environment"),
@@ -147,15 +161,15 @@ def test_what_is_missing_is_to_be_installed() -> None:
         ("sklearn.future", "install what provides sklearn.future, or correct the import"),
     ):
         named = replace(lacking, verdict=replace(lacking.verdict, facts=(("module", module),)))
-        assert propose(named).next_rung == f"{remedy}, then start again"
+        assert propose(named).next_ladder_step == remedy
     misfit = replace(lacking, verdict=replace(lacking.verdict, facts=(("misfit", "torchvision"),)))
-    assert propose(misfit).next_rung.startswith(
+    assert propose(misfit).next_ladder_step.startswith(
         "run `pip install --no-deps 'torchvision==0.N.*'` in the job's environment, where N is torch's"
     )
 
 
 def test_a_leftover_in_which_a_good_checkpoint_lies_is_none() -> None:
-    full = Verdict(
+    full = FailureVerdict(
         Cause.DISK_FULL, 0.9, "it failed", "print", facts=(("path", "/c"), ("leftovers", "/c/stage/20 (2.0 MiB), /c/tmp-1 (1.0 MiB)"))
     )
     assert without_kept(full, ()) == full
@@ -175,7 +189,7 @@ def test_a_leftover_in_which_a_good_checkpoint_lies_is_none() -> None:
 def test_fewer_loader_workers_answer_only_where_there_is_a_loader_and_no_save(phase: str, loader: str, strategy: str) -> None:
     beats = (Evidence("heartbeat", "phase", phase, 0), *((Evidence("heartbeat", "loader", loader, 0),) if loader else ()))
     sure = Evidence("cgroup", "oom_kill", "the kernel killed 1 process", 0, claim=Claim(Cause.HOST_OOM, 0.97))
-    verdict = Verdict(Cause.HOST_OOM, 0.97, "it failed", "host_oom:print", 0, because=(sure, *beats))
+    verdict = FailureVerdict(Cause.HOST_OOM, 0.97, "it failed", "host_oom:print", 0, because=(sure, *beats))
     given = situation(
         Cause.HOST_OOM,
         verdict=verdict,
@@ -184,13 +198,13 @@ def test_fewer_loader_workers_answer_only_where_there_is_a_loader_and_no_save(ph
     )
     plan = propose(given)
     assert plan.strategy == strategy
-    assert ("loader workers" in f"{plan.reason} {plan.next_rung} {plan.notes}") == (strategy == "halve_workers")
+    assert ("loader workers" in f"{plan.reason} {plan.next_ladder_step} {plan.notes}") == (strategy == "halve_workers")
 
 
 @pytest.mark.parametrize(("is_last", "is_outage"), [(True, False), (False, True)])
 def test_what_is_missing_again_at_the_last_step_is_no_outage(is_last: bool, is_outage: bool) -> None:  # noqa: FBT001  parameters
     where = "user_code:FileNotFoundError:train.py:evaluate"
-    verdict = Verdict(Cause.USER_CODE, 0.9, "no such file", f"{where}:init", facts=(("exception", "FileNotFoundError"),))
+    verdict = FailureVerdict(Cause.USER_CODE, 0.9, "no such file", f"{where}:init", facts=(("exception", "FileNotFoundError"),))
     given = situation(
         verdict=verdict,
         before_first_step=True,
@@ -200,3 +214,20 @@ def test_what_is_missing_again_at_the_last_step_is_no_outage(is_last: bool, is_o
     )
     assert reads_what_is_missing(given)
     assert (start_again(given) is not None) == is_outage
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+def test_what_the_failed_attempt_had_already_is_no_advice(is_set: bool) -> None:  # noqa: FBT001  parameters
+    because = (Evidence("error_file", "exception", "OutOfMemoryError", 0, claim=Claim(Cause.CUDA_OOM, 0.97)),)
+    facts = (("reserved_unallocated", str(4 * 2**30)), ("capacity", str(80 * 2**30)))
+    given = situation(
+        Cause.CUDA_OOM,
+        verdict=FailureVerdict(Cause.CUDA_OOM, 0.97, "it failed", "cuda_oom:print", 0, because=because, facts=facts),
+        failures=(failure(Cause.CUDA_OOM, fingerprint="cuda_oom:print"),),
+        policy=Policy(allocator="expandable_segments:True"),
+        overrides=(("env:PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),) if is_set else (),
+    )
+    plan = propose(given)
+    assert plan.strategy == "exhausted"
+    assert ("set PYTORCH_CUDA_ALLOC_CONF" in plan.next_ladder_step) == (not is_set)
+    assert "halve the micro-batch" in plan.next_ladder_step

@@ -1,4 +1,4 @@
-"""The rungs for networks, whatever the failure: nothing acts unnamed, nothing of the user's changes, one transport at a time."""
+"""The steps for networks, whatever the failure: nothing acts unnamed, nothing of the user's changes, one transport at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from supervisor.strategies.network import OPTIONAL, SOCKETS, TRANSPORTS
 from tests.strategies.test_ladders import situation
 from tests.support.few import few
 
-SWITCHES = {f"env:{variable}" for variable, _, _ in TRANSPORTS.values()}
+SWITCHES = {f"env:{transport.variable}" for transport in TRANSPORTS.values()}
 DOWN = Evidence("network", "interface", "eth0", fields=(("name", "eth0"), ("state", "down"), ("used", "yes")))
 OTHER = Evidence("network", "interface", "eth1", fields=(("name", "eth1"), ("state", "up"), ("reaches", "all")))
 CAUSES = (Cause.NCCL_TIMEOUT, Cause.NCCL_NETWORK, Cause.GLOO_ERROR, Cause.RENDEZVOUS)
@@ -45,4 +45,4 @@ def test_only_what_is_named_acts_and_never_on_a_variable_of_the_users(cause: Cau
             and not is_down
             and cause in {Cause.NCCL_TIMEOUT, Cause.NCCL_NETWORK}
         ):
-            assert any(failure.rung == "ib_disable" for failure in now.failures)
+            assert any(failure.ladder_step == "ib_disable" for failure in now.failures)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.core.model import Cause, Change, Evidence, Failure, Gpu, Launcher, OwnChange, PlanKind, Policy, Setup
+from supervisor.core.model import Cause, Change, Evidence, Failure, Gpu, Launcher, PlanKind, Policy
+from supervisor.core.setup_model import OwnChange, Setup
 from supervisor.core.values import replace
 from supervisor.strategies import propose
 from tests.strategies.test_ladders import failure, situation
@@ -45,7 +46,7 @@ def test_with_fewer_nodes_the_next_attempt_waits_for_as_many_as_trained_and_reje
 def test_with_more_nodes_it_stops_and_names_the_command_that_begins_with_as_many_as_trained() -> None:
     plan = propose(of(OwnChange(TWO, THREE, trained=True)))
     assert (plan.kind, plan.exit_code, plan.strategy) == (PlanKind.STOP, 65, "own_change")
-    assert "--nnodes=2" in plan.next_rung
+    assert "--nnodes=2" in plan.next_ladder_step
 
 
 def test_fewer_ranks_on_a_node_whose_gpu_is_out_of_use_leave_the_node() -> None:
@@ -82,7 +83,7 @@ def test_the_same_failure_after_the_change_was_taken_back_is_the_programs() -> N
     given = of(OwnChange(TWO, replace(TWO, attempt=2), trained=True, changes=BATCH))
     plan = propose(given)
     assert plan.changes == BATCH
-    assert plan.next_rung.startswith("if it fails so again: stop with exit code 42: it failed before its first training step")
+    assert plan.next_ladder_step == "if the same error comes again, supervise stops (exit code 42)"
     back: Failure = given.failure(plan)
     assert (back.changed, back.charged) == (True, False)
 
@@ -111,7 +112,7 @@ def test_with_more_nodes_than_saved_it_stops_and_names_the_command() -> None:
     plan = propose(said(OwnChange(TWO, THREE, trained=True)))
     assert (plan.kind, plan.exit_code, plan.rejected) == (PlanKind.STOP, 65, ())
     assert plan.reason == "the program saved with 8 ranks and loads with 8 only; 12 are here"
-    assert "--nnodes=2" in plan.next_rung
+    assert "--nnodes=2" in plan.next_ladder_step
 
 
 @pytest.mark.parametrize(("gpus", "code"), [(GPUS, 0), (ONE_OUT, 69), (GPUS[:15], 69), ((), 69)], ids=["fit", "out", "gone", "unknown"])
@@ -120,4 +121,4 @@ def test_the_ranks_of_all_nodes_are_given_back_where_all_their_gpus_are_in_use_a
     plan = propose(said(fewer, gpus=gpus[:8], gpus_now=gpus))
     assert (plan.strategy, plan.exit_code, plan.all_ranks, plan.rejected) == ("own_change", code, not code, ())
     assert plan.reason.startswith("the program saved with 16 ranks and loads with 16 only; 15 are left here")
-    assert code == 0 or "use nodes with 16 GPUs" in plan.next_rung
+    assert code == 0 or "use nodes with 16 GPUs" in plan.next_ladder_step

@@ -1,11 +1,11 @@
-"""[recover.CAUSE]: the rung of the user's own rows. It answers first, once, and without a proof of the cause."""
+"""[recover.CAUSE]: the step of the user's own rows. It answers first, once, and without a proof of the cause."""
 
 from __future__ import annotations
 
 import pytest
 
-from supervisor.core.causes import SUSPECTS
-from supervisor.core.model import Cause, Claim, Evidence, Knob, PlanKind, Policy, Verdict
+from supervisor.core.causes import OWN_CAUSE, SUSPECTS
+from supervisor.core.model import Cause, Claim, Evidence, FailureVerdict, Knob, PlanKind, Policy
 from supervisor.core.values import replace
 from supervisor.strategies import LADDERS, ladder, propose
 from supervisor.strategies.network import still_permitted
@@ -15,7 +15,7 @@ KNOBS = (Knob("batch_size", "32", "--batch-size", counts="gpu"), Knob("grad_accu
 ROW = (("batch_size", "8"), ("grad_accum", "4"))
 POLICY = Policy(knobs=KNOBS, recover=(("cuda_oom", ROW),))
 PROOF = Evidence("error_file", "cuda_oom.torch", "x", claim=Claim(Cause.CUDA_OOM, 0.97))
-SURE = Verdict(Cause.CUDA_OOM, 0.97, "it failed", "cuda_oom:print", because=(PROOF,))
+SURE = FailureVerdict(Cause.CUDA_OOM, 0.97, "it failed", "cuda_oom:print", because=(PROOF,))
 OOM = situation(Cause.CUDA_OOM, verdict=SURE, policy=POLICY, knobs=KNOBS, world_size=2, ranks=2)
 
 
@@ -24,6 +24,20 @@ def test_it_stands_behind_the_guards() -> None:
     assert mismatch.index("users_row") == mismatch.index("own_change") + 1, "it has two steps before the guards"
     assert ladder(Cause.CUDA_OOM, POLICY) == (*SUSPECTS, "users_row", *LADDERS[Cause.CUDA_OOM][len(SUSPECTS) :])
     assert ladder(Cause.HOST_OOM, POLICY) == LADDERS[Cause.HOST_OOM]
+
+
+def test_a_cause_of_the_users_own_has_the_ladder_of_a_program_and_its_row_answers_first() -> None:
+    own = Cause("solver_diverged")
+    assert ladder(own, Policy()) == OWN_CAUSE.ladder
+    row = (("--damping", "0.5"), ("--safe", "on"), ("solver.kind=", "lu"))
+    knobs = (Knob("--damping", "0.9", "--damping"), Knob("--safe", "", "--safe", counts="alone"), Knob("solver.kind=", "", "solver.kind="))
+    policy = Policy(knobs=knobs, recover=((own.value, row),))
+    failed = situation(own, verdict=FailureVerdict(own, 0.4, "it diverged", "solver_diverged:x"), policy=policy, knobs=knobs)
+    plan = propose(failed)
+    assert plan.reason == "your row [recover.solver_diverged] sets --damping=0.5, --safe, solver.kind=lu"
+    assert [(c.knob, c.old, c.new) for c in plan.changes] == [("--damping", "0.9", "0.5"), ("--safe", "", "on"), ("solver.kind=", "", "lu")]
+    again = failed.again(plan)
+    assert propose(again).strategy == "same_place"
 
 
 def test_it_sets_what_the_row_says_and_is_not_charged() -> None:
@@ -52,7 +66,7 @@ def test_another_global_batch_is_noted(row: tuple[tuple[str, str], ...], note: s
 
 def test_writing_it_is_the_consent_where_the_cause_is_only_likely_or_no_step_was_made() -> None:
     policy = Policy(recover=(("user_code", (("env:MODE", "careful"),)),))
-    likely = Verdict(Cause.USER_CODE, 0.4, "it failed", "user_code:x")
+    likely = FailureVerdict(Cause.USER_CODE, 0.4, "it failed", "user_code:x")
     plan = propose(situation(Cause.USER_CODE, verdict=likely, policy=policy, before_first_step=True))
     assert [(c.knob, c.new) for c in plan.changes] == [("env:MODE", "careful")]
 
@@ -65,8 +79,8 @@ def test_a_knob_that_is_not_enabled_is_not_set() -> None:
     assert propose(replace(OOM, policy=replace(POLICY, batch_change=False))).strategy != "users_row"
 
 
-def test_it_acts_once_and_what_a_later_rung_changed_stays() -> None:
-    taken = replace(OOM, failures=(failure(Cause.CUDA_OOM, rung="users_row", changed=True),), overrides=ROW)
+def test_it_acts_once_and_what_a_later_ladder_step_changed_stays() -> None:
+    taken = replace(OOM, failures=(failure(Cause.CUDA_OOM, ladder_step="users_row", changed=True),), overrides=ROW)
     now = tuple(replace(knob, value=dict(ROW)[knob.name]) for knob in KNOBS)
     again = propose(replace(taken, knobs=now))
     assert again.strategy == "halve_batch"
@@ -76,9 +90,15 @@ def test_it_acts_once_and_what_a_later_rung_changed_stays() -> None:
     assert [(c.knob, c.new) for c in third.changes] == [("batch_size", "2"), ("grad_accum", "16")]
 
 
+def test_a_row_that_was_taken_back_in_this_run_does_not_act_again() -> None:
+    answered, back = failure(Cause.CUDA_OOM, ladder_step="users_row", changed=True), failure(Cause.DATA_ERROR, ladder_step="own_change")
+    assert propose(replace(OOM, failures=(answered, back))).strategy != "users_row"
+    assert propose(replace(OOM, failures=(back,))).strategy == "users_row"
+
+
 def test_once_the_row_was_edited_and_its_changes_were_taken_back_it_acts_again() -> None:
     edited = replace(POLICY, recover=(("cuda_oom", (("batch_size", "4"),)),))
-    plan = propose(replace(OOM, policy=edited, failures=(failure(Cause.CUDA_OOM, rung="users_row", changed=True),)))
+    plan = propose(replace(OOM, policy=edited, failures=(failure(Cause.CUDA_OOM, ladder_step="users_row", changed=True),)))
     assert [(c.knob, c.new) for c in plan.changes] == [("batch_size", "4")]
 
 

@@ -54,9 +54,11 @@ def masked(row: str) -> str:
     """Return what is equal in every run of the same commands."""
     row = re.sub(r"\d{8}T\d{6}-[0-9a-f]{4}", "RUN", row)
     row = re.sub(r"\b[0-9a-f]{64}\b", "DIGEST", row)
+    row = re.sub(r"[█░▁▂▃▄▅▆▇]+", "DRAWN", row)
     row = re.sub(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", "UUID", row)
+    row = re.sub(r"\.drill-\w{8}", "DRILL", row)
     row = re.sub(r"/[^\s:]+/(?=(?:tutorial|demo)-run/)", "DIR/", re.sub(r"\s+", " ", row))
-    row = row.removesuffix("; the traceback of rank 0 is a consequence")  # whether its peer got so far is chance
+    row = row.removesuffix(". The traceback of rank 0 is a consequence")  # whether its peer got so far is chance
     row = re.sub(r"(?:less than )?\d+(?:\.\d+)?(?: (?:ms|s|min)\b)?", "0", row)
     return re.sub(r"\s", "", row)  # a folded path has none
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from supervisor.core.decide import decide, initial
+from supervisor.core.machine import decide, initial
 from supervisor.core.values import replace
-from supervisor.journal.past import merge, state_of
 from supervisor.journal.records import EventTaken, Record, RunBegan, event_of
+from supervisor.journal.state_json import merge, progressed
+from supervisor.view.job_facts import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,9 +32,9 @@ def check_fold(records: Iterable[Record | Damage]) -> int:
         events += 1
         assert body.whole or recorded, f"record {record.seq}: the first state is not whole"
         if body.whole:
-            recorded = deepcopy(body.state)
+            recorded = deepcopy(body.state or {})
         else:
-            merge(recorded, deepcopy(body.state))
+            merge(recorded, progressed(recorded, body.data) if body.is_short else deepcopy(body.state or {}))
         folded, _ = decide(folded, event_of(body))
         assert state_of(recorded) == folded, f"record {record.seq}: {body.event}"
     return events

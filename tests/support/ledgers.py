@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from supervisor.errors import SuperviseError
 from supervisor.journal.records import EventTaken, Record, RunBegan, RunEnded, scan
-from supervisor.report.ledger.reader import ledgers_of
-from supervisor.report.ledger.spans import RunLedger, TimeState
+from supervisor.view.job_view import fold
+from supervisor.view.spans import RunLedger, TimeState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,7 +43,7 @@ def check_ledgers(records: Iterable[Record | Damage], *, least_accounted: float 
             spent.append([record.t, record.t])
         elif spent and isinstance(record.body, EventTaken | RunEnded):
             spent[-1][1] = max(spent[-1][1], record.t)
-    runs = ledgers_of(found)
+    runs = fold(found).ledgers()
     assert len(runs) == len(spent)
     for run, (begin_t, end_t) in zip(runs, spent, strict=True):
         check_ledger(run, end_t - begin_t, least_accounted=least_accounted)

@@ -39,8 +39,10 @@
   if (document.documentElement.scrollWidth > width + 1) wrong.push(`the page is ${document.documentElement.scrollWidth} px wide, its window ${width} px`);
   const all = [];
   for (const [node, rows] of boxes) {
-    const scrolls = node.parentElement.closest(".scroll");
+    const scrolls = node.parentElement.closest(".scroll, .tail");
+    const shown = scrolls && scrolls.getBoundingClientRect();
     for (const box of rows) {
+      if (shown && (box.bottom < shown.top + 3 || box.top > shown.bottom - 3)) continue;  // one scrolls to it
       if (!scrolls && (box.left < -1 || box.right > width + 1)) wrong.push(`outside of the window: ${named(node.parentElement)}`);
       all.push([box, node]);
     }
@@ -67,10 +69,10 @@
   if (document.querySelectorAll("h1").length !== 1) wrong.push(`${document.querySelectorAll("h1").length} headings of the first level`);
   if (document.querySelectorAll("main").length !== 1) wrong.push("not one main part");
   every("h1, h2, h3, a, button, summary, th", name, "without a name");
-  every("svg", (one) => one.getAttribute("role") === "img" && one.getAttribute("aria-label"), "a drawing without words");
+  every("svg:not(svg svg)", (one) => one.getAttribute("role") === "img" && one.getAttribute("aria-label"), "a drawing without words");
   every("img", (one) => one.hasAttribute("alt"), "a picture without words");
   every("input:not([type=hidden], [hidden]), select, textarea", (one) => one.labels.length && name(one.labels[0]), "a field without a label");
-  every("section", (one) => document.getElementById(one.getAttribute("aria-labelledby")), "a section without a heading");
+  every("section", (one) => one.ariaLabel || document.getElementById(one.getAttribute("aria-labelledby")), "a section without a heading");
   every("[tabindex]", (one) => one.tabIndex === 0 && name(one), "a place to tab to without a name");
   every("th", (one) => ["row", "col"].includes(one.scope), "a head of neither a row nor a column");
   const ids = [...document.querySelectorAll("[id]")].map((one) => one.id);

@@ -1,10 +1,10 @@
-"""Whether a change of stage stands in the table of the events (core/decide.py), from which docs/reference/stages.md is drawn."""
+"""Whether a change of stage stands in the table of the events (core/machine.py), from which docs/reference/stages.md is drawn."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.core.decide import EVENTS
+from supervisor.core.machine import EVENTS
 
 if TYPE_CHECKING:
     from supervisor.core.events import Event

@@ -42,5 +42,5 @@ def test_a_job_is_ready_with_its_rank_outlives_its_death_and_stops(machine: Mach
     assert machine.run("systemctl", "stop", unit, timeout=90).returncode == 0
     assert "Deactivated successfully" in machine.journal(unit)
     notices = machine.journal(unit, "-p", "notice")
-    assert "incident 1:" in notices
+    assert "supervise: incident 1" in notices
     assert "journal and logs:" not in notices

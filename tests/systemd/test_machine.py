@@ -176,7 +176,7 @@ def test_what_supervise_gave_up_is_alerted_once_and_shown_in_the_status(machine:
     wait_for(lambda: "supervise alerted already" in machine.journal(alert), 240, lambda: machine.journal(unit) + machine.journal(alert))
     shown = machine.show(unit)
     assert (shown["ExecMainStatus"], shown["NRestarts"]) == ("65", "0")
-    assert shown["StatusText"].startswith("exit code 42: ")
+    assert shown["StatusText"].startswith("failed, exit code 42: ")
     assert "rank 0 exited with code 42" in shown["StatusText"]
     sent = machine.run("cat", "/var/lib/supervise/fails/alert").stdout
     assert '"given_up"' in sent

@@ -5,14 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, assert_type
 
 from checkpointing import (
-    Candidate,
     CheckpointingError,
-    Listing,
-    Loaded,
     Mirror,
-    Selection,
     Verdict,
-    Verification,
     apply,
     find,
     latest,
@@ -22,6 +17,11 @@ from checkpointing import (
     state,
     verify,
 )
+from checkpointing.candidates import SelectionOptions
+from checkpointing.discover import Listing
+from checkpointing.model import Candidate, Verification
+from checkpointing.select import Selection
+from checkpointing.training.load import Loaded
 from supervisor import worker
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def checkpoints() -> None:
     assert_type(listing, Listing)
     assert_type(find(["a", "b"], "/data").candidates, tuple[Candidate, ...])
     assert_type(newest(listing), Selection)
+    assert_type(newest(listing, SelectionOptions(avoid=["a.pt"], suspect=True)).n_found, int)
     assert_type(latest("ckpt").chosen, Verification | None)
 
 

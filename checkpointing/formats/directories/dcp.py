@@ -92,14 +92,18 @@ def examine_part(tree: Tree) -> PartExamination | None:
     except (dcp_metadata.Dangerous, dcp_metadata.MetadataDamaged, dcp_metadata.TooLarge, Short):
         return None
     shards = _by_shard(metadata)
-    here = {name: items for name, items in shards.items() if name in tree.entries}
-    absent = tuple((name, items[-1].offset + items[-1].length) for name, items in shards.items() if name not in here)
+    present = {name: items for name, items in shards.items() if name in tree.entries}
+    absent = tuple((name, items[-1].offset + items[-1].length) for name, items in shards.items() if name not in present)
     if not absent or any("/" in name for name, _ in absent):
         return None
-    parts = [*_gaps_in(metadata), *_missing(tree, here), *(part for name, items in here.items() for part in _lay_out(tree, name, items))]
+    parts = [
+        *_gaps_in(metadata),
+        *_missing(tree, present),
+        *(part for name, items in present.items() for part in _lay_out(tree, name, items)),
+    ]
     if not parts:
-        parts = [*_of_two_saves(tree, here), *_examine_items(tree, here, bulk=True), *_of_two_steps(tree, here)]
-    examination = combine(parts, _place(tree, here), format="fsdp" if "fsdp" in tree.name else "", files=_files(tree, here))
+        parts = [*_of_two_saves(tree, present), *_examine_items(tree, present, bulk=True), *_of_two_steps(tree, present)]
+    examination = combine(parts, _place(tree, present), format="fsdp" if "fsdp" in tree.name else "", files=_files(tree, present))
     return PartExamination(examination, absent, leads=True)
 
 
@@ -201,9 +205,9 @@ def _examine_items(tree: Tree, shards: dict[str, list[Item]], *, bulk: bool) -> 
     yield Examination(Verdict.VERIFIED, "", NOWHERE, torch_zip.LEVEL)
 
 
-def _named(item: Item, found: Iterable[NonFinite]) -> Iterator[NonFinite]:
+def _named(item: Item, entries: Iterable[NonFinite]) -> Iterator[NonFinite]:
     """Call each tensor what the metadata calls its item; the pickle of a tensor by itself has no name for it."""
-    for non_finite in found:
+    for non_finite in entries:
         yield replace(
             non_finite, tensor=(item.name if non_finite.tensor.startswith("data/") else f"{item.name}.{non_finite.tensor}")[:MOST_NAME]
         )

@@ -116,8 +116,8 @@ def read(raw: bytes, interrupted: Callable[[], bool] = never) -> Metadata:
         raise MetadataDamaged("it names no items")
     places = dict(_places(stored))
     items, missing, uncovered = [], [], []
-    for name, what in described.parts or ():
-        pieces, covered = _pieces(str(name), what)
+    for name, description in described.parts or ():
+        pieces, covered = _pieces(str(name), description)
         if not covered:
             uncovered.append(str(name))
         for key, need_bytes in pieces:
@@ -165,13 +165,13 @@ def _places(stored: RetainedObject) -> Any:  # noqa: ANN401 -- yields (_Key, Ite
                 raise MetadataDamaged("a row of its storage_data makes no sense")
 
 
-def _pieces(name: str, what: object) -> tuple[list[tuple[_Key, int]], bool]:
+def _pieces(name: str, description: object) -> tuple[list[tuple[_Key, int]], bool]:
     """Return the pieces of one item as (key, bytes), and whether they make up the whole of it."""
-    if not isinstance(what, RetainedObject):
+    if not isinstance(description, RetainedObject):
         raise MetadataDamaged(f"what it says about {name[:80]} makes no sense")
-    if not what.made_by.endswith(" TensorStorageMetadata"):
+    if not description.made_by.endswith(" TensorStorageMetadata"):
         return [((name, None), 0)], True
-    fields = _state(what)
+    fields = _state(description)
     size, chunks = _numbers(fields.get("size")), fields.get("chunks")
     if size is None or not isinstance(chunks, RetainedObject):
         raise MetadataDamaged(f"what it says about {name[:80]} makes no sense")
@@ -179,8 +179,8 @@ def _pieces(name: str, what: object) -> tuple[list[tuple[_Key, int]], bool]:
     pieces: list[tuple[_Key, int]] = []
     total = 0
     for _, chunk in chunks.parts or ():
-        here = _state(chunk)
-        offsets, sizes = _numbers(here.get("offsets")), _numbers(here.get("sizes"))
+        piece = _state(chunk)
+        offsets, sizes = _numbers(piece.get("offsets")), _numbers(piece.get("sizes"))
         if offsets is None or sizes is None:
             raise MetadataDamaged(f"what it says about {name[:80]} makes no sense")
         total += math.prod(sizes)
@@ -188,9 +188,9 @@ def _pieces(name: str, what: object) -> tuple[list[tuple[_Key, int]], bool]:
     return pieces, total >= math.prod(size)
 
 
-def _state(thing: object) -> dict[str, Any]:
+def _state(pickled: object) -> dict[str, Any]:
     """Return an object's fields. A class with slots is pickled with the state (None, {field: value})."""
-    state = thing.state if isinstance(thing, RetainedObject) else None
+    state = pickled.state if isinstance(pickled, RetainedObject) else None
     if isinstance(state, tuple) and len(state) == 2:  # noqa: PLR2004 -- a pair
         state = state[1]
     return {key: value for key, value in state.parts or () if isinstance(key, str)} if isinstance(state, RetainedObject) else {}
@@ -202,7 +202,7 @@ def _numbers(size: object) -> tuple[int, ...] | None:
         size = size.arguments[0] if size.arguments else ()
     if isinstance(size, RetainedObject) and not size.made_by:
         size = tuple(number for _, number in size.parts or ())
-    if not isinstance(size, tuple) or not all(isinstance(one, int) and one >= 0 for one in size):
+    if not isinstance(size, tuple) or not all(isinstance(number, int) and number >= 0 for number in size):
         return None
     return tuple(size)
 
@@ -211,7 +211,7 @@ def _dtype(properties: object) -> str:
     """Return the dtype's name, "" for none. TensorProperties is written as a tuple of its values, the dtype first."""
     if not isinstance(properties, RetainedObject):
         return ""
-    found: object = _state(properties).get("dtype")
+    dtype: object = _state(properties).get("dtype")
     if isinstance(properties.state, tuple) and properties.state:
-        found = properties.state[0]
-    return found.name.rpartition(" ")[2] if isinstance(found, GlobalName) else ""
+        dtype = properties.state[0]
+    return dtype.name.rpartition(" ")[2] if isinstance(dtype, GlobalName) else ""

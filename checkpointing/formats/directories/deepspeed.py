@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.formats import NOWHERE, Examination, PartExamination, StepPosition, combine
+from checkpointing.formats import Examination, PartExamination, combine
 from checkpointing.formats.directories import rank_shards
 from checkpointing.model import Verdict
 
@@ -71,11 +71,8 @@ def _combined(tree: Tree, scans: dict[str, PickleScan | None], ranks: list[Exami
     model = {name: scan for name, scan in scans.items() if name.endswith("_model_states.pt")}
     optimizer = {name: scan for name, scan in scans.items() if name.endswith("_optim_states.pt")}
     steps = {name: rank_shards.integer_outermost(scan, "global_steps") for name, scan in model.items()}
-    named = _STEP.fullmatch(tree.name)
-    all_steps = {**steps, **({tree.name: int(named[1])} if named else {})}
-    step = next((step for step in steps.values() if step is not None), None)
-    place = NOWHERE if step is None else StepPosition(step, sure=True)
-    checks = rank_shards.found_problems((rank_shards.mixed(all_steps), rank_shards.mixed_facts(optimizer)))
+    place, mixed = rank_shards.common_step(steps, tree.name, _STEP)
+    checks = rank_shards.found_problems((mixed, rank_shards.mixed_facts(optimizer)))
     return combine([*parts, *ranks, *checks], place, files=tuple(scans))
 
 
@@ -107,7 +104,7 @@ def _wanted(own_files: list[str], scans: dict[str, PickleScan | None]) -> tuple[
     mp_size, dp_size = max(saved_mp or 1, seen_mp), saved_dp or seen_dp
     if mp_size * max(dp_size, seen_dp) > _MOST_RANKS:
         return [], [], dp_size
-    prefix = next((one for one in ("bf16_", "fp16_") if any(name.startswith(one) for name in pairs.values())), "")
+    prefix = next((form for form in ("bf16_", "fp16_") if any(name.startswith(form) for name in pairs.values())), "")
     every = [(dp, mp) for mp in range(mp_size) for dp in range(dp_size)]
     wanted = [f"zero_pp_rank_{dp}_mp_rank_{mp:02d}_model_states.pt" for dp, mp in every] if pairs3 else []
     if not pairs3:

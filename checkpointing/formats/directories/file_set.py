@@ -16,7 +16,6 @@ compared with: it is complete. So is one whose directory has not the name of a s
 from __future__ import annotations
 
 import heapq
-import json
 import os
 import re
 from collections import Counter
@@ -37,7 +36,7 @@ from checkpointing.formats import (
     prefixed,
     tree_format_of,
 )
-from checkpointing.formats.directories import rank_shards, weights
+from checkpointing.formats.directories import members, rank_shards, weights
 from checkpointing.io.reader import FileReader, NotRegular, Short
 from checkpointing.io.tree import MOST_ENTRIES, MOST_LEVELS, Tree
 from checkpointing.model import Verdict
@@ -59,7 +58,6 @@ _BEST: Final = re.compile(r"(?<![a-z])best(?![a-z])", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"\d+")
 _RANK_OR_NUMBER: Final = re.compile(rf"{_RANK.pattern}|\d+", re.IGNORECASE)
 _SHARD: Final = ".distcp"
-_MOST_JSON_BYTES: Final = 64 << 20
 _COMPARED: Final = 3
 _MOST_NAMED: Final = 4
 
@@ -155,7 +153,8 @@ def _members(tree: Tree, *, bulk: bool) -> tuple[list[Examination], list[str]]:
 def _examined(tree: Tree, name: str, *, bulk: bool) -> Examination:
     """Examine one file: a checkpoint by its format, a JSON file as JSON; anything else is part of the set, and proves nothing."""
     if name.endswith(".json"):
-        return _json(tree, name)
+        _, problem = members.json_of(tree, name)
+        return problem or Examination(Verdict.FOREIGN, f"{name}: nothing proves it")
     part = examine_member(tree, name, bulk=bulk)
     if part.verdict is Verdict.FOREIGN and step_names.suffix_of(name) in MEMBER_SUFFIXES:
         if not tree.entries[name].size:
@@ -185,18 +184,6 @@ def _is_checkpoint(path: str) -> bool:
     except (OSError, NotRegular, Short):
         return False
     return claimant is not None
-
-
-def _json(tree: Tree, name: str) -> Examination:
-    entry = tree.entries[name]
-    if not entry.size:
-        return Examination(Verdict.BAD, f"{name}: torn: it is empty")
-    if entry.size <= _MOST_JSON_BYTES:
-        try:
-            json.loads(tree.read_small(name, _MOST_JSON_BYTES))
-        except (ValueError, RecursionError, Short) as error:
-            return Examination(Verdict.BAD, f"{name}: torn or damaged: it is no JSON: {str(error)[:80]}")
-    return Examination(Verdict.FOREIGN, f"{name}: nothing proves it")
 
 
 def _unfinished(tree: Tree, name: str) -> Examination | None:

@@ -8,20 +8,19 @@ Names (transformers/trainer.py, 4.36 to 5.23, _save_checkpoint; trainer_state.js
                                                                                          rng_state_<rank>.pth with several ranks
     trainer_state.json                                                                   its global_step is that of the directory's name
     training_args.bin, config.json and others                                            must be whole where they are there
+
+A loop of a user's own often saves under these names. What it needs beside the weights nobody else knows: what is there must be whole.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from checkpointing.formats import NOWHERE, Examination, StepPosition, combine, examine_member, nested
-from checkpointing.formats.directories import dcp, deepspeed, rank_shards, weights
+from checkpointing.formats.directories import deepspeed, members, rank_shards, weights
 from checkpointing.formats.pickles import facts
-from checkpointing.io.reader import Short
 from checkpointing.model import Verdict
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ _RANDOM: Final = re.compile(r"rng_state(?:_(\d+))?\.pth")
 _FSDP: Final = re.compile(r"(pytorch_model_fsdp|optimizer)_\d+")
 _DEEPSPEED: Final = re.compile(r"global_step\d+")
 _PICKLES: Final = re.compile(r"(optimizer|scheduler|scaler|rng_state(_\d+)?|training_args|pytorch_model_fsdp)\.(pt|pth|bin)")
-_MOST_JSON_BYTES: Final = 64 << 20
 
 
 def claims(tree: Tree) -> bool:
@@ -68,7 +66,7 @@ def _read_state(tree: Tree) -> tuple[int | None, int | None, list[Examination]]:
         examination = examine_member(tree, _STATE, bulk=False)
         why = f"{_STATE} is missing: the save did not end" if examination.verdict is Verdict.INCOMPLETE else examination.reason
         return None, None, [Examination(examination.verdict, why)]
-    state, problem = _json(tree, _STATE)
+    state, problem = members.json_of(tree, _STATE)
     if problem is not None:
         return None, None, [problem]
     step = state.get("global_step") if isinstance(state, dict) else None
@@ -78,29 +76,11 @@ def _read_state(tree: Tree) -> tuple[int | None, int | None, list[Examination]]:
     return step, int(epoch) if isinstance(epoch, float | int) and epoch == epoch else None, []  # noqa: PLR0124 -- NaN is what does not equal itself
 
 
-def _json(tree: Tree, name: str) -> tuple[Any, Examination | None]:
-    """Return what a JSON file says, and what is wrong with it."""
-    entry = tree.entries[name]
-    if not entry.size:
-        return None, Examination(Verdict.BAD, f"{name}: torn: it is empty")
-    if entry.size > _MOST_JSON_BYTES:
-        return None, None
-    try:
-        return json.loads(tree.read_small(name, _MOST_JSON_BYTES).decode("utf-8")), None
-    except (ValueError, RecursionError, Short) as error:
-        return None, Examination(Verdict.BAD, f"{name}: torn or damaged: it is no JSON: {str(error)[:80]}")
-
-
 def _weights(tree: Tree, *, bulk: bool) -> Iterator[Examination]:
-    examination = weights.examine(tree, bulk=bulk)
-    sharded = sorted(name for name in tree.directories if _FSDP.fullmatch(name))
-    elsewhere = any(name.startswith("pytorch_model_fsdp") for name in tree.top()) or any(_DEEPSPEED.fullmatch(name) for name in tree.top())
-    if not examination and not elsewhere:
-        yield Examination(Verdict.INCOMPLETE, "the model's weights are missing")
-    yield from examination
-    for name in sharded:
-        part = dcp.examine(tree.sub(name), bulk=bulk)
-        yield nested(name, part)
+    examinations = weights.examine(tree, bulk=bulk)
+    are_elsewhere = any(name.startswith("pytorch_model_fsdp") or _DEEPSPEED.fullmatch(name) for name in tree.top())
+    yield from examinations or ([] if are_elsewhere else [members.NO_WEIGHTS])
+    yield from members.examine_sharded(tree, _FSDP, bulk=bulk)
 
 
 def _beside(tree: Tree) -> Iterator[Examination]:
@@ -109,31 +89,33 @@ def _beside(tree: Tree) -> Iterator[Examination]:
     optimizer = any(_OPTIMIZER.fullmatch(name) or _DEEPSPEED.fullmatch(name) for name in top)
     scheduler = any(_SCHEDULER.fullmatch(name) for name in top)
     ranks = [match[1] for name in sorted(top) if (match := _RANDOM.fullmatch(name))]
-    if not optimizer and not scheduler and not ranks:
-        return  # save_only_model
+    if (not optimizer and not scheduler and not ranks) or not _is_the_trainers(tree):
+        return  # save_only_model, or what the script alone knows
     if not optimizer:
         yield Examination(Verdict.INCOMPLETE, "optimizer.pt is missing")
     if not scheduler and not any(_DEEPSPEED.fullmatch(name) for name in top):
         yield Examination(Verdict.INCOMPLETE, "scheduler.pt is missing")
     if not ranks:
         yield Examination(Verdict.INCOMPLETE, "rng_state.pth is missing")
-    numbers = sorted(int(rank) for rank in ranks if rank is not None)
-    if numbers and len(numbers) != numbers[-1] - numbers[0] + 1:
-        absent = next(number for number in range(numbers[0], numbers[-1]) if number not in numbers)
+    absent = members.first_gap({int(rank) for rank in ranks if rank is not None})
+    if absent is not None:
         yield Examination(Verdict.INCOMPLETE, f"rng_state_{absent}.pth is missing")
+
+
+def _is_the_trainers(tree: Tree) -> bool:
+    """Return whether the Trainer saved this: a script that saves under the same names writes neither its arguments nor its log."""
+    if _ARGUMENTS in tree.top() or tree.file(_STATE) is None:
+        return True
+    state, _ = members.json_of(tree, _STATE)
+    return isinstance(state, dict) and "log_history" in state
 
 
 def _files(tree: Tree, *, bulk: bool) -> Iterator[Examination]:
     """Look at the files beside the weights, each by itself."""
-    for name in sorted(name for name in tree.directories if _PICKLES.fullmatch(name)):
-        yield Examination(Verdict.INCOMPLETE, f"{name} is a directory")
-    for name in sorted(name for name in tree.entries if "/" not in name):
-        if _PICKLES.fullmatch(name):
-            examination = examine_member(tree, name, bulk=bulk)
-            foreign = examination.verdict is Verdict.FOREIGN
-            yield replace(examination, verdict=Verdict.BAD if foreign else examination.verdict, place=NOWHERE, format="")
-        elif bulk and name.endswith(".json") and name != _STATE and not name.endswith(weights.INDEX) and tree.file(name) is not None:
-            _, problem = _json(tree, name)
+    yield from members.examine_beside(tree, _PICKLES, bulk=bulk)
+    for name in sorted(name for name in tree.entries if bulk and "/" not in name and name.endswith(".json")):
+        if name != _STATE and not name.endswith(weights.INDEX) and tree.file(name) is not None:
+            _, problem = members.json_of(tree, name)
             if problem is not None:
                 yield problem
 
@@ -171,6 +153,6 @@ def _was_saved(tree: Tree, step: int) -> bool:
     beside = os.path.join(os.path.dirname(os.path.abspath(tree.path)), f"checkpoint-{step}")  # noqa: PTH100, PTH118, PTH120 -- strings throughout the package
     if os.path.isdir(beside):  # noqa: PTH112 -- as above
         return True
-    state, _ = _json(tree, _STATE)
+    state, _ = members.json_of(tree, _STATE)
     every = state.get("save_steps") if isinstance(state, dict) else None
     return isinstance(every, int) and every > 0 and step > 0 and step % every == 0

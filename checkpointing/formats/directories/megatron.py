@@ -12,14 +12,12 @@ this file checks `common.pt`. `latest_checkpointed_iteration.txt` is a pointer: 
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.formats import NOWHERE, Examination, StepPosition, combine
-from checkpointing.formats.directories import dcp, rank_shards
-from checkpointing.io.reader import Short
+from checkpointing.formats import NOWHERE, Examination, combine
+from checkpointing.formats.directories import dcp, members, rank_shards
 from checkpointing.model import Verdict
 
 if TYPE_CHECKING:
@@ -31,7 +29,6 @@ _RANK: Final = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_(\d+))?")
 _FILES: Final = ("model_optim_rng.pt", "model_rng.pt", "distrib_optim.pt", "optim.pt")
 _METADATA: Final = "metadata.json"
 _COMMON: Final = ("common.pt", _METADATA)
-_MOST_JSON_BYTES: Final = 1 << 20
 _MOST_RANKS: Final = 100_000
 
 
@@ -51,16 +48,13 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:
     ranks = sorted(name for name in top if name in tree.directories and _RANK.fullmatch(name))
     if not ranks:
         return Examination(Verdict.INCOMPLETE, "it holds no rank's files")
-    there = [f"{rank}/{name}" for rank in ranks for name in _FILES if f"{rank}/{name}" in tree.entries]
-    parts = rank_shards.examine_each(tree, there, bulk=bulk)
-    scans = {name: rank_shards.scan_of(tree, name) for name in there}
-    named = _ITERATION.fullmatch(tree.name)
+    names = [f"{rank}/{name}" for rank in ranks for name in _FILES if f"{rank}/{name}" in tree.entries]
+    parts = rank_shards.examine_each(tree, names, bulk=bulk)
+    scans = {name: rank_shards.scan_of(tree, name) for name in names}
     steps = {name: rank_shards.integer_outermost(scan, "iteration") for name, scan in scans.items()}
-    all_steps = {**steps, **({tree.name: int(named[1])} if named else {})}
-    step = next((step for step in steps.values() if step is not None), None)
-    place = NOWHERE if step is None else StepPosition(step, sure=True)
-    checks = [_layout(ranks, scans), _files(ranks, set(there)), rank_shards.mixed(all_steps, "iterations")]
-    return combine([*parts, *rank_shards.found_problems(checks)], place, files=tuple(there))
+    place, mixed = rank_shards.common_step(steps, tree.name, _ITERATION, "iterations")
+    checks = [_layout(ranks, scans), _files(ranks, set(names)), mixed]
+    return combine([*parts, *rank_shards.found_problems(checks)], place, files=tuple(names))
 
 
 def _sharded(top: frozenset[str]) -> bool:
@@ -78,24 +72,18 @@ def _described(tree: Tree) -> Examination | None:
         return None  # another check reports it
     if entry.what:
         return Examination(Verdict.UNVERIFIABLE, f"{_METADATA} is {entry.what}: it was not read")
-    try:
-        if isinstance(json.loads(tree.read_small(_METADATA, _MOST_JSON_BYTES)), dict):
-            return None
-    except (ValueError, RecursionError, Short):
-        pass
-    return Examination(Verdict.BAD, f"{_METADATA}: torn or damaged: it is no JSON object")
+    document, problem = members.json_of(tree, _METADATA)
+    is_object = problem is None and isinstance(document, dict)
+    return None if is_object else Examination(Verdict.BAD, f"{_METADATA}: torn or damaged: it is no JSON object")
 
 
 def _examine_sharded(tree: Tree, *, bulk: bool) -> Examination:
     examination = dcp.examine(tree, bulk=bulk)
     beside = rank_shards.examine_each(tree, ["common.pt"], bulk=bulk)
-    scan = rank_shards.scan_of(tree, "common.pt")
-    step = rank_shards.integer_outermost(scan, "iteration")
-    named = _ITERATION.fullmatch(tree.name)
-    lost = rank_shards.missing(_COMMON, set(tree.entries))
-    other = rank_shards.mixed({"common.pt": step, **({tree.name: int(named[1])} if named else {})}, "iterations")
-    place = examination.place if step is None else StepPosition(step, sure=True)
-    return combine([replace(examination, format=""), *beside, *rank_shards.found_problems([lost, _described(tree), other])], place)
+    step = rank_shards.integer_outermost(rank_shards.scan_of(tree, "common.pt"), "iteration")
+    place, mixed = rank_shards.common_step({"common.pt": step}, tree.name, _ITERATION, "iterations")
+    problems = rank_shards.found_problems([rank_shards.missing(_COMMON, set(tree.entries)), _described(tree), mixed])
+    return combine([replace(examination, format=""), *beside, *problems], examination.place if place is NOWHERE else place)
 
 
 def _layout(ranks: list[str], scans: dict[str, PickleScan | None]) -> Examination | None:
@@ -130,9 +118,9 @@ def _name(place: tuple[int, ...]) -> str:
     return "mp_rank_" + "_".join([f"{place[0]:02d}", *(f"{index:03d}" for index in place[1:])])
 
 
-def _files(ranks: list[str], there: set[str]) -> Examination | None:
+def _files(ranks: list[str], names: set[str]) -> Examination | None:
     """Each rank must have the model's file, and each other kind that any of them has."""
-    kinds = {name for name in _FILES if any(f"{rank}/{name}" in there for rank in ranks)}
+    kinds = {name for name in _FILES if any(f"{rank}/{name}" in names for rank in ranks)}
     if "model_rng.pt" not in kinds:
         kinds.add("model_optim_rng.pt")
-    return rank_shards.missing([f"{rank}/{kind}" for rank in ranks for kind in sorted(kinds)], there)
+    return rank_shards.missing([f"{rank}/{kind}" for rank in ranks for kind in sorted(kinds)], names)

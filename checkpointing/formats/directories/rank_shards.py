@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from checkpointing.formats import Examination, examine_member, torch_zip
+from checkpointing.formats import NOWHERE, Examination, StepPosition, examine_member, torch_zip
 from checkpointing.formats.pickles import facts
 from checkpointing.model import Verdict, first_names
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Collection, Iterable, Mapping
 
     from checkpointing.formats.pickles.facts import PickleScan
@@ -47,31 +48,38 @@ def missing(wanted: Iterable[str], there: Collection[str]) -> Examination | None
 
 def left_over(names: Iterable[str], why: str) -> Examination | None:
     """Return a BAD examination naming files that belong to another save; None if there are none."""
-    found = list(names)
-    return Examination(Verdict.BAD, f"of another save: {first_names(found)}: {why}") if found else None
+    listed = list(names)
+    return Examination(Verdict.BAD, f"of another save: {first_names(listed)}: {why}") if listed else None
 
 
-def mixed(steps: Mapping[str, int | None], what: str = "steps") -> Examination | None:
-    """Return a BAD examination if the files of one checkpoint have different steps (`what` names them); None if they agree."""
-    file_of_step: dict[int, str] = {}
-    for name, step in steps.items():
-        if step is not None:
-            file_of_step.setdefault(step, name)
-    if len(file_of_step) < 2:  # noqa: PLR2004 -- two that differ
-        return None
-    return Examination(
-        Verdict.BAD, f"its files are of different {what}: {', '.join(f'{name} of {step}' for step, name in file_of_step.items())}"
-    )
+def common_step(
+    steps: Mapping[str, int | None], directory: str, form: re.Pattern[str], noun: str = "steps"
+) -> tuple[StepPosition, Examination | None]:
+    """Return the step that the files of a checkpoint give, and a BAD examination if they, and the name of the directory, differ in it.
+
+    form: matches a name of a directory that gives a step. noun: what the format calls steps.
+    """
+    step = next((step for step in steps.values() if step is not None), None)
+    place = NOWHERE if step is None else StepPosition(step, sure=True)
+    name_of_step: dict[int, str] = {}
+    named = form.fullmatch(directory)
+    for name, file_step in (*steps.items(), (directory, None if named is None else int(named[1]))):
+        if file_step is not None:
+            name_of_step.setdefault(file_step, name)
+    if len(name_of_step) < 2:  # noqa: PLR2004 -- two that differ
+        return place, None
+    listed = ", ".join(f"{name} of {file_step}" for file_step, name in name_of_step.items())
+    return place, Examination(Verdict.BAD, f"its files are of different {noun}: {listed}")
 
 
 def mixed_facts(scans: Mapping[str, PickleScan | None]) -> Examination | None:
     """Compare the steps found anywhere in the shards: for each key, all shards that have it must have the same values."""
-    found: dict[str, dict[frozenset[int], str]] = {}
+    name_of_values: dict[str, dict[frozenset[int], str]] = {}
     for name, scan in scans.items():
         for key, values in scan.facts if scan is not None else ():
             if key in (*facts.STEP_KEYS, facts.COUNTED):
-                found.setdefault(key, {}).setdefault(values, name)
-    for names in found.values():
+                name_of_values.setdefault(key, {}).setdefault(values, name)
+    for names in name_of_values.values():
         if len(names) > 1:
             return Examination(Verdict.BAD, f"its files were saved at different steps: {first_names(list(names.values()))}")
     return None

@@ -8,11 +8,11 @@ huggingface_hub's:
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing.formats import NOWHERE, Examination, examine_member, safetensors
+from checkpointing.formats.directories import members
 from checkpointing.formats.directories import rank_shards as shards_of
 from checkpointing.formats.pickles import facts
 from checkpointing.io.reader import Short
@@ -27,7 +27,6 @@ INDEX: Final = ".index.json"
 _SHARD: Final = re.compile(r"(?P<stem>.+)-(?P<n>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.safetensors|\.bin|\.pt)")
 SINGLE: Final = re.compile(r"(model|pytorch_model|adapter_model|diffusion_pytorch_model)(_\d+)?(\.\w+)?\.(safetensors|bin)")
 _OF_A_RANK: Final = re.compile(r"shard-\d{5}-")
-_MOST_INDEX_BYTES: Final = 64 << 20
 _MOST_NAMED: Final = 5
 
 
@@ -48,12 +47,11 @@ def singles(tree: Tree) -> list[str]:
 
 def examine(tree: Tree, *, bulk: bool) -> list[Examination]:
     """Look at all weights of a directory; an empty list where there are none."""
-    parts = [examine_member(tree, name, bulk=bulk) for name in singles(tree)]
-    parts = [_no_foreign(part) for part in parts]
+    parts = [_examine_weights(tree, name, bulk=bulk) for name in singles(tree)]
     named: set[str] = set()
     for index in indexes(tree):
-        found, files = _examine_index(tree, index, bulk=bulk)
-        parts += found
+        examinations, files = _examine_index(tree, index, bulk=bulk)
+        parts += examinations
         named |= files
     return [*parts, *_unnamed(tree, named, bulk=bulk)]
 
@@ -63,20 +61,23 @@ def _examine_index(tree: Tree, index: str, *, bulk: bool) -> tuple[list[Examinat
     entry = tree.file(index)
     if entry is None:
         return [examine_member(tree, index, bulk=bulk)], set()
+    document, _ = members.json_of(tree, index)
     try:
-        document = json.loads(tree.read_small(index, _MOST_INDEX_BYTES).decode("utf-8"))
-        weight_map = document["weight_map"]
-        files = _files_of(weight_map)
-    except (ValueError, KeyError, TypeError, RecursionError, Short):
+        files = _files_of(document["weight_map"])
+    except (ValueError, KeyError, TypeError):
         why = "torn: it is empty" if not entry.size else "it is no index of weights: torn, or not written to its end"
         return [Examination(Verdict.BAD, f"{index}: {why}")], set()
     parts = []
     for name, tensors in sorted(files.items()):
-        parts.append(_no_foreign(examine_member(tree, name, bulk=bulk)))
+        parts.append(_examine_weights(tree, name, bulk=bulk))
         if parts[-1].verdict is Verdict.VERIFIED:
-            parts += (
-                _compare(tree, index, name, tensors) if name.endswith(safetensors.SUFFIX) else _compare_pickled(tree, index, name, tensors)
-            )
+            present, are_all = _tensors_in(tree, name)
+            lacking, further = sorted(tensors - present if are_all else ()), sorted(present - tensors)
+            if lacking:
+                parts.append(Examination(Verdict.BAD, f"{name}: it lacks {first_names(lacking, _MOST_NAMED)}, which {index} puts there"))
+            if further:
+                why = f"{name}: it holds {first_names(further, _MOST_NAMED)}, which {index} does not put there: they are of two saves"
+                parts.append(Examination(Verdict.BAD, why))
     return parts, set(files)
 
 
@@ -92,32 +93,17 @@ def _files_of(weight_map: Any) -> dict[str, set[str]]:  # noqa: ANN401 -- whatev
     return files
 
 
-def _compare(tree: Tree, index: str, name: str, tensors: set[str]) -> Iterator[Examination]:
-    """Hold the tensors in a file against those that the index puts there."""
-    try:
-        with tree.open(name) as source:
-            there = {tensor.name for tensor in safetensors.read_header(source).tensors}
-    except (safetensors.HeaderDamaged, Short):  # it was sound a moment ago: it changed, which the second listing will show
-        return
-    if lacking := sorted(tensors - there):
-        yield Examination(Verdict.BAD, f"{name}: it lacks {first_names(lacking, _MOST_NAMED)}, which {index} puts there")
-    if further := sorted(there - tensors):
-        yield Examination(
-            Verdict.BAD, f"{name}: it holds {first_names(further, _MOST_NAMED)}, which {index} does not put there: they are of two saves"
-        )
-
-
-def _compare_pickled(tree: Tree, index: str, name: str, tensors: set[str]) -> Iterator[Examination]:
-    """Do the same with a file of torch's, of which the first names are known."""
+def _tensors_in(tree: Tree, name: str) -> tuple[set[str], bool]:
+    """Return the names of tensors in a file, and whether these are all of them: of a file of torch's the first are known, or none."""
+    if name.endswith(safetensors.SUFFIX):
+        try:
+            with tree.open(name) as source:
+                return {tensor.name for tensor in safetensors.read_header(source).tensors}, True
+        except (safetensors.HeaderDamaged, Short):  # it was sound a moment ago: it changed, which the second listing will show
+            return set(), False
     scan = shards_of.scan_of(tree, name)
-    if scan is None or not scan.keys:
-        return
-    if len(scan.keys) < facts.MOST_KEYS and (lacking := sorted(tensors - scan.keys)):
-        yield Examination(Verdict.BAD, f"{name}: it lacks {first_names(lacking, _MOST_NAMED)}, which {index} puts there")
-    if further := sorted(scan.keys - tensors):
-        yield Examination(
-            Verdict.BAD, f"{name}: it holds {first_names(further, _MOST_NAMED)}, which {index} does not put there: they are of two saves"
-        )
+    keys = set() if scan is None else set(scan.keys)
+    return keys, 0 < len(keys) < facts.MOST_KEYS
 
 
 def _unnamed(tree: Tree, named: set[str], *, bulk: bool) -> Iterator[Examination]:
@@ -134,22 +120,19 @@ def _unnamed(tree: Tree, named: set[str], *, bulk: bool) -> Iterator[Examination
             yield Examination(Verdict.BAD, f"{index} names others of {total} files, and not {first_names(unnamed, _MOST_NAMED)}")
             continue
         if index in tree.entries:
-            what = f"{len(numbers)} files like {stem}-{min(numbers):05d}-of-{total:05d}{suffix}"
-            yield Examination(Verdict.VERIFIED, f"{what} belong to another save: {index} does not name them", NOWHERE, safetensors.LEVEL)
+            missing = f"{len(numbers)} files like {stem}-{min(numbers):05d}-of-{total:05d}{suffix}"
+            yield Examination(Verdict.VERIFIED, f"{missing} belong to another save: {index} does not name them", NOWHERE, safetensors.LEVEL)
             continue
         if _OF_A_RANK.match(stem) and len(numbers) == total:  # DCP's, as safetensors: its reader needs no index
             for number in sorted(numbers):
-                yield _no_foreign(examine_member(tree, f"{stem}-{number:05d}-of-{total:05d}{suffix}", bulk=bulk))
+                yield _examine_weights(tree, f"{stem}-{number:05d}-of-{total:05d}{suffix}", bulk=bulk)
             continue
         absent = [number for number in range(1, total + 1) if number not in numbers]
         names = ", ".join(f"{stem}-{number:05d}-of-{total:05d}{suffix}" for number in absent[:_MOST_NAMED])
         yield Examination(Verdict.INCOMPLETE, f"{index} is missing{', and ' + names if absent else ''}")
         for number in sorted(numbers):
-            yield _no_foreign(examine_member(tree, f"{stem}-{number:05d}-of-{total:05d}{suffix}", bulk=bulk))
+            yield _examine_weights(tree, f"{stem}-{number:05d}-of-{total:05d}{suffix}", bulk=bulk)
 
 
-def _no_foreign(part: Examination) -> Examination:
-    """Turn "no checkpoint" into damage: under this name nothing else is meant to be."""
-    if part.verdict is not Verdict.FOREIGN:
-        return part
-    return Examination(Verdict.BAD, part.reason, part.place, also=part.also)
+def _examine_weights(tree: Tree, name: str, *, bulk: bool) -> Examination:
+    return members.damaged_if_foreign(examine_member(tree, name, bulk=bulk))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing.formats.pickles.facts import EPOCH_KEYS, MOST_KEYS, STEP_KEYS, Number, PickleScan, Storage
+from checkpointing.formats.pickles.opcode_texts import reader_of
 from checkpointing.formats.pickles.policy import Judgement, is_method, is_plain_unknown, judge, may_be_called
 
 if TYPE_CHECKING:
@@ -147,10 +148,10 @@ class PickleMachine:
         self.thing = thing
         self.is_listed = is_listed
 
-    def danger(self, what: str) -> None:
+    def danger(self, danger: str) -> None:
         """Note what the pickle would call."""
         if len(self.dangers) < _MOST_NAMES:
-            self.dangers[what] = None
+            self.dangers[danger] = None
 
     def refer(self, dotted: str) -> GlobalName:
         """Note a global, "module name", by what it is to us."""
@@ -187,9 +188,9 @@ class PickleMachine:
 
     def made_by(self, function: GlobalName, arguments: object) -> Thing:
         """Return what stands for the result of a call."""
-        made = self.thing()
-        made.take_call(function, arguments)
-        return made
+        thing = self.thing()
+        thing.take_call(function, arguments)
+        return thing
 
     def list_call(self, function: GlobalName, arguments: object) -> None:
         """Hold a call against the list, and every function among its arguments too: what is called may call these."""
@@ -266,12 +267,12 @@ class PickleMachine:
 
         So an object of a class that nobody here knows (`__main__.Config`) calls nothing that its name does not: it is noted with it.
         """
-        arguments, made = self.stack.pop(), self.stack.pop()
-        if isinstance(made, GlobalName) and is_plain_unknown(*made.name.partition(" ")[::2]):
+        arguments, callee = self.stack.pop(), self.stack.pop()
+        if isinstance(callee, GlobalName) and is_plain_unknown(*callee.name.partition(" ")[::2]):
             self.list_functions(arguments)
-            self.stack.append(self.made_by(made, arguments))
+            self.stack.append(self.made_by(callee, arguments))
         else:
-            self.stack.append(self.called(made, arguments))
+            self.stack.append(self.called(callee, arguments))
 
     def new_with_keywords(self) -> None:
         """NEWOBJ_EX: a call with keywords."""
@@ -486,8 +487,4 @@ _EFFECTS: Final[dict[str, Callable[[PickleMachine, Any], None]]] = {
 
 
 # pickletools.genops does the same in three times the time: it also tells where each opcode stands
-OPCODES: Final = {
-    op.code.encode("latin-1"): (None if op.arg is None else op.arg.reader, _EFFECTS[op.name])
-    for op in pickletools.opcodes
-    if op.name != "STOP"
-}
+OPCODES: Final = {op.code.encode("latin-1"): (reader_of(op.arg), _EFFECTS[op.name]) for op in pickletools.opcodes if op.name != "STOP"}

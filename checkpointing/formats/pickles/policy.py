@@ -1,6 +1,6 @@
 """Judges the names that a checkpoint's pickle refers to: known, dangerous or unknown. Pure tables over text; it imports nothing.
 
-The rule, as docs/explanation/checkpoints.md states it for users:
+The rule, as docs/reference/checkpoint-verdicts.md states it for users:
 
 * KNOWN: what torch, numpy and the frameworks around them write, and the plain value types of the standard library.
 * DANGEROUS: names that run code, start a process, open a file or a connection, import or reach into a module: modules of the

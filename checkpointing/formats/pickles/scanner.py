@@ -130,15 +130,15 @@ def _joined(name: str, part: object) -> str:
 
 
 def _result(machine: PickleMachine, top: object, end: int) -> PickleScan:
-    found = (top.keys if isinstance(top, Thing) else None) or {}
-    numbers = {key: value for key, value in found.items() if isinstance(value, int)}
+    entries = (top.keys if isinstance(top, Thing) else None) or {}
+    numbers = {key: value for key, value in entries.items() if isinstance(value, int)}
     return PickleScan(
         tuple((key, numbers[key]) for key in STEP_KEYS if key in numbers),
         next((numbers[key] for key in EPOCH_KEYS if key in numbers), None),
         _named(top, machine.storages),
-        frozenset(found),
+        frozenset(entries),
         tuple(numbers.items()),
-        frozenset(key for key, value in found.items() if value is None),
+        frozenset(key for key, value in entries.items() if value is None),
         tuple((key, frozenset(values)) for key, values in machine.facts.items()),
         tuple(machine.dangers),
         tuple(machine.unknown),

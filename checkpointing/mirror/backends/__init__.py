@@ -23,7 +23,7 @@ from checkpointing.model import CheckpointingError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_MD5_HEX: Final = 32
+MD5_HEX: Final = 32
 
 
 class BackendError(CheckpointingError):
@@ -72,6 +72,9 @@ class Body(Protocol):
     def pieces(self) -> Iterator[memoryview]:
         """Yield the bytes; a piece is valid until the next one is taken. Raises OSError."""
 
+    def md5(self) -> bytes:
+        """Return their MD5, for a storage that knows no other checksum; b"" if they are not those of `crc64nvme`. Raises OSError."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stored:
@@ -87,12 +90,13 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """A part that has arrived. `token` is the storage's name for its content (S3: the ETag); parts are numbered from 1."""
+    """A part that has arrived. `token` is the storage's name for its content (S3: the ETag); parts are numbered from 1. `at`: wall time."""
 
     number: int
     n_bytes: int
     token: str
     crc64nvme: int | None = None
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,7 @@ def is_made_of(token: str, parts: Sequence[StoredPart]) -> bool | None:
     """Return whether the ETag of an object follows from those of these parts; None if they are not MD5s, as they usually are."""
     whole, dash, _ = token.partition("-")
     tokens = [part.token for part in parts]
-    if not dash or not parts or any(len(one) != _MD5_HEX for one in (whole, *tokens)):
+    if not dash or not parts or any(len(tag) != MD5_HEX for tag in (whole, *tokens)):
         return None
     try:
         joined = b"".join(bytes.fromhex(token) for token in tokens)
@@ -171,7 +175,10 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class S3Options:
-    """How to reach S3. Empty: from the environment and ~/.aws. `sse`: AES256, aws:kms or aws:kms:KEY."""
+    """How to reach S3. Empty: from the environment and ~/.aws. `sse`: AES256, aws:kms or aws:kms:KEY.
+
+    requester_pays: whoever asks pays for the requests, not the bucket's owner.
+    """
 
     endpoint: str = ""
     region: str = ""
@@ -179,6 +186,7 @@ class S3Options:
     ca_bundle: str = ""
     sse: str = ""
     profile: str = ""
+    requester_pays: bool = False
     connections: int = 4
     connect_timeout_s: float = 10.0
     read_timeout_s: float = 60.0
@@ -200,3 +208,7 @@ class Bytes:
     def pieces(self) -> Iterator[memoryview]:
         """Yield it in one piece."""
         yield memoryview(self.content)
+
+    def md5(self) -> bytes:
+        """Return its MD5."""
+        return hashlib.md5(self.content, usedforsecurity=False).digest()

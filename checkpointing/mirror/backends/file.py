@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _PART: Final = ".part-"
 _LOG: Final = ".log"
+_NAME_BYTES: Final = 255  # of a name, on every file system of Linux
 _UNFINISHED: Final = re.compile(r"(?P<name>.+)\.part-(?P<id>[0-9a-f]{16})(?P<log>\.log)?")
 _LASTING: Final = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR}
 
@@ -57,7 +58,7 @@ class FileBackend:
         self._check_mounted()
         with _translated("write", target):
             os.makedirs(os.path.dirname(target), exist_ok=True)  # noqa: PTH103, PTH120 -- strings throughout the package
-            beside = f"{target}{_PART}{secrets.token_hex(8)}"
+            beside = _beside(target, secrets.token_hex(8))
             try:
                 with open(beside, "xb", buffering=0) as file:  # noqa: PTH123
                     _write(file.fileno(), 0, body, target)
@@ -75,10 +76,11 @@ class FileBackend:
         self._check_mounted()
         with _translated("open an upload", target):
             if upload_id:
-                return Upload(key, upload_id, _arrived(f"{target}{_PART}{upload_id}", target))
+                return Upload(key, upload_id, _arrived(_beside(target, upload_id), target))
             os.makedirs(os.path.dirname(target), exist_ok=True)  # noqa: PTH103, PTH120
             upload_id = secrets.token_hex(8)
-            for name in (f"{target}{_PART}{upload_id}", f"{target}{_PART}{upload_id}{_LOG}"):
+            beside = _beside(target, upload_id)
+            for name in (beside, f"{beside}{_LOG}"):
                 with open(name, "xb"):  # noqa: PTH123
                     pass
             durable.sync_directory(os.path.dirname(target))  # noqa: PTH120
@@ -87,7 +89,7 @@ class FileBackend:
     def put_part(self, upload: Upload, number: int, body: Body) -> StoredPart:
         """Write the part at its position, sync it, and log it."""
         target = self._path(upload.key)
-        beside = f"{target}{_PART}{upload.id}"
+        beside = _beside(target, upload.id)
         part = StoredPart(number, body.n_bytes, digest.to_hex(body.crc64nvme), body.crc64nvme)
         with _translated("write a part", beside):
             fd = os.open(beside, os.O_WRONLY | os.O_CLOEXEC)
@@ -109,7 +111,7 @@ class FileBackend:
     def complete(self, upload: Upload, parts: Sequence[StoredPart], crc64nvme: int) -> Stored:
         """Cut to length and rename into place."""
         target = self._path(upload.key)
-        beside = f"{target}{_PART}{upload.id}"
+        beside = _beside(target, upload.id)
         there = {part.number: part.token for part in self.begin(upload.key, upload.id).parts}
         if any(there.get(part.number) != part.token for part in parts):
             message = f"cannot complete: {target}: a part is missing"
@@ -131,8 +133,8 @@ class FileBackend:
     def stat(self, key: str) -> Stored:
         """Stat the file."""
         with _translated("stat", self._path(key)):
-            found = os.stat(self._path(key))  # noqa: PTH116
-        return Stored(key, found.st_size, at=found.st_mtime)
+            st = os.stat(self._path(key))  # noqa: PTH116
+        return Stored(key, st.st_size, at=st.st_mtime)
 
     def read(self, key: str, offset: int, n_bytes: int) -> Iterator[bytes]:
         """Read a range."""
@@ -171,15 +173,16 @@ class FileBackend:
                     if not key.startswith(prefix) or bool(beside) is not unfinished:
                         continue
                     try:
-                        found = os.lstat(path)
+                        st = os.lstat(path)
                     except FileNotFoundError:
                         continue
-                    yield Stored(key, found.st_size, upload_id=beside["id"] if beside else "", at=found.st_mtime)
+                    yield Stored(key, st.st_size, upload_id=beside["id"] if beside else "", at=st.st_mtime)
 
     def remove(self, key: str, upload_id: str = "") -> None:
         """Unlink, and remove the directories that became empty."""
         target = self._path(key)
-        names = (f"{target}{_PART}{upload_id}", f"{target}{_PART}{upload_id}{_LOG}") if upload_id else (target,)
+        beside = _beside(target, upload_id)
+        names = (beside, f"{beside}{_LOG}") if upload_id else (target,)
         with _translated("remove", target):
             for name in names:
                 with contextlib.suppress(FileNotFoundError):
@@ -202,6 +205,14 @@ class FileBackend:
             message = f"cannot use a key: {key!r}: it leads out of {self._root}"
             raise BackendError(message, hint="report this: a key is made by us")
         return os.path.join(self._root, *parts)  # noqa: PTH118
+
+
+def _beside(target: str, upload_id: str) -> str:
+    """Return the path of an upload. The end of a name that would be too long is left out: such an upload is begun anew after a kill."""
+    directory, name = os.path.split(target)
+    end = f"{_PART}{upload_id}"
+    kept = os.fsdecode(os.fsencode(name)[: _NAME_BYTES - len(end) - len(_LOG)])
+    return os.path.join(directory, f"{kept}{end}")  # noqa: PTH118 -- strings throughout the package
 
 
 def _write(fd: int, offset: int, body: Body, target: str) -> None:
@@ -227,14 +238,14 @@ def _arrived(beside: str, target: str) -> tuple[StoredPart, ...]:
     except FileNotFoundError:
         message = f"no such upload: {target}"
         raise NotFound(message, hint="it is uploaded again") from None
-    found: dict[int, StoredPart] = {}
+    parts: dict[int, StoredPart] = {}
     for line in lines:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             row = json.loads(line)
             crc = digest.from_hex(row["crc64nvme"])
             if row["offset"] + row["bytes"] <= size:
-                found[row["part"]] = StoredPart(row["part"], row["bytes"], row["crc64nvme"], crc)
-    return tuple(found[number] for number in sorted(found))
+                parts[row["part"]] = StoredPart(row["part"], row["bytes"], row["crc64nvme"], crc)
+    return tuple(parts[number] for number in sorted(parts))
 
 
 def _unless_missing(error: OSError) -> None:
@@ -243,15 +254,15 @@ def _unless_missing(error: OSError) -> None:
 
 
 @contextlib.contextmanager
-def _translated(what: str, path: str) -> Iterator[None]:
+def _translated(operation: str, path: str) -> Iterator[None]:
     """Turn an OSError into a BackendError."""
     try:
         yield
     except FileNotFoundError as error:
-        message = f"cannot {what}: {path}: {error.strerror}"
+        message = f"cannot {operation}: {path}: {error.strerror}"
         raise NotFound(message, hint="check the mirror's address") from error
     except OSError as error:
-        message = f"cannot {what}: {path}: {error.strerror or error}"
+        message = f"cannot {operation}: {path}: {error.strerror or error}"
         if error.errno in _LASTING:
             raise PermissionDenied(message, hint="check the directory's permission and space; it is tried again") from error
         raise Unavailable(message, hint="it is tried again") from error

@@ -13,17 +13,17 @@ _DEFAULTS: Final = S3Options()
 
 def open_backend(url: str, options: S3Options = _DEFAULTS) -> Backend:
     """Return the backend for `s3://bucket/prefix`, `file:///path` or `/path`. Sends no request. Raises CheckpointingError."""
-    scheme, found, rest = url.partition("://")
+    scheme, separator, rest = url.partition("://")
     if has_keys(url):
         message = f"cannot mirror: {scheme}://(not shown): the address holds keys, or names no bucket"
         raise CheckpointingError(message, hint="give --mirror s3://bucket/prefix; " + KEYS_HINT)
-    if found and scheme == "s3" and rest.partition("/")[0]:
+    if separator and scheme == "s3" and rest.partition("/")[0]:
         from checkpointing.mirror.backends.s3 import S3Backend  # noqa: PLC0415 -- costs 0.4 s and 30 MiB
 
         return S3Backend(url, options)
-    if found and scheme == "file" and rest.startswith("/"):
-        url, found = rest, ""
-    if not found and url.startswith("/"):
+    if separator and scheme == "file" and rest.startswith("/"):
+        url, separator = rest, ""
+    if not separator and url.startswith("/"):
         from checkpointing.mirror.backends.file import FileBackend  # noqa: PLC0415 -- beside the other one
 
         return FileBackend(url)

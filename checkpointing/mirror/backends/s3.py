@@ -1,17 +1,21 @@
 """Single requests to an S3 bucket, at Amazon or any server with the same API. checkpointing/mirror/upload.py uploads a checkpoint by them.
 
-Each request with a body carries the body's CRC64NVME, which the manifest already holds, so that the server can reject a damaged body. The
-completion of an upload carries that of the whole. A server that rejects the header (older MinIO, Garage, R2) gets later requests without
-it. After a multipart upload we compare what the server reports with what we sent: the CRC64NVME if it has one, else size and ETag. For a
-single put, upload.py compares the listed size. The restore compares every byte.
+Each request with a body carries the body's CRC64NVME, which the manifest already holds, so that the server rejects a damaged body. The
+completion of an upload carries that of the whole. A server that refuses the header (older MinIO, Garage, R2), or does not compare it
+(Swift before 2.36), gets the body's MD5 instead, for which a file is read once more. After a multipart upload we compare what the server
+reports with what we sent: the CRC64NVME if it has one, else size and ETag. The restore compares every byte.
 
-boto3's transfer manager opens an upload of its own for each file and aborts it on an error. It cannot continue an upload after a kill, so
-we make the multipart requests ourselves. Bodies stream from the source, so memory does not grow with the size of a part; they are not
-signed, because the checksum protects them. No request is retried here; `mirror/upload.py` retries.
+boto3's transfer manager opens an upload of its own for each file and aborts it on an error: it can neither continue one after a kill nor
+take parts out of a pass over the file. So we make the multipart requests ourselves. Bodies stream from the source, so memory does not
+grow with the size of a part; they are not signed, because the checksum protects them. No request is retried here; `mirror/upload.py`
+retries.
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import itertools
 import threading
 import time
 from email.utils import parsedate_to_datetime
@@ -26,6 +30,7 @@ from checkpointing.io.reader import CHUNK_BYTES
 from checkpointing.manifest import digest
 from checkpointing.mirror.backends import (
     BackendError,
+    Bytes,
     ClockSkewed,
     CredentialsExpired,
     NotFound,
@@ -90,7 +95,8 @@ class S3Backend:
         self._lock = threading.Lock()
         self._client: Any = None
         self._confirmed_sse = not options.sse
-        self._sends_checksums = True  # False once the server refused one
+        self._sends_checksums = True  # False once the server refused one, or did not compare it
+        self._compares_checksums = False  # True once it was seen to
 
     @property
     def url(self) -> str:
@@ -102,14 +108,14 @@ class S3Backend:
         # A put confirms encryption only after all bytes were sent. So first open an empty upload, whose answer shows it, and abort it.
         if not self._confirmed_sse:
             self.remove(key, self.begin(key).id)
-        answer = self._call("put_object", key, body=body, checksum=_checksum_argument(body.crc64nvme), **self._encryption())
+        answer = self._send("put_object", key, body, **self._encryption())
         return Stored(key, body.n_bytes, _etag(answer), _crc64nvme(answer))
 
     def begin(self, key: str, upload_id: str = "") -> Upload:
         """Create a multipart upload, or list the parts of one."""
         if upload_id:
             rows = [row for page in self._pages("list_parts", key, UploadId=upload_id) for row in page.get("Parts", ())]
-            return Upload(key, upload_id, tuple(StoredPart(row["PartNumber"], row["Size"], _etag(row), _crc64nvme(row)) for row in rows))
+            return Upload(key, upload_id, tuple(_part(row) for row in rows))
         checksum = {"ChecksumAlgorithm": "CRC64NVME", "ChecksumType": "FULL_OBJECT"}
         answer = self._call("create_multipart_upload", key, checksum=checksum, **self._encryption())
         try:
@@ -122,8 +128,7 @@ class S3Backend:
 
     def put_part(self, upload: Upload, number: int, body: Body) -> StoredPart:
         """Send one part."""
-        checksum = _checksum_argument(body.crc64nvme)
-        answer = self._call("upload_part", upload.key, body=body, checksum=checksum, UploadId=upload.id, PartNumber=number)
+        answer = self._send("upload_part", upload.key, body, UploadId=upload.id, PartNumber=number)
         if _crc64nvme(answer) not in (None, body.crc64nvme):
             raise self._damaged("upload a part", upload.key)
         return StoredPart(number, body.n_bytes, _etag(answer), body.crc64nvme)
@@ -141,14 +146,14 @@ class S3Backend:
 
     def stat(self, key: str) -> Stored:
         """Head the object."""
-        answer = self._call("head_object", key, ChecksumMode="ENABLED")
+        answer = self._asked("head_object", key, ChecksumMode="ENABLED")
         return Stored(key, answer["ContentLength"], _etag(answer), _crc64nvme(answer), at=answer["LastModified"].timestamp())
 
     def read(self, key: str, offset: int, n_bytes: int) -> Iterator[bytes]:
         """Get a range."""
         if not n_bytes:
             return
-        answer = self._call("get_object", key, Range=f"bytes={offset}-{offset + n_bytes - 1}")
+        answer = self._asked("get_object", key, Range=f"bytes={offset}-{offset + n_bytes - 1}")
         stream, left = answer["Body"], n_bytes
         try:
             while left:
@@ -194,12 +199,47 @@ class S3Backend:
             return {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": key}
         return {"ServerSideEncryption": kind} if kind else {}
 
+    def _asked(self, operation: str, key: str, **arguments: Any) -> Any:  # noqa: ANN401 -- boto3's clients have no types
+        """Ask for an object. Some servers deny one that is not there: then the listing tells which it is."""
+        try:
+            return self._request(operation, key, None, arguments)
+        except PermissionDenied as error:
+            try:
+                is_there = any(stored.key == key for stored in itertools.islice(self.list(key), 1))
+            except BackendError:
+                raise error from None
+            if is_there:
+                raise
+            raise NotFound(f"{error.message}: the bucket's listing has no such object", hint=error.hint) from error
+
+    def _send(self, operation: str, key: str, body: Body, **arguments: Any) -> Any:  # noqa: ANN401 -- as above
+        """Send a body with a checksum that the server compares: CRC64NVME, else MD5. Raises TransferDamaged."""
+        if self._sends_checksums:
+            with contextlib.suppress(_NotSupported):
+                answer = self._request(operation, key, body, {**arguments, **_checksum_argument(body.crc64nvme)})
+                if self._compares_checksums or _crc64nvme(answer) is not None or self._refuses_damage(operation, key, arguments):
+                    self._compares_checksums = True
+                    return answer
+        md5 = body.md5()
+        if not md5:
+            raise self._damaged(operation, key)
+        answer = self._request(operation, key, body, {**arguments, "ContentMD5": base64.b64encode(md5).decode("ascii")})
+        self._sends_checksums = False  # if the server refuses for another reason, that was raised
+        return answer
+
+    def _refuses_damage(self, operation: str, key: str, arguments: dict[str, Any]) -> bool:
+        """Send nothing, with a wrong checksum, in the place of a body that is sent again then: some servers ignore one without a word."""
+        try:
+            self._request(operation, key, Bytes(b"", 0), {**arguments, **_checksum_argument(1)})
+        except TransferDamaged:
+            return True
+        return False
+
     def _call(
         self,
         operation: str,
         key: str | None,
         *,
-        body: Body | None = None,
         checksum: dict[str, Any] = _NO_ARGUMENTS,
         **arguments: Any,  # noqa: ANN401 -- boto3's clients have no types
     ) -> Any:  # noqa: ANN401 -- as above
@@ -210,11 +250,11 @@ class S3Backend:
         if not self._sends_checksums:
             checksum = {}
         try:
-            return self._request(operation, key, body, {**arguments, **checksum})
+            return self._request(operation, key, None, {**arguments, **checksum})
         except _NotSupported:
             if not checksum:
                 raise
-        answer = self._request(operation, key, body, arguments)  # raises if the server refuses for another reason
+        answer = self._request(operation, key, None, arguments)  # raises if the server refuses for another reason
         self._sends_checksums = False
         return answer
 
@@ -243,7 +283,8 @@ class S3Backend:
             raise self._error_for(operation, key, error) from error
 
     def _addressed(self, key: str | None) -> dict[str, str]:
-        return {"Bucket": self._bucket} | ({} if key is None else {"Key": self._prefix + key})
+        payer = {"RequestPayer": "requester"} if self._options.requester_pays else {}
+        return {"Bucket": self._bucket, **payer} | ({} if key is None else {"Key": self._prefix + key})
 
     def _check_sse(self, operation: str, key: str | None, answer: dict[str, Any]) -> None:
         if self._options.sse and "ServerSideEncryption" not in answer:
@@ -397,6 +438,10 @@ def _apart(behind_s: float | None) -> str:
 
 def _etag(answer: dict[str, Any]) -> str:
     return str(answer.get("ETag", "")).strip('"')
+
+
+def _part(row: dict[str, Any]) -> StoredPart:
+    return StoredPart(row["PartNumber"], row["Size"], _etag(row), _crc64nvme(row), row["LastModified"].timestamp())
 
 
 def _checksum_argument(crc64nvme: int | None) -> dict[str, str]:

@@ -27,12 +27,14 @@ def gpu_persistence(now: Readings, _before: Readings | None, _limits: Thresholds
         mode = now.count("gpu.persistence", subject)
         if mode is None:
             continue
-        who = gpus.label(now, subject)
+        label = gpus.label(now, subject)
         if mode:
-            yield CheckResult("gpu_persistence", subject, Result.OK, f"{who}: persistence mode is on")
+            yield CheckResult("gpu_persistence", subject, Result.OK, f"{label}: persistence mode is on")
         else:
             command = f"nvidia-smi -pm 1 -i {gpus.address(now, subject)}"
-            yield CheckResult("gpu_persistence", subject, Result.DEGRADED, f"{who}: persistence mode is off", (), Repair.CONFIGURE, command)
+            yield CheckResult(
+                "gpu_persistence", subject, Result.DEGRADED, f"{label}: persistence mode is off", (), Repair.CONFIGURE, command
+            )
 
 
 @check(
@@ -47,16 +49,16 @@ def gpu_mig(now: Readings, _before: Readings | None, _limits: Thresholds) -> Ite
     modes = {subject: mode for subject in gpus.subjects(now) if isinstance(mode := now.value("gpu.mig_mode", subject), list)}
     mixed = len({str(mode[0]) for mode in modes.values()}) > 1
     for subject, mode in modes.items():
-        who, evidence = gpus.label(now, subject), (f"now {_on_off(mode[0])}, after a reset {_on_off(mode[1])}",)
+        label, evidence = gpus.label(now, subject), (f"now {_on_off(mode[0])}, after a reset {_on_off(mode[1])}",)
         if mode[0] != mode[1]:
-            why = f"{who}: MIG will be {_on_off(mode[1])} after a reset, and is {_on_off(mode[0])} now"
+            why = f"{label}: MIG will be {_on_off(mode[1])} after a reset, and is {_on_off(mode[0])} now"
             yield CheckResult("gpu_mig", subject, Result.DEGRADED, why, evidence, Repair.RESET_GPU, gpus.reset_command(now, subject))
         elif mixed and mode[0]:
-            why = f"{who}: MIG is on, but off on other GPUs of this node"
+            why = f"{label}: MIG is on, but off on other GPUs of this node"
             command = f"nvidia-smi -mig 0 -i {gpus.address(now, subject)}"
             yield CheckResult("gpu_mig", subject, Result.DEGRADED, why, evidence, Repair.CONFIGURE, command)
         else:
-            yield CheckResult("gpu_mig", subject, Result.OK, f"{who}: MIG is {_on_off(mode[0])}", evidence)
+            yield CheckResult("gpu_mig", subject, Result.OK, f"{label}: MIG is {_on_off(mode[0])}", evidence)
 
 
 def _on_off(mode: Json) -> str:
@@ -79,7 +81,7 @@ def gpu_vbios(now: Readings, _before: Readings | None, _limits: Thresholds) -> I
             by_kind.setdefault((str(name), vbios), []).append(gpus.label(now, subject))
     if not by_kind:
         return
-    evidence = tuple(f"{name}, VBIOS {vbios}: {', '.join(who)}" for (name, vbios), who in by_kind.items())
+    evidence = tuple(f"{name}, VBIOS {vbios}: {', '.join(labels)}" for (name, vbios), labels in by_kind.items())
     if len(by_kind) == 1:
         yield CheckResult("gpu_vbios", HOST, Result.OK, "all GPUs are of one kind and VBIOS", evidence)
         return

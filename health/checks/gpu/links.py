@@ -51,10 +51,10 @@ def _nvlinks(sweeps: tuple[Readings, Readings | None], limits: Thresholds, subje
     minutes = max(1.0, (reading.t - first.t) / 60) if reading is not None and first is not None else 1.0
     recovered, erring = [], []
     for link in links:
-        was = old.get(link.get("link"))
-        if was is None:
+        old_link = old.get(link.get("link"))
+        if old_link is None:
             continue
-        again, errors = (sum(_growth(link, was, name) for name in names) for names in (_RECOVERIES, _LINK_ERRORS))
+        again, errors = (sum(_growth(link, old_link, name) for name in names) for names in (_RECOVERIES, _LINK_ERRORS))
         if again >= limits.nvlink_recovery_delta:
             recovered.append(f"link {link.get('link')} went down and came back {again} times")
         if errors / minutes > limits.nvlink_errors_per_minute:
@@ -80,8 +80,8 @@ def _links_up(links: list[dict[str, Json]]) -> int:
     return sum(1 for link in links if link.get("active"))
 
 
-def _growth(link: dict[str, Json], was: dict[str, Json], name: str) -> int:
-    new, old = link.get(name), was.get(name)
+def _growth(link: dict[str, Json], old_link: dict[str, Json], name: str) -> int:
+    new, old = link.get(name), old_link.get(name)
     if not isinstance(new, int) or not isinstance(old, int):
         return 0
     return new - old if new >= old else new
@@ -213,12 +213,12 @@ def _pair_name(now: Readings, row: dict[str, Json]) -> str:
 
 
 def _count_levels(pairs: list[dict[str, Json]]) -> dict[int, int]:
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for row in pairs:
         level = row.get("level")
         if isinstance(level, int):
-            found[level] = found.get(level, 0) + 1
-    return dict(sorted(found.items()))
+            counts[level] = counts.get(level, 0) + 1
+    return dict(sorted(counts.items()))
 
 
 @check(

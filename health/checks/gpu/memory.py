@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from health.checks import common
 from health.checks.gpu import gpus
 from health.model import CheckResult, Repair, Result, check, delta, elapsed_s
 
@@ -29,16 +30,16 @@ def gpu_ecc(now: Readings, before: Readings | None, limits: Thresholds) -> Itera
     for subject in gpus.subjects(now):
         if not gpus.answers(now, subject):
             continue
-        who = gpus.label(now, subject)
+        gpu_label = gpus.label(now, subject)
         mode = now.value("gpu.ecc_mode", subject)
         if isinstance(mode, list) and mode[0] == 0:
-            yield CheckResult("gpu_ecc", subject, Result.SKIPPED, f"{who}: ECC is off")
+            yield CheckResult("gpu_ecc", subject, Result.SKIPPED, f"{gpu_label}: ECC is off")
             continue
         unread = gpus.unread("gpu_ecc", now, "gpu.ecc_uncorrected_volatile", subject)
-        yield unread if unread is not None else _ecc(now, before, limits, subject, who)
+        yield unread if unread is not None else _ecc(now, before, limits, subject, gpu_label)
 
 
-def _ecc(now: Readings, before: Readings | None, limits: Thresholds, subject: str, who: str) -> CheckResult:
+def _ecc(now: Readings, before: Readings | None, limits: Thresholds, subject: str, gpu_label: str) -> CheckResult:
     volatile = now.count("gpu.ecc_uncorrected_volatile", subject) or 0
     aggregate = now.count("gpu.ecc_uncorrected_aggregate", subject)
     new = max(
@@ -47,10 +48,10 @@ def _ecc(now: Readings, before: Readings | None, limits: Thresholds, subject: st
     evidence = (f"uncorrectable since the driver was loaded: {volatile}", f"in its life: {aggregate}")
     command = gpus.reset_command(now, subject)
     if new >= limits.ecc_uncorrected_delta:
-        why = f"{who}: {new:.0f} uncorrectable memory error{'s' if new != 1 else ''} since the job's start"
+        why = f"{gpu_label}: {new:.0f} uncorrectable memory error{'s' if new != 1 else ''} since the job's start"
         return CheckResult("gpu_ecc", subject, Result.FAILED, why, evidence, Repair.RESET_GPU, command)
     if volatile >= limits.ecc_uncorrected_delta:
-        why = f"{who}: {volatile} uncorrectable memory error{'s' if volatile != 1 else ''} since the driver was loaded"
+        why = f"{gpu_label}: {volatile} uncorrectable memory error{'s' if volatile != 1 else ''} since the driver was loaded"
         return CheckResult("gpu_ecc", subject, Result.DEGRADED, why, evidence, Repair.RESET_GPU, command)
     corrected, seconds = (
         delta(now, before, "gpu.ecc_corrected_volatile", subject),
@@ -58,11 +59,11 @@ def _ecc(now: Readings, before: Readings | None, limits: Thresholds, subject: st
     )
     # per hour, and at least one hour: a corrected burst costs nothing
     if corrected and seconds and corrected / max(1.0, seconds / _HOUR_S) > limits.ecc_corrected_per_hour:
-        why = f"{who}: {corrected:.0f} memory errors corrected in {seconds:.0f} s"
+        why = f"{gpu_label}: {corrected:.0f} memory errors corrected in {seconds:.0f} s"
         return CheckResult(
             "gpu_ecc", subject, Result.DEGRADED, why, evidence, look=(f"nvidia-smi -q -d ECC -i {gpus.address(now, subject)}",)
         )
-    return CheckResult("gpu_ecc", subject, Result.OK, f"{who}: no uncorrectable memory error", evidence)
+    return CheckResult("gpu_ecc", subject, Result.OK, f"{gpu_label}: no uncorrectable memory error", evidence)
 
 
 @check(
@@ -78,14 +79,14 @@ def gpu_sram(now: Readings, _before: Readings | None, _limits: Thresholds) -> It
         sram = now.table("gpu.sram", subject)
         if not sram:
             continue  # GPUs before Ampere do not report it
-        who = gpus.label(now, subject)
+        gpu_label = gpus.label(now, subject)
         evidence = (f"uncorrectable in SRAM: {sram.get('uncorrected_volatile')} now, {sram.get('uncorrected_aggregate')} in its life",)
         if sram.get("threshold_exceeded"):
-            why = f"{who}: more errors of its SRAM than the vendor allows"
+            why = f"{gpu_label}: more errors of its SRAM than the vendor allows"
             look = (f"nvidia-smi -q -d ECC -i {gpus.address(now, subject)}",)
             yield CheckResult("gpu_sram", subject, Result.FAILED, why, evidence, Repair.REPLACE, look=look)
         else:
-            yield CheckResult("gpu_sram", subject, Result.OK, f"{who}: below the vendor's threshold", evidence)
+            yield CheckResult("gpu_sram", subject, Result.OK, f"{gpu_label}: below the vendor's threshold", evidence)
 
 
 @check(
@@ -110,22 +111,22 @@ def _remap(now: Readings, limits: Thresholds, subject: str) -> CheckResult:
     corrected, uncorrected, pending, failure = (
         int(row) if isinstance(row, int) else 0 for row in (rows if isinstance(rows, list) else [0] * 4)
     )
-    who = gpus.label(now, subject)
+    label = gpus.label(now, subject)
     evidence = (f"remapped for corrected errors: {corrected}, for uncorrectable: {uncorrected}",)
     look = (f"nvidia-smi -q -d ROW_REMAPPER -i {gpus.address(now, subject)}",)
     if failure:
-        why = f"{who}: a row could not be remapped: no spare row is left for it"
+        why = f"{label}: a row could not be remapped: no spare row is left for it"
         return CheckResult("gpu_remap", subject, Result.FAILED, why, evidence, Repair.REPLACE, look=look)
     if uncorrected >= limits.remapped_uncorrectable:
-        why = f"{who}: {uncorrected} rows are remapped for uncorrectable errors, of {limits.remapped_uncorrectable} that can be"
+        why = f"{label}: {uncorrected} rows are remapped for uncorrectable errors, of {limits.remapped_uncorrectable} that can be"
         return CheckResult("gpu_remap", subject, Result.FAILED, why, evidence, Repair.REPLACE, look=look)
     if pending:
-        why = f"{who}: a row waits to be remapped; the bad page is out of use until then, so a reset at the next restart is enough"
+        why = f"{label}: a row waits to be remapped; the bad page is out of use until then, so a reset at the next restart is enough"
         return CheckResult("gpu_remap", subject, Result.DEGRADED, why, evidence, Repair.RESET_GPU, gpus.reset_command(now, subject))
     if corrected + uncorrected > limits.remapped_rows_notable:
-        why = f"{who}: {corrected + uncorrected} rows are remapped; GPUs with more than {limits.remapped_rows_notable} are often slower"
+        why = f"{label}: {corrected + uncorrected} rows are remapped; GPUs with more than {limits.remapped_rows_notable} are often slower"
         return CheckResult("gpu_remap", subject, Result.DEGRADED, why, evidence, Repair.NONE, look=look)
-    return CheckResult("gpu_remap", subject, Result.OK, f"{who}: {corrected + uncorrected} rows remapped", evidence)
+    return CheckResult("gpu_remap", subject, Result.OK, f"{label}: {corrected + uncorrected} rows remapped", evidence)
 
 
 @check(
@@ -142,21 +143,21 @@ def gpu_retired(now: Readings, _before: Readings | None, limits: Thresholds) -> 
         counts = [now.count(name, subject) for name in ("gpu.retired_sbe", "gpu.retired_dbe")]
         if counts == [None, None]:
             continue  # Ampere and later remap rows instead
-        pages, who = sum(count or 0 for count in counts), gpus.label(now, subject)
+        pages, gpu_label = sum(count or 0 for count in counts), gpus.label(now, subject)
         evidence = (f"after corrected errors: {counts[0]}, after uncorrectable: {counts[1]}",)
         look = (f"nvidia-smi -q -d PAGE_RETIREMENT -i {gpus.address(now, subject)}",)
         if pages >= limits.retired_pages:
-            why = f"{who}: {pages} pages are retired, of {limits.retired_pages} that can be"
+            why = f"{gpu_label}: {pages} pages are retired, of {limits.retired_pages} that can be"
             yield CheckResult("gpu_retired", subject, Result.FAILED, why, evidence, Repair.REPLACE, look=look)
         elif now.count("gpu.retired_pending", subject):
-            why = f"{who}: a page waits to be retired at the next reset"
+            why = f"{gpu_label}: a page waits to be retired at the next reset"
             yield CheckResult("gpu_retired", subject, Result.DEGRADED, why, evidence, Repair.RESET_GPU, gpus.reset_command(now, subject))
         elif pages > limits.retired_pages_notable:
             yield CheckResult(
-                "gpu_retired", subject, Result.DEGRADED, f"{who}: {pages} pages are retired", evidence, Repair.NONE, look=look
+                "gpu_retired", subject, Result.DEGRADED, f"{gpu_label}: {pages} pages are retired", evidence, Repair.NONE, look=look
             )
         else:
-            yield CheckResult("gpu_retired", subject, Result.OK, f"{who}: {pages} pages retired", evidence)
+            yield CheckResult("gpu_retired", subject, Result.OK, f"{gpu_label}: {pages} pages retired", evidence)
 
 
 _MIB = 1 << 20
@@ -179,27 +180,28 @@ def gpu_memory(now: Readings, _before: Readings | None, limits: Thresholds) -> I
 
 
 def _memory_holders(now: Readings, limits: Thresholds, subject: str) -> CheckResult:
-    rows, who = now.rows("gpu.processes", subject), gpus.label(now, subject)
+    rows, gpu_label = now.rows("gpu.processes", subject), gpus.label(now, subject)
     evidence = tuple(_holder_text(row) for row in rows)
     leftovers = [row for row in rows if row.get("ours") == "cookie"]
     strangers = [row for row in rows if not row.get("ours") or row.get("ours") == "other job"]
     held_mib = sum(_held_mib(row) for row in strangers)
     if leftovers:
         pids = ", ".join(str(row.get("pid")) for row in leftovers)
-        why = f"{who}: held by a leftover of this job, or by a process that inherited its mark: process {pids}"
+        why = f"{gpu_label}: held by a leftover of this job, or by a process that inherited its mark: process {pids}"
         return CheckResult(
             "gpu_memory", subject, Result.DEGRADED, why, evidence, Repair.RESTART_JOB, look=(f"ps -fp {pids.replace(', ', ',')}",)
         )
     if held_mib >= limits.stranger_memory_mib:
         pids = ",".join(str(row.get("pid")) for row in strangers)
-        why = f"{who}: {held_mib:.0f} MiB are held by others: {'; '.join(_holder_text(row) for row in strangers)}"
+        why = f"{gpu_label}: {common.size(held_mib * _MIB)} are held by others: {'; '.join(_holder_text(row) for row in strangers)}"
         return CheckResult("gpu_memory", subject, Result.DEGRADED, why, evidence, look=(f"ps -fp {pids}",))
     used = now.table("gpu.memory", subject).get("used")
     used_mib = (used if isinstance(used, int) else 0) / _MIB
     if not rows and used_mib > limits.unaccounted_memory_mib:
-        why = f"{who}: {used_mib:.0f} MiB are in use by no visible process: it is in another container, or dead but not yet reaped"
+        amount = common.size(used_mib * _MIB)
+        why = f"{gpu_label}: {amount} are in use by no visible process: it is in another container, or dead but not yet reaped"
         return CheckResult("gpu_memory", subject, Result.DEGRADED, why, evidence, look=("fuser -v /dev/nvidia*",))
-    return CheckResult("gpu_memory", subject, Result.OK, f"{who}: held by nobody else", evidence)
+    return CheckResult("gpu_memory", subject, Result.OK, f"{gpu_label}: held by nobody else", evidence)
 
 
 def _held_mib(row: dict[str, Json]) -> float:
@@ -208,5 +210,5 @@ def _held_mib(row: dict[str, Json]) -> float:
 
 
 def _holder_text(row: dict[str, Json]) -> str:
-    what = row.get("command") if row.get("there") else "not seen here: of another container"
-    return f"process {row.get('pid')} ({what}): {_held_mib(row):.0f} MiB"
+    command = row.get("command") if row.get("there") else "not seen here: of another container"
+    return f"process {row.get('pid')} ({command}): {common.size(_held_mib(row) * _MIB)}"

@@ -58,8 +58,8 @@ def gpu_driver(now: Readings, before: Readings | None, _limits: Thresholds) -> I
         yield CheckResult("gpu_driver", HOST, Result.UNKNOWN, why, (f"NVML error {code}: {words}",), look=("ls -l /dev/nvidia*",))
     elif code in (_NO_LIBRARY, _NOT_LOADED):
         count = len(there or ())
-        what = "no driver is loaded" if code == _NOT_LOADED else "its library is not there"
-        why = f"{count} GPU{'s are' if count != 1 else ' is'} on the bus, and {what}"
+        reason = "no driver is loaded" if code == _NOT_LOADED else "its library is not there"
+        why = f"{count} GPU{'s are' if count != 1 else ' is'} on the bus, and {reason}"
         result = Result.FAILED if code == _NOT_LOADED else Result.UNKNOWN
         yield CheckResult(
             "gpu_driver",

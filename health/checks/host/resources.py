@@ -166,9 +166,9 @@ def host_cgroup(now: Readings, before: Readings | None, limits: Thresholds) -> I
     if all(now.value(name) is None for name in _CGROUP_READINGS):
         yield CheckResult("host_cgroup", HOST, Result.SKIPPED, "control groups: not visible here")
         return
-    found = [*_cgroup_memory(now, before, limits), *_cgroup_cpu(now, before, limits), *_cgroup_pids(now, limits)]
-    if found:
-        yield from found
+    results = [*_cgroup_memory(now, before, limits), *_cgroup_cpu(now, before, limits), *_cgroup_pids(now, limits)]
+    if results:
+        yield from results
         return
     limit, quota = common.number(now.table("cgroup.memory"), "limit"), common.number(now.table("cgroup.cpu"), "quota")
     limits_text = [f"memory limited to {common.size(limit)}"] if limit is not None else []
@@ -192,15 +192,15 @@ def _cgroup_memory(now: Readings, before: Readings | None, limits: Thresholds) -
 
 
 def _cgroup_cpu(now: Readings, before: Readings | None, limits: Thresholds) -> Iterator[CheckResult]:
-    row, was = now.table("cgroup.cpu"), (before.table("cgroup.cpu") if before is not None else {})
+    row, old_row = now.table("cgroup.cpu"), (before.table("cgroup.cpu") if before is not None else {})
     quota = common.number(row, "quota")
     if quota is None:
         return
     # without a baseline since the group was made
-    periods, throttled = ((common.number(row, key) or 0) - (common.number(was, key) or 0) for key in ("periods", "throttled"))
+    periods, throttled = ((common.number(row, key) or 0) - (common.number(old_row, key) or 0) for key in ("periods", "throttled"))
     if periods > 0 and throttled / periods > limits.cpu_throttled_share:
         why = f"the control group's quota of {quota:g} processors held it back in {throttled / periods:.0%} of the time"
-        evidence = (f"{throttled:.0f} of {periods:.0f} periods", f"since {'the job started' if was else 'the group was made'}")
+        evidence = (f"{throttled:.0f} of {periods:.0f} periods", f"since {'the job started' if old_row else 'the group was made'}")
         yield CheckResult(
             "host_cgroup", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, look=(f"cat {quote(str(row.get('path')))}/cpu.stat",)
         )

@@ -87,10 +87,10 @@ def host_clock(now: Readings, _before: Readings | None, limits: Thresholds) -> I
 def host_processes(now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """Are there zombies, or processes stuck in the kernel? Full tables of processes and open files count too."""
     unread = common.unread("host_processes", now, "processes.counts", "processes")
-    found = [*_stuck(now, before, limits), *_zombies(now, before, limits), *_tables(now, limits)]
+    results = [*_stuck(now, before, limits), *_zombies(now, before, limits), *_tables(now, limits)]
     if unread is not None:
-        found.append(unread)
-    yield from found or [
+        results.append(unread)
+    yield from results or [
         CheckResult("host_processes", HOST, Result.OK, f"{now.table('processes.counts').get('all')} processes, none stuck")
     ]
 
@@ -101,10 +101,10 @@ def _stuck(now: Readings, before: Readings | None, limits: Thresholds) -> Iterat
         if before is not None and since < limits.stuck_reported_s:
             continue  # while the job runs it is seen again
         where = f" at {row['wchan']}" if row.get("wchan") else ""
-        what = f"process {row.get('pid')} ({row.get('command')})"
+        process = f"process {row.get('pid')} ({row.get('command')})"
         evidence = (f"started {age:.0f} s ago", f"seen so for {since:.0f} s")
         long = since >= limits.stuck_age_s
-        why = f"{what} waits in the kernel{where} and {'cannot be ended' if long else f'did not run for {max(since, 1.0):.0f} s'}"
+        why = f"{process} waits in the kernel{where} and {'cannot be ended' if long else f'did not run for {max(since, 1.0):.0f} s'}"
         repair = Repair.REBOOT if long else Repair.NONE
         yield CheckResult(
             "host_processes",
@@ -134,13 +134,13 @@ def _zombies(now: Readings, before: Readings | None, limits: Thresholds) -> Iter
 
 
 def _tables(now: Readings, limits: Thresholds) -> Iterator[CheckResult]:
-    for name, what, setting in (("host.pids", "pids", "kernel.pid_max"), ("host.files", "open files", "fs.file-max")):
+    for name, noun, setting in (("host.pids", "pids", "kernel.pid_max"), ("host.files", "open files", "fs.file-max")):
         row = now.table(name)
         used, most = common.number(row, "used"), common.number(row, "most")
         if used is None or not most or used < limits.table_used_share * most:
             continue
         full = used >= limits.table_full_share * most
-        why = f"{used / most:.0%} of the system's {what} are in use"
+        why = f"{used / most:.0%} of the system's {noun} are in use"
         evidence = (f"{used:.0f} of {most:.0f}",)
         yield CheckResult(
             "host_processes", HOST, Result.FAILED if full else Result.DEGRADED, why, evidence, Repair.CONFIGURE, look=(f"sysctl {setting}",)
@@ -170,7 +170,7 @@ def host_cpu(now: Readings, before: Readings | None, _limits: Thresholds) -> Ite
     if unread is not None:
         yield unread
         return
-    found: list[CheckResult] = []
+    results: list[CheckResult] = []
     count = now.table("cpu.count")
     governors = now.table("cpu.governors")
     slow = [name for name in governors if name in _SLOW_GOVERNORS]
@@ -179,7 +179,7 @@ def host_cpu(now: Readings, before: Readings | None, _limits: Thresholds) -> Ite
     present, online = common.number(count, "present") or 0, common.number(count, "online") or 0
     if hot:
         why = f"heat held processors back {hot:.0f} times since the job started: check the node's cooling"
-        found.append(
+        results.append(
             CheckResult(
                 "host_cpu", HOST, Result.DEGRADED, why, (), Repair.DRAIN, look=("ipmitool sdr type temperature", "ipmitool sdr type fan")
             )
@@ -187,19 +187,19 @@ def host_cpu(now: Readings, before: Readings | None, _limits: Thresholds) -> Ite
     if slow:
         why = f"processors are governed by {', '.join(slow)}, which may keep them slow: data loading and kernel launches wait for them"
         evidence = tuple(f"{name}: {number} processors" for name, number in governors.items())
-        found.append(
+        results.append(
             CheckResult("host_cpu", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, "cpupower frequency-set -g performance")
         )
     if clock in _SLOW_CLOCKS:
         why = f"the clock source is {clock}, whose every reading is slow: the kernel did not trust the processor's own"
         look = ("dmesg -T | grep -i clocksource",)
-        found.append(CheckResult("host_cpu", HOST, Result.DEGRADED, why, (), Repair.REBOOT, look=look))
+        results.append(CheckResult("host_cpu", HOST, Result.DEGRADED, why, (), Repair.REBOOT, look=look))
     if online < present:
         why = f"{present - online:.0f} of {present:.0f} processors are switched off"
-        found.append(CheckResult("host_cpu", HOST, Result.DEGRADED, why, (), Repair.CONFIGURE, look=("lscpu",)))
+        results.append(CheckResult("host_cpu", HOST, Result.DEGRADED, why, (), Repair.CONFIGURE, look=("lscpu",)))
     usable = count.get("usable")
     seen = "governor not visible" if not governors else ", ".join(governors)
-    yield from found or [CheckResult("host_cpu", HOST, Result.OK, f"{online:.0f} processors, {usable} for us", (seen,))]
+    yield from results or [CheckResult("host_cpu", HOST, Result.OK, f"{online:.0f} processors, {usable} for us", (seen,))]
 
 
 @check(

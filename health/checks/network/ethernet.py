@@ -54,21 +54,21 @@ def _was_up(before: Readings | None, subject: str) -> bool:
 
 def _port(now: Readings, before: Readings | None, subject: str, limits: Thresholds) -> CheckResult:
     name, row = subject.removeprefix("nic:"), now.table("nic.state", subject)
-    was = before.table("nic.state", subject) if before is not None else {}
+    old_row = before.table("nic.state", subject) if before is not None else {}
     look, speed = (f"ethtool {quote(name)}", f"ethtool -S {quote(name)} | grep -i err"), common.number(row, "speed_mb_s")
     evidence, traffic = (f"operstate {row.get('operstate')}", *((f"{speed:g} Mb/s",) if speed else ())), _traffic(now, before, subject)
     if row.get("carrier") is not True:
-        if was.get("carrier") is True:
+        if old_row.get("carrier") is True:
             why = f"{name} has no carrier, and had one when the job started"
             return CheckResult("net_ethernet", subject, Result.FAILED, why, evidence, Repair.DRAIN, look=look)
         return CheckResult(
             "net_ethernet", subject, Result.DEGRADED, f"{name} is switched on and has no carrier", evidence, Repair.NONE, look=look
         )
-    flaps = (common.number(row, "carrier_changes") or 0) - (common.number(was, "carrier_changes") or 0)
-    if was and flaps > limits.carrier_changes_delta:
+    flaps = (common.number(row, "carrier_changes") or 0) - (common.number(old_row, "carrier_changes") or 0)
+    if old_row and flaps > limits.carrier_changes_delta:
         why = f"{name} lost its carrier and got it back: {flaps:.0f} changes since the job started"
         return CheckResult("net_ethernet", subject, Result.DEGRADED, why, evidence, Repair.REPLACE, look=look)
-    old = common.number(was, "speed_mb_s")
+    old = common.number(old_row, "speed_mb_s")
     if speed and old and speed < old:
         why = f"{name} runs at {speed:g} Mb/s, and at {old:g} when the job started"
         return CheckResult("net_ethernet", subject, Result.DEGRADED, why, evidence, Repair.REPLACE, look=look)

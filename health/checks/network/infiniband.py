@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 def net_infiniband(now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """Are the InfiniBand, RoCE and EFA ports up? Also at the rate of their siblings, and with their device files there."""
     ports = {reading.subject: now.table("port.state", reading.subject) for reading in now.of("port.state")}
-    was = {port.subject: before.table("port.state", port.subject) for port in before.of("port.state")} if before is not None else {}
-    for subject in was.keys() - ports.keys():
+    old_ports = {port.subject: before.table("port.state", port.subject) for port in before.of("port.state")} if before is not None else {}
+    for subject in old_ports.keys() - ports.keys():
         why = f"port {_port_name(subject)} is gone since the job started"
         yield CheckResult("net_infiniband", subject, Result.FAILED, why, (), Repair.REBOOT, look=("dmesg -T | grep -i mlx5", "ibstat"))
     unread = common.unread("net_infiniband", now, "port.devices", "InfiniBand devices")
     if unread is not None:
-        if not was:
+        if not old_ports:
             yield unread
         return
-    if not ports and not was:
+    if not ports and not old_ports:
         yield CheckResult("net_infiniband", HOST, Result.SKIPPED, "no InfiniBand, RoCE or EFA port is here")
     yield from _missing_verbs(now)
     for subject, row in ports.items():
@@ -47,45 +47,51 @@ def net_infiniband(now: Readings, before: Readings | None, limits: Thresholds) -
             yield CheckResult("net_infiniband", subject, Result.SKIPPED, why)
         elif _is_up(row):
             siblings = [port for name, port in ports.items() if name != subject and _kind(port) == _kind(row)]
-            yield _port_up(subject, row, was.get(subject, {}), siblings, limits)
+            yield _port_up(subject, row, old_ports.get(subject, {}), siblings, limits)
         else:
-            yield _port_down(subject, row, was.get(subject, {}), any(_is_up(port) for port in ports.values() if _kind(port) == _kind(row)))
+            yield _port_down(
+                subject, row, old_ports.get(subject, {}), any(_is_up(port) for port in ports.values() if _kind(port) == _kind(row))
+            )
 
 
-def _port_down(subject: str, row: dict[str, Json], was: dict[str, Json], others_up: bool) -> CheckResult:  # noqa: FBT001 -- one caller
-    who, evidence, look = f"port {_port_name(subject)}", _port_evidence(row), _look_commands(row)
+def _port_down(subject: str, row: dict[str, Json], old_row: dict[str, Json], others_up: bool) -> CheckResult:  # noqa: FBT001 -- one caller
+    port, evidence, look = f"port {_port_name(subject)}", _port_evidence(row), _look_commands(row)
     # EFA's driver always reports ACTIVE: only the carrier shows the state of the link
-    what = "has no carrier" if row.get("state") == "ACTIVE" else f"is {row.get('state') or 'of unknown state'} ({row.get('phys_state')})"
-    if _is_up(was):
+    state = "has no carrier" if row.get("state") == "ACTIVE" else f"is {row.get('state') or 'of unknown state'} ({row.get('phys_state')})"
+    if _is_up(old_row):
         return CheckResult(
-            "net_infiniband", subject, Result.FAILED, f"{who} {what}, and was up when the job started", evidence, Repair.DRAIN, look=look
+            "net_infiniband", subject, Result.FAILED, f"{port} {state}, and was up when the job started", evidence, Repair.DRAIN, look=look
         )
     if others_up:
         return CheckResult(
-            "net_infiniband", subject, Result.DEGRADED, f"{who} {what}, and others are up", evidence, Repair.DRAIN, look=look
+            "net_infiniband", subject, Result.DEGRADED, f"{port} {state}, and others are up", evidence, Repair.DRAIN, look=look
         )
-    return CheckResult("net_infiniband", subject, Result.DEGRADED, f"{who} {what}: NCCL will not use it", evidence, Repair.NONE, look=look)
+    return CheckResult(
+        "net_infiniband", subject, Result.DEGRADED, f"{port} {state}: NCCL will not use it", evidence, Repair.NONE, look=look
+    )
 
 
-def _port_up(subject: str, row: dict[str, Json], was: dict[str, Json], siblings: list[dict[str, Json]], limits: Thresholds) -> CheckResult:
-    who, rate, usual, old = (
+def _port_up(
+    subject: str, row: dict[str, Json], old_row: dict[str, Json], siblings: list[dict[str, Json]], limits: Thresholds
+) -> CheckResult:
+    port, rate, usual, old = (
         f"port {_port_name(subject)}",
         common.number(row, "rate_gb_s"),
         _usual_rate(siblings),
-        common.number(was, "rate_gb_s"),
+        common.number(old_row, "rate_gb_s"),
     )
-    flaps = (common.number(row, "carrier_changes") or 0) - (common.number(was, "carrier_changes") or 0)
+    flaps = (common.number(row, "carrier_changes") or 0) - (common.number(old_row, "carrier_changes") or 0)
     why = ""
     if rate is not None and old is not None and rate < old:
-        why = f"{who} runs at {rate:g} Gb/s, and at {old:g} when the job started"
+        why = f"{port} runs at {rate:g} Gb/s, and at {old:g} when the job started"
     elif rate is not None and usual is not None and rate < usual:
-        why = f"{who} runs at {rate:g} Gb/s, and its siblings at {usual:g}"
-    elif was and flaps > limits.carrier_changes_delta:
-        why = f"{who} lost its carrier and got it back: {flaps:.0f} changes since the job started"
+        why = f"{port} runs at {rate:g} Gb/s, and its siblings at {usual:g}"
+    elif old_row and flaps > limits.carrier_changes_delta:
+        why = f"{port} lost its carrier and got it back: {flaps:.0f} changes since the job started"
     if why:
         return CheckResult("net_infiniband", subject, Result.DEGRADED, why, _port_evidence(row), Repair.REPLACE, look=_look_commands(row))
     return CheckResult(
-        "net_infiniband", subject, Result.OK, f"{who} is up" + (f" at {rate:g} Gb/s" if rate is not None else ""), _port_evidence(row)
+        "net_infiniband", subject, Result.OK, f"{port} is up" + (f" at {rate:g} Gb/s" if rate is not None else ""), _port_evidence(row)
     )
 
 
@@ -181,22 +187,22 @@ COUNTER_RULES = (
 def net_counters(now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """What did the InfiniBand and RoCE ports' error counters gain since the job's start? One row a counter."""
     for reading in now.of("port.counters"):
-        subject, who = reading.subject, reading.subject.removeprefix("port:")
+        subject, port = reading.subject, reading.subject.removeprefix("port:")
         if reading.problem == NOT_SUPPORTED:
-            why = f"port {who}: it has no counters, or reading them makes the kernel complain"
+            why = f"port {port}: it has no counters, or reading them makes the kernel complain"
             yield CheckResult("net_counters", subject, Result.SKIPPED, why)
             continue
         seconds = elapsed_s(now, before, "port.counters", subject)
         if before is None or seconds is None:
             continue  # no baseline
-        row, was = now.table("port.counters", subject), before.table("port.counters", subject)
-        results = sorted(_broken_rules(row, was, seconds, limits), key=lambda broken: broken[0].result is not Result.FAILED)
+        row, old_row = now.table("port.counters", subject), before.table("port.counters", subject)
+        results = sorted(_broken_rules(row, old_row, seconds, limits), key=lambda broken: broken[0].result is not Result.FAILED)
         if not results:
-            yield CheckResult("net_counters", subject, Result.OK, f"port {who}: no errors worth a word since the job started")
+            yield CheckResult("net_counters", subject, Result.OK, f"port {port}: no errors worth a word since the job started")
             continue
         rule = results[0][0]
         evidence = tuple(f"{broken.counter} +{gain:.0f} in {seconds:.0f} s" for broken, gain in results)
-        why = f"port {who}: {rule.words} ({results[0][1]:.0f} times since the job started)"
+        why = f"port {port}: {rule.words} ({results[0][1]:.0f} times since the job started)"
         yield CheckResult(
             "net_counters",
             subject,
@@ -204,13 +210,15 @@ def net_counters(now: Readings, before: Readings | None, limits: Thresholds) -> 
             why,
             evidence,
             Repair.DRAIN,
-            look=(f"ibstat {quote(who.partition('/')[0])}", f"mlxlink -d {quote(who)} -m -c"),
+            look=(f"ibstat {quote(port.partition('/')[0])}", f"mlxlink -d {quote(port)} -m -c"),
         )
 
 
-def _broken_rules(row: dict[str, Json], was: dict[str, Json], seconds: float, limits: Thresholds) -> Iterator[tuple[_CounterRule, float]]:
+def _broken_rules(
+    row: dict[str, Json], old_row: dict[str, Json], seconds: float, limits: Thresholds
+) -> Iterator[tuple[_CounterRule, float]]:
     for rule in COUNTER_RULES:
-        new, old = common.number(row, rule.counter), common.number(was, rule.counter)
+        new, old = common.number(row, rule.counter), common.number(old_row, rule.counter)
         if new is None or old is None:
             continue
         gain = new - old if new >= old else new  # the port was reset

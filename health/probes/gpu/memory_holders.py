@@ -38,10 +38,10 @@ def _row(pid: int, size: int, ask: Ask) -> dict[str, Json]:
 
 
 def _ours(pid: int, ask: Ask) -> str:
-    found = environment(pid).get(COOKIE)
-    if found is None:
+    cookie = environment(pid).get(COOKIE)
+    if cookie is None:
         return ""
-    return "cookie" if ask.cookie and found == ask.cookie else "other job"
+    return "cookie" if ask.cookie and cookie == ask.cookie else "other job"
 
 
 def environment(pid: int) -> dict[str, str]:

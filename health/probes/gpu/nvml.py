@@ -232,7 +232,7 @@ class NvmlSession:
         try:
             # by its version: the name without one raises an error that is no NVMLError where the driver is older
             running = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses_v3, gpu.handle)
-            held = [(int(one.pid), int(one.usedGpuMemory or 0)) for one in running]
+            held = [(int(process.pid), int(process.usedGpuMemory or 0)) for process in running]
             yield Reading(NAME, gpu.subject, "gpu.processes", memory_holders.described(held, ask))
         except _Refused as error:
             yield Reading(NAME, gpu.subject, "gpu.processes", problem=error.problem)
@@ -314,14 +314,14 @@ class NvmlSession:
     def _read_pairs(self, gpus: list[_Gpu]) -> Json:
         """Return for each pair how near its GPUs are (20: one switch, 50: across sockets), and whether they reach each other."""
         rows: list[Json] = []
-        for at, one in enumerate(gpus):
+        for at, gpu in enumerate(gpus):
             for other in gpus[at + 1 :]:
-                row: dict[str, Json] = {"a": one.subject, "b": other.subject}
+                row: dict[str, Json] = {"a": gpu.subject, "b": other.subject}
                 for key, function, more in (("level", "nvmlDeviceGetTopologyCommonAncestor", ()),
                                             ("read", "nvmlDeviceGetP2PStatus", (_P2P_READ,)),
                                             ("nvlink", "nvmlDeviceGetP2PStatus", (_P2P_NVLINK,))):  # fmt: skip
                     with contextlib.suppress(_Refused):
-                        row[key] = int(self._ask(getattr(self._nvml, function), one.handle, other.handle, *more))
+                        row[key] = int(self._ask(getattr(self._nvml, function), gpu.handle, other.handle, *more))
                 rows.append(row)
         return rows
 
@@ -330,11 +330,11 @@ class NvmlSession:
         if not fields:
             return []
         answers: list[tuple[Json, str]] = []
-        for one in self._ask(self._nvml.nvmlDeviceGetFieldValues, gpu.handle, fields):
-            if one.nvmlReturn == _OK and 0 <= one.valueType < len(_FIELD_TYPES):
-                answers.append((getattr(one.value, _FIELD_TYPES[one.valueType]), ""))
+        for value in self._ask(self._nvml.nvmlDeviceGetFieldValues, gpu.handle, fields):
+            if value.nvmlReturn == _OK and 0 <= value.valueType < len(_FIELD_TYPES):
+                answers.append((getattr(value.value, _FIELD_TYPES[value.valueType]), ""))
             else:
-                answers.append((None, _PROBLEMS.get(one.nvmlReturn) or f"NVML error {one.nvmlReturn}"))
+                answers.append((None, _PROBLEMS.get(value.nvmlReturn) or f"NVML error {value.nvmlReturn}"))
         return answers
 
     def _reading(self, subject: str, name: str, call: Callable[..., Any], *arguments: Any) -> Reading:  # noqa: ANN401 -- ctypes' own

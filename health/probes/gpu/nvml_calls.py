@@ -42,7 +42,7 @@ class NvmlCall:
 
 
 def _pair(answer: Any) -> Json:  # noqa: ANN401 -- ctypes' and pynvml's own shapes
-    return [int(one) for one in answer]
+    return [int(number) for number in answer]
 
 
 def _memory(answer: Any) -> Json:  # noqa: ANN401

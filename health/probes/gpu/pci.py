@@ -31,7 +31,7 @@ _FILES: Final = ("current_link_width", "max_link_width", "current_link_speed", "
 
 def read(ask: Ask) -> Iterator[Reading]:
     """Yield what is there."""
-    found: list[Json] = []
+    rows: list[Json] = []
     devices = Path(ask.at("/sys/bus/pci/devices"))
     try:
         addresses = sorted(gpus(devices))
@@ -42,15 +42,15 @@ def read(ask: Ask) -> Iterator[Reading]:
         for device in addresses:
             row: dict[str, Json] = {"address": device.name, "driver": link_name(device / "driver")}
             row.update({name: text(device / name) for name in _FILES})
-            found.append(row)
+            rows.append(row)
             if _fell_off(device):
                 yield Reading(NAME, f"pci:{device.name}", "pci.config", problem=GONE)
-        yield Reading(NAME, HOST, "pci.gpus", found)
+        yield Reading(NAME, HOST, "pci.gpus", rows)
     numbers: list[Json] = []
     with contextlib.suppress(OSError):
         files = [(match, path) for path in Path(ask.at("/dev")).iterdir() if (match := re.fullmatch(r"nvidia(\d+)", path.name))]
         # without opening it, which wakes the GPU: the kernel asks the device cgroup here too (inode_permission)
-        numbers += sorted(int(match[1]) for match, one in files if os.access(one, os.R_OK | os.W_OK))
+        numbers += sorted(int(match[1]) for match, file in files if os.access(file, os.R_OK | os.W_OK))
     yield Reading(NAME, HOST, "dev.gpus", numbers)
 
 

@@ -66,14 +66,14 @@ def _tightest(
 ) -> tuple[GroupLimit | None, bool]:
     """Return the limit that leaves the least, None where nothing limits us, and whether any group counts."""
     limits, seen = _limits(groups, limit_names, used_names, less_caches=less_caches)
-    return min(limits, key=lambda one: one.limit - one.used, default=None), seen
+    return min(limits, key=lambda limit: limit.limit - limit.used, default=None), seen
 
 
 def _limits(
     groups: list[ControlGroup], limit_names: Names, used_names: Names, *, less_caches: bool = False
 ) -> tuple[list[GroupLimit], bool]:
     """Return the limits, and whether any group counts."""
-    found: list[GroupLimit] = []
+    limits: list[GroupLimit] = []
     seen = False
     for group in groups:
         limit, used = system_files.whole(group.path(*limit_names)), system_files.whole(group.path(*used_names))
@@ -83,8 +83,8 @@ def _limits(
         if less_caches:
             stat = system_files.table(group.directory / "memory.stat")
             used -= min(used, sum(size for name in _CACHES[group.version == 1] if isinstance(size := stat.get(name), int)))
-        found.append(GroupLimit(limit, used, str(group.directory)))
-    return found, seen
+        limits.append(GroupLimit(limit, used, str(group.directory)))
+    return limits, seen
 
 
 def _row(best: GroupLimit | None, seen: bool) -> Json:  # noqa: FBT001 -- as _tightest returns them

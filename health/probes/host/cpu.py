@@ -43,7 +43,7 @@ def read(ask: Ask) -> Iterator[Reading]:
         system_files.text(cpu / "topology/physical_package_id"): system_files.whole(cpu / "thermal_throttle/package_throttle_count")
         for cpu in cpus
     }
-    seen = [one for one in (*cores, *packages.values()) if one is not None]
+    seen = [count for count in (*cores, *packages.values()) if count is not None]
     yield _made("cpu.throttles", sum(seen) if seen else None)
     current = system_files.text(ask.at(f"{_CLOCK}/current_clocksource"))
     available = system_files.text(ask.at(f"{_CLOCK}/available_clocksource")).split()

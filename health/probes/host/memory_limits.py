@@ -61,14 +61,14 @@ def _memory() -> Json:
 
 def _limits() -> Json:
     """Return the limits of this process, which has those of whoever asks."""
-    found = {name: resource.getrlimit(limit) for name, limit in _LIMITS.items()}
-    return {name: [None if value == resource.RLIM_INFINITY else value for value in values] for name, values in found.items()}
+    limits = {name: resource.getrlimit(limit) for name, limit in _LIMITS.items()}
+    return {name: [None if value == resource.RLIM_INFINITY else value for value in values] for name, values in limits.items()}
 
 
 def _pids(ask: Ask) -> Json:
     """Return how many threads there are, of how many: /proc/loadavg counts them all, `running/all`."""
     match = re.search(r" \d+/(\d+) ", system_files.text(ask.at("/proc/loadavg")))
-    most = [one for one in (system_files.whole(ask.at(f"/proc/sys/kernel/{name}")) for name in ("pid_max", "threads-max")) if one]
+    most = [number for number in (system_files.whole(ask.at(f"/proc/sys/kernel/{name}")) for name in ("pid_max", "threads-max")) if number]
     return {"used": int(match[1]), "most": min(most)} if match is not None and most else None
 
 
@@ -91,8 +91,8 @@ def _core(ask: Ask) -> Reading:
         directory = str(Path(pattern).parent) if pattern.startswith("/") else os.getcwd()  # noqa: PTH109 -- a name
         row["directory"] = directory
         try:
-            found = os.statvfs(ask.at(directory) if pattern.startswith("/") else directory)
-            row["free"] = found.f_bavail * found.f_frsize
+            space = os.statvfs(ask.at(directory) if pattern.startswith("/") else directory)
+            row["free"] = space.f_bavail * space.f_frsize
         except OSError as error:
             row["problem"] = error.strerror
     return Reading(NAME, HOST, "host.core", row)

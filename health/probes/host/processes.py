@@ -114,13 +114,13 @@ def _status(process: psutil.Process) -> str:
 
 def _states(pids: Iterator[int]) -> list[_ProcessState]:
     """Return what is known of each process that is still there; read anew, because psutil keeps the start of a process that it listed."""
-    found = []
+    states = []
     for pid in pids:
         with contextlib.suppress(psutil.Error, OSError):  # it is gone
             process = psutil.Process(pid)
             with process.oneshot():
-                found.append(_ProcessState(pid, process.ppid(), process.status(), process.create_time(), _switches(process)))
-    return found
+                states.append(_ProcessState(pid, process.ppid(), process.status(), process.create_time(), _switches(process)))
+    return states
 
 
 def _still(stuck: list[_ProcessState]) -> list[_ProcessState]:

@@ -75,7 +75,7 @@ def _holders(ask: Ask, ports: list[int]) -> dict[int, list[Json]]:
             if port in ports:
                 key = words[_INODE] if words[_INODE] != "0" else f"none {len(sockets)}"
                 sockets[key] = (port, _STATES.get(words[_STATE], words[_STATE]), words[_USER])
-    found: dict[int, list[Json]] = {port: [] for port in ports}
+    holders: dict[int, list[Json]] = {port: [] for port in ports}
     named: set[str] = set()
     for pid in [name for name in os.listdir(ask.at("/proc")) if name.isdecimal()]:  # noqa: PTH208 -- names
         for inode in _inodes(Path(ask.at(f"/proc/{pid}/fd"))) & sockets.keys():
@@ -88,11 +88,11 @@ def _holders(ask: Ask, ports: list[int]) -> dict[int, list[Json]]:
                 "user": user,
             }
             row |= _whose(int(pid), port, ask)
-            found[port].append(row)
+            holders[port].append(row)
     for inode, (port, state, user) in sockets.items():
         if inode not in named:  # another user's process, or another namespace's
-            found[port].append({"pid": None, "command": "", "state": state, "user": user, "ours": False})
-    return found
+            holders[port].append({"pid": None, "command": "", "state": state, "user": user, "ours": False})
+    return holders
 
 
 def _whose(pid: int, port: int, ask: Ask) -> dict[str, Json]:
@@ -107,11 +107,11 @@ def _whose(pid: int, port: int, ask: Ask) -> dict[str, Json]:
 
 
 def _inodes(directory: Path) -> set[str]:
-    found: set[str] = set()
+    inodes: set[str] = set()
     with contextlib.suppress(OSError):
         for name in os.listdir(directory):  # noqa: PTH208 -- names
             with contextlib.suppress(OSError):
                 target = os.readlink(directory / name)  # noqa: PTH115 -- a word, not a path
                 if target.startswith("socket:["):
-                    found.add(target[8:-1])
-    return found
+                    inodes.add(target[8:-1])
+    return inodes

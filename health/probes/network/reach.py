@@ -35,8 +35,8 @@ def read(ask: Ask) -> Iterator[Reading]:
     peers: dict[str, tuple[str, int]] = {}
     for word in ask.hosts:
         host, port = split(word)
-        for one in (port,) if port is not None else ask.ports[:1] or (PORT,):
-            peers[f"{host}:{one}"] = (host, one)
+        for peer_port in (port,) if port is not None else ask.ports[:1] or (PORT,):
+            peers[f"{host}:{peer_port}"] = (host, peer_port)
     deadline = time.monotonic() + max(0.1, ask.deadline_s - _RESERVE_S)
     best: dict[str, Reading] = {}
     left = dict(list(peers.items())[:_MOST])
@@ -55,7 +55,7 @@ def _seconds(reading: Reading) -> float:
 
 def _once(peers: dict[str, tuple[str, int]], deadline: float) -> dict[str, Reading]:
     """Connect to all at once, and return what came of each."""
-    found: dict[str, Reading] = {}
+    readings: dict[str, Reading] = {}
     waiting: dict[socket.socket, tuple[str, float]] = {}
     with selectors.DefaultSelector() as selector:
         for name, (host, port) in peers.items():
@@ -64,7 +64,7 @@ def _once(peers: dict[str, tuple[str, int]], deadline: float) -> dict[str, Readi
                 family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
                 connection = socket.socket(family, kind, protocol)
             except (OSError, UnicodeError) as error:
-                found[name] = _failed(name, getattr(error, "strerror", None) or str(error))
+                readings[name] = _failed(name, getattr(error, "strerror", None) or str(error))
                 continue
             connection.setblocking(False)  # noqa: FBT003 -- its only form
             started = time.monotonic()
@@ -73,20 +73,20 @@ def _once(peers: dict[str, tuple[str, int]], deadline: float) -> dict[str, Readi
                 waiting[connection] = (name, started)
                 selector.register(connection, selectors.EVENT_WRITE)
             else:
-                found[name] = _judged(name, code, time.monotonic() - started)
+                readings[name] = _judged(name, code, time.monotonic() - started)
                 connection.close()
         while waiting and (left := deadline - time.monotonic()) > 0:
             for key, _ in selector.select(left):
-                one = key.fileobj
-                assert isinstance(one, socket.socket)  # noqa: S101 -- nothing else was registered
-                name, started = waiting.pop(one)
-                found[name] = _judged(name, one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), time.monotonic() - started)
-                selector.unregister(one)
-                one.close()
-    for one, (name, _) in waiting.items():
-        one.close()
-        found[name] = _failed(name, "timeout")
-    return found
+                sock = key.fileobj
+                assert isinstance(sock, socket.socket)  # noqa: S101 -- nothing else was registered
+                name, started = waiting.pop(sock)
+                readings[name] = _judged(name, sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), time.monotonic() - started)
+                selector.unregister(sock)
+                sock.close()
+    for sock, (name, _) in waiting.items():
+        sock.close()
+        readings[name] = _failed(name, "timeout")
+    return readings
 
 
 def _judged(name: str, code: int, seconds: float) -> Reading:

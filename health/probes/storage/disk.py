@@ -201,7 +201,7 @@ def _is_ended(status: str) -> bool:
     """
     rows = dict(line.split(":", 1) for line in system_files.text(status).splitlines() if ":" in line)
     pending = [int(rows.get(name, "0"), 16) for name in ("SigPnd", "ShdPnd")]
-    return rows.get("Uid", "").split()[:1] == [str(os.getuid())] and any(one & _ENDING for one in pending)
+    return rows.get("Uid", "").split()[:1] == [str(os.getuid())] and any(mask & _ENDING for mask in pending)
 
 
 def _mounts(ask: Ask) -> list[tuple[str, str, str, str]]:
@@ -214,7 +214,7 @@ def _mounts(ask: Ask) -> list[tuple[str, str, str, str]]:
 
 
 def _plain(word: str) -> str:
-    return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), word)
+    return _ESCAPED.sub(lambda escape: chr(int(escape[1], 8)), word)
 
 
 def _mount(path: str, mounts: list[tuple[str, str, str, str]]) -> Reading:

@@ -29,7 +29,7 @@ def read(ask: Ask) -> Iterator[Reading]:
     try:
         for name in system_files.listed(root):
             row: dict[str, Json] = {"name": name, **{file: system_files.text(root / name / file) for file in _FILES}}
-            row["namespaces"] = sum(1 for one in system_files.listed(root / name) if re.fullmatch(r"nvme\d+(c\d+)?n\d+", one))
+            row["namespaces"] = sum(1 for entry in system_files.listed(root / name) if re.fullmatch(r"nvme\d+(c\d+)?n\d+", entry))
             rows.append(row)
     except OSError as error:
         yield system_files.unread(NAME, HOST, "nvme.controllers", error, root)

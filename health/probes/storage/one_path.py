@@ -124,8 +124,8 @@ def _failed(error: OSError) -> dict[str, object]:
     return {"error": error.strerror or str(error), "errno": errno.errorcode.get(error.errno or 0, "")}
 
 
-def _write_row(what: str, value: dict[str, object]) -> None:
-    sys.stdout.write(json.dumps({what: value}) + "\n")
+def _write_row(name: str, value: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps({name: value}) + "\n")
     sys.stdout.flush()
 
 

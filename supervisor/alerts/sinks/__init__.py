@@ -1,6 +1,6 @@
 """What a place that alerts go to must be able to do: one file for each kind of supervisor/config/sink_kinds.py, with its name.
 
-A sink writes a notification as requests, and reports the outcome of one try. delivery.py decides when to try again, in which order, and
+A sink writes a notification as requests, and reports the outcome of one try. sender.py decides when to try again, in which order, and
 what is kept. A sink's file is imported only when it is configured.
 """
 
@@ -14,24 +14,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from supervisor.alerts.text import AlertDetail, title
-from supervisor.alerts.threads import Notification, single
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from supervisor.alerts.model import OutgoingAlert
+    from supervisor.alerts.threads import Notification
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The receiver has it. `answer`: what it answered, for `supervise alerts test`."""
+    """The receiver took the alert. `answer`: what it said, for `supervise alerts test`."""
 
     answer: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryDeferred:
-    """Not now: `reason` in words that hold no secret, `after_s` what the receiver asked for (0: nothing)."""
+    """The receiver cannot take the alert now. `reason`: in words that hold no secret. `after_s`: the wait that it asked for, 0: none."""
 
     reason: str
     after_s: float = 0.0
@@ -39,7 +38,7 @@ class DeliveryDeferred:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryRefused:
-    """Never: another try of the same alert would be answered alike. `reason` has the receiver's answer."""
+    """The receiver refused the alert: it would refuse the same alert again. `reason` has its answer."""
 
     reason: str
 
@@ -61,8 +60,8 @@ class AlertSink(Protocol):
 
     host: str
 
-    def requests(self, sent: OutgoingAlert | Notification) -> Sequence[AlertRequest]:
-        """Write one alert as the requests that bring it there, in their order; pure."""
+    def requests(self, sent: Notification) -> Sequence[AlertRequest]:
+        """Write a notification as the requests that bring it there, in their order; pure."""
 
     def deliver(self, event_id: str, body: bytes, deadline_s: float) -> Outcome:
         """Try once, idempotent by `event_id`, and be back within `deadline_s`; never raises."""
@@ -74,7 +73,7 @@ StartProgram = Callable[[tuple[str, ...], dict[str, str]], subprocess.Popen[byte
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """What a sink is made of. `secret`: the key that signs, or of the integration. `start` starts the program of `exec`."""
+    """What a sink is made of. `secret`: the key that signs, of the integration, or the password. `start` starts the program of `exec`."""
 
     kind: str
     url: str = ""
@@ -82,6 +81,7 @@ class SinkOptions:
     argv: tuple[str, ...] = ()
     detail: AlertDetail = AlertDetail.SUMMARY
     start: StartProgram | None = None
+    to: tuple[str, ...] = ()
 
 
 class _SinkModule(Protocol):
@@ -91,11 +91,6 @@ class _SinkModule(Protocol):
 def make(options: SinkOptions) -> AlertSink:
     """Import and make a sink; raises SuperviseError for options that it cannot use."""
     return cast("_SinkModule", import_module(f"{__name__}.{options.kind}")).make(options)
-
-
-def as_notification(sent: OutgoingAlert | Notification) -> Notification:
-    """Return what is sent, as a notification."""
-    return sent if isinstance(sent, Notification) else single(sent)
 
 
 def request(sent: Notification, body: dict[str, Any] | list[Any], part: int = 0) -> AlertRequest:

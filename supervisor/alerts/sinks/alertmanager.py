@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from supervisor.alerts import text
 from supervisor.alerts.model import AlertSeverity, plain_name
-from supervisor.alerts.sinks.chat import ChatSink
+from supervisor.alerts.sinks.chat import HttpSink
 from supervisor.alerts.threads import NotificationState
-from supervisor.core.time_text import timestamp
+from supervisor.core.units import timestamp
 
 if TYPE_CHECKING:
     from supervisor.alerts.sinks import SinkOptions
@@ -34,8 +34,8 @@ _MESSAGE_S: Final = 300.0
 def webhook(sent: Notification, detail: AlertDetail) -> list[dict[str, Any]]:
     """Return what Alertmanager sends to its webhook receivers."""
     alerts = [
-        {"status": "resolved" if ends else "firing", **one, "fingerprint": _fingerprint(one)}
-        for one, ends in _alerts(sent, detail, _NO_END)
+        {"status": "resolved" if ends else "firing", **alert, "fingerprint": _fingerprint(alert)}
+        for alert, ends in _alerts(sent, detail, _NO_END)
     ]
     first = alerts[0]
     labels = {name: value for name, value in first["labels"].items() if all(alert["labels"][name] == value for alert in alerts)}
@@ -58,22 +58,22 @@ def webhook(sent: Notification, detail: AlertDetail) -> list[dict[str, Any]]:
 def api(sent: Notification, detail: AlertDetail) -> list[list[dict[str, Any]]]:
     """Return what Alertmanager's own API takes: a list of alerts."""
     is_brief = sent.state is NotificationState.MESSAGE and sent.severity is not AlertSeverity.CRITICAL
-    return [[one for one, _ in _alerts(sent, detail, timestamp(sent.alert.ts + (_MESSAGE_S if is_brief else _THREAD_S)))]]
+    return [[alert for alert, _ in _alerts(sent, detail, timestamp(sent.alert.ts + (_MESSAGE_S if is_brief else _THREAD_S)))]]
 
 
-def make(options: SinkOptions) -> ChatSink:
+def make(options: SinkOptions) -> HttpSink:
     """Make the sink; raises SuperviseError for a URL that cannot be one."""
-    return ChatSink(options.url, api if options.url.rstrip("/").endswith("/api/v2/alerts") else webhook, options.detail)
+    return HttpSink(options.url, api if options.url.rstrip("/").endswith("/api/v2/alerts") else webhook, options.detail)
 
 
 def _alerts(sent: Notification, detail: AlertDetail, no_end: str) -> list[tuple[dict[str, Any], bool]]:
     """Return the alert, and the one that it replaces; of each whether it is over."""
     over = sent.state is NotificationState.RESOLVED
-    one = _alert(sent, detail, timestamp(sent.alert.ts) if over else no_end)
+    alert = _alert(sent, detail, timestamp(sent.alert.ts) if over else no_end)
     if not sent.raised:
-        return [(one, over)]
-    before = {**one, "labels": {**one["labels"], "severity": AlertSeverity.WARNING.value}, "endsAt": timestamp(sent.alert.ts)}
-    return [(one, over), (before, True)]
+        return [(alert, over)]
+    before = {**alert, "labels": {**alert["labels"], "severity": AlertSeverity.WARNING.value}, "endsAt": timestamp(sent.alert.ts)}
+    return [(alert, over), (before, True)]
 
 
 def _fingerprint(alert: dict[str, Any]) -> str:
@@ -94,7 +94,7 @@ def _alert(sent: Notification, detail: AlertDetail, ends_at: str) -> dict[str, A
         "description": text.sentences(sent, detail),
         "command": text.command(sent, detail),
         **{name: value for name, value in facts.items() if name not in {"job", "node", "severity"}},
-        **({"lines": "\n".join(found)} if (found := text.lines(sent, detail)) else {}),
+        **({"lines": "\n".join(lines)} if (lines := text.lines(sent, detail)) else {}),
     }
     return {
         "labels": labels,

@@ -1,4 +1,4 @@
-"""What the sinks of chat rooms and pagers share: a body made of a notification, posted to one address."""
+"""What all sinks over HTTP share: bodies made of a notification, posted to one address."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from supervisor.alerts.endpoint import HttpEndpoint
 from supervisor.alerts.model import AlertSeverity
-from supervisor.alerts.sinks import as_notification, dump, request
+from supervisor.alerts.sinks import dump, request
+from supervisor.alerts.text import AlertDetail
 from supervisor.alerts.threads import NotificationState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from supervisor.alerts.model import OutgoingAlert
     from supervisor.alerts.sinks import AlertRequest, Outcome
-    from supervisor.alerts.text import AlertDetail
     from supervisor.alerts.threads import Notification
 
     Bodies = Callable[[Notification, AlertDetail], Sequence[dict[str, Any] | list[Any]]]
@@ -23,20 +22,27 @@ _COLOURS: Final = {AlertSeverity.INFO: 0x3B82F6, AlertSeverity.WARNING: 0xF59E0B
 _RESOLVED: Final = 0x16A34A
 
 
-class ChatSink:
+class HttpSink:
     """Posts the bodies that `bodies` writes, one request each. Raises SuperviseError (exit 78) for a URL that cannot be one."""
 
-    def __init__(self, url: str, bodies: Bodies, detail: AlertDetail, *, key: tuple[str, str] | None = None) -> None:
-        """`key`: name and value of a secret field, which is added when a body is sent: the outbox never holds it."""
-        self._endpoint = HttpEndpoint(url, None, hide=[key[1]] if key else [])
+    def __init__(
+        self,
+        url: str,
+        bodies: Bodies,
+        detail: AlertDetail = AlertDetail.SUMMARY,
+        *,
+        secret: bytes | None = None,
+        key: tuple[str, str] | None = None,
+    ) -> None:
+        """`secret`: signs each body. `key`: name and value of a secret field, added when a body is sent: the spool never holds it."""
+        self._endpoint = HttpEndpoint(url, secret, hide=[key[1]] if key else [])
         self._key = dump(dict([key]))[:-1] + b"," if key else b""
         self.host = self._endpoint.host
         self._bodies, self._detail = bodies, detail
 
-    def requests(self, sent: OutgoingAlert | Notification) -> Sequence[AlertRequest]:
+    def requests(self, sent: Notification) -> Sequence[AlertRequest]:
         """Write the notification as this service takes it."""
-        notification = as_notification(sent)
-        return [request(notification, body, part) for part, body in enumerate(self._bodies(notification, self._detail))]
+        return [request(sent, body, part) for part, body in enumerate(self._bodies(sent, self._detail))]
 
     def deliver(self, event_id: str, body: bytes, deadline_s: float) -> Outcome:
         """Try once, in at most `deadline_s` from name look-up to status line."""

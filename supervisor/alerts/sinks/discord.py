@@ -1,6 +1,6 @@
 """Discord's webhook: one embed.
 
-Limits (discord.com/developers/docs/resources/message#embed-object-embed-limits, November 2026): title 256, description 4096, 25 fields,
+Limits (discord.com/developers/docs/resources/message#embed-object-embed-limits, November 2026): description 4096, 25 fields,
 a field's name 256 and value 1024, 6000 together. `allowed_mentions` with an empty list lets no text ping a room. 429 has Retry-After.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from supervisor.alerts import text
-from supervisor.alerts.sinks.chat import ChatSink, colour, cut
-from supervisor.core.time_text import timestamp
+from supervisor.alerts.sinks.chat import HttpSink, colour, cut
+from supervisor.core.units import timestamp
 
 if TYPE_CHECKING:
     from supervisor.alerts.sinks import SinkOptions
@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 
 
 def bodies(sent: Notification, detail: AlertDetail) -> list[dict[str, Any]]:
-    """Return one message with one embed."""
+    """Return one message with one embed. The title is the message's own text, because a phone shows that of it."""
     lines = cut("\n".join(text.lines(sent, detail)).replace("`", "'"), 2000)
     description = text.sentences(sent, detail) + (f"\n```\n{lines}\n```" if lines else "")
     embed = {
-        "title": cut(text.title(sent, detail), 256),
         "description": cut(description, 4000),
         "color": colour(sent),
         "timestamp": timestamp(sent.alert.ts),
@@ -32,9 +31,9 @@ def bodies(sent: Notification, detail: AlertDetail) -> list[dict[str, Any]]:
             {"name": "command", "value": f"`{cut(text.command(sent, detail), 1000)}`", "inline": False},
         ],
     }
-    return [{"embeds": [embed], "allowed_mentions": {"parse": []}}]
+    return [{"content": cut(text.title(sent, detail), 256), "embeds": [embed], "allowed_mentions": {"parse": []}}]
 
 
-def make(options: SinkOptions) -> ChatSink:
+def make(options: SinkOptions) -> HttpSink:
     """Make the sink; raises SuperviseError for a URL that cannot be one."""
-    return ChatSink(options.url, bodies, options.detail)
+    return HttpSink(options.url, bodies, options.detail)

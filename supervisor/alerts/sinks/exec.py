@@ -2,7 +2,8 @@
 
 Exit code 0: delivered. 75 (EX_TEMPFAIL), a signal, or the deadline: another time. Any other: refused, with its last line of stderr. A
 program that is not there or cannot be executed is refused too. Where no process can be started now, as without memory, another time.
-It runs without a shell, in a process group of its own, which is killed at the deadline. Its environment is PATH, HOME and LANG.
+It runs without a shell, in a process group of its own, which is killed at the deadline. Its environment is PATH, HOME, LANG, and what names
+the way out of this machine and the user's session (`_PASSED_ON`).
 """
 
 from __future__ import annotations
@@ -16,21 +17,24 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from supervisor.alerts import text
-from supervisor.alerts.sinks import Delivered, DeliveryDeferred, DeliveryRefused, as_notification, request
+from supervisor.alerts.sinks import Delivered, DeliveryDeferred, DeliveryRefused, request
 from supervisor.errors import SuperviseError
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Sequence
 
-    from supervisor.alerts.model import OutgoingAlert
     from supervisor.alerts.sinks import AlertRequest, Outcome, SinkOptions
     from supervisor.alerts.threads import Notification
 
 TEMPORARY: Final = 75
 #: Another try of the same command would be answered alike.
 _ITS_OWN_FAULT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC, errno.E2BIG, errno.ELOOP, errno.ENAMETOOLONG})
-_PASSED_ON: Final = ("PATH", "HOME", "LANG")
+_PASSED_ON: Final = frozenset({
+    "PATH", "HOME", "LANG", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy", "all_proxy",
+    "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "DBUS_SESSION_BUS_ADDRESS",
+    "SSL_CERT_FILE", "SSL_CERT_DIR",
+})  # fmt: skip
 _ANSWER: Final = 200
 #: Of its stderr: what one read takes, what is kept; and how often its end is checked.
 _PIPE_BYTES: Final = 65536
@@ -47,10 +51,9 @@ class ProgramSink:
         self._options, self._start = options, options.start
         self.host = os.path.basename(options.argv[0])  # noqa: PTH119 (text)
 
-    def requests(self, sent: OutgoingAlert | Notification) -> Sequence[AlertRequest]:
-        """Write the notification as docs/guides/alerts.md documents it."""
-        notification = as_notification(sent)
-        return [request(notification, text.document(notification, self._options.detail))]
+    def requests(self, sent: Notification) -> Sequence[AlertRequest]:
+        """Write the notification as docs/reference/alert-format.md documents it."""
+        return [request(sent, text.document(sent, self._options.detail))]
 
     def deliver(self, event_id: str, body: bytes, deadline_s: float) -> Outcome:
         """Run the program once."""
@@ -88,8 +91,8 @@ def _read_until_end(process: subprocess.Popen[bytes], body: bytes, until: float)
             has_ended = process.poll() is not None  # then one read is left: a pipe holds no more
             for key, _ in selector.select(0.0 if has_ended else min(left_s, _POLL_S)):
                 if key.fileobj is process.stderr:
-                    found = os.read(key.fd, _PIPE_BYTES)
-                    written, is_over = (written + found)[-_KEPT_BYTES:], not found
+                    piece = os.read(key.fd, _PIPE_BYTES)
+                    written, is_over = (written + piece)[-_KEPT_BYTES:], not piece
                 else:
                     body = _fed(key.fd, body)
                     is_over = not body

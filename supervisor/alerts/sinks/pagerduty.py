@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from supervisor.alerts import text
 from supervisor.alerts.model import INCIDENT, AlertAction, AlertSeverity, plain_name
-from supervisor.alerts.sinks.chat import ChatSink, cut
+from supervisor.alerts.sinks.chat import HttpSink, cut
 from supervisor.alerts.threads import NotificationState
-from supervisor.core.time_text import timestamp
+from supervisor.core.units import timestamp
 from supervisor.errors import SuperviseError
 
 if TYPE_CHECKING:
@@ -45,12 +45,12 @@ def bodies(sent: Notification, detail: AlertDetail) -> list[dict[str, Any]]:
     return [trigger, event("acknowledge", key)] if restarts else [trigger]
 
 
-def make(options: SinkOptions) -> ChatSink:
+def make(options: SinkOptions) -> HttpSink:
     """Make the sink; raises SuperviseError without a routing key, or for a URL that cannot be one."""
     if not options.secret:
         raise SuperviseError("alerts: pagerduty: no routing key", hint="Name a file that holds the integration key with secret_file.")
     routing_key = options.secret.decode("ascii", "replace")
-    return ChatSink(options.url or URL, bodies, options.detail, key=("routing_key", routing_key))
+    return HttpSink(options.url or URL, bodies, options.detail, key=("routing_key", routing_key))
 
 
 def _payload(sent: Notification, detail: AlertDetail) -> dict[str, Any]:

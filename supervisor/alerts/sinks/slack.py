@@ -1,6 +1,6 @@
-"""Slack's incoming webhook: a header, sentences, fields, a command, and `text` for what shows no blocks.
+"""Slack's incoming webhook: title and sentences as the message's text, which a phone shows too; beside a bar fields and a command.
 
-Limits (docs.slack.dev/reference/block-kit/blocks, November 2026): header 150 characters, a section's text 3000, 10 fields of 2000 each.
+Limits (docs.slack.dev/reference/block-kit/blocks, November 2026): a section's text 3000, 10 fields of 2000 each.
 An answer other than 200 `ok` names the fault, such as `no_text`, `invalid_blocks` or `channel_is_archived`.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from supervisor.alerts import text
-from supervisor.alerts.sinks.chat import ChatSink, colour, cut
+from supervisor.alerts.sinks.chat import HttpSink, colour, cut
 
 if TYPE_CHECKING:
     from supervisor.alerts.sinks import SinkOptions
@@ -27,18 +27,16 @@ def bodies(sent: Notification, detail: AlertDetail) -> list[dict[str, Any]]:
     fields = [_mrkdwn(f"*{name}* {_plain(value)}") for name, value in text.facts(sent, detail)]
     lines = text.lines(sent, detail)
     blocks: list[dict[str, Any]] = [
-        {"type": "header", "text": {"type": "plain_text", "text": cut(title, 150), "emoji": False}},
-        {"type": "section", "text": _mrkdwn(_plain(sentences))},
         {"type": "section", "fields": fields[:10]},
         *([{"type": "section", "text": _mrkdwn(f"```{cut(_plain(chr(10).join(lines)), _MOST_LINES)}```")}] if lines else []),
         {"type": "section", "text": _mrkdwn(f"`{_plain(text.command(sent, detail))}`")},
     ]
-    return [{"text": cut(f"{title}. {sentences}", 2900), "attachments": [{"color": f"#{colour(sent):06x}", "blocks": blocks}]}]
+    return [{"text": cut(_plain(f"{title}\n{sentences}"), 2900), "attachments": [{"color": f"#{colour(sent):06x}", "blocks": blocks}]}]
 
 
-def make(options: SinkOptions) -> ChatSink:
+def make(options: SinkOptions) -> HttpSink:
     """Make the sink; raises SuperviseError for a URL that cannot be one."""
-    return ChatSink(options.url, bodies, options.detail)
+    return HttpSink(options.url, bodies, options.detail)
 
 
 def _mrkdwn(written: str) -> dict[str, str]:

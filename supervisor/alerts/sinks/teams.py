@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from supervisor.alerts import text
 from supervisor.alerts.model import AlertSeverity
-from supervisor.alerts.sinks.chat import ChatSink, cut
+from supervisor.alerts.sinks.chat import HttpSink, cut
 from supervisor.alerts.threads import NotificationState
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ def bodies(sent: Notification, detail: AlertDetail) -> list[dict[str, Any]]:
     return [{"type": "message", "attachments": [{"contentType": "application/vnd.microsoft.card.adaptive", "content": card}]}]
 
 
-def make(options: SinkOptions) -> ChatSink:
+def make(options: SinkOptions) -> HttpSink:
     """Make the sink; raises SuperviseError for a URL that cannot be one."""
-    return ChatSink(options.url, bodies, options.detail)
+    return HttpSink(options.url, bodies, options.detail)
 
 
 def _text(written: str, **form: str) -> dict[str, Any]:

@@ -1,39 +1,23 @@
-"""The generic webhook: one POST of the payload of version 1 for each event, signed. Its receivers group by themselves."""
+"""The generic webhook: one POST of the document (text.py) for each notification, signed where the sink has a key."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from supervisor.alerts.endpoint import HttpEndpoint
-from supervisor.alerts.model import encode
-from supervisor.alerts.sinks import AlertRequest
-from supervisor.alerts.threads import Notification
+from supervisor.alerts import text
+from supervisor.alerts.sinks.chat import HttpSink
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from supervisor.alerts.model import OutgoingAlert
-    from supervisor.alerts.sinks import Outcome, SinkOptions
-
-
-class WebhookSink:
-    """The endpoint. Raises SuperviseError (exit 78) for a URL that cannot be one."""
-
-    def __init__(self, url: str, secret: bytes | None) -> None:
-        self._endpoint = HttpEndpoint(url, secret)
-        self.host = self._endpoint.host
-
-    def requests(self, sent: OutgoingAlert | Notification) -> Sequence[AlertRequest]:
-        """Write the payload of version 1."""
-        alert = sent.alert if isinstance(sent, Notification) else sent
-        what = f"incident {alert.incident}, {alert.cause.value}" if alert.incident else alert.cause.value
-        return [AlertRequest(alert.event_id, encode(alert), f"{alert.severity.value.upper()} {alert.event.value}: {what}")]
-
-    def deliver(self, event_id: str, body: bytes, deadline_s: float) -> Outcome:
-        """Try once, in at most `deadline_s` from name look-up to status line."""
-        return self._endpoint.send(event_id, body, deadline_s)
+    from supervisor.alerts.sinks import SinkOptions
+    from supervisor.alerts.text import AlertDetail
+    from supervisor.alerts.threads import Notification
 
 
-def make(options: SinkOptions) -> WebhookSink:
+def bodies(sent: Notification, detail: AlertDetail) -> list[dict[str, Any]]:
+    """Return the document."""
+    return [text.document(sent, detail)]
+
+
+def make(options: SinkOptions) -> HttpSink:
     """Make the sink; raises SuperviseError for a URL that cannot be one."""
-    return WebhookSink(options.url, options.secret)
+    return HttpSink(options.url, bodies, options.detail, secret=options.secret)

@@ -24,8 +24,7 @@ from checkpointing.formats import tree_format_of
 from checkpointing.formats.directories import file_set
 from checkpointing.io import durable
 from checkpointing.io.tree import Tree
-from checkpointing.model import Identity
-from checkpointing.select import is_unchanged
+from checkpointing.model import Identity, is_unchanged
 from supervisor.checkpoints.discovery import record as discovery_record
 from supervisor.checkpoints.discovery.record import REPEATED, DiscoveryRecord, Location, MadeDirectory, Write, to_stat, with_stat
 from supervisor.checkpoints.discovery.shared_saves import SharedSaves
@@ -128,10 +127,10 @@ class Discovery:
         """Return the patterns of checkpoints, and with `candidates` those of candidates too."""
         kinds = ("checkpoint", "candidate") if candidates else ("checkpoint",)
         locations = self.locations()
-        found = tuple(location.pattern for location in locations if location.kind in kinds)
+        patterns = tuple(location.pattern for location in locations if location.kind in kinds)
         way = self._resume_way
         given = () if way is None or way.knob.counts == ResumeKind.ITSELF else _likely_patterns(locations, way)
-        return (*found, *(pattern for pattern in given if pattern not in found))
+        return (*patterns, *(pattern for pattern in given if pattern not in patterns))
 
     def is_checkpoint(self, path: str) -> bool:
         """Return whether a path lies at a location of checkpoints."""
@@ -251,15 +250,15 @@ class Discovery:
         time), when the last rank ended, or the directory is still `proven`, as it was found whole. A hard link that a mirror's upload made
         and removed changes only their ctime.
         """
-        found = {
+        members = {
             write.path: Identity(*write.after) for write in self.writes(checkpoint) if write.after is not None and not write.is_directory
         }
         if not self._is_made_here(checkpoint):
-            return found
+            return members
         try:
             tree = Tree(checkpoint)
         except OSError:
-            return found
+            return members
         entries, as_proven = tree.entries, tree.identity == proven
         claimant = tree_format_of(tree)
         # in another format's checkpoint such a file may be a person's: an evaluation's result beside each save
@@ -269,8 +268,8 @@ class Discovery:
                 name in common or BESIDE.fullmatch(name.rpartition("/")[2]) or (name == _CARD and _is_card_of_peft(f"{checkpoint}/{name}"))
             )
             if known and entry.st.st_nlink == 1 and (as_proven or entry.st.st_ctime_ns <= alive_until_ns):
-                found.setdefault(f"{checkpoint}/{name}", Identity.of(entry.st))
-        return found
+                members.setdefault(f"{checkpoint}/{name}", Identity.of(entry.st))
+        return members
 
     def unfinished(self) -> tuple[tuple[str, bool, bool], ...]:
         """Return the directories that this run made for checkpoints; for each, whether a save in it was cut off, and whether all were."""
@@ -302,7 +301,7 @@ class Discovery:
     # the lines of the logs
 
     def _add_save(self, row: dict[str, Any], file: str, attempt: int) -> None:
-        path, what, number = str(row["path"]), row["what"], int(row.get("n", 0))
+        path, event, number = str(row["path"]), row["what"], int(row.get("n", 0))
         self.shared_saves.add(row, file, attempt)
         known = self._writes.get(path, Write(path, attempt, float(row["t"])))
         for directory, dev, ino in row.get("made", ()):
@@ -310,7 +309,7 @@ class Discovery:
             self._made[directory] = MadeDirectory(str(directory), dev, ino)
         if not int(row.get("steps", 1)):
             self._saved_first.setdefault((attempt, path), float(row["t"]))
-        if what == "began":
+        if event == "began":
             under_way = self._open.setdefault(path, set())
             if known.attempt != attempt:
                 under_way.clear()  # whose ranks are dead
@@ -340,13 +339,13 @@ class Discovery:
                 logged_before_close=bool(row.get("file")),
                 save_count=self._most_times(path, known.save_count if known.attempt == attempt else 0),
             )
-        elif what == "ended":
+        elif event == "ended":
             under_way = self._open.get(path, set())
             under_way.discard((file, number))
             after = to_stat(row["now"])
             replaced = known.before is not None and after is not None and known.before[:2] != after[:2]
             self._writes[path] = replace(known, after=after, interrupted=bool(under_way) or not row["well"], replaced=replaced)
-        elif what == "renamed":
+        elif event == "renamed":
             self._add_rename(str(row["was"]), path, row, attempt)
 
     def _count_times(self, path: str, file: str, number: int) -> None:
@@ -489,9 +488,9 @@ def _is_as_left(write: Write) -> bool | None:
         st = os.stat(write.path)  # noqa: PTH116 (strings throughout)
     except OSError:
         return None
-    was = write.before if write.after is None else write.after
-    if was is None:
+    st_before = write.before if write.after is None else write.after
+    if st_before is None:
         return True
     if write.after is None or write.logged_before_close or stat.S_ISDIR(st.st_mode):
-        return st.st_ino == was[1]
-    return is_unchanged(Identity.of(st), Identity(*was))
+        return st.st_ino == st_before[1]
+    return is_unchanged(Identity.of(st), Identity(*st_before))

@@ -7,12 +7,11 @@ import shlex
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from checkpointing.discover import Listing, find
-from checkpointing.examine import checkpoints_in
+from checkpointing.discover import Listing, checkpoints_in, find
 from supervisor.observe.ranks.path_patterns import checkpoint_path, escaped, has_wildcard, is_within, matches, pattern_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from checkpointing.io.listing_cache import ListingCache
     from supervisor.checkpoints.discovery.from_logs import Discovery
@@ -115,9 +114,19 @@ class CheckpointLocations:
         return self.is_declared(path) or (self._discovery is not None and self._discovery.is_checkpoint(path))
 
     def is_saved_in_place(self, path: str) -> bool:
-        """Return whether the next save will write to the same path, as to `last.pt`."""
-        is_known = self.is_checkpoint(path) or (self._discovery is not None and self._discovery.is_known(path))
-        return is_known and pattern_of(path) == escaped(path)
+        """Return whether the next save will write to the same path, as to `last.pt`. Lists directories."""
+        return bool(self.saved_in_place((path,)))
+
+    def saved_in_place(self, paths: Iterable[str]) -> tuple[str, ...]:
+        """Return those of the paths to which the next save will write. Lists directories once: a checkpoint may have thousands of files."""
+        same = [path for path in paths if pattern_of(path) == escaped(path)]
+        discovery = self._discovery
+        if discovery is None:
+            return tuple(same)
+        known = {path for path in same if discovery.is_checkpoint(path) or discovery.is_known(path)}
+        if len(known) < len(same):
+            known |= {candidate.path for candidate in self.declared().candidates}
+        return tuple(path for path in same if path in known)
 
     def directories(self) -> tuple[str, ...]:
         """Return the directories that hold checkpoints, as far as no wildcard stands in their names."""

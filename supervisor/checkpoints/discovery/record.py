@@ -7,7 +7,8 @@ import stat
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing.catalogue import CheckpointCatalogue, Table, TableChange
+from checkpointing.catalogue import CheckpointCatalogue
+from checkpointing.io.row_file import RowTable, TableChange
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,10 +88,10 @@ class LoggedRun:
     run: str
 
 
-LOCATION: Final = Table("location", Location, lambda row: row.pattern)
-WRITE: Final = Table("write", Write, lambda row: row.path)
-MADE: Final = Table("made", MadeDirectory, lambda row: row.path)
-LOGGED: Final = Table("logged", LoggedRun, lambda _row: "")
+LOCATION: Final = RowTable("location", Location, lambda row: row.pattern)
+WRITE: Final = RowTable("write", Write, lambda row: row.path)
+MADE: Final = RowTable("made", MadeDirectory, lambda row: row.path)
+LOGGED: Final = RowTable("logged", LoggedRun, lambda _row: "")
 
 
 @dataclass(frozen=True, slots=True)

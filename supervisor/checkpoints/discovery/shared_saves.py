@@ -47,7 +47,7 @@ class SharedSaves:
             self._attempt, self._began = attempt, {}
         rank, steps, t = int(local), int(row.get("steps", 0)), float(row["t"])
         others = self._began.pop(path, {})
-        other = next((one for one, (at, t_) in others.items() if one != rank and at == steps and abs(t - t_) < TOGETHER_S), None)
+        other = next((number for number, (at, t_) in others.items() if number != rank and at == steps and abs(t - t_) < TOGETHER_S), None)
         if other is not None:
             self._found = SharedSave(path, (min(rank, other), max(rank, other)))
         while len(self._began) >= MOST_PATHS:

@@ -17,16 +17,19 @@ from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
+from checkpointing.reader.messages import encode
 from supervisor.checkpoints.discovery import record
-from supervisor.checkpoints.mirror.process import mirrors, s3_options
 from supervisor.checkpoints.mirror.restore_permission import refusal
+from supervisor.checkpoints.mirror.uploads import mirrors, s3_options
+from supervisor.core.units import bytes_text
 from supervisor.guardian import ownership
 from supervisor.launch.environment import job_environment
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
+    from checkpointing.mirror.listing import MirroredCheckpoint
     from supervisor.job.job import Job
 
 #: The kind of an answer where a save of several nodes is not whole in the mirror.
@@ -38,21 +41,21 @@ _READ_TIMEOUT_S = (
 
 
 class RestoreOrder(msgspec.Struct, frozen=True):
-    """What to restore: the newest checkpoint of `job`, or of `instead` if it has none ("": of no other), and where it may be written.
+    """What to restore: the newest checkpoint of `job`, or of `instead` if it has none, and where it may be written.
 
-    save: if given, the checkpoint of this save of several nodes and no other (Manifest.save).
-    s3: fields of checkpointing.mirror.backends.S3Options. cwd, command, declared and discovered: what restore_permission judges by.
+    `cwd`, `command`, `declared` and `discovered` are what restore_permission judges by.
     """
 
     mirrors: tuple[str, ...]
     job: str
-    instead: str
+    instead: str  # another job; "": none
     cwd: str
     command: tuple[str, ...]
     declared: tuple[str, ...]
     discovered: tuple[str, ...]
-    s3: dict[str, Any]
-    save: str = ""
+    s3: dict[str, Any]  # fields of checkpointing.mirror.backends.S3Options
+    save: str = ""  # if given, the checkpoint of this save of several nodes and no other (Manifest.save)
+    is_listing: bool = False  # restore nothing; send a MirrorManifest of each checkpoint of the job whose path exists here
 
 
 class RestoredBytes(msgspec.Struct, frozen=True, tag_field="ev", tag="progress"):
@@ -69,13 +72,10 @@ class RestoreLine(msgspec.Struct, frozen=True, tag_field="ev", tag="line"):
 
 
 class RestoreAnswer(msgspec.Struct, frozen=True, tag_field="ev", tag="answer"):
-    """The answer to a restore. kind: restored, nothing, or why it was refused.
+    """The answer to a restore."""
 
-    The reasons: other_job, unreachable, parts_missing, in_the_way (another file has the name), elsewhere (the path is not
-    permitted), no_space, failed.
-    began: when the run began that saved it. manifest: as text; "" if the file is another whole checkpoint that had the name.
-    """
-
+    # restored, nothing, or why not: other_job, unreachable, parts_missing, in_the_way (another file has the name), elsewhere (the path
+    # is not permitted), no_space, failed
     kind: str
     path: str = ""
     step: int | None = None
@@ -84,11 +84,19 @@ class RestoreAnswer(msgspec.Struct, frozen=True, tag_field="ev", tag="answer"):
     message: str = ""
     hint: str = ""
     passed_over: tuple[tuple[str, str], ...] = ()
-    began: int = 0
-    manifest: str = ""
+    began: int = 0  # when the run began that saved it
+    manifest: str = ""  # as text; "": the file is another whole checkpoint that had the name
 
 
-RestoreEvent = RestoredBytes | RestoreLine | RestoreAnswer
+class MirrorManifest(msgspec.Struct, frozen=True, tag_field="ev", tag="manifest"):
+    """A checkpoint that a mirror holds. mirror: its URL; manifest: as text."""
+
+    mirror: str
+    key: str
+    manifest: str
+
+
+RestoreEvent = RestoredBytes | RestoreLine | RestoreAnswer | MirrorManifest
 
 
 def restore(job: Job, say: Callable[[str], None], save: str = "") -> RestoreAnswer:
@@ -96,8 +104,20 @@ def restore(job: Job, say: Callable[[str], None], save: str = "") -> RestoreAnsw
 
     `say` gets a line of progress now and then.
     """
+    return _ask(job, _order(job, save=save), say)
+
+
+def list_manifests(job: Job, took: Callable[[MirrorManifest], None], say: Callable[[str], None]) -> None:
+    """Pass on each checkpoint of this job in its mirrors whose path exists here. `say` gets lines of progress, and why it failed."""
+    answer = _ask(job, _order(job, is_listing=True), say, took)
+    if answer.kind != "nothing":
+        trouble = "the catalogue of checkpoints is new, and what the mirrors hold of those here could not be listed"
+        say(f"{trouble}: {answer.message}; they are read anew, and ordered by their steps")
+
+
+def _order(job: Job, *, save: str = "", is_listing: bool = False) -> RestoreOrder:
     checkpoints = job.settings.checkpoints
-    order = RestoreOrder(
+    return RestoreOrder(
         mirrors=tuple(mirrors(job.settings)),
         job=job.name,
         instead=checkpoints.restore_from,
@@ -107,7 +127,13 @@ def restore(job: Job, say: Callable[[str], None], save: str = "") -> RestoreAnsw
         discovered=tuple(location.pattern for location in record.read_locations(job.state / "checkpoints") if location.saved),
         s3=s3_options(job.settings),
         save=save,
+        is_listing=is_listing,
     )
+
+
+def _ask(
+    job: Job, order: RestoreOrder, say: Callable[[str], None], took: Callable[[MirrorManifest], None] = lambda _row: None
+) -> RestoreAnswer:
     argv = [sys.executable, "-P", "-m", "supervisor.checkpoints.mirror.restore_process"]
     try:
         with (
@@ -121,7 +147,7 @@ def restore(job: Job, say: Callable[[str], None], save: str = "") -> RestoreAnsw
             assert process.stdin is not None  # noqa: S101 (says it to the type checker)
             assert process.stdout is not None  # noqa: S101 (as above)
             with contextlib.suppress(BrokenPipeError):  # it ended before it read: its exit code is reported below
-                process.stdin.write(_encode(order))
+                process.stdin.write(encode(order))
                 process.stdin.close()
             answer: RestoreAnswer | None = None
             reported = time.monotonic()
@@ -129,19 +155,16 @@ def restore(job: Job, say: Callable[[str], None], save: str = "") -> RestoreAnsw
                 event: RestoreEvent = msgspec.convert(json.loads(line), RestoreEvent)
                 if isinstance(event, RestoreLine):
                     say(clean(event.text))
+                elif isinstance(event, MirrorManifest):
+                    took(event)
                 elif isinstance(event, RestoreAnswer):
                     answer = event
                 elif time.monotonic() - reported > _REPORT_EVERY_S:
                     reported = time.monotonic()
-                    say(f"restoring from the mirror: {event.done / 2**30:.1f} of {event.total / 2**30:.1f} GiB")
+                    say(f"restoring from the mirror: {bytes_text(event.done)} of {bytes_text(event.total)}")
             return answer or RestoreAnswer("failed", message=_unanswered(process.wait(), errors))
     except (OSError, ValueError) as error:
         return RestoreAnswer("failed", message=f"cannot restore: {error}")
-
-
-def _encode(message: RestoreOrder | RestoreEvent) -> str:
-    """Return a message as JSON. The standard library's encoder takes paths that are not UTF-8; that of msgspec refuses them."""
-    return json.dumps(msgspec.to_builtins(message))
 
 
 def _unanswered(code: int, errors: IO[bytes]) -> str:
@@ -151,9 +174,18 @@ def _unanswered(code: int, errors: IO[bytes]) -> str:
     return f"the process that restores ended with {code}" + (f": {clean(lines[-1])}" if lines else "")
 
 
+def _present(mirrored: Iterable[MirroredCheckpoint]) -> Iterator[MirrorManifest]:
+    """Yield those whose path exists here."""
+    from checkpointing.manifest import documents  # noqa: PLC0415 (only in the process that needs it)
+
+    for checkpoint in mirrored:
+        if os.path.lexists(checkpoint.manifest.path):
+            yield MirrorManifest(checkpoint.backend.url, checkpoint.location.key, documents.encode(checkpoint.manifest).decode("ascii"))
+
+
 def main() -> int:
     """Restore as the order on stdin says."""
-    from checkpointing.manifest.documents import encode  # noqa: PLC0415 (as above)
+    from checkpointing.manifest import documents  # noqa: PLC0415 (as above)
     from checkpointing.mirror import restore as restoring  # noqa: PLC0415 (only in the process that needs it)
     from checkpointing.mirror.backends import S3Options  # noqa: PLC0415 (as above)
     from checkpointing.mirror.backends.opening import open_backend  # noqa: PLC0415 (as above)
@@ -164,7 +196,7 @@ def main() -> int:
 
     def send(event: RestoreEvent) -> None:
         with writing:  # the thread that downloads reports its progress
-            sys.stdout.write(_encode(event) + "\n")
+            sys.stdout.write(encode(event))
             sys.stdout.flush()
 
     kinds = {
@@ -184,8 +216,11 @@ def main() -> int:
         def may_not(path: str) -> tuple[str, str] | None:
             return refusal(path, order.cwd, order.declared, order.discovered, order.command)
 
-        done: restoring.Restored | None
-        if order.save:
+        done: restoring.Restored | None = None
+        if order.is_listing:
+            for row in _present(restoring.available(backends, order.job, progress, names_others=False)[0]):
+                send(row)
+        elif order.save:
             done = restoring.of_save(backends, order.job, order.save, refusal=may_not, progress=progress)
         else:
             done = restoring.newest_of(backends, order.job, order.instead, refusal=may_not, progress=progress)
@@ -208,7 +243,7 @@ def main() -> int:
                 done.fetched_bytes,
                 passed_over=done.passed_over,
                 began=max(done.manifest.about.began or 0, done.manifest.saved_ns // 10**9),
-                manifest=encode(done.manifest).decode("ascii") if done.is_proven else "",
+                manifest=documents.encode(done.manifest).decode("ascii") if done.is_proven else "",
             )
         )
     return 0

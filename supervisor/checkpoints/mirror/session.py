@@ -5,24 +5,26 @@ Both take as long as a disk and a network need. The first runs in a thread, whil
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from checkpointing.io.background_call import BackgroundCall
 from checkpointing.io.read_watch import DiskSilent
+from checkpointing.mirror import keys
 from supervisor.checkpoints.mirror import restore_process
-from supervisor.checkpoints.mirror.process import mirrors
-from supervisor.core.time_text import span_text
+from supervisor.checkpoints.mirror.uploads import mirrors
+from supervisor.core.units import bytes_text, span_text
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.journal.records import RESTORED, Note
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from supervisor.checkpoints.job import JobCheckpoints
-    from supervisor.checkpoints.mirror.process import MirrorLink
+    from supervisor.checkpoints.mirror.uploads import MirrorUploads
+    from supervisor.checkpoints.recording.reader_link import ReaderLink
     from supervisor.checkpoints.recording.watcher import CheckpointWatcher
     from supervisor.core.model import RankInfo
     from supervisor.job.job import Job
@@ -44,10 +46,21 @@ class MirrorAnswer:
     none_good: bool
 
 
-def ask(checkpoints: JobCheckpoints, restore: Callable[[], restore_process.RestoreAnswer]) -> MirrorAnswer | None:
-    """Ask the mirrors if no checkpoint on this disk is good; return None if one is, or may be. Reads files."""
+def ask(
+    checkpoints: JobCheckpoints,
+    restore: Callable[[], restore_process.RestoreAnswer],
+    list_manifests: Callable[[Callable[[restore_process.MirrorManifest], None]], None],
+) -> MirrorAnswer | None:
+    """Ask the mirrors if no checkpoint on this disk is good; return None if one is, or may be. Reads files.
+
+    `list_manifests` passes on what the mirrors hold, for a catalogue that was lost, or is new, where checkpoints lie here.
+    """
     try:
         listing = checkpoints.listing()
+        if listing.candidates and checkpoints.records.is_catalogue_new:
+            rows: list[restore_process.MirrorManifest] = []
+            list_manifests(rows.append)
+            checkpoints.take_over(rows)
         checkpoints.note_before()
     except DiskSilent:  # the selection meets it as well, and reports it
         return None
@@ -59,12 +72,12 @@ def ask(checkpoints: JobCheckpoints, restore: Callable[[], restore_process.Resto
 def note(answer: restore_process.RestoreAnswer) -> Note:
     """Return the record of a restore before the first attempt, and of the checkpoints passed over, for `status` and `why`."""
     name = answer.path.rpartition("/")[2]
-    text = f"{name} from {answer.mirror}" if answer.kind == "restored" else f"no checkpoint: {answer.message or 'there is none'}"
+    text = f"{name} from {answer.mirror}" if answer.kind == "restored" else f"no checkpoint: {answer.message or 'it had none of this job'}"
     if answer.passed_over:
-        what, why = answer.passed_over[0]
+        key, why = answer.passed_over[0]
         more = f" and {len(answer.passed_over) - 1} more" if len(answer.passed_over) > 1 else ""
         # `status` has two lines for it; the data has all
-        text += f"; passed over: {what.rstrip('/').rpartition('/')[2]}: {why.replace(what, '')}{more}"
+        text += f"; passed over: {keys.short_name(key)}: {why.replace(key, '')}{more}"
     rows = [list(row) for row in answer.passed_over]
     data = {"outcome": answer.kind, "path": answer.path, "step": answer.step, "mirror": answer.mirror, "passed_over": rows}
     return Note(RESTORED, text, data)
@@ -73,14 +86,14 @@ def note(answer: restore_process.RestoreAnswer) -> Note:
 def report(asked: MirrorAnswer, say: Callable[[str], None]) -> None:
     """Report the answer, by `say`. Raises SuperviseError if nothing was restored and this disk has no checkpoint."""
     answer = asked.answer
-    for what, why in answer.passed_over:
-        say(f"passed over in the mirror: {what}: {why}")
+    for key, why in answer.passed_over:
+        say(f"passed over in the mirror: {key}: {why}")
     if answer.kind == "restored":
         step = "" if answer.step is None else f" of step {answer.step}"
         why = "none on this disk is good" if asked.none_good else "there was no checkpoint on this disk"
-        what = f"restored {answer.path}{step} from {answer.mirror}: {why}"
+        text = f"restored {answer.path}{step} from {answer.mirror}: {why}"
         say(
-            what
+            text
             if answer.bytes
             else f"{answer.path}{step} is here already, whole and the same as in {answer.mirror}: nothing was downloaded"
         )
@@ -96,26 +109,12 @@ def report(asked: MirrorAnswer, say: Callable[[str], None]) -> None:
 
 def run_beside(work: Callable[[], T], meanwhile: Callable[[], None], given_up: threading.Event) -> T | None:
     """Do `work` in a thread and `meanwhile` until it ends. Return its result, or None once it is given up; raise its exception."""
-    done = threading.Event()
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except BaseException as error:  # noqa: BLE001 -- raised again below
-            errors.append(error)
-        finally:
-            done.set()
-
-    threading.Thread(target=run, name="restore", daemon=True).start()
-    while not done.wait(_LOOK_S):
+    background = BackgroundCall(work, "restore")
+    while not background.done.wait(_LOOK_S):
         if given_up.is_set():
             return None
         meanwhile()
-    if errors:
-        raise errors[0]
-    return results[0]
+    return background.result()
 
 
 def has_rank_0(ranks: Sequence[RankInfo], environ: Mapping[str, str], *, is_torchrun: bool) -> bool | None:
@@ -132,14 +131,14 @@ def has_rank_0(ranks: Sequence[RankInfo], environ: Mapping[str, str], *, is_torc
 def opening_lines(job: Job, *, several_nodes: bool = False) -> list[str]:
     """Return the lines for the start: what is sent where."""
     patterns = ", ".join(job.settings.checkpoints.paths)
-    what = f"{patterns} and " if patterns else ""
+    declared = f"{patterns} and " if patterns else ""
     place = f"{', '.join(mirrors(job.settings))}, below {job.name}/{job.run_id}/"
     alone = (
         [f"only the node of rank 0 sends what matches {patterns} and is not saved through torch, safetensors.torch or DCP"]
         if several_nodes and patterns
         else []
     )
-    return [f"to be mirrored to {place}: {what}what the script is seen to save and to load as a checkpoint", *alone]
+    return [f"to be mirrored to {place}: {declared}what the script is seen to save and to load as a checkpoint", *alone]
 
 
 class EndWait:
@@ -170,18 +169,24 @@ class EndWait:
             self._say_at = 0.0
         return max(0.0, self._until - time.monotonic())
 
-    def look(self, what: str) -> bool:
+    def look(self, subject: str) -> bool:
         """Say now and then what is waited for. Return whether there is time left."""
         self._beat()
         left_s = self.left_s()
         if left_s and time.monotonic() >= self._say_at:
             self._say_at = time.monotonic() + SAY_EVERY_S
             how = "another signal ends that" if self._is_shortened else "a signal shortens that"
-            self._say(f"{what}; waits {span_text(left_s)} more, {how}")
+            self._say(f"{subject}; waits {span_text(left_s)} more, {how}")
         return left_s > 0
 
 
-def finish(mirror: MirrorLink | None, watcher: CheckpointWatcher | None, wait: EndWait, say: Callable[[str], None], spool: Path) -> bool:
+def finish(
+    link: ReaderLink,
+    mirror: MirrorUploads | None,
+    watcher: CheckpointWatcher | None,
+    wait: EndWait,
+    say: Callable[[str], None],
+) -> bool:
     """Verify the last saves, and let the mirror send them. Report what is not sent. Return whether all was verified."""
     all_verified = True
     if watcher is not None:
@@ -192,17 +197,18 @@ def finish(mirror: MirrorLink | None, watcher: CheckpointWatcher | None, wait: E
             say("the last checkpoint was not verified in time and is not in the mirror: the next start of the job sends it")
         watcher.stop(0.1)
     if mirror is None:
+        link.close(0.0)
         return all_verified
-    mirror.finish(wait.left_s())
-    while not mirror.has_finished() and wait.look(_sending(*mirror.backlog())):
+    link.finish(wait.left_s())
+    while not link.has_finished() and wait.look(_sending(*mirror.backlog())):
         time.sleep(_LOOK_S)
-    mirror.close(0.0)
+    link.close(0.0)
     if left := mirror.backlog()[0]:
         kept = f"{left} checkpoint(s) are" if left > 1 else "1 checkpoint is"
-        say(f"{kept} not in the mirror yet, and spooled in {spool} for the next start")
+        say(f"{kept} not in the mirror yet, and kept for the next start, which sends what waits")
     return all_verified
 
 
 def _sending(n_checkpoints: int, n_bytes: int) -> str:
     many = "the last checkpoint" if n_checkpoints <= 1 else f"the last {n_checkpoints} checkpoints"
-    return f"sending {many} to the mirror: {n_bytes / 2**30:.2f} GiB left"
+    return f"sending {many} to the mirror: {bytes_text(n_bytes)} left"

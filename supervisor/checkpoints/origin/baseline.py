@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.catalogue import Table, TableChange
+from checkpointing.io.row_file import RowTable, TableChange
 from checkpointing.model import Identity
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ class LayBefore:
     identity: Identity
 
 
-LOOKED: Final = Table("looked_before", LookedBefore, lambda _row: "")
-BEFORE: Final = Table("lay_before", LayBefore, lambda row: row.path)
+LOOKED: Final = RowTable("looked_before", LookedBefore, lambda _row: "")
+BEFORE: Final = RowTable("lay_before", LayBefore, lambda row: row.path)
 
 
 class Baseline:

@@ -11,9 +11,9 @@ import time
 from typing import TYPE_CHECKING
 
 from checkpointing.lineage import Lineages
+from checkpointing.manifest.documents import is_same
 from checkpointing.model import UNKNOWN_LINEAGE
 from checkpointing.ordering import Order, RollBack
-from checkpointing.select import is_same
 from checkpointing.verification import identity_of, verify
 from supervisor.checkpoints.discovery.from_logs import read_last_run
 
@@ -71,14 +71,14 @@ class CheckpointOrder:
 
     def order(self) -> Order:
         """Return the order as it is known now."""
-        return Order(lambda one: self.lineage_of(one.path, one.identity, one.written_ns), self._lineages.roll_backs)
+        return Order(lambda candidate: self.lineage_of(candidate.path, candidate.identity, candidate.written_ns), self._lineages.roll_backs)
 
     def lineage_of(self, path: str, identity: Identity, mtime_ns: int) -> Lineage:
         """Return who wrote what has this identity."""
         read = self._read.get(path)
         if read is not None and read[0] == identity:
             return read[1]
-        manifest = self._manifests.get(path)
+        manifest = self._manifests.facts(path)
         if manifest is not None and is_same(identity, manifest) and manifest.about.began is not None:
             lineage = manifest.about.lineage or UNKNOWN_LINEAGE
             self._read[path] = identity, lineage
@@ -117,7 +117,7 @@ class CheckpointOrder:
 
     def age_of(self, candidate: Candidate) -> tuple[Lineage, int]:
         """Return who wrote a checkpoint, and its step by its manifest or its name; -1 where neither gives one."""
-        manifest = self._manifests.get(candidate.path)
+        manifest = self._manifests.facts(candidate.path)
         is_known = manifest is not None and is_same(candidate.identity, manifest)
         step = manifest.step if manifest is not None and is_known else candidate.named.step if candidate.named is not None else None
         lineage = self.lineage_of(candidate.path, candidate.identity, candidate.written_ns)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing import step_names
 from checkpointing.io.tree import Tree
-from checkpointing.select import is_same
+from checkpointing.manifest.documents import is_same
 from checkpointing.verification import identity_of, verify
 from supervisor.checkpoints.recording.shared_manifests import SharedManifests
-from supervisor.core.model import CheckpointOwner, LoadedCheckpoint
+from supervisor.core.checkpoint_model import CheckpointOwner, LoadedCheckpoint
 from supervisor.observe.ranks.path_patterns import checkpoint_path, has_wildcard, is_within, pattern_of
 from supervisor.observe.ranks.progress_sampler import loads_of_ranks
 
@@ -103,7 +103,7 @@ class CheckpointOwners:
             return True
         if discovery is not None and (discovery.writes(path) or discovery.wrote_earlier(path)):
             return True
-        manifest = records.manifests.get(path)
+        manifest = records.manifests.facts(path)
         lineage = manifest.about.lineage if manifest is not None and is_same(identity, manifest) else None
         if lineage is not None and lineage.began and lineage.run != self._job.run_id:  # of this run a logged save alone shows it
             return True

@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from checkpointing.model import Lineage
-from checkpointing.select import is_unchanged
+from checkpointing.model import Lineage, is_unchanged
 from checkpointing.verification import identity_of
 
 if TYPE_CHECKING:
     from checkpointing.manifest.documents import Manifests
     from checkpointing.model import Identity
-    from checkpointing.retention.aside import AsideRecord
     from supervisor.checkpoints.discovery.from_logs import Discovery
     from supervisor.checkpoints.discovery.locations import CheckpointLocations
     from supervisor.checkpoints.origin.baseline import Baseline
@@ -67,14 +65,13 @@ class Provenance:
         *,
         manifests: Manifests,
         baseline: Baseline,
-        moves: AsideRecord,
         several_nodes: bool,
     ) -> None:
         """`several_nodes`: ranks of other nodes write checkpoints too, and their save logs are not here."""
         self._is_all_trusted = discovery is None or several_nodes
         self._are_declared_trusted = job.settings.checkpoints.trusted
         self._locations, self._discovery, self._order = locations, discovery, order
-        self._manifests, self._baseline, self._moves = manifests, baseline, moves
+        self._manifests, self._baseline = manifests, baseline
 
     def of(self, path: str, identity: Identity, mtime_ns: int = 0) -> CheckpointOrigin:
         """Return who wrote a content. mtime_ns: when it was written, for a directory the time of its newest file; 0: not known."""
@@ -107,12 +104,9 @@ class Provenance:
             return True
         if self._are_declared_trusted and self._locations.is_declared(path):
             return True
-        identity, recorded = identity_of(path), self._manifests.get(path)
+        identity, recorded = identity_of(path), self._manifests.facts(path)
         if identity is None:
             return False
-        if recorded is not None and recorded.identity == identity:
+        if recorded is not None and is_unchanged(identity, recorded.identity):
             return True
-        if self._unlogged(path, identity) is CheckpointWriter.UNLOGGED:
-            return True
-        put_back = (change for change in self._moves.changes() if change.kind == "put_back" and change.path == path)
-        return any(is_unchanged(identity, change.identity) for change in put_back)
+        return self._unlogged(path, identity) is CheckpointWriter.UNLOGGED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.catalogue import Table
+from checkpointing.io.row_file import RowTable
 
 if TYPE_CHECKING:
     from checkpointing.catalogue import CheckpointCatalogue
@@ -26,7 +26,7 @@ class NodeMeeting:
     run: str = ""
 
 
-MEETING: Final = Table("meeting", NodeMeeting, lambda _row: "")
+MEETING: Final = RowTable("meeting", NodeMeeting, lambda _row: "")
 
 
 class MeetingRecord:

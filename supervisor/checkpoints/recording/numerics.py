@@ -34,25 +34,25 @@ def last_of_run(manifests: Iterable[Manifest], run: str, pattern: str | None = N
 def last_before(manifest: Manifest, recorded: Iterable[Manifest], run: str) -> Manifest | None:
     """Return the checkpoint of a run and of the same pattern that was saved last before this one, at another path."""
     when = saved_order(manifest)
-    earlier = (one for one in recorded if one.path != manifest.path and saved_order(one) < when)
+    earlier = (other for other in recorded if other.path != manifest.path and saved_order(other) < when)
     return last_of_run(earlier, run, pattern_of(manifest.path))
 
 
-def compared(found: tuple[NonFinite, ...], before: Manifest | None) -> tuple[NonFinite, ...]:
+def compared(entries: tuple[NonFinite, ...], before: Manifest | None) -> tuple[NonFinite, ...]:
     """Note for each tensor whether it was finite in an earlier save. `before`: the save before this one; None: the run's first."""
     if before is None:
-        return found
+        return entries
     known = {entry.tensor: entry for entry in before.non_finite}
     if len(known) >= MOST_NON_FINITE:  # not all were listed: a tensor that is not among them may hold NaN there too
         first = before.non_finite[0]
-        return tuple(replace(one, was_finite=first.was_finite, finite_step=first.finite_step) for one in found)
+        return tuple(replace(entry, was_finite=first.was_finite, finite_step=first.finite_step) for entry in entries)
     rows = []
-    for one in found:
-        was = known.get(one.tensor)
-        if was is None:
-            rows.append(replace(one, was_finite=True, finite_step=before.step))
+    for entry in entries:
+        earlier = known.get(entry.tensor)
+        if earlier is None:
+            rows.append(replace(entry, was_finite=True, finite_step=before.step))
         else:
-            rows.append(replace(one, was_finite=was.was_finite, finite_step=was.finite_step))
+            rows.append(replace(entry, was_finite=earlier.was_finite, finite_step=earlier.finite_step))
     return tuple(rows)
 
 

@@ -11,18 +11,19 @@ import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from checkpointing.io.reader import Interrupted
-from checkpointing.manifest import check
-from checkpointing.manifest.documents import PART, About, Manifests, NodePart
-from checkpointing.verification import identity_of, verify_part
+from checkpointing.io.tree import ReadOptions
+from checkpointing.manifest.documents import PART, Manifests, NodePart, decode
+from checkpointing.reader.messages import ReadCheckpoint
+from checkpointing.reader.one_pass import part_of
+from checkpointing.verification import identity_of
 from supervisor.checkpoints.recording import numerics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from checkpointing.io.tree import ReadOptions
     from checkpointing.manifest.documents import Manifest
-    from checkpointing.model import Identity
+    from checkpointing.model import Candidate, Identity
+    from checkpointing.reader.messages import PartRead
     from supervisor.checkpoints.records import CheckpointRecords
 
 
@@ -37,30 +38,34 @@ class PartRecorder:
         """Return whether ranks of this node still save to a directory that may become a part."""
         return self._may_be_part(path) and self._save_of(path) is None
 
-    def get(self, path: str, identity: Identity) -> Manifest | None:
-        """Return the part that was recorded of this content."""
-        known = self.manifests.get(path)
-        return known if known is not None and known.identity == identity else None
-
     def present(self) -> Iterator[Manifest]:
         """Yield the recorded parts that are there as they were."""
         for manifest in self.manifests.all():
             if identity_of(manifest.path) == manifest.identity:
                 yield manifest
 
-    def record(self, path: str, identity: Identity, reading: ReadOptions) -> Manifest | None:
-        """Verify and record the part at a path. None if it is none, its save has not ended, or it changed meanwhile."""
-        known = self.get(path, identity)
+    def is_to_be_read(self, candidate: Candidate) -> bool:
+        """Return whether a directory may be a part that is not recorded yet."""
+        return self.manifests.of(candidate.path, candidate.identity) is None and self._save_of(candidate.path) is not None
+
+    def read(self, candidate: Candidate) -> PartRead | None:
+        """Read a directory that may be a part, in this process, at full speed; None if there is nothing to record."""
+        if not self.is_to_be_read(candidate):
+            return None
+        order = ReadCheckpoint(0, candidate.path, self._records.provenance.trusts(candidate.path))
+        return part_of(order, self._records.job.name, ReadOptions())
+
+    def record(self, path: str, identity: Identity, part: PartRead | None) -> Manifest | None:
+        """Record the part that was read at a path. None if it is none, its save has not ended, or it changed meanwhile."""
+        known = self.manifests.of(path, identity)
         save = self._save_of(path)
+        records, meeting = self._records, self._records.meetings.newest
         if known is not None or save is None:
             return known
-        records, meeting = self._records, self._records.meetings.newest
-        try:
-            part = verify_part(path, reading, own=records.provenance.trusts(path))
-            if part is None or meeting is None or part.found.identity != identity:
-                return None
-            manifest = check.build(part.found, About(records.job.name), reading=reading)
-        except (check.CheckpointChanged, Interrupted, OSError):
+        if part is None or meeting is None:
+            return None
+        manifest = decode(part.manifest.encode("ascii"))
+        if manifest.identity != identity:
             return None
         # a save is logged before it writes: if none was logged by now, what was read is of the one that ended before
         records.absorb_logs()
@@ -73,7 +78,8 @@ class PartRecorder:
         about = replace(manifest.about, run=lineage.run, began=lineage.began, attempt=lineage.attempt)
         manifest = replace(manifest, about=about, save=save, part=NodePart(meeting.node, part.absent, part.leads))
         records.order.write()
-        return manifest if self.manifests.put(manifest) else None
+        self.manifests.put(manifest)  # where that fails it is known until this process ends, and sent all the same
+        return manifest
 
     def _may_be_part(self, path: str) -> bool:
         """Return whether this node's ranks saved to a directory in this attempt, and this node is the one to record its part."""

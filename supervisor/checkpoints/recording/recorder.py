@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from checkpointing.io.reader import Interrupted
-from checkpointing.manifest import check
-from checkpointing.manifest.documents import About
+from checkpointing.manifest.documents import decode
 from checkpointing.model import Identity
 from checkpointing.ordering import saved_order
+from checkpointing.reader.one_pass import digested
 from supervisor.checkpoints.recording import numerics
 from supervisor.checkpoints.recording.reports import CheckpointAlert, CheckpointTrouble
 from supervisor.observe.ranks.path_patterns import pattern_of
@@ -19,7 +18,8 @@ if TYPE_CHECKING:
 
     from checkpointing.io.tree import ReadOptions
     from checkpointing.manifest.documents import Manifest
-    from checkpointing.model import Verification
+    from checkpointing.model import Candidate, Verification
+    from checkpointing.reader.messages import CheckpointRead
     from supervisor.checkpoints.discovery.record import Write
     from supervisor.checkpoints.recording.reports import CheckpointReport
     from supervisor.checkpoints.recording.shared_manifests import SharedManifests
@@ -34,35 +34,44 @@ class CheckpointRecorder:
         self.newest: dict[str, Manifest] = {}  # of each path, as this run's watcher found it last
         self._checkpoints: set[str] = set()  # paths among these that are likely to be of checkpoints
 
-    def record(self, verification: Verification, reading: ReadOptions, *, by_another_node: bool = False) -> Manifest | None:
+    def record(self, answer: CheckpointRead, *, by_another_node: bool = False) -> Manifest | None:
         """Record the digests of a whole checkpoint, so that a later change is found. Return None if it changed meanwhile.
 
         `by_another_node`: a manifest that another node recorded is taken first.
         """
-        records = self._records
+        records, verification = self._records, answer.verification
+        if verification is None:
+            return None
         records.begin_run()
         known = records.manifests.get(verification.path)
         if known is not None and known.identity == verification.identity:
             return known
         adopted = self.adopt(verification.path, verification.identity) if by_another_node else None
-        if adopted is not None:
-            return adopted
-        try:
-            manifest = self._with_lineage(check.build(verification, About(records.job.name), reading=reading))
-        except (check.CheckpointChanged, Interrupted, OSError):
-            return None  # it is read anew when it stands still
+        if adopted is not None or not answer.manifest:
+            return adopted  # without digests it is read anew when it stands still
+        manifest = self._with_lineage(decode(answer.manifest.encode("ascii")))
         manifest, is_new = self._compared(manifest, known) if manifest.non_finite else (manifest, False)
-        if not self._put(manifest):
-            return None
+        self._put(manifest)
         self._report_turned(manifest, is_new=is_new)
         self._compare_later(manifest)
         return manifest
+
+    def record_verified(self, verification: Verification, reading: ReadOptions) -> Manifest | None:
+        """Read a whole checkpoint for its digests, unless they are known, and record them. Raises Interrupted."""
+        known = self._records.manifests.of(verification.path, verification.identity)
+        return known or self.record(digested(verification, self._records.job.name, reading))
+
+    def is_recorded(self, candidate: Candidate) -> bool:
+        """Return whether the digests of a checkpoint as it is now are recorded."""
+        return self._records.manifests.of(candidate.path, candidate.identity) is not None
 
     def adopt(self, path: str, identity: Identity) -> Manifest | None:
         """Take over what another node recorded of a checkpoint, as of this node's run: each node counts runs and attempts for itself."""
         manifest = self._shared.recorded(path, identity) if self._records.several_nodes else None
         own = None if manifest is None else self._with_lineage(manifest)
-        return own if own is not None and self._put(own) else None
+        if own is not None:
+            self._put(own)
+        return own
 
     def note_newest(self, manifest: Manifest) -> None:
         """Note what the watcher found at a path last."""
@@ -89,7 +98,7 @@ class CheckpointRecorder:
         were seen to save goes before it.
         """
         order = self._records.order.order()
-        own = [made for path, made in list(self.newest.items()) if made.about.run == self._records.job.run_id and path in self._checkpoints]
+        own = [save for path, save in list(self.newest.items()) if save.about.run == self._records.job.run_id and path in self._checkpoints]
         logged = [] if self._records.several_nodes else [manifest for manifest in own if self._is_logged(manifest)]
         return next(iter(order.newest_manifests(logged or own)), None)
 
@@ -104,10 +113,13 @@ class CheckpointRecorder:
         newest = numerics.last_of_run(list(self.newest.values()), self._records.job.run_id)
         return "" if newest is None else numerics.report(newest)
 
-    def _put(self, manifest: Manifest) -> bool:
-        """Write a manifest after the record of its attempt: else what the attempt saves later would seem older after a power cut."""
+    def _put(self, manifest: Manifest) -> None:
+        """Write a manifest after the record of its attempt: else what the attempt saves later would seem older after a power cut.
+
+        Where that fails, it is known all the same until this process ends: a full state directory keeps no checkpoint from the mirror.
+        """
         self._records.order.write()
-        return self._records.manifests.put(manifest)
+        self._records.manifests.put(manifest)
 
     def _with_lineage(self, manifest: Manifest) -> Manifest:
         lineage = self._records.provenance.of(manifest.path, manifest.identity, manifest.saved_ns).lineage

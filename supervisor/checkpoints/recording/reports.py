@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from supervisor.core.model import CheckpointRef, UnusedCheckpoints
+from supervisor.core.checkpoint_model import UnusedCheckpoints
+from supervisor.core.model import CheckpointRef
 
 
 class CheckpointTrouble(StrEnum):

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.manifest.documents import Manifests
+from checkpointing.model import is_unchanged
 from checkpointing.retention import ownership
-from checkpointing.select import is_unchanged
 from supervisor.checkpoints.discovery.from_logs import read_last_run
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class SharedManifests:
     def wrote(self, path: str, identity: Identity) -> bool:
         """Return whether another node recorded this content as verified, or its ranks logged the saves that left it as it is now."""
         nodes = self._others()
-        manifests = (self._of(node).get(path) for node in nodes)
+        manifests = (self._of(node).facts(path) for node in nodes)
         if any(manifest is not None and is_unchanged(identity, manifest.identity) for manifest in manifests):
             return True
         return any(_has_left(self._last_run(node), path, identity) for node in nodes)

@@ -1,8 +1,8 @@
-"""Verifies each checkpoint that appears or changes while the job runs, in a thread of low priority.
+"""Decides when each checkpoint that appears or changes while the job runs is verified; the reader process reads it (CheckpointReader).
 
 A file is read once it stood still for `quiet_s` by our own clock: the time stamps of a network file system are another machine's. If a
-rank's save was seen to end, the file is read at once: the next save in place destroys it, and until then a copy must be made. Reading is
-capped, and its page cache is dropped. A file that could not be read waits for a later look, and each other failure is reported once.
+rank's save was seen to end, the file is read at once: the next save in place destroys it, and until then a copy must be made.
+A file that could not be read waits for a later look, and each other failure is reported once.
 
 The cache of verdicts is shared with the selection, so a restart seldom reads a file again. The watcher rejects nothing: a file that looks
 torn while ranks live may be one that is being written.
@@ -13,24 +13,26 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
 from checkpointing import step_names
-from checkpointing.io.reader import UNLIMITED, BackgroundThrottle, Interrupted
-from checkpointing.io.tree import ReadOptions
-from checkpointing.manifest import digest
+from checkpointing.candidates import glance, never_own
+from checkpointing.io.reader import Interrupted
 from checkpointing.model import Verdict
 from checkpointing.ordering import Order
-from checkpointing.select import glance, never_own
-from checkpointing.verification import verify
+from checkpointing.reader.messages import CheckpointRead, ReadCheckpoint
 from supervisor.core.events import CheckpointSelected
 from supervisor.core.model import CheckpointRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from checkpointing.discover import Listing
     from checkpointing.model import Candidate, Identity, Verification
+    from checkpointing.reader.messages import CopyPlan
+    from checkpointing.reader.one_pass import CheckpointReader
     from checkpointing.select import Selection
     from checkpointing.verification import Cache
 
@@ -68,7 +70,7 @@ def to_event(selection: Selection, t: float, attempt: int) -> CheckpointSelected
         t,
         attempt,
         chosen,
-        selection.found,
+        selection.n_found,
         selection.torn,
         refused,
         older,
@@ -80,37 +82,43 @@ def to_event(selection: Selection, t: float, attempt: int) -> CheckpointSelected
 class CheckpointWatcher:
     """Lists the checkpoints every `interval_s` seconds, in a thread of its own.
 
-    `look` and `on_verified` are called in that thread. `on_verified` is called once per identity, with the options to read the file again,
-    and whether it is new: the selection may have found it before. Of the files from before the start, only as many are read as it takes to
-    know the newest whole one. Later files are always read.
+    `look` and `on_verified` are called in that thread. `on_verified` is called once per identity, with what the pass gave, and whether it
+    is new: the selection may have found it before. Of the files from before the start, only as many are read as it takes to know the
+    newest whole one. Later files are always read.
     """
 
     def __init__(  # noqa: PLR0913 -- the settings of the watcher, each with its default
         self,
         look: Callable[[], Listing],
-        on_verified: Callable[[Verification, ReadOptions, bool], None],
+        on_verified: Callable[[Verification, CheckpointRead, bool], None],
         cache: Cache,
+        reader: CheckpointReader,
         *,
         order: Callable[[], Order] = Order,
         is_wanted: Callable[[Candidate], bool] = lambda _candidate: False,
         interval_s: float = 5.0,
         quiet_s: float = 2.0,
-        cap_bytes_per_s: float = UNLIMITED,
-        is_busy: Callable[[], bool] = lambda: False,
         on_trouble: Callable[[str], None] = lambda _: None,
         own: Callable[[str], bool] = never_own,
         elsewhere: Callable[[Candidate], Verification | None] = lambda _candidate: None,
         is_ended: Callable[[Candidate], bool] = lambda _candidate: False,
         has_news: Callable[[], bool] = lambda: False,
-        on_incomplete: Callable[[Candidate, ReadOptions], bool] = lambda _candidate, _reading: True,
+        is_recorded: Callable[[Candidate], bool] = lambda _candidate: False,
+        may_be_part: Callable[[Candidate], bool] = lambda _candidate: False,
+        key_of: Callable[[Candidate], str] = lambda _candidate: "",
+        copying: Callable[[Candidate], AbstractContextManager[CopyPlan | None]] = lambda _candidate: nullcontext(),
+        on_incomplete: Callable[[Candidate, CheckpointRead], bool] = lambda _candidate, _answer: True,
     ) -> None:
         """Nothing runs before `start`. `on_trouble` gets each failure of ours once, as text.
 
         `is_wanted`: whether a file from before the start is read all the same. `own`: see `verify`. `elsewhere`: what another node found,
         if that node is to read the file; WRITING until it has. `is_ended`: whether a rank was seen to end the save that left the file as
-        it is. `has_news`: whether such a file is to be read before the next look is due. `on_incomplete` is called like `on_verified`
-        for what is incomplete; it returns False if it is to be read again.
+        it is. `has_news`: whether such a file is to be read before the next look is due. `is_recorded`: whether the digests of this content
+        are known. `may_be_part`: whether it may be a part of a checkpoint of several nodes. `key_of`: its key in the mirrors, if it is to
+        be sent to them while it is read. `copying`: where it is to be copied to meanwhile, until it was passed on. `on_incomplete` is
+        called like `on_verified` for what is incomplete; it returns False if it is to be read again.
         """
+        self._reader, self._is_recorded, self._may_be_part, self._copying, self._key_of = reader, is_recorded, may_be_part, copying, key_of
         self._is_ended, self._has_news, self._on_incomplete = is_ended, has_news, on_incomplete
         self._order, self._is_wanted = order, is_wanted
         self._own, self._elsewhere = own, elsewhere
@@ -124,7 +132,6 @@ class CheckpointWatcher:
         self._stopped = threading.Event()
         self._wake = threading.Event()
         self._finishing = False
-        self._throttle = BackgroundThrottle(cap_bytes_per_s, is_busy=is_busy, wait=self._stopped.wait)
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
         self._seen: dict[str, tuple[Identity, float]] = {}  # since when (monotonic seconds) a path has had its identity
         self._settled: dict[str, Identity] = {}  # these are judged
@@ -146,7 +153,7 @@ class CheckpointWatcher:
     def finish(self, deadline_s: float) -> bool:
         """Read what is there now, without waiting for it to stand still: no rank is alive. Return whether that was done in time."""
         self._quiet_s, self._finishing = 0.0, True
-        self._throttle.lift()  # there is no training any more that would wait for the disk
+        self._reader.lift()  # there is no training any more that would wait for the disk
         self._wake.set()
         if self._thread.ident is not None:
             self._thread.join(deadline_s)
@@ -209,8 +216,8 @@ class CheckpointWatcher:
         still_s = now - self._seen[candidate.path][1]  # below 0 while a file that could not be read waits for its next try
         return still_s >= self._quiet_s or (still_s >= 0 and self._is_ended(candidate))
 
-    def _report_once(self, what: str, error: Exception) -> None:
-        text = f"{what}: {type(error).__name__}: {error}"
+    def _report_once(self, subject: str, error: Exception) -> None:
+        text = f"{subject}: {type(error).__name__}: {error}"
         if text not in self._troubles and not self._stopped.is_set():
             self._troubles.add(text)
             self._on_trouble(text)
@@ -228,25 +235,43 @@ class CheckpointWatcher:
         """Judge a file, unless it is known or nobody needs it, and pass it on if it is whole."""
         at_start = (self._at_start or {}).get(candidate.path) == candidate.identity
         known = self._cache.get(candidate.path, candidate.identity)
-        # the verification's reads give the digests too: each byte is read once
-        reading = ReadOptions(self._throttle, drop_cache=True, interrupted=self._stopped.is_set, follower=digest.Hashers().follower)
-        if known is not None and known.level != "directory":
-            verification = known
-        elif at_start and self._whole_at_start and not self._is_wanted(candidate):
+        is_known = known is not None and known.level != "directory"
+        if not is_known and at_start and self._whole_at_start and not self._is_wanted(candidate):
             self._settled[candidate.path] = candidate.identity
             return
-        else:
-            own = self._own(candidate.path)
-            verification = self._elsewhere(candidate) or verify(candidate.path, reading=reading, own=own)
+        known = known if is_known else None
+        answer = self._known(candidate, known)
+        if answer is not None:
+            self._judge(candidate, answer, at_start=at_start, is_new=known is None)
+            return
+        with self._copying(candidate) as copy:
+            own, with_part, key = self._own(candidate.path), self._may_be_part(candidate), self._key_of(candidate)
+            order = ReadCheckpoint(0, candidate.path, own, with_part, copy, key)
+            self._judge(candidate, self._reader.read(order, self._stopped), at_start=at_start, is_new=known is None)
+
+    def _judge(self, candidate: Candidate, answer: CheckpointRead, *, at_start: bool, is_new: bool) -> None:
+        """Take what is known of a file, and pass it on if it is whole."""
+        verification = answer.verification
+        if verification is None:
+            return
         if verification.identity != candidate.identity or verification.verdict in (Verdict.UNKNOWN, Verdict.WRITING):
             # it must stand still anew, and what could not be read is not tried again at once
             delay_s = _RETRY_S if verification.verdict is Verdict.UNKNOWN else 0.0
             self._seen[candidate.path] = (verification.identity, time.monotonic() + delay_s)
             return
-        if verification.verdict is Verdict.INCOMPLETE and not self._on_incomplete(candidate, reading):
+        if verification.verdict is Verdict.INCOMPLETE and not self._on_incomplete(candidate, answer):
             return
         self._settled[candidate.path] = candidate.identity
         self._cache.put(verification)
         if verification.verdict is Verdict.VERIFIED:
             self._whole_at_start = self._whole_at_start or at_start
-            self._on_verified(verification, reading, verification is not known)
+            self._on_verified(verification, answer, is_new)
+
+    def _known(self, candidate: Candidate, known: Verification | None) -> CheckpointRead | None:
+        """Return what is known of a file, or another node found of it; None if it is to be read."""
+        if known is None:
+            elsewhere = self._elsewhere(candidate)
+            return None if elsewhere is None else CheckpointRead(0, elsewhere)
+        is_part = known.verdict is Verdict.INCOMPLETE and self._may_be_part(candidate)
+        is_enough = self._is_recorded(candidate) if known.verdict is Verdict.VERIFIED else not is_part
+        return CheckpointRead(0, known) if is_enough else None

@@ -24,6 +24,8 @@ STRUCTURE = (
     '", line ',
     "Error",
     "Exception",
+    ".errors.",
+    ".exceptions.",
     "KeyboardInterrupt",
     "--- Logging error",
     "closing signal",

@@ -1,14 +1,25 @@
-"""Reads the lines that launchers, shells and schedulers print when a process ends: exit code or signal, and rank if they name it.
+"""The grammar of an end: how launchers, shells and schedulers tell that a process ended, with which exit code or signal, and of which rank.
 
-Such a line gives evidence of source "exit", as if the supervisor had seen the end itself. But `t` is 0: the order in a launcher's table
-does not show which process ended first.
+    end   = who … verb … code            worker 3 (pid 5120) crashed with exit code -11
+          | who … exit code              rank 2: exitcode=-9
+          | who: words                   srun: error: n1: task 0: Segmentation fault (core dumped)
+          | verb … code                  Exited with exit code 2.
+          | who verb                     The actor is dead
+    who   = rank, worker, process, PID, task, container, …, or a quoted command
+    verb  = died, crashed, exited, failed, was killed, …
+    code  = "exit code", "return code", "status" … number | "signal" number | SIGNAL | the words of a shell
+
+What only supposes an end ("if a worker exits with code 1") is none, and an exit code of 0 is none. What a launcher prints in another form
+has a pattern in `LAUNCHERS`; a shell's notice stands in `_NOTICES`. An end gives evidence of source "exit", as if the supervisor had seen
+it. But `t` is 0: the order in a launcher's table does not show which process ended first.
 """
 
 from __future__ import annotations
 
 import re
+from itertools import islice
 
-from supervisor.classify.exits import SIGNAL_NUMBERS
+from supervisor.classify.exits import END_SIGNALS, SIGNAL_NUMBERS
 from supervisor.core.model import Evidence
 from supervisor.core.values import Struct
 
@@ -34,127 +45,278 @@ _SHELL = {
 WORDS = tuple(_SHELL)
 _SHELL_WORDS = "|".join(WORDS)
 #: zsh's words in its notice of a job's end.
-_ZSH = {
-    "killed": 9,
-    "segmentation fault": 11,
-    "abort": 6,
-    "bus error": 7,
-    "terminated": 15,
-    "floating point exception": 8,
-    "illegal hardware instruction": 4,
-}
-_SIGNALS = _SHELL | _ZSH
+_ZSH = {"abort": 6, "illegal hardware instruction": 4}
+_ZSH_WORDS = ("killed", "segmentation fault", "bus error", "terminated", "floating point exception", *_ZSH)
+_SIGNALS = {word.lower(): signum for word, signum in (_SHELL | _ZSH | {"segfault encountered": 11}).items()}
+
+_WHO = (
+    r"\b(?:(?:local_)?ranks?|workers?|actors?|(?:sub)?process(?:es)?|pid|child(?:ren)?|tasks?(?:\(s\))?|pods?|containers?|nodes?|jobs?|commands?|programs?"
+    r"|applications?|scripts?|trainers?|learners?|engines?|replicas?|executors?)(?:\b|(?<=\))|(?=[_\d]))"
+)
+#: Of what ends for good, and of what may go on: that needs a word for an exit code, or a signal.
+_ENDS = r"die[sd]|dead|crash(?:es|ed)|exit(?:s|ed)|ended|terminated|killed|abort(?:s|ed)"
+_MEETS = r"receive[sd]|caught|got"
+_VERB = rf"\b(?:{_ENDS}|{_MEETS}|fail(?:s|ed)|return(?:s|ed)|finished|stopped|completed|quit)\b"
+_GAP = r"(?:\W{1,6}(?:\w{1,16}|SIG\w+)){0,6}?\W{0,8}"
+_CODE = re.compile(
+    r"(?P<noun>\b(?:exit|return)[ _-]?(?:code|status|value|string)|\b(?<![\w.-])rc|\b(?<!error )(?<!status )(?:code|status)|(?<=returned))"
+    r"[\s:='\"(]{1,6}(?:of |is |was |by )?(?:code )?(?P<code>-?\d{1,10})(?!\.?\d|%|/|\w)"
+    r"|\bsignals?[\s:=#(]{1,4}(?P<signal>\d{1,2})(?!\.?\d|\w)|\b(?-i:(?P<name>SIG[A-Z]{2,6}[12]?))\b"
+    r"|(?P<word>segmentation fault|bus error|floating point exception|illegal instruction|(?:aborted|killed)(?= ?\(core dumped)"
+    r"|(?<=[:)] )(?:killed|terminated|aborted)(?=\s*$))",
+    re.IGNORECASE,
+)
+_BEFORE = re.compile(rf"(?:(?P<end>\b(?:{_ENDS})\b)|(?P<meets>\b(?:{_MEETS})\b)|{_VERB}){_GAP}$", re.IGNORECASE)
+_LAST_WHO = re.compile(rf".*(?P<who>{_WHO})", re.IGNORECASE | re.DOTALL)
+_NEXT_WHO = re.compile(rf"[^.;\n]{{0,24}}?{_WHO}", re.IGNORECASE)
+#: Nothing but marks, times and a level stands before a verb that begins a report.
+_NOTHING = re.compile(r"(?:[\W\d_T]|\b(?:ERROR|FATAL|CRITICAL|WARNING|INFO|Z)\b){0,80}", re.IGNORECASE)
+_QUOTED = re.compile(r"['\"\])>][,:]?(?: (?:was|has|is))?\s*$")
+#: Words of a sentence that reports no end, but speaks of one.
+_SUPPOSED = re.compile(
+    r"(?<![\w./-])(?:if|when(?:ever)?|unless|until|should|would|could|may|might|can(?:not)?|will|never|not|no|n't|expect\w*|test\w*|mock\w*"
+    r"|simulat\w*|pretend\w*|example|likely|allow\w*|ignor\w*|max|min|successfully)(?![\w./-])",
+    re.IGNORECASE,
+)
+#: Ray's list of all that may have happened; a loader's worker, which signatures know.
+_OF_OTHERS = ("root causes", "DataLoader worker")
+_OTHERWISE = re.compile(r"[^.;]{0,48}?\b(?:or|if|when|unless|as (?:asked|expected|requested))\b", re.IGNORECASE)
+_SENTENCE = re.compile(r".*[.;!?]\s", re.DOTALL)
+#: Who has ended without a code, by words that leave no doubt.
+_WITHOUT_CODE = re.compile(
+    rf"(?<!\b0 ){_WHO}(?:[ #:=-]{{1,3}}[\w./]{{1,40}}){{0,4}}? (?:has |have |was |were |is |are )?"
+    r"(?P<end>(?:(?:exited|terminated|died) |exits )(?:unexpectedly|abnormally|prematurely)"
+    r"|died|dead|crashed|(?:was|been) lost|(?:has|have) failed(?! to\b| \d))\b",
+    re.IGNORECASE,
+)
+_REACH, _NEAR = 240, 64
+#: Codes looked at in one line.
+_MOST = 8
+
+_RANK_OF = re.compile(r"(?:(?<!local_)(?<!local )\brank|^srun: error: [\w.-]{1,255}: tasks?)[ :=#]{1,3}(?P<rank>\d{1,6})\b", re.IGNORECASE)
+_LOCAL_OF = re.compile(r"\blocal[_ ]rank[ :=#]{1,3}(?P<local>\d{1,6})\b", re.IGNORECASE)
+_PID_OF = re.compile(r"\bpid[ :=#]{1,3}(?P<pid>[1-9]\d{0,9})\b", re.IGNORECASE)
+_NODE_OF = re.compile(r"(?:^srun: error: |\bon (?:node|host) )(?P<node>[\w.-]{1,255})\b")
 
 
-class _FooterRow(Struct, frozen=True):
-    """A form of line. anchors: every such line contains one of them. anywhere: it need not begin the line."""
+class LauncherRow(Struct, frozen=True):
+    """What prints an end, whose end that is, and its words. pattern: for words that are no sentence of the grammar."""
 
-    anchors: tuple[str, ...]
-    pattern: re.Pattern[str]
-    anywhere: bool = False
+    name: str
+    whose: str
+    words: str
+    pattern: re.Pattern[str] | None = None
+    anchors: tuple[str, ...] = ()
 
 
-# Sources: torch/distributed/elastic/multiprocessing/{api,errors}.py, torch/multiprocessing/spawn.py, deepspeed/launcher/launch.py,
-# python3 subprocess.CalledProcessError, bash(1), srun(1), mpirun(1), time(1), Lightning's subprocess launcher. Gaps are bounded: a line
-# may be twelve thousand characters of anything.
-_ROWS = (
-    _FooterRow(
+#: Sources: torch/distributed/elastic/multiprocessing/{api,errors}.py, torch/multiprocessing/spawn.py, deepspeed/launcher/launch.py,
+#: composer/cli/launcher.py, python3 subprocess.CalledProcessError, Lightning's subprocess launcher, mpirun(1), MPICH's and Intel's
+#: mpiexec.hydra, srun(1), scontrol(1), bsub(1), qstat(1B), kubectl(1), docker-ps(1), systemd.exec(5), time(1). Gaps are bounded: a line
+#: may be twelve thousand characters of anything.
+LAUNCHERS = (
+    LauncherRow("torchrun", "a rank, by its place on the node", "failed (exitcode: -11) local_rank: 0 (pid: 41000) of binary: python"),
+    LauncherRow(
+        "torchrun's table",
+        "the rank that the row before names",
+        "  exitcode  : -9 (pid: 41000)",
+        re.compile(r"\s{0,40}exitcode {1,8}: (?P<code>-?\d{1,10}) \(pid: (?P<pid>\d{1,10})\)"),
         ("exitcode",),
-        re.compile(r"failed \(exitcode: (?P<code>-?\d{1,10})\) local_rank: (?P<local>\d{1,6}) \(pid: (?P<pid>\d{1,10})\)"),
-        anywhere=True,
     ),
-    _FooterRow(("exitcode",), re.compile(r"\s{0,40}exitcode {1,8}: (?P<code>-?\d{1,10}) \(pid: (?P<pid>\d{1,10})\)")),
-    _FooterRow(
-        ("traceback : Signal ", "traceback : signal "),
+    LauncherRow(
+        "torchrun's table",
+        "the rank that rows before name",
+        "  traceback : Signal 6 (SIGABRT) received by PID 2886",
         re.compile(r"\s{0,40}traceback : [Ss]ignal (?P<signal>\d{1,3}) \(SIG\w{1,10}\) received by PID (?P<pid>\d{1,10})"),
+        ("traceback : ",),
     ),
-    _FooterRow(
-        ("terminated with",),
+    LauncherRow("accelerate", "the command, often another launcher", "Command '['torchrun', 'train.py']' returned non-zero exit status 3."),
+    LauncherRow("accelerate", "the command, often another launcher", "Command '['python', 'train.py']' died with <Signals.SIGSEGV: 11>."),
+    LauncherRow("DeepSpeed", "a rank", "[launch.py:321:sigkill_handler] ['python', '-u', 'train.py'] exits with return code = -9"),
+    LauncherRow("composer", "a rank, by its number", "ERROR:composer.cli.launcher:Rank 3 crashed with exit code -11."),
+    LauncherRow("torch.multiprocessing.spawn", "a child, by its index", "process 1 terminated with signal SIGSEGV"),
+    LauncherRow("Lightning", "a rank", "[rank: 1] Child process with PID 4063 terminated with code -11."),
+    LauncherRow("Ray", "an actor's worker; its list of root causes is no evidence", "Worker exits with an exit code 139."),
+    LauncherRow("Ray", "an actor; why stands elsewhere", "The actor is dead because its worker process has died."),
+    LauncherRow("JAX", "a task of another host; why stands in that host's log", "The remote task has failed, was preempted or crashed."),
+    LauncherRow("Open MPI, PRRTE", "a rank", "mpirun noticed that process rank 3 with PID 0 on node n1 exited on signal 9 (Killed)."),
+    LauncherRow(
+        "Open MPI's and MPICH's tables",
+        "the process that the rows before name",
+        "=   EXIT CODE: 139",
+        re.compile(r"[=\s]{1,40}(?i:exit (?:code|status): {1,8}(?P<code>-?\d{1,10})|killed by signal: {1,8}(?P<signal>\d{1,3}))\b"),
+        ("EXIT CODE", "Exit code", "Exit Code", "EXIT STATUS", "KILLED BY SIGNAL"),
+    ),
+    LauncherRow(
+        "MPICH's hydra", "the whole application", "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Segmentation fault (signal 11)"
+    ),
+    LauncherRow(
+        "MPI_Abort",
+        "a rank that ended all the others by itself",
+        "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD",
+        re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d{1,6})\b"),
+        ("MPI_ABORT was",),
+    ),
+    LauncherRow("srun", "a task, which is a rank", "srun: error: gpu-9: tasks 2-3: Exited with exit code 1"),
+    LauncherRow("srun", "a task, which is a rank", "srun: error: gpu-9: task 0: Segmentation fault (core dumped)"),
+    LauncherRow(
+        "Slurm's scontrol and sacct",
+        "the job",
+        "   JobState=FAILED Reason=NonZeroExitCode ExitCode=0:9",
+        re.compile(r".{0,400}?\bExitCode=(?P<code>\d{1,3}):(?P<signal>\d{1,2})\b"),
+        ("ExitCode=",),
+    ),
+    LauncherRow("LSF", "the job", "Exited with exit code 2."),
+    LauncherRow("LSF", "the job", "Exited by signal 9."),
+    LauncherRow(
+        "PBS",
+        "the job; 256 and the number of the signal",
+        "Exit_status=271",
+        re.compile(r"\s{0,40}Exit_status ?= ?(?P<code>-?\d{1,3})\b"),
+        ("Exit_status",),
+    ),
+    LauncherRow("Kubernetes", "a container", "command terminated with exit code 137"),
+    LauncherRow(
+        "Kubernetes",
+        "a container, in its lastState",
+        '          "exitCode": 137,',
+        re.compile(r"\s{0,80}\"?(?:exitCode\"?|Exit Code): {1,8}(?P<code>\d{1,3}),?\s*$"),
+        ("exitCode", "Exit Code"),
+    ),
+    LauncherRow(
+        "Docker",
+        "a container",
+        "Exited (137) 3 minutes ago",
+        re.compile(r".{0,400}?\bExited \((?P<code>\d{1,3})\) .{0,40}\bago\b"),
+        ("Exited (",),
+    ),
+    LauncherRow(
+        "systemd",
+        "a service",
+        "train.service: Main process exited, code=killed, status=9/KILL",
+        re.compile(r".{0,400}?\bcode=(?:(?:killed|dumped), status=(?P<signal>\d{1,2})|exited, status=(?P<code>\d{1,3}))/"),
+        ("code=killed", "code=dumped", "code=exited"),
+    ),
+    LauncherRow(
+        "supervisord",
+        "a program",
+        "WARN exited: trainer (terminated by SIGKILL; not expected)",
         re.compile(
-            r"(?:^|: )(?:process|Process|Worker process) \d{1,10} (?:was )?terminated with "
-            r"(?:signal (?P<name>SIG\w{1,10})|exit code (?P<code>-?\d{1,10}))"
+            r".{0,80}?\bexited: [\w:.-]{1,80} \((?:terminated by (?P<name>SIG\w{1,10})|exit status (?P<code>\d{1,3}))"
+            r"(?: \(core dumped\))?; not expected\)"
         ),
-        anywhere=True,
+        ("; not expected",),
     ),
-    _FooterRow(("return code",), re.compile(r"\bexits with return code = (?P<code>-?\d{1,10})\s*$"), anywhere=True),
-    _FooterRow(
-        ("non-zero exit status", "<Signals."),
-        re.compile(r"returned non-zero exit status (?P<code>\d{1,3})\b|died with <Signals\.(?P<name>SIG\w{1,10}): \d{1,3}>"),
-        anywhere=True,
+    LauncherRow("SageMaker", "the command", "ExitCode -9", re.compile(r"\s{0,8}ExitCode (?P<code>-?\d{1,3})\s*$"), ("ExitCode ",)),
+    LauncherRow("Flux", "a task", "flux-job: task(s) Killed"),
+    LauncherRow("time", "the command", "Command terminated by signal 9"),
+    LauncherRow("UCX's handler", "its own process", "[node1:812  :0:812] Caught signal 11 (Segmentation fault: address not mapped)"),
+    LauncherRow(
+        "the handlers of Abseil and glog",
+        "its own process",
+        "*** SIGBUS received at time=1730000000 on cpu 3 ***",
+        re.compile(r".{0,80}?\*\*\* (?P<name>SIG\w{1,10}) (?:\(@[^)]{1,40}\) )?received (?:at time=|by PID (?P<pid>\d{1,10}))"),
+        ("*** SIG",),
     ),
-    _FooterRow(
-        ("terminated with",),
-        re.compile(r"(?:^|\[rank: (?P<rank>\d{1,6})\] )Child process with PID \d{1,10} terminated with code (?P<code>-?\d{1,10})"),
-        anywhere=True,
+    LauncherRow(
+        "Open MPI's handler",
+        "its own process",
+        "[node1:00812] Signal: Floating point exception (8)",
+        re.compile(r".{0,80}?\bSignal: [A-Z][\w ]{1,40} \((?P<signal>\d{1,2})\)"),
+        ("Signal: ",),
     ),
-    _FooterRow(
-        ("srun: error: ",),
+    LauncherRow(
+        "the handlers of Python and torch",
+        "its own process",
+        "Fatal Python error: Segmentation fault",
         re.compile(
-            r"srun: error: (?P<node>[\w.-]{1,255}): tasks? (?P<rank>\d{1,6})[\d,-]{0,4096}: "
-            r"(?:Exited with exit code (?P<code>\d{1,3})|(?P<word>[A-Z][a-z ]{1,40}?)(?: \(core dumped\))?\s*$)"
+            r"(?:.{0,400}\])?(?:Fatal Python error: |!{7} )(?P<word>Segmentation fault|Floating point exception|Segfault encountered\b)"
         ),
-    ),
-    _FooterRow(
-        tuple(_SHELL),
-        re.compile(
-            r"(?:-?(?:ba|da|z)?sh|[\w./-]{1,512}\.sh|/[\w./-]{1,512}): (?:line )?\d{1,6}: {1,8}(?:(?P<pid>\d{1,10}) )?"
-            rf"(?P<word>{_SHELL_WORDS})"
-        ),
-    ),
-    _FooterRow(
-        tuple(_SHELL),
-        re.compile(rf"\s{{0,8}}(?P<word>{_SHELL_WORDS})(?: ?[(（](?:core dumped|核心已转储|吐核)[)）])?\s*$"),  # noqa: RUF001 (as it is printed)
-    ),
-    # a shell's notice of the end of a job: bash's "[1]+  Killed   python train.py", zsh's "[1]    7120 killed     python train.py"
-    _FooterRow(
-        (*_SHELL, *(f" {word}" for word in _ZSH)),
-        re.compile(
-            rf"\[\d{{1,4}}\](?:[+-] {{1,8}}|  ?[+-]? {{1,8}}(?P<pid>\d{{1,10}}) )(?P<word>{_SHELL_WORDS}|{'|'.join(_ZSH)})"
-            r"(?: \(core dumped\))?(?: {2,}|\s*$)"
-        ),
-    ),
-    _FooterRow(
-        ("exited on signal ",),
-        re.compile(
-            r"\b(?:mpirun|mpiexec|prterun) .{0,80}?\brank (?P<rank>\d{1,6})\b.{0,300}?\bexited on signal (?P<signal>\d{1,3})\b",
-        ),
-        anywhere=True,
-    ),
-    # the line of a shell's script, wherever it stands: a progress bar does not end its own line
-    _FooterRow(tuple(_SHELL), re.compile(rf": line \d{{1,6}}: {{1,8}}(?P<pid>\d{{1,8}}) (?P<word>{_SHELL_WORDS})\b"), anywhere=True),
-    _FooterRow(("exit code",), re.compile(r"Process finished with exit code (?P<code>-?\d{1,3})\b(?!\d)")),
-    # time(1), and programs that print the same
-    _FooterRow(
-        ("signal ",),
-        re.compile(r"(?:[Cc]ommand|[Pp]rocess|[Jj]ob) (?:was )?(?:exited|terminated|killed) (?:with|by|on) signal (?P<signal>\d{1,2})\b"),
-    ),
-    _FooterRow(
-        ("exited with", "terminated with"),
-        re.compile(
-            r"(?:[Cc]ommand|[Pp]rocess|[Jj]ob) (?:exited|terminated) with "
-            r"(?:exit code|exit status|code|status|non-zero status) (?P<code>\d{1,3})\b"
-        ),
+        ("Fatal Python error: ", "!!! Segfault"),
     ),
 )
+_PATTERNS = tuple(row for row in LAUNCHERS if row.pattern is not None)
+#: Notices of shells; bash's with a line of its script, at the beginning or behind a progress bar, which does not end its own line; alone;
+#: and that of a job: bash's "[1]+  Killed   python train.py", zsh's "[1]    7120 killed     python train.py" and "zsh: killed     python".
+_NOTICES = (
+    re.compile(
+        r"(?:.*: line \d{1,6}: {1,8}(?P<pid>\d{1,10}) |(?:-?(?:ba|da|z)?sh|[\w./-]{1,512}\.sh|/[\w./-]{1,512}): (?:line )?\d{1,6}: {1,8})"
+        rf"(?P<word>{_SHELL_WORDS})"
+    ),
+    re.compile(rf"\s{{0,8}}(?P<word>{_SHELL_WORDS})(?: ?[(（](?:core dumped|核心已转储|吐核)[)）])?\s*$"),  # noqa: RUF001 (as it is printed)
+    re.compile(
+        rf"\[\d{{1,4}}\](?:[+-] {{1,8}}|  ?[+-]? {{1,8}}(?P<pid>\d{{1,10}}) )(?P<word>{_SHELL_WORDS}|{'|'.join(_ZSH_WORDS)})"
+        r"(?: \(core dumped\))?(?: {2,}|\s*$)"
+    ),
+    re.compile(rf"zsh: (?P<word>{'|'.join(_ZSH_WORDS)})(?: \(core dumped\))? {{2,}}\S"),
+)
+_OF_SHELLS = (*_SHELL, *(f" {word}" for word in _ZSH_WORDS))
+_OF_SENTENCES = (
+    *(f"{first}{between}{second}" for first in ("exit", "return") for between in (" ", "") for second in ("code", "status")),
+    *("exit_code", "Exit code", "EXIT STRING", "with code", "with status", "zero status", "zero code", " rc=", "returned -", "returned 1"),
+    *("signal ", "signal: ", "signal=", "Signal ", "SIGNAL", "SIGKILL", "SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTERM"),
+    *("SIGINT", "segmentation fault", "bus error", "crashed", "died", " dead", "s failed", "ve failed", "unexpectedly", "abnormally"),
+)
 #: Every line that reports an end contains one of these.
-ANCHORS = tuple(dict.fromkeys(anchor for row in _ROWS for anchor in row.anchors))
+ANCHORS = tuple(dict.fromkeys((*(anchor for row in _PATTERNS for anchor in row.anchors), *_OF_SHELLS, *_OF_SENTENCES)))
 _NOTICE = re.compile(rf": line \d{{1,6}}: {{1,8}}(?:(?P<pid>\d{{1,8}}) )?(?P<word>{_SHELL_WORDS})\b(?: \(core dumped\))?")
 _CLOSING_SIGNAL = re.compile(r"\bSending process (?P<pid>\d{1,10}) closing signal SIG\w{1,10}\s*$")
 _RANK = re.compile(r"\s*rank\s*: (?P<rank>\d{1,6}) \(local_rank: \d+\)")
-#: A shell's exit code for a child that died of a signal is this plus the signal.
-_SHELL_BASE = 128
+#: A shell's exit code for a child that died of a signal is this plus the signal; PBS's is the other.
+_BASES = (128, 256)
 _LARGEST_SIGNAL = 64
+#: The codes of Windows for the same, by their lower 32 bits.
+_WINDOWS = {0xC0000005: 11, 0xC0000409: 6, 0xC000001D: 4, 0xC000013A: 2}
 
 
 def read(line: str) -> tuple[Evidence, ...]:
     """Return how a process ended, () if the line reports no end."""
-    for row in _ROWS:
-        if not any(anchor in line for anchor in row.anchors):
-            continue
-        match = row.pattern.search(line) if row.anywhere else row.pattern.match(line)
-        if match is not None:
-            return _fact(match, line)
+    if not any(anchor in line for anchor in ANCHORS):
+        return ()
+    for row in _PATTERNS:
+        if row.pattern is not None and any(anchor in line for anchor in row.anchors) and (match := row.pattern.match(line)):
+            return _fact(match.groupdict(), line)
+    if any(word in line for word in _OF_SHELLS):
+        for notice in _NOTICES:
+            if match := notice.match(line):
+                return _fact(match.groupdict(), line)
+    return _sentence(line)
+
+
+def _sentence(line: str) -> tuple[Evidence, ...]:
+    """Return the end that a sentence reports."""
+    if any(words in line for words in _OF_OTHERS):
+        return ()
+    for code in islice(_CODE.finditer(line), _MOST):
+        before = line[max(0, code.start() - _REACH) : code.start()]
+        before = before[(match.end() if (match := _SENTENCE.match(before)) else 0) :]
+        behind = line[code.end() : code.end() + _NEAR]
+        if _is_end(code, before, behind) and not _SUPPOSED.search(before) and not _OTHERWISE.match(behind):
+            return _fact(code.groupdict(), line)
+    if (match := _WITHOUT_CODE.search(line)) and not _SUPPOSED.search(line[max(0, match.start() - _NEAR) : match.end()]):
+        return _fact({}, line, match["end"].lower())
     return ()
+
+
+def _is_end(code: re.Match[str], before: str, behind: str) -> bool:
+    """Whether a code belongs to a verb and a process, or to a process right before it."""
+    noun = (code["noun"] or "").lower()
+    own_word = noun.startswith(("exit", "return")) and noun != "returned"
+    verb = _BEFORE.search(before[-_NEAR:])
+    if verb is None:
+        near = _LAST_WHO.match(before[-_NEAR:])
+        gap = before[-_NEAR:][near.end() :] if near else ""
+        if code["word"]:
+            return near is not None and re.fullmatch(r"[ #\d,-]{0,64}:? (?:was |is )?", gap) is not None
+        return near is not None and own_word and re.fullmatch(r"[ :=#(),-]{0,4}[\w./]{0,40}[ :=#(),-]{0,4}", gap) is not None
+    if noun == "" and code["code"] and signal_of(int(code["code"])) is None:
+        return False  # "returned 1": a value
+    if noun in {"code", "status", "rc"} and verb["end"] is None:
+        return False
+    if verb["meets"] and (noun or _signal_in(code.groupdict()) in END_SIGNALS):
+        return False  # a handler of TERM may go on
+    head = before[: max(0, len(before) - _NEAR) + verb.start()]
+    head = head[head.rfind("|") + 1 :]  # behind the name of a logger
+    return bool(_LAST_WHO.match(head) or _QUOTED.search(head) or _NOTHING.fullmatch(head) or _NEXT_WHO.match(behind))
 
 
 def without_command(line: str) -> str:
@@ -176,29 +338,35 @@ def rank_of(line: str) -> int | None:
 
 
 def signal_of(code: int) -> int | None:
-    """Return the signal of an exit code: 9 for Python's -9 and for a shell's 137. None if the program chose the code."""
+    """Return the signal of an exit code: 9 for Python's -9, for a shell's 137 and for PBS's 265. None if the program chose the code."""
+    if (signum := _WINDOWS.get(code & 0xFFFFFFFF)) is not None:
+        return signum
     if code < 0:
         return -code
-    return code - _SHELL_BASE if _SHELL_BASE < code <= _SHELL_BASE + _LARGEST_SIGNAL else None
+    return next((code - base for base in _BASES if base < code <= base + _LARGEST_SIGNAL), None)
 
 
-def _fact(match: re.Match[str], line: str) -> tuple[Evidence, ...]:
-    groups = match.groupdict()
-    signum: int | None = None
-    code: int | None = None
-    if groups.get("name") is not None:
-        signum = SIGNAL_NUMBERS.get(groups["name"])
-    elif groups.get("word") is not None:
-        signum = _SIGNALS.get(groups["word"].strip())
-    elif groups.get("signal") is not None:
-        signum = int(groups["signal"])
-    elif groups.get("code") is not None:
-        code = int(groups["code"])
+def _signal_in(groups: dict[str, str | None]) -> int | None:
+    """Return the signal that a match names, by its name, a shell's words or its number."""
+    if name := groups.get("name"):
+        return SIGNAL_NUMBERS.get(name)
+    if word := groups.get("word"):
+        return _SIGNALS.get(word.strip().lower())
+    return int(groups.get("signal") or 0) or None
+
+
+def _fact(groups: dict[str, str | None], line: str, end: str = "failed") -> tuple[Evidence, ...]:
+    """Return the evidence of an end; () for an exit code of 0. end: the verb, where there is neither code nor signal."""
+    code = int(told) if (told := groups.get("code")) else None
+    signum = _signal_in(groups)
+    if signum is None and code is not None:
         signum = signal_of(code)
-    if signum is None and code is None:
+    if (signum is None and code == 0) or (groups.get("name") and signum is None):
         return ()
-    rank = int(groups["rank"]) if groups.get("rank") is not None else None
-    name, number = ("signal", str(signum)) if signum is not None else ("exit_code", str(code))
-    known = ((key, groups[key]) for key in ("pid", "local") if groups.get(key) is not None)
-    fields = (("line", line.strip()[:200]), *known)
-    return (Evidence("exit", name, number, rank=rank, node=groups.get("node") or "", fields=fields),)
+    name, number = ("signal", str(signum)) if signum is not None else ("end", end) if code is None else ("exit_code", str(code))
+    near = {**{key: match[key] for form, key in _PLACES if (match := form.search(line))}, **{k: v for k, v in groups.items() if v}}
+    fields = (("line", line.strip()[:200]), *((key, near[key]) for key in ("pid", "local") if key in near))
+    return (Evidence("exit", name, number, rank=int(near["rank"]) if "rank" in near else None, node=near.get("node", ""), fields=fields),)
+
+
+_PLACES = ((_RANK_OF, "rank"), (_LOCAL_OF, "local"), (_PID_OF, "pid"), (_NODE_OF, "node"))

@@ -12,11 +12,25 @@ from supervisor.classify.logs.rows import ANY_CAUSE
 from supervisor.core.model import Cause, Claim, Evidence
 from supervisor.core.values import replace
 
+_COUNTERS = r"(?:iter|it|step|iteration|epoch|batch|global_step|update|num_updates|episode|round|minibatch|trial)"
+_METRICS = (
+    r"(?:(?:\b|_)(?:loss\d?|lr|it/s|s/it|tok|tokens?|grad|gnorm|ms|eta|time|samples|nll|ppl|perplexity|acc|acc1|accuracy|reward|return|mfu|"
+    r"bpc|bpb|elbo|kl|iou|miou|dice|f1|wer|cer|bleu|auc|mse|mae|psnr|fid|value)\b)"
+)
 _PROGRESS = re.compile(
     r"\d{1,3}%\|.{0,60}\| *[\d.,]+[kKMG]?/"
-    r"|\b(?:iter|it|step|iteration|epoch|batch|global_step)s?\b\W{0,8}\d+.{0,160}(?:\b|_)(?:loss\d?|lr|it/s|s/it|tok|grad|ms|eta|time|samples)\b"
-    r"|['\"]loss['\"]: ?(?:[\d.]|nan)|(?:\b|_)loss\W{1,4}(?:\d|nan\b)",
+    rf"|\b{_COUNTERS}s?\b\W{{0,8}}\d+.{{0,160}}{_METRICS}"
+    rf"|\b{_COUNTERS}\b\W{{0,8}}\d+\W{{1,4}}(?:of|over|out of)?\W{{0,3}}\d+\b"
+    r"|\"(?:GET|POST|PUT) [^\"]{1,200} HTTP/[\d.]+\" 2\d\d\b"
+    r"|^\W{0,8}\d+/\d+ \[[=>. ]{10,40}\]"
+    r"|['\"]loss['\"]: ?(?:[\d.]|nan)|(?:\b|_)(?:loss|nll|ppl|perplexity|acc|accuracy|m?iou|bleu|wer|auc)\W{1,4}(?:\d|nan\b)",
     re.IGNORECASE,
+)
+#: A bar that is named for other work than training, and a line that says that a number stopped the training, are no steps of one.
+_OTHER_WORK = re.compile(
+    r"(?i:^\W{0,8}(?:\w+\W{1,3}){0,4}?(?:loading|downloading|fetching|map(?:ping)?|tokeniz\w+|filter\w*|generating|resolving|extracting|"
+    r"casting|sav(?:ing|e)|preprocess\w*|encoding|reading|building|compil\w+|captur\w+|writing|uploading|computing checksums|packing|"
+    r"grouping)\b.{0,80}?\d{1,3}%\|)|(?i:\b(?:anomaly|aborting|halting|diverged|terminating|exploded)\b)"
 )
 
 #: So many of the last reported losses must be no number.
@@ -32,7 +46,7 @@ EQUAL_LINES = 4
 
 def tells_progress(line: str) -> bool:
     """Whether a line reports a step of training."""
-    return _PROGRESS.search(line) is not None
+    return _PROGRESS.search(line) is not None and _OTHER_WORK.search(line) is None
 
 
 def trained_on_without_number(tail: bytes, number: int, rank: int | None, t: float) -> list[Evidence]:
@@ -51,13 +65,34 @@ def trained_on_without_number(tail: bytes, number: int, rank: int | None, t: flo
     return [Evidence("log", "nan_loss.trained_on", last[0][:200], rank, t or float(number), free_text=True, line=number, claim=claim)]
 
 
-#: A good end, in the last lines of a program. A shell's "done" is none.
+#: A good end, in the last lines of a program: its own words, its trainer's, its launcher's. A shell's "done" is none.
+_DONE = r"(?i:finished|completed?|done|succeeded|ended)"
+_WORK = r"(?i:(?:pre-?)?training|fine-?tuning|eval(?:uation)?|fit(?:ting)?|validation|testing|epochs?|steps?|iterations?|experiment|run)"
 _WELL = re.compile(
-    r"(?!.*(?i:\b(?:fail|error|abort|not|without|unsuccessful)))(?:[\d\[\]:., +TZ/-]{0,64}\W)?(?:\W{0,4}\w+\W{1,3}){0,3}?"
-    r"(?i:training|fine-?tuning|eval(?:uation)?|fit(?:ting)?|validation|testing)\W+(?:(?:run|loop|is|was|has|successfully)\W+){0,2}"
-    r"(?i:finished|completed?|done|succeeded)\b"
+    r"(?!.*(?i:\b(?:fail|error|abort|not|without|unsuccessful|killed|crash|exception|interrupt)))(?:[\d\[\]:., +TZ/-]{0,64}\W)?(?:"
+    r"(?:\W{0,4}\w+\W{1,3}){0,3}?"
+    rf"(?i:training|fine-?tuning|eval(?:uation)?|fit(?:ting)?|validation|testing)\W+(?:(?:run|loop|is|was|has|successfully)\W+){{0,2}}{_DONE}\b"
+    rf"|.{{0,60}}?\b(?:[Aa]ll )?\d+ {_WORK} {_DONE}\b"
+    rf"|.{{0,60}}?\b{_DONE} (?:with )?(?:the )?(?:all )?(?:\d+ )?(?i:training|fine-?tuning|pre-?training|fitting|evaluation|all epochs)\b"
+    r"|.{0,60}?`?Trainer\.fit`? stopped: `?max_(?:epochs|steps|time)=[^\s`]{1,20}`? reached"
+    r"|.{0,60}?\bCOMPLETED +0:0\b|=* ?\d+ passed\b.{0,40} in [\d.]+s|# Out of bounds values : 0 OK"
+    r"|.{0,8}['\"]?train_runtime['\"]?\W{1,4}[\d.]"
+    r"|.{0,60}?\b(?i:training|total training)(?: time)?(?: took|:| was)? ?(?:\d+:\d\d|\d+(?:\.\d+)? ?(?:s|sec|min|h|hours?))"
+    r"|.{0,60}?\b(?i:reached|hit) (?i:the )?(?i:max(?:imum)?|target|total)[ _](?:number of )?(?i:steps|epochs|iterations|tokens)\b"
+    r"|.{0,60}?\b(?i:early stopping|stopped early)\b.{0,80}"
+    r"|.{0,60}?\b(?i:(?:final|last) (?:model|checkpoint|weights)) (?i:saved|written)"
+    r"|.{0,40}?\b(?i:saved|wrote) (?i:the )?(?i:final|last) \w+"
+    r"|.{0,80}?\b(?i:exit(?:ed|s)?|finished) (?:with )?(?:exit )?(?:code|status)[ :=]*0\b"
+    r"|.{0,80}?\b(?i:exits? successfully)"
+    r"|.{0,80}?\b(?i:(?:job|workers?|worker group|run) (?:successfully (?:finished|completed)|succeeded|(?:finished|completed) success))"
+    r")"
 )
-LAST_LINES = 4
+#: Each of its forms holds one of these: looking for them first costs a tenth of trying the forms at every line of every rank.
+_IN_ANY = (
+    *("finish", "complete", "done", "succe", "ended", "stopped", "passed", "out of bounds", "train_runtime", "training", "reached", "hit "),
+    *("early stopping", "saved", "wrote", "written", "exit"),
+)
+LAST_LINES = 12
 LONGEST_GOOD_END = 200
 
 
@@ -69,7 +104,9 @@ def ended_well(tail: bytes, number: int, rank: int | None, t: float) -> list[Evi
     before = tail.rstrip()
     number -= tail.count(b"\n", len(before))
     for line in reversed(before.split(b"\n")[-LAST_LINES:]):
-        if _WELL.match(shown := text.plain(line[:LONGEST_GOOD_END].decode("utf-8", "replace"))):
+        shown = text.plain(line[:LONGEST_GOOD_END].decode("utf-8", "replace"))
+        lowered = shown.lower()
+        if any(word in lowered for word in _IN_ANY) and _WELL.match(shown):
             return [Evidence("log", "ended_well", shown[:200], rank, t or float(number), free_text=True, line=number)]
         number -= 1
     return []

@@ -21,10 +21,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from supervisor.classify import exits
+from supervisor.classify.exception_table import OF_VALUES
 from supervisor.classify.logs import footers, log_end, text
 from supervisor.classify.logs.bounded_sample import BoundedSample
 from supervisor.classify.logs.rows import ANY_CAUSE, Signature
-from supervisor.classify.logs.tracebacks import OF_VALUES, Finder, before_header, calls, frames_in
+from supervisor.classify.logs.tracebacks import Finder, before_header, calls, frames_in
 from supervisor.core.model import Claim, Evidence
 from supervisor.core.values import Struct, replace
 
@@ -48,7 +49,7 @@ MOST_TRACEBACKS = 256
 #: So many lines after a traceback without another one prove that the program logged it and went on.
 LINES_AFTERWARDS = 400
 TAIL_BYTES = 65536
-#: Remembered lines of tracebacks, which are no progress: more than a tail can hold.
+#: Remembered lines that are no progress and are not read again: more than a tail can hold.
 MOST_QUOTED = 2048
 #: Lines of training that must follow an exception, a mere line, or the end of a process to prove that the job survived it. A few may come
 #: from other ranks, or from a buffer, after the first rank failed.
@@ -178,7 +179,7 @@ class Reader:
         self._facts: list[Evidence] = []
         self._tracebacks: list[tuple[_Written, list[Evidence]]] = []
         self._tail = b""
-        self._quoted: deque[int] = deque(maxlen=MOST_QUOTED)  # numbers of lines that are of tracebacks
+        self._quoted: deque[int] = deque(maxlen=MOST_QUOTED)  # numbers of lines of tracebacks, and of those that a row calls benign
         self._bytes = 0
         self._times: list[tuple[int, float]] = []  # (bytes read by then, when), as far back as the tail
 
@@ -208,11 +209,15 @@ class Reader:
             data, self._carry = self._carry, b""
             self._block(data, t)
         for traceback in self._finder.finish():
-            self._traceback(traceback)
+            if not traceback.is_of_a_tracker:
+                self._traceback(traceback)
         self._facts += log_end.last_words(self._tail, self._number, self._rank)
-        self._read_unfolded()
         after = self._afterwards()
+        if self._times:
+            self._look_again(after)
         survived = max((fact.line for fact in after if fact.name in {"progress", "ended_well"}), default=0)
+        went_on = max((fact.line for fact in after if fact.name in {"last_progress", "ended_well"}), default=0)
+        self._tracebacks = [(written, parts) for written, parts in self._tracebacks if not (written.thread and written.last_line < went_on)]
         final = {written.by: index for index, (written, _) in enumerate(self._tracebacks) if not written.thread}
         for index in final.values():
             written, parts = self._tracebacks[index]
@@ -223,22 +228,27 @@ class Reader:
                 and written.last_line > survived
             ):
                 self._tracebacks[index] = (written, [replace(part, free_text=False) for part in parts])
-        read = Evidence("log", "read", f"{self._number} lines", line=self._number)
-        return (*self._with_sources(self.evidence()), read, *after)
+        return (*self._with_sources(self.evidence()), Evidence("log", "read", f"{self._number} lines", line=self._number), *after)
 
-    def _read_unfolded(self) -> None:
-        """Read the end again with the lines joined that a terminal folded, if no row has matched."""
-        if any(fact.claim is not None for fact in self.evidence()):
+    def _look_again(self, after: Sequence[Evidence]) -> None:
+        """Read the end again, normalised, if no row is sure of it. after: the evidence that training went on, or ended well."""
+        from supervisor.classify.logs import second_look  # noqa: PLC0415  its patterns cost a start 20 ms, and a healthy job needs none
+
+        known = self.evidence()
+        if not second_look.is_weak(known):
             return
-        data, numbers = log_end.unfolded(self._tail, self._number)
-        if not data:
-            return
+        since = max((fact.line for fact in after if fact.name in {"recent_progress", "ended_well"}), default=0)
+        raised = (range(fact.line, fact.line + fact.text.count("\n") + 1) for fact in known if fact.name == "exception")
+        judged = frozenset(self._quoted).union(*raised)
+        tail = second_look.Tail(self._tail, self._number, since, judged, self._rank, self._times[-1][1])
+        for fact in second_look.look(tail, self._evidence_in, known):
+            self._hits.add(fact.name, fact.rank, fact)
+
+    def _evidence_in(self, data: bytes) -> tuple[Evidence, ...]:
+        """Return the evidence in other bytes than the stream's."""
         reader = Reader(self._catalogue, self._scanner, rank=self._rank, node=self._node)
-        reader.feed(data + b"\n", self._times[-1][1])
-        for fact in reader.evidence():
-            if fact.claim is not None:
-                line = numbers[min(fact.line, len(numbers)) - 1]
-                self._hits.add(fact.name, fact.rank, replace(fact, line=line, t=fact.t if self._times[-1][1] else float(line)))
+        reader.feed(data)
+        return reader.evidence()
 
     def _with_sources(self, found: Sequence[Evidence]) -> Sequence[Evidence]:
         """Return the facts. In the kernel's own log its messages are no free text; in other logs one without prefix is a mere line."""
@@ -307,7 +317,8 @@ class Reader:
             line = replace(line, text=notice, echo=False)
         quoted = self._finder.feed(line, number, t)
         for traceback in self._finder.take():
-            self._traceback(traceback)
+            if not traceback.is_of_a_tracker:
+                self._traceback(traceback)
         if quoted or self._finder.raises(line, number):
             self._quoted.append(number)
         if quoted and (before := before_header(line.text)):  # a launcher's record that does not end its own line
@@ -362,6 +373,7 @@ class Reader:
             found = matches(self._catalogue, line.text, "logged", anchors(line.text))
         for match in found:
             if match.row.benign:
+                self._quoted.append(number)
                 continue
             source = "kernel" if line.kernel is not None and "kernel" in match.row.where else "log"
             fact = _evidence(match, source, line.text, rank, node, number, t or float(number), free_text=True)
@@ -438,16 +450,16 @@ class Reader:
     def _progress(self) -> list[Evidence]:
         """Return the lines of PROGRESS_AFTERWARDS, counted from the end of the stream."""
         found: list[Evidence] = []
-        seen = 0
-        end = len(self._tail)
+        seen, end = 0, len(self._tail)
+        number, quoted = self._number, frozenset(self._quoted)
         while end > 0 and len(found) < len(PROGRESS_AFTERWARDS):
             start = max(self._tail.rfind(b"\n", 0, end), self._tail.rfind(b"\r", 0, end)) + 1
+            number -= self._tail[end : end + 1] == b"\n"
             line = text.plain(self._tail[start:end][: text.LONGEST_LINE].decode("utf-8", "replace"))
-            if log_end.tells_progress(line) and (number := self._number - self._tail.count(b"\n", start)) not in self._quoted:
+            if number not in quoted and log_end.tells_progress(line):
                 seen += 1
                 for name in (name for name, needed in PROGRESS_AFTERWARDS.items() if needed == seen):
-                    at = self._bytes - len(self._tail) + end
-                    t = next((t for read, t in self._times if read >= at), 0.0)
+                    t = next((t for read, t in self._times if read >= self._bytes - len(self._tail) + end), 0.0)
                     found.append(Evidence("log", name, line[:200], self._rank, t or float(number), free_text=True, line=number))
             end = start - 1
         return found

@@ -1,6 +1,7 @@
 r"""Signatures: rows of TOML that name the cause of a text.
 
-A row that is wrong becomes a Problem and does not affect the other rows.
+A row that is wrong becomes a Problem and does not affect the other rows. A row of the user's may name a cause of its own, and say in
+`meaning` and `advice` what it means and what a person does about it.
 
     [[signature]]
     id = "cuda_oom.torch"
@@ -38,8 +39,9 @@ from typing import TYPE_CHECKING, Any
 
 from supervisor.classify.logs.patterns import MessagePattern, OwnPattern, Pattern, groups_of
 from supervisor.classify.logs.user_patterns import UserPattern
-from supervisor.core.causes import CAUSE_TABLE
-from supervisor.core.model import Cause
+from supervisor.core.causes import ADVICE, CAUSE_TABLE, MEANING
+from supervisor.core.model import ANY_OWN_CAUSE, Cause
+from supervisor.errors import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -51,11 +53,15 @@ if TYPE_CHECKING:
 
 #: The units of text in which a pattern can be searched; see classify/logs/match.py.
 PLACES = ("exception", "line", "kernel", "logged")
+#: What the names of signatures end with that are searched in the lines which call themselves an error.
+LOGGED = ".survived"
 #: Shorter anchors are too common: each occurrence costs a search.
 SHORTEST_ANCHOR = 4
 ANY_CAUSE = "*"
-#: In `consequence_of`: every other cause that breaks the collectives of the peers (core/causes.py).
+#: In `consequence_of`: every other cause that breaks the collectives of the peers (core/causes).
 BREAKS_COLLECTIVES = "@breaks_collectives"
+#: Of `meaning` and `advice`, in characters.
+_LONGEST_WORDS = 200
 #: The field for the failed rank. A larger number is no rank.
 RANK = "rank"
 MOST_RANKS = 1_000_000
@@ -103,6 +109,8 @@ FIELD_TYPES: dict[str, Callable[[str], Value]] = {"bytes": _bytes, "int": _int, 
 class Signature:
     """A row. fields: named groups of the pattern, with the names of their types. benign: the row excludes its text from all others.
 
+    meaning: a cause of the user's own as a sentence for the card, advice: what a person does about it; each "" where the row has none.
+
     frames: a pattern that must be found in the frames of the exception's traceback.
     """
 
@@ -115,6 +123,8 @@ class Signature:
     consequence_of: tuple[str, ...] = ()
     transient: bool = False
     benign: bool = False
+    meaning: str = ""
+    advice: str = ""
     note: str = ""
     source: str = ""
     fields: tuple[tuple[str, str], ...] = ()
@@ -122,8 +132,8 @@ class Signature:
     origin: str = field(default="", compare=False)
 
     def values(self, match: PatternMatch) -> dict[str, Value]:
-        """Return the fields of a match without empty groups, texts that are not of their type, and impossible ranks."""
-        found: dict[str, Value] = {}
+        """Return the row's words, and the fields of a match without empty groups, texts that are not of their type, impossible ranks."""
+        found: dict[str, Value] = {name: words for name, words in ((MEANING, self.meaning), (ADVICE, self.advice)) if words}
         for name, kind in self.fields:
             text = match[name]
             if text is None:
@@ -170,11 +180,13 @@ def parse(
     problems = [Problem(origin, name, f"rows are written as [[signature]], not {name!r}") for name in document if name != "signature"]
     if not tables and not problems:
         problems.append(Problem(origin, "", "there is no row in it; rows are written as [[signature]]"))
+    causes = (table["cause"] for table in tables if isinstance(table, dict) and isinstance(table.get("cause"), str))
+    own_causes = frozenset(causes) - _CAUSES if not tested else frozenset()
     for number, table in enumerate(tables, 1):
         name = table.get("id") if isinstance(table, dict) else None
         shown = name if isinstance(name, str) and name else f"number {number}"
         try:
-            row = _row(table, _Patterns(origin, tested=tested), messages or {})
+            row = _row(table, _Patterns(origin, tested=tested, own_causes=own_causes), messages or {})
             if any(row.id == other.id for other in rows):
                 raise ValueError("its id is used twice in this file")  # noqa: TRY301 (one way out for all that is wrong with a row)
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
@@ -196,6 +208,8 @@ _KNOWN = frozenset(
         "consequence_of",
         "transient",
         "benign",
+        MEANING,
+        ADVICE,
         "note",
         "source",
         "fields",
@@ -206,10 +220,11 @@ _KNOWN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Patterns:
-    """Makes the patterns of the rows of one file."""
+    """Makes the patterns of the rows of one file. own_causes: those that it names and that are none of ours."""
 
     origin: str
     tested: bool
+    own_causes: frozenset[str] = frozenset()
 
     def compiled(self, expression: str) -> tuple[Pattern, tuple[str, ...]]:
         """Return a pattern and its groups. Raises ValueError, but not for a tested one."""
@@ -225,7 +240,7 @@ def _row(table: Any, patterns: _Patterns, messages: Messages) -> Signature:  # n
     _need(not unknown, f"unknown key {', '.join(unknown)}")
     name = _string(table, "id")
     cause = _string(table, "cause")
-    _need(cause in _CAUSES, f"no such cause: {cause!r}")
+    _require_cause(cause, users=not patterns.tested)
     benign = _flag(table, "benign")
     _need(benign == (cause == Cause.NONE), 'cause = "none" and benign = true go together')
     where = _strings(table, "where")
@@ -238,10 +253,12 @@ def _row(table: Any, patterns: _Patterns, messages: Messages) -> Signature:  # n
     _need(isinstance(weight, (int, float)) and not isinstance(weight, bool) and 0 <= weight <= 1, "weight is a number from 0 to 1")
     after = _strings(table, "consequence_of")
     if BREAKS_COLLECTIVES in after:
-        peers = (other.value for other, row in CAUSE_TABLE.items() if row.breaks_collectives and other != cause)
+        peers = (*(other.value for other, row in CAUSE_TABLE.items() if row.breaks_collectives and other != cause), ANY_OWN_CAUSE)
         after = tuple(dict.fromkeys((*(other for other in after if other != BREAKS_COLLECTIVES), *peers)))
-    wrong = [other for other in after if other != ANY_CAUSE and other not in _CAUSES]
+    wrong = [other for other in after if other not in {ANY_CAUSE, ANY_OWN_CAUSE, *patterns.own_causes, *_CAUSES}]
     _need(not wrong, f"consequence_of: no such cause: {wrong}")
+    meaning, advice = (_words(table, key) for key in (MEANING, ADVICE))
+    _need(not (meaning or advice) or Cause(cause).is_own, f"{MEANING} and {ADVICE} go with a cause of your own")
     frames = None
     if "frames" in table:
         frames, _ = patterns.compiled(_string(table, "frames"))
@@ -261,6 +278,8 @@ def _row(table: Any, patterns: _Patterns, messages: Messages) -> Signature:  # n
         consequence_of=after,
         transient=_flag(table, "transient"),
         benign=benign,
+        meaning=meaning,
+        advice=advice,
         note=str(table.get("note", "")),
         source=str(table.get("source", "")),
         fields=tuple(fields.items()),
@@ -298,6 +317,27 @@ def _of_messages(table: dict[str, Any], patterns: _Patterns, messages: Messages)
 def _need(condition: bool, message: str) -> None:  # noqa: FBT001 (an assertion that speaks to the author of a row)
     if not condition:
         raise ValueError(message)
+
+
+def _require_cause(name: str, *, users: bool) -> None:
+    """Raise ValueError where no cause is called so. A row of the user's may name a new one, unless that looks like a slip of ours."""
+    if name in _CAUSES:
+        return
+    near = nearest(name, _CAUSES, likeness=0.85)
+    meant = f", did you mean {near}" if near else ""
+    _need(users and not near, f"no such cause: {name!r}{meant}")
+    try:
+        Cause(name)
+    except ValueError:
+        _need(False, f"a cause of your own is called by 3 to 40 small letters, digits and underscores, not {name!r}")  # noqa: FBT003
+
+
+def _words(table: dict[str, Any], key: str) -> str:
+    """Return a line of text for people, "" where the row has none."""
+    value = table.get(key, "")
+    right = isinstance(value, str) and value.isprintable() and len(value) <= _LONGEST_WORDS
+    _need(right, f"{key} is a text of one line, of {_LONGEST_WORDS} characters at the most")
+    return str(value).strip().rstrip(".")
 
 
 def _string(table: dict[str, Any], key: str) -> str:

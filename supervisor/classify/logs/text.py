@@ -16,7 +16,9 @@ LONGEST_LINE = 12288
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-_BREAKS = re.compile(r"[\t\n\r]+")
+_BREAKS = re.compile(r"[\t\n\r\u2028\u2029]+")
+#: They turn round what follows them in the line, our own words too (Unicode TR9, "explicit directional formatting characters").
+_TURNS = re.compile(r"[\u202a-\u202e\u2066-\u2069]")
 
 # Each removes one prefix; the groups are rank and node. Sources: torchrun --tee, torch.distributed (TORCH_SHOW_RANK_PREFIX), mpirun
 # --tag-output, Ray's driver log, srun --label, kubectl/docker logs --timestamps and the CRI log format, ts(1) and CI systems, pdsh and
@@ -81,6 +83,8 @@ _ECHO = re.compile(
     )""",
     re.VERBOSE,
 )
+#: A record of a logger in key=value form (Go's and Kubernetes' logs) is none of them.
+_RECORD = re.compile(r"(?:time|ts|t)=\S{1,64} (?:level|lvl)=")
 _OPTIONS = re.compile(r"(?:^|\s)--[a-z][\w-]+(?:[= ]|$)")
 #: A line with so many options is a command.
 _OPTIONS_OF_A_COMMAND = 3
@@ -110,7 +114,7 @@ def plain(line: str) -> str:
 
 def one_line(foreign: str) -> str:
     """Return a text that is safe in one line of a terminal or of a protocol: plain, valid UTF-8, with a space for each tab and line end."""
-    return _BREAKS.sub(" ", plain(foreign.encode("utf-8", "replace").decode("utf-8"))).strip()
+    return _BREAKS.sub(" ", _TURNS.sub("", plain(foreign.encode("utf-8", "replace").decode("utf-8")))).strip()
 
 
 def read(data: bytes, *, whole: bool = True) -> Line:
@@ -239,6 +243,8 @@ def error_handler_exception(text: str) -> str:
 
 def is_echo(text: str) -> bool:
     """Whether a line prints the job's configuration, help or command line. Such a line may name a failure that never happened."""
+    if _RECORD.match(text):
+        return False
     return _ECHO.match(text) is not None or len(_OPTIONS.findall(text[:LONGEST_LINE])) >= _OPTIONS_OF_A_COMMAND
 
 

@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from supervisor.classify import exits
+from supervisor.classify.exception_table import OF_VALUES
 from supervisor.classify.logs.text import Line
 from supervisor.core.values import Struct, field
 
@@ -42,10 +43,13 @@ _KIND = (
     r"(?:\([A-Za-z_][\w.]*\))?"  # RayTaskError(OutOfMemoryError)
 )
 _RAISED = re.compile(rf"(?P<kind>{_KIND})(?:: (?P<message>.*)|:)?$", re.DOTALL)
+#: What the name of a class of exceptions has: a capital letter, or such a word. Else it is the rest of a frame that a terminal folded.
+_NAMED = re.compile(r"(?:^|\.)_*(?:\w*[A-Z]\w*|\w*(?:error|timeout|exception|interrupt|exit))(?:\([\w.]+\))?$")
 # Without a frame above it, a line is an exception only if its name is that of one.
 _BARE = re.compile(
     r"(?P<kind>(?:[A-Za-z_]\w*\.){0,12}[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Exit|Failure|OutOfMemory)(?:\([A-Za-z_][\w.]*\))?"
-    r"|(?:[a-z_]\w*\.){1,12}(?:[a-z]*error|timeout))"  # socket.gaierror, struct.error
+    r"|(?:[a-z_]\w*\.){1,12}(?:[a-z]*error|timeout)"  # socket.gaierror, struct.error
+    r"|(?:[a-z_]\w*\.){1,12}(?:errors?|_?exceptions?)\.[A-Z]\w*)"  # omegaconf.errors.MissingMandatoryValue
     r"(?:: ?(?P<message>.*)|:?)$",
     re.DOTALL,
 )
@@ -58,10 +62,9 @@ _GROUP_MARGIN = re.compile(r"\s*(?:\||\+-[+-]*(?: \d+ -+)?(?=$|-)|\+(?= Exceptio
 _IGNORED = ("Exception ignored in", "--- Logging error ---", "Error in atexit.", "Exception ignored on")
 #: threading prints this before the traceback of a thread; the program goes on.
 _OF_A_THREAD = "Exception in thread "
+_OF_TRACKERS = re.compile(r"[/\\](?:wandb|mlflow|tensorboard\w*|comet_ml|neptune|clearml|aim|swanlab)[/\\]")
 #: pytest puts this before the lines of an exception.
 _PYTEST = "E   "
-#: Exceptions about a wrong value. Their message quotes the value, so further lines of it prove nothing.
-OF_VALUES = frozenset({"ValueError", "KeyError", "IndexError", "TypeError", "AttributeError", "NameError", "AssertionError", "LookupError"})
 _FIGURES = re.compile(r"\d+")
 _BOX = re.compile(r"^\s*│(?P<inside>.*?)│?\s*$")
 _BOX_EDGE = re.compile(r"^\s*[╭╰][─ ]")
@@ -160,6 +163,11 @@ class Traceback(Struct, frozen=True):
     whole: bool
     t: float = 0.0
     thread: bool = False
+
+    @property
+    def is_of_a_tracker(self) -> bool:
+        """Whether it is of a thread of a tracking service's client, which never ends the program."""
+        return self.thread and any(_OF_TRACKERS.search(frame.path) for raised in self.raised for frame in raised.frames)
 
     @property
     def root(self) -> PrintedException:
@@ -307,7 +315,8 @@ class Finder:
         bare = text.removeprefix(now.indent)
         if not text.strip():
             return True
-        if bare[0] not in " \t" and (raised := _RAISED.match(bare)) and (now.frames or raised["message"] is not None):
+        raised = _RAISED.match(bare) if bare[0] not in " \t" else None
+        if raised and _NAMED.search(raised["kind"]) and (now.frames or raised["message"] is not None):
             self._raise(now, raised, number)
             return False
         now.idle += 1

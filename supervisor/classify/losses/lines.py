@@ -53,6 +53,8 @@ _QUALIFIERS = frozenset(
 )
 #: A name with loss as a word of its own (not glossary, colossal).
 _WHOLE = re.compile(r"(?<![A-Za-z])[Ll]oss|(?<=[a-z])Loss|(?i:train|val|valid|test|eval|avg|total|mean)loss|LOSS")
+#: What the name of a loss that is not the training's has.
+_NOT_OF_TRAINING = re.compile(r"(?<![a-z])(?:val|valid|validation|test|eval|evaluation)(?![a-z])", re.IGNORECASE)
 _BAR = re.compile(r"\d{1,3}%\||\d+it \[|\|\s*(\d+)/(?:\d+|\?) \[")
 _COUNT = re.compile(r"(\d+)/(?:\d+|\?) ?\[|(\d+)it \[")
 _STEP = re.compile(r"(?i)\b(?:global_?step|step|iter|iteration|it|batch|update)s?\b[\"']?\s{0,3}[:=#]?\s{0,3}\[?\s{0,6}(\d+)")
@@ -82,6 +84,11 @@ class NumberCapture(Struct, frozen=True):
 
     words: tuple[bytes, ...]
     rule: LossRule | None = None
+
+
+def is_of_training(name: str) -> bool:
+    """Whether a loss of this name is the training's own, and not one of an evaluation."""
+    return _NOT_OF_TRAINING.search(name) is None
 
 
 def captures(rules: Iterable[LossRule]) -> tuple[tuple[NumberCapture, ...], tuple[tuple[LossRule, ...], ...]]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from checkpointing.io import staging
 from supervisor.classify import redact, secret_forms
 from supervisor.classify.logs.text import plain
+from supervisor.core.units import bytes_text
 from supervisor.core.values import Struct
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.journal.records import frame
@@ -44,9 +45,9 @@ class MemberForm(Protocol):
 
 def text(value: Any, known: KnownSecrets) -> bytes:  # noqa: ANN401
     """Redact text, or bytes of it: without escape sequences, in which a name and its value could be apart."""
-    found = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-    shown = redact.text(plain(found), known)
-    return (shown + "\n").encode("utf-8", "backslashreplace") if shown else b""
+    raw = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    redacted = redact.text(plain(raw), known)
+    return (redacted + "\n").encode("utf-8", "backslashreplace") if redacted else b""
 
 
 def document(value: Any, known: KnownSecrets) -> bytes:  # noqa: ANN401
@@ -56,7 +57,7 @@ def document(value: Any, known: KnownSecrets) -> bytes:  # noqa: ANN401
 
 def records(value: Any, known: KnownSecrets) -> bytes:  # noqa: ANN401
     """Redact records of the journal; they stay a journal, which `supervise why` reads."""
-    return b"".join(frame(json.dumps(redact.document(one, known), separators=(",", ":")).encode("ascii")) for one in value)
+    return b"".join(frame(json.dumps(redact.document(record, known), separators=(",", ":")).encode("ascii")) for record in value)
 
 
 class BundleMember(Struct, frozen=True):
@@ -95,7 +96,7 @@ class BundleContents:
         if is_cut:
             content = _end_of(content, room) if form is text else b""
         if not content:
-            self._leave_out(name, f"no room below the cap of {self.most_bytes >> 20} MiB" if is_cut else "it is empty")
+            self._leave_out(name, f"no room below the cap of {bytes_text(self.most_bytes)}" if is_cut else "it is empty")
             return
         self._room -= len(content)
         self.members.append(BundleMember(name, content, source, is_cut))

@@ -12,12 +12,14 @@ import click
 
 from supervisor.cli import stdio
 from supervisor.cli.invocation import JOB, Invocation, setting_options
-from supervisor.cli.jobs.job_files import find_job, history_of, show_problems, state_root
-from supervisor.core.time_text import timestamp
+from supervisor.cli.jobs.job_files import find_job, show_problems, state_root, whole_view_of
+from supervisor.cli.progress import progress
+from supervisor.core.units import bytes_text, timestamp
+from supervisor.report.table import Column, Table
 
 if TYPE_CHECKING:
     from health.doctor import Diagnosis
-    from supervisor.cli.bundle.archive import BundleContents
+    from supervisor.cli.bundle.archive import BundleContents, BundleMember
     from supervisor.cli.bundle.sources import BundleSubject
     from supervisor.config.settings import Settings
 
@@ -42,21 +44,20 @@ def command(  # noqa: PLR0913  one for each option
     """
     settings = invocation.settings_to_read_with()
     subject = _subject(settings, invocation.job(settings), incident)
-    made = time.time()
-    contents, about = collect(settings, subject, max_mib * _MIB, made, asks_stacks=stacks)
-    lines = _listed(contents)
+    now = time.time()
+    contents, about = collect(settings, subject, max_mib * _MIB, now, asks_stacks=stacks)
+    stdio.show(_listed(contents))
     if not dry_run:
         number = f"-{subject.incident.number:04d}" if subject.incident is not None else ""
-        folder = f"supervise-bundle-{subject.place.job}{number}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(made))}"
+        folder = f"supervise-bundle-{subject.place.job}{number}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now))}"
         path = Path(output or f"{folder}.tar.gz").absolute()
         size = contents.write(path, folder, about)
-        lines.append(f"wrote {path} ({_size(size)}); look through it before you send it")
-    stdio.write(sys.stdout, "\n".join(lines))
+        stdio.write(sys.stdout, f"wrote {path} ({bytes_text(size)}); look through it before you send it")
     return 0
 
 
 def collect(
-    settings: Settings, subject: BundleSubject, most_bytes: int, made: float, *, asks_stacks: bool
+    settings: Settings, subject: BundleSubject, most_bytes: int, now: float, *, asks_stacks: bool
 ) -> tuple[BundleContents, dict[str, Any]]:
     """Return the bundle's members, and the head of its manifest. made: wall seconds."""
     from supervisor.cli.bundle import sources  # noqa: PLC0415  heavy: not for --help
@@ -65,20 +66,19 @@ def collect(
     from supervisor.job import digest_key, identity  # noqa: PLC0415
 
     digest_key.use(identity.job_files(subject.place.directory))  # what the journal and the other members share has one digest
-    history, place = subject.history, subject.place
-    processes = [history.run.pid, *(rank.pid for rank in history.ranks)] if history.run is not None and history.end is None else []
+    view, place = subject.view, subject.place
+    processes = [view.run.pid, *(rank.pid for rank in view.ranks)] if view.run is not None and view.end is None else []
     contents = BundleContents(known_secrets(settings, os.environ, processes), most_bytes)
-    with stdio.StatusLine() as line:
-        line.show("examining this node and reading the job's files ...")
+    with progress("examining this node and reading the job's files"):
         sources.fill(contents, subject, settings, lambda: _diagnosis(settings), asks_stacks=asks_stacks)
     about = {
         "job": place.job,
         "node": place.node,
         "examined": identity.node_name(),
         "incident": subject.incident.number if subject.incident is not None else None,
-        "run_id": subject.incident.run_id if subject.incident is not None else history.run.run_id if history.run else None,
+        "run_id": subject.incident.run_id if subject.incident is not None else view.run.run_id if view.run else None,
         "attempt": subject.attempt,
-        "made": timestamp(made),
+        "made": timestamp(now),
     }
     return contents, about
 
@@ -88,9 +88,9 @@ def _subject(settings: Settings, job: str | None, number: int | None) -> BundleS
     from supervisor.cli.bundle import sources  # noqa: PLC0415  heavy: not for --help
 
     place = find_job(state_root(settings), job)
-    history, _ = history_of(place)
-    show_problems(history)
-    return sources.find_subject(place, history, number)
+    view, _ = whole_view_of(place)
+    show_problems(view)
+    return sources.find_subject(place, view, number)
 
 
 def _diagnosis(settings: Settings) -> Diagnosis:
@@ -102,17 +102,15 @@ def _diagnosis(settings: Settings) -> Diagnosis:
         return doctor.examine()
 
 
-def _listed(contents: BundleContents) -> list[str]:
-    lines = [f"{_size(len(member.content)):>10}  {member.name}{_notes(member.hidden, is_cut=member.is_cut)}" for member in contents.members]
-    lines += [f"{'left out':>10}  {name}: {why}" for name, why in contents.left_out]
+def _listed(contents: BundleContents) -> Table:
+    """Return what goes in and what does not, and as the last row how much it is."""
+    columns = (Column("size", right=True), Column("file"), Column("note"))
+    rows = [(bytes_text(len(member.content)), member.name, _note(member)) for member in contents.members]
+    rows += [("left out", name, why) for name, why in contents.left_out]
+    most = bytes_text(contents.most_bytes)
     total, hidden = sum(len(member.content) for member in contents.members), sum(member.hidden for member in contents.members)
-    return [*lines, f"{_size(total):>10}  in all, at most {contents.most_bytes // _MIB} MiB; {hidden} secrets are digests"]
+    return Table(columns, (*rows, (bytes_text(total), "in all", f"at most {most}; {hidden} secrets are digests")))
 
 
-def _notes(hidden: int, *, is_cut: bool) -> str:
-    notes = [f"{hidden} digests"] * bool(hidden) + ["its end only"] * is_cut
-    return f"  ({', '.join(notes)})" if notes else ""
-
-
-def _size(count: int) -> str:
-    return f"{count / _MIB:.1f} MiB" if count >= _MIB else f"{count / 1024:.1f} KiB"
+def _note(member: BundleMember) -> str:
+    return ", ".join([f"{member.hidden} digests"] * bool(member.hidden) + ["its end only"] * member.is_cut)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from supervisor.classify import redact, secret_forms
 from supervisor.classify.redact import KnownSecrets
 from supervisor.config.alert_settings import SINK_ROWS
-from supervisor.config.loading import show
+from supervisor.config.loading import settings_shown
 from supervisor.config.secret_files import sink_address, sink_key, ui_token
 from supervisor.config.settings import ROWS
 from supervisor.errors import SuperviseError
@@ -50,7 +51,9 @@ def _of_settings(settings: Settings, environ: Mapping[str, str]) -> Iterator[str
         if "://" in value:
             parts = re.split(r"[/?&=#]", value.partition("://")[2])[1:]
             yield from (part for part in parts if len(part) >= _SHORTEST_PART and any(letter.isdigit() for letter in part))
-    yield from redact.secrets_in(show(settings, as_json=False))
+    yield from redact.secrets_in(
+        "\n".join(f"{key}  {json.dumps(row.value, ensure_ascii=False)}" for key, row in settings_shown(settings).items())
+    )
     yield from redact.secrets_in(shlex.join(settings.job.command))
 
 

@@ -10,6 +10,7 @@ import re
 from collections import deque
 from functools import partial
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,18 +20,20 @@ from supervisor.cli import stdio
 from supervisor.cli.bundle import archive
 from supervisor.cli.bundle.archive import AbsentError, BundleContents
 from supervisor.cli.jobs import job_status, log_files
-from supervisor.cli.jobs.job_files import MOST_LISTED, JobFiles
-from supervisor.config.loading import show
+from supervisor.cli.jobs.job_files import MOST_LISTED, JobFiles, earlier_views
+from supervisor.cli.start.config import settings_table
+from supervisor.core.units import bytes_text
 from supervisor.core.values import Struct
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
-from supervisor.journal.file import earlier
-from supervisor.journal.history import History, RecordedIncident
-from supervisor.journal.reader import read_earlier
 from supervisor.journal.records import frames
 from supervisor.launch import system_command
 from supervisor.observe.processes import stack_dumps
+from supervisor.report.layout import Surface
+from supervisor.report.table import render_table
 from supervisor.version import __version__
+from supervisor.view.incidents import RecordedIncident
+from supervisor.view.job_view import JobView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,6 +52,7 @@ _AROUND_S: Final = 600.0
 _SMI_DEADLINE_S: Final = 20.0
 _TIME: Final = re.compile(rb'\{"seq":\d+,"t":(?P<t>[0-9.eE+-]+),')
 _ALWAYS: Final = (b'"kind":"header"', b'"kind":"run"')
+_VIEW: Final = b'"kind":"view"'
 _HEAD: Final = 120
 
 
@@ -56,7 +60,7 @@ class BundleSubject(Struct, frozen=True):
     """What a bundle is about. journal: the file of the incident's run. run: that run where it is an earlier one, else ""."""
 
     place: JobFiles
-    history: History
+    view: JobView
     journal: Path
     incident: RecordedIncident | None
     run: str
@@ -64,24 +68,19 @@ class BundleSubject(Struct, frozen=True):
     @property
     def attempt(self) -> int:
         """The attempt whose output goes in: the last that failed in the incident, else the job's last; 0 for none."""
-        if self.incident is not None and self.incident.rounds:
-            return self.incident.rounds[-1].attempt
-        return self.history.attempt or max(log_files.attempts(self.place.directory, self.run), default=0)
+        if self.incident is not None and self.incident.failures:
+            return self.incident.failures[-1].attempt
+        return self.view.attempt or max(log_files.attempts(self.place.directory, self.run), default=0)
 
 
-def find_subject(place: JobFiles, history: History, number: int | None) -> BundleSubject:
+def find_subject(place: JobFiles, view: JobView, number: int | None) -> BundleSubject:
     """Return what a bundle is about: the incident of this number, or the last one, those of earlier runs included; without any, the job.
 
     Raises SuperviseError (64) where there is no incident of this number.
     """
-    current = history.run.run_id if history.run is not None else ""
+    current = view.run.run_id if view.run is not None else ""
     there: list[int] = []
-    for path in (place.journal, *earlier(place.journal)):
-        try:
-            of_file = history if path == place.journal else read_earlier(path)
-        except SuperviseError as error:  # of another format
-            stdio.say(error.message)
-            continue
+    for path, of_file in chain([(place.journal, view)], earlier_views(place)):
         for incident in reversed(of_file.incidents):
             if number in (None, incident.number):
                 return BundleSubject(place, of_file, path, incident, "" if incident.run_id == current else incident.run_id)
@@ -89,7 +88,7 @@ def find_subject(place: JobFiles, history: History, number: int | None) -> Bundl
     if number is not None:
         hint = f"Name one of these: {', '.join(map(str, there[:MOST_LISTED]))}." if there else "Leave the number out."
         raise SuperviseError(f"no such incident: job {place.job}: {number}", hint=hint, exit_code=ExitCode.USAGE)
-    return BundleSubject(place, history, place.journal, None, "")
+    return BundleSubject(place, view, place.journal, None, "")
 
 
 def fill(
@@ -104,9 +103,9 @@ def fill(
             "evidence.json", str(kept / "evidence.json"), lambda: json.loads((kept / "evidence.json").read_bytes()), archive.document
         )
     contents.add(
-        "status.json", "supervise status --json", lambda: job_status.as_dict(job_status.status_of(subject.place)), archive.document
+        "status.json", "supervise status --json", lambda: json.loads(stdio.json_text(job_status.status_of(subject.place))), archive.document
     )
-    contents.add("settings.txt", "supervise config show", lambda: show(settings, as_json=False))
+    contents.add("settings.txt", "supervise config show", lambda: render_table(settings_table(settings), Surface(folds=False)))
     contents.add("versions.json", "this Python", _versions, archive.document)
     diagnosis = diagnose()
     contents.add("doctor.json", "supervise doctor --json", diagnosis.to_json, archive.document)
@@ -122,11 +121,11 @@ def fill(
 
 def _add_stacks(contents: BundleContents, subject: BundleSubject, *, asks: bool) -> None:
     """Add the stacks files of the run that are still there, and where the ranks are asked what they answer."""
-    run = subject.history.run
+    run = subject.view.run
     if run is None or not run.scratch or subject.run:
         return
-    now = identity.attempt_dir(run.scratch, subject.history.attempt)
-    for rank in subject.history.ranks if asks else ():
+    now = identity.attempt_dir(run.scratch, subject.view.attempt)
+    for rank in subject.view.ranks if asks else ():
         name = f"stacks/rank-{rank.rank}-now.txt"
         contents.add(name, f"process {rank.pid}", partial(stack_dumps.request, rank.pid, rank.start_ticks, now))
     for path in sorted(Path(run.scratch).glob("attempt-*/stacks-*.txt")):
@@ -162,36 +161,36 @@ def _end_of_all(parts: Sequence[Path], most: int) -> bytes:
 
     It has up to _CONTEXT_BYTES more than `most`, which are cut off once all of it is redacted.
     """
-    left, found = most + _CONTEXT_BYTES, []
+    left, blocks = most + _CONTEXT_BYTES, []
     is_whole = True
     for at, path in enumerate(reversed(parts)):
         with os.fdopen(durable.open_regular(str(path)), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - left))
-            found.append(file.read(left))
+            blocks.append(file.read(left))
         is_whole = size < left or (size == left and at + 1 == len(parts))
-        left -= len(found[-1])
+        left -= len(blocks[-1])
         if left <= 0:
             break
-    data = b"".join(reversed(found))
+    data = b"".join(reversed(blocks))
     if is_whole:
         return data
     line_end = re.search(rb"[\r\n]", data)
     if line_end is None:
-        raise AbsentError(f"its last {len(data) >> 10} KiB are one line: whether half a secret stands in it cannot be known")
+        raise AbsentError(f"its last {bytes_text(len(data))} are one line: whether half a secret stands in it cannot be known")
     return data[line_end.end() :]
 
 
 def _journal(subject: BundleSubject) -> deque[Any]:
     """Return the records around the incident, or of the last minutes, as JSON values; those that name the job and its runs always."""
-    incident, history = subject.incident, subject.history
-    begin = (history.last_t if incident is None else incident.opened_t) - _AROUND_S
-    end = history.last_t if incident is None or incident.closed_t is None else incident.closed_t + _AROUND_S
+    incident, view = subject.incident, subject.view
+    begin = (view.last_t if incident is None else incident.opened_t) - _AROUND_S
+    end = view.last_t if incident is None or incident.closed_t is None else incident.closed_t + _AROUND_S
     heads: deque[Any] = deque()
     kept: deque[tuple[int, Any]] = deque()
     size = 0
     for rec in frames(subject.journal):
-        if not isinstance(rec, bytes):
+        if not isinstance(rec, bytes) or _VIEW in rec[:_HEAD]:  # a view repeats what the records have, of other incidents too
             continue
         if any(kind in rec[:_HEAD] for kind in _ALWAYS):
             heads.append(json.loads(rec))
@@ -203,11 +202,11 @@ def _journal(subject: BundleSubject) -> deque[Any]:
         size += len(rec)
         while size > _JOURNAL_BYTES:
             size -= kept.popleft()[0]
-    return deque(sorted([*heads, *(one for _, one in kept)], key=lambda one: int(one["seq"])))
+    return deque(sorted([*heads, *(record for _, record in kept)], key=lambda record: int(record["seq"])))
 
 
-def _kernel_findings(found: Diagnosis) -> Any:  # noqa: ANN401  JSON
-    reading = found.readings.one("kernel.findings", KERNEL)
+def _kernel_findings(diagnosis: Diagnosis) -> Any:  # noqa: ANN401  JSON
+    reading = diagnosis.readings.one("kernel.findings", KERNEL)
     if reading is None or reading.problem:
         raise AbsentError("not read" if reading is None else reading.problem)
     return reading.value

@@ -14,14 +14,12 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from checkpointing import examine
-from checkpointing.command_line.progress import ProgressBar
+from checkpointing import discover, examine
 from checkpointing.io import durable, leftovers
 from checkpointing.io.reader import UNLIMITED, Throttle
 from checkpointing.io.tree import ReadOptions
@@ -30,19 +28,21 @@ from checkpointing.retention.aside import size_of
 from checkpointing.verification import identity_of, verify
 from supervisor.cli import stdio
 from supervisor.cli.invocation import json_option
+from supervisor.cli.progress import progress
 from supervisor.cli.signals import exit_on_signals
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.guardian.libc import die_with_parent
+from supervisor.report.layout import Fact, FactPage, Tone
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from checkpointing.command_line.progress import ProgressBar
     from checkpointing.model import Identity
 
 _FORMATS: Final = ("torch", "dcp", "safetensors", "hf")
 _DTYPES: Final = ("bf16", "fp16", "fp32")
-_REPORT_EVERY_S: Final = 30.0
 _HINT_DISK: Final = "see to the permissions and the disk of the target's directory"
 
 
@@ -77,13 +77,13 @@ def convert(source: str, target: str, to: str, dtype: str, *, as_json: bool) -> 
     exit_on_signals()
     with _errors():
         checkpoint = _only_checkpoint(source)
-        with _Progress(as_json=as_json) as progress:
-            identity = _good_identity(checkpoint, progress)
+        with progress(wanted=not as_json) as bar:
+            identity = _good_identity(checkpoint, bar)
             if identity is None:
                 return 1
             with _place_of(target) as place:
                 partial = f"{place.directory}/{os.path.basename(target)}"  # noqa: PTH119 -- as above
-                answer = _run({"source": checkpoint, "target": partial, "to": to, "dtype": dtype}, place, progress)
+                answer = _run({"source": checkpoint, "target": partial, "to": to, "dtype": dtype}, place, bar)
                 if identity_of(checkpoint) != identity:
                     hint = "let the training end, or convert a checkpoint that it does not write any more"
                     raise SuperviseError(f"the source changed while it was converted: {clean(checkpoint)}", hint=hint)
@@ -113,22 +113,21 @@ def _refuse_target(source: str, target: str) -> None:
 
 def _only_checkpoint(source: str) -> str:
     """Return the path of the one checkpoint that a path stands for. Raises SuperviseError (64) for several."""
-    paths = examine.checkpoints_in(source)
+    paths = discover.checkpoints_in(source)
     if len(paths) > 1:
         hint = f"name one of them: {clean(first_names(paths))}"
         raise SuperviseError(f"the source holds {len(paths)} checkpoints: {clean(source)}", hint=hint, exit_code=ExitCode.USAGE)
     return os.path.abspath(paths[0])  # noqa: PTH100 -- plain strings
 
 
-def _good_identity(checkpoint: str, progress: _Progress) -> Identity | None:
+def _good_identity(checkpoint: str, bar: ProgressBar) -> Identity | None:
     """Verify the source, and return which content of it is good; None where none is, and then say why.
 
     Classes that it would call are no reason to refuse it: none of them is called here.
     """
     identity = identity_of(checkpoint)
-    progress.begin("verifying the source", None if identity is None else identity.size)
-    verification = examine.concluded(verify(checkpoint, reading=ReadOptions(Throttle(UNLIMITED, taken=progress.advance)), own=True))
-    progress.clear()
+    bar.begin("verifying the source", None if identity is None else identity.size)
+    verification = examine.concluded(verify(checkpoint, reading=ReadOptions(Throttle(UNLIMITED, taken=bar.advance)), own=True))
     if verification.verdict is Verdict.VERIFIED:
         return verification.identity
     stdio.say(f"not converted: {clean(checkpoint)} is {examine.word(verification.verdict)}: {clean(verification.reason)}")
@@ -179,7 +178,7 @@ def _remove(path: str) -> None:
         os.unlink(path)  # noqa: PTH108 -- as above
 
 
-def _run(order: dict[str, str], place: _Place, progress: _Progress) -> dict[str, Any]:
+def _run(order: dict[str, str], place: _Place, bar: ProgressBar) -> dict[str, Any]:
     """Let a process of its own convert; return its answer. Raises SuperviseError."""
     argv = [sys.executable, "-P", "-m", "checkpointing.conversion.process", json.dumps(order)]
     with (
@@ -201,11 +200,10 @@ def _run(order: dict[str, str], place: _Place, progress: _Progress) -> dict[str,
             for line in process.stdout:
                 answer = json.loads(line)
                 if "phase" in answer:
-                    progress.set(f"{answer['phase']} the target", answer["done"], answer["total"])
+                    bar.at(f"{answer['phase']} the target", answer["done"], answer["total"])
             code = process.wait()
         finally:
             process.kill()
-        progress.clear()
         if "error" in answer:
             raise SuperviseError(f"cannot convert: {clean(answer['error'])}", hint=clean(answer["hint"]))
         if code or "tensors" not in answer:
@@ -218,67 +216,20 @@ def _run(order: dict[str, str], place: _Place, progress: _Progress) -> dict[str,
         return answer
 
 
-class _Progress:
-    """Bytes, rate and time left of each phase: a bar on a terminal, else a line every 30 s. A context manager."""
-
-    def __init__(self, *, as_json: bool) -> None:
-        self._is_bar = not as_json and sys.stderr is not None and sys.stderr.isatty()
-        self._bar = ProgressBar("", wanted=self._is_bar)
-        self._name, self._done, self._total = "", 0, 0
-        self._began = self._said = time.monotonic()
-
-    def __enter__(self) -> Self:
-        """Return the progress itself."""
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        """Take the bar away."""
-        self._bar.clear()
-
-    def begin(self, name: str, total: int | None) -> None:
-        """Go on with another phase, of so many bytes."""
-        self._name, self._done, self._total = name, 0, total or 0
-        self._began = self._said = time.monotonic()
-        self._bar.begin(name, total)
-
-    def advance(self, n_bytes: int) -> None:
-        """Count more bytes as done."""
-        self._done += n_bytes
-        self._bar.advance(n_bytes)
-        self._say()
-
-    def set(self, name: str, done: int, total: int) -> None:
-        """Set how many bytes of a phase are done."""
-        if name != self._name:
-            self.begin(name, total)
-        self._done = done
-        self._bar.set(done, total)
-        self._say()
-
-    def clear(self) -> None:
-        """Take the bar away until the next report."""
-        self._bar.clear()
-
-    def _say(self) -> None:
-        now = time.monotonic()
-        if self._is_bar or now - self._said < _REPORT_EVERY_S:
-            return
-        self._said = now
-        rate = self._done / max(now - self._began, 1e-9)
-        left = f", {max(0, self._total - self._done) / rate:.0f} s left" if rate and self._total else ""
-        stdio.say(f"{self._name}: {size_text(self._done)} of {size_text(self._total)}, {rate / 1e6:.0f} MB/s{left}")
-
-
 def _print(source: str, target: str, to: str, answer: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        row = {"source": source, "target": target, "format": to, **answer}
-        stdio.write(sys.stdout, json.dumps(row))
+        stdio.write_json({"source": source, "target": target, "format": to, **answer}, indent=0)
         return
     content = f"{count_text(answer['tensors'], 'tensor')}, {size_text(answer['bytes'])}"
-    lines = [f"{clean(target)}: {to}, {content}, read again and equal to the source"]
-    lines += [f"  {clean(note)}" for note in answer["notes"]]
-    lines += ["left out:", *(f"  {clean(line)}" for line in answer["left_out"])] if answer["left_out"] else ["nothing was left out"]
-    stdio.write(sys.stdout, "\n".join(lines))
+    facts = [
+        Fact("target", target, copied=True),
+        Fact("content", content),
+        Fact("checked", "read again and equal to the source", Tone.GOOD),
+    ]
+    facts += [Fact("note", note) for note in answer["notes"]]
+    left_out = answer["left_out"] or ["nothing"]
+    facts += [Fact("left out" if number == 0 else "", line) for number, line in enumerate(left_out)]
+    stdio.show(FactPage(f"converted to {to}", tuple(facts)))
 
 
 @contextlib.contextmanager

@@ -1,39 +1,36 @@
 """`supervise checkpoints push|pull|restore|prune`, and `ls --mirror`, what a mirror holds: the mirror by hand, without a running job.
 
 Raises SuperviseError with 78 for an address that is no mirror, a mirror that cannot be reached, and one that holds only another job's
-checkpoints. A push that was interrupted leaves its spool in the state directory, and the next one continues from it.
+checkpoints. A push that was interrupted is continued by the next one: what the mirror has is not sent again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import sys
-import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from checkpointing.command_line import mirrors
-from checkpointing.command_line.progress import ProgressBar
 from checkpointing.io.reader import Interrupted, Throttle
-from checkpointing.mirror import listing, removal, restore
+from checkpointing.mirror import keys, listing, removal, restore
 from checkpointing.mirror.backends import BackendError, S3Options
 from checkpointing.mirror.backends.opening import open_backend
-from checkpointing.mirror.stall import RestoreProgress
-from checkpointing.mirror.upload import TransferControl
-from checkpointing.model import CheckpointingError
+from checkpointing.mirror.source import TransferControl
+from checkpointing.model import CheckpointingError, size_text
 from supervisor.checkpoints.discovery import record
-from supervisor.checkpoints.mirror import process
+from supervisor.checkpoints.mirror import uploads
 from supervisor.checkpoints.mirror.restore_permission import refusal
 from supervisor.cli import stdio
 from supervisor.cli.checkpoints.records import MIRROR, named_or_latest_job
 from supervisor.cli.checkpoints.verify import output
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
 from supervisor.cli.jobs.job_files import find_job, state_root
+from supervisor.core.values import Struct
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.report.text import clean
+from supervisor.job.local_time import second_text
+from supervisor.report.table import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,6 +42,7 @@ if TYPE_CHECKING:
     from supervisor.config.settings import Settings
 
 _MIB: Final = 1 << 20
+_COLUMNS: Final = (Column("step", right=True), Column("size", right=True), Column("saved"), Column("in the mirror", copied=True))
 
 
 @click.command()
@@ -85,8 +83,8 @@ def backends_of(settings: Settings) -> tuple[Backend, ...]:
             "no mirror is known", hint="name one with --mirror s3://BUCKET/PREFIX, or under [checkpoints] in the file of settings"
         )
     with _errors():
-        options = S3Options(**process.s3_options(settings))
-        return tuple(open_backend(url, options) for url in process.mirrors(settings))
+        options = S3Options(**uploads.s3_options(settings))
+        return tuple(open_backend(url, options) for url in uploads.mirrors(settings))
 
 
 def push(settings: Settings, job: str, paths: Sequence[str], *, as_json: bool) -> int:
@@ -97,7 +95,6 @@ def push(settings: Settings, job: str, paths: Sequence[str], *, as_json: bool) -
             backends_of(settings),
             job,
             output(as_json=as_json),
-            spool=_absolute(f"{settings.job.state_dir}/push"),
             control=_control(settings),
         )
 
@@ -105,18 +102,51 @@ def push(settings: Settings, job: str, paths: Sequence[str], *, as_json: bool) -
 def list_mirrors(settings: Settings, job: str, *, as_json: bool) -> int:
     """Print what the mirrors hold of a job, the newest first. Returns 0."""
     with _errors():
-        kept, passed = restore.available(backends_of(settings), _wanted(settings, job), RestoreProgress(stdio.say))
-    for checkpoint in kept:
-        made_at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(checkpoint.manifest.made_unix_s))
-        step = "?" if checkpoint.manifest.step is None else checkpoint.manifest.step
-        place = f"{checkpoint.backend.url}/{checkpoint.location.key}"
-        text = f"step {step:>8}  {checkpoint.manifest.n_bytes / _MIB:>10.1f} MiB  {made_at}  {place}"
-        _print(_row(checkpoint), text, as_json=as_json)
-    if not kept and not as_json:
-        _print({}, f"the mirror holds no checkpoint of {_wanted(settings, job)}", as_json=False)
-    for key, reason in passed:
-        _print({"key": key, "reason": reason}, f"passed over: {key}: {reason}", as_json=as_json)
+        kept, passed = _listed(settings, job, output(as_json=as_json))
+    if as_json:
+        for checkpoint in kept:
+            stdio.write_json(MirrorRow.of(checkpoint), indent=0)
+        for key, reason in passed:
+            stdio.write_json({"key": key, "reason": reason}, indent=0)
+        return 0
+    rows = [
+        (
+            "?" if row.step is None else str(row.step),
+            size_text(row.bytes),
+            second_text(row.made_unix_s),
+            f"{row.mirror}/{row.key}",
+        )
+        for row in map(MirrorRow.of, kept)
+    ]
+    tables = [Table(_COLUMNS, tuple(rows), empty=f"the mirror holds no checkpoint of {_named_job(settings, job)}")]
+    if passed:
+        tables.append(Table((Column("passed over", copied=True), Column("because")), tuple(passed)))
+    stdio.show(*tables)
     return 0
+
+
+class MirrorRow(Struct, frozen=True):
+    """A checkpoint in a mirror, as a row of JSON has it."""
+
+    name: str
+    step: int | None
+    format: str
+    bytes: int
+    made_unix_s: int
+    mirror: str
+    key: str
+    id: str
+    job: str
+    run: str
+
+    @staticmethod
+    def of(checkpoint: MirroredCheckpoint) -> MirrorRow:
+        """Return the row of a checkpoint."""
+        manifest, about = checkpoint.manifest, checkpoint.manifest.about
+        place = (checkpoint.backend.url, checkpoint.location.key)
+        return MirrorRow(
+            manifest.name, manifest.step, manifest.layout, manifest.n_bytes, manifest.made_unix_s, *place, manifest.id, about.job, about.run
+        )
 
 
 def restore_newest(settings: Settings, job: str, into: str | None, *, as_json: bool) -> int:
@@ -129,7 +159,7 @@ def restore_newest(settings: Settings, job: str, into: str | None, *, as_json: b
     with _errors():
         return mirrors.restore_newest(
             backends_of(settings),
-            _wanted(settings, job),
+            _named_job(settings, job),
             output(as_json=as_json),
             into=into,
             refusal=lambda path: refusal(path, os.getcwd(), settings.checkpoints.paths, places),  # noqa: PTH109 (strings)
@@ -137,18 +167,18 @@ def restore_newest(settings: Settings, job: str, into: str | None, *, as_json: b
 
 
 def pull(settings: Settings, job: str, wanted: str, into: str, *, as_json: bool) -> int:
-    """Bring one checkpoint of a job into a directory: `wanted` is its step, name or id, or the last part of its key. Returns 0.
+    """Bring one checkpoint of a job into a directory: `wanted` is its step, name or id, or the end of its key. Returns 0.
 
     A damaged one is taken from the next mirror that has it. Raises SuperviseError where nothing, or more than one, is meant.
     """
     with _errors():
-        kept, _ = restore.available(backends_of(settings), _wanted(settings, job), RestoreProgress(stdio.say))
+        kept, _ = _listed(settings, job, output(as_json=as_json))
         named = [checkpoint for checkpoint in kept if wanted in _names(checkpoint)]
         if not named:
             hint = "see what there is with: supervise checkpoints ls --mirror URL"
             raise SuperviseError(f"no such checkpoint in the mirror: job {job}: {wanted}", hint=hint, exit_code=ExitCode.USAGE)
         if len({checkpoint.manifest.id for checkpoint in named}) > 1:
-            several = ", ".join(dict.fromkeys(checkpoint.location.key.rstrip("/").rpartition("/")[2] for checkpoint in named))
+            several = ", ".join(dict.fromkeys(keys.short_name(checkpoint.location.key) for checkpoint in named))
             hint = f"name one of them: {several}"
             raise SuperviseError(f"several checkpoints in the mirror are meant: job {job}: {wanted}", hint=hint, exit_code=ExitCode.USAGE)
         done = _fetch(named, into, output(as_json=as_json))
@@ -156,21 +186,26 @@ def pull(settings: Settings, job: str, wanted: str, into: str, *, as_json: bool)
     return 0
 
 
-def _names(one: MirroredCheckpoint) -> tuple[str, ...]:
+def _listed(settings: Settings, job: str, out: Output) -> tuple[list[MirroredCheckpoint], list[tuple[str, str]]]:
+    """Return what the mirrors hold of a job, the newest first, and (key, reason) of what could not be read."""
+    backends, wanted = backends_of(settings), _named_job(settings, job)
+    with out.progress(f"listing the mirror's checkpoints of {wanted}") as bar:
+        return restore.available(backends, wanted, mirrors.followed(bar, "", out))
+
+
+def _names(checkpoint: MirroredCheckpoint) -> tuple[str, ...]:
     """Give by what one checkpoint may be called. A step that nobody knows is no name."""
-    step = () if one.manifest.step is None else (str(one.manifest.step),)
-    return (*step, one.manifest.name, one.manifest.id, one.location.key.rstrip("/").rpartition("/")[2])
+    step = () if checkpoint.manifest.step is None else (str(checkpoint.manifest.step),)
+    key = checkpoint.location.key
+    return (*step, checkpoint.manifest.name, checkpoint.manifest.id, keys.nonce_in(key), keys.short_name(key))
 
 
 def _fetch(same: Sequence[MirroredCheckpoint], into: str, out: Output) -> restore.Restored:
     """Fetch the first that is whole of what is the same in several mirrors. Raises what the last of them does."""
 
-    def fetch(one: MirroredCheckpoint) -> restore.Restored:
-        bar = ProgressBar(out.clean(one.manifest.name), wanted=out.bars)
-        try:
-            return restore.fetch(one, into=_absolute(into), progress=RestoreProgress(out.warn, bar.set))
-        finally:
-            bar.clear()
+    def fetch(checkpoint: MirroredCheckpoint) -> restore.Restored:
+        with out.progress(f"restoring {checkpoint.manifest.name}") as bar:
+            return restore.fetch(checkpoint, into=_absolute(into), progress=mirrors.followed(bar, checkpoint.manifest.name, out))
 
     for checkpoint in same[:-1]:
         with contextlib.suppress(BackendError):
@@ -183,15 +218,20 @@ def prune(settings: Settings, job: str, policy: rules.RetentionPolicy, *, dry_ru
 
     A checkpoint whose manifest cannot be read is never removed, nor is the newest, nor anything of another job.
     """
-    with _errors():
+    out = output(as_json=as_json)
+    with _errors(), out.progress() as bar:
         for backend in backends_of(settings):
-            kept, _ = listing.newest_first(backend, job)
-            for checkpoint in removal.may_go(kept, policy):
-                key, made = checkpoint.location.key, checkpoint.manifest
+            bar.begin(f"listing {backend.url}", unit="entries")
+            kept, _ = listing.newest_first(backend, job, bar.advance)
+            leaving = removal.may_go(kept, policy)
+            bar.begin(f"removing from {backend.url}", len(leaving), "checkpoints")
+            for checkpoint in leaving:
+                key, manifest = checkpoint.location.key, checkpoint.manifest
                 if not dry_run:
                     removal.remove(backend, key)
-                row = {"mirror": backend.url, "key": key, "step": made.step, "bytes": made.n_bytes, "removed": not dry_run}
-                _print(row, f"{'would remove' if dry_run else 'removed'} {backend.url}/{key}", as_json=as_json)
+                bar.advance()
+                row = {"mirror": backend.url, "key": key, "step": manifest.step, "bytes": manifest.n_bytes, "removed": not dry_run}
+                out.row(row, f"{'would remove' if dry_run else 'removed'} {backend.url}/{key}")
     return 0
 
 
@@ -204,8 +244,8 @@ def _learned(settings: Settings, job: str) -> tuple[str, ...]:
     return tuple(place.pattern for place in record.read_locations(directory / "checkpoints") if place.saved)
 
 
-def _wanted(settings: Settings, job: str) -> str:
-    """Whose checkpoints are meant: by hand, a job that is named is meant even where this one has some."""
+def _named_job(settings: Settings, job: str) -> str:
+    """Return the job whose checkpoints are restored. By hand a job that is named comes first, also where this one has checkpoints."""
     named = settings.checkpoints.restore_from
     return job if named in ("", restore.NO_JOB) else named
 
@@ -215,23 +255,6 @@ def _control(settings: Settings) -> TransferControl:
     throttle = Throttle(cap * _MIB) if cap else None
     limit = throttle.take if throttle is not None else lambda _n_bytes: None
     return TransferControl(throttle=limit)
-
-
-def _row(one: MirroredCheckpoint) -> dict[str, Any]:
-    manifest = one.manifest
-    place = {"mirror": one.backend.url, "key": one.location.key, "id": manifest.id, "job": manifest.about.job, "run": manifest.about.run}
-    return {
-        "name": manifest.name,
-        "step": manifest.step,
-        "format": manifest.layout,
-        "bytes": manifest.n_bytes,
-        "made_unix_s": manifest.made_unix_s,
-        **place,
-    }
-
-
-def _print(row: dict[str, Any], text: str, *, as_json: bool) -> None:
-    stdio.write(sys.stdout, json.dumps(row) if as_json else "\n".join(clean(line) for line in text.splitlines()))
 
 
 @contextlib.contextmanager

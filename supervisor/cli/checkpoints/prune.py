@@ -6,36 +6,30 @@ alone removes them, since it knows what the ranks use.
 
 from __future__ import annotations
 
-import json
 import shlex
-import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.discover import find
-from checkpointing.manifest.documents import Manifests
-from checkpointing.rejections import Rejections
+from checkpointing.model import size_text
 from checkpointing.retention import prune as pruning
 from checkpointing.retention import rules
 from checkpointing.retention.aside import AsideRecord, size_of
 from checkpointing.retention.copies import DIRECTORY as COPIES
 from checkpointing.retention.copies import Copies
-from supervisor.checkpoints.discovery import from_logs
-from supervisor.checkpoints.origin.order import CheckpointOrder
 from supervisor.checkpoints.references import leads_to
 from supervisor.cli import stdio
 from supervisor.cli.checkpoints import mirror
-from supervisor.cli.checkpoints.records import DIRECTORY, MIRROR, named_or_latest_job, refuse_while_running
+from supervisor.cli.checkpoints.records import DIRECTORY, MIRROR, RecordedCheckpoints, named_or_latest_job, refuse_while_running
+from supervisor.cli.checkpoints.verify import output
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
 from supervisor.cli.jobs.job_files import find_job, state_root
+from supervisor.cli.progress import progress
 from supervisor.observe.ranks.path_patterns import pattern_of
-from supervisor.report.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from checkpointing.retention.aside import AsideChange
     from supervisor.config.settings import Settings
@@ -64,22 +58,23 @@ def prune(settings: Settings, job: str, mirror_keep: int | None, *, dry_run: boo
         refuse_while_running(place)
     directory = place.directory / DIRECTORY
     policy = rules.RetentionPolicy(checkpoints.keep or rules.RetentionPolicy().newest, checkpoints.keep_every or None)
-    catalogue = CheckpointCatalogue(directory)
-    order = CheckpointOrder(catalogue, Manifests(catalogue)).order
-    gone = Copies(str(directory), 0, order=order).prune(policy, dry_run=dry_run)
+    records = RecordedCheckpoints(directory, is_writer=not dry_run)
+    with progress("removing our own copies", wanted=not as_json):
+        gone = Copies(records.catalogue, 0, order=records.order.order).prune(policy, dry_run=dry_run)
     for name in gone.removed:
         _say("copy", name, removed=not dry_run, as_json=as_json)
     if gone.reason:
         _say("copy", str(directory / COPIES), reason=gone.reason, as_json=as_json)
     if checkpoints.keep:
-        for pruned in _own(settings, directory, policy):
+        for pruned in _own(settings, records, policy):
             _say("checkpoint", pruned.path, reason=pruned.reason or "the supervisor removes it after the next save", as_json=as_json)
     in_mirrors = mirror_keep or checkpoints.mirror_keep
     if in_mirrors and checkpoints.mirror:
         every = checkpoints.keep_every or None
         mirror.prune(settings, job, rules.RetentionPolicy(in_mirrors, every), dry_run=dry_run, as_json=as_json)
-    for change in AsideRecord(str(directory), place.job).standing():
-        _say("set aside", change.to, reason=_why_aside(change, settings.undo_command(place.job, change.id)), as_json=as_json)
+    with progress("measuring what was set aside", wanted=not as_json):
+        for change in AsideRecord(records.catalogue).standing():
+            _say("set aside", change.to, reason=_why_aside(change, settings.undo_command(place.job, change.id)), as_json=as_json)
     if not gone.removed and not gone.reason:
         stdio.say("no copy of ours is to be removed")
     return 1 if gone.reason else 0
@@ -87,33 +82,28 @@ def prune(settings: Settings, job: str, mirror_keep: int | None, *, dry_run: boo
 
 def _why_aside(change: AsideChange, undo: str) -> str:
     """Return what lies there, how large it is, and which commands take it away."""
-    mb = size_of(change.to) / 1e6
     back = f"`{undo}` moves it back, `rm -r {shlex.quote(change.to)}` frees the room"
-    return f"{mb:.1f} MB, from {change.path} ({change.reason}): {back}"
+    return f"{size_text(size_of(change.to))}, from {change.path} ({change.reason}): {back}"
 
 
-def _own(settings: Settings, directory: Path, policy: rules.RetentionPolicy) -> Iterator[pruning.Pruned]:
+def _own(settings: Settings, records: RecordedCheckpoints, policy: rules.RetentionPolicy) -> Iterator[pruning.Pruned]:
     """Yield those of the job's own checkpoints that a policy does not keep, place by place."""
-    catalogue = CheckpointCatalogue(directory)
-    rejections = Rejections(catalogue)
     declared = {candidate.path for candidate in find(settings.checkpoints.paths, str(settings.cwd)).candidates}
-    discovered = from_logs.read_last_run(catalogue)
     rows: dict[str, list[pruning.PruneRow]] = {}
-    manifests = Manifests(catalogue)
-    order = CheckpointOrder(catalogue, manifests).order()
-    for manifest in manifests.all():
-        seen = discovered.written_files(manifest.path, (manifest.made_unix_s + 1) * 10**9, manifest.identity)
-        is_rejected = rejections.get(manifest.path, manifest.identity) is not None
-        if manifest.path in declared or discovered.is_checkpoint(manifest.path):
+    order = records.order.order()
+    for manifest in records.manifests.all():
+        seen = records.last_run.written_files(manifest.path, (manifest.made_unix_s + 1) * 10**9, manifest.identity)
+        is_rejected = records.rejections.get(manifest.path, manifest.identity) is not None
+        if manifest.path in declared or records.last_run.is_checkpoint(manifest.path):
             rows.setdefault(pattern_of(manifest.path), []).append(
                 pruning.PruneRow(manifest, seen, is_rejected=is_rejected, leads=leads_to(manifest.path))
             )
     for pattern in sorted(rows):
         newest = order.newest_manifests(row.manifest for row in rows[pattern])[0]
         for row, reason in pruning.plan(rows[pattern], policy, newest.path, order):
-            yield pruning.Pruned(row.manifest.path, row.manifest.step, row.manifest.n_bytes, reason)
+            yield pruning.Pruned.of(row, reason)
 
 
-def _say(what: str, path: str, *, removed: bool = False, reason: str = "", as_json: bool) -> None:
-    text = f"{'removed' if removed else 'stays' if reason else 'would remove'} {what} {clean(path)}{f': {reason}' if reason else ''}"
-    stdio.write(sys.stdout, json.dumps({"what": what, "path": path, "removed": removed, "reason": reason}) if as_json else text)
+def _say(kind: str, path: str, *, removed: bool = False, reason: str = "", as_json: bool) -> None:
+    text = f"{'removed' if removed else 'stays' if reason else 'would remove'} {kind} {path}{f': {reason}' if reason else ''}"
+    output(as_json=as_json).row({"what": kind, "path": path, "removed": removed, "reason": reason}, text)

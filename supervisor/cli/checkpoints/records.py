@@ -1,12 +1,16 @@
-"""The records that a job keeps of its checkpoints on this node, as the commands find them."""
+"""The records that a job keeps of its checkpoints on this node, as the commands find and read them."""
 
 from __future__ import annotations
 
 import os
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.manifest.documents import Manifests
+from checkpointing.rejections import Rejections
+from supervisor.checkpoints.discovery import from_logs
+from supervisor.checkpoints.origin.order import CheckpointOrder
 from supervisor.cli.jobs.job_files import find_job, places_in, state_root
 from supervisor.errors import SuperviseError
 from supervisor.observe.ranks import path_patterns
@@ -15,13 +19,35 @@ from supervisor.run import lock
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from supervisor.checkpoints.discovery.from_logs import Discovery
     from supervisor.cli.invocation import Invocation
     from supervisor.cli.jobs.job_files import JobFiles
     from supervisor.config.settings import Settings
 
+#: In the state of a job on a node.
 DIRECTORY: Final = "checkpoints"
 #: The settings that say which mirror, and whose checkpoints in it.
 MIRROR: Final = ("checkpoints.mirror",)
+
+
+class RecordedCheckpoints:
+    """What a job recorded of its checkpoints on one node; each part is read when it is asked for. is_writer: it is to be changed."""
+
+    def __init__(self, directory: Path, *, is_writer: bool = False) -> None:
+        self.directory = directory
+        self.catalogue = CheckpointCatalogue(directory, is_writer=is_writer)
+        self.rejections = Rejections(self.catalogue)
+        self.manifests = Manifests(self.catalogue)
+
+    @cached_property
+    def order(self) -> CheckpointOrder:
+        """Which is newest, and what a run stepped back from."""
+        return CheckpointOrder(self.catalogue, self.manifests)
+
+    @cached_property
+    def last_run(self) -> Discovery:
+        """What the ranks of the last run were seen to write."""
+        return from_logs.read_last_run(self.catalogue)
 
 
 def records_of(settings: Settings, job: str | None, directory: str) -> Path | None:

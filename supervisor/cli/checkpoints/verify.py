@@ -5,22 +5,21 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from checkpointing.catalogue import CheckpointCatalogue
+from checkpointing.candidates import SelectionOptions
 from checkpointing.command_line import verdicts
 from checkpointing.command_line.output import Output
-from checkpointing.manifest.documents import Manifests
-from checkpointing.rejections import Rejections
 from checkpointing.retention.copies import Copies
 from checkpointing.select import newest
-from supervisor.checkpoints.origin.order import CheckpointOrder
 from supervisor.cli import stdio
-from supervisor.cli.checkpoints.records import records_of
+from supervisor.cli.checkpoints.records import RecordedCheckpoints, records_of
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
 from supervisor.observe.ranks.path_patterns import is_within
+from supervisor.report.layout import Tone, surface_of
+from supervisor.report.table import Cell, Column, Table, render_table
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
     from checkpointing.io.reader import Throttle
     from checkpointing.select import Selection
     from checkpointing.verification import Cache
+
+_TONES: Final = {"good": Tone.GOOD, "bad": Tone.BAD, "dangerous": Tone.BAD}
 
 
 @click.command()
@@ -53,8 +54,15 @@ def latest_command(invocation: Invocation, *, directory: str, as_json: bool) -> 
 
 
 def output(*, as_json: bool) -> Output:
-    """Return where the commands print: our stdout, with progress bars on a terminal."""
-    return Output(as_json=as_json, write=lambda text: stdio.write(sys.stdout, text), warn=stdio.say, bars=not as_json, clean=clean)
+    """Return where the commands print: our stdout."""
+    return Output(as_json=as_json, write=lambda text: stdio.write(sys.stdout, text), warn=stdio.say, clean=clean, lay_out=laid_out)
+
+
+def laid_out(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Return verdicts as a table: the verdict in its colour, the path whole."""
+    columns = tuple(Column(name, right=name == "step", copied=name == head[-1]) for name in head)
+    cells: tuple[tuple[Cell | str, ...], ...] = tuple((Cell(row[0], _TONES.get(row[0], Tone.WARNING)), *row[1:]) for row in rows)
+    return render_table(Table(columns, cells), surface_of(sys.stdout))
 
 
 def verify(paths: Sequence[str], *, as_json: bool) -> int:
@@ -81,18 +89,15 @@ def _selected(
     listing: Listing, records: Path, directory: str, cache: Cache, throttle: Throttle
 ) -> tuple[Selection, Sequence[tuple[str, str]]]:
     """Choose as a resume does, and return (path, reason) of what is rejected."""
-    catalogue = CheckpointCatalogue(records)
-    rejections, manifests = Rejections(catalogue), Manifests(catalogue)
+    known = RecordedCheckpoints(records)
     rejected = {
         candidate.path: rejection.reason
         for candidate in listing.candidates
-        if (rejection := rejections.get(candidate.path, candidate.identity)) is not None
+        if (rejection := known.rejections.get(candidate.path, candidate.identity)) is not None
     }
     free = replace(listing, candidates=tuple(candidate for candidate in listing.candidates if candidate.path not in rejected))
-    known = CheckpointOrder(catalogue, manifests)
-    copies = Copies(str(records), 0, order=known.order, is_abandoned=known.is_abandoned)
+    copies = Copies(known.catalogue, 0, order=known.order.order, is_abandoned=known.order.is_abandoned)
     above = os.path.abspath(directory)  # noqa: PTH100 -- a link keeps its name
     spares = [spare for spare in copies.spares() if is_within(above, spare.original_path)]
-    order = known.order()
-    chosen = newest(free, None, cache, throttle=throttle, manifests=manifests, spares=spares, prefer_finite=True, order=order)
-    return chosen, list(rejected.items())
+    options = SelectionOptions(cache=cache, throttle=throttle, manifests=known.manifests, spares=spares, order=known.order.order())
+    return newest(free, options), list(rejected.items())

@@ -1,7 +1,7 @@
 """Renders the answer of `supervise classify`: a JSON object, a page of labelled facts, or a line of a table.
 
 Pure. The text has no control characters, no escapes, and no values that look secret. The page has the words of the card
-(report/wording.py): cause, where, code, evidence, next. A log says nothing of a decision.
+(report/wording.py): what, where, do, evidence. A log says nothing of what was done.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from supervisor.classify import redact, remedies
-from supervisor.core.model import Cause, Verdict
+from supervisor.classify.judgement.verdicts import NOT_EARNED
+from supervisor.core.model import Cause, Evidence, FailureVerdict
+from supervisor.core.units import bytes_text
 from supervisor.core.values import Struct
 from supervisor.report import wording
 from supervisor.report.layout import Fact, FactPage, Tone
+from supervisor.report.table import Cell, Column, Table
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:
-    from supervisor.core.model import Evidence
+    from collections.abc import Sequence
 
 MOST_EVIDENCE = 5
+#: Fingerprints of logs that show no failure, and no training or good end either: what was seen stands in place of what failed.
+_NOTHING_SEEN = frozenset({NOT_EARNED, "unknown:no-evidence", "unknown:not-text"})
 #: Facts that the page shows under labels of their own.
 _SHOWN = frozenset({"file", "line", "function"})
-_KIB = 1024
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
-#: The table's column of paths is at most so wide; a longer path moves its own row.
-_WIDEST_PATH = 48
-_LONGEST_CAUSE = max(len(cause) for cause in Cause)
 
 
 class Part(Struct, frozen=True):
@@ -40,14 +40,15 @@ class Part(Struct, frozen=True):
 class Answer(Struct, frozen=True):
     """The verdict about the log, or the logs, at `path`. `kinds` are the types of facts by name, as their signatures give them.
 
-    strange: what the loss rules find strange at the end of the log.
+    strange: what the loss rules find strange at the end of the log. evidence: all that was found in it.
     """
 
     path: str
-    verdict: Verdict
+    verdict: FailureVerdict
     parts: tuple[Part, ...]
     kinds: Mapping[str, str]
     strange: tuple[str, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
 
     def place(self, fact: Evidence) -> tuple[str, int]:
         """Return the file and the line in it where a fact stands; ("", 0) where that is not known."""
@@ -58,7 +59,7 @@ class Answer(Struct, frozen=True):
 
 
 def as_dict(answer: Answer) -> dict[str, Any]:
-    """Return what `--json` prints (docs/explanation/classification.md)."""
+    """Return what `--json` prints (docs/reference/json.md)."""
     verdict = answer.verdict
     runner_up = {"cause": verdict.runner_up.value, "confidence": verdict.runner_up_confidence} if verdict.runner_up else None
     return {
@@ -85,20 +86,25 @@ def page(answer: Answer) -> FactPage:
     code, culprit = wording.code_text(verdict), _culprit(verdict)
     values = ", ".join(f"{name} {_amount(clean(value), answer.kinds.get(name, ''))}" for name, value in verdict.facts if name not in _SHOWN)
     facts = [
-        Fact(wording.CAUSE, wording.cause_text(verdict), Tone.BAD if failed else Tone.GOOD),
-        *([Fact("or", wording.cause_text_of(verdict.runner_up, verdict.runner_up_confidence))] if verdict.runner_up else []),
-        *([Fact("where", culprit)] if culprit else []),
-        *([Fact("code", code, Tone.STRONG)] if code else []),
+        Fact(wording.WHAT, _what(verdict), Tone.BAD if failed else Tone.GOOD),
+        *(wording.where_facts(verdict, [culprit]) if culprit or code else []),
+        Fact(wording.DO, _next(verdict)),
         *_evidence_facts(answer),
+        *([Fact("cause", wording.judged_text(verdict))] if failed else []),
+        *([Fact("or", f"{verdict.runner_up.value}, {100 * verdict.runner_up_confidence:.0f} % sure")] if verdict.runner_up else []),
         *(Fact(wording.STRANGE, redact.text(clean(text)), Tone.WARNING) for text in answer.strange),
         *([Fact("facts", values)] if values else []),
-        Fact(wording.NEXT, _next(verdict)),
         *([Fact("fingerprint", verdict.fingerprint, Tone.FAINT)] if failed else []),
     ]
     return FactPage(answer.path, tuple(facts), Tone.BAD if failed else Tone.GOOD)
 
 
-def _next(verdict: Verdict) -> str:
+def _what(verdict: FailureVerdict) -> str:
+    """Return what happened, as a sentence; of a log that shows nothing, what was looked for."""
+    return wording.capital(clean(verdict.summary)) if verdict.fingerprint in _NOTHING_SEEN else wording.what_text(verdict)
+
+
+def _next(verdict: FailureVerdict) -> str:
     """Return what a person does, as a sentence."""
     text = clean(remedies.remedy(verdict))
     return text[:1].upper() + text[1:]
@@ -113,7 +119,7 @@ def _evidence_facts(answer: Answer) -> list[Fact]:
     lines = [
         (f"{'a consequence: ' if fact in follows else ''}{_where(answer, fact)}{clean(text_of(fact))}", fact in follows) for fact in shown
     ]
-    if not lines and verdict.cause is not Cause.NONE:
+    if not lines and verdict.cause is not Cause.NONE and verdict.fingerprint not in _NOTHING_SEEN:
         lines = [(clean(verdict.summary), False)]
     return [
         Fact(wording.EVIDENCE if number == 0 else "", line, Tone.FAINT if is_faint else Tone.PLAIN)
@@ -121,14 +127,19 @@ def _evidence_facts(answer: Answer) -> list[Fact]:
     ]
 
 
-def row(answer: Answer, width: int) -> str:
-    """Return the line of a table; `width` is that of the column of paths."""
+def answer_table(rows: Sequence[tuple[Cell | str, ...]]) -> Table:
+    """Return the table of several logs. rows: of `row`."""
+    columns = (Column("log"), Column("cause"), Column("sure", right=True), Column("rank", right=True), Column("what"))
+    return Table(columns, tuple(rows))
+
+
+def row(answer: Answer) -> tuple[Cell | str, ...]:
+    """Return what the table has of one log."""
     verdict = answer.verdict
-    path = clean(answer.path)
-    rank = "" if verdict.rank is None else f"rank {verdict.rank}"
-    summary = clean(verdict.summary).removeprefix(rank).lstrip(": ") if rank else clean(verdict.summary)
-    cause = f"{verdict.cause.value:<{_LONGEST_CAUSE}} {100 * verdict.confidence:3.0f} %"
-    return f"{path:<{min(width, _WIDEST_PATH)}}  {cause}  {rank:<9} {summary}".rstrip()
+    rank = "" if verdict.rank is None else str(verdict.rank)
+    summary = verdict.summary.removeprefix(f"rank {rank}").lstrip(": ") if rank else verdict.summary
+    cause = Cell(verdict.cause.value, Tone.PLAIN if verdict.cause is Cause.NONE else Tone.BAD)
+    return answer.path, cause, f"{100 * verdict.confidence:.0f} %", rank, summary
 
 
 def text_of(fact: Evidence) -> str:
@@ -160,18 +171,13 @@ def _where(answer: Answer, fact: Evidence) -> str:
     return f"{file}line {line}: {rank}" if line else f"{fact.source}: {rank}"
 
 
-def _culprit(verdict: Verdict) -> str:
+def _culprit(verdict: FailureVerdict) -> str:
     named = (("rank", "" if verdict.rank is None else str(verdict.rank)), ("GPU", verdict.gpu), ("node", verdict.node))
-    return ", ".join(f"{what} {clean(which)}" for what, which in named if which)
+    return ", ".join(f"{kind} {clean(name)}" for kind, name in named if name)
 
 
 def _amount(text: str, kind: str) -> str:
     """Return an amount with its unit, as a person says it."""
     if kind == "seconds":
         return f"{text} s"
-    if kind != "bytes" or not text.isdigit():
-        return text
-    size, unit = float(text), 0
-    while size >= _KIB and unit < len(_UNITS) - 1:
-        size, unit = size / _KIB, unit + 1
-    return f"{size:.2f} {_UNITS[unit]}" if unit else f"{text} bytes"
+    return bytes_text(int(text)) if kind == "bytes" and text.isdecimal() else text

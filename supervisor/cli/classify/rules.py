@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from supervisor.classify.losses.judge import NumberJudge
 from supervisor.classify.losses.lines import NumberReader, captures
 from supervisor.classify.losses.rules import condition
+from supervisor.report.table import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,13 +21,11 @@ READ_ALL = 1_000
 MOST_OF_A_BLOCK = 1
 
 
-def table(catalogue: Catalogue, rules: Sequence[LossRule]) -> str:
-    """Return a line for each signature and each loss rule: its id, what it stands for, where it is searched or what it reports."""
-    rows = [("id", "means", "searched in, or reported if")]
-    rows += [(row.id, "nothing failed" if row.benign else row.cause.value, ", ".join(row.where)) for row in catalogue.rows]
+def table(catalogue: Catalogue, rules: Sequence[LossRule]) -> Table:
+    """Return a row for each signature and each loss rule: its id, what it stands for, where it is searched or what it reports."""
+    rows = [(row.id, "nothing failed" if row.benign else row.cause.value, ", ".join(row.where)) for row in catalogue.rows]
     rows += [(rule.id, f"loss: {rule.kind.value}", condition(rule)) for rule in rules]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return "\n".join(f"{name:<{widths[0]}}  {means:<{widths[1]}}  {where}".rstrip() for name, means, where in rows)
+    return Table((Column("id", copied=True), Column("means"), Column("searched in, or reported if")), tuple(rows))
 
 
 class LogNumbers:
@@ -54,13 +53,13 @@ class LogNumbers:
             for number_change in self._judges.setdefault(rank, NumberJudge(self._rules)).take(reading):
                 self._take(number_change, rank)
 
-    def _take(self, found: NumberChange, rank: int | None) -> None:
-        key = (found.rule.id, found.name)
-        if found.is_over:
+    def _take(self, change: NumberChange, rank: int | None) -> None:
+        key = (change.rule.id, change.name)
+        if change.is_over:
             self._open.pop(key, None)
             return
-        where = [*([f"rank {rank}"] if rank is not None else []), *([f"step {found.step}"] if found.step is not None else [])]
-        self._open.setdefault(key, found.text + (f" ({', '.join(where)})" if where else ""))
+        where = [*([f"rank {rank}"] if rank is not None else []), *([f"step {change.step}"] if change.step is not None else [])]
+        self._open.setdefault(key, change.text + (f" ({', '.join(where)})" if where else ""))
 
     @property
     def strange(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import click
 from supervisor.cli import stdio
 from supervisor.cli.doctor.nodes import check_nodes, node_options, refuse_without_nodes
 from supervisor.cli.invocation import JOB, Invocation, setting_options
+from supervisor.cli.progress import progress
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:
@@ -60,12 +61,13 @@ def command(  # noqa: PLR0913  one for each option
     if fix:
         from supervisor.cli.doctor import fix as doctor_fix  # noqa: PLC0415  for this option only
 
-        for line in doctor_fix.fix(settings):
-            stdio.say(line)
+        with progress("clearing away what jobs left on this node", wanted=not as_json):
+            for line in doctor_fix.fix(settings):
+                stdio.say(line)
     from health import render  # noqa: PLC0415  for this command only
 
-    with stdio.StatusLine() as status:
-        doctor = node_doctor(settings, lasting=watch_s is not None, show=status.show)
+    with progress(wanted=not as_json) as bar:
+        doctor = node_doctor(settings, lasting=watch_s is not None, show=bar.begin)
         return render.run(doctor, sys.stdout, as_json=as_json, in_full=in_full, watch_s=watch_s)
 
 

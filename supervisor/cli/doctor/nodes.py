@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import click
 
+from supervisor.cli.progress import SECONDS, progress
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
 _ARGPARSE_REFUSED = 2
 _LAST_PORT = 65535
+_POLL_S = 0.1
+#: Until there is a verdict: its deadline, and for the start of all ranks (health/nodecheck/__main__.py).
+_LONGEST_S = 120.0
 _NAMES = ("nnodes", "node_rank", "nproc_per_node", "master", "rehearse")
 
 
@@ -48,7 +53,16 @@ def check_nodes(values: dict[str, object], *, as_json: bool) -> int:
         value = values.get(name)
         for word in value if isinstance(value, tuple) else () if value is None else (value,):
             argv += ["--" + name.replace("_", "-"), str(word)]
-    code = subprocess.run(argv, check=False).returncode  # noqa: S603  our own module
+    # its ranks print on this terminal, too
+    with progress(wanted=not as_json, beside_output=True) as bar, subprocess.Popen(argv) as process:  # noqa: S603  our own module
+        began = time.monotonic()
+        try:
+            while (code := process.poll()) is None:
+                bar.at("node check: measuring, once it runs on every node", time.monotonic() - began, _LONGEST_S, SECONDS)
+                time.sleep(_POLL_S)
+        except BaseException:
+            process.kill()
+            raise
     return ExitCode.USAGE if code == _ARGPARSE_REFUSED else code
 
 

@@ -11,7 +11,6 @@ from supervisor.cli.drill import faults, resume
 from supervisor.cli.drill.scratch_job import ScratchPlace
 from supervisor.cli.drill.soak import run as soak
 from supervisor.cli.invocation import JOB, Invocation, setting_options
-from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:
     from click import Context, Parameter
@@ -38,14 +37,13 @@ _AT_STEP = 10
 @click.option("--at-step", type=click.IntRange(min=1), metavar="N", help="Wait for this step (default: 10; resume: the first save).")
 @click.option("--rank", type=click.IntRange(min=0), default=0, metavar="N", help="Put the fault into this rank (default: 0).")
 @click.option("--patience-s", type=float, default=60.0, metavar="S", help="How long a hang or NaN may go on (default: 60).")
-@click.option("--finish", is_flag=True, help="Let the job run on after the recovery. Not for resume and soak.")
-@click.option("--yes", is_flag=True, help="For nan and bitrot: the drill may damage the checkpoints that CMD writes.")
+@click.option("--yes", is_flag=True, help="Drill also where the kernel (no Landlock) cannot keep CMD from writing into your own files.")
 @click.option(
     "--deadline-s",
     type=_POSITIVE,
     default=1800.0,
     metavar="S",
-    help="For resume: give up after this long (default: 1800).",
+    help="Give up after this long (default: 1800). Not for soak.",
 )
 @click.option(
     "--hours",
@@ -62,8 +60,8 @@ _AT_STEP = 10
     help="For soak: R faults for each hour in which CMD trains (default: 12).",
 )
 @click.option("--seed", type=click.IntRange(min=0), metavar="N", help="For soak: the same draws as in an earlier soak, which printed N.")
-@click.option("--scratch-dir", default="", metavar="DIR", help="For resume and soak: train in DIR (default: in the state directory).")
-@click.option("--writable", multiple=True, metavar="DIR", help="For resume and soak: CMD may also write in DIR. May be repeated.")
+@click.option("--scratch-dir", default="", metavar="DIR", help="Train in DIR (default: in the state directory).")
+@click.option("--writable", multiple=True, metavar="DIR", help="CMD may also write in DIR. May be repeated.")
 @click.argument("kind", metavar="KIND -- CMD...", type=click.Choice((*faults.KINDS, resume.KIND, soak.KIND)))
 def command(  # noqa: PLR0913  one for each option
     invocation: Invocation,
@@ -72,7 +70,6 @@ def command(  # noqa: PLR0913  one for each option
     at_step: int | None,
     rank: int,
     patience_s: float,
-    finish: bool,
     yes: bool,
     deadline_s: float,
     hours: float,
@@ -81,22 +78,18 @@ def command(  # noqa: PLR0913  one for each option
     scratch_dir: str,
     writable: tuple[str, ...],
 ) -> int:
-    """KIND is kill, hang, oom, nan, bitrot, preempt, resume or soak. The job runs under a name of its own.
+    """KIND is kill, hang, oom, nan, bitrot, preempt, resume or soak. CMD trains in a scratch directory, under a name of its own.
 
     The options of a run stand before `drill`.
 
-    resume trains in a scratch directory, and compares what a restarted job loads and its losses with the job before the kill.
+    resume compares what a restarted job loads and its losses with the job before the kill.
 
-    soak trains in a scratch directory with random faults for hours, and compares its losses with those of a run without faults.
+    soak puts in random faults for hours, and compares the losses with those of a run without faults.
     """
     settings, words = invocation.settings_and_command()
-    if kind not in {resume.KIND, soak.KIND}:
-        return faults.drill(settings, words, faults.DrillOrder(kind, at_step or _AT_STEP, rank, patience_s, finish, yes))
-    if finish:
-        raise SuperviseError(
-            f"drill {kind} ends its job, which trains in a scratch directory", hint="Leave out --finish.", exit_code=ExitCode.USAGE
-        )
-    place = ScratchPlace(scratch_dir, writable)
+    place = ScratchPlace(scratch_dir, writable, may_escape=yes)
     if kind == soak.KIND:
         return soak.drill(settings, words, soak.SoakOrder(hours, rate, seed, place))
-    return resume.drill(settings, words, resume.ResumeOrder(at_step or 1, rank, deadline_s, place))
+    if kind == resume.KIND:
+        return resume.drill(settings, words, resume.ResumeOrder(at_step or 1, rank, deadline_s, place))
+    return faults.drill(settings, words, faults.DrillOrder(kind, at_step or _AT_STEP, rank, patience_s, deadline_s, place))

@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from supervisor.core.values import Struct
+from supervisor.report.layout import Tone
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,22 +38,37 @@ class LossResult(Enum):
     UNKNOWN = auto()
 
 
-class ResumeComparison(Struct, frozen=True):
-    """The result. loaded: a checkpoint of the first attempt was. lines: the report's words, by the row's name."""
+class LossComparison(Struct, frozen=True):
+    """What the losses of two attempts, or of two runs, show, and the report's words."""
 
-    loaded: bool
-    losses: LossResult
-    lines: tuple[tuple[str, str], ...] = ()
+    result: LossResult
+    text: str
+
+
+class ResumeComparison(Struct, frozen=True):
+    """The result. loaded: which checkpoint of the first attempt was loaded, in words; "" for none."""
+
+    loaded: str
+    losses: LossComparison
 
     @property
     def is_proven(self) -> bool:
         """Whether the training went on: by its losses alone, or by what it loaded and losses that do not contradict."""
-        return self.losses is LossResult.SAME or (self.loaded and self.losses is LossResult.NEAR)
+        return self.losses.result is LossResult.SAME or (bool(self.loaded) and self.losses.result is LossResult.NEAR)
 
     @property
-    def shown(self) -> tuple[str, ...]:
+    def outcome(self) -> tuple[str, Tone]:
+        """What is proven, in words: no more than was shown."""
+        if not self.is_proven:
+            return "no", Tone.BAD
+        if self.losses.result is LossResult.SAME:
+            return "yes", Tone.GOOD
+        return "in part: the checkpoint is loaded and the loss goes on near it; the data or the randomness begins anew", Tone.WARNING
+
+    @property
+    def proven_parts(self) -> tuple[str, ...]:
         """The names of what is proven."""
-        return (*(("checkpoint",) if self.loaded else ()), *(("losses",) if self.losses is LossResult.SAME else ()))
+        return (*(("checkpoint",) if self.loaded else ()), *(("losses",) if self.losses.result is LossResult.SAME else ()))
 
 
 def compare(loaded: str, before: Sequence[float], after: Sequence[float], saved_at: int) -> ResumeComparison:
@@ -61,9 +77,7 @@ def compare(loaded: str, before: Sequence[float], after: Sequence[float], saved_
     loaded: the words for the checkpoint that was loaded, "" for none. before, after: the losses of the first and of the resumed attempt, in
     turn. saved_at: how many losses the first attempt had printed at its last save.
     """
-    result, text = _compare_losses(before, after, saved_at)
-    lines = (("loaded", loaded or "no: no checkpoint of the first attempt was seen to be loaded"), ("losses", text))
-    return ResumeComparison(bool(loaded), result, lines)
+    return ResumeComparison(loaded, LossComparison(*_compare_losses(before, after, saved_at)))
 
 
 def _compare_losses(before: Sequence[float], after: Sequence[float], saved_at: int) -> tuple[LossResult, str]:
@@ -71,12 +85,12 @@ def _compare_losses(before: Sequence[float], after: Sequence[float], saved_at: i
         return LossResult.UNKNOWN, "not shown: both attempts have to print or report the loss of several steps"
     runs = [start for start in range(len(before) - LEAST_LOSSES + 1) if is_run(before[start:], after)]
     if 0 in runs:
-        changed = not all(_is_same(loss, next_loss) for loss, next_loss in pairwise(before))
+        changed = not all(is_same(loss, next_loss) for loss, next_loss in pairwise(before))
         why = "it started from scratch" if changed else "the training had changed nothing by the save"
         return LossResult.DIFFERENT, f"those of the beginning: {why}"
     if runs:
         return LossResult.SAME, f"the same {min(len(after), len(before) - runs[0])} as in the first attempt"
-    if any(_is_same(loss, after[0]) for loss in before[max(1, saved_at - _NEAR_THE_SAVE) : saved_at + _NEAR_THE_SAVE]):
+    if any(is_same(loss, after[0]) for loss in before[max(1, saved_at - _NEAR_THE_SAVE) : saved_at + _NEAR_THE_SAVE]):
         return (
             LossResult.DIFFERENT,
             f"the first is the same, the next is {after[1]:.6g}: the optimizer's state (momentum and the like), or the data, did not go on",
@@ -89,8 +103,9 @@ def _compare_losses(before: Sequence[float], after: Sequence[float], saved_at: i
 
 def is_run(before: Sequence[float], after: Sequence[float]) -> bool:
     """Return whether one sequence begins with all of the other."""
-    return all(_is_same(loss, resumed) for loss, resumed in zip(before, after, strict=False))
+    return all(is_same(loss, resumed) for loss, resumed in zip(before, after, strict=False))
 
 
-def _is_same(loss: float, other: float) -> bool:
+def is_same(loss: float, other: float) -> bool:
+    """Return whether two losses are equal but for the order of float32 sums."""
     return math.isclose(loss, other, rel_tol=TOLERANCE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,19 +11,24 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from supervisor.cli import stdio
+from supervisor.cli.progress import SECONDS
+from supervisor.core.model import FailureVerdict, Plan
+from supervisor.core.values import Struct
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.guardian.libc import die_with_parent
 from supervisor.instrument._supervise_shim.layout import start_ticks_of
 from supervisor.job import identity
-from supervisor.journal import records
 from supervisor.observe.ranks import heartbeats
+from supervisor.view.reading import ViewFollower
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from checkpointing.command_line.progress import ProgressBar
     from supervisor.config.settings import Settings
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
+    from supervisor.view.job_view import JobView
 
 T = TypeVar("T")
 POLL_S = 0.1
@@ -38,13 +44,37 @@ def require_steps(settings: Settings) -> None:
         )
 
 
-class DrilledJob:
-    """One job of a drill. `state` and `scratch` are its directories (identity.py); `prepare` is called in each child before it begins."""
+class Decision(Struct, frozen=True):
+    """What supervise decided about a failure of the job, and when (Unix seconds)."""
 
-    def __init__(self, settings: Settings, command: Sequence[str], state: Path, scratch: Path, prepare: Callable[[], None]) -> None:
-        self._settings, self._command = settings, list(command)
+    t: float
+    verdict: FailureVerdict
+    plan: Plan
+
+    @property
+    def short_text(self) -> str:
+        """The cause, how sure it is, and what is done."""
+        return f"{self.verdict.cause.value} ({self.verdict.confidence:.2f}): {self.plan.kind.value}"
+
+    @property
+    def text(self) -> str:
+        """As `short_text`, with the reason."""
+        return f"{self.short_text}: {self.plan.reason}"
+
+
+class DrilledJob:
+    """One job of a drill. `state` and `scratch` are its directories (identity.py); `prepare` is called in each child before it begins.
+
+    bar: shows what is waited for. The job prints on the same terminal, so these are lines (`beside_output`).
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917  what runs, where, and how it is shown
+        self, settings: Settings, command: Sequence[str], state: Path, scratch: Path, prepare: Callable[[], None], bar: ProgressBar
+    ) -> None:
+        self.settings, self._command = settings, list(command)
         self._state, self.scratch = state, scratch
-        self._prepare = prepare
+        self._prepare, self._bar = prepare, bar
+        self._follower = ViewFollower(state / "journal.jsonl")
         self.pid = 0
         self.status: int | None = None
 
@@ -66,9 +96,10 @@ class DrilledJob:
             if os.getppid() != drill:
                 os._exit(128 + signal.SIGTERM)
             self._prepare()
+            from supervisor.report.terminal import terminal_of  # noqa: PLC0415 (its thread is the child's alone)
             from supervisor.run.start import run  # noqa: PLC0415 (the heavy part, in the child alone)
 
-            code = run(self._settings, self._command)
+            code = run(self.settings, self._command, terminal_of(self.settings))
         except SuperviseError as error:
             stdio.say(f"error: {error.message}")
             stdio.say(error.hint)
@@ -83,26 +114,32 @@ class DrilledJob:
             self.status = os.waitstatus_to_exitcode(status) if pid else None
         return self.status is not None
 
-    def wait(self, find: Callable[[], T | None], deadline_s: float | None = None, *, every_s: float = POLL_S) -> T | None:
-        """Return what `find` returns first; None if the job ended, or the time was over, before it returned anything."""
-        until = None if deadline_s is None else time.monotonic() + deadline_s
+    def wait(self, find: Callable[[], T | None], deadline_s: float | None = None, *, every_s: float = POLL_S, phase: str = "") -> T | None:
+        """Return what `find` returns first; None if the job ended, or the time was over, before it returned anything.
+
+        phase: what is waited for, shown with the time that is left; "" where `find` shows it.
+        """
+        began = time.monotonic()
         while True:
             ended = self.has_ended()
             answer = find()
-            if answer or ended or (until is not None and time.monotonic() > until):
+            lasted_s = time.monotonic() - began
+            if answer or ended or (deadline_s is not None and lasted_s > deadline_s):
                 return answer or None
+            if phase:
+                self._bar.at(f"drill: {phase}", lasted_s, deadline_s, SECONDS)
             time.sleep(every_s)
 
     def stop(self) -> None:
         """Send TERM and wait for the end, however long it takes."""
         os.kill(self.pid, signal.SIGTERM)
-        self.wait(self.has_ended)
+        self.wait(self.has_ended, phase="waiting for the job's end")
 
     def end(self) -> None:
         """End the job if it still runs, and wait until it has ended: until then it may write checkpoints."""
         if self.pid and not self.has_ended():
             os.kill(self.pid, signal.SIGTERM)  # not waited for yet, so the pid is still its
-            self.wait(self.has_ended, self._settings.stop.deadline_s + END_MARGIN_S)
+            self.wait(self.has_ended, self.settings.stop.deadline_s + END_MARGIN_S, phase="waiting for the job's end")
 
     def newest_attempt(self) -> int:
         """Return the number of the newest attempt, 0 before the first."""
@@ -120,11 +157,18 @@ class DrilledJob:
         """Return the heartbeats of the newest attempt."""
         return list(heartbeats.read(self.attempt_dir(self.newest_attempt()) / "heartbeat"))
 
-    def journal(self, since_t: float) -> Iterator[records.Record]:
-        """Yield the records of the journal from this time on (Unix seconds). Raises OSError where there is none."""
-        for record in records.scan(self._state / "journal.jsonl"):
-            if isinstance(record, records.Record) and record.t >= since_t - POLL_S:
-                yield record
+    def view(self) -> JobView:
+        """Return what the journal says by now; what is not known is absent, and so is all before there is a journal."""
+        with contextlib.suppress(OSError):
+            self._follower.advance()
+        return self._follower.view
+
+    def decisions(self, since_t: float = 0.0) -> list[Decision]:
+        """Return what supervise decided from this time on (Unix seconds)."""
+        failures = (failure for incident in self.view().incidents for failure in incident.failures)
+        rows = ((failure.decided_t, failure.decision) for failure in failures)
+        made = (Decision(t, decision.verdict, decision.plan) for t, decision in rows if t is not None and decision is not None)
+        return [decision for decision in made if decision.t >= since_t - POLL_S]
 
 
 def is_alive(beat: RankHeartbeat) -> bool:

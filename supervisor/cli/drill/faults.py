@@ -1,10 +1,7 @@
 """The drills with a fault: they run the user's own job with one fault in it, and report what was recovered and what it cost.
 
-The job runs under `supervise` in a forked child, under a name of its own: the real job's journal and budget stay untouched. The
-command writes its checkpoints where it always does.
-
-A bitrot drill replaces the newest checkpoint with a damaged copy. The original lies beside it under a name that begins with a dot. When the
-job has ended it goes back, but only in the place of that very copy: what the job wrote there itself stays.
+The job runs under `supervise` in a forked child, under a name of its own, and trains in a scratch directory (scratch_directory.py): the
+real job's journal, budget and checkpoints stay untouched.
 """
 
 from __future__ import annotations
@@ -13,27 +10,32 @@ import contextlib
 import dataclasses
 import json
 import os
-import shutil
 import signal
-import sys
 import time
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from checkpointing.discover import find
+from checkpointing.model import count_text
 from supervisor.cli import stdio
-from supervisor.cli.drill.drilled_job import DrilledJob, is_alive, require_steps, send, steps_made
+from supervisor.cli.drill import scratch_job
+from supervisor.cli.drill.drilled_job import POLL_S, Decision, is_alive, send, steps_made
+from supervisor.cli.drill.scratch_job import ScratchPlace
+from supervisor.cli.progress import progress
 from supervisor.cli.signals import exit_on_signals
 from supervisor.config.settings import Origin, with_values
+from supervisor.core.actions import ReportResume
+from supervisor.core.units import span_text
 from supervisor.core.values import Struct
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.job import identity
-from supervisor.journal import records
+from supervisor.report.layout import Fact, FactPage, Tone
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from supervisor.cli.drill.drilled_job import DrilledJob
+    from supervisor.cli.drill.scratch_directory import ScratchDirectory
     from supervisor.config.settings import Settings
 
 KINDS = ("kill", "hang", "oom", "nan", "bitrot", "preempt")
@@ -45,20 +47,21 @@ SHIM = Path(__file__).resolve().parents[2] / "instrument" / "_drill"
 PREEMPT_LEFT_S = 10.0
 #: The limits of a hang drill, where the user has set none: a stopped rank is found and the job started again within half a minute.
 HANG_LIMITS: Mapping[str, str | float] = MappingProxyType({"hang.action": "restart", "hang.train_s": 10.0, "hang.phase_s": 10.0})
-UNDONE = "  undone     the rank was let go on by the drill"
 #: A bit is flipped here in the middle of the file, where the tensors are.
 BIT = 0x10
+_UNDONE = Fact("undone", "the rank was let go on by the drill")
+_NOT_RECOVERED = Fact("recovered", "no", Tone.BAD)
 
 
 class DrillOrder(Struct, frozen=True):
-    """What is rehearsed. rank: whose fault it is. patience_s: how long a hang or NaN may go on. finish: let the job run on."""
+    """What is rehearsed. rank: whose fault it is. patience_s: how long a hang or NaN may go on. deadline_s: for all of it."""
 
     kind: str
     at_step: int
     rank: int
     patience_s: float
-    finish: bool
-    yes: bool
+    deadline_s: float
+    place: ScratchPlace
 
 
 class Struck(Struct, frozen=True):
@@ -66,48 +69,58 @@ class Struck(Struct, frozen=True):
 
     t: float
     step: int
-    what: str
+    text: str
 
 
-class Aside(Struct, frozen=True):
-    """A checkpoint at `path` that was put aside as `original`; `copy` is the damaged one that stands in its place (`_identity`)."""
+class Account(Struct, frozen=True):
+    """What the journal says since the fault. Times are Unix seconds; None: it did not happen.
 
-    original: Path
-    path: Path
-    copy: tuple[int, ...]
-
-
-class Account(Struct):
-    """What the journal says since the fault. Times are Unix seconds, None: it did not happen.
-
-    noticed_t: first an alert or an incident; opened_t: the incident, without which the job goes on as it is.
+    noticed: an alert or an incident, and its text. opened_t: the incident or the stop, without which the job goes on as it is.
     """
 
-    noticed_t: float | None = None
-    opened_t: float | None = None
-    noticed: str = ""
-    decided: str = ""
-    changes: tuple[str, ...] = ()
-    saved_t: float | None = None
-    resumed_t: float | None = None
-    resumed_step: int | None = None
-    resumed_path: str | None = None
-    exit_code: int | None = None
+    noticed: tuple[float, str] | None
+    opened_t: float | None
+    decisions: list[Decision]
+    resumed: tuple[float, ReportResume] | None = None
+
+    @staticmethod
+    def of(job: DrilledJob, since_t: float, stop_t: float | None) -> Account:
+        """Return the account of a job since the fault. stop_t: when a stop was requested, where that is the fault."""
+        view = job.view()
+        decisions = job.decisions(since_t)
+        incident = next((incident for incident in view.incidents if incident.opened_t >= since_t - POLL_S), None)
+        opened_t, text = (stop_t, "asked to stop") if incident is None else (incident.opened_t, incident.summary)
+        if opened_t is not None:
+            is_later = view.resumed is not None and view.resumed[0] >= opened_t  # the first attempt reports its own beginning
+            return Account((opened_t, text), opened_t, decisions, view.resumed if is_later else None)
+        if view.hang is None:
+            return Account(None, None, decisions)
+        t, hang = view.hang
+        goes_on = f"the job goes on: --on-hang {job.settings.hang.action}"
+        return Account((t, f"no progress for {hang.still_s:.0f} s: {hang.text}; {goes_on}"), None, decisions)
 
 
 def drill(settings: Settings, command: Sequence[str], order: DrillOrder) -> int:
     """Run the drill; returns 0 or 1. Raises SuperviseError before anything was started."""
-    _refuse(settings, order)
-    environ, cwd = dict(os.environ), identity.working_directory()
-    name = f"{identity.job_name(settings.job.name, environ, cwd, command).name[:44]}-drill-{time.strftime('%m%d%H%M%S')}"
-    settings = dataclasses.replace(settings, job=dataclasses.replace(settings.job, name=name))
+    scratch_job.refuse(settings, command, order.place, f"drill {order.kind}")
+    if order.kind == "bitrot" and not settings.checkpoints.paths:
+        raise SuperviseError(
+            "bitrot damages the newest checkpoint, and none is declared", hint="Add --checkpoints 'DIR/*.pt'.", exit_code=ExitCode.USAGE
+        )
     if order.kind == "hang":
         limits = {key: value for key, value in HANG_LIMITS.items() if settings.origin(key).kind == "default"}
         settings = with_values(settings, dict(limits), dict.fromkeys(limits, Origin("command line", "drill hang")))
     if order.kind == "preempt":
         settings = dataclasses.replace(settings, stop=dataclasses.replace(settings.stop, notice_s=PREEMPT_LEFT_S))
-    state = identity.make_node_state(settings.job.state_dir, cwd, name, identity.node_name())
-    return _Drill(settings, command, order, state, identity.make_job_dir(state)).go()
+    name, state = scratch_job.real_state(settings, command)
+    scratch = scratch_job.make_scratch(settings, state, order.place)
+    try:
+        with progress(beside_output=True) as bar:
+            shim = put_shim_on_path if order.kind in INSIDE else lambda: None
+            job = scratch_job.job_in(scratch, settings, command, f"{name[:50]}-drill-{order.kind}", bar, shim)
+            return _Drill(order, scratch, job).go()
+    finally:
+        scratch.remove(keep_state=True)
 
 
 def put_shim_on_path() -> None:
@@ -116,38 +129,17 @@ def put_shim_on_path() -> None:
     os.environ["PYTHONPATH"] = f"{SHIM}{os.pathsep}{path}" if path else str(SHIM)
 
 
-def _refuse(settings: Settings, order: DrillOrder) -> None:
-    require_steps(settings)
-    if order.kind == "nan" and not order.yes:
-        raise SuperviseError(
-            "a script that does not notice NaN saves it, and may remove its good checkpoints meanwhile",
-            hint="Let the command write its checkpoints elsewhere for the drill, and add --yes.",
-            exit_code=ExitCode.USAGE,
-        )
-    if order.kind != "bitrot":
-        return
-    if not settings.checkpoints.paths:
-        raise SuperviseError(
-            "bitrot damages the newest checkpoint, and none is declared", hint="Add --checkpoints 'DIR/*.pt'.", exit_code=ExitCode.USAGE
-        )
-    if not order.yes:
-        raise SuperviseError(
-            "bitrot puts a damaged copy in the place of your newest checkpoint, and the original back afterwards",
-            hint="Add --yes if that may be done here; or copy the checkpoints, and drill with the copies.",
-            exit_code=ExitCode.USAGE,
-        )
-
-
 class _Drill:
     """One drill."""
 
-    def __init__(self, settings: Settings, command: Sequence[str], order: DrillOrder, state: Path, scratch: Path) -> None:
-        self._settings, self._order = settings, order
-        is_inside = order.kind in INSIDE
-        self._job = DrilledJob(settings, command, state, scratch, prepare=put_shim_on_path if is_inside else lambda: None)
+    def __init__(self, order: DrillOrder, scratch: ScratchDirectory, job: DrilledJob) -> None:
+        self._order, self._scratch, self._job = order, scratch, job
         self._ended_by_us = False
+        self._stop_t: float | None = None  # when a preempted job was asked to stop, and when it had saved
+        self._saved_t: float | None = None
+        self._noticed: tuple[float, str] | None = None  # the first that was seen
         self._ended_first = False  # before anybody noticed the fault
-        self._aside: Aside | None = None
+        self._until = time.monotonic() + order.deadline_s
 
     def go(self) -> int:
         """Start the job, strike, await the recovery, end the job, report."""
@@ -155,24 +147,25 @@ class _Drill:
         if order.kind in INSIDE:
             rank = None if order.kind == "nan" else order.rank  # what makes a NaN is averaged over all ranks
             self._job.order({"kind": order.kind, "step": order.at_step, "rank": rank})
-        stdio.say(f"drill: {order.kind} at step {order.at_step}, as job {self._settings.job.name}")
+        place = f"in {self._scratch.work}: the job's own files and checkpoints stay as they are"
+        stdio.say(f"drill: {order.kind} at step {order.at_step}, {place}")
         exit_on_signals()
         try:
             self._job.start()
-            struck = self._job.wait(self._strike)
+            struck = self._job.wait(self._strike, self._left_s(), phase=f"training to step {order.at_step}")
             if struck is not None:
-                stdio.say(f"drill: {struck.what} at step {struck.step}")
+                stdio.say(f"drill: {struck.text} at step {struck.step}")
                 self._recover(struck)
-            if not order.finish and not self._job.has_ended():
+            if not self._job.has_ended():
                 self._ended_by_us = True
+                stdio.say("drill: seen enough; stopping the job")
                 self._job.stop()
-            self._job.wait(self._job.has_ended)
         finally:
-            try:
-                self._job.end()
-            finally:
-                self._put_back()
+            self._job.end()
         return self._report(struck)
+
+    def _left_s(self) -> float:
+        return max(0.0, self._until - time.monotonic())
 
     # the fault
 
@@ -184,7 +177,8 @@ class _Drill:
         beat = next((beat for beat in self._job.beats() if beat.rank == order.rank and steps_made(beat) >= order.at_step), None)
         if beat is None or not is_alive(beat):
             return None
-        if order.kind == "bitrot" and not self._damage():
+        damaged = self._damage() if order.kind == "bitrot" else ""
+        if damaged is None:
             return None
         now, step = time.time(), steps_made(beat)
         if order.kind == "preempt":
@@ -192,61 +186,35 @@ class _Drill:
             return Struck(now, step, f"notice was given (USR1), with {PREEMPT_LEFT_S:.0f} s left,")
         if not send(beat.pid, beat.start_ticks, signal.SIGSTOP if order.kind == "hang" else signal.SIGKILL):
             return None
-        what = {"hang": "was stopped", "kill": "was killed", "bitrot": f"was killed, with a bit of {self._damaged} flipped,"}[order.kind]
-        return Struck(now, step, f"rank {order.rank} {what}")
+        done = {"hang": "was stopped", "kill": "was killed", "bitrot": f"was killed, with a bit of {damaged} flipped,"}[order.kind]
+        return Struck(now, step, f"rank {order.rank} {done}")
 
     def _struck_inside(self) -> Struck | None:
         for path in sorted(self._job.scratch.glob("drill-struck-*")):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 row = json.loads(path.read_text())
-                what = "ran out of memory" if self._order.kind == "oom" else "and all others got gradients of NaN"
-                return Struck(float(row["t"]), int(row["step"]), f"rank {path.name.rpartition('-')[2]} {what}")
+                done = "ran out of memory" if self._order.kind == "oom" else "and all others got gradients of NaN"
+                return Struck(float(row["t"]), int(row["step"]), f"rank {path.name.rpartition('-')[2]} {done}")
         return None
 
-    # a damaged checkpoint
-
-    @property
-    def _damaged(self) -> Path | None:
-        return self._aside.path if self._aside else None
-
-    def _damage(self) -> bool:
-        """Put a copy with one bit flipped in the place of the newest checkpoint; False while there is none."""
-        listing = find(self._settings.checkpoints.paths, str(identity.working_directory()))
-        files = [(_identity(path), path) for candidate in listing.candidates if (path := Path(candidate.path)).is_file()]
-        whole = [(file, path) for file, path in files if file and file[2]]  # some may have been pruned meanwhile
+    def _damage(self) -> str | None:
+        """Flip a bit of the newest checkpoint that the drill's job saved, and return its name; None while there is none."""
+        listing = find(self._job.settings.checkpoints.paths, str(self._scratch.work))
+        whole = [candidate for candidate in listing.candidates if candidate.identity.size and Path(candidate.path).is_file()]
         if not whole:
-            return False
-        path = max(whole, key=lambda checkpoint: checkpoint[0][3])[1]
-        aside, copy = path.with_name(f".drill-original-{path.name}"), path.with_name(f".drill-copy-{path.name}")
+            return None
+        path = max(whole, key=lambda candidate: candidate.identity.mtime_ns).path
         try:
-            shutil.copyfile(path, copy)  # inside the kernel: a checkpoint may be larger than our memory
-        except FileNotFoundError:  # pruned this moment
-            return False
-        shutil.copymode(path, copy)
-        with copy.open("r+b", buffering=0) as file:
-            middle = os.fstat(file.fileno()).st_size // 2
-            os.pwrite(file.fileno(), bytes([os.pread(file.fileno(), 1, middle)[0] ^ BIT]), middle)
-        self._aside = Aside(aside, path, _identity(copy))
-        stdio.say(f"drill: the original of {path} is kept as {aside} until the end")
-        path.rename(aside)
-        copy.rename(path)
-        return True
+            with open(path, "r+b", buffering=0) as file:  # noqa: PTH123  of a file that may be pruned this moment
+                middle = os.fstat(file.fileno()).st_size // 2
+                os.pwrite(file.fileno(), bytes([os.pread(file.fileno(), 1, middle)[0] ^ BIT]), middle)
+        except (FileNotFoundError, IndexError):
+            return None
+        return self._relative_path(path)
 
-    def _put_back(self) -> None:
-        """Put the original back, unless the job runs on, or wrote something newer in its place."""
-        aside, self._aside = self._aside, None
-        if aside is None:
-            return
-        if not aside.original.exists():  # it was never put aside
-            return
-        if self._job.pid and self._job.status is None:
-            stdio.say(f"drill: the job did not end: {aside.path} is still the damaged copy, its original is {aside.original}")
-            return
-        if _identity(aside.path) not in {aside.copy, ()}:
-            stdio.say(f"drill: the job wrote {aside.path} anew, and that stays; the original of before is {aside.original}")
-            return
-        aside.original.replace(aside.path)
-        stdio.say(f"drill: {aside.path} is the original again")
+    def _relative_path(self, path: str) -> str:
+        """Return a path as the job names it: in its working directory."""
+        return os.path.relpath(os.path.realpath(path), os.path.realpath(self._scratch.work))
 
     # what became of it
 
@@ -254,103 +222,76 @@ class _Drill:
         """Await the first step after the fault, or the end."""
         order = self._order
         if order.kind == "preempt":
-            self._job.wait(self._job.has_ended)
+            has_ended = self._job.wait(self._job.has_ended, self._left_s(), phase="the job saves and ends")
+            view = self._job.view()
+            self._stop_t, self._saved_t = view.stop_t, view.saved_t
+            if not has_ended:
+                return
             self._job.start()  # as the scheduler's requeue would
-        elif order.kind in {"hang", "nan"} and not self._job.wait(lambda: self._account(struck).opened_t, order.patience_s):
+        elif order.kind in {"hang", "nan"} and not self._job.wait(
+            lambda: self._account(struck).opened_t, order.patience_s, phase="waiting until supervise notices it"
+        ):
             self._ended_first = self._job.has_ended()
             if order.kind == "hang":
                 for beat in self._job.beats():
                     if beat.rank == order.rank:
                         send(beat.pid, beat.start_ticks, signal.SIGCONT)
             return
-        self._job.wait(lambda: self._account(struck).resumed_t)
+        self._job.wait(lambda: self._account(struck).resumed, self._left_s(), phase="waiting for the first step after the fault")
 
     def _account(self, struck: Struck) -> Account:
-        """Read the journal, from the fault on."""
-        account = Account()
-        with contextlib.suppress(OSError):
-            for record in self._job.journal(struck.t):
-                _take(account, record.t, record.body)
+        account = Account.of(self._job, struck.t, self._stop_t)
+        self._noticed = self._noticed or account.noticed
         return account
 
     def _report(self, struck: Struck | None) -> int:
         order = self._order
         if struck is None and self._job.status in {ExitCode.USAGE, ExitCode.CONFIG}:
             return int(self._job.status)  # it has reported why
+        more = Fact("more", f"supervise why --job {self._job.settings.job.name} --state-dir {self._scratch.state}", copied=True)
         if struck is None:
-            stdio.write(
-                sys.stdout, f"drill {order.kind}: the job ended ({self._job.status}) before step {order.at_step}; nothing was rehearsed"
-            )
+            ended = f"{span_text(order.deadline_s)} were over" if self._ended_by_us else f"the job ended ({self._job.status})"
+            title = f"drill {order.kind}: {ended} before step {order.at_step}; nothing was rehearsed"
+            stdio.show(FactPage(title, (more,), Tone.BAD))
             return 1
         account = self._account(struck)
-        lines = [f"drill {order.kind}: {struck.what} at step {struck.step}"]
-        lines += _lines(order, struck, account, ended_first=self._ended_first)
-        lines.append(f"  exit code  {self._job.status}{', as the drill ended the job' if self._ended_by_us else ''}")
-        lines.append(f"  more       supervise why {self._settings.address(self._settings.job.name)}")
-        stdio.write(sys.stdout, "\n".join(lines))
-        return 0 if account.resumed_t is not None else 1
+        code = Fact("exit code", f"{self._job.status}{', as the drill ended the job' if self._ended_by_us else ''}")
+        facts = tuple(self._facts(struck, account))
+        stdio.show(FactPage(f"drill {order.kind}: {struck.text} at step {struck.step}", (*facts, code, more)))
+        return 0 if account.resumed is not None else 1
 
-
-def _identity(path: Path) -> tuple[int, ...]:
-    """Return what tells a file from one that was written later in its place; empty where there is none."""
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        return ()
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _take(account: Account, t: float, body: Any) -> None:  # noqa: ANN401 (any record's body)
-    """Take what one record says into the account: of each kind the first."""
-    if isinstance(body, records.RunEnded):
-        account.exit_code = body.exit_code
-    if not isinstance(body, records.EventTaken):
-        return
-    if body.event == "Saved":
-        account.saved_t = account.saved_t or t
-    opened, decided, resumed = body.first("OpenIncident"), body.first("ReportDecision"), body.first("ReportResume")
-    is_notice = body.event == "StopRequested" and body.data.get("signum") == signal.SIGUSR1
-    alert = body.first("Alert")
-    if account.noticed_t is None and alert and alert["kind"] == "hang":
-        account.noticed_t, account.noticed = t, str(alert["text"])
-    if account.opened_t is None and (opened or is_notice):
-        account.opened_t = t
-        if account.noticed_t is None:
-            account.noticed_t, account.noticed = t, str(opened["summary"]) if opened else "asked to stop"
-    if decided:
-        plan, verdict = decided["plan"], decided["verdict"]
-        account.decided = f"{verdict['cause']} ({verdict['confidence']:.2f}): {plan['kind']}: {plan['reason']}"
-        changes = tuple(f"{change['how'] or change['knob']} {change['old']}→{change['new']}" for change in plan.get("changes", ()))
-        account.changes = (*account.changes, *changes)
-    if resumed and account.opened_t is not None and account.resumed_t is None:  # the first attempt reports its own beginning
-        account.resumed_t, account.resumed_step, account.resumed_path = t, resumed["step"], resumed["path"]
-
-
-def _lines(order: DrillOrder, struck: Struck, account: Account, *, ended_first: bool) -> list[str]:
-    """Return the lines of the report: noticed, decided, recovered, lost."""
-    if account.noticed_t is None:
-        lines = [f"  noticed    {'no: the job had ended by then' if ended_first else f'not within {order.patience_s:.0f} s'}"]
-        if order.kind == "hang" and not ended_first:
-            lines.append(UNDONE)
-        if order.kind == "nan":
-            lines.append("  advice     the script does not look: a check such as `if not loss.isfinite(): raise` makes it a failure")
-        return lines
-    lines = [f"  noticed    after {max(0.0, account.noticed_t - struck.t):.1f} s: {account.noticed}"]
-    if account.opened_t is None and order.kind == "hang" and not ended_first:
-        return [*lines, UNDONE, "  recovered  no"]
-    if account.decided:
-        lines.append(f"  decided    {account.decided}")
-    lines += [f"  changed    {change}" for change in account.changes]
-    if order.kind == "preempt":
-        by_itself = account.resumed_path is not None and (account.resumed_step or 0) >= struck.step
-        saved = (
-            "by the script itself, before it ended" if by_itself else "no: it does not ask worker.should_save(), or its save was not seen"
-        )
-        lines.append(f"  saved      {saved if account.saved_t is None else f'after {account.saved_t - struck.t:.1f} s, on request'}")
-    if account.resumed_t is None:
-        return [*lines, "  recovered  no"]
-    start = f"from {account.resumed_path}" if account.resumed_path else "from scratch"
-    step = account.resumed_step or 0
-    lines.append(f"  recovered  at step {step} {start}; {max(0, struck.step - step)} step(s) are made again")
-    lines.append(f"  next step  {account.resumed_t - struck.t:.1f} s after the fault")
-    return lines
+    def _facts(self, struck: Struck, account: Account) -> Iterator[Fact]:
+        """Yield the rows of the report: noticed, decided, recovered, lost, and what it did not show."""
+        order, (resumed_t, resumed) = self._order, account.resumed or (0.0, None)
+        if self._noticed is None:
+            within = "no: the job had ended by then" if self._ended_first else f"not within {span_text(order.patience_s)}"
+            yield Fact("noticed", within, Tone.BAD)
+            if order.kind == "hang" and not self._ended_first:
+                yield _UNDONE
+            if order.kind == "nan":
+                yield Fact("advice", "the script does not look: a check such as `if not loss.isfinite(): raise` makes it a failure")
+            return
+        yield Fact("noticed", f"after {span_text(self._noticed[0] - struck.t)}: {self._noticed[1]}")
+        if account.opened_t is None and order.kind == "hang" and not self._ended_first:
+            yield from (_UNDONE, _NOT_RECOVERED)
+            return
+        yield from (Fact("decided", decision.text) for decision in account.decisions[-1:])
+        changes = (change for decision in account.decisions for change in decision.plan.changes)
+        yield from (Fact("changed", f"{change.how or change.knob} {change.old}→{change.new}") for change in changes)
+        if order.kind == "preempt":
+            by_itself = resumed is not None and resumed.path is not None and (resumed.step or 0) >= struck.step
+            saved = (
+                "by the script itself, before it ended"
+                if by_itself
+                else "no: it does not ask worker.should_save(), or its save was not seen"
+            )
+            yield Fact("saved", saved if self._saved_t is None else f"after {span_text(self._saved_t - struck.t)}, on request")
+        if resumed is None:
+            yield _NOT_RECOVERED
+            return
+        start, step = "from scratch" if resumed.path is None else f"from {self._relative_path(resumed.path)}", resumed.step or 0
+        again = count_text(max(0, struck.step - step), "step")
+        tone = Tone.WARNING if resumed.path is None else Tone.GOOD
+        yield Fact("recovered", f"at step {step} {start}; {again} made again", tone)
+        yield Fact("next step", f"{span_text(resumed_t - struck.t)} after the fault")
+        yield Fact("not shown", "whether the losses go on as before: `supervise drill resume` compares them")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -21,20 +20,23 @@ from supervisor.cli import stdio
 from supervisor.cli.drill import scratch_job
 from supervisor.cli.drill.attempt_losses import AttemptLosses
 from supervisor.cli.drill.comparison import LEAST_LOSSES, ResumeComparison, compare
-from supervisor.cli.drill.drilled_job import DrilledJob, is_alive, send, steps_made
+from supervisor.cli.drill.drilled_job import is_alive, send, steps_made
 from supervisor.cli.drill.scratch_job import ScratchPlace
+from supervisor.cli.progress import progress
 from supervisor.cli.signals import exit_on_signals
+from supervisor.core.units import span_text
 from supervisor.core.values import Struct
 from supervisor.errors import ExitCode
 from supervisor.job import identity, resume_proof
-from supervisor.journal.records import EventTaken
 from supervisor.observe.ranks import save_logs
 from supervisor.observe.ranks.path_patterns import checkpoint_path
+from supervisor.report.layout import Fact, FactPage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from supervisor.cli.drill.drilled_job import DrilledJob
     from supervisor.cli.drill.scratch_directory import ScratchDirectory
     from supervisor.config.settings import Settings
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
@@ -72,21 +74,18 @@ class _WaitEnd(Struct, frozen=True):
 
 def drill(settings: Settings, command: Sequence[str], order: ResumeOrder) -> int:
     """Run the drill; returns 0 if the resume is proven, else 1. Raises SuperviseError before anything was started."""
-    environ, cwd = dict(os.environ), identity.working_directory()
     scratch_job.refuse(settings, command, order.place, "drill resume")
-    name, node = identity.job_name(settings.job.name, environ, cwd, command).name, identity.node_name()
-    state = identity.make_node_state(settings.job.state_dir, cwd, name, node)
-    subject = resume_proof.subject_of(settings, command, identity.command_digest(command), cwd)
+    name, state = scratch_job.real_state(settings, command)
+    subject = resume_proof.subject_of(settings, command, identity.command_digest(command), identity.working_directory())
     scratch = scratch_job.make_scratch(settings, state, order.place)
     is_proven = False
     try:
-        own = scratch_job.own_settings(settings, f"{name[:50]}-drill-resume", scratch)
-        node_state = identity.make_node_state(own.job.state_dir, cwd, own.job.name, node)
-        job = DrilledJob(own, command, node_state, identity.make_job_dir(node_state), prepare=scratch.enter)
-        run = _ResumeDrill(own, order, scratch, job)
-        comparison = run.go()
+        with progress(beside_output=True) as bar:
+            job = scratch_job.job_in(scratch, settings, command, f"{name[:50]}-drill-resume", bar)
+            run = _ResumeDrill(order, scratch, job)
+            comparison = run.go()
         is_proven = comparison.is_proven
-        _record(state, resume_proof.ResumeProof(time.time(), subject, comparison.shown) if is_proven else None, subject)
+        _record(state, resume_proof.ResumeProof(time.time(), subject, comparison.proven_parts) if is_proven else None, subject)
         return run.report(comparison)
     finally:
         scratch.remove(keep_state=not is_proven)
@@ -108,11 +107,11 @@ def _record(state: Path, proof: resume_proof.ResumeProof | None, subject: resume
 class _ResumeDrill:
     """One drill."""
 
-    def __init__(self, settings: Settings, order: ResumeOrder, scratch: ScratchDirectory, job: DrilledJob) -> None:
-        self._settings, self._order, self._scratch, self._job = settings, order, scratch, job
+    def __init__(self, order: ResumeOrder, scratch: ScratchDirectory, job: DrilledJob) -> None:
+        self._settings, self._order, self._scratch, self._job = job.settings, order, scratch, job
         self._end = _WaitEnd()
         self._resumed_t: float | None = None
-        self._verified = not settings.checkpoints.paths  # whether a declared checkpoint was seen to be whole
+        self._verified = not job.settings.checkpoints.paths  # whether a declared checkpoint was seen to be whole
         self._until = 0.0
         self._ranks: set[int] = set()
         self._losses: dict[int, AttemptLosses] = {}  # by attempt
@@ -127,11 +126,14 @@ class _ResumeDrill:
         self._until = time.monotonic() + self._order.deadline_s
         try:
             self._job.start()
-            self._end = self._job.wait(self._strike, self._order.deadline_s, every_s=_LOOK_S) or _WaitEnd()
+            phase = "training to a save, and on until losses come after it"
+            self._end = self._job.wait(self._strike, self._order.deadline_s, every_s=_LOOK_S, phase=phase) or _WaitEnd()
             if self._end.kill is not None:
                 stdio.say(f"drill: rank {self._order.rank} was killed after step {self._end.kill.step}")
-                self._job.wait(self._has_gone_on, max(0.0, self._until - time.monotonic()), every_s=_LOOK_S)
+                left_s = max(0.0, self._until - time.monotonic())
+                self._job.wait(self._has_gone_on, left_s, every_s=_LOOK_S, phase="the next attempt makes the steps after the save again")
         finally:
+            stdio.say("drill: seen enough; stopping the job")
             self._job.end()
         return self._compared() if self._end.kill is not None else compare("", (), (), 0)
 
@@ -211,12 +213,7 @@ class _ResumeDrill:
 
     def _first_failure(self) -> str | None:
         """Return what failed first, once its cause is decided; None while nothing did."""
-        with contextlib.suppress(OSError):
-            for record in self._job.journal(0.0):
-                decided = record.body.first("ReportDecision") if isinstance(record.body, EventTaken) else None
-                if decided:
-                    return str(decided["verdict"]["summary"])
-        return None
+        return next((decision.verdict.summary for decision in self._job.decisions()), None)
 
     def _is_saved(self) -> bool:
         """Return whether a save in training was seen, or need not be: a declared checkpoint is looked for instead (`_is_verified`)."""
@@ -275,24 +272,25 @@ class _ResumeDrill:
                 awaited = f"{LEAST_LOSSES} losses were printed after a save"
                 if not self._printed():
                     advice = "no loss was seen: print it every few steps, as in `step 20 loss 0.51`, or call worker.report(loss=...)"
-            ended = f"the job ended ({status})" if time.monotonic() < self._until else f"{self._order.deadline_s:.0f} s were over"
+            ended = f"the job ended ({status})" if time.monotonic() < self._until else f"{span_text(self._order.deadline_s)} were over"
             if self._end.failure:
                 ended = f"the job failed ({self._end.failure})"
                 advice = (
                     "if a write was refused: save below the working directory, under a name that is not there yet, or permit a place"
                     " outside with --writable DIR; an old checkpoint is only a link to yours: --checkpoints 'DIR/*.pt' leaves it out"
                 )
-            lines = [f"drill resume: {ended} before {awaited}; nothing is proven", f"  advice     {advice}"]
+            title, facts = f"drill resume: {ended} before {awaited}; nothing is proven", [Fact("advice", advice)]
         else:
             saved = "a checkpoint was saved" if kill.saved is None else f"a checkpoint was saved after step {kill.saved}"
-            lines = [f"drill resume: {saved}; rank {self._order.rank} was killed after step {kill.step}"]
-            lines += [f"  {name:<10} {text}" for name, text in comparison.lines]
+            title = f"drill resume: {saved}; rank {self._order.rank} was killed after step {kill.step}"
+            loaded = comparison.loaded or "no: no checkpoint of the first attempt was seen to be loaded"
+            facts = [Fact("loaded", loaded), Fact("losses", comparison.losses.text)]
             if self._resumed_t is not None:
-                lines.append(f"  next step  {self._resumed_t - kill.t:.1f} s after the kill")
-            lines.append(f"  proven     {'yes' if comparison.is_proven else 'no'}")
+                facts.append(Fact("next step", f"{span_text(self._resumed_t - kill.t)} after the kill"))
+            facts.append(Fact("proven", *comparison.outcome))
         if not comparison.is_proven:
-            lines.append(f"  more       supervise why --job {self._settings.job.name} --state-dir {self._scratch.state}")
-        stdio.write(sys.stdout, "\n".join(lines))
+            facts.append(Fact("more", f"supervise why --job {self._settings.job.name} --state-dir {self._scratch.state}", copied=True))
+        stdio.show(FactPage(title, tuple(facts)))
         return 0 if comparison.is_proven else 1
 
 

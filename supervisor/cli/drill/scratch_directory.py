@@ -28,13 +28,13 @@ from checkpointing.io import durable
 from supervisor.cli.drill import confinement
 from supervisor.core.values import Struct
 from supervisor.errors import ExitCode, SuperviseError
+from supervisor.job.identity import DRILL_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from checkpointing.model import Candidate
 
-PREFIX: Final = ".drill-"
 #: So many links are made. A directory with more entries than are left is one link.
 MOST_ENTRIES: Final = 20_000
 #: What stays writable beside the scratch directory: devices and shared memory, the process's own /proc, and caches.
@@ -69,7 +69,8 @@ class ScratchDirectory(Struct, frozen=True):
         os.environ.update({"PWD": str(self.work), "TMPDIR": temporary, "PYTHONUNBUFFERED": "1"})
         tempfile.tempdir = None
         os.chdir(self.work)
-        confinement.confine((str(self.root), *writable_places(), *self.writable))
+        if confinement.version():  # else it was permitted (`make`)
+            confinement.confine((str(self.root), *writable_places(), *self.writable))
 
     def remove_work(self) -> None:
         """Remove what the command wrote. Links are removed, and never what they lead to."""
@@ -97,23 +98,30 @@ def writable_above(path: str) -> str:
     return next((place for place in writable_places() if real.is_relative_to(os.path.realpath(place))), "")
 
 
-def make(
-    parent: Path, original: Path, checkpoints: Iterable[Candidate], writable: tuple[str, ...] = (), excluded: tuple[Path, ...] = ()
+def make(  # noqa: PLR0913  where, of what, and what may be written
+    parent: Path,
+    original: Path,
+    checkpoints: Iterable[Candidate],
+    writable: tuple[str, ...] = (),
+    excluded: tuple[Path, ...] = (),
+    *,
+    may_escape: bool = False,
 ) -> ScratchDirectory:
     """Make the scratch directory below `parent`, with links to the working directory's files, but not to `checkpoints` and `excluded`.
 
-    Raises SuperviseError (64) where the kernel cannot confine or a link leads into shared memory, (78) where the directory cannot be made.
+    may_escape: also where the kernel cannot keep the command within it. Raises SuperviseError (64) where it cannot, or a link leads into
+    shared memory, (78) where the directory cannot be made.
     """
-    if not confinement.version():
+    if not confinement.version() and not may_escape:
         raise SuperviseError(
-            "this drill needs Landlock (Linux 5.13 or later), which keeps the command from your checkpoints",
-            hint="Run it on such a kernel; or copy your directory, and run `supervise drill kill` in the copy.",
+            "a drill needs Landlock (Linux 5.13 or later), which keeps the command from your checkpoints",
+            hint="Run it on such a kernel; or copy your directory, and add --yes to the drill in the copy.",
             exit_code=ExitCode.USAGE,
         )
     _sweep(parent)
     try:
         with contextlib.ExitStack() as undo:
-            root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+            root = Path(tempfile.mkdtemp(prefix=DRILL_PREFIX, dir=parent))
             undo.callback(shutil.rmtree, root, ignore_errors=True)
             scratch = ScratchDirectory(root, writable, lock=_locked(root))
             for directory in (scratch.work, scratch.state, root / "tmp"):
@@ -177,7 +185,7 @@ def _locked(root: Path) -> int:
 
 def _sweep(parent: Path) -> None:
     """Remove what earlier drills left, if their locks prove that none of them runs."""
-    for left in parent.glob(f"{PREFIX}*"):
+    for left in parent.glob(f"{DRILL_PREFIX}*"):
         with contextlib.suppress(OSError):  # BlockingIOError: it runs
             fd = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:

@@ -10,7 +10,7 @@ from checkpointing.discover import find
 from supervisor.checkpoints.discovery import record as discovery_record
 from supervisor.checkpoints.records import DIRECTORY
 from supervisor.cli.drill import scratch_directory
-from supervisor.cli.drill.drilled_job import require_steps
+from supervisor.cli.drill.drilled_job import DrilledJob, require_steps
 from supervisor.config.alert_settings import Alerts
 from supervisor.core.values import Struct
 from supervisor.errors import ExitCode, SuperviseError
@@ -19,18 +19,23 @@ from supervisor.knobs import programs, torchrun
 from supervisor.observe.ranks.path_patterns import is_within
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from checkpointing.command_line.progress import ProgressBar
     from supervisor.cli.drill.scratch_directory import ScratchDirectory
     from supervisor.config.settings import Settings
 
 
 class ScratchPlace(Struct, frozen=True):
-    """Where the scratch directory is to be, "": in the state directory; further directories that the command may write."""
+    """Where the scratch directory is to be, "": in the state directory; further directories that the command may write.
+
+    may_escape: the drill also runs where the kernel cannot keep the command from writing elsewhere.
+    """
 
     scratch_dir: str
     writable: tuple[str, ...]
+    may_escape: bool = False
 
 
 def refuse(settings: Settings, command: Sequence[str], place: ScratchPlace, drill: str) -> None:
@@ -79,18 +84,43 @@ def make_scratch(settings: Settings, state: Path, place: ScratchPlace) -> Scratc
     for checkpoint in checkpoints:
         _require_out_of_reach(checkpoint.path, "a checkpoint of this job lies")
     parent = cwd / place.scratch_dir if place.scratch_dir else root
-    return scratch_directory.make(parent, cwd, checkpoints, tuple(str(cwd / path) for path in place.writable), excluded=(root,))
+    writable = tuple(str(cwd / path) for path in place.writable)
+    return scratch_directory.make(parent, cwd, checkpoints, writable, excluded=(root,), may_escape=place.may_escape)
 
 
-def own_settings(settings: Settings, name: str, scratch: ScratchDirectory) -> Settings:
-    """Return the settings of the drill's job: this name and a state directory of its own, no mirror and no alert."""
-    return dataclasses.replace(
+def real_state(settings: Settings, command: Sequence[str]) -> tuple[str, Path]:
+    """Return the name of the job that is drilled, and its state on this node."""
+    cwd = identity.working_directory()
+    name = identity.job_name(settings.job.name, dict(os.environ), cwd, command).name
+    return name, identity.make_node_state(settings.job.state_dir, cwd, name, identity.node_name())
+
+
+def job_in(  # noqa: PLR0913, PLR0917  what runs, where, and how it is shown
+    scratch: ScratchDirectory,
+    settings: Settings,
+    command: Sequence[str],
+    name: str,
+    bar: ProgressBar,
+    prepare: Callable[[], None] = lambda: None,
+) -> DrilledJob:
+    """Return the drill's job of this name, in the scratch directory: a state directory of its own there, no mirror and no alert.
+
+    prepare: called in each child before it enters the scratch directory.
+    """
+    own = dataclasses.replace(
         settings,
         job=dataclasses.replace(settings.job, name=name, state_dir=str(scratch.state)),
         checkpoints=dataclasses.replace(settings.checkpoints, mirror=()),
         alerts=Alerts(),
         cwd=str(scratch.work),
     )
+    state = identity.make_node_state(own.job.state_dir, identity.working_directory(), name, identity.node_name())
+
+    def enter() -> None:
+        prepare()
+        scratch.enter()
+
+    return DrilledJob(own, command, state, identity.make_job_dir(state), enter, bar)
 
 
 def _require_out_of_reach(path: str, subject: str) -> None:

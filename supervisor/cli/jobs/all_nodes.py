@@ -6,27 +6,30 @@ there as long as the job. A journal is there for good, and is as old as its last
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from supervisor.cli import stdio
-from supervisor.cli.jobs.job_files import JobFiles, history_of, other_nodes
+from supervisor.cli.jobs.job_files import JobFiles, other_nodes, view_of, whole_view_of
 from supervisor.cli.jobs.job_status import status_from
+from supervisor.core.model import Phase
 from supervisor.core.numeric import rank_list
 from supervisor.core.values import Struct, replace
 from supervisor.errors import SuperviseError
 from supervisor.job import identity
 from supervisor.report.nodes_page import UNKNOWN, JobNodesStatus, NodeStatus
 from supervisor.report.text import clean
+from supervisor.view.status import stage_word
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from supervisor.cluster.client import CoordinatorAddress  # noqa: TC004  not for --help
     from supervisor.cluster.messages import KnownNode, KnownNodes
     from supervisor.cluster.reader import NodeStanding
-    from supervisor.journal.history import History  # noqa: TC004  likewise
+    from supervisor.view.job_view import JobView  # noqa: TC004  likewise
 
 #: For the answer of one address of the coordinator; a few are tried.
 _ANSWER_S = 2.0
@@ -38,7 +41,7 @@ class NodeJournal(Struct, frozen=True):
     """What the state directory has of one node. name: by which the other nodes know it, "" where it has met none."""
 
     place: JobFiles
-    history: History
+    view: JobView
     alive: bool | None
     name: str
     address: CoordinatorAddress | None
@@ -47,58 +50,68 @@ class NodeJournal(Struct, frozen=True):
 def all_nodes(root: Path, place: JobFiles) -> JobNodesStatus:
     """Return where the nodes of a job stand. place: its files on one of them."""
     journals = journals_of(root, place)
-    newest = max(journals, key=lambda one: (bool(one.history.members), not _is_behind(one, journals), one.history.last_t))
-    slow = {clean(row.text): None for one in journals if one.alive for row in one.history.stragglers if row.until_t is None}
-    known, problem = (None, "the job has ended: no coordinator is asked") if newest.history.end is not None else _asked(journals)
+    newest = max(journals, key=lambda journal: (bool(journal.view.members), not _is_behind(journal, journals), journal.view.last_t))
+    slow = {clean(row.text): None for journal in journals if journal.alive for row in journal.view.stragglers if row.until_t is None}
+    known, problem = (None, "the job has ended: no coordinator is asked") if newest.view.end is not None else _coordinator_answer(journals)
     if known is not None and known.number:
         rows = [_by_coordinator(node, journals) for node in known.nodes]
-        attempt, coordinator = known.number, known.host.partition("/")[0]
+        attempt, coordinator = known.number, known.host.partition("/")[0] or None
         slow |= {clean(text): None for node in known.nodes if not node.absence for text in _slow(node)}
     else:
-        members = newest.history.members
+        members = newest.view.members
         rows = [_by_journal(member, index, journals) for index, member in enumerate(members)]
-        attempt, coordinator = newest.history.attempt, ""
+        attempt, coordinator = newest.view.attempt, None
     shown = {node_status.node for node_status in rows}
     rows += [_of_journal(journal, None) for journal in journals if journal.place.node not in shown] if rows else []
     if not rows:  # its nodes have never met: a job of one node, or one that only begins
-        rows = [_of_journal(one, index if len(journals) == 1 else None) for index, one in enumerate(journals)]
-    return JobNodesStatus(place.job, attempt, tuple(rows), coordinator, "" if coordinator else problem, tuple(slow))
+        rows = [_of_journal(journal, index if len(journals) == 1 else None) for index, journal in enumerate(journals)]
+    return JobNodesStatus(place.job, attempt, tuple(rows), coordinator, None if coordinator else problem or None, tuple(slow))
 
 
-def _is_behind(one: NodeJournal, journals: Sequence[NodeJournal]) -> bool:
-    """Return whether a node that was at this one's last meeting has met others since: it knows more, whatever their clocks show."""
-    attempt, members = next(reversed(one.history.meetings.items()), (0, ()))
-    return any(other.history.meetings.get(attempt) == members and max(other.history.meetings) > attempt for other in journals)
+def _is_behind(node: NodeJournal, journals: Sequence[NodeJournal]) -> bool:
+    """Return whether a node that was at the last meeting of `node` has met others since: it knows more, whatever their clocks show."""
+    attempt, members = next(reversed(node.view.meetings.items()), (0, ()))
+    return any(journal.view.meetings.get(attempt) == members and max(journal.view.meetings) > attempt for journal in journals)
 
 
 def journals_of(root: Path, place: JobFiles) -> list[NodeJournal]:
     """Return what the state directory has of the job's nodes, that of `place` first. Raises SuperviseError where that cannot be read."""
     from supervisor.cluster.kept import KeptFile, KeptNode  # noqa: PLC0415  not for --help
 
-    found = []
+    journals, views = [], _views(root, place, view_of)
+    if len({max(view.meetings, default=0) for _, view, _ in views}) > 1:  # which of them is behind its earlier meetings show
+        views = _views(root, place, whole_view_of)
+    for job_files, view, alive in views:
+        kept = KeptFile(job_files.directory / "cluster" / "node.json", stdio.say).read(KeptNode)
+        if kept is not None and (view.run is None or kept.owner.run != view.run.run_id):
+            kept = None
+        address = None if kept is None else kept.address
+        if address is not None and address.host == _LOOPBACK and job_files.node != identity.node_name():
+            address = dataclasses.replace(address, host=job_files.node)  # it is the coordinator itself
+        journals.append(NodeJournal(job_files, view, alive, view.me if kept is None else kept.memory.node, address))
+    return journals
+
+
+def _views(
+    root: Path, place: JobFiles, read: Callable[[JobFiles], tuple[JobView, bool | None]]
+) -> list[tuple[JobFiles, JobView, bool | None]]:
+    """Return what the journals of the job's nodes say, with the death of a supervisor that nobody could record."""
+    views = []
     for job_files in [place, *other_nodes(root, place)]:
         try:
-            history, alive = history_of(job_files)
+            views.append((job_files, *read(job_files)))
         except SuperviseError as error:
             if job_files is place:
                 raise
             stdio.say(f"{job_files.node}: {error.message}")
-            continue
-        kept = KeptFile(job_files.directory / "cluster" / "node.json", stdio.say).read(KeptNode)
-        if kept is not None and (history.run is None or kept.owner.run != history.run.run_id):
-            kept = None
-        address = None if kept is None else kept.address
-        if address is not None and address.host == _LOOPBACK and job_files.node != identity.node_name():
-            address = replace(address, host=job_files.node)  # it is the coordinator itself
-        found.append(NodeJournal(job_files, history, alive, history.me if kept is None else kept.memory.node, address))
-    return found
+    return views
 
 
-def _asked(journals: Sequence[NodeJournal]) -> tuple[KnownNodes | None, str]:
+def _coordinator_answer(journals: Sequence[NodeJournal]) -> tuple[KnownNodes | None, str]:
     """Return what the coordinator knows, and why there is no answer."""
     from supervisor.cluster.reader import known_nodes  # noqa: PLC0415  not for --help
 
-    addresses = list(dict.fromkeys(journal.address for journal in journals if journal.address is not None and journal.history.end is None))
+    addresses = list(dict.fromkeys(journal.address for journal in journals if journal.address is not None and journal.view.end is None))
     problem = "the nodes have not met, or it is a job of one node: there is no coordinator"
     for address in addresses[:_MOST_TRIES]:
         try:
@@ -122,13 +135,31 @@ def _by_coordinator(known: KnownNode, journals: Sequence[NodeJournal]) -> NodeSt
     if standing is None and not why and own is not None:  # the coordinator began after its last beat
         return _of_journal(own, number)
     if standing is None:
-        return NodeStatus(host, number, why or UNKNOWN, age_s=known.age_s, source="coordinator", why=text)
-    state = why or ("waits to join" if number is None else standing.stage)
+        return NodeStatus(host, number, why or UNKNOWN, text or None, age_s=_rounded(known.age_s), source="coordinator")
+    step_s, own_s = _pace_of(standing if not why else None)
+    trains = standing.step is not None or standing.phase in {Phase.TRAIN, Phase.CHECKPOINT, Phase.EVAL}
+    word = stage_word(standing.stage, trains=trains, phase=standing.phase, is_again=standing.attempt > 1)
     return NodeStatus(
-        host, number, state, standing.attempt, standing.step, standing.relative, standing.phase,
-        "" if why else standing.ranks, standing.gpus_out, known.age_s, "coordinator", text,
-        *_pace_of(standing if not why else None), "" if why else clean(standing.health),
-    )  # fmt: skip
+        host,
+        number,
+        why or ("waits to join" if number is None else word.value),
+        text or None,
+        attempt=standing.attempt,
+        step=standing.step,
+        step_relative=standing.relative,
+        phase=standing.phase,
+        ranks=None if why else standing.ranks or None,
+        gpus_out_of_use=standing.gpus_out,
+        step_s=step_s,
+        own_s=own_s,
+        health=None if why else clean(standing.health) or None,
+        age_s=_rounded(known.age_s),
+        source="coordinator",
+    )
+
+
+def _rounded(age_s: float | None) -> float | None:
+    return None if age_s is None else round(age_s, 3)
 
 
 def _pace_of(standing: NodeStanding | None) -> tuple[float | None, float | None]:
@@ -149,48 +180,22 @@ def _by_journal(member: str, number: int, journals: Sequence[NodeJournal]) -> No
     return NodeStatus(member.partition("/")[0], number) if own is None else _of_journal(own, number)
 
 
-def _of_journal(one: NodeJournal, number: int | None) -> NodeStatus:
+def _of_journal(journal: NodeJournal, number: int | None) -> NodeStatus:
     """Return where a node stands by its own files."""
-    status = status_from(one.place, one.history, one.alive)
-    state = f"ended with {status.exit_code}" if status.ended else "supervise died" if status.died else status.stage
-    age_s = 0.0 if status.supervisor_alive else max(0.0, time.time() - one.history.last_t)
-    ranks = rank_list(rank.rank for rank in status.ranks) if status.ranks else ""
-    out = sum(bool(gpu.quarantined) for gpu in status.gpus)
-    source = "here" if status.supervisor_alive else "journal"
-    health = "; ".join(clean(finding.reason) for finding in status.findings if finding.result != "ok")
+    status = status_from(journal.place, journal.view, journal.alive)
+    is_here = bool(status.supervisor.alive)
+    health = "; ".join(clean(finding.reason) for finding in status.health if finding.result != "ok")
     return NodeStatus(
-        one.place.node, number, state, status.attempt, status.step, status.step_relative, status.phase, ranks, out, age_s, source,
-        health=health if status.runs else "",
-    )  # fmt: skip
-
-
-def as_dict(found: JobNodesStatus) -> dict[str, Any]:
-    """Return the JSON of `status --all-nodes --json` (docs/guides/status-why-logs.md)."""
-    nodes = [
-        {
-            "node": node.node,
-            "number": node.number,
-            "state": node.state,
-            "why": node.why or None,
-            "attempt": node.attempt,
-            "step": node.step,
-            "step_relative": node.relative,
-            "phase": node.phase or "unknown",
-            "ranks": node.ranks or None,
-            "gpus_out_of_use": node.gpus_out,
-            "step_s": node.step_s,
-            "own_s": node.own_s,
-            "health": node.health or None,
-            "age_s": None if node.age_s is None else round(node.age_s, 3),
-            "source": node.source or None,
-        }
-        for node in found.nodes
-    ]
-    return {
-        "job": found.job,
-        "attempt": found.attempt,
-        "coordinator": found.coordinator or None,
-        "no_coordinator": found.no_coordinator or None,
-        "slow": list(found.slow),
-        "nodes": nodes,
-    }
+        journal.place.node,
+        number,
+        status.state.value,
+        attempt=status.attempt,
+        step=status.step,
+        step_relative=status.step_relative,
+        phase=status.phase,
+        ranks=rank_list(rank.rank for rank in status.ranks) if status.ranks else None,
+        gpus_out_of_use=sum(bool(gpu.quarantined) for gpu in status.gpus),
+        health=(health or None) if status.runs else None,
+        age_s=0.0 if is_here else _rounded(max(0.0, time.time() - journal.view.last_t)),
+        source="here" if is_here else "journal",
+    )

@@ -5,11 +5,13 @@ Nothing is written, and no lock is taken.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor.cli import stdio
+from supervisor.cli.progress import progress
 from supervisor.core.model import Progress
 from supervisor.core.values import Struct
 from supervisor.errors import ExitCode, SuperviseError
@@ -21,8 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from supervisor.config.settings import Settings
-    from supervisor.journal.history import History
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
+    from supervisor.view.job_view import JobView
+    from supervisor.view.reading import ReadReport
 
 MOST_LISTED = 10
 
@@ -40,13 +43,13 @@ class JobFiles(Struct, frozen=True):
         return self.directory / "journal.jsonl"
 
 
-def earlier_histories(place: JobFiles) -> Iterator[History]:
-    """Yield the job's earlier runs whose journals are kept, the newest first."""
-    from supervisor.journal.reader import read_earlier  # noqa: PLC0415  not for --help
+def earlier_views(place: JobFiles) -> Iterator[tuple[Path, JobView]]:
+    """Yield the journals of earlier runs that are kept, and their views, the newest first; stderr names one of another format."""
+    from supervisor.view.reading import read_view  # noqa: PLC0415  not for --help
 
     for path in earlier(place.journal):
         try:
-            yield read_earlier(path)
+            yield path, read_view(path).abandoned()
         except OSError:  # removed meanwhile
             continue
         except SuperviseError as error:  # of another format
@@ -91,10 +94,10 @@ def places_in(root: Path) -> list[JobFiles]:
     """Return the files of all jobs on all nodes that share the directory, the last changed first; of one time, this node's."""
     here = identity.node_name()
     try:
-        found = [JobFiles(p.parents[2].name, p.parent.name, p.parent) for p in root.glob("*/nodes/*/journal.jsonl")]
+        places = [JobFiles(p.parents[2].name, p.parent.name, p.parent) for p in root.glob("*/nodes/*/journal.jsonl")]
     except OSError:
         return []
-    return sorted(found, key=lambda place: (changed_at(place), place.node == here), reverse=True)
+    return sorted(places, key=lambda place: (changed_at(place), place.node == here), reverse=True)
 
 
 def other_nodes(root: Path, place: JobFiles) -> list[JobFiles]:
@@ -108,19 +111,19 @@ def with_a_run(root: Path, place: JobFiles) -> JobFiles:
         return place
     for other in other_nodes(root, place):
         try:
-            found = _has_run(other)
+            has_run = _has_run(other)
         except SuperviseError as error:
             stdio.say(f"{other.node}: {error.message}")
             continue
-        if found:
-            show_problems(history_of(place)[0])  # a damaged one may have had a run
+        if has_run:
+            show_problems(view_of(place)[0])  # a damaged one may have had a run
             stdio.say(f"the journal of {place.node} has no run: this is from that of {other.node}")
             return other
     return place
 
 
 def _has_run(place: JobFiles) -> bool:
-    return history_of(place)[0].run is not None
+    return view_of(place)[0].run is not None
 
 
 def changed_at(place: JobFiles) -> float:
@@ -131,31 +134,49 @@ def changed_at(place: JobFiles) -> float:
         return 0.0
 
 
-def history_of(place: JobFiles) -> tuple[History, bool | None]:
-    """Return what the journal tells, and its supervisor's death, which nobody could record."""
-    from supervisor.journal.reader import read_history  # noqa: PLC0415  not for --help
+def view_of(place: JobFiles) -> tuple[JobView, bool | None]:
+    """Return where the job stands by the end of its journal, and its supervisor's death, which nobody could record.
 
-    return history_by(place, read_history)
+    The view's lists may begin late (JobView.after_seq). Raises as `view_by`.
+    """
+    from supervisor.view.reading import read_end  # noqa: PLC0415  not for --help
+
+    return view_by(place, read_end)
 
 
-def history_by(place: JobFiles, read: Callable[[Path], History]) -> tuple[History, bool | None]:
+def whole_view_of(place: JobFiles) -> tuple[JobView, bool | None]:
+    """Return all that the journal tells, and as `view_of`. Raises as `view_by`."""
+    from supervisor.view.reading import read_view  # noqa: PLC0415  not for --help
+
+    with shown_reading(place) as report:
+        return view_by(place, lambda path: read_view(path, report))
+
+
+@contextlib.contextmanager
+def shown_reading(place: JobFiles) -> Iterator[ReadReport]:
+    """Give what shows how far the reading of a long journal is."""
+    with progress(f"reading the journal of {place.job}") as bar:
+        yield lambda verb, done, total: bar.at(f"{verb} the journal of {place.job}", done, total)
+
+
+def view_by(place: JobFiles, read: Callable[[Path], JobView]) -> tuple[JobView, bool | None]:
     """Return what `read` makes of the journal, and its supervisor's death. Raises SuperviseError where it cannot be read."""
     try:
-        history = read(place.journal)
+        view = read(place.journal)
     except OSError as error:
         hint = "Read it as the user that runs the job, or name another place with --state-dir."
         raise SuperviseError(f"reading the journal: {place.journal}: {error.strerror}", hint=hint) from error
-    alive = _alive(place, history)
+    alive = _alive(place, view)
     if alive is False:
-        if history.end is None:
-            history.progress = progress_of(history, live_beats(history))  # its ranks' heartbeats outlive it
-        history.with_our_death()
-    return history, alive
+        if view.end is None:
+            view.progress = progress_of(view, live_beats(view))  # its ranks' heartbeats outlive it
+        view.with_our_death()
+    return view, alive
 
 
-def _alive(place: JobFiles, history: History) -> bool | None:
+def _alive(place: JobFiles, view: JobView) -> bool | None:
     """Whether the supervisor of the last run lives: by the lock, else by what its run record says of its process."""
-    if history.end is not None or history.run is None:
+    if view.end is not None or view.run is None:
         return False
     try:
         held = lock.holder(place.directory / "lock")
@@ -163,54 +184,54 @@ def _alive(place: JobFiles, history: History) -> bool | None:
         held = None
     if held is not None:
         return lock.is_alive(held)
-    run = history.run
+    run = view.run
     if run.boot_id != identity.boot_id():
         return False if place.node == identity.node_name() else None
     return bool(run.start_ticks) and identity.start_ticks(run.pid) == run.start_ticks
 
 
-def histories_of(root: Path, place: JobFiles, own: History) -> dict[str, History]:
-    """Return the histories of the job's nodes that share the state directory, by host, that of `place` first; `own` is that one."""
-    from supervisor.journal.joint import of_one_job  # noqa: PLC0415  not for --help
+def views_of(root: Path, place: JobFiles, own: JobView) -> dict[str, JobView]:
+    """Return the views of the job's nodes that share the state directory, by host, that of `place` first; `own` is that one."""
+    from supervisor.view.joint import of_one_job  # noqa: PLC0415  not for --help
 
-    found = {place.node: own}
-    if own.meetings or any(one.members for incident in own.incidents for one in incident.rounds):
+    views = {place.node: own}
+    if own.meetings or any(failure.members for incident in own.incidents for failure in incident.failures):
         for other in other_nodes(root, place):
             try:
-                found[other.node], _ = history_of(other)
+                views[other.node], _ = whole_view_of(other)
             except SuperviseError as error:
                 stdio.say(f"{other.node}: {error.message}")
-    hosts = of_one_job(place.node, found)
-    return {host: history for host, history in found.items() if host in hosts}
+    hosts = of_one_job(place.node, views)
+    return {host: view for host, view in views.items() if host in hosts}
 
 
 def goes_on(place: JobFiles) -> bool:
     """Whether the job may still write."""
-    history, alive = history_of(place)
-    return alive is not False and history.end is None
+    view, alive = view_of(place)
+    return alive is not False and view.end is None
 
 
-def live_beats(history: History) -> tuple[RankHeartbeat, ...]:
+def live_beats(view: JobView) -> tuple[RankHeartbeat, ...]:
     """Return the heartbeats of the current attempt; none where they cannot be read."""
-    if history.run is None or not history.run.scratch:
+    if view.run is None or not view.run.scratch:
         return ()
     from supervisor.observe.ranks import heartbeats  # noqa: PLC0415 (only while the job runs)
 
-    return heartbeats.read(identity.attempt_dir(history.run.scratch, history.attempt) / "heartbeat")
+    return heartbeats.read(identity.attempt_dir(view.run.scratch, view.attempt) / "heartbeat")
 
 
-def progress_of(history: History, beats: Sequence[RankHeartbeat]) -> Progress:
+def progress_of(view: JobView, beats: Sequence[RankHeartbeat]) -> Progress:
     """Return the step of the rank that is furthest behind, and its phase; what the journal has where there is no heartbeat."""
     if not beats:
-        return history.progress
+        return view.progress
     slowest = min(beats, key=lambda b: b.steps)
     known = [b.step for b in beats if b.step is not None]
     if known:
         return Progress(min(known), relative=False, phase=slowest.phase)
-    return Progress(history.progress.step, history.progress.relative, slowest.phase)
+    return Progress(view.progress.step, view.progress.relative, slowest.phase)
 
 
-def show_problems(history: History) -> None:
+def show_problems(view: JobView) -> None:
     """Show, on stderr, what is wrong with the journal."""
-    for problem in history.problems[:MOST_LISTED]:
+    for problem in view.problems[:MOST_LISTED]:
         stdio.say(f"journal: {problem}")

@@ -12,24 +12,33 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from supervisor.core.values import Struct
 from supervisor.guardian.logs import TIME_EVERY_S, TIMES_SUFFIX
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+#: The newest notes, about an hour of them.
+_NEWEST_BYTES = 1 << 16
 _NAME = re.compile(r"(?P<who>rank-(?P<rank>\d+)|agent)\.(?P<stream>out|err|log)(?:\.(?P<part>\d+))?")
 
 
 class TimeIndex:
-    """When the bytes of one part were written. It follows its file through rotations; empty where an older version captured the part."""
+    """When the bytes of one part were written. It follows its file through rotations; empty where an older version captured the part.
 
-    def __init__(self, path: Path) -> None:
+    is_newest: of its newest bytes only: a file of days has a note for each second.
+    """
+
+    def __init__(self, path: Path, *, is_newest: bool = False) -> None:
         self._times: list[float] = []
         self._offsets: list[int] = []
         self._rest = b""
         self._fd = -1
         with contextlib.suppress(OSError):
             self._fd = os.open(f"{path}{TIMES_SUFFIX}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        if is_newest and self._fd >= 0 and (size := os.fstat(self._fd).st_size) > _NEWEST_BYTES:
+            os.lseek(self._fd, size - _NEWEST_BYTES, os.SEEK_SET)
+            self._rest = b"x"  # what is left of the first line is none
         self.read_more()
 
     @property
@@ -53,8 +62,8 @@ class TimeIndex:
 
     def time_at(self, offset: int) -> float | None:
         """Return when the byte at `offset` was written, to about a second; None: not known."""
-        found = bisect.bisect_right(self._offsets, offset) - 1
-        return self._times[found] if found >= 0 else None
+        at = bisect.bisect_right(self._offsets, offset) - 1
+        return self._times[at] if at >= 0 else None
 
     def offset_since(self, since: float) -> int | None:
         """Return where the bytes that were written at `since` or later begin; None: there are none."""
@@ -66,6 +75,30 @@ class TimeIndex:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+class FileEnd(Struct, frozen=True):
+    """The end of a file: its bytes, where in it they begin, and when it was written last (Unix seconds)."""
+
+    data: bytes
+    at: int
+    written_t: float
+
+
+def end_of(path: Path, most_bytes: int) -> FileEnd | None:
+    """Return the end of a file; None where it was rotated or removed, or cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(fd)
+        at = max(0, status.st_size - most_bytes)
+        return FileEnd(os.pread(fd, most_bytes, at), at, status.st_mtime)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
 
 
 def earlier_runs(directory: Path) -> list[str]:

@@ -19,6 +19,7 @@ from supervisor.cli import stdio
 from supervisor.cli.jobs.log_files import TimeIndex, attempts, earlier_runs, of_run, streams
 from supervisor.core.values import Struct, replace
 from supervisor.errors import ExitCode, SuperviseError
+from supervisor.job.local_time import second_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -118,12 +119,12 @@ def show(  # noqa: PLR0913 (where, what, and how)
     """
     place = of_run(directory, run) / f"{attempt:04d}"
     rank = selection.rank
-    found = streams(place, rank)
-    if not found and rank is not None and streams(place, None):
+    files = streams(place, rank)
+    if not files and rank is not None and streams(place, None):
         stdio.say(f"rank {rank} wrote nothing in attempt {attempt}")
-    elif not found and not (selection.follow and goes_on()):
+    elif not files and not (selection.follow and goes_on()):
         raise _no_output(directory, job, attempt, rank, run)
-    _show(place, found, selection, goes_on)
+    _show(place, files, selection, goes_on)
     while selection.later_attempts and (later := _after(directory, attempt)):
         attempt, place = later, of_run(directory, run) / f"{later:04d}"
         sys.stdout.buffer.write(f"==> attempt {attempt} <==\n".encode())
@@ -146,11 +147,11 @@ def _no_output(directory: Path, job: str, attempt: int, rank: int | None, run: s
     return SuperviseError(f"no output: job {job}: attempt {attempt}{whose}", hint=hint, exit_code=ExitCode.USAGE)
 
 
-def _show(place: Path, found: Sequence[tuple[Path, list[Path]]], selection: LogSelection, goes_on: Callable[[], bool]) -> None:
+def _show(place: Path, files: Sequence[tuple[Path, list[Path]]], selection: LogSelection, goes_on: Callable[[], bool]) -> None:
     followed: dict[Path, _Stream] = {}
     try:
-        for current, parts in found:
-            stream = _print_parts(current, parts, selection, several=len(found) > 1)
+        for current, parts in files:
+            stream = _print_parts(current, parts, selection, several=len(files) > 1)
             if stream is not None:
                 followed[current] = stream
         if selection.follow:
@@ -194,8 +195,8 @@ def _starts(parts: Sequence[Path], selection: LogSelection) -> list[tuple[Path, 
     last: list[tuple[Path, int]] = []
     for part, start in reversed(starts):
         with contextlib.suppress(FileNotFoundError):
-            at, found = _last_lines(part, start, wanted)
-            wanted -= found
+            at, count = _last_lines(part, start, wanted)
+            wanted -= count
             last.append((part, at))
     return last[::-1]
 
@@ -219,7 +220,7 @@ def _last_lines(part: Path, start: int, wanted: int) -> tuple[int, int]:
         end = at = file.seek(0, os.SEEK_END)
         if end <= start or not wanted:
             return end, 0
-        found, newest = 0, True
+        count, newest = 0, True
         while at > start:
             size = min(_CHUNK_BYTES, at - start)
             at = file.seek(at - size)
@@ -228,11 +229,11 @@ def _last_lines(part: Path, start: int, wanted: int) -> tuple[int, int]:
             if newest:  # the end of the last line begins none
                 cut -= block.endswith(b"\n")
                 newest = False
-            while found < wanted and (cut := block.rfind(b"\n", 0, cut)) >= 0:
-                found += 1
-                if found == wanted:
+            while count < wanted and (cut := block.rfind(b"\n", 0, cut)) >= 0:
+                count += 1
+                if count == wanted:
                     return at + cut + 1, wanted
-    return start, found + 1
+    return start, count + 1
 
 
 def _follow(place: Path, selection: LogSelection, followed: dict[Path, _Stream], over: Callable[[], bool]) -> None:
@@ -291,10 +292,11 @@ def _title(path: Path) -> None:
 
 def _stamp(at: float | None) -> bytes:
     """Return a time of today, or with its date, as it stands before a line; blanks where it is not known."""
-    return b" " * len("00:00:00 ") if at is None else _clock(int(at), time.localtime()[:3])
+    return b" " * len("00:00:00 ") if at is None else _clock(int(at), int(time.time()) // 60)
 
 
 @lru_cache(maxsize=64)
-def _clock(second: int, today: tuple[int, int, int]) -> bytes:
-    then = time.localtime(second)
-    return time.strftime("%H:%M:%S " if then[:3] == today else "%Y-%m-%d %H:%M:%S ", then).encode()
+def _clock(second: int, minute_now: int) -> bytes:
+    day, _, clock = second_text(second).partition(" ")
+    is_today = second_text(minute_now * 60).startswith(day)
+    return f"{clock} ".encode() if is_today else f"{day} {clock} ".encode()

@@ -13,11 +13,11 @@ import click
 from supervisor.cli.invocation import JOB, Invocation, setting_options
 from supervisor.cli.jobs.job_files import (
     JobFiles,
-    earlier_histories,
+    earlier_views,
     find_job,
     goes_on,
-    history_of,
     state_root,
+    whole_view_of,
 )
 from supervisor.cli.jobs.log_files import attempts, earlier_runs
 from supervisor.cli.jobs.log_output import LogSelection, show
@@ -26,7 +26,7 @@ from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:
     from supervisor.config.settings import Settings
-    from supervisor.journal.history import History
+    from supervisor.view.job_view import JobView
 
 _AGO: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d)")
 _SECONDS: Final = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
@@ -95,25 +95,25 @@ def logs(  # noqa: PLR0913 (the command's own options)
     Returns 0.
     """
     place = find_job(state_root(settings), job)
-    history, alive = history_of(place)
+    view, alive = whole_view_of(place)
     older = ""
-    if run is not None and (history.run is None or run != history.run.run_id):
+    if run is not None and (view.run is None or run != view.run.run_id):
         older, alive = run, False
-        history = _earlier_run(place, run)
-    failed = [i.rounds[-1].attempt for i in history.incidents if history.run and i.run_id == history.run.run_id]
+        view = _earlier_run(place, run)
+    failed = [i.failures[-1].attempt for i in view.incidents if view.run and i.run_id == view.run.run_id]
     follows = selection.follow and alive is not False
     selection = replace(selection, follow=follows, later_attempts=follows and attempt is None and not first_failure)
     if attempt is None:
-        last = history.attempt or max(attempts(place.directory, older), default=0)
+        last = view.attempt or max(attempts(place.directory, older), default=0)
         attempt = failed[-1] if first_failure and failed else last
     if first_failure:
-        rank = history.first_deaths.get(attempt)
+        rank = view.first_deaths.get(attempt)
         if rank is None:
             hint = _where_one_failed(place, settings.address(place.job), attempt, run)
             raise SuperviseError(f"no rank failed: job {place.job}: attempt {attempt}", hint=hint, exit_code=ExitCode.USAGE)
         selection = replace(selection, rank=rank)
-    elif selection.rank is not None and attempt == history.attempt:
-        _require_rank(place.job, selection.rank, attempt, history.world_size)
+    elif selection.rank is not None and attempt == view.attempt:
+        _require_rank(place.job, selection.rank, attempt, view.world_size)
     return show(place.directory, place.job, attempt, selection, goes_on=lambda: goes_on(place), run=older)
 
 
@@ -124,21 +124,21 @@ def _require_rank(job: str, rank: int, attempt: int, world_size: int) -> None:
         raise SuperviseError(f"no such rank: job {job}: attempt {attempt}: {rank}", hint=hint, exit_code=ExitCode.USAGE)
 
 
-def _earlier_run(place: JobFiles, run: str) -> History:
-    """Return what is known of an earlier run: an empty history where only its output is kept. Raises SuperviseError (64)."""
-    from supervisor.journal.history import History  # noqa: PLC0415  not for --help
+def _earlier_run(place: JobFiles, run: str) -> JobView:
+    """Return what is known of an earlier run: an empty view where only its output is kept. Raises SuperviseError (64)."""
+    from supervisor.view.job_view import JobView  # noqa: PLC0415  not for --help
 
-    history = next((h for h in earlier_histories(place) if h.run is not None and h.run.run_id == run), None)
+    view = next((h for _, h in earlier_views(place) if h.run is not None and h.run.run_id == run), None)
     kept = earlier_runs(place.directory)
-    if history is None and run not in kept:
+    if view is None and run not in kept:
         hint = f"Name one of these with --run: {', '.join(kept)}." if kept else "Leave --run out: no output of an earlier run is kept."
         raise SuperviseError(f"no such run: job {place.job}: {run}", hint=hint, exit_code=ExitCode.USAGE)
-    return history or History()
+    return view or JobView()
 
 
 def _where_one_failed(place: JobFiles, address: str, attempt: int, run: str | None) -> str:
     """Return the hint for an attempt in which none did: the newest earlier run in which one did, else the attempt's own output."""
-    for before in earlier_histories(place) if run is None else ():
+    for _, before in earlier_views(place) if run is None else ():
         if before.run is not None and before.first_deaths:
             return f"One did in an earlier run: `supervise logs {address} --run {before.run.run_id} --first-failure`."
     of_run = "" if run is None else f" --run {run}"

@@ -2,45 +2,33 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-import re
-import shutil
 import sys
-import time
-from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 import click
 
-from supervisor.cli import alerts, stdio
+from supervisor.cli import stdio
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
 from supervisor.cli.jobs.all_nodes import all_nodes as all_nodes_of
-from supervisor.cli.jobs.all_nodes import as_dict as all_nodes_as_dict
 from supervisor.cli.jobs.job_files import find_job, state_root, with_a_run
-from supervisor.cli.jobs.job_status import as_dict, status_of
+from supervisor.cli.jobs.job_status import status_of
+from supervisor.cli.jobs.live_gpus import LiveGpus
+from supervisor.cli.jobs.watch import watch as watch_page
 from supervisor.core.values import replace
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.report.layout import render, surface_of
+from supervisor.report import kept_alerts
+from supervisor.report.layout import surface_of
 from supervisor.report.nodes_page import nodes_page
-from supervisor.report.status_page import Status, incident_facts, status_page
+from supervisor.report.status_page import incident_facts, rendered
+from supervisor.report.table import drawn
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from supervisor.cli.jobs.job_files import JobFiles
     from supervisor.config.settings import Settings
-
-#: A page is made this often by --watch, or in a tenth of the time where that takes long.
-WATCH_S = 2.0
-#: In place of the lines that do not fit.
-_MORE = "({} more lines: `supervise status` shows all)"
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @click.command()
 @setting_options(*JOB)
-@click.option("--watch", is_flag=True, help="Show it again every 2 s, until the job ends.")
+@click.option("--watch", is_flag=True, help="Show it again every 2 s, in place, until the job ends.")
 @click.option(
     "--probe",
     type=click.Choice(("live", "ready")),
@@ -96,62 +84,24 @@ def status(  # noqa: PLR0913  as above
     """Print where the job stands, or all its nodes; with `watch` again and again until it ends. verbose: with its alerts. Returns 0."""
     root = state_root(settings)
     place = with_a_run(root, find_job(root, job))
-    address, indent = settings.address(place.job), None if watch else 1
-    try:
-        while True:
-            began = time.monotonic()
-            seen = status_of(place)
-            if verbose:
-                seen = replace(seen, alert_list=alerts.listed(place.directory))
-            if all_nodes:
-                text = _nodes_text(root, place, seen, address, indent, as_json=as_json)
-            else:
-                text = json.dumps(as_dict(seen), indent=indent) if as_json else _page(seen, address)
-            if watch and not as_json and sys.stdout.isatty():
-                text = _screenful(text, whole=not seen.runs)
-            stdio.write(sys.stdout, text)
-            if not (watch and seen.runs):
-                return 0
-            time.sleep(max(WATCH_S, 10 * (time.monotonic() - began)))
-    except KeyboardInterrupt:  # how a watch ends
-        return 0
+    address, indent = settings.address(place.job), 0 if watch else 1
 
+    def page() -> tuple[str, bool]:
+        job_status = status_of(place, gpus)
+        surface = surface_of(sys.stdout)
+        if verbose:
+            alert_list, dropped = kept_alerts.listed(place.directory)
+            job_status = replace(job_status, alert_list=alert_list, alerts_dropped=dropped)
+        if all_nodes:
+            nodes = all_nodes_of(root, place)
+            text = stdio.json_text(nodes, indent) if as_json else drawn(nodes_page(nodes, address, incident_facts(job_status)), surface)
+        else:
+            text = stdio.json_text(job_status, indent) if as_json else rendered(job_status, address, surface)
+        return text, job_status.runs
 
-def _screenful(text: str, *, whole: bool) -> str:
-    """Return the text in the place of what the terminal shows, with as many of its lines as fit unless `whole`.
-
-    Each line is overwritten and the rest of the screen erased, so that nothing flickers, and the terminal's modes stay as they are.
-    """
-    size = shutil.get_terminal_size()
-    lines, rows = text.split("\n"), size.lines - 1  # the cursor's line stays free
-    ends = list(itertools.accumulate(_rows(line, size.columns) for line in lines))
-    if not whole and ends[-1] > rows:
-        shown = max(1, bisect_right(ends, rows - _rows(_MORE.format(len(lines)), size.columns)))
-        lines = [*lines[:shown], _MORE.format(len(lines) - shown)]
-    return "\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines[:-1]) + f"{lines[-1]}\x1b[K\x1b[J"
-
-
-def _rows(line: str, columns: int) -> int:
-    """Return how many rows of a terminal a line takes. A wide character (中, 🔥) takes two cells, and is never parted."""
-    text = _COLOUR.sub("", line)
-    if text.isascii():
-        return max(1, -(-len(text) // columns))
-    from rich.cells import get_character_cell_size  # noqa: PLC0415  for a terminal only
-
-    rows, used = 1, 0
-    for cells in map(get_character_cell_size, text):
-        if used + cells > columns:
-            rows, used = rows + 1, 0
-        used += cells
-    return rows
-
-
-def _nodes_text(root: Path, place: JobFiles, seen: Status, address: str, indent: int | None, *, as_json: bool) -> str:  # noqa: PLR0913
-    job_nodes_status = all_nodes_of(root, place)
-    if as_json:
-        return json.dumps(all_nodes_as_dict(job_nodes_status), indent=indent)
-    return render(nodes_page(job_nodes_status, address, incident_facts(seen)), surface_of(sys.stdout))
-
-
-def _page(seen: Status, address: str) -> str:
-    return render(status_page(seen, address), surface_of(sys.stdout))
+    with LiveGpus() as gpus:
+        if watch:
+            watch_page(page, in_place=not as_json)
+        else:
+            stdio.write(sys.stdout, page()[0])
+    return 0

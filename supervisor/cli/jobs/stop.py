@@ -1,12 +1,11 @@
 """`supervise stop`: asks the supervisor of a job to stop, waits for its end, and reports what became of the job.
 
-It sends TERM, as `kill`, systemd and Slurm do: core/shutdown.py is the only road of a stop (docs/guides/preemption.md). A supervisor that
+It sends TERM, as `kill`, systemd and Slurm do: core/stop.py is the only road of a stop (docs/guides/preemption.md). A supervisor that
 systemd started is left to `systemctl stop`: after exit code 75, systemd would start it again.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -20,21 +19,20 @@ from supervisor.cli.invocation import JOB, Invocation, setting_options
 from supervisor.cli.jobs.job_files import (
     JobFiles,
     find_job,
-    history_by,
-    history_of,
     live_beats,
     other_nodes,
     places_in,
     progress_of,
     state_root,
+    view_of,
 )
+from supervisor.cli.progress import SECONDS, progress
 from supervisor.core.model import Phase
 from supervisor.core.state import Stage
-from supervisor.core.values import replace
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.guardian import ownership, process_tree
 from supervisor.job import identity
-from supervisor.report.command_line import command_line, quoted
+from supervisor.report.command_line import start_again
 from supervisor.report.wording import step_text
 from supervisor.run import lock
 
@@ -43,9 +41,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from supervisor.config.settings import Settings
-    from supervisor.journal.history import History
-    from supervisor.report.command_line import CommandLine
     from supervisor.run.lock import LockRecord
+    from supervisor.view.job_view import JobView
 
 #: As TimeoutStopSec in supervisor/cli/systemd/units/supervise@.service.
 _WAIT_S: Final = 120.0
@@ -71,7 +68,7 @@ def command(invocation: Invocation, *, wait_s: float, hurry: bool) -> int:
 def stop(settings: Settings, job: str | None, *, wait_s: float = _WAIT_S, hurry: bool = False) -> int:
     """Stop a job and report what became of it. Returns 0 if it does not run any more, else 1."""
     root = state_root(settings)
-    place, holder = _found(root, job)
+    place, holder = _job_and_holder(root, job)
     if place is None:
         stdio.write(sys.stdout, f"no job runs here: {root}")
         return 0
@@ -79,21 +76,21 @@ def stop(settings: Settings, job: str | None, *, wait_s: float = _WAIT_S, hurry:
         stdio.write(sys.stdout, f"job {place.job} does not run: {_end(place)}")
         return 0
     pid = holder.process.pid
-    history, _ = history_of(place)
-    under_way = history.stage == Stage.STOPPING
+    view, _ = view_of(place)
+    under_way = view.stage == Stage.STOPPING
     if not under_way:
         _refuse_service(place.job, pid)
-    again = _start_again(pid)
     if hurry or not under_way:
         _send(place.job, holder)
     stdio.say(f"job {place.job}: {'its stop is under way' if under_way else 'asked to stop'} (pid {pid}); waiting up to {wait_s:g} s")
     if not _wait_ended(place, holder, wait_s):
         hint = "The stop goes on: `supervise stop` waits again, `supervise stop --hurry` shortens it"
-        stdio.say(f"job {place.job}: not ended after {wait_s:g} s: {_position(history_of(place)[0])}. {hint}.")
+        stdio.say(f"job {place.job}: not ended after {wait_s:g} s: {_position(view_of(place)[0])}. {hint}.")
         return _NOT_ENDED
     stdio.write(sys.stdout, f"job {place.job}: {_end(place)}")
-    history, _ = history_of(place)
-    if history.end is not None and history.end.exit_code and again is not None:
+    view, _ = view_of(place)
+    if view.run is not None and view.end is not None and view.end.exit_code:
+        again = start_again(view.run.invocation, view.run.cwd)
         stdio.write(sys.stdout, f"start it again: {again.text}")
         if again.variables:
             stdio.write(sys.stdout, f"set {', '.join(again.variables)} first: secrets are not shown")
@@ -102,7 +99,7 @@ def stop(settings: Settings, job: str | None, *, wait_s: float = _WAIT_S, hurry:
     return 0
 
 
-def _found(root: Path, job: str | None) -> tuple[JobFiles | None, LockRecord | None]:
+def _job_and_holder(root: Path, job: str | None) -> tuple[JobFiles | None, LockRecord | None]:
     """Return the job that is meant and the live holder of its lock, None if it does not run; no job if none is named and none runs.
 
     Raises SuperviseError (64) for an unknown job, one that runs elsewhere, and where none is named and several run.
@@ -111,7 +108,7 @@ def _found(root: Path, job: str | None) -> tuple[JobFiles | None, LockRecord | N
         place = find_job(root, job)
         return place, _holder(place)
     here = [place for place in places_in(root) if place.node == identity.node_name()]
-    running = [(place, holder) for place in here if (holder := _seen(place)[0]) is not None]
+    running = [(place, holder) for place in here if (holder := _holders(place)[0]) is not None]
     if len(running) > 1:
         names = ", ".join(place.job for place, _ in running)
         raise SuperviseError(f"several jobs run here: {names}", hint="Name one of them with --job.", exit_code=ExitCode.USAGE)
@@ -120,7 +117,7 @@ def _found(root: Path, job: str | None) -> tuple[JobFiles | None, LockRecord | N
 
 def _holder(place: JobFiles) -> LockRecord | None:
     """Return who holds the lock of a job, None if nobody does. Raises SuperviseError (64) if that is not to be seen from here."""
-    holder, elsewhere = _seen(place)
+    holder, elsewhere = _holders(place)
     if elsewhere is not None:
         process = elsewhere.process
         where = process.hostname if process.hostname != identity.node_name() else "another container of this node"
@@ -132,7 +129,7 @@ def _holder(place: JobFiles) -> LockRecord | None:
     return holder
 
 
-def _seen(place: JobFiles) -> tuple[LockRecord | None, LockRecord | None]:
+def _holders(place: JobFiles) -> tuple[LockRecord | None, LockRecord | None]:
     """Return the holder of the lock if it lives here, and the holder that cannot be seen from here. Raises SuperviseError."""
     record = lock.holder(place.directory / "lock")
     alive = False if record is None else lock.is_alive(record)
@@ -180,59 +177,38 @@ def unit_of(pid: int, environ: Mapping[str, str], cgroup: str) -> str:
     return f"--user {unit}" if "/user@" in cgroup else unit
 
 
-def _start_again(pid: int) -> CommandLine | None:
-    """Return the supervisor's own command line for a shell, whole; None if it cannot be read."""
-    import psutil  # noqa: PLC0415  for this command only
-
-    try:
-        process = psutil.Process(pid)
-        words, cwd = process.cmdline(), process.cwd()
-    except psutil.Error:
-        return None
-    if len(words) > 1 and os.path.basename(words[1]) == "supervise":  # noqa: PTH119  a word, and maybe no path
-        words = ["supervise", *words[2:]]
-    line = command_line(words)
-    return line if cwd == str(identity.working_directory()) else replace(line, text=f"cd {quoted(cwd)} && {line.text}")
-
-
 def _wait_ended(place: JobFiles, holder: LockRecord, wait_s: float) -> bool:
-    """Wait for the supervisor's end, and show meanwhile, on a terminal, how far the stop is. False: the time is over."""
-    from supervisor.cli.jobs.journal_reading import JournalReading  # noqa: PLC0415  not for --help
-
-    until, never, reading = time.monotonic() + wait_s, threading.Event(), JournalReading(place.journal)
-
-    def read(_: Path) -> History:
-        reading.advance()
-        return reading.history()
-
-    with stdio.StatusLine() as line:
+    """Wait for the supervisor's end, and show meanwhile how far the stop is. False: the time is over."""
+    began, never = time.monotonic(), threading.Event()
+    with progress(place.job) as bar:
         while lock.is_alive(holder):
-            if time.monotonic() >= until:
+            waited_s = time.monotonic() - began
+            if waited_s >= wait_s:
                 return False
-            line.show(f"{place.job}: {_position(history_by(place, read)[0])}")
+            bar.at(f"{place.job}: {_position(view_of(place)[0])}", waited_s, wait_s, SECONDS)
             never.wait(_POLL_S)
     return True
 
 
-def _position(history: History) -> str:
-    progress = progress_of(history, live_beats(history))
-    step = "" if progress.step is None else f", {step_text(progress.step, relative=progress.relative)}"
-    phase = "" if progress.phase is Phase.UNKNOWN else f", phase {progress.phase.value}"
-    return f"{history.stage}{step}{phase}"
+def _position(view: JobView) -> str:
+    position = progress_of(view, live_beats(view))
+    step = "" if position.step is None else f", {step_text(position.step, relative=position.relative)}"
+    phase = "" if position.phase is Phase.UNKNOWN else f", phase {position.phase.value}"
+    return f"{view.stage}{step}{phase}"
 
 
 def _end(place: JobFiles) -> str:
     """Return what became of the job's last run: its own last line, and its exit code."""
-    history, _ = history_of(place)
-    end = history.end
-    if history.run is None:
+    view, _ = view_of(place)
+    end = view.end
+    if view.run is None:
         return "it never began"
     if end is None:
         return "its supervisor ended without a record; the next start continues the run"
     code = f"exit code {end.exit_code}"
     next_start = ", the next start continues the run" if end.exit_code == ExitCode.REQUEUE else ""
-    return f"{history.summary or end.reason or 'ended'} ({code}{next_start})"
+    return f"{view.summary or end.reason or 'ended'} ({code}{next_start})"
 
 
 def _other_nodes(root: Path, place: JobFiles) -> Sequence[str]:
-    return [other.node for other in other_nodes(root, place) if history_of(other)[0].end is None]
+    return [other.node for other in other_nodes(root, place) if view_of(other)[0].end is None]

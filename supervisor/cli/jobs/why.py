@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,27 +12,64 @@ from supervisor.cli.invocation import JOB, Invocation, json_option, setting_opti
 from supervisor.cli.jobs.job_files import (
     MOST_LISTED,
     JobFiles,
-    earlier_histories,
+    earlier_views,
     find_job,
-    histories_of,
-    history_of,
     show_problems,
     state_root,
+    views_of,
+    whole_view_of,
     with_a_run,
 )
+from supervisor.core.values import Struct, asdict
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.report import card, wording
-from supervisor.report.layout import Fact, FactPage, Tone, render, surface_of
+from supervisor.report.command_line import NextStart, start_again
+from supervisor.report.last_line import begins_text
+from supervisor.report.layout import FactPage, render, surface_of
 from supervisor.report.text import clean
+from supervisor.strategies.after_training import NAME as AFTER_TRAINING
+from supervisor.view.incidents import RecordedIncident
+from supervisor.view.job_facts import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from supervisor.config.settings import Settings
-    from supervisor.journal.history import History, RecordedIncident
-    from supervisor.journal.joint import JointIncident
+    from supervisor.view.job_view import JobView
+    from supervisor.view.joint import JointIncident
+
+
+class IncidentWords(Struct, frozen=True):
+    """The texts of an incident's page; "" where the page has none.
+
+    do: the first is what a person does, the others what else may help. begins: from what the command `again` would go on.
+    """
+
+    what: str
+    code: str
+    done: str
+    do: tuple[str, ...]
+    again: str
+    begins: str
+
+
+class ExplainedIncident(RecordedIncident, kw_only=True):
+    """One incident: as the journal of `node` has it, its words, and its number on each node."""
+
+    words: IncidentWords
+    node: str
+    nodes: dict[str, int]
+
+
+class Explanation(Struct, frozen=True):
+    """What `--json` prints. restored: what a mirror gave before the first attempt; None where none was asked."""
+
+    job: str
+    node: str
+    incidents: tuple[ExplainedIncident, ...]
+    restored: str | None
 
 
 @click.command()
@@ -53,103 +89,113 @@ def why(settings: Settings, job: str | None, incident: int | None, *, show_all: 
         raise SuperviseError(f"--all explains every incident: {incident}", hint="Leave out --all, or the number.", exit_code=ExitCode.USAGE)
     root = state_root(settings)
     place = with_a_run(root, find_job(root, job))
-    history, _ = history_of(place)
-    show_problems(history)
-    chosen = _chosen(root, place, history, incident, show_all=show_all)
-    if as_json:
-        rows = [
-            incident_json(joint_incident.incident) | {"node": joint_incident.node, "nodes": _numbers(joint_incident)}
-            for joint_incident in chosen
-        ]
-        document = {"job": place.job, "node": place.node, "incidents": rows, "restored": history.restored or None}
-        stdio.write(sys.stdout, json.dumps(document, indent=1))
-        return 0
+    view, _ = whole_view_of(place)
+    show_problems(view)
+    chosen = _asked_incidents(root, place, view, incident, show_all=show_all)
     address = settings.address(place.job)
-    surface, last_run = surface_of(sys.stdout), history.run.run_id if history.run else ""
-    if not chosen:
-        stdio.write(sys.stdout, f"job {place.job}: no incident so far; supervise status {address} shows where it stands")
-    pages = [_page(place, joint_incident, address, last_run) for joint_incident in chosen]
-    if pages := [*pages, *_standing_still(place, history)]:
+    if as_json:
+        rows = tuple(_explained(joint_incident, view, place) for joint_incident in chosen)
+        document = Explanation(place.job, place.node, rows, view.restored or None)
+        stdio.write_json(document)
+        return 0
+    surface = surface_of(sys.stdout)
+    pages = [_page(place, view, joint_incident, address) for joint_incident in chosen]
+    if pages := [*pages, *standing_still(place, view, address)]:
         stdio.write(sys.stdout, "\n\n".join(render(page, surface) for page in pages))
-    if history.restored:
-        stdio.write(sys.stdout, f"from the mirror, before the first attempt: {clean(history.restored)}")
+    else:
+        stdio.write(sys.stdout, f"job {place.job}: no incident so far; supervise status {address} shows where it stands")
+    if view.restored:
+        stdio.write(sys.stdout, f"from the mirror, before the first attempt: {clean(view.restored)}")
     return 0
 
 
-def _chosen(root: Path, place: JobFiles, history: History, number: int | None, *, show_all: bool) -> list[JointIncident]:
+def _asked_incidents(root: Path, place: JobFiles, view: JobView, number: int | None, *, show_all: bool) -> list[JointIncident]:
     """Return the last incident, that of this number on this node, or all. Raises SuperviseError (64) where there is none of the number."""
-    found: list[JointIncident] = []
+    incidents: list[JointIncident] = []
     numbers: list[int] = []
-    for incident in _incidents(root, place, history):
+    for incident in _incidents(root, place, view):
         if show_all or number is None or (incident.node, incident.incident.number) == (place.node, number):
-            found.insert(0, incident)
+            incidents.insert(0, incident)
             if not show_all:
                 break
         if incident.node == place.node:
             numbers.append(incident.incident.number)
-    if not found and number is not None:
+    if not incidents and number is not None:
         raise _no_incident(place, number, numbers)
-    return found
+    return incidents
 
 
-def _page(place: JobFiles, found: JointIncident, address: str, last_run: str) -> FactPage:
-    own = found.node == place.node
-    stacks = _stacks(place if own else JobFiles(place.job, found.node, place.directory.parent / found.node), found.incident)
+def _page(place: JobFiles, view: JobView, joint: JointIncident, address: str) -> FactPage:
+    own = joint.node == place.node
+    stacks = _stacks(place if own else JobFiles(place.job, joint.node, place.directory.parent / joint.node), joint.incident)
     return card.why_page(
         place.job,
-        found.node,
-        found.incident,
+        joint.node,
+        joint.incident,
         address,
-        last_run=last_run if own else "",
+        last_run=view.run.run_id if own and view.run else "",
         stacks=stacks,
-        by_node=found.by_node,
+        by_node=joint.by_node,
         is_of_another=not own,
+        next_start=next_start(view, joint.incident),
     )
 
 
-def incident_json(found: RecordedIncident) -> dict[str, Any]:
-    """Return an incident as JSON: all that the journal has of it, and the words of its page."""
-    import msgspec  # noqa: PLC0415  not for --help
+def next_start(view: JobView, incident: RecordedIncident) -> NextStart | None:
+    """Return how the job is started again, where this incident ended its last run; None where it did not, or a training was over."""
+    run, decision = view.run, incident.failures[-1].decision
+    is_over = view.end is not None or incident.died_t is not None
+    is_last = run is not None and incident.run_id == run.run_id and incident is view.incidents[-1]
+    if run is None or not is_over or not is_last or incident.outcome == "resolved":
+        return None
+    if decision is not None and decision.plan.strategy == AFTER_TRAINING:
+        return None
+    code = 0 if view.end is None else view.end.exit_code
+    newest = None if view.verified is None else view.verified[1]
+    command = start_again(run.invocation, run.cwd, decision.plan.options if decision is not None else ())
+    return NextStart(command, begins_text(state_of(view.values or {}), code, newest))
 
-    row: dict[str, Any] = msgspec.to_builtins(found)
-    decision = found.rounds[-1].decision
+
+def _explained(joint: JointIncident, view: JobView, place: JobFiles) -> ExplainedIncident:
+    incident, start = joint.incident, next_start(view, joint.incident) if joint.node == place.node else None
+    decision = incident.failures[-1].decision
     verdict = decision.verdict if decision is not None else None
-    words = {
-        "cause": found.summary if verdict is None else wording.cause_text(verdict),
-        "code": (verdict and wording.code_text(verdict)) or None,
-        "decision": None if decision is None else wording.decision_text(decision.plan, decision.attempt),
-        "next": None if decision is None else decision.plan.next_rung,
-    }
-    return row | {"words": {name: None if text is None else clean(text) for name, text in words.items()}}
+    words = IncidentWords(
+        what=clean(wording.capital(incident.summary) if verdict is None else wording.what_text(verdict)),
+        code=clean(wording.code_text(verdict)) if verdict is not None else "",
+        done="" if decision is None else clean(wording.done_text(decision.plan, decision.attempt)),
+        do=tuple(clean(fact.text) for fact in card.do_facts(incident, is_over=start is not None)),
+        again="" if start is None else start.command.text,
+        begins="" if start is None else clean(start.begins),
+    )
+    numbers = {host: record.number for host, record in joint.by_node.items()}
+    return ExplainedIncident(**asdict(incident), words=words, node=joint.node, nodes=numbers)
 
 
-def _incidents(root: Path, place: JobFiles, history: History) -> Iterator[JointIncident]:
+def _incidents(root: Path, place: JobFiles, view: JobView) -> Iterator[JointIncident]:
     """Yield the job's incidents, the last one first: of all nodes that share the directory, then of this node's earlier runs."""
-    from supervisor.journal.joint import JointIncident, joint_incidents  # noqa: PLC0415  not for --help
+    from supervisor.view.joint import JointIncident, joint_incidents  # noqa: PLC0415  not for --help
 
-    histories = histories_of(root, place, history)
-    yield from reversed(joint_incidents(place.node, {host: one.incidents for host, one in histories.items()}))
-    for before in earlier_histories(place):
+    views = views_of(root, place, view)
+    yield from reversed(joint_incidents(place.node, {host: node_view.incidents for host, node_view in views.items()}))
+    for _, before in earlier_views(place):
         yield from (JointIncident(place.node, {place.node: incident}) for incident in reversed(before.incidents))
 
 
-def _numbers(found: JointIncident) -> dict[str, int]:
-    """Return the number that each node gave an incident."""
-    return {host: one.number for host, one in found.by_node.items()}
-
-
-def _standing_still(place: JobFiles, history: History) -> list[FactPage]:
-    """Return a page that the ranks stand still now, where they do, and where their stacks are."""
-    if history.hang is None or history.end is not None:
+def standing_still(place: JobFiles, view: JobView, address: str) -> list[FactPage]:
+    """Return a page that the ranks stand still now, or did until the run was stopped."""
+    stacks = str(identity.look_path(place.directory, view.attempt))
+    if view.hang_at_end is not None:
+        t, hang, end_t = view.hang_at_end
+        return [card.hang_page(place.job, view.attempt, address, hang, since_t=t, stacks=stacks, until_t=end_t)]
+    if view.hang is None or view.end is not None:
         return []
-    stacks = identity.look_path(place.directory, history.attempt)
-    facts = Fact(wording.CAUSE, clean(history.hang[1].text)), Fact("stacks", str(stacks), copied=True)
-    return [FactPage(f"job {place.job} stands still in attempt {history.attempt}", facts, Tone.WARNING)]
+    return [card.hang_page(place.job, view.attempt, address, view.hang[1], since_t=view.hang[0], stacks=stacks)]
 
 
 def _stacks(place: JobFiles, incident: RecordedIncident) -> str:
     """Return the file of the look at the ranks, if they stood still; "" if there is none."""
-    paths = [identity.look_path(place.directory, incident.rounds[-1].attempt, number) for number in (incident.number, 0)]
+    paths = [identity.look_path(place.directory, incident.failures[-1].attempt, number) for number in (incident.number, 0)]
     return next((str(path) for path in paths if path.exists()), "")
 
 

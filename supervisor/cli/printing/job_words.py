@@ -38,19 +38,19 @@ def over_nodes(command: Sequence[str], options: Mapping[str, str]) -> tuple[tupl
     options: torchrun's, by name; one that CMD gives stays as it is. A command that is no torchrun gets none. Raises SuperviseError (64) for
     `torchrun --standalone`, which is one node.
     """
-    found = torchrun.recognise(command)
-    if found is None:
+    launch = torchrun.recognise(command)
+    if launch is None:
         return tuple(command), (), ()
     if options:
         refuse_standalone(command)
-    own = torchrun.own_arguments(found)
+    own = torchrun.own_arguments(launch)
     given = {word.partition("=")[0].lstrip("-").replace("_", "-") for word in own if word.startswith("--")}
     added = tuple(f"--{name}={value}" for name, value in options.items() if name not in given)
-    return found.head, added, found.args
+    return launch.head, added, launch.args
 
 
 def refuse_standalone(command: Sequence[str]) -> None:
     """Raise SuperviseError (64) for `torchrun --standalone`, which is one node."""
-    found = torchrun.recognise(command)
-    if found is not None and torchrun.is_standalone(found, {}):
+    launch = torchrun.recognise(command)
+    if launch is not None and torchrun.is_standalone(launch, {}):
         raise SuperviseError("torchrun --standalone runs on one node", hint="Leave --standalone out, or --nodes.", exit_code=ExitCode.USAGE)

@@ -144,10 +144,10 @@ def print_command(invocation: Invocation, *, image: str, nodes: int, gpus: int, 
     words = option_words(invocation, without=("job.name", "job.state_dir"))
     address, _, port = given.get("metrics.listen", "").rpartition(":")
     reached = port if address else ""  # a port alone is on the pod's loopback interface
-    made = manifest(name, words, invocation.command, image=image, nodes=nodes, gpus=gpus, grace_s=pod_grace_s, metrics_port=reached)
+    document = manifest(name, words, invocation.command, image=image, nodes=nodes, gpus=gpus, grace_s=pod_grace_s, metrics_port=reached)
     if not gpus and has_gpus(os.environ) and (here := node_facts(os.environ).gpus):
         stdio.say(f"the pods ask for no GPU, and this node has {here}: --gpus {here} asks for as many")
-    stdio.write(sys.stdout, made)
+    stdio.write(sys.stdout, document)
     return 0
 
 

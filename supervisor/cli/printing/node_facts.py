@@ -17,6 +17,8 @@ from health.model import Ask
 from health.probes import infiniband, nics, system_files
 from health.probing.runner import OUTCOME, Runner
 from supervisor.cli import stdio
+from supervisor.cli.progress import progress
+from supervisor.core.units import bytes_text
 from supervisor.core.values import Struct, replace
 from supervisor.node.visible_gpus import from_nvml, in_container, node_gpus, precision
 
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 
 _PROBES: Final = ("nvml", "cpu", "cgroup", "host")
 _ROOT: Final = Path("/")
-_GIB: Final = 1 << 30
 
 
 class NodeFacts(Struct, frozen=True):
@@ -69,7 +70,7 @@ class NodeFacts(Struct, frozen=True):
             workers = max(0, self.cores // self.ranks - 1)
             lines.append(f"Loaders: {self.cores} processors for {ranks}: DataLoader(num_workers={workers}) at most, beside the rank.")
         sizes = {"memory": self.memory_bytes, "shared memory, in which workers hand batches over": self.shm_bytes}
-        known = [f"{size / self.ranks / _GIB:.3g} GiB of {name}" for name, size in sizes.items() if size is not None]
+        known = [f"{bytes_text(size / self.ranks)} of {name}" for name, size in sizes.items() if size is not None]
         if known:
             lines.append(f"For each rank: {', '.join(known)}.")
         return lines
@@ -149,7 +150,7 @@ def _least(*values: Json) -> int | None:
 
 def print_for_this_node(lines: Callable[[NodeFacts], Iterable[str]]) -> int:
     """Print the file that is made of this node's facts; a status line says what is read meanwhile. Returns 0."""
-    with stdio.StatusLine() as status:
-        facts = node_facts(os.environ, status.show)
+    with progress() as bar:
+        facts = node_facts(os.environ, bar.begin)
     stdio.write(sys.stdout, "\n".join(lines(facts)))
     return 0

@@ -148,6 +148,4 @@ def _directives(nodes: int, notice_s: int, sbatch: Sequence[str]) -> list[str]:
     own = output | own
     rows = [(name, own.pop(name, value.format(nodes=nodes, notice_s=notice_s)), why) for name, value, why in _DIRECTIVES]
     rows = [*((name, value, "") for name, value in own.items()), *rows]
-    lines = [(f"#SBATCH --{name}" + (f"={value}" if value else ""), why) for name, value, why in rows]
-    width = max(len(line) for line, why in lines if why)
-    return [f"{line.ljust(width)}  # {why}" if why else line for line, why in lines]
+    return [f"#SBATCH --{name}" + (f"={value}" if value else "") + (f"  # {why}" if why else "") for name, value, why in rows]

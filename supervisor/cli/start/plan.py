@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from supervisor.config.settings import Settings
-    from supervisor.journal.history import History
+    from supervisor.report.layout import FactPage
+    from supervisor.view.job_view import JobView
 
 
 #: For the probes of this node's GPUs: a person waits.
@@ -40,10 +39,14 @@ def command(invocation: Invocation, *, cause: str | None, fit: bool, as_json: bo
     settings, words = invocation.settings_and_command()
     data = start_plan.document(settings, words, cause)
     data["warnings"] += _rank_places(settings, words)
-    lines = plan_page.text(data)
+    pages = plan_page.pages(data)
     if fit:
-        data["fit"], lines = _fit(settings, words)
-    stdio.write(sys.stdout, json.dumps(data, indent=2, ensure_ascii=False) if as_json else "\n".join(lines))
+        data["fit"], page = _fit(settings, words)
+        pages = [page]
+    if as_json:
+        stdio.write_json(data, indent=2)
+    else:
+        stdio.show(*pages)
     return 0
 
 
@@ -65,8 +68,8 @@ def _rank_places(settings: Settings, words: Sequence[str]) -> list[str]:
     return [f"{place.reason}: it does not start (78); write {place.command}" if place.blocks else place.reason for place in places]
 
 
-def _fit(settings: Settings, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the estimate of a GPU's memory, as data and as lines. Raises SuperviseError where there is no verified checkpoint."""
+def _fit(settings: Settings, words: Sequence[str]) -> tuple[dict[str, Any], FactPage]:
+    """Return the estimate of a GPU's memory, as data and as a page. Raises SuperviseError where there is no verified checkpoint."""
     from checkpointing import discover, select, sizes  # noqa: PLC0415  not for a plan without --fit
     from supervisor.knobs import job_knobs, torchrun  # noqa: PLC0415  as above
     from supervisor.report import fit  # noqa: PLC0415  as above
@@ -84,21 +87,21 @@ def _fit(settings: Settings, words: Sequence[str]) -> tuple[dict[str, Any], list
             f"cannot estimate the memory: {', '.join(patterns)}: no checkpoint there is verified good",
             hint="`supervise checkpoints verify PATH` shows why.",
         )
-    history = _history(settings, words)
+    view = _view(settings, words)
     per_node, nodes = torchrun.size(torchrun.recognise(words, path=os.environ.get("PATH")), os.environ)
-    found = job_knobs.find(settings, words, os.environ, Path(settings.cwd))
-    knobs = history.policy.knobs if history else found.knobs
-    rounds = [one for incident in history.incidents for one in incident.rounds] if history else []
-    world = (history.world_size if history else 0) or per_node * nodes
-    data = fit.document(chosen.path, sizes.of_checkpoint(chosen.path), fit.measured(rounds, knobs, world // found.replica.size), world)
-    return data, fit.text(data)
+    knob_set = job_knobs.find(settings, words, os.environ, Path(settings.cwd))
+    knobs = view.policy.knobs if view else knob_set.knobs
+    failures = [failure for incident in view.incidents for failure in incident.failures] if view else []
+    world = (view.world_size if view else 0) or per_node * nodes
+    data = fit.document(chosen.path, sizes.of_checkpoint(chosen.path), fit.measured(failures, knobs, world // knob_set.replica.size), world)
+    return data, fit.page(data)
 
 
-def _history(settings: Settings, words: Sequence[str]) -> History | None:
+def _view(settings: Settings, words: Sequence[str]) -> JobView | None:
     """Return what the journal of this command's job has; None where it was not run yet."""
-    from supervisor.cli.jobs.job_files import find_job, history_of, state_root  # noqa: PLC0415  as above
+    from supervisor.cli.jobs.job_files import find_job, state_root, whole_view_of  # noqa: PLC0415  as above
     from supervisor.job import identity  # noqa: PLC0415  as above
 
     name = identity.job_name(settings.job.name, os.environ, Path(settings.cwd), words).name
     root = state_root(settings)
-    return history_of(find_job(root, name))[0] if (root / name).is_dir() else None
+    return whole_view_of(find_job(root, name))[0] if (root / name).is_dir() else None

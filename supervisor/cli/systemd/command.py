@@ -16,6 +16,7 @@ from supervisor.cli.invocation import JOB, Invocation, setting_options
 from supervisor.cli.systemd import CONFIGURATION
 from supervisor.core.values import replace
 from supervisor.errors import ExitCode, SuperviseError
+from supervisor.report.table import Column, Table
 
 if TYPE_CHECKING:
     from supervisor.config.settings import Settings
@@ -42,12 +43,12 @@ def install_command(_invocation: Invocation, *, job: str | None, user: str | Non
         for line in installation.unknown_in_image(unit, Path(root)):
             stdio.say(f"warning: {line}")
     try:
-        for done in installation.install(Path(root), unit, Path(sys.executable).parent):
-            stdio.write(sys.stdout, f"{done.outcome:<9}  {done.path}")
+        files = installation.install(Path(root), unit, Path(sys.executable).parent)
+        stdio.show(Table((Column("what"), Column("file", copied=True)), tuple((file.outcome, str(file.path)) for file in files)))
     except OSError as error:
         words = shlex.join([str(Path(sys.executable).parent / "supervise"), *sys.argv[1:]])
-        what = f"cannot install the units: {error.filename or root}: {error.strerror}"
-        raise SuperviseError(what, hint=f"Run it as root: sudo {words}") from error
+        problem = f"cannot install the units: {error.filename or root}: {error.strerror}"
+        raise SuperviseError(problem, hint=f"Run it as root: sudo {words}") from error
     if installation.is_host(Path(root)):
         _reload_systemd()
     for line in _next_steps(job, Path(root, *CONFIGURATION.parts[1:])):
@@ -67,9 +68,10 @@ def run_command(invocation: Invocation, *, job: str) -> int:
         hint = f"Set User= in a drop-in: sudo systemctl edit supervise@{job}"
         raise SuperviseError("a unit's job does not run as root", hint=hint)
     settings, words = _of_job(invocation, job).settings_and_command()
+    from supervisor.report.terminal import terminal_of  # noqa: PLC0415  as below
     from supervisor.run.start import run  # noqa: PLC0415  the heavy part, not needed for --help
 
-    return _unit_code(run(settings, list(words)))
+    return _unit_code(run(settings, list(words), terminal_of(settings)))
 
 
 @click.command()
@@ -109,21 +111,21 @@ def _what_failed(unit: str) -> str:
 
 def _is_reported(settings: Settings, job: str) -> bool:
     """Whether supervise itself gave the unit's run up, and each sink took its alerts. One too many is better than none."""
-    from supervisor.cli import alerts  # noqa: PLC0415  not for --help
-    from supervisor.cli.jobs.job_files import find_job, history_of, state_root  # noqa: PLC0415
+    from supervisor.cli.jobs.job_files import find_job, state_root, view_of  # noqa: PLC0415
+    from supervisor.report import kept_alerts  # noqa: PLC0415  not for --help
 
     status = os.environ.get("MONITOR_EXIT_STATUS", "")
     if os.environ.get("MONITOR_EXIT_CODE") != "exited" or status not in {str(int(code)) for code in _GIVEN_UP}:
         return False
     try:
         place = find_job(state_root(settings), job)
-        history, _ = history_of(place)
+        view, _ = view_of(place)
     except SuperviseError:
         return False
-    if history.run is None or history.end is None or str(_unit_code(history.end.exit_code)) != status:
+    if view.run is None or view.end is None or str(_unit_code(view.end.exit_code)) != status:
         return False
-    given_up = bool(history.incidents) and history.incidents[-1].outcome == "given_up"
-    return given_up and not alerts.summary(place.directory, history.run.run_id)
+    given_up = bool(view.incidents) and view.incidents[-1].outcome == "given_up"
+    return given_up and not kept_alerts.summary(place.directory, view.run.run_id)
 
 
 def _reload_systemd() -> None:

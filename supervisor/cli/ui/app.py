@@ -1,9 +1,8 @@
 """The page as an ASGI application: its addresses, who may ask for them, and the headers of each answer.
 
-    /                            the list
+    /                            the list; ?name=PART&state=needs|runs|ended: of these jobs
     /jobs/JOB/NODE               a job; ?runs=all: all runs that are kept
-    /changes, …/NODE/changes     server-sent events: the version of that page whenever it is another one
-    /live.js                     the script of both
+    /live.js                     the script of both: it asks again with the version that it has, and 304 says that there is no newer one
     /login                       takes the token from the form
 
 With ?token=… any of them takes the token too: the first visit, by the address that `supervise ui` prints.
@@ -24,15 +23,15 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from supervisor.cli.ui.live import LivePages
-from supervisor.cli.ui.pages import SERVED_POLICY, LivePage, PageAddress, job_page, list_page, message_page, token_page
+from supervisor.cli.ui.page_cache import PageCache
+from supervisor.cli.ui.pages import SERVED_POLICY, JobFilter, LivePage, PageAddress, job_page, list_page, message_page, token_page
 from supervisor.errors import SuperviseError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -49,15 +48,15 @@ _HEADERS: Final = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-#: A browser waits so long before it asks again where the connection broke.
-_RETRY_MS: Final = 3000
 _COOKIE_S: Final = 30 * 86400
 #: The body of a form that holds a token is shorter.
 _MOST_FORM_BYTES: Final = 4096
+#: The name of a job that a filter names is no longer.
+_LONGEST_NAME: Final = 200
 _PAGE: Final = re.compile(r"(jobs/[^/?#]+/[^/?#]+(\?runs=all)?)?")
 
 
-class Gate:
+class RequestGate:
     """What stands before each request: its host must be ours, and its reader must know the token. It adds the headers of each answer."""
 
     def __init__(self, app: ASGIApp, access: PageAccess) -> None:
@@ -128,16 +127,14 @@ class JobsApplication:
         self._jobs, self._access, self._report = jobs, access, report
         self._reported: set[str] = set()
         self._script = resources.files("supervisor.cli.ui").joinpath("live.js").read_text(encoding="utf-8")
-        self.pages = LivePages(self._make)
+        self._pages = PageCache(self._make)
         routes = [
             Route("/", self._page),
-            Route("/changes", self._changes),
             Route("/jobs/{job}/{node}", self._page),
-            Route("/jobs/{job}/{node}/changes", self._changes),
             Route("/live.js", self._live_js),
             Route("/login", self._login, methods=["POST"]),
         ]
-        middleware = [Middleware(Gate, access=access), Middleware(GZipMiddleware, minimum_size=1024, compresslevel=5)]
+        middleware = [Middleware(RequestGate, access=access), Middleware(GZipMiddleware, minimum_size=1024, compresslevel=5)]
         self.application = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: self._error_page})
 
     def _make(self, at: PageAddress) -> LivePage:
@@ -145,11 +142,11 @@ class JobsApplication:
         now = time.time()
         try:
             if not at.job:
-                return list_page(str(self._jobs.root), *self._jobs.rows(), now)
-            view = self._jobs.view(at.job, at.node, all_runs=at.all_runs)
-            if view is None:
+                return list_page(str(self._jobs.root), *self._jobs.kept_rows(), now, at.jobs)
+            job = self._jobs.page(at.job, at.node, all_runs=at.all_runs)
+            if job is None:
                 return message_page("No such job", f"There is no job {at.job} on {at.node} here.", up=at.up, status=404)
-            return job_page(at, view, now)
+            return job_page(at, job, now)
         except SuperviseError as error:
             return message_page("The job cannot be shown", f"{error.message}. {error.hint}", up=at.up, status=500)
         except Exception as error:  # noqa: BLE001  one page must not end the others
@@ -160,18 +157,12 @@ class JobsApplication:
             return message_page("The page cannot be shown", text, up=at.up, status=500)
 
     async def _page(self, request: Request) -> Response:
-        page = await self.pages.current(_address_of(request))
-        return HTMLResponse(page.html, page.status)
-
-    async def _changes(self, request: Request) -> Response:
-        at = _address_of(request)
-
-        async def events() -> AsyncIterator[str]:
-            yield f"retry: {_RETRY_MS}\n\n"
-            async for version in self.pages.changes(at):
-                yield f"data: {version}\n\n" if version else ":\n\n"
-
-        return StreamingResponse(events(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+        page = await self._pages.current(_address_of(request))
+        version = f'"{page.version}"'
+        headers = {"etag": version, "x-as-of": page.as_of} if page.version else {}
+        if page.version and version in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return HTMLResponse(page.html, page.status, headers)
 
     async def _live_js(self, _: Request) -> Response:
         return Response(self._script, media_type="text/javascript")
@@ -201,4 +192,7 @@ class JobsApplication:
 
 def _address_of(request: Request) -> PageAddress:
     names: dict[str, Any] = request.path_params
-    return PageAddress(names.get("job", ""), names.get("node", ""), all_runs=request.query_params.get("runs") == "all")
+    query = request.query_params
+    if "job" in names:
+        return PageAddress(names["job"], names["node"], all_runs=query.get("runs") == "all")
+    return PageAddress(jobs=JobFilter(query.get("name", "").strip()[:_LONGEST_NAME], query.get("state", "")))

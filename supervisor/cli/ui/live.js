@@ -1,72 +1,72 @@
-// Keeps the page up to date: the server says that there is a newer version, and the parts that differ are replaced.
+// Keeps the page up to date: asks every two seconds whether there is a newer one, and renews what differs. Without it the page reloads.
 "use strict";
 (() => {
-  const RETRY_MS = 5000;
+  const EVERY_MS = 2000, PATIENCE_MS = 30000;  // where a disk hangs, no answer comes at all
   const connection = document.getElementById("connection");
-  let source = null, retry = 0, loading = false, again = false, version = document.body.dataset.version;
+  let timer = 0, asks = false;
 
-  function lost(text) {
+  function say(text) {
     if (connection.textContent !== text) connection.textContent = text;
   }
 
-  // What was opened stays open, and what did not change is not touched: a selection, a scroll position, the focus.
-  function take(fresh) {
-    const main = document.querySelector("main"), parts = [...main.children], news = [...fresh.querySelector("main").children];
-    for (const open of main.querySelectorAll("details[open][id]")) {
-      const same = fresh.getElementById(open.id);
-      if (same) same.open = true;
-    }
-    const focused = document.activeElement && document.activeElement.closest("main [href], main details[id]");
-    const at = focused && (focused.id ? "#" + CSS.escape(focused.id) + " > summary" : `a[href="${CSS.escape(focused.getAttribute("href"))}"]`);
-    news.forEach((part, place) => {
-      if (place >= parts.length) main.append(document.adoptNode(part));
-      else if (parts[place].outerHTML !== part.outerHTML) parts[place].replaceWith(document.adoptNode(part));
+  // What did not change is not touched: a selection, the focus, a scroll position, what was typed. What was opened or closed stays so.
+  function renew(old, fresh) {
+    if (old.isEqualNode(fresh)) return;
+    if (old.nodeType !== Node.ELEMENT_NODE || old.nodeName !== fresh.nodeName || old.id !== fresh.id) return old.replaceWith(fresh);
+    for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name);
+    for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value && name !== "open") old.setAttribute(name, value);
+    const news = [...fresh.childNodes], ids = new Set(news.map((node) => node.id));
+    for (const child of [...old.children]) if (child.id && !ids.has(child.id)) child.remove();
+    news.forEach((node, place) => {
+      const known = node.id && [...old.children].find((child) => child.id === node.id), here = old.childNodes[place];
+      if (known && known !== here) old.insertBefore(known, here);
+      if (known) renew(known, node);
+      else if (here && !here.id) renew(here, node);
+      else old.insertBefore(node, here || null);
     });
-    parts.slice(news.length).forEach((part) => part.remove());
-    if (at && !main.contains(document.activeElement)) main.querySelector(at)?.focus();
-    document.title = fresh.title;
-    document.getElementById("as-of").textContent = fresh.getElementById("as-of").textContent;
-    version = document.body.dataset.version = fresh.body.dataset.version;
+    while (old.childNodes.length > news.length) old.lastChild.remove();
   }
 
-  async function load() {
-    if (loading) { again = true; return; }
-    loading = true;
+  // The list shows at once what is typed, and asks for it: the address has the filter, as it has where there is no script.
+  const name = document.getElementById("name");
+  function filter() {
+    const part = name ? name.value.trim().toLowerCase() : "";
+    for (const row of document.querySelectorAll("[data-job]")) row.hidden = !row.dataset.job.toLowerCase().includes(part);
+    const folded = document.getElementById("ended-jobs");
+    if (folded && part) folded.open = true;
+  }
+
+  async function ask() {
+    clearTimeout(timer);
+    if (asks || document.hidden) return;
+    asks = true;
     try {
-      const answer = await fetch(location.href, { cache: "no-store", redirect: "error" });
-      if (answer.status === 401) { location.reload(); return; }
-      if (!answer.ok) throw new Error(`status ${answer.status}`);
-      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-      if (!fresh.getElementById("as-of")) throw new Error("another page");
-      take(fresh);
-      lost("");
-    } catch (error) {
-      lost(`Not up to date: the last answer failed (${error.message}).`);
-    } finally {
-      loading = false;
-      if (again) { again = false; load(); }
-    }
-  }
-
-  function connect() {
-    clearTimeout(retry);
-    if (source || document.hidden) return;
-    source = new EventSource(document.body.dataset.changes);
-    source.onmessage = (event) => { if (event.data !== version) load(); else lost(""); };
-    source.onerror = () => {
-      lost("Not up to date: supervise ui does not answer.");
-      if (source && source.readyState === EventSource.CLOSED) {
-        close();
-        retry = setTimeout(connect, RETRY_MS);
+      const known = { "If-None-Match": `"${document.body.dataset.version}"` };
+      const answer = await fetch(location.href, { cache: "no-store", redirect: "error", headers: known, signal: AbortSignal.timeout(PATIENCE_MS) });
+      if (answer.status === 401) return location.reload();
+      if (answer.status !== 304) {
+        if (!answer.ok) throw new Error(`status ${answer.status}`);
+        const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+        if (!fresh.body.dataset.version) throw new Error("another page");
+        renew(document.querySelector("main"), fresh.querySelector("main"));
+        filter();
+        document.title = fresh.title;
+        document.body.dataset.version = fresh.body.dataset.version;
       }
-    };
+      document.getElementById("as-of").textContent = answer.headers.get("x-as-of");
+      say("");
+    } catch (error) {
+      say(error instanceof TypeError || error.name === "TimeoutError" ? "Not up to date: supervise ui does not answer." : `Not up to date: the last answer failed (${error.message}).`);
+    }
+    asks = false;
+    timer = setTimeout(ask, EVERY_MS);
   }
 
-  function close() {
-    if (source) source.close();
-    source = null;
-  }
-
-  document.addEventListener("visibilitychange", () => (document.hidden ? close() : connect()));
-  connect();
+  if (name) name.addEventListener("input", () => {
+    filter();
+    history.replaceState(null, "", `./?${new URLSearchParams(new FormData(name.form))}`);
+    ask();
+  });
+  document.addEventListener("visibilitychange", ask);
+  timer = setTimeout(ask, EVERY_MS);
 })();

@@ -1,16 +1,16 @@
-"""Serves the page with uvicorn until INT or TERM, and ends then at once: a reader who waits for a change waits no longer."""
+"""Serves the page with uvicorn until INT or TERM."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
+import os
 import signal
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 if TYPE_CHECKING:
+    import asyncio
     import socket
     from types import FrameType
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 #: Connections at a time; more are refused (503).
 _MOST_CONNECTIONS = 200
-#: How long an answer that is being sent may take after INT or TERM.
-_FINISH_S = 5
 #: Headers are shorter.
 _MOST_HEADER_BYTES = 16 << 10
 #: How long a connection may hold its place until its next request is there, as a whole.
@@ -65,47 +63,36 @@ class TimedProtocol(H11Protocol):
 
 
 class PageServer(uvicorn.Server):
-    """A server of one application."""
+    """A server that INT and TERM end at once: it only reads, and a disk that hangs may hold its thread for ever."""
 
-    def __init__(self, app: JobsApplication) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app.application,
-                loop="asyncio",
-                http=TimedProtocol,
-                ws="none",
-                lifespan="off",
-                interface="asgi3",
-                log_config=None,
-                access_log=False,
-                proxy_headers=False,  # a client could set them
-                server_header=False,
-                limit_concurrency=_MOST_CONNECTIONS,
-                timeout_graceful_shutdown=_FINISH_S,
-                h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
-            )
+    def handle_exit(self, sig: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG002  as uvicorn has it
+        """End the process."""
+        os._exit(0)
+
+
+def page_server(app: JobsApplication) -> PageServer:
+    """Return a server of the page."""
+    return PageServer(
+        uvicorn.Config(
+            app.application,
+            loop="asyncio",
+            http=TimedProtocol,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,  # a client could set them
+            server_header=False,
+            limit_concurrency=_MOST_CONNECTIONS,
+            h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
         )
-        self._app = app
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop: on a signal."""
-        super().handle_exit(sig, frame)
-        # not here: a signal comes between any two instructions, and a reader who looks whether to stop would miss it
-        asyncio.get_running_loop().call_soon_threadsafe(self._app.pages.stop)
-
-    async def serve_pages(self, listening: socket.socket) -> None:
-        """Serve until a signal."""
-        keeping = asyncio.create_task(self._app.pages.keep())
-        try:
-            await self.serve(sockets=[listening])
-        finally:
-            keeping.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await keeping
+    )
 
 
 def serve(app: JobsApplication, listening: socket.socket) -> None:
     """Serve until INT or TERM."""
+    page = page_server(app)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)  # uvicorn raises what it caught again at its end
-    asyncio.run(PageServer(app).serve_pages(listening))
+        signal.signal(number, page.handle_exit)  # also before uvicorn does so
+    page.run(sockets=[listening])

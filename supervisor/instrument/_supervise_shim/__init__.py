@@ -20,19 +20,23 @@ import os
 import sys
 
 from . import layout
+from .background import BackgroundThread
 from .claim import COMMAND, NUMBERED, TRAINS, ProcessIdentity, claim
 from .heartbeat import HeartbeatWriter
 from .imports import ImportRecord
 from .layout import quiet
 from .load_log import LoadLog
 from .programs import ProgramRecognition
-from .recorder import CollectiveRecorder
 from .report import ExceptionReporter
 from .save_log import SaveLog
 from .save_request import SaveRequests
 from .spawned import SpawnedRanks
 from .start_moments import StartMoments
 from .torchhooks import ImportWatcher, TorchHooks
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .gates import Gates
 
 
 class Instrumentation:
@@ -46,7 +50,7 @@ class Instrumentation:
         self._save_log = SaveLog(identity, self._beat)
         self._programs = ProgramRecognition(identity)
         self._save_requests = SaveRequests(self._beat)
-        self._collectives = CollectiveRecorder(identity)
+        self._background = BackgroundThread(identity, self._beat)
         self._imports = ImportRecord(identity)
         self._reporter = ExceptionReporter(identity, self._beat, self._programs, self._load_log)
         self._spawned = SpawnedRanks(identity, self._beat, self._reporter.report)
@@ -54,14 +58,17 @@ class Instrumentation:
             self._beat, self._load_log, self._save_requests, self._save_log, self._programs, self._spawned, self._group_began
         )
 
+        self._watcher = ImportWatcher({**self._hooks.table(), "torch.cuda": self._imports.watch_cuda}, self._on_import)
+
     def watch(self) -> None:
         """Hook the modules that the script is going to import. In a standby this comes first, and `begin` at the hand-over."""
-        ImportWatcher(self._hooks.table(), self._on_import).install()
+        self._watcher.install()
 
     def begin(self) -> None:
         """Claim if this is known to be a rank, and take the signals."""
         self._beat.wants_slot = self._trains
         self._beat.at_first_step = self._first_step
+        self._beat.imported = self._imported
         self._reporter.catch_signals()
         if self._identity.known_rank:
             self._claim(COMMAND if self._identity.is_command else NUMBERED)
@@ -78,11 +85,17 @@ class Instrumentation:
         """Keep the record that this process, a standby, imports by."""
         self._imports.repeat(record)
 
+    def keep_back(self, gates: Gates) -> None:
+        """Let the script have a library only where it did before the import what the recorded rank's had done."""
+        self._watcher.gates = gates
+
     def finish(self) -> None:
         """Take the exception hook, and begin to follow what the script imports."""
         self.catch_exceptions()
         if self._identity.known_rank:
             self._imports.begin()
+        if self._watcher.gates is not None:  # once all are open, the record of this standby holds for the next too
+            self._watcher.gates.begin(self._identity.directory, self._identity.local_rank, self._is_committed, self._beat.has_imported)
 
     def catch_exceptions(self) -> None:
         """Take the exception hook, once."""
@@ -164,13 +177,21 @@ class Instrumentation:
     def _first_step(self) -> int | None:
         total: int | None = self._programs.at_first_step()
         self._imports.write(final=True)
+        self._background.start()
         return total
+
+    def _imported(self) -> None:
+        """At the first backward pass, and after the first round of a loop without an optimizer, what it imports is known."""
+        self._imports.write(final=False)
 
     def _group_began(self) -> None:
         """After the first process group: what a script without an optimizer imports is known by now."""
-        self._collectives.start()
-        self._imports.own_threads = self._collectives.threads
+        self._background.start()
+        self._imports.own_threads = self._background.threads
         self._imports.write(final=False)
+
+    def _is_committed(self) -> bool:
+        return not self._identity.enabled or self._beat.is_committed
 
     @quiet
     def _disable(self) -> None:
@@ -218,7 +239,7 @@ def _stand_by(folder: str, mode: str) -> Instrumentation:
         return instrumentation
 
     waited: Instrumentation = standby.wait(folder, prepared)
-    for name in ("standby", "preload", "process_traits"):
+    for name in ("standby", "preload", "process_traits", "gates", "settable_state"):
         del sys.modules[f"{__name__}.{name}"], globals()[name]
     return waited
 

@@ -10,7 +10,7 @@ import sys
 from _thread import get_ident
 from time import monotonic_ns
 
-from . import layout
+from . import layout, memory
 from .layout import quiet
 
 TYPE_CHECKING = False
@@ -34,13 +34,19 @@ class HeartbeatWriter:
         "_counted",
         "_due_ns",
         "_flags",
-        "_main_thread",
+        "_life_began_ns",
+        "_life_due_ns",
+        "_life_s",
+        "_memory_due_ns",
         "_seen",
         "_spoke",
         "_steps",
         "_view",
         "after_save",
         "at_first_step",
+        "at_step",
+        "imported",
+        "main_thread",
         "start",
         "still_ours",
         "wants_slot",
@@ -50,12 +56,15 @@ class HeartbeatWriter:
         self._view = memoryview(bytearray(layout.SLOT_BYTES)).cast("q")
         self._steps = self._flags = 0
         self._seen: set[int] = set()  # ids, not references: an optimizer must die when the script drops it
-        self._due_ns = 0
+        self._due_ns = self._memory_due_ns = 0
         self._counted = self._spoke = False  # the optimizer's count, or the script's word, of where the training began is taken
-        self._main_thread = get_ident()
+        self.main_thread = get_ident()
+        self._life_s = self._life_due_ns = self._life_began_ns = 0  # in how many seconds there was life, until the first step
         self.wants_slot: Callable[[], None] | None = None
         self.still_ours: Callable[[], object] | None = None
         self.at_first_step: Callable[[], int | None] | None = None
+        self.at_step: Callable[[], None] | None = None  # called at the end of each step, by the training thread (profiles.py)
+        self.imported: Callable[[], None] | None = None  # writes the record of the imports; called when they are done
         self.start: StartMoments | None = None  # until the first step
         self.after_save: Callable[[], None] | None = None  # called now and then after a save was requested, while it trains on
         now = monotonic_ns()
@@ -104,7 +113,7 @@ class HeartbeatWriter:
     def detach_after_fork(self) -> None:
         """Go on in private memory: a forked child must not beat for its parent."""
         self._view = memoryview(bytearray(self._view)).cast("q")
-        self.wants_slot = self.still_ours = self.at_first_step = self.after_save = self.start = None
+        self.wants_slot = self.still_ours = self.at_first_step = self.at_step = self.imported = self.after_save = self.start = None
 
     # what is known
 
@@ -113,12 +122,28 @@ class HeartbeatWriter:
         """The phase, as far as it is proven."""
         view = self._view
         age_ns = monotonic_ns() - view[layout.HELLO_NS]
-        return layout.PHASES[layout.proven_phase(self._phase, view[layout.FLAGS], age_ns)]
+        return layout.PHASES[layout.proven_phase(self.phase_number, view[layout.FLAGS], age_ns)]
 
     @property
     def trains(self) -> bool:
         """Whether this process was seen to train."""
-        return self._steps > 0 or self._phase == layout.TRAIN or bool(self._view[layout.FLAGS] & layout.FLAG_BACKWARD)
+        return self._steps > 0 or self.phase_number == layout.TRAIN or bool(self._view[layout.FLAGS] & layout.FLAG_BACKWARD)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the script has nothing left to train."""
+        return layout.over_ms(self._view[layout.OVER], self._steps) is not None
+
+    @property
+    def slot(self) -> memoryview:
+        """The fields, for the thread that samples: those of PARTS_NS and behind are its own."""
+        return self._view
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether this process may not begin anew: its ranks met, it loaded, saved or trained, or its script is over."""
+        is_over = bool(self._view[layout.OVER]) or hasattr(sys, "last_type")
+        return is_over or self.trains or self.phase_number not in {layout.IMPORT, layout.UNKNOWN}
 
     @property
     def torch_loaded(self) -> bool:
@@ -146,7 +171,8 @@ class HeartbeatWriter:
         return layout.split_step(self._view[layout.STEP], self._steps)[0]
 
     @property
-    def _phase(self) -> int:
+    def phase_number(self) -> int:
+        """The phase as it is written, by layout's numbers."""
         return layout.split_phase(self._view[layout.PHASE])[0]
 
     # what happens
@@ -156,7 +182,7 @@ class HeartbeatWriter:
         if self.still_ours is not None:
             self.still_ours()
         start = self.start
-        if start is not None and self._phase == layout.IMPORT and now - start.imported_ns > layout.RAN_ON_NS:
+        if start is not None and self.phase_number == layout.IMPORT and now - start.imported_ns > layout.RAN_ON_NS:
             self._view[layout.PHASE] = now << layout.PHASE_BITS | layout.UNKNOWN
 
     @quiet
@@ -203,7 +229,11 @@ class HeartbeatWriter:
             self.report_total(look())
         if self.after_save is not None:
             self.after_save()
-        if self._phase != layout.TRAIN:
+        self.sample_memory(now)
+        if self.at_step is not None:
+            self._due_ns = 0  # every step, as long as it is set
+            self.at_step()
+        if self.phase_number != layout.TRAIN:
             self._view[layout.PHASE] = now << layout.PHASE_BITS | layout.TRAIN
         by_worker = layout.split_step(self._view[layout.STEP], 0)[1] == layout.SOURCE_WORKER
         if by_worker and self._counted:
@@ -229,6 +259,12 @@ class HeartbeatWriter:
             self._counted = True
         self._view[layout.BEGAN] = max(self._view[layout.BEGAN], step - self._steps + 1, 1)
 
+    def sample_memory(self, now: int, *, at_once: bool = False) -> None:
+        """Note what torch's allocator holds, where that is due or wanted at once."""
+        if now >= self._memory_due_ns or at_once:
+            self._memory_due_ns = now + memory.EVERY_NS
+            memory.sample(self._view)
+
     @quiet
     def report_total(self, total: int | None) -> None:
         """Keep the step with which the training ends, if it is known; what the script itself reports comes later, and holds."""
@@ -251,7 +287,9 @@ class HeartbeatWriter:
         self._view[layout.LAST_STEP_NS] = now = monotonic_ns()
         if went_on:
             self._made_first_step(now)
-        if self._phase != layout.TRAIN:
+            self.has_imported()
+        self.sample_memory(now)
+        if self.phase_number != layout.TRAIN:
             self.enter(layout.TRAIN)
 
     @quiet
@@ -261,6 +299,11 @@ class HeartbeatWriter:
             self.wants_slot()
         self._view.cast("B").cast("d")[layout.LOSS] = float(loss) or -0.0
         self._view[layout.LOSSES] += 1
+
+    def call_at_steps(self, function: Callable[[], None] | None) -> None:
+        """Have a function called at the end of each step of an optimizer's, by the training thread; None: no more. From any thread."""
+        self.at_step = function
+        self._due_ns = 0
 
     @quiet
     def batch_left_out(self) -> None:
@@ -281,6 +324,61 @@ class HeartbeatWriter:
             self.wants_slot()
         self.flag(layout.FLAG_BACKWARD)
         self.enter(layout.TRAIN)
+        if self.optimizer_made:  # its modules are there too
+            self.has_imported()
+
+    def on_collective(self) -> None:
+        """Note that a collective begins: a sign of life, and no step. Those of other threads (a save in the background) are no sign."""
+        try:
+            if get_ident() == self.main_thread:
+                self._view[18] = now = monotonic_ns()  # LIFE_NS; a figure, as in on_step
+                if now >= self._life_due_ns:
+                    self._note_life(now)
+        except Exception:  # noqa: BLE001, S110 - layout.quiet, inlined
+            pass
+
+    def on_backward(self) -> None:
+        """Note that a backward pass begins: the first one shows that the process trains, the second one that it goes round."""
+        try:
+            self._view[18] = now = monotonic_ns()  # LIFE_NS
+            if now >= self._life_due_ns:
+                self._note_life(now)
+            flags = self._flags
+            if not flags & 4:  # FLAG_BACKWARD
+                self.saw_backward()
+            elif not self._steps and not flags & (2048 | 256):  # FLAG_ROUNDS, FLAG_OPTIMIZER: torch's own shows its first step itself
+                self._goes_round(now)
+        except Exception:  # noqa: BLE001, S110 - as above
+            pass
+
+    def _note_life(self, now: int) -> None:
+        """Do what is done once a second: count the seconds with life, until a step is seen."""
+        self._life_due_ns = now + 1_000_000_000
+        if self.still_ours is not None and not self.still_ours():
+            return
+        if not self._steps and not self._flags & layout.FLAG_ROUNDS:
+            self._life_began_ns = self._life_began_ns or now
+            self._life_s += 1
+            if self._life_s >= layout.ROUNDS_S:
+                self._goes_round(self._life_began_ns)
+
+    def _goes_round(self, since_ns: int) -> None:
+        """Note that the process goes round in a loop in which no step is seen: all that its first round needed is imported.
+
+        It is no step, and the phase stays what it is, but "before the first step" is not proven any more.
+        """
+        self.flag(layout.FLAG_ROUNDS)
+        if not self.optimizer_made:  # else its first step is still to come: gradients may be accumulated for long
+            self._made_first_step(since_ns)
+        self.has_imported()
+
+    @quiet
+    def has_imported(self) -> None:
+        """Have the record of the imports written, once."""
+        write, self.imported = self.imported, None
+        if write is not None:
+            write()
+            self.flag(layout.FLAG_IMPORTED)
 
     @quiet
     def flag(self, bit: int) -> None:
@@ -293,13 +391,13 @@ class HeartbeatWriter:
     @quiet
     def enter(self, phase: int) -> int | None:
         """Begin a phase and give the one before; None where the caller is not the training thread (a save in the background)."""
-        if get_ident() != self._main_thread:
+        if get_ident() != self.main_thread:
             return None
         if self.still_ours is not None:
             self.still_ours()
         if self.start is not None:
             self.start.on_phase_begin(phase)
-        before = self._phase
+        before = self.phase_number
         self._view[layout.PHASE] = monotonic_ns() << layout.PHASE_BITS | phase
         self._due_ns = 0  # the next optimizer step says TRAIN again
         return before
@@ -309,7 +407,7 @@ class HeartbeatWriter:
         """End a phase, unless the training went on to another meanwhile."""
         if before is not None and self.start is not None:
             self.start.on_phase_end(phase)
-        if before is not None and self._phase == phase:
+        if before is not None and self.phase_number == phase:
             self.enter(before)
 
     @quiet

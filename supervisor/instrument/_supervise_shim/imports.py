@@ -2,9 +2,11 @@
 
 `imports-<local rank>.json` holds the imports that no library's import began, in order, with the state of the process at the start of each.
 The standby makes the same imports without the script. Where its own state differs from the recorded one, the script made the difference.
-So the rank need not know who changed what, and pays one comparison for each such import, until its first step.
+So the rank need not know who changed what, and pays one comparison of 10 to 30 µs for each such import, until its first step. Of a name
+that it came to several times the last counts: before it the script only asked whether the library is there.
 
-Libraries are modules of the interpreter and of installed packages; all others are the script's, and are only named.
+Of the variables the record has those that changed since the start, with their values: it lies in the job's shared memory, for the job's
+user alone. Libraries are modules of the interpreter and of installed packages; all others are the script's, and are only named.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from __future__ import annotations
 import builtins
 import os
 import sys
-from _imp import source_hash
 from _signal import getsignal  # type: ignore[import-not-found]  # built in, as the one below
 from _thread import _count, get_ident
 from _warnings import filters  # the list that `warnings` has
@@ -28,10 +29,16 @@ if TYPE_CHECKING:
     from .claim import ProcessIdentity
 
 MOST_IMPORTS = 5000
+#: The root logger's level where nobody has set another: logging.WARNING.
+_UNSET_LEVEL = 30
 #: What pip calls a directory of installed packages.
 PACKAGES = ("site-packages", "dist-packages")
+#: The file of an attempt that a rank leaves where its script set something else than the one that was recorded (gates.py).
+UNEVEN = "uneven"
 #: Packages of ours: a rank that imports one of them does so itself.
 OWN_PACKAGES = ("_supervise_shim", "supervisor", "checkpointing", "health", "supervise_command")
+#: An address in the process that sets it, before each load of compiled code that is to read it: torch/_inductor/codecache.py.
+_ADDRESS = b"_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
 _SIGNALS = [number for number in range(1, 65) if number != VALUES_SIGNAL]  # the last is ours
 
 
@@ -40,47 +47,68 @@ def thread_count() -> int:
     return _count()
 
 
-class ProcessState:
-    """What a script can change and an import can see; compared field by field. Values of variables are kept as checksums only."""
+#: What a standby can set as the recorded rank had it (settable_state.py), and what it cannot, and every import sees.
+SETTABLE = ("variables", "path", "filters", "logging", "cwd", "grad")
+SEEN = ("hooks", "tracing", "torch")
+FIELDS = (*SETTABLE, *SEEN, "signals", "threads", "at_exit", "loggers", "outputs")
 
-    __slots__ = ("at_exit", "cwd", "filters", "hooks", "logging", "path", "signals", "threads", "torch", "tracing", "variables")
+
+class ProcessState:
+    """What a script can change and an import can see; compared field by field. `handlers`: of the root logger, not compared."""
+
+    __slots__ = (*FIELDS, "handlers")
 
     def __init__(self, own_threads: int = 0) -> None:
         self.variables = dict(os.environ._data)  # type: ignore[attr-defined]  # noqa: SLF001 - its bytes; decoding all costs 50 µs
+        self.variables.pop(_ADDRESS, None)
         self.path = list(sys.path)
         self.hooks = [*map(id, sys.meta_path), 0, *map(id, sys.path_hooks), id(builtins.__import__)]
-        self.filters = list(getattr(sys.modules.get("warnings"), "filters", filters))
+        self.filters = list(warnings_filters())
         self.signals = [getsignal(number) for number in _SIGNALS]
         self.threads = max(0, thread_count() - own_threads)  # one that is being started is not counted yet
         self.at_exit = _ncallbacks()
         self.tracing = _tracing()
         self.cwd = os.getcwd()  # noqa: PTH109 - pathlib costs 5 ms of start-up
-        self.logging = _logging()
-        self.torch = _torch()
+        root = getattr(sys.modules.get("logging"), "root", None)
+        self.handlers: list[Any] = [] if root is None else list(root.handlers)
+        self.logging = [_UNSET_LEVEL if root is None else root.level, len(self.handlers)]
+        self.loggers = _loggers()
+        self.outputs = _outputs()
+        self.torch, self.grad = _torch()
 
-    def __eq__(self, other: object) -> bool:
-        """Whether all is the same."""
-        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+    def differing(self, other: ProcessState) -> list[str]:
+        """Return the fields in which it differs from another state of this process."""
+        return [field for field in FIELDS if getattr(self, field) != getattr(other, field)]
 
-    __hash__ = None  # type: ignore[assignment]  # it is compared only
+    def as_json(self, path0: str | None, base: ProcessState) -> dict[str, Any]:
+        """Return the state as JSON values, equal in two processes of one state; None stands for `path0`: the script's entry in sys.path.
 
-    def as_json(self, path0: str | None) -> dict[str, Any]:
-        """Return the state as JSON values, equal in two processes of one state, without `path0`: the script's entry in sys.path."""
-        path = self.path[1:] if path0 is not None and self.path[:1] == [path0] else self.path
+        base: an earlier state of this process; of the variables those that have changed since are returned, None for one that is gone.
+        """
+        changed = {name: self.variables.get(name) for name in changed_variables(base, self)}
+        path = [None, *self.path[1:]] if path0 is not None and self.path[:1] == [path0] else self.path
         return {
-            "variables": {os.fsdecode(name): source_hash(0, value).hex() for name, value in self.variables.items()},
+            "variables": {os.fsdecode(name): None if value is None else os.fsdecode(value) for name, value in changed.items()},
             "path": path,
-            "hooks": [getattr(one, "__name__", type(one).__name__) for one in (*sys.meta_path, *sys.path_hooks)]
+            "filters": filter_rows(self.filters),
+            "logging": self.logging,
+            "cwd": self.cwd,
+            "grad": self.grad,
+            "hooks": [getattr(hook, "__name__", type(hook).__name__) for hook in (*sys.meta_path, *sys.path_hooks)]
             + [type(builtins.__import__).__name__],
-            "filters": [repr(one) for one in self.filters],
+            "tracing": list(map(bool, self.tracing)),
+            "torch": self.torch,
             "signals": [number for number, handler in enumerate(self.signals, 1) if callable(handler) or handler == 1],
             "threads": self.threads,
             "at_exit": self.at_exit,
-            "tracing": list(map(bool, self.tracing)),
-            "cwd": self.cwd,
-            "logging": self.logging,
-            "torch": self.torch,
+            "loggers": self.loggers,
+            "outputs": self.outputs,
         }
+
+
+def changed_variables(before: ProcessState, after: ProcessState) -> list[bytes]:
+    """Return the names of the variables that differ."""
+    return [name for name in {**before.variables, **after.variables} if before.variables.get(name) != after.variables.get(name)]
 
 
 class ImportRecord:
@@ -96,6 +124,7 @@ class ImportRecord:
         self._imports: list[tuple[str, dict[str, Any] | None]] = []  # the state: where it is not the one before
         self._importing = ""
         self._by_library = False
+        self._gpu_users: list[str] = []  # libraries that initialise CUDA while they are imported
         self._is_library = Libraries()
         self._refused = ""
         self._source = b""  # the record that a standby came from: it holds for its rank too
@@ -118,7 +147,7 @@ class ImportRecord:
             return
         try:
             outer = sys.modules.get(self._importing)
-            if getattr(getattr(outer, "__spec__", None), "_initializing", False):  # importlib's own mark of an import under way
+            if _is_initializing(outer):
                 if not self._by_library:
                     self._by_library = self._is_library(outer)
                 if self._by_library:
@@ -129,6 +158,16 @@ class ImportRecord:
         except Exception as error:  # noqa: BLE001 - as layout.quiet, but the record must not pass for a complete one
             self._refused, self._last = f"its imports could not be followed: {type(error).__name__}: {error}", None
 
+    def watch_cuda(self, module: Any) -> None:  # noqa: ANN401 - torch.cuda, which is not imported here
+        """See that CUDA is initialised, by torch's own list of what is done then."""
+        module._queued_calls.append((self._cuda_began, []))  # noqa: SLF001 - torch's, since 0.4
+
+    @quiet
+    def _cuda_began(self) -> None:
+        """Note the import that is under way: it initialises CUDA, which takes memory of a GPU. No standby may try it."""
+        if self._last is not None and _is_initializing(sys.modules.get(self._importing)):
+            self._gpu_users.append(self._importing)
+
     def _note(self, name: str, last: ProcessState) -> None:
         if len(self._imports) == MOST_IMPORTS:
             raise OverflowError(MOST_IMPORTS)
@@ -137,8 +176,8 @@ class ImportRecord:
         # Python puts it there after site, so after a usercustomize
         if last.path == base and now.path[1:] == base and not getattr(sys.flags, "safe_path", False):
             self._path0 = now.path[0]
-        changed = now != last
-        self._imports.append((name, now.as_json(self._path0) if changed else None))
+        changed = now.differing(last) or not self._imports
+        self._imports.append((name, now.as_json(self._path0, self._base or now) if changed else None))
         self._last = now
 
     @quiet
@@ -178,16 +217,26 @@ class ImportRecord:
         return {
             "v": 1,
             "refused": self._refused or customized(),
+            "uneven": self._uneven(),
+            "gpu_users": self._gpu_users,
             "executable": sys.executable,
             "version": sys.version,
             "path0": path0,
             "main_file": getattr(main, "__file__", None),
             "modules": modules,
-            "base": None if self._base is None else self._base.as_json(None),
-            "imports": self._imports,
+            "imports": _once_each(self._imports),
             "files": stamps(files),
             "directories": stamps(self._is_library.directories),
         }
+
+    def _uneven(self) -> list[str]:
+        """Return the import before which the script did something else than in the attempt before, and what that was; [] for none."""
+        path = os.path.join(self._identity.directory, f"{UNEVEN}-{self._identity.local_rank}")  # noqa: PTH118 - as above
+        try:
+            with open(path, encoding="utf-8") as file:  # noqa: PTH123 - as above
+                return file.read().splitlines()
+        except OSError:
+            return []
 
 
 class Libraries:
@@ -215,20 +264,61 @@ class Libraries:
         return origin.startswith(self._below) and not (self._not_below and origin.startswith(self._not_below))
 
 
+def _is_initializing(module: Any) -> bool:  # noqa: ANN401 - what stands in sys.modules may be anything
+    """Whether the import of a module is under way, by importlib's own mark."""
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+
+
+def _once_each(noted: list[tuple[str, dict[str, Any] | None]]) -> list[tuple[str, dict[str, Any] | None]]:
+    """Keep of each name the last that was noted: what came before was a question whether it is there, or failed, and imported nothing."""
+    last = {name: at for at, (name, _) in enumerate(noted)}
+    kept: list[tuple[str, dict[str, Any] | None]] = []
+    state = None
+    for at, (name, own_state) in enumerate(noted):
+        state = own_state or state  # that of an entry which is dropped holds for the next
+        if last[name] == at:
+            kept.append((name, state))
+            state = None
+    return kept
+
+
+def warnings_filters() -> list[Any]:
+    """Return the list that `warnings` goes by."""
+    shown: list[Any] = getattr(sys.modules.get("warnings"), "filters", filters)
+    return shown
+
+
+def filter_rows(entries: list[Any]) -> list[Any]:
+    """Return warnings filters as JSON values: [action, pattern, category, pattern, line]; a text where one is of another kind."""
+    rows: list[Any] = []
+    for entry in entries:
+        try:
+            action, message, category, module, line = entry
+            place = f"{category.__module__}:{category.__qualname__}"
+            rows.append([action, _pattern_row(message), place, _pattern_row(module), line])
+        except Exception:  # noqa: BLE001 - a list that anybody may write to
+            rows.append(repr(entry))
+    return rows
+
+
+def _pattern_row(pattern: Any) -> Any:  # noqa: ANN401 - a text, a compiled pattern or None
+    return pattern if pattern is None or isinstance(pattern, str) else [pattern.pattern, pattern.flags]
+
+
 def library_directories() -> list[str]:
     """Return the directories of the standard library and of the installed packages, those on PYTHONPATH too.
 
     Example: PYTHONPATH=/shared/env/lib/python3.11/site-packages, an environment that all nodes see.
     """
     site: Any = sys.modules.get("site")
-    found = [os.path.dirname(os.__file__)]  # noqa: PTH120 - as above
+    folders = [os.path.dirname(os.__file__)]  # noqa: PTH120 - as above
     if site is not None:
-        found += site.getsitepackages()
+        folders += site.getsitepackages()
         if site.ENABLE_USER_SITE:
-            found.append(site.getusersitepackages())
-    found += [one for one in sys.path if os.path.basename(one) in PACKAGES]  # noqa: PTH119 - as above
-    both = [form for one in found for form in (one, os.path.realpath(one))]
-    return [one for one in dict.fromkeys(both) if os.path.isdir(one)]  # noqa: PTH112 - as above
+            folders.append(site.getusersitepackages())
+    folders += [entry for entry in sys.path if os.path.basename(entry) in PACKAGES]  # noqa: PTH119 - as above
+    spellings = [path for folder in folders for path in (folder, os.path.realpath(folder))]
+    return [path for path in dict.fromkeys(spellings) if os.path.isdir(path)]  # noqa: PTH112 - as above
 
 
 def origin_of(module: Any) -> str:  # noqa: ANN401 - as above
@@ -240,15 +330,15 @@ def origin_of(module: Any) -> str:  # noqa: ANN401 - as above
 
 def stamps(paths: Iterable[str | None]) -> dict[str, list[int] | None]:
     """Return size, inode and modification time of files; None for what is not there."""
-    found: dict[str, list[int] | None] = {}
+    stamp_of: dict[str, list[int] | None] = {}
     for path in paths:
         if path:
             try:
                 stat = os.stat(path)  # noqa: PTH116 - as above
-                found[path] = [stat.st_size, stat.st_ino, stat.st_mtime_ns]
+                stamp_of[path] = [stat.st_size, stat.st_ino, stat.st_mtime_ns]
             except OSError:
-                found[path] = None
-    return found
+                stamp_of[path] = None
+    return stamp_of
 
 
 def unusual_start() -> str:
@@ -262,8 +352,8 @@ def unusual_start() -> str:
 
 def customized() -> str:
     """Return which module of the user's ran before the script, in plain words; "" if none did."""
-    found = [name for name in ("sitecustomize", "usercustomize") if name in sys.modules]  # our own leaves sys.modules
-    return f"a {found[0]} of yours runs before the script" if found else ""
+    names = [name for name in ("sitecustomize", "usercustomize") if name in sys.modules]  # our own leaves sys.modules
+    return f"a {names[0]} of yours runs before the script" if names else ""
 
 
 def _tracing() -> tuple[Any, ...]:
@@ -274,15 +364,31 @@ def _tracing() -> tuple[Any, ...]:
     return sys.gettrace(), sys.getprofile(), tools, allocations is not None and allocations.is_tracing()
 
 
-def _logging() -> list[Any]:
+def _loggers() -> dict[str, list[Any]]:
+    """Return what is set up of the loggers below the root: level, handlers, whether it hands on, whether it is off."""
     root = getattr(sys.modules.get("logging"), "root", None)
-    return [] if root is None else [root.level, len(root.handlers)]
+    loggers = [] if root is None else [each for each in root.manager.loggerDict.values() if hasattr(each, "level")]
+    return {
+        each.name: [each.level, len(each.handlers), each.propagate, each.disabled]
+        for each in loggers
+        if each.level or each.handlers or not each.propagate or each.disabled
+    }
 
 
-def _torch() -> list[str]:
-    """Return torch's defaults for what an import may create; nothing before torch is imported."""
+def _outputs() -> list[Any]:
+    """Return whether what is printed, warned and logged goes where it went at the start."""
+    warnings: Any = sys.modules.get("warnings")
+    shown = getattr(warnings, "showwarning", None) is getattr(warnings, "_showwarning_orig", None)
+    kept = type(getattr(warnings, "_showwarnmsg_impl", _outputs)) is type(_outputs)  # a list's method: catch_warnings(record=True)
+    root = getattr(sys.modules.get("logging"), "root", None)
+    off = 0 if root is None else root.manager.disable
+    return [sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__, shown, kept, off]
+
+
+def _torch() -> tuple[list[str], bool]:
+    """Return torch's defaults for what an import may create, none before torch is imported, and whether it records gradients."""
     torch: Any = sys.modules.get("torch")
     if torch is None or getattr(torch.__spec__, "_initializing", False):
-        return []
+        return [], True
     device = getattr(sys.modules.get("torch.utils._device"), "CURRENT_DEVICE", None)
-    return [str(torch.get_default_dtype()), str(device), str(torch.is_grad_enabled())]
+    return [str(torch.get_default_dtype()), str(device)], bool(torch.is_grad_enabled())

@@ -17,12 +17,19 @@ if TYPE_CHECKING:
 # rank that was stopped or died between two stores left no half of a field. A slot is in use while PID is not 0.
 MAGIC = int.from_bytes(b"SUPVBEAT", "little")
 VERSION = 1
-SLOT_BYTES = 192
+SLOT_BYTES = 384
 HEAD_MAGIC, HEAD_VERSION, HEAD_SLOTS = range(3)
 (PID, START_TICKS, RANK, HELLO_NS, PHASE, STEPS, LAST_STEP_NS, STEP, FLAGS, ASKED, BEGAN, TOTAL, PHASE_LIMIT, LOSS, LOSSES, WORLD) = range(
     16
 )
-OVER, LEFT_OUT = 16, 17
+OVER, LEFT_OUT, LIFE_NS = 16, 17, 18
+GPU_MEMORY_NS, GPU_ALLOCATED, GPU_RESERVED, GPU_PEAK, GPU_SPLIT, GPU_LIMIT, PINNED = range(19, 26)
+# 27 to 41, where a step goes (step_parts.py): nanoseconds of the training in each of PARTS; those of them on a disk, and those in which
+# it waited for the workers of a DataLoader. PLACE: up to PLACE_BYTES of the line that waits for the GPU most, and its checksum, by which
+# a text is known that was read half.
+PARTS = ("data", "compute", "communication", "optimizer", "checkpoint", "gpu", "rest")
+PARTS_NS, DISK_NS, LOADER_NS, PLACE_SUM, PLACE = 27, 34, 35, 36, 37
+PLACE_BYTES = 40
 
 PHASES = ("unknown", "import", "init", "load", "train", "checkpoint", "eval", "data")
 UNKNOWN, IMPORT, INIT, LOAD, TRAIN, CHECKPOINT, EVAL, DATA = range(8)
@@ -39,7 +46,9 @@ SOURCE_NONE, SOURCE_OPTIMIZER, SOURCE_WORKER = range(3)
 # that the script allows without a sign of life in the phase that it declared, 0 where it declared none. LOSS: the bits of the float that
 # the script reported last (worker.report), where the loss 0.0 is -0.0, so that 0 is: none. LOSSES: how many it reported. OVER = since
 # when (CLOCK_MONOTONIC ms) << 24 | steps (their last 24 bits): the script was over without an exception, or had given up its process group;
-# 0: neither. A later step shows that it went on. LEFT_OUT: how many batches all ranks left out (worker.agree).
+# 0: neither. A later step shows that it went on. LEFT_OUT: how many batches all ranks left out (worker.agree). LIFE_NS: when the last
+# backward pass, or the last collective of the training thread, began. GPU_MEMORY_NS: when torch's allocator was read last (memory.py), 0:
+# never; then the five bytes of its GPU that follow mean nothing. PINNED: bytes of pinned host memory + 1, 0 where torch does not tell.
 PHASE_BITS = 3
 SOURCE_BITS = 2
 OVER_BITS = 24
@@ -54,10 +63,14 @@ FLAG_SAVED = 128  # and by then a save had ended
 FLAG_OPTIMIZER = 256  # an optimizer was made: from here on "no step counted" means that none was made
 FLAG_RAN = 512  # more than imports ran: a process group, data, an evaluation, a checkpoint saved or loaded
 FLAG_LOADER = 1024  # a DataLoader of torch's started worker processes
+FLAG_ROUNDS = 2048  # it goes round in a loop in which no step is seen (heartbeat.py)
+FLAG_IMPORTED = 4096  # the record of its imports holds all that it needs to train
+FLAG_UNLIMITED = 8192  # FSDP gathers parameters as far ahead as it can (limit_all_gathers=False)
 
 STACKS_SIGNAL = 61  # SIGRTMAX - 3 on Linux; a figure, because importing `signal` costs 3 ms of every process's start
 VALUES_SIGNAL = 60  # SIGRTMAX - 4: what the main thread's functions hold (values.py)
 IMPORT_PROOF_NS = 60 * 10**9  # so long "has not imported torch yet" is taken as "has not trained"; later it may train without torch
+ROUNDS_S = 20  # in so many different seconds a collective began, or a backward pass, and no step was seen: that is a loop
 RAN_ON_NS = 3 * 10**9  # a script that ends so long after its last import did more than import
 UNCLAIMED = "unclaimed"
 _SUFFIXES = {"error": "json", "stacks": "txt", "collectives": "fifo"}
@@ -105,6 +118,13 @@ def split_phase(field: int) -> tuple[int, int]:
     return (phase if phase < len(PHASES) else UNKNOWN), field >> PHASE_BITS
 
 
+def place_sum(text: bytes) -> int:
+    """Return the checksum of the PLACE_BYTES in PLACE; never 0, which is: none."""
+    from zlib import crc32  # noqa: PLC0415 - not at every start
+
+    return crc32(text) | 1 << 32
+
+
 def over_ms(field: int, steps: int) -> int | None:
     """Return since when nothing is left to train, out of OVER; None where that is not known, or a step followed."""
     mask = (1 << OVER_BITS) - 1
@@ -128,7 +148,7 @@ def proven_phase(phase: int, flags: int, age_ns: int) -> int:
     """Return the phase, or UNKNOWN where "before the first step" is not proven: training may go on where no hook of ours is."""
     if phase not in BEFORE_TRAINING or flags & FLAG_BACKWARD:
         return phase
-    blind = flags & FLAG_ELSEWHERE or (not flags & FLAG_AUTOGRAD and age_ns > IMPORT_PROOF_NS)
+    blind = flags & (FLAG_ELSEWHERE | FLAG_ROUNDS) or (not flags & FLAG_AUTOGRAD and age_ns > IMPORT_PROOF_NS)
     return UNKNOWN if blind else phase
 
 

@@ -1,8 +1,12 @@
-"""Imports in a standby what its record names, in the rank's order, and finds what of it the script changed (docs/explanation/restarts.md).
+"""Imports the modules of a record in a standby, in the rank's order, and finds which state the script had changed.
 
-A state that differs from the recorded one was the script's doing. From there on a module is imported in advance only if its import turns
-out to be inert: it reads no variable that the script changed, changes nothing that the script changed too, prints nothing. No import may
-draw random numbers, or warn the script that imports it. A module that breaks this is left to the rank.
+Where the standby's state differs from the recorded one, the script made the difference. What can be set is set as it was in the rank, and
+taken back before the script begins (settable_state.py); gates.py compares it when the script imports the same. Of what cannot be set here
+(a signal handler, a thread, a function for the exit) an import may change nothing, and it may print nothing. Where every import would see
+the difference (an import hook, a tracer, torch's defaults) nothing is imported from there on.
+
+No import may draw random numbers, warn the script that imports it, or use a GPU. A module that breaks a rule, and one that imports such a
+module, is left to the rank: the standby starts anew without it. torch itself cannot be left out, because the rest needs it.
 """
 # ruff: noqa: PTH115,PTH117,PTH118,PTH119,PTH208 - pathlib is imported where the rank imports it
 
@@ -11,19 +15,23 @@ from __future__ import annotations
 import os
 import sys
 
-from . import imports
+from . import gates, imports
+from .imports import SEEN, SETTABLE, ProcessState
 from .process_traits import flush, printed_bytes
+from .settable_state import WORDS, apply, recorded, was_logged
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-#: Variables that Python code reads, or native code when it is first used: a script may set them before it imports native code.
-_FOR_PYTHON = ("ACCELERATE_", "HF_", "HUGGINGFACE_", "TOKENIZERS_", "TRANSFORMERS_", "WANDB_")
-#: Which module goes through all variables for those that begin so.
-_FOR_PREFIX = {"tqdm.utils": "TQDM_"}
-_OF_MAPPINGS = ("collections.abc", "_collections_abc")
-_SOFT = ("variables", "filters", "signals", "threads", "logging", "at_exit")
+#: A module that goes through all variables for those of its own prefix.
+_FOR_PREFIX = "tqdm.utils"
+_OF_MAPPINGS = ("os", "collections.abc", "_collections_abc")
+#: What an import may not change where the script has changed it: it cannot be set here.
+_SOFT = ("signals", "threads", "at_exit", "outputs")
+_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
+INITIALIZES = "initialises CUDA"
+_GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 
 #: Modules that are left out one by one, each at the cost of a new beginning.
 MOST_LEFT_OUT = 8
@@ -34,142 +42,165 @@ class Refused(Exception):  # noqa: N818 - no error: a cold start is as good
 
 
 class LeftToRank(Exception):  # noqa: N818 - as above
-    """A module that is left to the rank."""
+    """A module that is left to the rank: its name, and what it does."""
 
 
 class Preload:
-    """The imports. `count`: modules that are loaded of those that the rank loads; `note`: why the others are not, "" if all are.
+    """Imports the modules of one record. `note`: why none was imported from a point on, or "".
 
-    `read`: the variables that Python code read meanwhile, "*" among them where it went through all.
+    left_out_text: which modules are left to the rank, each with what it does, or "". read: the variables that Python code read meanwhile,
+    "*" among them where it went through all.
     """
 
-    def __init__(self, record: dict[str, Any], left_out: list[str]) -> None:
-        self.count = 0
+    def __init__(self, record: dict[str, Any], left_out: dict[str, str]) -> None:
+        left_out = {**dict.fromkeys(record["gpu_users"], INITIALIZES), **left_out}
+        names = [f"{name} ({why})" for name, why in left_out.items()]
+        self.left_out_text = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} left to the rank" if names else ""
         self.note = ""
         self.read: set[str] = set()
         self._record = record
-        self._left_out = left_out[:MOST_LEFT_OUT]
-        self._end = "".join(left_out[MOST_LEFT_OUT:])  # one more that would be left out: nothing is imported from here on
-        self._renewed: set[str] = set()  # variables that differ before the script: each attempt gets them anew
-        self._changed: set[str] = set()  # variables that the script had changed when the rank came to the next import
-        self._different: list[str] = []  # what the script had changed by then: the fields of the state
-        self._why_inert = ""  # why imports must be inert from here on, "" while they need not be
+        self._left_out = list(left_out)[:MOST_LEFT_OUT]
+        self._end = "".join(list(left_out)[MOST_LEFT_OUT:])  # one more that would be left out: nothing is imported from here on
+        self._different: set[str] = set()  # fields of the state that the script had changed by now, and that cannot be set here
+        self._made: set[str] = set()  # fields that were set as the script had set them
+        self._loggers: set[str] = set()  # those that the script had set up by then
         self._main = sys.modules["__main__"]
-        self._set: dict[str, str] = {}  # variables that the imports set, and what they removed
-        self._removed: set[str] = set()
+        self._at_first = ProcessState()
+        self._gates: list[gates.Gate] = []
         self._stamps: dict[str, list[int] | None] = {}  # of the files that were imported
 
     def run(self) -> None:
-        """Import. Raises Refused, or LeftToRank."""
+        """Import the modules. Raises Refused where no standby is possible, LeftToRank where one module has to be left out."""
         record, path0 = self._record, self._record["path0"]
         if (sys.executable, sys.version) != (record["executable"], record["version"]):
             raise Refused("the interpreter is another")
-        before = dict(os.environ)
         self._main.__file__ = record["main_file"]  # libraries take a __main__ without a file for an interactive session
         if path0 is not None:
             sys.path.insert(0, path0)
+        self._at_first = ProcessState()
         try:
             self._import_all()
         finally:
+            apply(self._at_first, ProcessState())
             if path0 is not None and sys.path[:1] == [path0]:
                 del sys.path[0]
             del self._main.__file__
             self._main.__dict__.pop("__warningregistry__", None)
-        self._set = {name: value for name, value in os.environ.items() if before.get(name) != value}
-        self._removed = before.keys() - os.environ.keys()
 
-    def environment(self, env: dict[str, str]) -> dict[str, str]:
-        """Return a rank's environment, with the changes that its libraries make while they are imported."""
-        return {**{name: value for name, value in env.items() if name not in self._removed}, **self._set}
+    def gates(self, argv: list[str], env: dict[str, str], cwd: str) -> gates.Gates:
+        """Keep back what the script may have only behind its gate."""
+        return gates.Gates(self._gates, argv, env, cwd)
 
     def _import_all(self) -> None:
-        modules = self._record["modules"]
-        own, recorded = self._state()["variables"], self._record["base"]["variables"]
-        self._renewed = {name for name in {*own, *recorded} if own.get(name) != recorded.get(name)}
+        modules, uneven = self._record["modules"], self._record["uneven"]
         random_states = RandomStates()
-        self._compare(self._record["base"])
-        for name, state in self._record["imports"]:
-            if state is not None and self._compare(state):
-                self.note = self._why_inert
-                return
+        state: dict[str, Any] = {}
+        for name, changed in self._record["imports"]:
+            state = changed or state  # which the script made anew where it took back what an import had changed
             _, library = modules.get(name, ("", False))
             if name == self._end:
+                if "torch" in modules and "torch" not in sys.modules:
+                    raise Refused(f"{name} and {MOST_LEFT_OUT} modules before it cannot be imported in advance, and torch comes after them")
                 self.note = f"{name} and all after it are left to the rank, as were {MOST_LEFT_OUT} modules before it"
+            else:
+                self.note = self._follow(state, uneven[-1] if uneven[:1] == [name] else "")
+            if self.note:
                 return
             if library and name not in sys.modules and not self._is_left_out(name):
-                self._import(name)
-                if random_states.moved():
-                    raise LeftToRank(name)
+                had_torch = "torch" in sys.modules
+                why = self._import(name) or ("draws random numbers" if random_states.moved() else "")
+                if why and not had_torch and "torch" in sys.modules:
+                    raise Refused(f"{name} {why}, and nothing can be imported in advance without torch")
+                if why:
+                    raise LeftToRank(name, why)
         flush()
 
     def _is_left_out(self, name: str) -> bool:
-        return any(name == one or name.startswith(one + ".") for one in self._left_out)
+        return any(name == module or name.startswith(module + ".") for module in self._left_out)
 
-    def _import(self, name: str) -> None:
-        before, size, must_be_inert = self._state(), printed_bytes(), bool(self._why_inert)
-        known = set(sys.modules) if must_be_inert else set()
-        read = Reads()
+    def _import(self, name: str) -> str:
+        """Import a module; return what it does that leaves it to the rank, "" for nothing."""
+        before, size, known = ProcessState(), printed_bytes(), set(sys.modules)
+        gate = gates.Gate(name, before, self._at_first)
+        reads = Reads()
         variables: dict[str, Any] = {"__name__": "__main__", "name": name}  # a frame like the script's, to see whom a warning is for
         try:
             exec(compile("__import__(name)", self._record["main_file"] or "<string>", "exec"), variables)  # noqa: S102 - the line stands here
-        except BaseException:  # noqa: BLE001 - whatever it raises, the rank imports it without us
-            raise LeftToRank(name) from None
+        except BaseException as error:  # noqa: BLE001 - whatever it raises, the rank imports it without us
+            return f"raises {type(error).__name__}"
         finally:
-            read.end()
-            self.read |= read.names
-        after = self._state()
-        if "__warningregistry__" in variables or after["cwd"] != before["cwd"]:
-            raise LeftToRank(name)
-        collides = any(after[field] != before[field] for field in self._different)
-        if must_be_inert and (collides or self._depends(read.names, known) or printed_bytes() != size):
-            if "torch" in sys.modules.keys() - known:
-                raise Refused(f"{self._why_inert} before it imports torch")  # all else needs torch
-            raise LeftToRank(name)
+            reads.end()
+            self.read |= reads.names
+        if name not in sys.modules:
+            return "removes itself"
+        after, loaded = ProcessState(), sys.modules.keys() - known
+        if "__warningregistry__" in variables:
+            return "warns whoever imports it"
+        gate.end(after, known)
+        if gate.modules:
+            self._gates.append(gate)
+        elif {*after.differing(before)} & {*SETTABLE}:
+            return "is the interpreter's own, which is not kept back, and changes what a script may set"
+        return self._broken_rule(before, after, loaded, has_printed=printed_bytes() != size) or used_gpu()
 
-    def _depends(self, read: set[str], known: set[str]) -> bool:
-        """Whether an import may have seen a variable that the script had changed: C code reads what it likes."""
-        if not self._changed:
-            return False
-        if "*" in read or not self._changed.isdisjoint(read) or any(name.startswith((*_FOR_PREFIX.values(),)) for name in self._changed):
-            return True
-        return any(not name.startswith(_FOR_PYTHON) for name in self._changed) and any(map(_is_native, sys.modules.keys() - known))
+    def _broken_rule(self, before: ProcessState, after: ProcessState, loaded: set[str], *, has_printed: bool) -> str:
+        """Return what an import does to what the script had changed before it, or what it needs that is left out; "" for nothing."""
+        left_out = [name for name in loaded if self._is_left_out(name)]
+        if left_out:
+            return f"imports {min(left_out)}"
+        collides = [WORDS[field] for field in after.differing(before) if field in self._different]
+        if collides:
+            return f"changes {' and '.join(collides)}, as the script does before it"
+        logs = was_logged() or ("logging" in self._made and after.logging != before.logging)
+        if logs or any(after.loggers.get(logger) != before.loggers.get(logger) for logger in self._loggers):
+            return "logs, or sets up a logger that the script set up before it"
+        packages = {name.partition(".")[0] for name in loaded}
+        if has_printed and (self._different or any(logger.partition(".")[0] in packages for logger in self._loggers)):
+            return "prints"
+        return ""
 
-    def _state(self) -> dict[str, Any]:
-        state = imports.ProcessState().as_json(self._record["path0"])
-        state["variables"] = {name: value for name, value in state["variables"].items() if name not in self._renewed}
-        return state
+    def _follow(self, state: dict[str, Any], uneven: str) -> str:
+        """Set the state that the script had set when the rank came to this import; return why no more may be imported, "" where it may.
 
-    def _compare(self, state: dict[str, Any]) -> bool:
-        """Find what the script had changed when the rank came to this import. Return whether nothing can be imported from here on."""
-        own = self._state()
-        recorded = {**state, "variables": {name: value for name, value in state["variables"].items() if name not in self._renewed}}
-        self._different = different = [field for field in own if own[field] != recorded[field]]
-        hard = [field for field in different if field not in _SOFT]
-        variables = {*own["variables"].items()} ^ {*recorded["variables"].items()}
-        self._changed = {name for name, _ in variables}
-        words = [", ".join(sorted(self._changed)) if field == "variables" else _WORDS[field] for field in hard or different]
-        self._why_inert = f"the script changes {' and '.join(words)}" if words else ""
-        return bool(hard)
+        uneven: what the script makes otherwise in each attempt before this import, "" for nothing.
+        """
+        path0 = self._record["path0"]
+        own = ProcessState().as_json(path0, self._at_first)
+        different = [field for field in own if own[field] != state[field]]
+        loggers, recorded_loggers = own["loggers"], state["loggers"]
+        self._loggers = {name for name in {*loggers, *recorded_loggers} if loggers.get(name) != recorded_loggers.get(name)}
+        self._different = {field for field in different if field in _SOFT}
+        seen = [field for field in different if field in SEEN]
+        settable = [field for field in different if field in SETTABLE]
+        if seen:
+            return f"the script changes {' and '.join(WORDS[field] for field in seen)}"
+        if uneven:
+            return f"each attempt has another {uneven}"
+        rebuilt = recorded(state, path0, self._at_first) if settable else None
+        if rebuilt is not None:
+            self._made |= {*settable}
+            apply(rebuilt, ProcessState())
+        elif settable:
+            return f"the script changes {' and '.join(WORDS[field] for field in settable if field in WORDS)}"
+        return ""
 
     def check(self) -> None:
         """Raise Refused where this process is not what the rank would be."""
-        known = {name: origin for name, (origin, _) in self._record["modules"].items()}
-        self.count = len(known.keys() & sys.modules.keys())
+        origins = {name: origin for name, (origin, _) in self._record["modules"].items()}
         for name, module in list(sys.modules.items()):
             if module is self._main or name.partition(".")[0] in imports.OWN_PACKAGES:  # __mp_main__ is it too
                 continue
-            if name not in known:
+            if name not in origins:
                 raise Refused(f"importing in advance loads {name}, which the rank never loaded")
-            if imports.origin_of(module) != known[name]:
-                raise Refused(f"{name} comes from {imports.origin_of(module)} in advance, from {known[name]} in the rank")
-            if self._is_left_out(name):
-                raise Refused(f"{name} cannot be imported in advance, and another module needs it")
-        if "torch" in known and "torch" not in sys.modules:
-            raise Refused(f"{self._why_inert or 'something is different'} before it imports torch")
+            if imports.origin_of(module) != origins[name]:
+                raise Refused(f"{name} comes from {imports.origin_of(module)} in advance, from {origins[name]} in the rank")
+        if "torch" in origins and "torch" not in sys.modules:
+            raise Refused(f"{self.note} before it imports torch" if self.note else f"{self.left_out_text}, and torch with it")
         if imports.thread_count():
             raise Refused("importing in advance starts a thread")
-        _refuse_gpu()
-        self._stamps = imports.stamps(sorted({known[name] for name in known.keys() & sys.modules.keys() if _is_installed(known[name])}))
+        self._stamps = imports.stamps(
+            sorted({origins[name] for name in origins.keys() & sys.modules.keys() if _is_installed(origins[name])})
+        )
 
     def outdated(self) -> str:
         """Return why a cold start would import something else by now, or ""."""
@@ -192,100 +223,93 @@ class Preload:
         """Look for a module of the script's own that Python would take for a library that is loaded."""
         libraries = {name for name, (origin, library) in self._record["modules"].items() if library and os.path.isabs(origin)}
         path0 = self._record["path0"]
-        for folder in [*([] if path0 is None else [path0]), *sys.path]:
-            if folder in self._record["directories"]:
-                break
+        paths = [[*([] if path0 is None else [path0]), *sys.path], *(gate.before.path for gate in self._gates)]
+        for folder in dict.fromkeys(folder for path in paths for folder in self._before_libraries(path)):
             for entry in _entries(folder):
                 name, dot, _ = entry.partition(".")
                 if name in libraries and name in sys.modules and (dot or _entries(os.path.join(folder, entry, "__init__.py"))):
                     return f"{os.path.join(folder, entry)} has the name of a library"
         return ""
 
+    def _before_libraries(self, path: list[str]) -> list[str]:
+        at = [folder in self._record["directories"] for folder in path]
+        return path[: at.index(True)] if True in at else path
 
-def _refuse_gpu() -> None:
+
+def used_gpu() -> str:
+    """Return how this process has used a GPU, "" if it has not. That the driver is loaded is no use: a CUDA build of torch loads it."""
+    import ctypes  # noqa: PLC0415 - standby.NEEDED
+
     cuda: Any = sys.modules.get("torch.cuda")
-    if cuda is not None and cuda.is_initialized():
-        raise Refused("importing in advance initialises CUDA")
-    for number in os.listdir("/proc/self/fd"):
-        if _target(number).startswith("/dev/nvidia"):
-            raise Refused("importing in advance opens a GPU")
-
-
-_WORDS = {
-    "path": "sys.path",
-    "hooks": "the import hooks",
-    "filters": "the warnings filters",
-    "signals": "signal handlers",
-    "threads": "the number of threads",
-    "tracing": "what traces it",
-    "at_exit": "what is called at exit",
-    "cwd": "the working directory",
-    "logging": "the root logger",
-    "torch": "torch's defaults",
-}
+    is_initialized = cuda is not None and cuda.is_initialized()
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        is_initialized = is_initialized or driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _NOT_INITIALIZED
+    except (OSError, AttributeError):
+        pass  # it is not loaded
+    devices = [target for target in map(_target, os.listdir("/proc/self/fd")) if target.startswith(_GPUS)]
+    return INITIALIZES if is_initialized else f"opens {devices[0]}" if devices else ""
 
 
 class RandomStates:
-    """The states of the global random generators. One that is new has not moved."""
+    """The states of the global random generators. A new generator counts as unused."""
 
     def __init__(self) -> None:
         self._last: dict[str, Any] = {}
         self.moved()
 
     def moved(self) -> bool:
-        """Return whether one moved since the last call."""
+        """Return whether a generator was used since the last call."""
         now = self._now()
         moved = any(name in self._last and self._last[name] != state for name, state in now.items())
         self._last = now
         return moved
 
     def _now(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        states: dict[str, Any] = {}
         modules: dict[str, Any] = dict(sys.modules)
         if hasattr(modules.get("random"), "getstate"):
-            found["random"] = modules["random"].getstate()
+            states["random"] = modules["random"].getstate()
         if hasattr(modules.get("numpy.random"), "get_state"):
             kind, keys, *rest = modules["numpy.random"].get_state()
-            found["numpy"] = (kind, keys.tobytes(), *rest)
+            states["numpy"] = (kind, keys.tobytes(), *rest)
         if hasattr(modules.get("torch"), "default_generator"):
-            found["torch"] = modules["torch"].default_generator.get_state().tolist()
-        return found
+            states["torch"] = modules["torch"].default_generator.get_state().tolist()
+        return states
 
 
 class Reads:
-    """The variables that Python code reads while this is in place; "*" where it goes through all of them."""
+    """Notes the variables that Python code reads until `end`; "*" where it goes through all of them."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
-        names = self.names
-        self._before = kind = type(os.environ)
+        environ: Any = os.environ
+        self._before = encode, decode = environ.encodekey, environ.decodekey
 
-        class Watched(kind):  # type: ignore[valid-type, misc]
-            def __getitem__(self, key: str) -> str:
-                caller: Any = sys._getframe(1)  # noqa: SLF001 - as below
-                if caller.f_code.co_name != "__iter__" or caller.f_globals.get("__name__") not in _OF_MAPPINGS:  # of all: see __iter__
-                    names.add(key)
-                return str(kind.__getitem__(self, key))
+        def encodekey(key: str) -> bytes:  # called for each variable that is read
+            if _reader() != _FOR_PREFIX:
+                self.names.add(key)
+            return bytes(encode(key))
 
-            def __iter__(self) -> Any:  # noqa: ANN401 - as os has it
-                frame: Any = sys._getframe(1)  # noqa: SLF001 - there is no other way to it
-                while frame is not None and frame.f_globals.get("__name__") in (*_OF_MAPPINGS, "os"):
-                    frame = frame.f_back
-                if frame is None or frame.f_globals.get("__name__") not in _FOR_PREFIX:
-                    names.add("*")
-                return kind.__iter__(self)
+        def decodekey(key: bytes) -> str:  # for each, where all are gone through
+            if _reader() != _FOR_PREFIX:
+                self.names.add("*")
+            return str(decode(key))
 
-        os.environ.__class__ = Watched
+        environ.encodekey, environ.decodekey = encodekey, decodekey
 
     def end(self) -> None:
-        """Take it away."""
-        os.environ.__class__ = self._before
+        """Note no more."""
+        environ: Any = os.environ
+        environ.encodekey, environ.decodekey = self._before
 
 
-def _is_native(name: str) -> bool:
-    """Whether a module is C code of other people than Python's."""
-    origin = imports.origin_of(sys.modules.get(name))
-    return origin.endswith(".so") and "lib-dynload" not in origin
+def _reader() -> str:
+    """Return which module reads a variable."""
+    frame: Any = sys._getframe(2)  # noqa: SLF001 - there is no other way to it
+    while frame is not None and frame.f_globals.get("__name__") in _OF_MAPPINGS:
+        frame = frame.f_back
+    return "" if frame is None else str(frame.f_globals.get("__name__"))
 
 
 def _is_installed(origin: str) -> bool:

@@ -135,6 +135,7 @@ class ExceptionReporter:
             self._step_aside()
         keeps(process_identity, self._beat)
         self._beat.ended(monotonic_ns())  # before an import of our own
+        self._beat.sample_memory(monotonic_ns(), at_once=True)  # what it held when it failed
         import json  # noqa: PLC0415 - 3 ms at every start, for what most processes never need
 
         phase = torchhooks.died_in(trace)

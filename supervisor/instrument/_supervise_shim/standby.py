@@ -33,9 +33,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn
 
+    from .gates import Gates
+
 VARIABLE = "SUPERVISE_JOB_STANDBY"
-#: A rank's place among all, which is another one when nodes come or go. torch reads it when it is used, another library maybe before.
-POSITION = ("RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE")
+#: What the next attempt may have other values of, unless a library's Python code reads it while it is imported: a rank's place among all,
+#: which is another one when nodes come or go, and what a traced attempt is given (launch/tracing.py), which is read when the ranks meet.
+MAY_CHANGE = (
+    *("RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE"),
+    *("NCCL_DEBUG", "NCCL_DEBUG_FILE", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"),
+    *("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE"),
+)
 #: What this module itself needs. torch imports all of it, so in a rank it is there as well.
 NEEDED = ("json", "_socket", "ctypes")
 MOST_WORDS = 1000  # of a reason
@@ -44,17 +51,21 @@ _FD_BYTES = 4
 
 
 class StandbyOrder:
-    """What VARIABLE holds: `fd|nice|oom|names that are left out|path of the record`. nice and oom: the values to return to, if known."""
+    """What VARIABLE holds: `fd|nice|oom|modules that are left out, each with what it does|path of the record`.
+
+    nice and oom: the values to return to, if known.
+    """
 
     def __init__(self, text: str) -> None:
         fd, nice, oom, left_out, self.path = text.split("|", 4)
         self.fd = int(fd)
         self.priority = Priority(nice, oom)
-        self.left_out = [name for name in left_out.split(",") if name]
+        self.left_out = dict(row.split(" ", 1) for row in left_out.split(";") if row)
 
     def as_variable(self, fd: int) -> str:
         """Return it as the variable's text."""
-        return f"{fd}|{self.priority.nice}|{self.priority.oom}|{','.join(self.left_out)}|{self.path}"
+        left_out = ";".join(f"{name} {why}" for name, why in self.left_out.items())
+        return f"{fd}|{self.priority.nice}|{self.priority.oom}|{left_out}|{self.path}"
 
 
 def wait(folder: str, make: Callable[[bytes], Any]) -> Any:  # noqa: ANN401 - the Instrumentation, which imports this module
@@ -95,7 +106,7 @@ class WaitingProcess:
         except Refused as refused:
             self._refuse(str(refused))
         except LeftToRank as module:
-            self._start_anew(str(module))
+            self._start_anew(*module.args)
         collections = GarbageCollections()
         if why := self._order.priority.restore():  # now: who waits uses no processor, and on a busy machine nobody must wait for it
             self._refuse(why)
@@ -104,11 +115,12 @@ class WaitingProcess:
         title.show(["supervise-standby:", *cold], None)
         # the options and the script are Python's already, and cannot be changed any more; only what follows them can
         fixed = len(cold) - len(sys.argv) + 1
-        note = preload.note or self._left_out_text()
-        facts = {"modules": preload.count, "private_kib": private_kib(), "fixed": fixed, "note": note}
-        may_change = [] if "*" in preload.read else [name for name in POSITION if name not in preload.read]
+        note = preload.note or preload.left_out_text
+        facts = {"private_kib": private_kib(), "fixed": fixed, "note": note}
+        may_change = [] if "*" in preload.read else [name for name in MAY_CHANGE if name not in preload.read]
         self._send({"ready": True, "may_change": may_change, **facts})
-        self._take_over(record, preload, title, fixed)
+        gates = self._take_over(record, preload, title, fixed)
+        made.keep_back(gates)
         collections.go_on()
         return made
 
@@ -124,10 +136,6 @@ class WaitingProcess:
         if any(os.fstat(fd).st_size > MOST_OUTPUT_BYTES for fd in self._outputs):
             raise Refused("its imports print too much")
         return made, preload
-
-    def _left_out_text(self) -> str:
-        names = self._order.left_out
-        return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} left to the rank" if names else ""
 
     # messages
 
@@ -160,12 +168,12 @@ class WaitingProcess:
 
     # ends
 
-    def _start_anew(self, module: str) -> NoReturn:
+    def _start_anew(self, module: str, why: str) -> NoReturn:
         """Start this process anew, without a module."""
         order = self._order
         if len(order.left_out) > MOST_LEFT_OUT:
             self._refuse(f"too many modules cannot be imported in advance, {module} among them")
-        order.left_out.append(module)
+        order.left_out[module] = why
         with open("/proc/self/cmdline", "rb") as file:  # noqa: PTH123 - see above
             argv = file.read().split(b"\0")[:-1]
         with open("/proc/self/environ", "rb") as file:  # noqa: PTH123 - see above
@@ -176,8 +184,8 @@ class WaitingProcess:
         os.set_inheritable(self._fd, True)  # noqa: FBT003 - the standard library's signature
         os.execve(sys.executable, argv, env)  # noqa: S606 - this very interpreter
 
-    def _take_over(self, record: dict[str, Any], preload: Preload, title: Title, fixed: int) -> None:
-        """Wait for the hand-over, and become the rank."""
+    def _take_over(self, record: dict[str, Any], preload: Preload, title: Title, fixed: int) -> Gates:
+        """Wait for the hand-over, and become the rank. Return what its script has only behind a gate."""
         message, fds = self._receive()
         why = preload.outdated() or self._order.priority.restore_oom()
         if why:
@@ -189,9 +197,11 @@ class WaitingProcess:
             os.chdir(message["cwd"])
         argv, env = message["argv"], message["env"]
         title.show(argv, env)
-        set_environment(preload.environment(env))
+        set_environment(env)
         sys.argv[1:] = argv[fixed:]
         if hasattr(sys, "orig_argv"):
             sys.orig_argv[:] = argv
+        gates = preload.gates(argv, env, os.getcwd())  # noqa: PTH109 - as above
         os.write(self._fd, b"A")
         os.close(self._fd)
+        return gates

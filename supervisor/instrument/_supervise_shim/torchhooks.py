@@ -19,15 +19,25 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from importlib.machinery import ModuleSpec
-    from types import ModuleType, TracebackType
+    from types import CodeType, ModuleType, TracebackType
     from typing import Any
 
+    from .gates import Gates
     from .heartbeat import HeartbeatWriter
     from .load_log import LoadLog
     from .programs import ProgramRecognition
     from .save_log import SaveLog
     from .save_request import SaveRequests
     from .spawned import SpawnedRanks
+
+
+#: Functions of torch.distributed that begin a collective, or send; those for objects call them.
+COLLECTIVES = (
+    *("all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "barrier", "gather", "scatter", "all_to_all", "all_to_all_single"),
+    *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_single", "_all_gather_base"),
+    *("reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single", "_reduce_scatter_base"),
+    *("send", "recv", "isend", "irecv"),
+)
 
 
 class TorchHooks:
@@ -69,6 +79,7 @@ class TorchHooks:
             "torch.distributed.constants": lengthen_timeouts,
             "torch.distributed.distributed_c10d": self._process_groups,
             "torch.distributed.rendezvous": self._agent_store.watch,
+            "torch.distributed.fsdp.fully_sharded_data_parallel": self._fsdp,
             "torch.distributed.checkpoint.state_dict_saver": self._dcp_save,
             "torch.distributed.checkpoint.state_dict_loader": self._dcp_load,
             "torch.distributed.checkpoint.state_dict": self._dcp_state,
@@ -107,12 +118,12 @@ class TorchHooks:
         self._step_hook = module.register_optimizer_step_post_hook(self._beat.on_step)
 
     def _autograd(self, module: Any) -> None:
-        """See the first backward pass, under whatever name it was asked for, and be gone.
+        """See every backward pass, under whatever name it was asked for.
 
         Both backward() and grad() go through this one; where it is missing (it is private), backward() has to do.
         """
         name = "_engine_run_backward" if hasattr(module, "_engine_run_backward") else "backward"
-        _once(module, name, self._beat.saw_backward)
+        announce(module, name, self._beat.on_backward)
         self._beat.flag(layout.FLAG_AUTOGRAD)
 
     def _serialization(self, module: Any) -> None:
@@ -122,6 +133,8 @@ class TorchHooks:
 
     def _process_groups(self, module: Any) -> None:
         self._phased(module, "init_process_group", layout.INIT)
+        for name in COLLECTIVES:
+            announce(module, name, self._beat.on_collective)
         inner = getattr(module, "destroy_process_group", None)
         if inner is None:
             return
@@ -132,6 +145,17 @@ class TorchHooks:
             inner(group)
 
         module.destroy_process_group = wrapped_as(inner, destroy_process_group)
+
+    def _fsdp(self, module: Any) -> None:
+        """See whether FSDP gathers without a limit: then the parameters of many layers lie on the GPU at once."""
+        inner = module.FullyShardedDataParallel.__init__
+
+        def __init__(unit: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it takes that one's place
+            inner(unit, *args, **kwargs)
+            if getattr(unit, "limit_all_gathers", True) is False:
+                self._beat.flag(layout.FLAG_UNLIMITED)
+
+        module.FullyShardedDataParallel.__init__ = wrapped_as(inner, __init__)
 
     def _dcp_save(self, module: Any) -> None:
         for name in ("save", "async_save", "save_state_dict"):
@@ -222,6 +246,34 @@ class TorchHooks:
         self._save_requests.ended(well=well)
 
 
+def announce(module: Any, name: str, begins: Callable[[], None]) -> None:
+    """Have `begins` called at each call of a function: it costs little, and guards itself."""
+    inner = getattr(module, name, None)
+    if inner is None:
+        return
+
+    def announced(*args: Any, **kwargs: Any) -> Any:
+        begins()
+        return inner(*args, **kwargs)
+
+    quiet(_leave_uncompiled)(announced.__code__, with_callees=False)
+    quiet(_leave_uncompiled)(begins.__func__.__code__, with_callees=True)  # type: ignore[attr-defined]  # a bound method
+    wrapped = wrapped_as(inner, announced)
+    wrapped._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001 - called as it is; what it traces by another way stays so
+    setattr(module, name, wrapped)
+
+
+def _leave_uncompiled(code: CodeType, *, with_callees: bool) -> None:
+    """Have torch.compile pass over a function of ours that a compiled one calls, as it passes over torch's own."""
+    frames: Any = sys.modules["torch._C._dynamo.eval_frame"]
+    if hasattr(frames, "skip_code"):  # before torch 2.7
+        frames.skip_code(code)
+        return
+    action = frames._FrameAction  # noqa: SLF001 - torch._dynamo does the same, and is slow to import
+    callees = action.SKIP if with_callees else action.DEFAULT
+    frames.set_code_exec_strategy(code, frames._FrameExecStrategy(action.SKIP, callees))  # noqa: SLF001 - as above
+
+
 def _once(owner: Any, name: str, seen: Callable[[], None]) -> None:
     """Have `seen` called at the first call of a function of `owner`; then all is as it was."""
     inner = getattr(owner, name)
@@ -276,6 +328,7 @@ class ImportWatcher:
     def __init__(self, table: dict[str, Callable[[Any], None]], importing: Callable[[str], None]) -> None:
         self._table = table
         self._importing = importing
+        self.gates: Gates | None = None  # in a rank that was a standby, where its script sets what an import reads
 
     def install(self) -> None:
         """Begin to watch. What is imported already (a .pth file can do that) is hooked at once."""
@@ -286,14 +339,18 @@ class ImportWatcher:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Give what the other finders find; pass over those of the old kind (find_module alone), as Python itself does since 3.12."""
         self._importing(name)
+        if self.gates is not None:
+            spec = self.gates.spec(name)
+            if spec is not None:
+                return spec
         if name not in self._table:
             return None
         for finder in sys.meta_path:
             find = None if finder is self else getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = None if find is None else find(name, path, target)
-            if spec is not None:
-                self._tap(name, spec.loader)
-                return spec
+            found: ModuleSpec | None = None if find is None else find(name, path, target)
+            if found is not None:
+                self._tap(name, found.loader)
+                return found
         return None
 
     @quiet

@@ -16,7 +16,7 @@ import time
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from supervisor.core.time_text import span_text
+from supervisor.core.units import span_text
 from supervisor.core.values import Struct, replace
 from supervisor.observe.hangs import polled, procfs
 from supervisor.observe.hangs.sockets import Connections
@@ -46,10 +46,10 @@ class AwaitedKind(StrEnum):
 class Awaited(Struct, frozen=True):
     """One object that is waited for. text: as people are shown it, behind "waits for".
 
-    name: the path, `host:port`, the pid. is_left: a file whose end is waited for, older than this attempt, that no living process has open,
-    has locked or is named in. lives: a living process is at the other end, holds it, or is it. moved_bytes: that went over a connection so
-    far; -1 elsewhere. pids: the processes of this node at the other end; ranks: those of which they are, or below which. of_store: a
-    connection to torch's store: it waits for a key, which any rank may set.
+    name: the path, `host:port`, the pid. is_left: a file whose end is waited for, of this user, older than this attempt, that no living
+    process has open, has locked or is named in. lives: a living process is at the other end, holds it, or is it. moved_bytes: that went
+    over a connection so far; -1 elsewhere. pids: the processes of this node at the other end; ranks: those of which they are, or below
+    which. of_store: a connection to torch's store: it waits for a key, which any rank may set.
     """
 
     kind: AwaitedKind
@@ -88,7 +88,8 @@ class Surroundings:
         with self._lock:
             known = self._files.get(path)
         if known is None:
-            known = _file(path, self.holders(path), self._begun)
+            # a descriptor shows the file itself, and a cache often lies behind a link
+            known = _file(path, self.holders(os.path.realpath(path)), self._begun)
             with self._lock:
                 known = self._files.setdefault(path, known)
         return known
@@ -252,8 +253,10 @@ def _file(path: str, holders: Sequence[int], begun: Mapping[int, float]) -> Awai
         return replace(awaited, text=f"the file {path} ({age}; {who})", lives=True, pids=(locked_by,) if locked_by else tuple(holders))
     if writer and procfs.waits(writer).state not in {"", "Z", "X"}:
         return replace(awaited, text=f"the file {path} ({age}; it names {shown_process(writer)})", lives=True)
-    left = _left_by(status.st_mtime, begun)
-    parts = (age, "no process has it open", f"it names process {writer}, which is gone" if writer else "", left)
+    is_seen = os.geteuid() in {0, status.st_uid}
+    left = _left_by(status.st_mtime, begun) if is_seen else ""
+    held = "no process has it open" if is_seen else "of another user, whose processes are not seen"
+    parts = (age, held, f"it names process {writer}, which is gone" if writer else "", left)
     return replace(awaited, text=f"the file {path} ({'; '.join(filter(None, parts))})", is_left=bool(left))
 
 

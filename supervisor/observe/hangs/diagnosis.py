@@ -111,6 +111,8 @@ def hang_of(
     goes_on = [activity.rank for activity in concerned if kind in _MAY_GO_ON or activity.rank in slow]
     is_busy = kind in _MAY_GO_ON and any(rank in busy for rank in goes_on)
     is_slow = any(rank in slow for rank in goes_on)
+    left_file = "" if is_busy or is_slow else _left_file(concerned)
+    kind = HangKind.LOCK if left_file and kind in {HangKind.LATE, HangKind.STILL} else kind
     nodes = {rank.activity.rank: rank.node for rank in ranks}
     of_culprits = {nodes[activity.rank] for activity in culprits}
     return Hang(
@@ -125,7 +127,7 @@ def hang_of(
         is_busy,
         min(timeouts, default=None),
         is_slow,
-        "" if is_busy or is_slow else _left_file(concerned),
+        left_file,
         at_exit=at_exit,
         working="; ".join(f"rank {rank} {does}" for rank, does in progress.working),
         end_step=end_step,

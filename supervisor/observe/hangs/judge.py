@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from supervisor.config.intervals import OVER_S
 from supervisor.core.events import HangCleared, HangConfirmed, HangSuspected
-from supervisor.core.hangs import TORCH_ACTS_S
 from supervisor.core.model import Hang, HangKind
 from supervisor.core.values import replace
+from supervisor.core.watch.hangs import TORCH_ACTS_S
 from supervisor.observe.hangs.threshold import Limit
 from supervisor.observe.ranks.heartbeats import SAMPLE_S
 

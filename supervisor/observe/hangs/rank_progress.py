@@ -14,6 +14,7 @@ import re
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Phase
+from supervisor.core.units import bytes_text, rate_text
 from supervisor.core.values import Struct
 from supervisor.observe.hangs.awaited import AwaitedKind
 from supervisor.observe.hangs.rank_activity import ActivityKind, compiles, rank_activity, shown_activity, training_thread, waits_for_thread
@@ -124,9 +125,9 @@ def _moved_process(old: ProcessLook, new: ProcessLook, busy: bool) -> str:  # no
             return f"was {_at(was)} and is {_at(now)}" if _at(was) != _at(now) else f"computes a model {_at(now)}"
     for name, count in (("read", _bytes(old, new, "read_bytes")), ("wrote", _bytes(old, new, "written_bytes"))):
         if count >= MOVED_BYTES:
-            return f"{name} {count >> 20} MiB"
+            return f"{name} {bytes_text(count)}"
     if (count := new.socket_bytes - old.socket_bytes) >= MOVED_BYTES:
-        return f"moved {count >> 20} MiB over the network"
+        return f"moved {bytes_text(count)} over the network"
     return ""
 
 
@@ -233,7 +234,7 @@ def _trickle(before: RankLook, after: RankLook) -> str:
     grown = max(new.files, key=lambda file: file[1] - places.get(file[0], file[1]), default=("", 0))
     pipe = next((awaited.name for awaited in new.awaits if awaited.kind is AwaitedKind.PIPE and awaited.name.startswith("/")), "")
     name = grown[0] if grown[0] and grown[1] > places.get(grown[0], grown[1]) else name or pipe
-    return f"moving {moved / seconds / 1024:.0f} KB a second" + (f" of {name}" if name else "")
+    return f"moving {rate_text(moved / seconds)}" + (f" of {name}" if name else "")
 
 
 def _work(before: RankLook, after: RankLook) -> str:
@@ -248,7 +249,7 @@ def _work(before: RankLook, after: RankLook) -> str:
         moved = sum(max(0, _bytes(was, look, name)) for name in ("read_bytes", "written_bytes")) + look.socket_bytes - was.socket_bytes
         seconds = _seconds(was, look)
         if seconds and moved / seconds >= SLOW_BYTES:
-            return f"moves {moved / seconds / 1024:.0f} KB a second"
+            return f"moves {rate_text(moved / seconds)}"
         if _process_activity(was, look, BUSY_PROCESS):
             return "uses CPU time"
     return _activity(before, after)

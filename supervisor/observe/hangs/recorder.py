@@ -1,6 +1,6 @@
 """Asks a rank for its collectives, and reads what torch's flight recorder wrote as JSON; pickles are never read.
 
-The rank's own thread answers (`_supervise_shim/recorder.py`). It needs the GIL, so a rank that holds it in C does not answer in time. A
+The rank's own thread answers (`_supervise_shim/background.py`). It needs the GIL, so a rank that holds it in C does not answer in time. A
 collective of gloo is `scheduled` for ever, and `retired` once it is over; NCCL's goes on to `started` and `completed`. Sequence numbers
 count the collectives of one process group, from 1; point-to-point operations have numbers of their own.
 """
@@ -8,13 +8,13 @@ count the collectives of one process group, from 1; point-to-point operations ha
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import time
 from typing import TYPE_CHECKING, Any
 
 from supervisor.core.values import Struct
+from supervisor.observe.ranks import questions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,22 +78,11 @@ class RecordedCollectives(Struct, frozen=True):
 
 def request(directory: Path, pid: int, *, deadline_s: float = 2.0) -> RecordedCollectives:
     """Ask the process for its collectives, and wait at most `deadline_s` for the answer."""
-    fifo = next(iter(sorted(directory.glob(f"collectives-*-{pid}.fifo"))), None)
-    if fifo is None:
-        return RecordedCollectives(unreadable="it has no process group, or is not instrumented")
     token = os.urandom(8).hex()
-    answer = fifo.with_suffix(".json")
     try:
-        fd = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        reason = "it does not answer" if error.errno == errno.ENXIO else os.strerror(error.errno or 0)
-        return RecordedCollectives(unreadable=reason)
-    try:
-        os.write(fd, f"{token}\n".encode())
-    except OSError as error:
-        return RecordedCollectives(unreadable=os.strerror(error.errno or 0))
-    finally:
-        os.close(fd)
+        answer = questions.ask(directory, pid, token).with_suffix(".json")
+    except questions.NotAskedError as error:
+        return RecordedCollectives(unreadable=f"it {error}")
     until = time.monotonic() + deadline_s
     while time.monotonic() < until:
         with contextlib.suppress(OSError), answer.open("rb") as file:
@@ -114,6 +103,8 @@ def read(answer: bytes) -> RecordedCollectives:
         silent = [_group(name, known, "", ()) for name in known if not any(group.name == name for group in groups)]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         return RecordedCollectives(unreadable=f"its answer is not as expected: {type(error).__name__}: {error}")
+    if not groups and not silent:
+        return RecordedCollectives(unreadable="it has no process group")
     return RecordedCollectives((*groups, *silent), "" if recorders else "its torch has no recorder that writes JSON")
 
 

@@ -10,9 +10,9 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING
 
-from supervisor.core.hangs import CALIBRATION_STEPS
 from supervisor.core.model import Phase
 from supervisor.core.values import Struct
+from supervisor.core.watch.hangs import CALIBRATION_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -46,6 +46,8 @@ def train_limit(times_s: Sequence[float], longest_s: float, least_s: float) -> f
 class StepTimes:
     """The step times of one attempt, as sampled from its heartbeats: one for each sample in which a rank made steps.
 
+    Where no step is seen, what passed between two signs of life stands for it: a backward pass or a collective. The first step begins anew.
+
     What passed between two steps that the same rank was seen to make counts, of the slowest rank. With steps shorter than the time between
     samples it holds several: an ordinary one is their average, and the longest may have taken all of it. The time before a change of phase
     does not count.
@@ -68,13 +70,17 @@ class StepTimes:
         longest_ns = made = 0
         for beat in beats:
             last = self._last.get(beat.local_rank)
-            if beat.last_step_ns is None or (last is not None and last.last_step_ns == beat.last_step_ns):
+            if beat.sign_ns is None or (last is not None and last.sign_ns == beat.sign_ns):
                 continue
             self._last[beat.local_rank] = beat
-            if last is None or last.pid != beat.pid or last.last_step_ns is None:
+            if last is None or last.pid != beat.pid or last.sign_ns is None:
                 continue
-            began_ns = last.last_step_ns if beat.phase_since_ns >= beat.last_step_ns else max(last.last_step_ns, beat.phase_since_ns)
-            longest_ns = max(longest_ns, beat.last_step_ns - began_ns)
+            if last.last_step_ns is None and beat.last_step_ns is not None:
+                self._begin_anew()
+                longest_ns = made = 0
+                continue
+            began_ns = last.sign_ns if beat.phase_since_ns >= beat.sign_ns else max(last.sign_ns, beat.phase_since_ns)
+            longest_ns = max(longest_ns, beat.sign_ns - began_ns)
             # a training that was resumed goes on from a high number: the first that is reported, or is from another source, counts nothing
             one_count = beat.step is not None and last.step is not None and beat.step_source == last.step_source
             reported = (beat.step or 0) - (last.step or 0) if one_count else 0
@@ -84,6 +90,11 @@ class StepTimes:
             self._longest_s.append(longest_ns / 1e9)
             self._limit = None
         self._steps += made
+
+    def _begin_anew(self) -> None:
+        self._times_s.clear()
+        self._longest_s.clear()
+        self._steps, self._limit = 0, None
 
     def interrupt(self) -> None:
         """Begin anew after samples were missed: the time until the next one is no step time."""
@@ -97,7 +108,8 @@ class StepTimes:
         phase_s = max(limits.phase_s, train_s)
         found = Limit(0.0, Phase.UNKNOWN, is_calibrated)
         for beat in beats:
-            seconds = train_s if beat.phase is Phase.TRAIN and is_calibrated else phase_s
+            goes_round = beat.phase is Phase.TRAIN or (beat.rounds and beat.phase is Phase.UNKNOWN)
+            seconds = train_s if goes_round and is_calibrated else phase_s
             if beat.phase_limit_s is not None:
                 seconds = beat.phase_limit_s
             if seconds > found.seconds:

@@ -16,7 +16,7 @@ import queue
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from supervisor.core.model import Phase
-from supervisor.core.values import Struct
+from supervisor.core.values import Struct, replace
 from supervisor.observe.hangs import procfs
 from supervisor.observe.hangs.judge import RELOOK_S, Comparison, HangJudge, Suspicion
 from supervisor.observe.hangs.threshold import Limit, StepTimes
@@ -159,7 +159,8 @@ class HangWatch(Generic[L]):
         """Note a sign of life, or suspect a hang."""
         judge = self._judge
         self._times.add(beats)
-        before, self._beats = self._beats, beats
+        before, self._beats = self._beats, tuple(replace(beat, parts=None, gpu_memory=None, pinned=None) for beat in beats)
+        beats = self._beats  # what our own thread measures goes on in a rank that stands still
         life = "" if beats == before else _sign(before, beats)
         life = life or self._moved_files(t, beats)
         if life or pause:
@@ -242,7 +243,7 @@ class HangWatch(Generic[L]):
 
     @property
     def _has_trained(self) -> bool:
-        return any(beat.last_step_ns is not None for beat in self._beats)
+        return any(beat.has_trained for beat in self._beats)
 
     # looks at all nodes
 
@@ -284,5 +285,7 @@ def _sign(before: Sequence[RankHeartbeat], beats: Sequence[RankHeartbeat]) -> st
             return f"rank {beat.rank} made a step"
         if (rank_heartbeat.phase, rank_heartbeat.phase_since_ns) != (beat.phase, beat.phase_since_ns):
             return f"rank {beat.rank} is in phase {beat.phase}"
+        if rank_heartbeat.life_ns != beat.life_ns:
+            return f"rank {beat.rank} began a backward pass or a collective"
         return f"rank {beat.rank} reports"
     return "a rank's heartbeat is gone"

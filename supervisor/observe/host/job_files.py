@@ -18,10 +18,10 @@ from checkpointing import markers
 from supervisor.classify import caches
 from supervisor.classify.exceptions import UNCAUGHT
 from supervisor.core.model import Cause, Evidence
+from supervisor.core.units import bytes_text
 from supervisor.core.values import Struct
 from supervisor.observe.ranks import save_logs
 from supervisor.observe.ranks.path_patterns import pattern_of
-from supervisor.strategies.situation import memory_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -167,7 +167,7 @@ def _attempt_of(mtime: float, begun: Sequence[Begun]) -> int | None:
 
 def _listed(files: Sequence[SeenFile]) -> str:
     more = f" and {len(files) - MOST_NAMED} more" if len(files) > MOST_NAMED else ""
-    return ", ".join(f"{file.path} ({memory_text(file.size)})" for file in files[:MOST_NAMED]) + more
+    return ", ".join(f"{file.path} ({bytes_text(file.size)})" for file in files[:MOST_NAMED]) + more
 
 
 def of_caches(facts: Sequence[Evidence], environ: Mapping[str, str], begun: Sequence[Begun]) -> tuple[Evidence, ...]:

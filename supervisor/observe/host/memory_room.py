@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from health.probes.host import cgroup
+from supervisor.core.units import bytes_text
 from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_MIB: Final = 1 << 20
 MACHINE: Final = "the machine"
 #: This part of the memory stays free, whatever the setting is.
 KEEP_FREE_PART: Final = 0.1
@@ -52,6 +52,6 @@ def shortage(rooms_left: Iterable[MemoryRoom], needed: int, keep_free: int, *, p
     for room in rooms_left:
         kept = int(part * max(keep_free, KEEP_FREE_PART * room.total))
         if room.free - needed < kept:
-            more = f" and {needed // _MIB} MiB more are needed" if needed else ""
-            return f"{room.whose} has {room.free // _MIB} of {room.total // _MIB} MiB free{more}; {kept // _MIB} MiB are to stay free"
+            more = f" and {bytes_text(needed)} more are needed" if needed else ""
+            return f"{room.whose} has {bytes_text(room.free)} of {bytes_text(room.total)} free{more}; {bytes_text(kept)} are to stay free"
     return ""

@@ -12,6 +12,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Evidence
+from supervisor.core.units import bytes_text
 from supervisor.observe.host import memory_room
 
 if TYPE_CHECKING:
@@ -55,11 +56,20 @@ def evidence(places: Iterable[tuple[str, str]], least_shm: int | None, deaths: S
     facts = [_memory(), *_disks(places)]
     if least_shm is not None:
         fields = (("least", str(least_shm)),)
-        facts.append(Evidence("host", "shm_free", f"{SHM} had {_mib(least_shm)} free at its fullest", fields=fields))
+        facts.append(Evidence("host", "shm_free", f"{SHM} had {bytes_text(least_shm)} free at its fullest", fields=fields))
         bus = next((death for death in deaths if death.signal == signal.SIGBUS), None)
         if bus is not None and least_shm < FULL_BYTES:
             facts.append(Evidence("host", "shm_full", f"{SHM} was full when it died of SIGBUS", rank=bus.rank, fields=fields))
     return tuple(facts)
+
+
+def shared_memory_used() -> int | None:
+    """Return the bytes that /dev/shm holds, whoever put them there; None where it cannot be read."""
+    try:
+        info = os.statvfs(SHM)
+    except OSError:
+        return None
+    return (info.f_blocks - info.f_bfree) * info.f_frsize
 
 
 def _memory() -> Evidence:
@@ -70,7 +80,9 @@ def _memory() -> Evidence:
     room = min(rooms, key=lambda room: room.free)
     whose = "" if room is rooms[0] else f", by the limit of {room.whose}"
     fields = (("available", str(room.free)), ("total", str(room.total)))
-    return Evidence("host", "memory_available", f"{_mib(room.free)} of {_mib(room.total)} memory available{whose}", fields=fields)
+    return Evidence(
+        "host", "memory_available", f"{bytes_text(room.free)} of {bytes_text(room.total)} memory available{whose}", fields=fields
+    )
 
 
 def _disks(places: Iterable[tuple[str, str]]) -> list[Evidence]:
@@ -89,7 +101,7 @@ def _disks(places: Iterable[tuple[str, str]]) -> list[Evidence]:
             continue
         if device not in seen:
             seen.add(device)
-            text = f"the disk of the {name} has {_mib(free)} free"
+            text = f"the disk of the {name} has {bytes_text(free)} free"
             facts.append(Evidence("host", "disk_free", text, fields=(("free", str(free)), ("path", path))))
     return facts
 
@@ -97,7 +109,3 @@ def _disks(places: Iterable[tuple[str, str]]) -> list[Evidence]:
 def _free(path: str) -> int:
     info = os.statvfs(path)
     return info.f_bavail * info.f_frsize
-
-
-def _mib(count: int) -> str:
-    return f"{count / (1 << 20):.0f} MiB"

@@ -1,8 +1,8 @@
 """Judges the pace of an attempt from samples of its ranks, one a second. Pure, but for what it remembers.
 
 The time of a rank is cut into intervals, each from one step of all ranks to a later one. An interval in which any rank was not training
-counts for nothing. Of each rank it gives the *busy* share: running, waiting for a processor, blocked by a disk, asleep (time.sleep); what
-is left is waiting for peers, for data, for a GPU.
+counts for nothing. Of each rank it gives the *busy* share: running, waiting for a processor, blocked by a disk, asleep (time.sleep),
+waiting for the workers of a DataLoader; what is left is waiting for peers, for a GPU.
 
     straggler  a rank that is busy nearly all the time, STRAGGLER times as much as the median of the others, in 80 % of the intervals
                of the window: the others wait for it. Who is merely busier (rank 0 logs) while all wait for something else is none
@@ -21,6 +21,7 @@ from enum import StrEnum
 
 from supervisor.config.intervals import PACE_WINDOW_S
 from supervisor.core.numeric import median
+from supervisor.core.units import step_time_text
 from supervisor.core.values import Struct
 
 #: The least time of an interval: what is read in less is noise.
@@ -50,7 +51,10 @@ class PaceKind(StrEnum):
 
 
 class RankSample(Struct, frozen=True):
-    """One rank at one time. Times are nanoseconds that only grow. last_step_ns: when its last step ended. trains: its phase is TRAIN."""
+    """One rank at one time. Times are nanoseconds that only grow. last_step_ns: when its last step ended. trains: its phase is TRAIN.
+
+    loader_ns: it waited for the workers of a DataLoader.
+    """
 
     steps: int
     last_step_ns: int
@@ -59,6 +63,7 @@ class RankSample(Struct, frozen=True):
     is_blocked: bool
     trains: bool
     is_asleep: bool = False
+    loader_ns: int = 0
 
 
 class PaceNews(Struct, frozen=True):
@@ -92,16 +97,17 @@ class NodePace(Struct, frozen=True):
 
 
 class _RankShare(Struct, frozen=True):
-    """Shares of an interval's time. ran: it ran. waited: for a processor. blocked, asleep: by samples."""
+    """Shares of an interval's time. ran: it ran. waited: for a processor. blocked, asleep: by samples. loading: for a loader's workers."""
 
     ran: float
     waited: float
     blocked: float
     asleep: float
+    loading: float = 0.0
 
     @property
     def busy(self) -> float:
-        return min(1.0, self.ran + self.waited + self.blocked + self.asleep)
+        return min(1.0, self.ran + self.waited + self.blocked + self.asleep + self.loading)
 
 
 class _Interval(Struct, frozen=True):
@@ -127,9 +133,14 @@ class PaceJudge:
         self._counted = 0  # intervals so far
         self._slow: dict[int, str] = {}  # stragglers that were reported
         self._pace = _Pace(window_s)
+        self._reasons: Mapping[int, str] = {}
 
-    def take(self, t: float, ranks: Mapping[int, RankSample]) -> list[PaceNews]:
-        """Return what changes with the next sample."""
+    def take(self, t: float, ranks: Mapping[int, RankSample], reasons: Mapping[int, str] | None = None) -> list[PaceNews]:
+        """Return what changes with the next sample.
+
+        reasons: of each rank, behind its name, what it does more than the others (core/step_shares.py).
+        """
+        self._reasons = reasons or {}
         if not ranks or not all(rank.trains and rank.steps > 0 for rank in ranks.values()):
             self._begin = None
             return []
@@ -167,7 +178,8 @@ class PaceJudge:
     def _share(self, rank: int, before: RankSample, now: RankSample, wall_ns: float) -> _RankShare:
         samples = max(1, self._samples)
         ran, waited = (now.run_ns - before.run_ns) / wall_ns, (now.wait_ns - before.wait_ns) / wall_ns
-        return _RankShare(ran, waited, self._blocked[rank] / samples, self._asleep[rank] / samples)
+        loading = max(0, now.loader_ns - before.loader_ns) / wall_ns
+        return _RankShare(ran, waited, self._blocked[rank] / samples, self._asleep[rank] / samples, loading)
 
     @property
     def _whole_window(self) -> list[_Interval]:
@@ -187,7 +199,7 @@ class PaceJudge:
         busiest = max(ranks, key=lambda rank: busy[rank])
         other_shares = [share for rank, share in busy.items() if rank != busiest]
         stands_out = not other_shares or busy[busiest] >= SLOWER * median(other_shares)
-        why = _cause([interval.shares[busiest] for interval in intervals])
+        why = self._why(intervals, busiest)
         step_s = (intervals[-1].t - intervals[0].t) / steps
         return NodePace(self._counted, step_s, busy[busiest], busiest if stands_out else None, why)
 
@@ -198,13 +210,17 @@ class PaceJudge:
             share = sum(self._is_slow(interval, rank) for interval in intervals) / len(intervals)
             if share >= MOSTLY and rank not in self._slow:
                 ratio = median(interval.shares[rank].busy / max(_median_of_others(interval, rank), 0.01) for interval in intervals)
-                why = _cause([interval.shares[rank] for interval in intervals])
+                why = self._why(intervals, rank)
                 text = f"rank {rank} {times_text(ratio)}, and the others wait for it{f': it {why}' if why else ''}"
                 self._slow[rank] = text
                 news.append(PaceNews(PaceKind.STRAGGLER, text, rank))
             elif share < SELDOM and self._slow.pop(rank, None) is not None:
                 news.append(PaceNews(PaceKind.STRAGGLER, f"rank {rank} is as fast as the others again", rank, is_over=True))
         return news
+
+    def _why(self, intervals: Sequence[_Interval], rank: int) -> str:
+        """Return why a rank is busy, behind "it", by the kernel and by the part of a step of which it has more; "" where nothing shows."""
+        return ", and ".join(filter(None, (_cause([interval.shares[rank] for interval in intervals]), self._reasons.get(rank, ""))))
 
     def _is_slow(self, interval: _Interval, rank: int) -> bool:
         busy = interval.shares[rank].busy
@@ -238,11 +254,11 @@ class _Pace:
         self._best = min(self._best, slowest) if self._best else slowest
         if not self._is_slow and fastest >= DROP * self._best:
             self._is_slow = True
-            longer = f"{fastest / self._best:.1f} times as long as it did ({seconds_text(self._best)})"
-            return [PaceNews(PaceKind.DROP, f"a step takes {seconds_text(median(self._last))}, {longer}")]
+            longer = f"{fastest / self._best:.1f} times as long as it did ({step_time_text(self._best)})"
+            return [PaceNews(PaceKind.DROP, f"a step takes {step_time_text(median(self._last))}, {longer}")]
         if self._is_slow and self._last[-1] < (1 + DROP) / 2 * self._best:
             self._is_slow = False
-            return [PaceNews(PaceKind.DROP, f"a step takes {seconds_text(self._last[-1])} again", is_over=True)]
+            return [PaceNews(PaceKind.DROP, f"a step takes {step_time_text(self._last[-1])} again", is_over=True)]
         return []
 
 
@@ -265,7 +281,7 @@ def _ranks(intervals: Sequence[_Interval]) -> list[int]:
 def _busy(shares: Sequence[_RankShare]) -> float:
     """Return the busy share over several intervals: the median of what the kernel counts, and the mean of what is sampled."""
     counted, sampled = median(share.ran + share.waited for share in shares), sum(share.blocked + share.asleep for share in shares)
-    return min(1.0, counted + sampled / len(shares))
+    return min(1.0, counted + (sampled + sum(share.loading for share in shares)) / len(shares))
 
 
 def times_text(ratio: float) -> str:
@@ -284,8 +300,3 @@ def _cause(shares: Sequence[_RankShare]) -> str:
     if waited >= NAMED:
         return f"waits for a processor {100 * waited:.0f} % of the time, because others use them"
     return ""
-
-
-def seconds_text(time_s: float) -> str:
-    """Return the time of a step, as people write it."""
-    return f"{time_s:.3g} s" if time_s >= 0.1 else f"{1000 * time_s:.3g} ms"  # noqa: PLR2004 (as people write it)

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from supervisor.config.intervals import COMPARE_S, PACE_WINDOW_S, SLOW_NODE_S
-from supervisor.core.training import with_condition
+from supervisor.core.units import step_time_text
 from supervisor.core.values import Struct
-from supervisor.observe.pace.judge import BUSY, SLOWER, NodePace, seconds_text, times_text
+from supervisor.core.watch.loss_and_pace import with_condition
+from supervisor.observe.pace.judge import BUSY, SLOWER, NodePace, times_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,7 +53,7 @@ class SlowNode(Struct, frozen=True):
         pace = self.pace
         if self.is_over:
             return f"{name} is as fast as the others again"
-        times = f"{seconds_text(pace.own_s)} by itself, the others {seconds_text(self.others_s)}"
+        times = f"{step_time_text(pace.own_s)} by itself, the others {step_time_text(self.others_s)}"
         rank = "" if self.rank is None else f": rank {self.rank}"
         why = f"{' ' if rank else ': its slowest rank '}{pace.why}" if pace.why else ""
         stolen = f"; the hypervisor keeps {100 * pace.stolen:.0f} % of its processors' time" if pace.stolen >= STOLEN else ""

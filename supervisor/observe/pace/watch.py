@@ -1,6 +1,7 @@
 """Samples the ranks of this node once a second, from their heartbeats and the kernel's counters, and posts PaceChanged. One per attempt.
 
-It costs two or three small reads of /proc for each rank and second, and nothing in the ranks.
+It costs two or three small reads of /proc for each rank and second. What the ranks sample themselves
+(`_supervise_shim/step_parts.py`) gives the reason.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from supervisor.config.intervals import PACE_WINDOW_S
+from supervisor.core import step_shares
 from supervisor.core.model import Phase
 from supervisor.core.training_events import PaceChanged
 from supervisor.core.values import replace
 from supervisor.observe.pace.judge import NodePace, PaceJudge, RankSample
 from supervisor.observe.pace.usage import stolen_ticks, thread_usage
 from supervisor.observe.ranks.heartbeats import LEAST_APART_S
+from supervisor.observe.ranks.step_parts import StepPartsWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,6 +53,7 @@ class PaceWatch:
         self._sampled_t: float | None = None
         self._steal = StealWatch()
         self._node_pace: NodePace | None = None
+        self.parts = StepPartsWatch()
 
     @property
     def node_pace(self) -> NodePace | None:
@@ -61,16 +65,17 @@ class PaceWatch:
         if self._sampled_t is not None and 0 <= t - self._sampled_t < LEAST_APART_S:
             return
         self._sampled_t = t
+        self.parts.take(beats, t)
         ranks: dict[int, RankSample] = {}
         for beat in beats:
             usage = thread_usage(beat.pid)
             if usage is None or beat.last_step_ns is None:
                 continue
-            trains = beat.phase is Phase.TRAIN
+            trains, loader_ns = beat.phase is Phase.TRAIN, beat.parts.loader_ns if beat.parts is not None else 0
             ranks[beat.rank] = RankSample(
-                beat.steps, beat.last_step_ns, usage.run_ns, usage.wait_ns, usage.is_blocked, trains, usage.is_asleep
+                beat.steps, beat.last_step_ns, usage.run_ns, usage.wait_ns, usage.is_blocked, trains, usage.is_asleep, loader_ns
             )
-        news_of_ranks = self._judge.take(t, ranks)
+        news_of_ranks = self._judge.take(t, ranks, step_shares.reasons(self.parts.ranks))
         pace, stolen = self._judge.node_pace(), self._steal.take(t)
         self._node_pace = None if pace is None else replace(pace, stolen=stolen)
         for news in news_of_ranks:

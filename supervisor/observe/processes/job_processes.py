@@ -44,6 +44,7 @@ class _AttemptProcesses(Struct, frozen=True):
 
     ranks: Mapping[int, int]
     known: Mapping[int, int | None]
+    living: tuple[int, ...] = ()  # those of them that the newest look saw
 
 
 class JobProcesses:
@@ -77,7 +78,7 @@ class JobProcesses:
             known[pid] = attempt.ranks.get(at)
         with self._lock:
             if self._attempt is attempt:  # else another has begun meanwhile, and these pids are none of its
-                self._attempt = _AttemptProcesses(attempt.ranks, known)
+                self._attempt = _AttemptProcesses(attempt.ranks, known, tuple(parents))
 
     def whose(self, pid: int) -> tuple[ProcessOwner, int | None]:
         """Return whose process this is, by the pid in the kernel's log, and of which rank."""
@@ -102,6 +103,15 @@ class JobProcesses:
         """The ranks from which another process was seen to descend."""
         attempt = self._attempt
         return frozenset(rank for pid, rank in attempt.known.items() if pid not in attempt.ranks)
+
+    def below_ranks(self) -> dict[int, list[int]]:
+        """Return the pids that descended from each rank a few seconds ago."""
+        attempt = self._attempt
+        below: dict[int, list[int]] = {}
+        for pid in attempt.living:
+            if (rank := attempt.known.get(pid)) is not None and pid not in attempt.ranks:
+                below.setdefault(rank, []).append(pid)
+        return below
 
     def owner_by_cgroup(self, text: str) -> ProcessOwner:
         """Return whether a record is about our container, by the ids in the paths of cgroups that it names."""

@@ -23,8 +23,36 @@ SAMPLE_S, LEAST_APART_S = 1.0, 0.9
 WORDS = shim.SLOT_BYTES // 8
 
 
+class GpuMemory(Struct, frozen=True):
+    """What torch's allocator held of a rank's GPU at the end of a step, in bytes."""
+
+    t_ns: int  # when, CLOCK_MONOTONIC
+    allocated: int
+    reserved: int
+    peak: int  # the most that was allocated since the script reset it, or the start
+    split: int  # free in blocks that are used in part: it cannot go back to the GPU
+    limit: int  # the GPU's memory, or the share of it that the script allows itself
+
+    @property
+    def unused(self) -> int:
+        """What is reserved and not allocated."""
+        return max(0, self.reserved - self.allocated)
+
+
+class PartTimes(Struct, frozen=True):
+    """How long a rank's training was in each part of a step (core/step_shares.py), since its training began: nanoseconds that only grow.
+
+    disk_ns: of them on a disk. loader_ns: for the workers of a DataLoader. place: the line that waits for the GPU most, "" for none.
+    """
+
+    parts_ns: tuple[int, ...]
+    disk_ns: int = 0
+    loader_ns: int = 0
+    place: str = ""
+
+
 class RankHeartbeat(Struct, frozen=True):
-    """What a rank reports of itself: all of its slot (docs/explanation/instrumentation.md). Times are CLOCK_MONOTONIC ns; None is UNKNOWN.
+    """What a rank reports of itself: all of its slot (instrument/_supervise_shim/layout.py). Times are CLOCK_MONOTONIC ns; None is UNKNOWN.
 
     `steps` counts training steps seen in this process: 0 means that none was seen, not that none was made. `step` is absolute, as
     reported by the script or held by the optimizer. `phase` is IMPORT, INIT or LOAD only where that proves that no step was made.
@@ -35,7 +63,9 @@ class RankHeartbeat(Struct, frozen=True):
     `loss`: the one that the script reported last (worker.report), `losses`: how many it reported. `optimizer_made`: it made one of torch's.
     `ran`: more than imports ran (a process group, data, an evaluation, a checkpoint). `loader`: a DataLoader started worker processes.
     `world`: so many ranks its process group is to have. `over_ns`: since when its script was over without an exception, or had given up
-    its process group, and no step followed.
+    its process group, and no step followed. `life_ns`: when the last backward pass or collective began. `rounds`: it goes round in a loop
+    in which no step is seen (an optimizer that torch does not know, collectives alone): so it is not known whether it trains.
+    `imported`: the record of its imports holds all that it needs to train. `unlimited`: FSDP gathers without a limit. `pinned`: bytes.
     """
 
     local_rank: int
@@ -66,6 +96,28 @@ class RankHeartbeat(Struct, frozen=True):
     loader: bool = False
     world: int | None = None
     over_ns: int | None = None
+    life_ns: int | None = None
+    rounds: bool = False
+    imported: bool = False
+    unlimited: bool = False
+    gpu_memory: GpuMemory | None = None
+    pinned: int | None = None
+    parts: PartTimes | None = None  # None: nothing was sampled
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether it made a step, or a backward pass."""
+        return self.last_step_ns is not None or self.backward_seen
+
+    @property
+    def sign_ns(self) -> int | None:
+        """When its last step ended; while none is seen, when the last backward pass or collective began."""
+        return self.last_step_ns or self.life_ns
+
+    @property
+    def made_first_round(self) -> bool:
+        """Whether it made its first step, or, without an optimizer of torch's, went round once in its loop."""
+        return self.last_step_ns is not None or (self.rounds and not self.optimizer_made)
 
     @property
     def script_over(self) -> bool:
@@ -137,7 +189,24 @@ def _beat(index: int, slot: tuple[int, ...], now_ns: int) -> RankHeartbeat | Non
         optimizer_made=bool(flags & shim.FLAG_OPTIMIZER),
         ran=bool(flags & shim.FLAG_RAN),
         loader=bool(flags & shim.FLAG_LOADER),
+        life_ns=slot[shim.LIFE_NS] or None,
+        rounds=bool(flags & shim.FLAG_ROUNDS),
+        imported=bool(flags & shim.FLAG_IMPORTED),
+        unlimited=bool(flags & shim.FLAG_UNLIMITED),
+        gpu_memory=GpuMemory(*slot[shim.GPU_MEMORY_NS : shim.PINNED]) if slot[shim.GPU_MEMORY_NS] else None,
+        pinned=slot[shim.PINNED] - 1 if slot[shim.PINNED] > 0 else None,
         world=slot[shim.WORLD] if slot[shim.WORLD] > 0 else None,
         over_ns=None if over_ms is None else over_ms * 1_000_000,
+        parts=_parts(slot),
         phase_limit_s=slot[shim.PHASE_LIMIT] / 1e3 if slot[shim.PHASE_LIMIT] > 0 else None,
     )
+
+
+def _parts(slot: tuple[int, ...]) -> PartTimes | None:
+    parts_ns = slot[shim.PARTS_NS : shim.PARTS_NS + len(shim.PARTS)]
+    if not any(parts_ns):
+        return None
+    text = struct.pack(f"<{shim.PLACE_BYTES // 8}q", *slot[shim.PLACE : shim.PLACE + shim.PLACE_BYTES // 8])
+    is_whole = slot[shim.PLACE_SUM] == shim.place_sum(text)  # else it was being written
+    place = text.rstrip(b"\0").decode(errors="replace") if is_whole else ""
+    return PartTimes(parts_ns, slot[shim.DISK_NS], slot[shim.LOADER_NS], place)

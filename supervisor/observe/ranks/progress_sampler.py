@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from supervisor.core.events import ProgramSeen, ProgressObserved, Saved, SaveOnRequestSeen, StartCeilingPassed
 from supervisor.core.model import Phase
-from supervisor.core.values import replace
+from supervisor.core.values import astuple, replace
 from supervisor.instrument._supervise_shim import layout
 from supervisor.instrument._supervise_shim.layout import start_ticks_of
 from supervisor.observe.ranks import error_files, save_logs
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from supervisor.core.events import Event
-    from supervisor.core.model import CheckpointRef, RankInfo
+    from supervisor.core.model import CheckpointRef, RankInfo, RankMemory
+    from supervisor.core.step_shares import StepShares
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
 REPORT_S = 60.0
@@ -33,6 +34,8 @@ REPORT_S = 60.0
 FIRST_REPORT_S = 10.0
 #: Ranks without a heartbeat for so long after their start are reported once as uninstrumented: imports on a slow disk take minutes.
 START_CEILING_S = 600.0
+#: So many ranks a report has with what they hold of the memory, and only where a figure changed by this share since the last that had.
+MOST_RANKS, CHANGED = 4, 0.1
 #: A phase that changes with every step (train, checkpoint, train) is posted this often at most.
 PHASE_S = 1.0
 
@@ -40,15 +43,20 @@ PHASE_S = 1.0
 class ProgressSampler:
     """Watches one attempt at a time. Its methods are called one at a time."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 (what else a report has)
         self,
         post: Callable[[Event], None],
         ceiling_s: float,
         is_ours: Callable[[str], bool] = lambda _: True,
         loss: Callable[[], float | None] = lambda: None,
+        memory: Callable[[], tuple[RankMemory, ...]] = lambda: (),
+        shares: Callable[[], StepShares | None] = lambda: None,
     ) -> None:
-        """Take where to post, how long ranks may be silent, whether a path lies where this job's checkpoints are, and the newest loss."""
-        self._post, self._loss = post, loss
+        """Take where to post, how long ranks may be silent, whether a path lies where this job's checkpoints are.
+
+        loss: returns the newest loss. memory: what each rank holds, the worst first. shares: where a step goes.
+        """
+        self._post, self._loss, self._memory, self._shares = post, loss, memory, shares
         self._is_ours = is_ours
         self._ceiling_s = ceiling_s
 
@@ -56,6 +64,8 @@ class ProgressSampler:
         """Begin with a new attempt whose files are in `directory`."""
         self._attempt, self._directory, self._began, self._resume = attempt, directory, t, resume
         self._posted: ProgressObserved | None = None
+        self._posted_memory: tuple[RankMemory, ...] = ()
+        self._posted_shares: StepShares | None = None
         self._first_t = t  # of the newest report that showed a first step
         self._ceiling_posted = self._program_sought = self._program_posted = self._asking_posted = self._saved_posted = False
 
@@ -84,8 +94,26 @@ class ProgressSampler:
             self._first_t = t
         if first or changed or due:
             loaded, read = self._loaded()
-            self._posted = replace(now, loaded=loaded, read=read, loss=self._loss())
+            shares = self._shares()
+            is_news = shares is not None and (self._posted_shares is None or shares.differs(self._posted_shares))
+            self._posted_shares = shares if is_news else self._posted_shares
+            self._posted = replace(
+                now,
+                loaded=loaded,
+                read=read,
+                loss=_shown(self._loss()),
+                time_shares=shares if is_news else None,
+                memory=self._changed_memory(),
+            )
             self._post(self._posted)
+
+    def _changed_memory(self) -> tuple[RankMemory, ...]:
+        """Return the ranks that hold most; () where that is about what it was when it was reported last: a job reports all day."""
+        newest = self._memory()[:MOST_RANKS]
+        if _is_alike(newest, self._posted_memory):
+            return ()
+        self._posted_memory = newest
+        return newest
 
     def _pause_s(self, posted: ProgressObserved) -> float:
         """Return how long after this report the next one is due."""
@@ -133,6 +161,18 @@ class ProgressSampler:
         of_job = [unit for unit in units if self._is_ours(unit)]
         others = [unit for unit in units if unit not in of_job]
         return of_job[-1] if of_job else None, others[-1] if others else None
+
+
+def _is_alike(newest: Sequence[RankMemory], before: Sequence[RankMemory]) -> bool:
+    """Return whether the same ranks hold about the same."""
+    now, then = ({rank.rank: astuple(rank)[1:] for rank in ranks} for ranks in (newest, before))
+    pairs = [pair for rank in now for pair in zip(now[rank], then.get(rank, ()), strict=False)]
+    return now.keys() == then.keys() and all(a == b or (a and b and abs(a - b) < CHANGED * max(a, b)) for a, b in pairs)
+
+
+def _shown(loss: float | None) -> float | None:
+    """Return a loss with as many digits as a float of 32 bits has: it is recorded once a minute."""
+    return None if loss is None else float(f"{loss:.7g}")
 
 
 def _is_second(now: ProgressObserved, posted: ProgressObserved) -> bool:

@@ -1,32 +1,25 @@
-"""A report as JSON. docs/guides/report.md has the fields. Pure."""
+"""A report as JSON. docs/reference/json.md has the fields. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from supervisor.core.values import asdict
 
 if TYPE_CHECKING:
     from supervisor.report.ledger.figures import JobReport
-    from supervisor.report.ledger.spans import RunLedger
+    from supervisor.view.spans import RunLedger
 
 #: Raised where a field is removed or means something else.
 VERSION = 1
 
 
 def document(report: JobReport) -> dict[str, Any]:
-    """Return a report as JSON values: times in Unix seconds, durations in seconds; null: not recorded."""
-    return {
-        "version": VERSION,
-        "job": report.job,
-        "node": report.node,
-        "kept_runs": report.kept_runs,
-        **asdict(report.figures),
-        "runs": [_run(run) for run in report.runs],
-        "incidents": [asdict(incident) for incident in report.incidents],
-        "problems": report.problems,
-        "nodes": [asdict(node) for node in report.nodes],
-        "slow": [asdict(span) for span in report.slow],
-    }
+    """Return a report as it is printed: times in Unix seconds, durations in seconds; null: not recorded."""
+    fields = asdict(report)
+    fields["memory"] = [asdict(rank) for rank in report.memory]
+    fields["forecasts"] = [asdict(forecast) for forecast in report.forecasts]
+    return {"version": VERSION, **asdict(fields.pop("figures")), **fields, "runs": [_run(run) for run in report.runs]}
 
 
 def _run(run: RunLedger) -> dict[str, Any]:
@@ -43,9 +36,9 @@ def _run(run: RunLedger) -> dict[str, Any]:
         "reached_step": run.reached,
         "kept_step": run.kept,
         "counts_rework": run.counts_rework,
-        "seconds": {state.value: took_s for state, took_s in run.seconds().items()},
+        "seconds": run.seconds(),
         "spans": [
-            [span.begin_t, span.end_t, span.state.value, span.attempt, span.incident, span.first_step, span.last_step] for span in run.spans
+            (span.begin_t, span.end_t, span.state, span.attempt, span.incident, span.first_step, span.last_step) for span in run.spans
         ],
-        "samples": [[sample.t, sample.attempt, sample.step, sample.step_s, sample.loss] for sample in run.samples],
+        "samples": run.samples,
     }

@@ -7,34 +7,38 @@ figure that the journal has no facts for is None.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
-from supervisor.core.model import FROM_OUTSIDE, Beginning
-from supervisor.journal.joint import attempts_of, joint_incidents
+from supervisor.core.model import FROM_OUTSIDE, Beginning, RankMemory
+from supervisor.core.step_shares import StepShares
+from supervisor.core.training_events import MemoryForecast
+from supervisor.core.values import Struct, field
 from supervisor.report import wording
 from supervisor.report.ledger.reliability import LEAST_FAILURES, mtbf_interval_s, save_interval_s
-from supervisor.report.ledger.spans import NEW_STEPS, RANKS_RAN, RunLedger, TimeSpan, TimeState
+from supervisor.report.step_section import Scaling, scaling_of
 from supervisor.report.text import clean
+from supervisor.view.joint import attempts_of, joint_incidents
+from supervisor.view.spans import NEW_STEPS, RANKS_RAN, RunLedger, TimeSpan, TimeState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from supervisor.core.model import Verdict
-    from supervisor.journal.history import History, RecordedIncident
+    from supervisor.core.model import FailureVerdict
+    from supervisor.view.incidents import RecordedIncident
+    from supervisor.view.job_view import JobView
 
 _HOUR_S = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class IncidentCost:
+class IncidentCost(Struct, frozen=True):
     """One incident: what it was, and what it cost. planned: it came from outside, and is no failure.
 
     mttd_s: from the failure, or the last progress, until supervise knew it. mttr_s: from the failure to the first step after it. parts:
     of the newest restart, as report/start_times.py splits it. lost_steps: made before, and not in the checkpoint that was resumed from.
-    lost_s: its time that was no new step; rank_hours: the same for each rank. None: not recorded.
+    lost_s: its time that was no new step; rank_hours: the same for each rank. what: the sentence of its card; summary: what was observed.
+    None: not recorded.
     """
 
     number: int
@@ -54,10 +58,10 @@ class IncidentCost:
     lost_s: float
     rank_hours: float
     resumed_step: int | None = None
+    what: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SavingAdvice:
+class SavingAdvice(Struct, frozen=True):
     """How often to save: what a save costs, what it is done at now, and what would be best, all in seconds."""
 
     save_s: float
@@ -65,8 +69,7 @@ class SavingAdvice:
     now_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(Struct, frozen=True):
     """What several runs, or one, add up to. Seconds; None: not recorded.
 
     ettr, goodput: shares of the wall clock. mtbf_s: None below three failures; mtbf_range_s: the 90 % interval, its upper end None where
@@ -93,8 +96,7 @@ class Figures:
     advice: SavingAdvice | None
 
 
-@dataclass(frozen=True, slots=True)
-class NodeShare:
+class NodeShare(Struct, frozen=True):
     """One node of a job of several: the attempts of the last run in which it took part.
 
     alone: numbers of its incidents in which the node of the report had no part; None: its journal is not here.
@@ -105,8 +107,7 @@ class NodeShare:
     alone: list[int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SlowSpan:
+class SlowSpan(Struct, frozen=True):
     """How long a rank or a node made the others wait: Unix seconds, until now where it still does. text: who, and why."""
 
     begin_t: float
@@ -120,8 +121,7 @@ class SlowSpan:
         return self.end_t - self.begin_t
 
 
-@dataclass(slots=True)
-class JobReport:
+class JobReport(Struct):
     """A report: the runs that it is about, the oldest first, their incidents and figures. kept_runs: how many the journals hold.
 
     nodes: those that took part in the last run, none for a job of one node. slow: which ranks or nodes made the others wait.
@@ -136,36 +136,45 @@ class JobReport:
     problems: list[str] = field(default_factory=list)
     nodes: list[NodeShare] = field(default_factory=list)
     slow: list[SlowSpan] = field(default_factory=list)
+    memory: list[RankMemory] = field(default_factory=list)  # what the ranks held that held most, as the last run recorded it last
+    forecasts: list[MemoryForecast] = field(default_factory=list)  # of the memory that will be used up
+    step_shares: StepShares | None = None  # where a step of the last attempt goes, on this node
+    scaling: Scaling | None = None
 
 
-def node_shares(own: str, histories: Mapping[str, History]) -> list[NodeShare]:
-    """Return what each node took part in. histories: of the nodes that share the state directory, by host; own: the report's."""
-    joint = joint_incidents(own, {host: one.incidents for host, one in histories.items()})
-    alone = {host: [joint_incident.incident.number for joint_incident in joint if joint_incident.node == host != own] for host in histories}
-    return [NodeShare(host, attempts, alone.get(host)) for host, attempts in attempts_of(histories).items()]
+def node_shares(own: str, views: Mapping[str, JobView]) -> list[NodeShare]:
+    """Return what each node took part in. views: of the nodes that share the state directory, by host; own: the report's."""
+    joint = joint_incidents(own, {host: view.incidents for host, view in views.items()})
+    alone = {host: [joint_incident.incident.number for joint_incident in joint if joint_incident.node == host != own] for host in views}
+    return [NodeShare(host, attempts, alone.get(host)) for host, attempts in attempts_of(views).items()]
 
 
-def slow_spans(history: History, until_t: float) -> list[SlowSpan]:
+def slow_spans(view: JobView, until_t: float) -> list[SlowSpan]:
     """Return how long which ranks or nodes made the others wait, in the last run of a journal. until_t: its end, or now."""
-    rows = ((straggler, until_t if straggler.until_t is None else straggler.until_t) for straggler in history.stragglers)
+    rows = ((straggler, until_t if straggler.until_t is None else straggler.until_t) for straggler in view.stragglers)
     return [SlowSpan(straggler.t, max(straggler.t, end_t), straggler.attempt, clean(straggler.text)) for straggler, end_t in rows]
 
 
-def report_of(job: str, node: str, read: Sequence[tuple[History, Sequence[RunLedger]]], *, all_runs: bool = False) -> JobReport:
-    """Return the report on the last run, or on all. read: the history and the ledgers of each journal, the oldest first.
+def report_of(job: str, node: str, read: Sequence[tuple[JobView, Sequence[RunLedger]]], *, all_runs: bool = False) -> JobReport:
+    """Return the report on the last run, or on all. read: the view and the ledgers of each journal, the oldest first.
 
     Raises ValueError where no journal has a run.
     """
     runs = [run for _, ledgers in read for run in ledgers]
     if not runs:
         raise ValueError(f"no run is recorded: {job}")
-    chosen = runs if all_runs else runs[-1:]
-    spent = {id(run): _spans_of_incidents(run) for run in chosen}
-    with_runs = [(incident, _run_of(incident, ledgers)) for history, ledgers in read if ledgers for incident in history.incidents]
-    incidents = [incident_cost(one, run, spent[id(run)].get(one.number, ())) for one, run in with_runs if id(run) in spent]
-    slow = [span for history, ledgers in (read if all_runs else read[-1:]) if ledgers for span in slow_spans(history, ledgers[-1].end_t)]
+    reported = runs if all_runs else runs[-1:]
+    spent = {id(run): _spans_of_incidents(run) for run in reported}
+    with_runs = [(incident, _run_of(incident, ledgers)) for view, ledgers in read if ledgers for incident in view.incidents]
+    incidents = [incident_cost(incident, run, spent[id(run)].get(incident.number, ())) for incident, run in with_runs if id(run) in spent]
+    slow = [span for view, ledgers in (read if all_runs else read[-1:]) if ledgers for span in slow_spans(view, ledgers[-1].end_t)]
     problems = list(read[-1][0].problems)
-    return JobReport(job, node, list(chosen), incidents, figures_of(chosen, incidents), len(runs), problems, slow=slow)
+    newest, figures = read[-1][0], figures_of(reported, incidents)
+    scaling = scaling_of((ledgers[-1], view.meetings) for view, ledgers in read if ledgers)
+    report = JobReport(job, node, list(reported), incidents, figures, len(runs), problems, slow=slow)
+    report.step_shares, report.scaling = newest.step_shares, scaling
+    report.memory, report.forecasts = list(newest.memory), list(newest.forecasts)
+    return report
 
 
 def _run_of(incident: RecordedIncident, ledgers: Sequence[RunLedger]) -> RunLedger:
@@ -175,25 +184,25 @@ def _run_of(incident: RecordedIncident, ledgers: Sequence[RunLedger]) -> RunLedg
 
 def _spans_of_incidents(run: RunLedger) -> dict[int, list[TimeSpan]]:
     """Return the time that each incident cost, by its number."""
-    found: dict[int, list[TimeSpan]] = {}
+    spans: dict[int, list[TimeSpan]] = {}
     for span in run.spans:
         if span.incident and span.state not in NEW_STEPS:
-            found.setdefault(span.incident, []).append(span)
-    return found
+            spans.setdefault(span.incident, []).append(span)
+    return spans
 
 
 def incident_cost(incident: RecordedIncident, run: RunLedger, spans: Sequence[TimeSpan]) -> IncidentCost:
     """Return what an incident cost its run; `spans`: its time that was no new step."""
-    last = incident.rounds[-1]
+    last = incident.failures[-1]
     decision, resumed, start = last.decision, incident.resumed, incident.start
     verdict = decision.verdict if decision is not None else None
     start = start if start is not None and start.after == "failure" and resumed is not None and start.attempt == resumed.attempt else None
-    detect_s = start.parts.get("detect") if start is not None and len(incident.rounds) == 1 else None
+    detect_s = start.parts.get("detect") if start is not None and len(incident.failures) == 1 else None
     mttr_s = None if resumed is None else incident.resumed_t - incident.opened_t + (detect_s or 0.0)
-    if start is not None and start.trained and len(incident.rounds) == 1:
+    if start is not None and start.trained and len(incident.failures) == 1:
         mttr_s = start.total_s
     resumed_step = None if resumed is None else 0 if resumed.began is Beginning.FROM_SCRATCH else resumed.step
-    reached = [one.decision.step for one in incident.rounds if one.decision is not None and one.decision.step is not None]
+    reached = [failure.decision.step for failure in incident.failures if failure.decision is not None and failure.decision.step is not None]
     reached += [incident.progress.step] if incident.progress.step is not None else []
     return IncidentCost(
         number=incident.number,
@@ -204,7 +213,7 @@ def incident_cost(incident: RecordedIncident, run: RunLedger, spans: Sequence[Ti
         summary=clean(verdict.summary if verdict is not None else incident.summary),
         rank=verdict.rank if verdict is not None and verdict.rank is not None else incident.rank,
         outcome=incident.outcome,
-        action="" if decision is None else clean(wording.decision_text(decision.plan, decision.attempt)),
+        action="" if decision is None else clean(wording.done_text(decision.plan, decision.attempt)),
         planned=_is_planned(verdict),
         mttd_s=detect_s,
         mttr_s=mttr_s,
@@ -213,10 +222,11 @@ def incident_cost(incident: RecordedIncident, run: RunLedger, spans: Sequence[Ti
         lost_s=math.fsum(span.took_s for span in spans),
         rank_hours=math.fsum(span.took_s * span.ranks for span in spans) / _HOUR_S,
         resumed_step=resumed_step,
+        what=clean(wording.what_text(verdict) if verdict is not None else wording.capital(incident.summary)),
     )
 
 
-def _is_planned(verdict: Verdict | None) -> bool:
+def _is_planned(verdict: FailureVerdict | None) -> bool:
     return verdict is not None and verdict.cause in FROM_OUTSIDE
 
 
@@ -226,22 +236,24 @@ def figures_of(runs: Sequence[RunLedger], incidents: Sequence[IncidentCost]) -> 
     wall_s = math.fsum(run.wall_s for run in runs)
     unkept = [run.unkept_s() for run in runs]
     new_s, ran_s = math.fsum(seconds[state] for state in NEW_STEPS), math.fsum(seconds[state] for state in RANKS_RAN)
-    kept_s = None if None in unkept else seconds[TimeState.PRODUCTIVE] - math.fsum(one for one in unkept if one is not None)
+    kept_s = None if None in unkept else seconds[TimeState.PRODUCTIVE] - math.fsum(took_s for took_s in unkept if took_s is not None)
+    # a run that ended well trained, though no step of it was seen: 0 % would be false
+    unseen = not any(run.reached for run in runs) and not new_s and any(run.exit_code == 0 for run in runs)
     failures = [incident for incident in incidents if not incident.planned]
     mtbf_s = ran_s / len(failures) if len(failures) >= LEAST_FAILURES else None
-    repairs = sorted(one.mttr_s for one in failures if one.mttr_s is not None)
+    repairs = sorted(failure.mttr_s for failure in failures if failure.mttr_s is not None)
     return Figures(
         wall_s=wall_s,
         seconds=seconds,
-        ettr=_share(new_s, wall_s),
-        goodput=None if kept_s is None else _share(max(0.0, kept_s), wall_s),
+        ettr=None if unseen else _share(new_s, wall_s),
+        goodput=None if unseen or kept_s is None else _share(max(0.0, kept_s), wall_s),
         attempts=sum(run.attempts for run in runs),
         failures=len(failures),
         planned=len(incidents) - len(failures),
         ran_s=ran_s,
         mtbf_s=mtbf_s,
         mtbf_range_s=mtbf_interval_s(ran_s, len(failures)) if ran_s else None,
-        mttd_s=_median(one.mttd_s for one in failures),
+        mttd_s=_median(failure.mttd_s for failure in failures),
         mttr_s=_median(repairs),
         mttr_p95_s=repairs[math.ceil(0.95 * len(repairs)) - 1] if repairs else None,
         lost_s=math.fsum(incident.lost_s for incident in incidents),
@@ -258,7 +270,8 @@ def _advice(runs: Iterable[RunLedger], mtbf_s: float) -> SavingAdvice | None:
     save_s = _median(span.took_s for run in runs for span in run.spans if span.state is TimeState.CHECKPOINT_STALL)
     if save_s is None:
         return None
-    now_s = _median(t - before_t for run in runs for (before, before_t), (made_in, t) in pairwise(run.saves_t) if before == made_in)
+    verified = [[save for save in run.saves if not save.is_mirrored] for run in runs]
+    now_s = _median(save.t - before.t for saves in verified for before, save in pairwise(saves) if before.attempt == save.attempt)
     return SavingAdvice(save_s, save_interval_s(save_s, mtbf_s), now_s)
 
 

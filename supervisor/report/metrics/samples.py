@@ -5,23 +5,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from health.model import WORST_FIRST, Result
-from supervisor.core import budget, training
+from supervisor.core import budget
 from supervisor.core.model import Cause, PlanKind
 from supervisor.core.state import Stage
+from supervisor.core.step_shares import PARTS
+from supervisor.core.values import asdict
+from supervisor.core.watch import loss_and_pace
 from supervisor.observe.ranks.progress_sampler import REPORT_S
 from supervisor.report.ledger.figures import figures_of
-from supervisor.report.metrics.counters import NO_FAILURE
 from supervisor.report.metrics.table import Metric
+from supervisor.view.counters import NO_FAILURE, RunCounters
+from supervisor.view.spans import NEWEST_SAMPLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from supervisor.report.ledger.spans import PaceSample, RunLedger
-    from supervisor.report.metrics.counters import RunCounters
-    from supervisor.report.metrics.facts import LiveFacts, MirrorFacts, RecordedFacts
+    from supervisor.report.metrics.facts import LiveFacts, MirrorFacts
+    from supervisor.view.job_view import JobView
+    from supervisor.view.spans import PaceSample, RunLedger
 
 #: The pace is that of the last reports of progress; a job that makes none for longer than the time between two slows down.
-PACE_REPORTS, REPORTED_S = 3, 1.5 * REPORT_S
+REPORTED_S = 1.5 * REPORT_S
 #: Results of checks that are shown. SKIPPED: nothing of the kind is here.
 _SHOWN = tuple(result for result in WORST_FIRST if result is not Result.SKIPPED)
 #: Readings of a GPU: the metric, the reading's name, which part of it ("": it is a number), and what makes a base unit of it.
@@ -46,14 +50,19 @@ class MetricSample(NamedTuple):
     events: int = 0
 
 
-def samples_of(live: LiveFacts, recorded: RecordedFacts) -> Iterator[MetricSample]:
-    """Yield every sample, those of one metric one after the other."""
+def samples_of(live: LiveFacts, view: JobView) -> Iterator[MetricSample]:
+    """Yield every sample, those of one metric one after the other. view: of the journal."""
+    is_known = view.run is not None and view.run.run_id == live.run_id  # else the file is still that of the run before
     yield MetricSample(Metric.BUILD_INFO, 1, (live.version,))
     yield MetricSample(Metric.RUN_INFO, 1, (live.run_id, live.node))
     yield from _of_the_run(live)
-    if recorded.ledger is not None:
-        yield from _of_the_ledger(recorded.ledger, live)
-    yield from _of_the_counters(recorded.counters)
+    if is_known:
+        yield from _of_the_ledger(view.ledgers(live.now)[-1], live)
+        if view.step_shares is not None and live.state.stage is Stage.RUNNING:
+            yield from (
+                MetricSample(Metric.STEP_TIME, share / 100, (part,)) for part, share in zip(PARTS, view.step_shares.parts, strict=True)
+            )
+    yield from _of_the_counters(view.counters if is_known else RunCounters())
     if live.mirror is not None:
         yield from _of_the_mirror(live.mirror)
     yield from _of_the_node(live)
@@ -75,7 +84,13 @@ def _of_the_run(live: LiveFacts) -> Iterator[MetricSample]:
         yield MetricSample(Metric.PROGRESS, live.last_progress_t)
     yield MetricSample(Metric.HANG, attempt.hang is not None)
     yield MetricSample(Metric.WARNINGS, len(attempt.warnings))
-    for node, rank, _ in training.stragglers(attempt):
+    for held in live.memory:
+        for kind, size in list(asdict(held).items())[1:]:
+            if size is not None:
+                yield MetricSample(Metric.RANK_MEMORY, size, (str(held.rank), kind))
+    for forecast in attempt.forecasts:
+        yield MetricSample(Metric.OUT_OF_MEMORY, forecast.out_t, (forecast.subject,))
+    for node, rank, _ in loss_and_pace.stragglers(attempt):
         yield MetricSample(Metric.STRAGGLER, 1, (str(node), "" if rank is None else str(rank)))
     yield MetricSample(Metric.INCIDENT_OPEN, run.incident is not None)
     yield MetricSample(Metric.RESTARTS_LEFT, budget.restarts_left(run.failures, live.now, run.policy, run.charged))
@@ -84,8 +99,8 @@ def _of_the_run(live: LiveFacts) -> Iterator[MetricSample]:
 def _of_the_ledger(ledger: RunLedger, live: LiveFacts) -> Iterator[MetricSample]:
     figures = figures_of([ledger], ())
     yield MetricSample(Metric.RUN_START, ledger.begin_t)
-    yield MetricSample(Metric.PACE, steps_per_second(ledger.samples, live.state.attempt.number, live.now))
-    loss = next((sample.loss for sample in reversed(ledger.samples) if sample.loss is not None), None)
+    yield MetricSample(Metric.PACE, steps_per_second(ledger.newest_samples, live.state.attempt.number, live.now))
+    loss = next((sample.loss for sample in (*reversed(ledger.newest_samples), *reversed(ledger.samples)) if sample.loss is not None), None)
     if loss is not None:
         yield MetricSample(Metric.LOSS, loss)
     for state, took_s in figures.seconds.items():
@@ -97,7 +112,7 @@ def _of_the_ledger(ledger: RunLedger, live: LiveFacts) -> Iterator[MetricSample]
 
 def steps_per_second(samples: Sequence[PaceSample], attempt: int, now: float) -> float:
     """Return the pace of the newest reports of an attempt, 0 where it made no step that was reported."""
-    newest = [sample for sample in samples[-PACE_REPORTS:] if sample.attempt == attempt]
+    newest = [sample for sample in samples[-NEWEST_SAMPLES:] if sample.attempt == attempt]
     if not newest:
         return 0.0
     first, last = newest[0], newest[-1]
@@ -110,11 +125,12 @@ def steps_per_second(samples: Sequence[PaceSample], attempt: int, now: float) ->
 
 def _of_the_counters(counters: RunCounters) -> Iterator[MetricSample]:
     """Yield each count, also where it is 0: Prometheus sees no increase of a series that was not there."""
-    for cause in (*(cause.value for cause in Cause), *NO_FAILURE):
-        yield MetricSample(Metric.RESTARTS, counters.restarts[cause], (cause,))
-    for cause in (cause.value for cause in Cause):
+    ours = tuple(cause.value for cause in Cause)
+    for cause in dict.fromkeys((*ours, *NO_FAILURE, *counters.restarts)):
+        yield MetricSample(Metric.RESTARTS, counters.restarts.get(cause, 0), (cause,))
+    for cause in dict.fromkeys((*ours, *counters.incidents)):
         for action in PlanKind:
-            yield MetricSample(Metric.INCIDENTS, counters.incidents[cause, action.value], (cause, action.value))
+            yield MetricSample(Metric.INCIDENTS, counters.incidents.get(cause, {}).get(action.value, 0), (cause, action.value))
     yield MetricSample(Metric.RECOVERY, counters.recovery_s, events=counters.recoveries)
     yield MetricSample(Metric.CHECKPOINTS, counters.verified)
     if counters.verified_t is not None:

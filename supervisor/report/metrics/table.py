@@ -55,6 +55,25 @@ class Metric(StrEnum):
     )
     HANG = "hang", "gauge", "", "1 while the ranks are confirmed to [hang](hangs.md), else 0"
     WARNINGS = "training_warnings", "gauge", "", "how many things are strange about the [loss or the pace](loss-and-pace.md) now"
+    RANK_MEMORY = (
+        "rank_memory_bytes",
+        "gauge",
+        "rank kind",
+        (
+            "what a rank of this node held up to 10 s ago. `kind`: `resident` (its process), `loaders` (its loader workers and other "
+            "processes), and by torch's own count `gpu_allocated`, `gpu_reserved`, `gpu_peak`, `gpu_limit`, `pinned`. No sample of what "
+            "is not known"
+        ),
+    )
+    OUT_OF_MEMORY = (
+        "out_of_memory_timestamp_seconds",
+        "gauge",
+        "of",
+        (
+            "when memory will be used up as it [grows now](memory.md): of the `host`, or of a GPU (`gpu 3`: of rank 3). No sample "
+            "where that is not in sight"
+        ),
+    )
     STRAGGLER = (
         "straggler",
         "gauge",
@@ -64,18 +83,32 @@ class Metric(StrEnum):
             "in the attempt, `rank` is empty where its ranks are alike. Only on the coordinator's node; no sample where none is slow"
         ),
     )
+    STEP_TIME = (
+        "step_time_ratio",
+        "gauge",
+        "part",
+        (
+            "[where a step goes](loss-and-pace.md#where-a-step-goes) over the last minutes, the mean of this node's ranks: `data`, "
+            "`compute`, `communication`, `optimizer`, `checkpoint`, `gpu`, `rest`. Missing where it is not known"
+        ),
+    )
     # where the time goes
     TIME = (
         "time_seconds",
         "gauge",
         "state",
         (
-            "seconds of this run in each [state](report.md#states); they add up to the wall clock. A gauge, because a later finding moves "
-            "time: what seemed productive was a hang"
+            "seconds of this run in each [state](time-ledger.md#states); they add up to the wall clock. A gauge, because a later finding "
+            "moves time: what seemed productive was a hang"
         ),
     )
-    ETTR = "ettr_ratio", "gauge", "", "[ETTR](report.md#figures): the share of the run's wall clock in which new steps were made"
-    GOODPUT = "goodput_ratio", "gauge", "", "[goodput](report.md#figures): the same without slow steps, and without those that were lost"
+    ETTR = "ettr_ratio", "gauge", "", "[ETTR](time-ledger.md#figures): the share of the run's wall clock in which new steps were made"
+    GOODPUT = (
+        "goodput_ratio",
+        "gauge",
+        "",
+        "[goodput](time-ledger.md#figures): the same without slow steps, and without those that were lost",
+    )
     # what failed
     RESTARTS = (
         "restarts_total",
@@ -107,7 +140,7 @@ class Metric(StrEnum):
     )
     CHECKPOINT_STEP = "checkpoint_last_verified_step", "gauge", "", "its step, where it is known"
     MIRROR_BACKLOG = "mirror_backlog_checkpoints", "gauge", "", "verified checkpoints that are not in every mirror yet. Only with a mirror"
-    MIRROR_BYTES = "mirror_backlog_bytes", "gauge", "", "the size of those that the mirror's process holds. Only with a mirror"
+    MIRROR_BYTES = "mirror_backlog_bytes", "gauge", "", "the size of those that the reader process holds. Only with a mirror"
     MIRROR_BEHIND = "mirror_behind_seconds", "gauge", "", "for how long the mirrors have not held all checkpoints; 0: they do"
     MIRROR_TIME = "mirror_last_success_timestamp_seconds", "gauge", "", "when a mirror last took a checkpoint of this run"
     MIRROR_FAILING = "mirror_failing", "gauge", "", "1 while an upload fails or stands still, else 0. Only with a mirror"

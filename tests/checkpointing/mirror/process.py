@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,20 +15,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
 import pytest
 
 from checkpointing.manifest import digest, documents
 from checkpointing.mirror import keys
 from checkpointing.mirror.backends import S3Options
 from checkpointing.mirror.backends.opening import open_backend
+from checkpointing.mirror.source import HeldFile, held_files, pinned_files
+from checkpointing.mirror.upload import CheckpointUpload
 from checkpointing.model import Identity
 from tests.checkpointing.mirror.faults import Proxy
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from checkpointing.mirror.backends import Backend
+    from checkpointing.mirror.source import TransferControl
 
 PART = 5 << 20  # the least that S3 allows for a part that is not the last
 ROOT = Path(__file__).parents[3]
+FINISH = {"cmd": "finish", "deadline_s": 60}  # it ends the pauses after failures, as at the end of a run
 
 
 @dataclass(frozen=True)
@@ -139,22 +147,55 @@ def describe(path: Path, step: int, *, job: str = "job") -> Path:
     return written
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """A checkpoint that is to be sent."""
+
+    manifest: documents.Manifest
+    raw_manifest: bytes
+    held: tuple[HeldFile, ...]
+
+
+def waiting(path: str, raw_manifest: bytes) -> Waiting:
+    """Return the checkpoint at a path as one that is to be sent, as it is now."""
+    manifest = documents.decode(raw_manifest)
+    return Waiting(manifest, raw_manifest, held_files(path, manifest))
+
+
+def upload(backend: Backend, entry: Waiting, control: TransferControl) -> str:
+    """Send a checkpoint as the process does; return its key."""
+    sender = CheckpointUpload(backend, keys.key_of(entry.manifest), control, entry.manifest.part_bytes)
+    return sender.complete(entry.manifest, entry.raw_manifest, entry.held)
+
+
 class Process:
     """The mirror process. Use as a context manager: it is ended by the end of its stdin."""
 
-    def __init__(self, place: Place | Directory, *, env: dict[str, str] | None = None, **more: Any) -> None:  # noqa: ANN401 -- a row of JSON
+    def __init__(
+        self,
+        place: Place | Directory,
+        *,
+        env: dict[str, str] | None = None,
+        orders: Sequence[dict[str, Any]] = (),
+        **more: Any,  # noqa: ANN401 -- a row of JSON
+    ) -> None:
+        """`orders`: what another process left undone."""
         self.events: list[dict[str, Any]] = []
         self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.popen = subprocess.Popen(
-            [sys.executable, "-P", "-m", "checkpointing.mirror.process"],
+            [sys.executable, "-P", "-m", "checkpointing.reader.process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
             text=True,
         )
         threading.Thread(target=self._read, daemon=True).start()
-        spool = str(place.home / "state" / "spool")
-        self.send({"cmd": "configure", "spool": spool, "mirrors": [place.url], "job": "job", "workers": 2, "s3": place.s3, **more})
+        self._n_mirrors = len(more.get("mirrors", [place.url]))
+        self._pins = place.home / "state" / "pins"
+        self.orders: list[dict[str, Any]] = []  # as the supervisor holds them
+        self.send({"cmd": "configure", "mirrors": [place.url], "job": "job", "workers": 2, "s3": place.s3, **more})
+        for order in orders:
+            self.again(order)
 
     def __enter__(self) -> Self:
         """Give the process, which runs already."""
@@ -178,9 +219,36 @@ class Process:
         self.popen.stdin.write(json.dumps(row) + "\n")
         self.popen.stdin.flush()
 
-    def mirror(self, path: Path, described: Path, step: int = 100) -> None:
-        """Ask for a checkpoint."""
-        self.send({"cmd": "mirror", "path": str(path), "step": step, "manifest": described.read_text(encoding="ascii")})
+    def mirror(self, path: Path, described: Path) -> str:
+        """Ask for a checkpoint, as the supervisor does. Return how its files are pinned."""
+        raw = described.read_text(encoding="ascii")
+        manifest = documents.decode(raw.encode())
+        name = keys.nonce_of(manifest)
+        held = next((order["held"] for order in self.orders if order["id"] == name), None)
+        if held is None:
+            shutil.rmtree(self._pins / name, ignore_errors=True)  # of a process before this one
+            (self._pins / name).mkdir(parents=True)
+            held = msgspec.to_builtins(pinned_files(str(path), manifest, str(self._pins / name)))
+        at = manifest.saved_ns / 1e9
+        n_bytes = manifest.n_bytes
+        self.again({"cmd": "mirror", "id": name, "path": str(path), "manifest": raw, "held": held, "at": at, "n_bytes": n_bytes})
+        return next((file["how"] for file in held if file["how"] != "reflink"), "reflink")
+
+    def undone(self) -> list[dict[str, Any]]:
+        """Return what it was asked for and did not report as arrived or given up, as the supervisor asks another process for it."""
+        orders = []
+        for order in self.orders:
+            own = [row for row in self.events if row.get("id") == order["id"]]
+            done = [row["mirror"] for row in own if row["ev"] == "uploaded"]
+            begun = [row["mirror"] for row in own if row["ev"] == "progress" and row["sent"]]
+            if len(set(done)) < self._n_mirrors and not any(row["ev"] == "alert" for row in own):
+                orders.append({**order, "done": done, "begun": begun})
+        return orders
+
+    def again(self, order: dict[str, Any]) -> None:
+        """Ask as another process was asked."""
+        self.orders.append(order)
+        self.send(order)
 
     def wait_for(self, ev: str, deadline_s: float = 60.0, **members: Any) -> dict[str, Any]:  # noqa: ANN401 -- as above
         """Return the first event of this name and with these members that has not been returned yet."""

@@ -18,7 +18,7 @@ from pathlib import Path
 
 KINDS = ("proxy", "object", "container", "account")
 FILTERS = (
-    "catch_errors gatekeeper healthcheck cache listing_formats s3api tempauth copy bulk slo dlo symlink versioned_writes".split()  # noqa: SIM905
+    "catch_errors gatekeeper healthcheck cache listing_formats s3api tempauth copy bulk slo dlo versioned_writes symlink".split()  # noqa: SIM905
 )
 OPTIONS = {
     "tempauth": "user_test_tester = testing .admin",

@@ -126,6 +126,27 @@ def test_a_name_with_part_in_it_is_an_object_like_any_other(backend: Backend) ->
     assert list(backend.list("", unfinished=True)) == []
 
 
+def test_an_object_whose_name_is_as_long_as_a_name_may_be_is_kept_and_its_upload_found_and_removed(tmp_path: Path) -> None:
+    backend = open_backend(str(tmp_path))
+    for name in ("x" * 255, "é" * 127):
+        backend.put(f"a/{name}", body(b"one"))
+        assert b"".join(backend.read(f"a/{name}", 0, 3)) == b"one"
+        upload = backend.begin(f"b/{name}")
+        part = backend.put_part(upload, 1, body(b"two"))
+        assert backend.begin(f"b/{name}", upload.id).parts == (part,)
+        assert [stored.upload_id for stored in backend.list("b/", unfinished=True)] == [upload.id]
+        assert not list(backend.list("b/"))
+        backend.complete(upload, [part], digest.of_bytes(b"two"))
+        left = backend.begin(f"c/{name}")
+        [stored] = backend.list("c/", unfinished=True)
+        assert stored.upload_id == left.id
+        backend.remove(stored.key, stored.upload_id)
+        assert {stored.key for stored in backend.list("")} == {f"a/{name}", f"b/{name}"}
+        assert not (tmp_path / "c").exists()
+        backend.remove(f"a/{name}")
+        backend.remove(f"b/{name}")
+
+
 def test_the_log_that_a_kill_left_after_the_rename_is_found_and_removed(tmp_path: Path) -> None:
     backend = open_backend(str(tmp_path))
     upload = backend.begin("a/x")
@@ -172,6 +193,6 @@ def test_a_connection_whose_encryption_breaks_while_a_body_is_read_is_asked_agai
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(type(backend), "_call", lambda *_rest, **_more: {"Body": Breaks()})
+    monkeypatch.setattr(type(backend), "_asked", lambda *_rest, **_more: {"Body": Breaks()})
     with pytest.raises(Unavailable, match="record layer"):
         list(backend.read("a", 0, 1))

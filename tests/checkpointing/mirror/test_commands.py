@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,12 @@ import torch
 from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.manifest import check, documents
 from checkpointing.manifest.documents import Manifests
+from checkpointing.mirror import client
 from checkpointing.retention import rules
 from checkpointing.retention.copies import Copies
 from checkpointing.verification import verify
 from supervisor.checkpoints.discovery.record import LOGGED, WRITE, LoggedRun, Write
-from supervisor.checkpoints.mirror import process
+from supervisor.checkpoints.mirror import uploads
 from supervisor.cli.checkpoints import mirror as checkpoint_mirror
 from supervisor.cli.checkpoints import prune
 from supervisor.cli.main import main
@@ -63,14 +65,24 @@ def test_push_list_pull_and_restore(settings: Settings, tmp_path: Path, capsys: 
     assert "step_2.pt" in capsys.readouterr().out
 
 
+def test_a_push_tells_of_each_of_its_reads_and_of_what_is_sent(settings: Settings, tmp_path: Path) -> None:
+    path, told = saved(tmp_path, 1), list[tuple[str, int, int]]()
+    (backend,) = checkpoint_mirror.backends_of(settings)
+    list(client.push(path, [backend], job="job", progress=lambda *row: told.append(row)))
+    size = os.path.getsize(path)  # noqa: PTH202  as the command gets it
+    assert list(dict.fromkeys(phase for phase, _, _ in told)) == ["verifying", "reading", "pushing"]
+    assert all(done <= total == size for _, done, total in told)
+    assert {phase: done for phase, done, _ in told}["pushing"] == size
+
+
 def test_pull_takes_what_was_named_and_not_what_ends_like_it(settings: Settings, tmp_path: Path) -> None:
     checkpoint_mirror.push(settings, "job", [saved(tmp_path, 5000), saved(tmp_path, 1005)], as_json=True)
-    last = max((tmp_path / "mirror" / "job" / "by-hand").glob("step-1005-*")).name
+    last = next((tmp_path / "mirror" / "job" / "by-hand" / "attempt-0" / "step-1005").iterdir()).name
     for wanted in (last[-1], last[-3:], "005"):
         with pytest.raises(SuperviseError, match="no such") as caught:
             checkpoint_mirror.pull(settings, "job", wanted, str(tmp_path / "none"), as_json=True)
         assert caught.value.exit_code == ExitCode.USAGE
-    for number, wanted in enumerate(("1005", "step_1005.pt", last, last.rpartition("-")[2])):
+    for number, wanted in enumerate(("1005", "step_1005.pt", last, f"step-1005/{last}")):
         assert checkpoint_mirror.pull(settings, "job", wanted, str(tmp_path / str(number)), as_json=True) == 0
         assert (tmp_path / str(number) / "step_1005.pt").exists()
 
@@ -80,7 +92,7 @@ def test_pull_asks_which_of_several_is_meant(settings: Settings, tmp_path: Path)
         checkpoint_mirror.push(settings, "job", [saved(tmp_path, 5)], as_json=True)
     with pytest.raises(SuperviseError, match="several") as caught:
         checkpoint_mirror.pull(settings, "job", "5", str(tmp_path / "none"), as_json=True)
-    assert (caught.value.exit_code, caught.value.hint.count("step-5-")) == (ExitCode.USAGE, 2)
+    assert (caught.value.exit_code, caught.value.hint.count("step-5/")) == (ExitCode.USAGE, 2)
 
 
 def test_a_torn_one_is_not_pushed(settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +122,7 @@ def test_what_would_go_is_printed_and_the_jobs_own_are_left_to_its_supervisor(
     (state / "checkpoints").mkdir(parents=True)
     (state / "journal.jsonl").touch()
     catalogue = CheckpointCatalogue(state / "checkpoints", is_writer=True)
-    manifests, copies = Manifests(catalogue), Copies(str(state / "checkpoints"), 1 << 30)
+    manifests, copies = Manifests(catalogue), Copies(catalogue, 1 << 30)
     writes = []
     for step in (1, 2, 3):
         path = saved(tmp_path, step)
@@ -150,7 +162,7 @@ def test_a_relative_mirror_is_the_one_that_a_run_takes(
     here = dataclasses.replace(settings, cwd=str(tmp_path), checkpoints=dataclasses.replace(settings.checkpoints, mirror=(mirror,)))
     assert checkpoint_mirror.push(here, "job", [saved(tmp_path, 1)], as_json=True) == 0
     assert rows(capsys)[0]["mirror"] == str(tmp_path / "mirror")
-    assert process.mirrors(here) == [str(tmp_path / mirror)]
+    assert uploads.mirrors(here) == [str(tmp_path / mirror)]
 
 
 def test_ls_of_a_mirror_shows_what_pull_takes(settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

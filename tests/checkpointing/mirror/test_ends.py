@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
 import json
@@ -18,8 +17,7 @@ from checkpointing.io.tree import ReadOptions
 from checkpointing.manifest import check
 from checkpointing.manifest.documents import About, encode
 from checkpointing.mirror.backends.opening import open_backend
-from checkpointing.mirror.spool import Spool
-from checkpointing.mirror.upload import TransferControl, upload
+from checkpointing.mirror.source import TransferControl
 from checkpointing.verification import verify
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.mirror import restore_process
@@ -30,8 +28,10 @@ from supervisor.core.model import RankInfo
 from supervisor.core.values import replace
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job.job import Job
+from tests.checkpointing.mirror.process import upload, waiting
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from checkpointing.manifest.documents import Manifest
@@ -56,14 +56,21 @@ def checkpoints(tmp_path: Path) -> JobCheckpoints:
 
 
 def test_the_mirrors_are_asked_where_nothing_here_is_good(checkpoints: JobCheckpoints, tmp_path: Path) -> None:
-    assert checkpoint_mirror.ask(checkpoints, lambda: NOTHING) == checkpoint_mirror.MirrorAnswer(NOTHING, none_good=False)
+    listed: list[str] = []
+
+    def ask(restore: Callable[[], RestoreAnswer]) -> checkpoint_mirror.MirrorAnswer | None:
+        return checkpoint_mirror.ask(checkpoints, restore, lambda _took: listed.append("once"))
+
+    assert ask(lambda: NOTHING) == checkpoint_mirror.MirrorAnswer(NOTHING, none_good=False)
+    assert listed == [], "nothing lies here"
     path = tmp_path / "here" / "step_10.pt"
     torch.save({"step": 10, "w": torch.ones(4096)}, path)
     whole = path.read_bytes()
     path.write_bytes(whole[:-1000])
-    assert checkpoint_mirror.ask(checkpoints, lambda: NOTHING) == checkpoint_mirror.MirrorAnswer(NOTHING, none_good=True)
+    assert ask(lambda: NOTHING) == checkpoint_mirror.MirrorAnswer(NOTHING, none_good=True)
     (tmp_path / "here" / "step_5.pt").write_bytes(whole)
-    assert checkpoint_mirror.ask(checkpoints, lambda: pytest.fail("one is good")) is None
+    assert ask(lambda: pytest.fail("one is good")) is None
+    assert listed == ["once"], "the catalogue is new"
 
 
 def saved(path: Path, step: int) -> None:
@@ -141,7 +148,7 @@ def test_what_came_to_a_declared_place_unseen_is_this_jobs_own(tmp_path: Path, c
     torch.save({"step": 1, "mode": Mode.WARM}, planted)
     event = checkpoints.select(1.0, 1)
     assert [path for path, _ in event.dangerous] == [str(planted)], "it lay there before"
-    assert ("Mode" in event.dangerous[0][1], event.torn, event.found) == (True, (), 1), "it is whole"
+    assert ("Mode" in event.dangerous[0][1], event.torn, event.n_found) == (True, (), 1), "it is whole"
     torch.save({"step": 2, "mode": Mode.WARM}, later)  # no hook saw it
     torch.save({"step": 2, "mode": Mode.WARM}, tmp_path / "other.pt")
     chosen = checkpoints.select(2.0, 2).chosen
@@ -199,7 +206,7 @@ def test_the_last_checkpoint_of_a_run_is_none_that_another_job_saved_to_the_same
     saved(theirs, 9)
     os.utime(theirs, ns=(time.time_ns(), time.time_ns()))  # within one tick of the clock it would be the same file
     for path in (mine, theirs):  # as the watcher does
-        manifest = checkpoints.recorder.record(verify(str(path)), ReadOptions())
+        manifest = checkpoints.recorder.record_verified(verify(str(path)), ReadOptions())
         assert manifest is not None
         assert manifest.about.run == "run-1", "by its time it is of this run"
         checkpoints.recorder.note_newest(manifest)
@@ -216,9 +223,8 @@ def test_what_a_mirror_has_of_this_job_is_its_own(tmp_path: Path, checkpoints: J
     mirror = str(tmp_path / "mirror")
     (tmp_path / "mirror").mkdir()
     manifest = check.build(verify(str(path), own=True), About(job, "run-0"), reading=ReadOptions())
-    with contextlib.closing(Spool(str(tmp_path / "spool"))) as spool:
-        entry = spool.add(str(path), 1, encode(manifest))
-        upload(open_backend(mirror), entry, spool.log(entry, mirror), TransferControl())
+    entry = waiting(str(path), encode(manifest))
+    upload(open_backend(mirror), entry, TransferControl())
     path.unlink()
     settings = dataclasses.replace(checkpoints._job.settings, checkpoints=Checkpoints(paths=("*.pt",), mirror=(mirror,), restore_from=job))  # noqa: SLF001 -- the same job
     here = JobCheckpoints(replace(checkpoints._job, settings=settings, environ=dict(os.environ)), ignore)  # noqa: SLF001 -- as above
@@ -271,13 +277,18 @@ def test_only_who_has_nothing_is_ended_by_a_mirror_that_gives_nothing() -> None:
 def test_a_newer_copy_that_was_passed_over_is_reported_and_recorded() -> None:
     lines: list[str] = []
     answer = RestoreAnswer(
-        "restored", "/a.pt", 100, "s3://b", 10, passed_over=(("s3://b/job/run/step-120-1/", "the copy is damaged: part 2"),)
+        "restored",
+        "/a.pt",
+        100,
+        "s3://b",
+        10,
+        passed_over=(("s3://b/job/run/attempt-1/step-120/0123456789ab/", "the copy is damaged: part 2"),),
     )
     checkpoint_mirror.report(checkpoint_mirror.MirrorAnswer(answer, none_good=False), lines.append)
-    assert lines[0] == "passed over in the mirror: s3://b/job/run/step-120-1/: the copy is damaged: part 2"
+    assert lines[0] == "passed over in the mirror: s3://b/job/run/attempt-1/step-120/0123456789ab/: the copy is damaged: part 2"
     note = checkpoint_mirror.note(answer)
-    assert note.text == "a.pt from s3://b; passed over: step-120-1: the copy is damaged: part 2"
-    assert note.data["passed_over"] == [["s3://b/job/run/step-120-1/", "the copy is damaged: part 2"]]
+    assert note.text == "a.pt from s3://b; passed over: step-120/0123456789ab: the copy is damaged: part 2"
+    assert note.data["passed_over"] == [["s3://b/job/run/attempt-1/step-120/0123456789ab/", "the copy is damaged: part 2"]]
 
 
 def test_the_end_waits_until_its_time_is_up_the_first_signal_shortens_it_and_the_second_ends_it() -> None:

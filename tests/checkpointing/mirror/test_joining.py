@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from checkpointing import examine
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.io.tree import ReadOptions
 from checkpointing.manifest import check, documents
 from checkpointing.manifest.documents import About, NodePart
-from checkpointing.mirror import joining, listing, removal, restore
+from checkpointing.mirror import joining, keys, listing, removal, restore
 from checkpointing.mirror.backends import Unavailable
 from checkpointing.mirror.restore import PartsMissing, PathOccupied
-from checkpointing.mirror.spool import Spool
-from checkpointing.mirror.upload import TransferControl, upload
+from checkpointing.mirror.source import TransferControl, held_files
+from checkpointing.mirror.upload import CheckpointUpload
 from checkpointing.model import Verdict
 from checkpointing.verification import verify, verify_part
+from supervisor.checkpoints.mirror.waiting import WaitingUploads
 from tests.checkpointing.formats.directories.test_rank_shards import deepspeed
+from tests.checkpointing.mirror.process import upload, waiting
 from tests.support import node_parts
 
 if TYPE_CHECKING:
@@ -55,11 +57,8 @@ class Nodes:
     def send(self, node: int, *, save: str = "") -> str:
         """Send a node's part, as its mirror process does."""
         made = self.part(node, save=save)
-        with closing(Spool(str(self._home / f"spool-{node}"))) as spool:
-            entry = spool.add(str(self.paths[node]), 40, documents.encode(made))
-            key = upload(self.backend, entry, spool.log(entry, self.backend.url), TransferControl(pause=lambda _s: None))
-            spool.mark_done(entry, self.backend.url, [self.backend.url])
-            return key
+        entry = waiting(str(self.paths[node]), documents.encode(made))
+        return upload(self.backend, entry, TransferControl(pause=lambda _s: None))
 
     def restore(self, node: int) -> restore.Restored | None:
         """Restore to where a node saves, as its supervisor does: only that place is permitted."""
@@ -79,16 +78,13 @@ def nodes(place: Place, whole: Path) -> Nodes:
     return Nodes(place.home, whole, place.backend())
 
 
-def test_a_part_with_the_content_of_one_that_still_waits_is_sent_too(nodes: Nodes, place: Place) -> None:
+def test_a_part_with_the_content_of_one_that_still_waits_is_sent_too(nodes: Nodes, tmp_path: Path) -> None:
     frozen = [nodes.part(1, save=save) for save in (SAVE, OTHER)]
     assert frozen[0].id == frozen[1].id
-    with closing(Spool(str(place.home / "spool"))) as spool:
-        waiting = [spool.add(str(nodes.paths[1]), step, documents.encode(made)) for step, made in zip((40, 60), frozen, strict=True)]
-        assert [entry.manifest.save for entry in waiting] == [SAVE, OTHER]
-        assert len(spool.entries()) == 2
-    with closing(Spool(str(place.home / "spool"))) as spool:
-        assert {entry.manifest.save for entry in spool.entries()} == {SAVE, OTHER}
-        assert spool.add(str(nodes.paths[1]), 60, documents.encode(frozen[1])).id == waiting[1].id
+    waiting_uploads = WaitingUploads(CheckpointCatalogue(tmp_path / "state", is_writer=True), tmp_path / "state")
+    held = [waiting_uploads.hold(made) for made in frozen]
+    assert [row.id for row in waiting_uploads.rows()] == [SAVE, OTHER]
+    assert waiting_uploads.hold(frozen[1]) == held[1]
 
 
 @pytest.mark.process
@@ -99,7 +95,7 @@ def test_the_last_part_makes_the_checkpoint_and_each_node_gets_all_of_it(nodes: 
     with pytest.raises(PartsMissing, match=r"not all nodes have sent their part: .* sent by host-"):
         restore.of_save([nodes.backend], "job", SAVE)
     key = nodes.send(1 - first)
-    assert key == f"job/nodes/step_40-{SAVE}/"
+    assert key == f"job/nodes/parts/step-40/{SAVE}/"
     assert sorted(name.removeprefix(key) for name in place.objects()) == [
         "data/.metadata",
         "data/__0_0.distcp",
@@ -153,7 +149,7 @@ def test_a_node_that_dies_between_its_part_and_the_joint_manifest(nodes: Nodes, 
         patch.setattr(joining, "write", killed)
         with pytest.raises(KeyboardInterrupt):
             nodes.send(1)
-    manifest = f"job/nodes/step_40-{SAVE}/manifest.json"
+    manifest = f"job/nodes/parts/step-40/{SAVE}/manifest.json"
     assert manifest not in place.objects()
     shutil.rmtree(nodes.paths[1])
     done = restore.of_save([nodes.backend], "job", SAVE, refusal=lambda path: None if "node-1" in path else ("is elsewhere", ""))
@@ -239,10 +235,11 @@ def test_a_kill_while_the_missing_files_are_put_in_place_leaves_what_the_next_st
 def test_a_part_that_changed_is_removed_without_those_of_other_nodes(nodes: Nodes, place: Place) -> None:
     nodes.send(0)
     sent = set(place.objects())
-    key = nodes.send(1)
-    document = f"{key}parts/1.json"
-    part = documents.decode(b"".join(nodes.backend.read(document, 0, place.objects()[document])))
-    removal.remove_part(nodes.backend, part)
+    part = nodes.part(1)
+    upload = CheckpointUpload(nodes.backend, keys.key_of(part), TransferControl())
+    key = upload.complete(part, documents.encode(part), held_files(str(nodes.paths[1]), part))
+    assert key + keys.MANIFEST in place.objects()
+    assert upload.abandon() == ()
     assert set(place.objects()) == sent
     nodes.send(1)
     removal.remove(nodes.backend, key)

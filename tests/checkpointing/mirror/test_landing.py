@@ -8,7 +8,6 @@ import os
 import shutil
 import threading
 import time
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,14 +19,13 @@ from checkpointing.mirror import keys, restore, restore_target
 from checkpointing.mirror.backends import Backend, Bytes, NotFound, PermissionDenied
 from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.restore import PathNotPermitted, PathOccupied, Unreachable
-from checkpointing.mirror.spool import Spool
-from checkpointing.mirror.upload import TransferControl, upload
+from checkpointing.mirror.source import TransferControl
 from supervisor.checkpoints.mirror import restore_process
 from supervisor.checkpoints.mirror.restore_permission import refusal
 from supervisor.config.settings import Settings
 from supervisor.core.values import replace
 from supervisor.job.job import Job
-from tests.checkpointing.mirror.process import save, save_tree
+from tests.checkpointing.mirror.process import save, save_tree, upload, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,19 +38,15 @@ def backend(tmp_path: Path) -> Backend:
     return open_backend(str(tmp_path / "mirror"))
 
 
-def bring(home: Path, backend: Backend, path: Path, described: Path, **changed: object) -> str:
+def bring(backend: Backend, path: Path, described: Path, **changed: object) -> str:
     """Mirror a checkpoint, its manifest changed in parts, and return its key."""
     raw = documents.encode(dataclasses.replace(documents.read(str(described)), **changed))  # type: ignore[arg-type] -- the test's own
-    with closing(Spool(str(home / "spool"))) as spool:
-        entry = spool.add(str(path), None, raw)
-        key = upload(backend, entry, spool.log(entry, backend.url), TransferControl())
-        spool.drop(entry)
-    return key
+    return upload(backend, waiting(str(path), raw), TransferControl())
 
 
 def brought(home: Path, backend: Backend, step: int, n_bytes: int = 1000) -> tuple[Path, str]:
     path = home / "ckpt" / f"step_{step}.pt"
-    return path, bring(home, backend, path, save(path, n_bytes, step))
+    return path, bring(backend, path, save(path, n_bytes, step))
 
 
 def test_a_place_that_is_not_the_jobs_is_refused_and_nothing_is_made(tmp_path: Path, backend: Backend) -> None:
@@ -166,7 +160,7 @@ def test_two_nodes_of_one_disk_take_turns(tmp_path: Path, backend: Backend, monk
 
 def test_a_whole_checkpoint_that_is_there_already_is_the_answer(tmp_path: Path, backend: Backend) -> None:
     path = tmp_path / "ckpt" / "ckpt.pt"
-    bring(tmp_path, backend, path, save(path, 1000, 1))
+    bring(backend, path, save(path, 1000, 1))
     torch.save({"step": 9, "model": torch.ones(5)}, path)
     before = path.read_bytes()
     done = restore.newest([backend], "job")
@@ -223,7 +217,7 @@ def test_what_another_node_works_at_stays_though_its_lock_is_not_seen_here(tmp_p
 def test_a_framework_finds_what_was_restored_by_its_pointer(tmp_path: Path, backend: Backend, layout: str, name: str, text: str) -> None:
     pointer = {"deepspeed": "latest", "megatron": "latest_checkpointed_iteration.txt"}[layout]
     path = tmp_path / "ckpt" / name
-    bring(tmp_path, backend, path, save_tree(path, {"a.pt": 100}, 7), layout=layout)
+    bring(backend, path, save_tree(path, {"a.pt": 100}, 7), layout=layout)
     assert restore.newest([backend], "job", into=str(tmp_path / "fresh")) is not None
     assert (tmp_path / "fresh" / pointer).read_text() == text
     (tmp_path / "own").mkdir()

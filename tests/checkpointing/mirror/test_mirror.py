@@ -9,8 +9,8 @@ import pytest
 
 from checkpointing.mirror import listing, restore
 from tests.checkpointing.mirror.faults import FLIP, HOLD, LOSE, RESET, STALL, TRUNCATE, Fault
-from tests.checkpointing.mirror.process import PART, Place, Process, describe, save, save_tree
-from tests.support.waiting import wait_for
+from tests.checkpointing.mirror.process import FINISH, PART, Place, Process, describe, save, save_tree
+from tests.support.waiting import PATIENCE_S, wait_for
 
 pytestmark = [pytest.mark.process, pytest.mark.s3]
 
@@ -19,11 +19,10 @@ def test_a_checkpoint_arrives_with_its_manifest_and_comes_back_the_same(place: P
     path = place.home / "ckpt" / "step_100.pt"
     described = save(path)
     with Process(place) as process:
-        process.wait_for("ready", left=0)
-        process.mirror(path, described)
-        assert process.wait_for("spooled")["pin"] in ("reflink", "link")
+        process.wait_for("ready")
+        assert process.mirror(path, described) in ("reflink", "link")
         done = process.wait_for("uploaded")
-        assert process.wait_for("idle")["left"] == 0
+    assert done["left"] == 0
     assert done["sent"] == done["bytes"] == 12 << 20
     assert place.no_manifest_lies() == 1
     assert not place.unfinished()
@@ -51,7 +50,7 @@ def test_a_directory_arrives_whole_with_its_empty_and_small_files(place: Place) 
     ("what", "match", "after"),
     [
         pytest.param(RESET, "^PUT.*partNumber=2", 1 << 20, marks=pytest.mark.slow),
-        (LOSE, "^POST.*uploadId", 0),
+        pytest.param(LOSE, "^POST.*uploadId", 0, marks=pytest.mark.slow),
         (FLIP, "^PUT.*partNumber=2", 0),
         pytest.param("503 SlowDown", "^PUT.*partNumber", 0, marks=pytest.mark.slow),
         pytest.param(RESET, "^POST.*uploads", 0, marks=pytest.mark.slow),
@@ -104,18 +103,20 @@ def test_no_permission_is_one_alert_and_not_a_hot_loop(place: Place) -> None:
         process.mirror(path, save(path))
         alert = process.wait_for("alert")
         assert (alert["what"], "AccessDenied" in alert["message"]) == ("denied", True)
-        process.send({"cmd": "retry"})
-        wait_for(lambda: place.proxy.count("^(PUT|POST)") >= 2, "another attempt")
-        process.wait_for("idle", left=1)
-        assert place.proxy.count("^(PUT|POST)") == 2
-        assert process.alerts() == ["denied"]
+        process.send(FINISH)
+        assert process.popen.wait(PATIENCE_S) == 0
+    assert place.proxy.count("^(PUT|POST)") == 2, "finish is another attempt, and one only"
+    assert process.alerts() == ["denied"]
+    with Process(place, orders=process.undone()) as process:
+        process.wait_for("alert", what="denied")
         denied.times = 0
-        process.send({"cmd": "retry"})
+        process.send(FINISH)
         process.wait_for("recovered", what="denied")
         process.wait_for("uploaded")
     assert place.no_manifest_lies() == 1
 
 
+@pytest.mark.slow
 def test_credentials_that_expired_are_taken_anew(place: Place) -> None:
     path = place.home / "ckpt" / "step_100.pt"
     place.proxy.faults.append(Fault("400 ExpiredToken", "^PUT.*partNumber=2"))
@@ -136,7 +137,7 @@ def test_fresh_credentials_in_the_file_are_found_by_the_running_process(place: P
         process.mirror(path, save(path))
         process.wait_for("alert", what="denied")
         file.write_text("[default]\naws_access_key_id = test:tester\naws_secret_access_key = testing\n")
-        process.send({"cmd": "retry"})
+        process.send(FINISH)
         process.wait_for("uploaded")
     assert place.no_manifest_lies() == 1
 
@@ -144,20 +145,19 @@ def test_fresh_credentials_in_the_file_are_found_by_the_running_process(place: P
 def test_while_the_mirror_is_away_it_is_kept_and_the_newest_goes_first(place: Place) -> None:
     place.proxy.refuses = True
     paths = [place.home / "ckpt" / f"step_{step}.pt" for step in (100, 200, 300, 400)]
+    described = [save(path, step=number * 100) for number, path in enumerate(paths, 1)]  # before: it takes as long as a pause of the upload
     with Process(place) as process:
         for number, path in enumerate(paths, 1):
-            process.mirror(path, save(path, step=number * 100), step=number * 100)
-            process.wait_for("spooled")
+            process.mirror(path, described[number - 1])
             if number == 1:
                 process.wait_for("alert", what="away")  # until then it is under way, and would not be dropped
         process.wait_for("alert", what="dropped", path=str(paths[0]))
     for path in paths:
         path.unlink()  # the job tidies up: the pins hold on
-    with Process(place) as process:
-        process.wait_for("ready", left=3)
+    with Process(place, orders=process.undone()) as process:
         process.wait_for("alert", what="away")
         place.proxy.refuses = False
-        process.send({"cmd": "retry"})
+        process.send(FINISH)
         assert [process.wait_for("uploaded")["step"] for _ in range(3)] == [400, 300, 200]
         assert process.alerts() == ["away"]
     assert place.no_manifest_lies() == 3
@@ -168,8 +168,7 @@ def test_a_file_that_is_overwritten_in_place_is_abandoned(place: Place) -> None:
     held = Fault(HOLD, "^PUT.*partNumber=1")
     place.proxy.faults.append(held)
     with Process(place, workers=1) as process:
-        process.mirror(path, save(path))
-        if process.wait_for("spooled")["pin"] == "reflink":
+        if process.mirror(path, save(path)) == "reflink":
             pytest.skip("a reflink is not reached by an overwrite")
         wait_for(held.hit.is_set, "a part on its way")
         with path.open("r+b") as file:
@@ -178,7 +177,9 @@ def test_a_file_that_is_overwritten_in_place_is_abandoned(place: Place) -> None:
         held.release.set()
         alert = process.wait_for("alert", what="changed")
         assert str(path) in alert["message"]
-        process.wait_for("idle", left=0)
+        process.send(FINISH)
+        assert process.popen.wait(PATIENCE_S) == 0
+    assert process.alerts() == ["changed"], "it waits no more"
     assert place.objects() == {}
     assert not place.unfinished()
 
@@ -227,7 +228,7 @@ def test_only_as_many_as_asked_for_stay_at_the_mirror(place: Place) -> None:
     with Process(place, keep=2) as process:
         for step in (1, 2, 3):
             path = place.home / "ckpt" / f"step_{step}.pt"
-            process.mirror(path, save(path, 1000, step=step), step)
+            process.mirror(path, save(path, 1000, step=step))
             process.wait_for("uploaded", step=step)
         assert process.wait_for("pruned")["step"] == 1
     assert place.proxy.count("^GET.*/manifest.json") == 3, "each manifest is read once"
@@ -235,21 +236,13 @@ def test_only_as_many_as_asked_for_stay_at_the_mirror(place: Place) -> None:
     assert [one.manifest.step for one in kept] == [3, 2]
 
 
-def test_the_second_process_on_one_spool_says_so_and_ends(place: Place) -> None:
-    with Process(place) as first:
-        first.wait_for("ready")
-        with Process(place) as second:
-            assert "another process" in second.wait_for("alert", what="held")["message"]
-            assert second.popen.wait(20) == 75
-
-
 def test_nonsense_is_refused_and_the_next_command_is_executed(place: Place) -> None:
     path = place.home / "ckpt" / "step_100.pt"
     with Process(place) as process:
         process.send({"cmd": "mirror"})
         assert process.wait_for("alert", what="refused")["hint"].startswith("report this")
-        process.send({"cmd": "mirror", "path": str(path), "step": 1, "manifest": "{"})
-        assert "the manifest belongs to it" in process.wait_for("alert", what="refused")["hint"]
+        process.send({"cmd": "mirror", "id": "x", "path": str(path), "manifest": "{", "held": [], "at": 1.0, "n_bytes": 1})
+        assert "the manifest does not belong to it" in process.wait_for("alert", what="refused", id="x")["hint"]
         process.mirror(path, save(path, 100))
         process.wait_for("uploaded")
 
@@ -262,7 +255,7 @@ def test_memory_does_not_grow_with_the_size(place: Place, tmp_path: Path) -> Non
         file.truncate(300 << 20)  # zeros are bytes as well
     described = describe(path, 1)
     with Process(place, workers=4) as process:
-        process.mirror(path, described, 1)
+        process.mirror(path, described)
         process.wait_for("uploaded", 110)
         status = Path(f"/proc/{process.popen.pid}/status").read_text()
         peak_kib = int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))

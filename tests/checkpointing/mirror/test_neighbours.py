@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from checkpointing.manifest import check, documents
+from checkpointing.manifest.documents import About
 from checkpointing.model import Identity
+from checkpointing.verification import verify
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.recording.reports import CheckpointFound, CheckpointReport
 from supervisor.checkpoints.recording.shared_manifests import PATIENCE_S, SharedManifests
@@ -34,7 +37,7 @@ class Node:
     def __init__(self, place: Path, name: str, *, has_rank_0: bool, state: Path | None = None) -> None:
         self.state = state = (state or place / "state") / "train" / "nodes" / name
         self.n_saves = 0
-        state.mkdir(parents=True)
+        state.mkdir(parents=True, exist_ok=True)
         (place / "here").mkdir(exist_ok=True)
         settings = replace(Settings(), checkpoints=Checkpoints(paths=("step_*",)))
         job = Job("train", f"run-{name}", name, ("true",), place / "here", {}, settings, state, state, "cookie")
@@ -129,6 +132,19 @@ def test_what_is_taken_is_put_in_the_order_of_this_nodes_own_runs(tmp_path: Path
     (adopted,) = second.checkpoints.records.manifests.all()
     assert (adopted.about.run, adopted.about.attempt) == ("run-a", 1)
     assert second.checkpoints.records.provenance.of(adopted.path, adopted.identity).attempt_of("run-a") == 1
+
+
+@pytest.mark.parametrize(("is_brought", "sent"), [(True, []), (False, ["step_7.pt"])])
+def test_what_a_mirror_brought_is_not_sent_to_it_again(tmp_path: Path, sent: list[str], *, is_brought: bool) -> None:
+    node, path = Node(tmp_path, "a", has_rank_0=True), tmp_path / "here" / "step_7.pt"
+    torch.save({"step": 7, "w": torch.ones(64)}, path)
+    if is_brought:
+        manifest = check.build(verify(str(path)), About("train", "an earlier run", began=100, attempt=3))
+        node.checkpoints.restored(str(path), 100, documents.encode(manifest).decode())
+    node.watcher.start()
+    assert node.watcher.finish(20.0)
+    assert (node.verified, node.sent) == ([("step_7.pt", 7, "digest")], sent)
+    node.watcher.stop()
 
 
 def test_what_another_node_recorded_of_another_content_is_not_taken(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.model import CheckpointingError
 from tests.checkpointing.mirror import servers
 from tests.checkpointing.mirror.faults import HOLD, Fault
-from tests.checkpointing.mirror.process import ROOT, Place, Process, save
+from tests.checkpointing.mirror.process import FINISH, ROOT, Place, Process, save
 from tests.support.few import few
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,19 +80,21 @@ def test_a_server_that_refuses_checksums_gets_none_and_is_compared_by_its_etag(p
     assert place.no_manifest_lies() == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_refuses_every_checksum_refuses_one_request(place: Place) -> None:
     path, small = place.home / "ckpt" / "step_1.pt", place.home / "ckpt" / "step_2.pt"
     refusal = Fault("400 InvalidArgument", "^(PUT|POST)", times=1000, header="x-amz-checksum")
     place.proxy.faults.append(refusal)
     with Process(place, workers=1) as process:
         for step, one, n_bytes in ((1, path, 12 << 20), (2, small, 1000)):
-            process.mirror(one, save(one, n_bytes, step), step)
+            process.mirror(one, save(one, n_bytes, step))
             process.wait_for("uploaded")
         assert process.alerts() == []
     assert refusal.times == 999
     assert place.no_manifest_lies() == 2
 
 
+@pytest.mark.slow
 def test_a_request_that_is_refused_for_another_reason_is_an_alert(place: Place) -> None:
     path = place.home / "ckpt" / "step_1.pt"
     refusal = Fault("400 InvalidArgument", "^(PUT|POST)", times=1000)
@@ -101,9 +103,9 @@ def test_a_request_that_is_refused_for_another_reason_is_an_alert(place: Place) 
         process.mirror(path, save(path))
         assert "InvalidArgument" in process.wait_for("alert", what="denied")["message"]
         refusal.times = 0
-        process.send({"cmd": "retry"})
+        process.send(FINISH)
         process.wait_for("uploaded")
-    assert place.proxy.count("^PUT.*partNumber") == 3
+    assert place.proxy.count("^PUT.*partNumber") == 3 + 1, "three parts, and one try whether the server compares checksums"
     assert place.no_manifest_lies() == 1
 
 
@@ -122,30 +124,28 @@ def test_one_mirror_that_is_away_does_not_hold_up_the_other(place: Place) -> Non
     place.proxy.refuses = True
     with Process(place, mirrors=[place.url, str(other)]) as process:
         process.mirror(path, save(path))
-        assert process.wait_for("uploaded")["mirror"] == str(other)
-        process.wait_for("alert", what="away")
-        process.wait_for("idle", left=1)
+        uploaded = process.wait_for("uploaded")
+        assert (uploaded["mirror"], uploaded["left"]) == (str(other), 1)
+        wait_for(lambda: process.alerts() == ["away"], "the alert, which may have come before")
     done = restore.newest([open_backend(str(other))], "job", into=str(place.home / "fresh"))
     assert done is not None
-    with Process(place, mirrors=[place.url, str(other)]) as process:
-        process.wait_for("ready", left=1)
+    with Process(place, mirrors=[place.url, str(other)], orders=process.undone()) as process:
         process.wait_for("alert", what="away")
         place.proxy.refuses = False
-        process.send({"cmd": "retry"})
-        assert process.wait_for("uploaded")["mirror"] == place.url
-        process.wait_for("idle", left=0)
+        process.send(FINISH)
+        uploaded = process.wait_for("uploaded")
+        assert (uploaded["mirror"], uploaded["left"]) == (place.url, 0)
 
 
-def test_finish_waits_until_all_has_arrived_and_stop_does_not(place: Place) -> None:
+def test_finish_waits_until_all_has_arrived(place: Place) -> None:
     path = place.home / "ckpt" / "step_1.pt"
     held = Fault("503 SlowDown", "^PUT", times=2)
     place.proxy.faults.append(held)
     with Process(place) as process:
         process.mirror(path, save(path))
-        process.send({"cmd": "finish", "deadline_s": 60})
-        process.wait_for("uploaded")
-        assert process.wait_for("stopped")["left"] == 0
-        assert process.popen.wait(20) == 0
+        process.send(FINISH)
+        assert process.wait_for("uploaded")["left"] == 0
+        assert process.popen.wait(PATIENCE_S) == 0
 
 
 def test_a_certificate_is_checked_against_the_given_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +202,7 @@ def test_a_wrong_clock_is_named_and_how_far_it_is(place: Place, hours: int) -> N
         assert "timedatectl" in alert["hint"]
         for number in (2, 3, 4):
             other = place.home / "ckpt" / f"step_{number}.pt"
-            process.mirror(other, save(other, 1000, number), number)
+            process.mirror(other, save(other, 1000, number))
         dropped = process.wait_for("alert", what="dropped")
     assert f"clock is {far}" in dropped["message"], "the later words do not hide it"
 

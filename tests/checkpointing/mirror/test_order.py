@@ -5,20 +5,20 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from checkpointing.manifest import documents
-from checkpointing.mirror import listing, removal, restore
+from checkpointing.mirror import keys, listing, removal, restore
 from checkpointing.mirror.backends import Backend, PermissionDenied
 from checkpointing.mirror.backends.opening import open_backend
-from checkpointing.mirror.spool import Spool
-from checkpointing.mirror.upload import TransferControl, upload
-from checkpointing.mirror.worker import MirrorWorker
+from checkpointing.mirror.source import TransferControl
+from checkpointing.reader.messages import CopyPruned, MirrorAlert, MirrorRecovered, SendCheckpoint
+from checkpointing.reader.mirror_worker import MirrorWorker
+from checkpointing.reader.upload_queue import UploadQueue
 from checkpointing.retention.rules import RetentionPolicy
-from tests.checkpointing.mirror.process import save
+from tests.checkpointing.mirror.process import save, upload, waiting
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -34,10 +34,8 @@ def backend(tmp_path: Path) -> Backend:
         path = tmp_path / "ckpt" / name
         made_of = documents.read(str(save(path, 1000, 0)))
         raw = documents.encode(dataclasses.replace(made_of, step=step, made_unix_s=made))
-        with closing(Spool(str(tmp_path / "spool"))) as spool:
-            entry = spool.add(str(path), step, raw)
-            upload(backend, entry, spool.log(entry, backend.url), TransferControl())
-            spool.drop(entry)
+        entry = waiting(str(path), raw)
+        upload(backend, entry, TransferControl())
     return backend
 
 
@@ -46,6 +44,12 @@ def test_the_highest_step_is_restored_whatever_was_proven_after_it(tmp_path: Pat
     assert done is not None
     assert os.path.basename(done.path) == "step_600.pt"  # noqa: PTH119 -- strings throughout the package
     assert [one.manifest.step for one in listing.newest_first(backend, "job")[0]] == [600, 500, None]
+
+
+def order_of(path: Path, raw_manifest: bytes, step: int) -> SendCheckpoint:
+    """Return the command to send a checkpoint."""
+    entry = waiting(str(path), raw_manifest)
+    return SendCheckpoint(keys.nonce_of(entry.manifest), str(path), raw_manifest.decode(), entry.held, float(step), entry.manifest.n_bytes)
 
 
 def test_a_mirror_that_lets_nobody_remove_still_gets_checkpoints(tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,34 +64,35 @@ def test_a_mirror_that_lets_nobody_remove_still_gets_checkpoints(tmp_path: Path,
     monkeypatch.setattr(type(backend), "remove", remove)
     wake, stop = threading.Condition(), threading.Event()
 
-    with closing(Spool(str(tmp_path / "spool"))) as spool:
-        worker = MirrorWorker(
-            backend,
-            spool,
-            mirrors=(backend.url,),
-            job="job",
-            emit=events.append,
-            wake=wake,
-            control=TransferControl(is_stopped=stop.is_set),
-            keep=RetentionPolicy(1),
-        )
-        thread = threading.Thread(target=worker.run)
-        thread.start()
-        try:
-            for step in (700, 800, 900):
-                denied = step < 900
-                path = tmp_path / "ckpt" / f"step_{step}.pt"
-                spool.add(str(path), step, save(path, 1000, step).read_bytes())
-                with wake:
-                    wake.notify_all()
-                wait_for(lambda: not spool.entries(), "the upload, without a pause of a minute before it")
-        finally:
-            wait_for(lambda: worker.is_waiting, "the end of tidying up")
-            stop.set()
+    queue = UploadQueue()
+    worker = MirrorWorker(
+        backend,
+        queue,
+        mirrors=(backend.url,),
+        job="job",
+        emit=events.append,
+        wake=wake,
+        control=TransferControl(is_stopped=stop.is_set),
+        keep=RetentionPolicy(1),
+    )
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        for step in (700, 800, 900):
+            denied = step < 900
+            path = tmp_path / "ckpt" / f"step_{step}.pt"
+            queue.add(order_of(path, save(path, 1000, step).read_bytes(), step))
             with wake:
                 wake.notify_all()
-            thread.join()
-    assert [(row["ev"], row["what"]) for row in events if row["ev"] in {"alert", "recovered"}] == [("alert", "tidy"), ("recovered", "tidy")]
+            wait_for(lambda: not queue.entries(), "the upload, without a pause of a minute before it")
+    finally:
+        wait_for(lambda: worker.is_waiting, "the end of tidying up")
+        stop.set()
+        with wake:
+            wake.notify_all()
+        thread.join()
+    troubles = [(type(event), event.what) for event in events if isinstance(event, MirrorAlert | MirrorRecovered)]
+    assert troubles == [(MirrorAlert, "tidy"), (MirrorRecovered, "tidy")]
     assert [one.manifest.step for one in listing.newest_first(backend, "job")[0]] == [900]
 
 
@@ -101,7 +106,7 @@ def test_a_mirror_lets_go_of_what_prune_says_would_go(backend: Backend, policy: 
     events: list[Any] = []
     worker = MirrorWorker(
         backend,
-        None,  # type: ignore[arg-type] -- tidying up needs no spool
+        None,  # type: ignore[arg-type] -- tidying up needs no queue
         mirrors=(backend.url,),
         job="job",
         emit=events.append,
@@ -110,5 +115,5 @@ def test_a_mirror_lets_go_of_what_prune_says_would_go(backend: Backend, policy: 
         keep=policy,
     )
     worker._tidy("")  # noqa: SLF001 -- what is done after each upload
-    assert [row["key"] for row in events if row["ev"] == "pruned"] == would
+    assert [event.key for event in events if isinstance(event, CopyPruned)] == would
     assert [one.manifest.step for one in listing.newest_first(backend, "job")[0]] == left

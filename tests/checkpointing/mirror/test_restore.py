@@ -7,9 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,15 +17,16 @@ from checkpointing.mirror import keys, removal, restore
 from checkpointing.mirror.backends import Backend, NotFound, Stored, StoredPart, TransferDamaged, Upload, is_made_of
 from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.restore import NoSpace, OtherJob, PathOccupied, Unreachable
-from checkpointing.mirror.spool import Spool
+from checkpointing.mirror.source import SourceChanged, TransferControl
 from checkpointing.mirror.stall import RestoreProgress
-from checkpointing.mirror.upload import SourceChanged, TransferControl, parts_of, upload
+from checkpointing.mirror.upload import parts_of
 from checkpointing.model import NonFinite
-from tests.checkpointing.mirror.process import PART, ROOT, save, save_tree
+from tests.checkpointing.mirror.process import PART, ROOT, save, save_tree, upload, waiting
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -36,19 +35,14 @@ def backend(tmp_path: Path) -> Backend:
     return open_backend(str(tmp_path / "mirror"))
 
 
-def bring(home: Path, backend: Backend, path: Path, described: Path, step: int) -> str:
+def bring(backend: Backend, path: Path, described: Path) -> str:
     """Mirror a checkpoint and return its key."""
-    with closing(Spool(str(home / "spool"))) as spool:
-        entry = spool.add(str(path), step, described.read_bytes())
-        key = upload(backend, entry, spool.log(entry, backend.url), TransferControl())
-        spool.mark_done(entry, backend.url, [backend.url])
-        assert spool.entries() == ()
-    return key
+    return upload(backend, waiting(str(path), described.read_bytes()), TransferControl())
 
 
 def brought(home: Path, backend: Backend, step: int, *, job: str = "job", n_bytes: int = 11 << 20) -> tuple[Path, str]:
     path = home / "ckpt" / f"step_{step}.pt"
-    return path, bring(home, backend, path, save(path, n_bytes, step, job=job), step)
+    return path, bring(backend, path, save(path, n_bytes, step, job=job))
 
 
 def test_the_newest_goes_back_to_where_it_was_saved(tmp_path: Path, backend: Backend) -> None:
@@ -88,7 +82,7 @@ def test_after_weights_turned_nan_the_last_finite_one_is_restored_as_a_resume_wo
     paths = {step: tmp_path / "ckpt" / f"step_{step}.pt" for step in (10, 20, 30, 40)}
     for step, path in paths.items():
         described = save(path, 100, step)
-        bring(tmp_path, backend, path, without_numbers(described, "model.weight") if step >= 30 else described, step)
+        bring(backend, path, without_numbers(described, "model.weight") if step >= 30 else described)
         path.unlink()
     done = restore.newest([backend], "job")
     assert done is not None
@@ -102,7 +96,7 @@ def test_where_every_one_holds_nan_in_the_same_weights_or_only_beside_them_the_n
     for tensor in ("model.mask_of_nan", "optimizer.state.0.exp_avg"):
         for step in (1, 2):
             path = tmp_path / tensor / f"step_{step}.pt"
-            bring(tmp_path, backend, path, without_numbers(save(path, 100, step, job=tensor), tensor), step)
+            bring(backend, path, without_numbers(save(path, 100, step, job=tensor), tensor))
             path.unlink()
         done = restore.newest([backend], tensor)
         assert done is not None
@@ -128,7 +122,7 @@ def test_a_damaged_copy_is_taken_from_the_other_mirror(tmp_path: Path, backend: 
     (tmp_path / "second").mkdir()
     other = open_backend(str(tmp_path / "second"))
     path, key = brought(tmp_path, backend, 2)
-    bring(tmp_path, other, path, tmp_path / "manifests" / f"{path.name}.json", 2)
+    bring(other, path, tmp_path / "manifests" / f"{path.name}.json")
     (tmp_path / "mirror" / keys.data_key(key, path.name)).write_bytes(bytes(11 << 20))
     done = restore.newest([backend, other], "job", into=str(tmp_path / "fresh"))
     assert done is not None
@@ -273,7 +267,7 @@ def test_removing_takes_the_manifest_first(tmp_path: Path, backend: Backend, mon
 
 def test_a_directory_restores_with_all_its_files(tmp_path: Path, backend: Backend) -> None:
     path = tmp_path / "ckpt" / "checkpoint-3"
-    bring(tmp_path, backend, path, save_tree(path, {"a/b/c.bin": 100, "empty": 0, "z": PART + 1}), 3)
+    bring(backend, path, save_tree(path, {"a/b/c.bin": 100, "empty": 0, "z": PART + 1}))
     done = restore.newest([backend], "job", into=str(tmp_path / "fresh"))
     assert done is not None
     found = {str(file.relative_to(tmp_path / "fresh")): file.read_bytes() for file in (tmp_path / "fresh").rglob("*") if file.is_file()}
@@ -283,11 +277,10 @@ def test_a_directory_restores_with_all_its_files(tmp_path: Path, backend: Backen
 def test_a_source_that_was_truncated_is_never_vouched_for(tmp_path: Path, backend: Backend) -> None:
     path = tmp_path / "ckpt" / "step_1.pt"
     described = save(path, 11 << 20, 1)
-    with closing(Spool(str(tmp_path / "spool"))) as spool:
-        entry = spool.add(str(path), 1, described.read_bytes())
-        os.truncate(path, 6 << 20)
-        with pytest.raises(SourceChanged):
-            upload(backend, entry, spool.log(entry, backend.url), TransferControl())
+    entry = waiting(str(path), described.read_bytes())
+    os.truncate(path, 6 << 20)
+    with pytest.raises(SourceChanged):
+        upload(backend, entry, TransferControl())
     assert restore.newest([backend], "job", into=str(tmp_path / "fresh")) is None
 
 
@@ -312,12 +305,11 @@ def test_what_a_completed_upload_was_found_damaged_is_never_vouched_for(
         return stored
 
     monkeypatch.setattr(type(backend), "complete", damages)
-    with closing(Spool(str(tmp_path / "spool"))) as spool:
-        entry = spool.add(str(path), 1, described.read_bytes())
-        with pytest.raises((TransferDamaged, NotFound)):
-            upload(backend, entry, spool.log(entry, backend.url), TransferControl(pause=lambda _seconds: None))
-        assert restore.newest([backend], "job", into=str(tmp_path / "fresh")) is None, "nothing vouches for it"
-        key = upload(backend, entry, spool.log(entry, backend.url), TransferControl())
+    entry = waiting(str(path), described.read_bytes())
+    with pytest.raises((TransferDamaged, NotFound)):
+        upload(backend, entry, TransferControl(pause=lambda _seconds: None))
+    assert restore.newest([backend], "job", into=str(tmp_path / "fresh")) is None, "nothing vouches for it"
+    key = upload(backend, entry, TransferControl())
     assert (tmp_path / "mirror" / keys.data_key(key, path.name)).read_bytes() == path.read_bytes()
 
 
@@ -329,18 +321,6 @@ def test_what_a_completed_upload_was_found_damaged_is_never_vouched_for(
 def test_an_etag_shows_of_which_parts_an_object_was_made(token: str, expected: bool | None) -> None:  # noqa: FBT001 -- a parameter
     parts = [StoredPart(number, 1, hashlib.md5(b"x" * number, usedforsecurity=False).hexdigest()) for number in (1, 2)]
     assert is_made_of(token, parts) is expected
-
-
-def test_a_torn_line_in_the_log_of_what_arrived_is_passed_over(tmp_path: Path, backend: Backend) -> None:
-    path = tmp_path / "ckpt" / "step_1.pt"
-    described = save(path, 11 << 20, 1)
-    with closing(Spool(str(tmp_path / "spool"))) as spool:
-        entry = spool.add(str(path), 1, described.read_bytes())
-        log = spool.log(entry, backend.url)
-        Path(log.path).write_bytes(b'{"file":"step_1.pt","upload":"abc"')
-        upload(backend, entry, spool.log(entry, backend.url), TransferControl())
-        read = spool.log(entry, backend.url)
-        assert (list(read.stored), len(read.parts)) == ([path.name], 3)
 
 
 def test_parts_are_joined_where_there_would_be_more_than_s3_allows() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from checkpointing.io import leftovers
 from checkpointing.mirror import download, restore, restore_target
 from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.restore import NoSpace, PathOccupied
@@ -34,7 +35,7 @@ def backend(tmp_path: Path) -> Backend:
 def mirrored(tmp_path: Path, backend: Backend) -> Path:
     """Return the path of a checkpoint that is in the mirror alone."""
     path = tmp_path / "ckpt" / "step_1.pt"
-    bring(tmp_path, backend, path, save(path, 16 * MIB, 1), 1)
+    bring(backend, path, save(path, 16 * MIB, 1))
     path.unlink()
     return path
 
@@ -85,6 +86,23 @@ def test_of_nodes_that_start_together_one_downloads_and_no_byte_is_read_under_th
     assert lines == [f"waiting for process {os.getpid()} on {os.uname().nodename}, which restores {mirrored}"] * 5
 
 
+def test_who_has_just_taken_the_lock_is_named_once_that_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = tmp_path / "download.lock"
+    lock.touch()
+    looks = iter(range(3))
+
+    def later(_seconds: float) -> None:
+        if next(looks) == 1:  # its second look found nothing either
+            lock.write_text(f"{leftovers.tag()} process 7 on n7")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(restore_target.time, "sleep", later)
+        assert restore_target._holder(str(tmp_path / "download")) == "process 7 on n7"  # noqa: SLF001 -- what is between two system calls
+    assert next(looks) == 2
+    lock.write_text("")
+    assert restore_target._holder(str(tmp_path / "download")) == "another process"  # noqa: SLF001
+
+
 @pytest.mark.slow
 def test_a_node_that_waits_for_another_one_s_restore_says_so(backend: Backend, mirrored: Path) -> None:
     (kept,), _ = restore.available([backend], "job")
@@ -122,7 +140,7 @@ def test_one_that_waits_is_not_given_up_however_long_it_takes(backend: Backend, 
 def test_what_was_changed_since_or_restored_long_ago_is_read(tmp_path: Path, backend: Backend, *, is_tree: bool) -> None:
     path = tmp_path / "ckpt" / ("checkpoint-3" if is_tree else "step_3.pt")
     described = save_tree(path, {"a.pt": 5 * MIB, "b.pt": 5 * MIB}, 3) if is_tree else save(path, 10 * MIB, 3)
-    bring(tmp_path, backend, path, described, 3)
+    bring(backend, path, described)
     into = str(tmp_path / "fresh")
     assert restore.newest([backend], "job", into=into) is not None
     here = tmp_path / "fresh" / path.name

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.process
 
 
-def _saved(home: Path, step: int, n_bytes: int) -> tuple[Path, Path, int]:
+def _saved(home: Path, step: int, n_bytes: int) -> tuple[Path, Path]:
     path = home / "ckpt" / f"step_{step}.pt"
-    return path, save(path, n_bytes, step), step
+    return path, save(path, n_bytes, step)
 
 
 def test_an_upload_slower_than_the_saves_arrives_and_the_oldest_that_waits_goes(directory: Directory) -> None:
@@ -29,11 +29,23 @@ def test_an_upload_slower_than_the_saves_arrives_and_the_oldest_that_waits_goes(
         for saved in others:
             process.mirror(*saved)
         assert [process.wait_for("alert", what="dropped")["path"][-4:] for _ in range(2)] == ["2.pt", "3.pt"]
-        assert [process.wait_for("uploaded")["step"] for _ in range(3)] == [1, 5, 4]
-        process.wait_for("idle", left=0)
+        done = [process.wait_for("uploaded") for _ in range(3)]
+        assert [(row["step"], row["left"]) for row in done] == [(1, 2), (5, 1), (4, 0)]
         assert set(process.alerts()) == {"dropped"}, "no disk was at fault"
     dropped = [row for row in process.events if row["ev"] == "alert"]
     assert "slower than the saves" in dropped[0]["message"]
+
+
+def test_of_several_that_are_asked_for_at_once_the_newest_first_the_oldest_saves_go(directory: Directory) -> None:
+    """As at the end of a run: what was saved since the last look is verified at once, the newest first."""
+    saves = [_saved(directory.home, step, 8 << 20 if step == 1 else 1000) for step in (1, 2, 3, 4, 5)]
+    with Process(directory, bandwidth_mib_s=2) as process:
+        process.mirror(*saves[0])
+        process.wait_for("progress")
+        for saved in reversed(saves[1:]):
+            process.mirror(*saved)
+        assert [process.wait_for("alert", what="dropped")["path"][-4:] for _ in range(2)] == ["3.pt", "2.pt"]
+        assert [process.wait_for("uploaded")["step"] for _ in range(3)] == [1, 5, 4]
 
 
 def test_what_was_begun_is_finished_by_the_next_process_before_newer_ones(directory: Directory) -> None:
@@ -42,9 +54,8 @@ def test_what_was_begun_is_finished_by_the_next_process_before_newer_ones(direct
         while process.wait_for("progress")["sent"] == 0:
             pass  # until a part arrived
         process.mirror(*_saved(directory.home, 2, 1000))
-        process.wait_for("spooled", step=2)
         process.kill()
-    with Process(directory) as process:
+    with Process(directory, orders=process.undone()) as process:
         first = process.wait_for("uploaded")
         assert (first["step"], first["sent"] < first["bytes"]) == (1, True)
         assert process.wait_for("uploaded")["step"] == 2

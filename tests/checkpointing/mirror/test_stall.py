@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +13,11 @@ import pytest
 from checkpointing.io.reader import Interrupted
 from checkpointing.mirror import restore
 from checkpointing.mirror.backends.opening import open_backend
-from checkpointing.mirror.spool import Spool
+from checkpointing.mirror.source import TransferControl
 from checkpointing.mirror.stall import DiskStalled, RestoreProgress, Stalled, StallTimeout
-from checkpointing.mirror.upload import TransferControl, upload
 from tests.checkpointing.mirror.faults import STALL, Fault
-from tests.checkpointing.mirror.process import Place, save
+from tests.checkpointing.mirror.process import Place, save, upload, waiting
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,10 +39,9 @@ def mirrors(tmp_path: Path) -> Iterator[list[Backend]]:
     for step in (1, 2, 3, 4):
         path = tmp_path / "ckpt" / f"step_{step}.pt"
         described = save(path, 1 << 20, step)
-        with closing(Spool(str(tmp_path / "spool"))) as spool:
-            entry = spool.add(str(path), step, described.read_bytes())
-            for backend in backends:
-                upload(backend, entry, spool.log(entry, backend.url), TransferControl())
+        entry = waiting(str(path), described.read_bytes())
+        for backend in backends:
+            upload(backend, entry, TransferControl())
         path.unlink()
     yield backends
     for path in tmp_path.rglob("data/*.pt"):
@@ -93,7 +91,7 @@ def test_a_thread_that_was_left_behind_writes_nothing_when_it_wakes() -> None:
 
     def call() -> None:
         try:
-            assert wakes.wait(20)
+            assert wakes.wait(PATIENCE_S)
             with stall_timeout.on_disk():
                 wrote.append(1)
         except Interrupted:
@@ -103,7 +101,7 @@ def test_a_thread_that_was_left_behind_writes_nothing_when_it_wakes() -> None:
     with pytest.raises(Stalled):
         stall_timeout.run(call)
     wakes.set()
-    assert over.wait(20)
+    assert over.wait(PATIENCE_S)
     assert wrote == []
 
 
@@ -164,16 +162,19 @@ def test_parts_of_a_restore_are_written_at_once() -> None:
     assert met == [True, True]
 
 
-def test_a_disk_that_hangs_is_named_and_no_other_mirror_is_asked(mirrors: list[Backend], monkeypatch: pytest.MonkeyPatch) -> None:
-    ends, lines, writes = threading.Event(), list[str](), list[int]()
-    real = os.pwrite
+@pytest.mark.parametrize("call", ["ftruncate", "pwrite", "fdatasync", "utime", "fsync"])
+def test_a_disk_that_hangs_is_named_and_no_other_mirror_is_asked(
+    mirrors: list[Backend], monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    ends, lines, writes = threading.Event(), list[str](), list[object]()
+    real = getattr(os, call)
 
-    def pwrite(fd: int, piece: bytes, at: int) -> int:
-        writes.append(fd)
+    def hangs(*given: object, **more: object) -> object:
+        writes.append(given[0])
         ends.wait(20)
-        return real(fd, piece, at)
+        return real(*given, **more)
 
-    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(os, call, hangs)
     with pytest.raises(DiskStalled, match="the disk answered nothing") as stalled:
         restore.newest(mirrors, "job", progress=RestoreProgress(lines.append, stall_s=0.5))
     assert "disk" in stalled.value.hint

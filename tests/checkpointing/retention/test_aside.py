@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import re
 import shutil
@@ -16,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from checkpointing.catalogue import FILE_NAME, CheckpointCatalogue
 from checkpointing.discover import find
 from checkpointing.examine import latest
 from checkpointing.io import durable
 from checkpointing.model import Identity, Verdict, Verification
 from checkpointing.retention import ownership
-from checkpointing.retention.aside import FILE_NAME, INDEX, AsideRecord, advised_move
+from checkpointing.retention.aside import AsideRecord, advised_move
 from checkpointing.verification import identity_of, verify
 from tests.checkpointing import mounts
 from tests.checkpointing.untouched import everything
@@ -68,21 +68,25 @@ def aside_of(tmp_path: Path) -> Path:
 
 def but_ours(tmp_path: Path) -> list[tuple[Any, ...]]:
     """Return everything below the place of the test, but for our own records."""
-    own = str(aside_of(tmp_path) / INDEX)
-    return [row for row in everything(tmp_path, tmp_path / "state") if row[0] != own]
+    return everything(tmp_path, tmp_path / "state")
+
+
+def record_in(state: Path) -> AsideRecord:
+    """Return the record of a job's supervisor."""
+    return AsideRecord(CheckpointCatalogue(state, is_writer=True))
 
 
 def test_what_this_job_tore_lies_beside_the_listed_directory_and_goes_back(torn: Path, tmp_path: Path) -> None:
     found, seen, state = verify(str(torn)), seen_at(torn), tmp_path / "state"
     before, content = but_ours(tmp_path), torn.read_bytes()
-    record = AsideRecord(str(state), "job")
+    record = record_in(state)
     moved = record.move(found, 3, seen, ranks_alive=False)
     assert (moved.to, moved.note) == (str(aside_of(tmp_path) / "torn-a"), "")
     assert (list(torn.parent.iterdir()), (aside_of(tmp_path) / "torn-a").read_bytes()) == ([], content)
     (change,) = record.changes()
     assert (change.kind, change.path, change.to, change.phase, change.identity) == ("moved", str(torn), moved.to, "done", found.identity)
-    assert (change.reason, change.attempt, change.job) == (found.reason, 3, "job")
-    (undone,) = AsideRecord(str(state), "job").undo()
+    assert (change.reason, change.attempt) == (found.reason, 3)
+    (undone,) = record_in(state).undo()
     assert undone.problem == ""
     assert [row for row in but_ours(tmp_path) if not row[0].endswith(".supervise-aside")] == before
     assert (record.undo(), record.changes()[0].phase) == ((), "undone")
@@ -97,7 +101,7 @@ def test_no_listing_of_a_script_meets_what_was_set_aside(tmp_path: Path, script:
         (directory / f"step-{step}").mkdir(parents=True)
         (directory / f"step-{step}" / "model.pt").write_bytes(b"x")
     torn = directory / "step-60"
-    assert AsideRecord(str(tmp_path / "state")).move(judged(torn), 1, seen_at(torn), ranks_alive=False).to
+    assert record_in(tmp_path / "state").move(judged(torn), 1, seen_at(torn), ranks_alive=False).to
     names = [path.name for path in directory.iterdir()]
     if script.startswith("int"):
         steps = [int(name.split("-")[1]) for name in names]
@@ -110,7 +114,7 @@ def test_no_listing_of_a_script_meets_what_was_set_aside(tmp_path: Path, script:
 
 
 def test_its_name_holds_no_number_however_often(tmp_path: Path) -> None:
-    record, names = AsideRecord(str(tmp_path / "state")), []
+    record, names = record_in(tmp_path / "state"), []
     for number in range(30):
         path = tmp_path / "ckpt" / f"step-{number}.pt"
         path.parent.mkdir(exist_ok=True)
@@ -121,7 +125,7 @@ def test_its_name_holds_no_number_however_often(tmp_path: Path) -> None:
 
 
 def test_a_second_one_of_the_same_name_replaces_nothing_and_both_go_back(torn: Path, tmp_path: Path) -> None:
-    record = AsideRecord(str(tmp_path / "state"))
+    record = record_in(tmp_path / "state")
     for content in (b"first", b"second"):
         torn.write_bytes(content)
         assert record.move(judged(torn), 1, seen_at(torn), ranks_alive=False).to
@@ -137,9 +141,7 @@ def test_a_part_in_a_directory_of_a_step_goes_beside_the_directory_that_is_liste
     part = tmp_path / "ckpt" / "step-60" / "model.pt"
     part.parent.mkdir(parents=True)
     part.write_bytes(b"x")
-    assert AsideRecord(str(tmp_path / "state")).move(judged(part), 1, seen_at(part), ranks_alive=False).to == str(
-        aside_of(tmp_path) / "torn-a"
-    )
+    assert record_in(tmp_path / "state").move(judged(part), 1, seen_at(part), ranks_alive=False).to == str(aside_of(tmp_path) / "torn-a")
 
 
 @pytest.mark.process
@@ -147,7 +149,7 @@ def test_on_a_file_system_of_its_own_it_lies_inside_and_that_is_said(tmp_path: P
     with mounts.tmpfs(tmp_path / "ckpt", 1 << 20) as directory:
         torn = directory / "step-60.pt"
         torn.write_bytes(b"x")
-        moved = AsideRecord(str(tmp_path / "state")).move(judged(torn), 1, seen_at(torn), ranks_alive=False)
+        moved = record_in(tmp_path / "state").move(judged(torn), 1, seen_at(torn), ranks_alive=False)
         assert moved.to == str(directory / ".supervise-aside" / "torn-a")
         assert moved.note == f"{tmp_path} is another file system than {directory}"
         assert advised_move(str(torn)) == f"mv {torn} {directory}/.supervise-aside/torn-b"
@@ -179,13 +181,13 @@ def test_where_the_place_beside_is_not_ours_it_lies_inside_and_that_is_said(
             return os.stat_result((*st[:4], st.st_uid + 1, *st[5:])) if str(path) == str(aside_of(tmp_path)) else st
 
         monkeypatch.setattr(os, "lstat", of_another)
-    moved = AsideRecord(str(tmp_path / "state")).move(judged(torn), 1, seen_at(torn), ranks_alive=False)
+    moved = record_in(tmp_path / "state").move(judged(torn), 1, seen_at(torn), ranks_alive=False)
     assert moved.to == str(torn.parent / ".supervise-aside" / "torn-a")
     assert moved.note == f"{aside_of(tmp_path)} cannot be used by this user"
 
 
 def test_two_jobs_beside_each_other_undo_their_own_alone(tmp_path: Path) -> None:
-    records = {name: AsideRecord(str(tmp_path / f"state-{name}"), name) for name in ("a", "b")}
+    records = {name: record_in(tmp_path / f"state-{name}") for name in ("a", "b")}
     torn = {name: tmp_path / f"ckpt-{name}" / "step-60.pt" for name in records}
     for name, path in torn.items():
         path.parent.mkdir()
@@ -198,20 +200,24 @@ def test_two_jobs_beside_each_other_undo_their_own_alone(tmp_path: Path) -> None
 
 RACER = """
 import os, sys
+from pathlib import Path
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.model import Identity, Verdict, Verification
 from checkpointing.retention.aside import AsideRecord
 state, *paths = sys.argv[1:]
+record = AsideRecord(CheckpointCatalogue(Path(state), is_writer=True))
 print("ready", flush=True)
 sys.stdin.readline()
 for path in paths:
     identity = Identity.of(os.stat(path))
-    moved = AsideRecord(state, "job").move(Verification(path, identity, Verdict.BAD, "torn"), 1, {path: identity}, ranks_alive=False)
+    torn = Verification(path, identity, Verdict.BAD, "torn")
+    moved = record.move(torn, 1, {path: identity}, ranks_alive=False)
     assert moved.to, moved.reason
 """
 
 
 @pytest.mark.process
-def test_two_nodes_at_once_lose_nothing_and_number_no_change_twice(tmp_path: Path) -> None:
+def test_two_nodes_at_once_lose_nothing_and_each_undoes_its_own(tmp_path: Path) -> None:
     directory = tmp_path / "ckpt"
     directory.mkdir()
     of_nodes = [[directory / f"node{node}-{number}.pt" for number in range(10)] for node in (0, 1)]
@@ -231,17 +237,21 @@ def test_two_nodes_at_once_lose_nothing_and_number_no_change_twice(tmp_path: Pat
     for racer in racers:
         racer.communicate(timeout=60)
     assert [racer.returncode for racer in racers] == [0, 0]
-    changes = AsideRecord(str(tmp_path / "state0"), "job").changes()
-    assert ([one.id for one in changes], {one.phase for one in changes}) == (list(range(1, 21)), {"done"})
-    assert not any(undone.problem for undone in AsideRecord(str(tmp_path / "state1"), "job").undo())
-    assert all(path.read_text() == path.name for paths in of_nodes for path in paths)
+    changes = [record_in(tmp_path / f"state{node}").changes() for node in (0, 1)]
+    assert [[(change.id, change.phase) for change in of_node] for of_node in changes] == [[(number, "done") for number in range(1, 11)]] * 2
+    assert len({change.to for of_node in changes for change in of_node}) == 20
+    for node, paths in enumerate(of_nodes):
+        assert not any(path.exists() for path in paths)
+        assert not any(undone.problem for undone in record_in(tmp_path / f"state{node}").undo())
+        assert all(path.read_text() == path.name for path in paths)
 
 
-def test_an_index_that_a_person_removed_with_its_directory_is_no_error(torn: Path, tmp_path: Path) -> None:
-    record = AsideRecord(str(tmp_path / "state"))
-    record.move(judged(torn), 1, seen_at(torn), ranks_alive=False)
+def test_a_directory_that_a_person_removed_to_have_the_room_is_no_error(torn: Path, tmp_path: Path) -> None:
+    record = record_in(tmp_path / "state")
+    to = record.move(judged(torn), 1, seen_at(torn), ranks_alive=False).to
     shutil.rmtree(aside_of(tmp_path))
-    assert (record.changes(), record.undo(), record.standing()) == ((), (), ())
+    assert (record.standing(), record.directory_of(str(torn))) == ((), "")
+    assert [undone.problem for undone in record.undo()] == [f"{to} is not there any more"]
 
 
 def test_the_command_for_a_person_leads_to_the_same_place(torn: Path, tmp_path: Path) -> None:
@@ -259,7 +269,7 @@ def test_a_directory_without_locks_will_do(tmp_path: Path, sound: bytes) -> None
         torn = tmp_path / "disk" / "ckpt" / "step_120.pt"
         torn.parent.mkdir()
         torn.write_bytes(sound[: len(sound) // 2])
-        record = AsideRecord(str(tmp_path / "state"))
+        record = record_in(tmp_path / "state")
         moved = record.move(verify(str(torn)), 3, seen_at(torn), ranks_alive=False)
         assert moved.to == str(tmp_path / "disk" / ".supervise-aside" / "torn-a")
         assert [(one.change.path, one.problem) for one in record.undo()] == [(str(torn), "")]
@@ -267,21 +277,28 @@ def test_a_directory_without_locks_will_do(tmp_path: Path, sound: bytes) -> None
 
 
 @pytest.mark.process
-def test_on_a_full_disk_nothing_is_moved(tmp_path: Path) -> None:
-    with mounts.tmpfs(tmp_path / "disk", 64 << 10) as disk:
-        torn = disk / "ckpt" / "step-60.pt"
-        torn.parent.mkdir()
-        torn.write_bytes(b"x")
-        with (disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+def test_where_the_disk_of_the_record_is_full_nothing_is_moved(torn: Path, tmp_path: Path) -> None:
+    with mounts.tmpfs(tmp_path / "state", 64 << 10) as state:
+        with (state / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
             while True:
                 filler.write(b"x" * 4096)
+        before = everything(torn.parent)
+        record = record_in(state)
         with pytest.raises(OSError, match="No space left"):
-            AsideRecord(str(tmp_path / "state")).move(judged(torn), 1, seen_at(torn), ranks_alive=False)
-        assert torn.read_bytes() == b"x"
+            record.move(judged(torn), 1, seen_at(torn), ranks_alive=False)
+        assert (everything(torn.parent), record.changes()) == (before, ())
+        (state / "filler").unlink()
+        assert record.move(judged(torn), 1, seen_at(torn), ranks_alive=False).to
+
+
+def test_a_reader_of_the_catalogue_moves_nothing(torn: Path, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="another process writes the catalogue"):
+        AsideRecord(CheckpointCatalogue(tmp_path / "state")).move(judged(torn), 1, seen_at(torn), ranks_alive=False)
+    assert torn.exists()
 
 
 def test_a_directory_is_moved_whole(torn_tree: Path, tmp_path: Path) -> None:
-    record = AsideRecord(str(tmp_path / "state"))
+    record = record_in(tmp_path / "state")
     before = everything(torn_tree.parent)
     moved = aside_of(tmp_path) / "torn-a"
     assert record.move(judged(torn_tree, Verdict.INCOMPLETE), 1, seen_at(torn_tree), ranks_alive=False).to == str(moved)
@@ -296,7 +313,7 @@ ALLOWED = (Verdict.BAD, Verdict.INCOMPLETE)
 @pytest.mark.parametrize("verdict", [verdict for verdict in Verdict if verdict not in ALLOWED])
 def test_no_other_verdict_moves_anything(torn: Path, tmp_path: Path, verdict: Verdict) -> None:
     before = everything(tmp_path)
-    refused = AsideRecord(str(tmp_path / "state")).move(judged(torn, verdict), 1, seen_at(torn), ranks_alive=False)
+    refused = record_in(tmp_path / "state").move(judged(torn, verdict), 1, seen_at(torn), ranks_alive=False)
     assert (refused.to, verdict.value in refused.reason) == ("", True)
     assert everything(tmp_path) == before
 
@@ -319,7 +336,7 @@ def test_each_condition_alone_keeps_a_file_where_it_is(torn: Path, tmp_path: Pat
         torn.rename(tmp_path / "real")
         torn.symlink_to(tmp_path / "real")
     before = everything(tmp_path)
-    refused = AsideRecord(str(tmp_path / "state")).move(found, 1, seen, ranks_alive=change == "rank alive")
+    refused = record_in(tmp_path / "state").move(found, 1, seen, ranks_alive=change == "rank alive")
     assert refused.to == ""
     assert refused.reason
     assert everything(tmp_path) == before
@@ -339,12 +356,12 @@ def test_a_directory_that_is_not_all_this_jobs_stays(torn_tree: Path, tmp_path: 
     found = judged(torn_tree, Verdict.INCOMPLETE)
     before = everything(tmp_path)
     assert ownership.why_not(found, seen, ranks_alive=False)
-    assert not AsideRecord(str(tmp_path / "state")).move(found, 1, seen, ranks_alive=False).to
+    assert not record_in(tmp_path / "state").move(found, 1, seen, ranks_alive=False).to
     assert everything(tmp_path) == before
 
 
 def test_nothing_is_replaced_by_a_move_nor_by_moving_back(torn: Path, tmp_path: Path) -> None:
-    record = AsideRecord(str(tmp_path / "state"))
+    record = record_in(tmp_path / "state")
     aside_of(tmp_path).mkdir()
     taken, second = aside_of(tmp_path) / "torn-a", aside_of(tmp_path) / "torn-b"
     taken.write_text("a person's")
@@ -369,43 +386,47 @@ def test_a_rename_that_replaces_nothing(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "c"]
 
 
-@pytest.mark.parametrize("record", ["its index", "the list of its directories"])
-def test_where_the_record_cannot_be_written_nothing_is_moved(torn: Path, tmp_path: Path, record: str) -> None:
-    (aside_of(tmp_path) / INDEX if record == "its index" else tmp_path / "state").mkdir(parents=True)
-    if record == "its index":
-        (torn.parent / ".supervise-aside" / INDEX).mkdir(parents=True)
-    else:
-        (tmp_path / "state" / FILE_NAME).mkdir()
+def test_where_the_record_cannot_be_written_nothing_is_moved_nor_moved_back(torn: Path, tmp_path: Path) -> None:
+    record = record_in(tmp_path / "state")
+    to = record.move(judged(torn), 1, seen_at(torn), ranks_alive=False).to
+    torn.write_bytes(b"again")
+    file = tmp_path / "state" / FILE_NAME
+    file.rename(tmp_path / "kept")
+    file.mkdir()
     before = everything(torn.parent)
-    with pytest.raises(OSError, match=r"directory|regular"):
-        AsideRecord(str(tmp_path / "state")).move(judged(torn), 1, seen_at(torn), ranks_alive=False)
-    assert everything(torn.parent) == before
+    with pytest.raises(OSError, match=f"catalogue could not be written: {file}"):
+        record.move(judged(torn), 1, seen_at(torn), ranks_alive=False)
+    torn.rename(tmp_path / "away")
+    with pytest.raises(OSError, match=f"catalogue could not be read: {file}"):
+        record.undo()
+    (tmp_path / "away").rename(torn)
+    assert (everything(torn.parent), os.path.lexists(to)) == (before, True)
 
 
-def test_a_torn_line_is_passed_over_and_written_after(torn: Path, tmp_path: Path) -> None:
-    record = AsideRecord(str(tmp_path / "state"))
-    record.move(judged(torn), 1, seen_at(torn), ranks_alive=False)
-    index = aside_of(tmp_path) / INDEX
-    os.truncate(index, index.stat().st_size - 7)  # the machine went down in "done"
+def test_a_torn_row_is_passed_over_and_written_after(torn: Path, tmp_path: Path) -> None:
+    record_in(tmp_path / "state").move(judged(torn), 1, seen_at(torn), ranks_alive=False)
+    file = tmp_path / "state" / FILE_NAME
+    os.truncate(file, file.stat().st_size - 7)  # the machine went down in "done"
+    record = record_in(tmp_path / "state")
     assert [change.phase for change in record.changes()] == ["intent"]
     assert record.undo()[0].problem == ""
     assert torn.exists()
-    rows = [line for line in index.read_text().splitlines() if line.endswith("}")]
-    assert [json.loads(row)["phase"] for row in rows] == ["intent", "undone"]
+    assert [change.phase for change in record_in(tmp_path / "state").changes()] == ["undone"]
 
 
 def test_an_intent_whose_rename_never_came_is_settled_by_what_is_there(torn: Path, tmp_path: Path) -> None:
-    record = AsideRecord(str(tmp_path / "state"))
-    moved = record.move(judged(torn), 1, seen_at(torn), ranks_alive=False)
+    moved = record_in(tmp_path / "state").move(judged(torn), 1, seen_at(torn), ranks_alive=False)
     os.rename(moved.to, torn)  # noqa: PTH104 -- a path as the package has them
-    index = aside_of(tmp_path) / INDEX
-    index.write_text(index.read_text().splitlines(keepends=True)[0])
-    assert [(undone.change.phase, undone.problem) for undone in record.undo()] == [("intent", "")]
+    file = tmp_path / "state" / FILE_NAME
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:2]))
+    assert [(undone.change.phase, undone.problem) for undone in record_in(tmp_path / "state").undo()] == [("intent", "")]
     assert torn.exists()
 
 
 KILLED = """
 import os, signal, sys
+from pathlib import Path
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.discover import find
 from checkpointing.examine import latest
 from checkpointing.io import durable
@@ -417,7 +438,8 @@ def die(*_): os.kill(os.getpid(), signal.SIGKILL)
 rename = durable.rename_exclusive
 if where == "before": durable.rename_exclusive = die
 else: durable.rename_exclusive = lambda a, b: (rename(a, b), die())
-aside.AsideRecord(state).move(Verification(path, identity, Verdict.BAD, "torn"), 1, {path: identity}, ranks_alive=False)
+record = aside.AsideRecord(CheckpointCatalogue(Path(state), is_writer=True))
+record.move(Verification(path, identity, Verdict.BAD, "torn"), 1, {path: identity}, ranks_alive=False)
 """
 
 
@@ -429,7 +451,7 @@ def test_killed_at_the_rename_the_way_back_is_known(torn: Path, tmp_path: Path, 
     ended = subprocess.run(argv, check=False, timeout=60)  # noqa: S603 -- this interpreter and the text above
     assert ended.returncode == -signal.SIGKILL
     assert torn.exists() == (where == "before")
-    answers = AsideRecord(str(state)).undo()
+    answers = record_in(state).undo()
     assert [undone.problem for undone in answers] == [""]
     assert torn.read_bytes() == content
 
@@ -445,7 +467,7 @@ def put(aside: AsideRecord, tmp_path: Path, *, kept: bool = True) -> Path:
 
 
 def test_what_was_put_back_is_taken_away_again_before_the_users_own_returns(torn: Path, tmp_path: Path) -> None:
-    content, aside = torn.read_bytes(), AsideRecord(str(tmp_path / "state"))
+    content, aside = torn.read_bytes(), record_in(tmp_path / "state")
     aside.move(judged(torn), 1, seen_at(torn), ranks_alive=False)
     assert put(aside, tmp_path).read_bytes() == b"good"
     assert [(undone.change.kind, undone.problem) for undone in aside.undo()] == [("put_back", ""), ("moved", "")]
@@ -454,7 +476,7 @@ def test_what_was_put_back_is_taken_away_again_before_the_users_own_returns(torn
 
 
 def test_what_was_put_back_and_is_the_only_one_left_is_kept(torn: Path, tmp_path: Path) -> None:
-    aside = AsideRecord(str(tmp_path / "state"))
+    aside = record_in(tmp_path / "state")
     aside.move(judged(torn), 1, seen_at(torn), ranks_alive=False)
     put(aside, tmp_path, kept=False)
     assert not any(undone.problem for undone in aside.undo())
@@ -462,7 +484,7 @@ def test_what_was_put_back_and_is_the_only_one_left_is_kept(torn: Path, tmp_path
 
 
 def test_what_the_training_wrote_since_stays(torn: Path, tmp_path: Path) -> None:
-    aside = AsideRecord(str(tmp_path / "state"))
+    aside = record_in(tmp_path / "state")
     aside.move(judged(torn), 1, seen_at(torn), ranks_alive=False)
     put(aside, tmp_path).write_bytes(b"the training's own")
     assert ["was written since" in undone.problem for undone in aside.undo()] == [True, True]
@@ -470,7 +492,7 @@ def test_what_the_training_wrote_since_stays(torn: Path, tmp_path: Path) -> None
 
 
 def test_what_stands_in_the_place_is_not_replaced(torn: Path, tmp_path: Path) -> None:
-    aside: Any = AsideRecord(str(tmp_path / "state"))
+    aside: Any = record_in(tmp_path / "state")
     temporary = torn.parent / ".putting"
     temporary.write_bytes(b"good")
     content = torn.read_bytes()
@@ -479,22 +501,25 @@ def test_what_stands_in_the_place_is_not_replaced(torn: Path, tmp_path: Path) ->
 
 
 def test_a_name_that_is_taken_at_the_last_moment_is_not_taken_for_ours(torn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rename = durable.rename_exclusive
+    rename, is_quick = durable.rename_exclusive, True
 
     def outrun(old: str, new: str) -> None:
-        with open(new, "wb") as theirs:  # noqa: PTH123 -- a path as the package has them
-            theirs.write(b"theirs")
+        if is_quick:
+            with open(new, "wb") as theirs:  # noqa: PTH123 -- a path as the package has them
+                theirs.write(b"theirs")
         rename(old, new)
 
     monkeypatch.setattr(durable, "rename_exclusive", outrun)
-    aside = AsideRecord(str(tmp_path / "state"))
+    aside = record_in(tmp_path / "state")
     answer = aside.move(judged(torn), 1, seen_at(torn), ranks_alive=False)
     assert (answer.to, answer.reason) == ("", "it could not be renamed: File exists")
     assert [change.phase for change in aside.changes()] == ["failed"]
+    is_quick = False
+    assert aside.move(judged(torn), 1, seen_at(torn), ranks_alive=False).to == str(aside_of(tmp_path) / "torn-aa"), "nothing was replaced"
 
 
 def test_a_stranger_under_the_name_of_what_was_moved_is_not_moved_back(torn: Path, tmp_path: Path) -> None:
-    aside = AsideRecord(str(tmp_path / "state"))
+    aside = record_in(tmp_path / "state")
     to = aside.move(judged(torn), 1, seen_at(torn), ranks_alive=False).to
     (tmp_path / "theirs").write_bytes(b"theirs")
     (tmp_path / "theirs").replace(to)
@@ -507,7 +532,7 @@ def test_a_stranger_under_the_name_of_what_was_moved_is_not_moved_back(torn: Pat
 def test_a_kill_while_a_directory_is_taken_away_again_leaves_no_half_of_it(
     torn_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    aside, copy, temporary = AsideRecord(str(tmp_path / "state")), tmp_path / "copy", torn_tree.parent / ".putting"
+    aside, copy, temporary = record_in(tmp_path / "state"), tmp_path / "copy", torn_tree.parent / ".putting"
     aside.move(judged(torn_tree), 1, seen_at(torn_tree), ranks_alive=False)
     for one in (copy, temporary):
         (one / "sub").mkdir(parents=True)

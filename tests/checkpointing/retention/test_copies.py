@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from checkpointing.io import leftovers
+from checkpointing.catalogue import CheckpointCatalogue
+from checkpointing.io import leftovers, staging
 from checkpointing.io.reader import Interrupted, Throttle
 from checkpointing.io.tree import ReadOptions
 from checkpointing.manifest import check, documents
@@ -43,6 +44,11 @@ def save(path: Path, step: int, n_kib: int = 100) -> Manifest:
     return check.build(found, part_bytes=16 * KIB)
 
 
+def of_job(state: Path) -> CheckpointCatalogue:
+    """Return the catalogue as a job's supervisor has it."""
+    return CheckpointCatalogue(state, is_writer=True)
+
+
 def free(disk: Path) -> int:
     return os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
 
@@ -63,7 +69,7 @@ def job(tmp_path: Path) -> Path:
 
 
 def test_a_copy_is_the_file_and_stays_so_when_that_is_overwritten(job: Path, tmp_path: Path) -> None:
-    path, copies = job / "ckpt.pt", Copies(str(tmp_path), BIG)
+    path, copies = job / "ckpt.pt", Copies(of_job(tmp_path), BIG)
     made = save(path, 10)
     content, before = path.read_bytes(), everything(job)
     kept = copies.keep(made)
@@ -79,7 +85,7 @@ def test_a_copy_is_the_file_and_stays_so_when_that_is_overwritten(job: Path, tmp
 
 
 def test_a_name_may_begin_with_a_dot(job: Path, tmp_path: Path) -> None:
-    path, copies = job / ".ckpt.pt", Copies(str(tmp_path), BIG)
+    path, copies = job / ".ckpt.pt", Copies(of_job(tmp_path), BIG)
     first, second = (copies.keep(save(path, step), RetentionPolicy(1)) for step in (10, 20))
     assert first.copy is not None
     assert second.copy is not None
@@ -90,12 +96,12 @@ def test_a_name_may_begin_with_a_dot(job: Path, tmp_path: Path) -> None:
 
 def test_a_name_may_be_as_long_as_a_name_may_be(job: Path, tmp_path: Path) -> None:
     made = save(job / ("路" * 80 + ".pt"), 1)
-    copies = Copies(str(tmp_path), BIG)
+    copies = Copies(of_job(tmp_path), BIG)
     kept = copies.keep(made)
     assert kept.copy is not None, kept.reason
     assert Path(kept.copy.place).name == made.name
     os.unlink(made.path)  # noqa: PTH108 -- a name
-    assert copies.put_back(kept.copy, AsideRecord(str(tmp_path)), 1, "torn") == ""
+    assert copies.put_back(kept.copy, AsideRecord(of_job(tmp_path)), 1, "torn") == ""
     assert verify(made.path).step == 1
     assert os.listdir(job) == [made.name]  # noqa: PTH208 -- names
 
@@ -109,12 +115,12 @@ def test_a_file_system_that_cannot_sync_directories_holds_copies(job: Path, tmp_
         synced(fd)
 
     monkeypatch.setattr(os, "fsync", sync_files_only)
-    kept = Copies(str(tmp_path), BIG).keep(save(job / "ckpt.pt", 1))
+    kept = Copies(of_job(tmp_path), BIG).keep(save(job / "ckpt.pt", 1))
     assert kept.copy is not None, kept.reason
 
 
 def test_what_was_written_since_its_manifest_is_not_kept(job: Path, tmp_path: Path) -> None:
-    path, copies = job / "ckpt.pt", Copies(str(tmp_path), BIG)
+    path, copies = job / "ckpt.pt", Copies(of_job(tmp_path), BIG)
     made = save(path, 10)
     save(path, 20)
     kept = copies.keep(made)
@@ -128,7 +134,7 @@ def test_what_was_written_since_its_manifest_is_not_kept(job: Path, tmp_path: Pa
 
 
 def test_what_is_overwritten_while_it_is_copied_is_not_kept(job: Path, tmp_path: Path) -> None:
-    path, copies = job / "ckpt.pt", Copies(str(tmp_path), BIG)
+    path, copies = job / "ckpt.pt", Copies(of_job(tmp_path), BIG)
     made = save(path, 10, n_kib=4000)
     begun = threading.Event()
 
@@ -143,7 +149,7 @@ def test_what_is_overwritten_while_it_is_copied_is_not_kept(job: Path, tmp_path:
 
 
 def test_a_directory_is_kept_with_the_members_that_belong_to_it(job: Path, tmp_path: Path) -> None:
-    tree, copies = job / "global_step7", Copies(str(tmp_path), BIG)
+    tree, copies = job / "global_step7", Copies(of_job(tmp_path), BIG)
     (tree / "sub").mkdir(parents=True, mode=0o755)
     for name in ("rank_0.bin", "sub/rank_1.bin", "notes"):
         (tree / name).write_bytes(os.urandom(9999))
@@ -156,7 +162,7 @@ def test_a_directory_is_kept_with_the_members_that_belong_to_it(job: Path, tmp_p
     assert sorted(str(one.relative_to(place)) for one in place.rglob("*") if one.is_file()) == ["rank_0.bin", "sub/rank_1.bin"]
     before = everything(job)
     tree.rename(job / "aside")
-    assert copies.put_back(kept.copy, AsideRecord(str(tmp_path)), 1, "its copy") == ""
+    assert copies.put_back(kept.copy, AsideRecord(of_job(tmp_path)), 1, "its copy") == ""
     assert check.check(str(tree), kept.copy.manifest).verdict is Verdict.VERIFIED
     assert [(tree / name).stat().st_mode & 0o777 for name in ("", "sub")] == [0o755, 0o755]
     assert not (tree / "notes").exists()
@@ -165,23 +171,23 @@ def test_a_directory_is_kept_with_the_members_that_belong_to_it(job: Path, tmp_p
 
 def test_the_policy_and_the_cap_hold_and_what_is_needed_stays(job: Path, tmp_path: Path) -> None:
     path = job / "ckpt.pt"
-    copies = Copies(str(tmp_path), BIG)
+    copies = Copies(of_job(tmp_path), BIG)
     for step in (1, 2, 3, 4):
         assert copies.keep(save(path, step), RetentionPolicy(newest=2)).copy is not None
     assert steps(copies) == [3, 4]
     three, four = copies.all()
-    capped = Copies(str(tmp_path), int(2.5 * four.manifest.n_bytes))
+    capped = Copies(of_job(tmp_path), int(2.5 * four.manifest.n_bytes))
     kept = capped.keep(save(path, 5), RetentionPolicy(newest=5), Needed(in_use=frozenset({three.place})))
     assert (steps(copies), kept.removed) == ([3, 5], (four.place,))
     kept = capped.keep(save(path, 6), RetentionPolicy(newest=5), Needed(frozenset({three.place}), frozenset({copies.all()[1].place})))
     assert (kept.copy, steps(copies)) == (None, [3, 5])
     assert "would not fit" in kept.reason
-    assert Copies(str(tmp_path), 1000).keep(save(path, 7)).copy is None
+    assert Copies(of_job(tmp_path), 1000).keep(save(path, 7)).copy is None
     assert steps(copies) == [3, 5]
 
 
 def test_of_each_path_so_many_stay_and_the_cap_alone_is_of_all(job: Path, tmp_path: Path) -> None:
-    copies = Copies(str(tmp_path), BIG)
+    copies = Copies(of_job(tmp_path), BIG)
     for step in (1, 2, 3):
         for name in ("model.pt", "optim.pt", "sched.pt", "best.pt")[: 4 if step == 1 else 3]:
             assert copies.keep(save(job / name, step), RetentionPolicy(newest=2)).copy is not None
@@ -191,12 +197,12 @@ def test_of_each_path_so_many_stay_and_the_cap_alone_is_of_all(job: Path, tmp_pa
     assert len(copies.prune(RetentionPolicy(newest=1)).removed) == 3
     assert sorted(copy.manifest.name for copy in copies.all()) == ["best.pt", "model.pt", "optim.pt", "sched.pt"]
     one = copies.all()[0].manifest.n_bytes
-    kept = Copies(str(tmp_path), int(3.5 * one)).keep(save(job / "model.pt", 4), RetentionPolicy(newest=2))
+    kept = Copies(of_job(tmp_path), int(3.5 * one)).keep(save(job / "model.pt", 4), RetentionPolicy(newest=2))
     assert (kept.copy is not None, sorted(Path(place).name for place in kept.removed)) == (True, ["best.pt", "model.pt"])
 
 
 def test_before_anything_goes_what_stays_is_read_through_again(job: Path, tmp_path: Path) -> None:
-    path, copies = job / "ckpt.pt", Copies(str(tmp_path), BIG)
+    path, copies = job / "ckpt.pt", Copies(of_job(tmp_path), BIG)
     for step in (1, 2, 3):
         copies.keep(save(path, step), RetentionPolicy(newest=9))
     newest = Path(copies.all()[-1].place)
@@ -215,35 +221,36 @@ def test_before_anything_goes_what_stays_is_read_through_again(job: Path, tmp_pa
 def test_what_another_thread_holds_or_makes_meanwhile_stays_and_is_the_answer(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, copies, other = job / "ckpt.pt", Copies(str(tmp_path), BIG, run_id="r"), Copies(str(tmp_path), BIG, run_id="r")
+    catalogue = CheckpointCatalogue(tmp_path, is_writer=True)
+    path, copies, other = job / "ckpt.pt", Copies(catalogue, BIG, run_id="r"), Copies(catalogue, BIG, run_id="r")
     first = copies.keep(save(path, 10)).copy
     assert first is not None
-    made, make = save(path, 20), copies._make
+    made, complete = save(path, 20), copies.complete
 
     def meanwhile(*args: object, **kwargs: object) -> object:
         assert other.keep(made).copy is not None
         assert not other.hold(first)
-        return make(*args, **kwargs)  # type: ignore[arg-type]
+        return complete(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(copies, "_make", meanwhile)
+    monkeypatch.setattr(copies, "complete", meanwhile)
     kept = copies.keep(made, RetentionPolicy(1))
     assert kept.copy is not None, kept
-    monkeypatch.setattr(copies, "_make", make)
+    monkeypatch.setattr(copies, "complete", complete)
     assert copies.keep(save(path, 30), RetentionPolicy(1)).copy is not None
     assert steps(copies) == [10, 30]
 
 
 def test_a_copy_that_is_held_while_another_is_made_is_not_removed(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, copies = job / "ckpt.pt", Copies(str(tmp_path), BIG, run_id="r")
+    path, copies = job / "ckpt.pt", Copies(of_job(tmp_path), BIG, run_id="r")
     first = copies.keep(save(path, 10)).copy
     assert first is not None
-    make = copies._make
+    put = staging.put
 
-    def meanwhile(*args: object, **kwargs: object) -> object:
+    def meanwhile(*args: object, **kwargs: object) -> None:
         assert not copies.hold(first)
-        return make(*args, **kwargs)  # type: ignore[arg-type]
+        put(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(copies, "_make", meanwhile)
+    monkeypatch.setattr(staging, "put", meanwhile)
     assert copies.keep(save(path, 20), RetentionPolicy(1)).removed == ()
     assert steps(copies) == [10, 20]
 
@@ -251,7 +258,7 @@ def test_a_copy_that_is_held_while_another_is_made_is_not_removed(job: Path, tmp
 def test_a_torn_file_is_set_aside_and_its_copy_put_back_with_its_time_and_mode(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, copies, aside = job / "ckpt.pt", Copies(str(tmp_path), BIG), AsideRecord(str(tmp_path))
+    path, copies, aside = job / "ckpt.pt", Copies(of_job(tmp_path), BIG), AsideRecord(of_job(tmp_path))
     made = save(path, 10)
     path.chmod(0o640)
     mtime_ns, content = path.stat().st_mtime_ns, path.read_bytes()
@@ -281,18 +288,18 @@ def test_a_torn_file_is_set_aside_and_its_copy_put_back_with_its_time_and_mode(
 
 
 def test_a_copy_that_rotted_is_not_put_back(job: Path, tmp_path: Path) -> None:
-    path, copies = job / "ckpt.pt", Copies(str(tmp_path), BIG)
+    path, copies = job / "ckpt.pt", Copies(of_job(tmp_path), BIG)
     kept = copies.keep(save(path, 10)).copy
     assert kept is not None
     path.unlink()
     place = Path(kept.place)
     place.write_bytes(place.read_bytes()[:-1] + b"?")
-    assert "not what its manifest says" in copies.put_back(kept, AsideRecord(str(tmp_path)), 1, "")
+    assert "not what its manifest says" in copies.put_back(kept, AsideRecord(of_job(tmp_path)), 1, "")
     assert list(job.iterdir()) == []
 
 
 def test_a_copy_without_a_sound_manifest_is_none(job: Path, tmp_path: Path) -> None:
-    copies = Copies(str(tmp_path), BIG)
+    copies = Copies(of_job(tmp_path), BIG)
     kept = copies.keep(save(job / "ckpt.pt", 10)).copy
     assert kept is not None
     document = Path(kept.directory) / "manifest.json"
@@ -302,7 +309,7 @@ def test_a_copy_without_a_sound_manifest_is_none(job: Path, tmp_path: Path) -> N
 
 
 def test_giving_up_leaves_nothing(job: Path, tmp_path: Path) -> None:
-    copies = Copies(str(tmp_path), BIG)
+    copies = Copies(of_job(tmp_path), BIG)
     made = save(job / "ckpt.pt", 10)
     with pytest.raises(Interrupted):
         copies.keep(made, reading=ReadOptions(interrupted=lambda: True))
@@ -311,13 +318,15 @@ def test_giving_up_leaves_nothing(job: Path, tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
+from pathlib import Path
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.manifest import documents
 from checkpointing.retention import copies
 from checkpointing.io.reader import Throttle
 from checkpointing.io.tree import ReadOptions
 made = documents.read(sys.argv[1])
 slow = Throttle(1e9, burst_bytes=1, wait=lambda _: os.kill(os.getpid(), signal.SIGKILL))
-copies.Copies(sys.argv[2], 1 << 40).keep(made, reading=ReadOptions(slow))
+copies.Copies(CheckpointCatalogue(Path(sys.argv[2]), is_writer=True), 1 << 40).keep(made, reading=ReadOptions(slow))
 """
 
 
@@ -327,7 +336,7 @@ def test_what_a_kill_left_is_no_copy_and_is_swept(job: Path, tmp_path: Path, mon
     (tmp_path / "made.json").write_bytes(documents.encode(made))
     argv = [sys.executable, "-c", KILLED, str(tmp_path / "made.json"), str(tmp_path)]
     assert subprocess.run(argv, check=False, timeout=60).returncode == -signal.SIGKILL  # noqa: S603 -- this interpreter and the text above
-    copies = Copies(str(tmp_path), BIG)
+    copies = Copies(of_job(tmp_path), BIG)
     assert len(list((tmp_path / DIRECTORY).iterdir())) == 1
     assert copies.all() == ()
     monkeypatch.setattr(leftovers, "YOUNG_S", 0.0)
@@ -337,7 +346,7 @@ def test_what_a_kill_left_is_no_copy_and_is_swept(job: Path, tmp_path: Path, mon
 
 def test_where_blocks_can_be_shared_they_are(tmp_path: Path) -> None:
     with btrfs(tmp_path / "disk") as disk:
-        path, copies = disk / "ckpt.pt", Copies(str(disk / "state"), BIG)
+        path, copies = disk / "ckpt.pt", Copies(of_job(disk / "state"), BIG)
         made = save(path, 10, n_kib=int(free(disk) / 3.6) // KIB)
         with path.open("rb") as file:
             os.fsync(file.fileno())  # until then Btrfs has counted nothing
@@ -350,13 +359,13 @@ def test_where_blocks_can_be_shared_they_are(tmp_path: Path) -> None:
         assert Path(kept.copy.place).read_bytes() == content
         assert Path(kept.copy.place).stat().st_mtime_ns == made.identity.mtime_ns
         path.unlink()
-        assert copies.put_back(kept.copy, AsideRecord(str(disk / "state")), 1, "") == ""
+        assert copies.put_back(kept.copy, AsideRecord(of_job(disk / "state")), 1, "") == ""
         assert path.read_bytes() == content
 
 
 def test_a_disk_without_room_for_two_more_saves_is_left_to_the_job(tmp_path: Path) -> None:
     with tmpfs(tmp_path / "disk", 8 << 20) as disk:
-        path, copies = disk / "ckpt.pt", Copies(str(disk / "state"), BIG)
+        path, copies = disk / "ckpt.pt", Copies(of_job(disk / "state"), BIG)
         kept = copies.keep(save(path, 10, n_kib=2500))
         assert kept.copy is None
         assert "room for 2 more" in kept.reason
@@ -365,10 +374,10 @@ def test_a_disk_without_room_for_two_more_saves_is_left_to_the_job(tmp_path: Pat
 
 
 def test_a_full_disk_and_a_limit_are_reasons_and_leave_nothing(job: Path, tmp_path: Path) -> None:
-    copies = Copies(str(tmp_path), BIG)
+    copies = Copies(of_job(tmp_path), BIG)
     made = save(job / "ckpt.pt", 10, n_kib=900)
     with tmpfs(tmp_path / "disk", 700 * KIB) as disk:
-        assert "room" in Copies(str(disk), BIG).keep(made).reason
+        assert "room" in Copies(of_job(disk), BIG).keep(made).reason
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (500 * KIB, before[1]))
     try:

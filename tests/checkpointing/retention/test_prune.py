@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.manifest.documents import About, File, Manifest
-from checkpointing.model import Identity
+from checkpointing.model import Identity, NonFinite
 from checkpointing.retention import prune, rules
-from checkpointing.retention.prune import PruneRow
+from checkpointing.retention.prune import PRUNED, Pruned, PruneRow
 from checkpointing.verification import identity_of
 
 if TYPE_CHECKING:
@@ -51,19 +53,32 @@ def saved(tmp_path: Path) -> dict[int, Path]:
     return paths
 
 
+def record_of(proven: Path) -> CheckpointCatalogue:
+    """Return the catalogue of the job."""
+    return CheckpointCatalogue(proven.parents[1] / "state", is_writer=True)
+
+
+def pruned(rows: list[PruneRow], policy: rules.RetentionPolicy, proven: Path) -> tuple[Pruned, ...]:
+    return prune.prune(rows, policy, str(proven), record_of(proven))
+
+
 def left(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
 def test_only_the_newest_stay_and_nothing_is_left_of_the_others(tmp_path: Path, saved: dict[int, Path]) -> None:
-    done = prune.prune([row(saved[n], n) for n in STEPS], rules.RetentionPolicy(2), str(saved[PROVEN]))
+    done = pruned([row(saved[n], n) for n in STEPS], rules.RetentionPolicy(2), saved[PROVEN])
     assert [(one.step, one.reason) for one in done] == [(1, ""), (2, "")]
     assert left(tmp_path / "ckpt") == ["step_3.pt", "step_4.pt"]
     assert left(tmp_path / ".supervise-aside") == []
+    rows = record_of(saved[PROVEN]).all(PRUNED)
+    assert [(gone.path, gone.step, gone.n_bytes, gone.reason) for gone in rows] == [
+        (str(saved[step]), step, 4, "the newest 2 stay") for step in (1, 2)
+    ]
 
 
 def test_the_first_of_each_so_many_steps_stays(tmp_path: Path, saved: dict[int, Path]) -> None:
-    prune.prune([row(saved[n], n) for n in STEPS], rules.RetentionPolicy(1, 2), str(saved[PROVEN]))
+    pruned([row(saved[n], n) for n in STEPS], rules.RetentionPolicy(1, 2), saved[PROVEN])
     assert left(tmp_path / "ckpt") == ["step_1.pt", "step_2.pt", "step_4.pt"]
 
 
@@ -88,15 +103,36 @@ def test_what_must_stay_stays(tmp_path: Path, saved: dict[int, Path], reason: st
             uploading=reason == "uploading",
             is_rejected=reason == "rejected",
         )
-    prune.prune(list(rows.values()), rules.RetentionPolicy(2), str(saved[PROVEN]))
+    pruned(list(rows.values()), rules.RetentionPolicy(2), saved[PROVEN])
     assert left(tmp_path / "ckpt") == ["step_1.pt", "step_3.pt", "step_4.pt"]
+
+
+def test_where_that_it_goes_cannot_be_recorded_it_stays(tmp_path: Path, saved: dict[int, Path]) -> None:
+    (tmp_path / "state").write_text("a file is in the way")
+    done = pruned([row(saved[n], n) for n in STEPS], rules.RetentionPolicy(3), saved[PROVEN])
+    assert [str(tmp_path / "state") in gone.reason for gone in done] == [True]
+    assert len(left(tmp_path / "ckpt")) == len(STEPS)
+
+
+def test_what_was_removed_long_ago_is_forgotten(saved: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prune, "_MOST_ROWS", 2)
+    pruned([row(saved[n], n) for n in STEPS], rules.RetentionPolicy(1), saved[PROVEN])
+    assert [gone.step for gone in record_of(saved[PROVEN]).all(PRUNED)] == [2, 3]
+
+
+def test_the_newest_one_with_finite_weights_stays_beside_those_in_which_they_turned(tmp_path: Path, saved: dict[int, Path]) -> None:
+    lost = (NonFinite("model.weight", "NaN", 0, was_finite=True, finite_step=2),)
+    rows = [row(saved[n], n) for n in STEPS]
+    rows = [replace(kept, manifest=replace(kept.manifest, non_finite=lost)) if kept.manifest.step in {3, 4} else kept for kept in rows]
+    pruned(rows, rules.RetentionPolicy(1), saved[PROVEN])
+    assert left(tmp_path / "ckpt") == ["step_2.pt", "step_4.pt"]
 
 
 def test_nothing_goes_where_what_stays_was_not_proven_just_now(tmp_path: Path, saved: dict[int, Path]) -> None:
     rows = [row(saved[n], n) for n in STEPS]
-    assert prune.prune(rows, rules.RetentionPolicy(2), str(saved[1])) == (), "what was proven is itself to go"
+    assert pruned(rows, rules.RetentionPolicy(2), saved[1]) == (), "what was proven is itself to go"
     saved[PROVEN].write_bytes(b"torn")
-    assert prune.prune(rows, rules.RetentionPolicy(1), str(saved[PROVEN])) == (), "what was proven is not there any more"
+    assert pruned(rows, rules.RetentionPolicy(1), saved[PROVEN]) == (), "what was proven is not there any more"
     assert len(left(tmp_path / "ckpt")) == len(STEPS)
 
 
@@ -109,7 +145,7 @@ def test_a_directory_goes_only_if_each_file_in_it_is_the_jobs(tmp_path: Path) ->
     rows = {n: row(paths[n], n) for n in STEPS}
     own = {str(paths[2] / "model.bin"): rows[2].seen[str(paths[2] / "model.bin")]}
     rows[2] = PruneRow(rows[2].manifest, own)
-    done = prune.prune(list(rows.values()), rules.RetentionPolicy(1), str(paths[PROVEN]))
+    done = pruned(list(rows.values()), rules.RetentionPolicy(1), paths[PROVEN])
     assert [one.step for one in done if not one.reason] == [1, 3]
     assert "notes.txt" in next(one.reason for one in done if one.step == 2)
     assert left(tmp_path / "ckpt") == ["checkpoint-2", "checkpoint-4"]
@@ -124,8 +160,9 @@ def test_what_was_written_between_the_look_and_the_rename_is_given_back(saved: d
         real(old, new)
 
     monkeypatch.setattr(prune.durable, "rename_exclusive", rename)
-    done = prune.prune([row(saved[n], n) for n in (1, PROVEN)], rules.RetentionPolicy(1), str(saved[PROVEN]))
+    done = pruned([row(saved[n], n) for n in (1, PROVEN)], rules.RetentionPolicy(1), saved[PROVEN])
     assert [one.reason for one in done] == ["it was written meanwhile"]
+    assert record_of(saved[PROVEN]).all(PRUNED) == ()
     assert saved[1].read_bytes() == b"written at the last moment"
 
 
@@ -134,10 +171,10 @@ def test_what_another_supervisor_completes_meanwhile_is_removed(saved: dict[int,
 
     def rename(old: str, new: str) -> None:
         real(old, new)
-        prune.finish([old])  # as one that takes it for what a kill left
+        prune.finish([old], record_of(saved[PROVEN]))  # as one that takes it for what a kill left
 
     monkeypatch.setattr(prune.durable, "rename_exclusive", rename)
-    done = prune.prune([row(saved[n], n) for n in (1, PROVEN)], rules.RetentionPolicy(1), str(saved[PROVEN]))
+    done = pruned([row(saved[n], n) for n in (1, PROVEN)], rules.RetentionPolicy(1), saved[PROVEN])
     assert [(one.step, one.reason) for one in done] == [(1, "")]
     assert left(saved[PROVEN].parent) == ["step_2.pt", "step_3.pt", "step_4.pt"]
 
@@ -157,11 +194,36 @@ def test_what_a_kill_cut_short_is_ended_by_the_next(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(prune, "_destroy", killed)
     with pytest.raises(KeyboardInterrupt):
-        prune.prune(rows, rules.RetentionPolicy(3), str(paths[PROVEN]))
+        pruned(rows, rules.RetentionPolicy(3), paths[PROVEN])
     assert left(tmp_path / "ckpt") == ["step_2", "step_3", "step_4"]
     (hidden,) = (tmp_path / ".supervise-aside").iterdir()
     monkeypatch.undo()
     rewritten = hidden.with_name("pruned-1-2-3")
     rewritten.write_bytes(b"written at the last moment, before the kill")
-    assert prune.prune(rows[1:], rules.RetentionPolicy(3), str(paths[PROVEN])) == ()
+    assert pruned(rows[1:], rules.RetentionPolicy(3), paths[PROVEN]) == ()
     assert left(tmp_path / ".supervise-aside") == [rewritten.name]
+
+
+def test_what_was_written_at_the_last_moment_before_a_kill_goes_back_to_its_place(
+    tmp_path: Path, saved: dict[int, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [row(saved[step], step) for step in STEPS]
+    real = prune.durable.rename_exclusive
+
+    def killed(old: str, new: str) -> None:
+        saved[1].write_bytes(b"written at the last moment")
+        real(old, new)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prune.durable, "rename_exclusive", killed)
+    with pytest.raises(KeyboardInterrupt):
+        pruned(rows, rules.RetentionPolicy(3), saved[PROVEN])
+    assert not saved[1].exists()
+    monkeypatch.undo()
+    saved[1].write_bytes(b"and once more")
+    assert pruned(rows[1:], rules.RetentionPolicy(3), saved[PROVEN]) == ()
+    assert saved[1].read_bytes() == b"and once more", "nothing is replaced"
+    saved[1].unlink()
+    assert pruned(rows[1:], rules.RetentionPolicy(3), saved[PROVEN]) == ()
+    assert (saved[1].read_bytes(), left(tmp_path / ".supervise-aside")) == (b"written at the last moment", [])
+    assert record_of(saved[PROVEN]).all(PRUNED) == ()

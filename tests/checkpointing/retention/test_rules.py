@@ -32,6 +32,7 @@ copies = st.lists(
         verdict=st.sampled_from(Verdict),
         in_use=st.booleans(),
         uploading=st.booleans(),
+        is_finite=st.booleans(),
     ),
     max_size=15,
     unique_by=lambda one: one.name,
@@ -89,6 +90,18 @@ def test_a_verified_one_always_stays_and_what_is_needed_is_never_named(given_cop
     assert not verified or min(verified, key=lambda one: one.age) in left
 
 
+@given(copies, policies)
+def test_the_newest_finite_one_always_stays(given_copies: list[RetainedItem], policy: RetentionPolicy) -> None:
+    finite = [copy for copy in given_copies if copy.verdict is Verdict.VERIFIED and copy.is_finite]
+    assert not finite or min(finite, key=lambda copy: copy.age) not in may_go(given_copies, policy)
+
+
+def test_where_the_weights_turned_the_newest_finite_one_stays_too() -> None:
+    turned = [held(step, is_finite=False) for step in (3, 4)]
+    assert names(may_go([held(1), held(2), *turned], RetentionPolicy(1))) == ["1", "3"]
+    assert names(may_go(turned, RetentionPolicy(1))) == ["3"]
+
+
 def of(run: int, attempt: int, step: int) -> RetainedItem:
     return RetainedItem(f"{run}.{attempt}.{step}", age(step, None, Lineage(run, f"run-{run}", attempt)), Verdict.VERIFIED)
 
@@ -104,8 +117,8 @@ def test_a_lower_step_of_a_later_run_or_attempt_is_the_newer_one() -> None:
 
 def test_what_was_made_just_now_stays_whatever_the_order_says() -> None:
     held = [of(1, 1, 100), of(1, 1, 200), of(1, 1, 10)]
-    assert names(may_go(held, RetentionPolicy(2), made="1.1.10")) == []
-    assert names(may_go(held, RetentionPolicy(1), made="1.1.10")) == ["1.1.100"]
+    assert names(may_go(held, RetentionPolicy(2), new="1.1.10")) == []
+    assert names(may_go(held, RetentionPolicy(1), new="1.1.10")) == ["1.1.100"]
 
 
 def test_the_first_of_each_so_many_steps_is_that_of_each_run_and_never_one_that_was_rolled_back() -> None:

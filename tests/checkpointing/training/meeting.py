@@ -9,9 +9,12 @@ import ctypes
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
+import warnings
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +23,14 @@ import torch.distributed as dist
 
 from checkpointing import load_latest, save
 from checkpointing.model import CheckpointingError
+from checkpointing.training import broadcast, ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 CLONE_NEWNS = 0x20000
+#: After such a function some ranks are gone, or wait where the others never come.
+APART = frozenset({"rank_0_alone", "rank_in_a_collective", "rank_dead", "sent_to_the_dead"})
 
 
 class Unruly:
@@ -151,14 +157,163 @@ def alone_in_trouble(place: Path) -> dict[str, Any]:
     return {"failed": failed, "then": found and found.step, "error": CheckpointingError.__name__}
 
 
+def _first_seen(place: Path) -> None:
+    """Begin as a script does, with a load; from then on a rank that waits looks around after half a second."""
+    assert load_latest(place / "ckpt") is None
+    ranks.PATIENCE_S = 0.5
+
+
+def _saved(place: Path, state: Any = 1) -> dict[str, Any]:  # noqa: ANN401 -- whatever torch.save takes
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        failed = caught(lambda: save({"weights": state}, place / "ckpt", step=1))
+    return {"failed": failed, "warned": [str(row.message) for row in warned if row.category is RuntimeWarning]}
+
+
+def _go_on(place: Path) -> None:
+    """Stand at this line until rank 0 has given up."""
+    _wait_for(place / "gave-up")
+
+
+def rank_0_alone(place: Path) -> dict[str, Any]:
+    """Save on rank 0 alone, while the others do something else that is in no call: nothing is proven."""
+    _first_seen(place)
+    if dist.get_rank():
+        _go_on(place)
+        return {}
+    seen = _saved(place)
+    (place / "gave-up").touch()
+    return seen
+
+
+def rank_late(place: Path) -> dict[str, Any]:
+    """Come late on the last rank, by less than the time limit."""
+    _first_seen(place)
+    if dist.get_rank() == dist.get_world_size() - 1:
+        time.sleep(2.5)
+    return _saved(place)
+
+
+def rank_in_a_collective(place: Path) -> dict[str, Any]:
+    """Save on rank 0 alone; the others are in the next collective of all ranks."""
+    _first_seen(place)
+    if dist.get_rank() == 0:
+        return _saved(place)
+    return {"failed": caught(dist.barrier)}
+
+
+def rank_in_another_call(place: Path) -> dict[str, Any]:
+    """Save on rank 0 alone; the others load. Then all save together."""
+    _first_seen(place)
+    seen = _saved(place) if dist.get_rank() == 0 else {"failed": caught(lambda: load_latest(place / "ckpt"))}
+    return {**seen, "then": save({"weights": 1}, place / "ckpt", step=2)}
+
+
+def rank_dead(place: Path) -> dict[str, Any]:
+    """Have the last rank be killed before the others save."""
+    _first_seen(place)
+    if dist.get_rank() == dist.get_world_size() - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return _saved(place)
+
+
+class Slow:
+    """A part of a state that takes longer to write than ranks wait for one that does not come."""
+
+    def __reduce__(self) -> tuple[Callable[[int], int], tuple[int]]:
+        """Take the time."""
+        time.sleep(5)
+        return int, (1,)
+
+
+def rank_0_writes_long(place: Path) -> dict[str, Any]:
+    """Save what rank 0 writes for longer than the group's time limit."""
+    _first_seen(place)
+    return _saved(place, Slow())
+
+
+def _read_bytes() -> int:
+    """Return how many bytes this process has read, from disks and from the page cache."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def read_once(place: Path) -> dict[str, Any]:
+    """Load what was saved before on each rank in both forms of torch.save; count the bytes that each rank reads."""
+    seen: dict[str, Any] = {}
+    for name in ("zip", "legacy"):
+        (path,) = (place / name).iterdir()
+        state = torch.load(path)
+        before = _read_bytes()
+        loaded = load_latest(place / name)
+        n_read = _read_bytes() - before
+        assert loaded is not None
+        equal = all(torch.equal(tensor, loaded.state["model"][key]) for key, tensor in state["model"].items())
+        seen[name] = {"share": n_read / path.stat().st_size, "equal": equal, "step": loaded.state["step"]}
+    return seen
+
+
+def read_once_in_shards(place: Path) -> dict[str, Any]:
+    """Save a state that all ranks have alike through DCP, load it into another one, and count the bytes that each rank reads."""
+    state = {"model": {f"layer{number}": torch.arange(200_000.0) + number for number in range(10)}, "step": 7, "names": ["a", "b"]}
+    path = Path(save(state, place / "ckpt", step=7, sharded=True))
+    n_bytes = sum(file.stat().st_size for file in path.iterdir())
+    into = {"model": {name: torch.zeros_like(tensor) for name, tensor in state["model"].items()}, "step": 0, "names": ["", ""]}  # type: ignore[attr-defined]
+    before = _read_bytes()
+    loaded = load_latest(place / "ckpt", into=into)
+    n_read = _read_bytes() - before
+    assert loaded is not None
+    equal = all(torch.equal(tensor, loaded.state["model"][name]) for name, tensor in state["model"].items())  # type: ignore[attr-defined]
+    in_place = all(loaded.state["model"][name] is tensor for name, tensor in into["model"].items())  # type: ignore[attr-defined]
+    lacking = caught(lambda: load_latest(place / "ckpt", into={**into, "other": torch.zeros(3)}))
+    return {
+        "share": n_read / n_bytes, "equal": equal, "in_place": in_place, "step": loaded.state["step"], "names": loaded.state["names"],
+        "lacking": lacking,
+    }  # fmt: skip
+
+
+def sent_in_vain(place: Path) -> dict[str, Any]:
+    """Have one rank be unable to take what rank 0 sends, then rank 0 be unable to read; then load."""
+    place = place / "zip"
+    rank = dist.get_rank()
+    not_taken = caught(lambda: load_latest(place, map_location="no-such-device" if rank == 1 else "cpu"))
+    read = os.pread
+    if rank == 0:
+        broadcast.os.pread = _no_read  # type: ignore[attr-defined]
+    not_read = caught(lambda: load_latest(place))
+    os.pread = read
+    loaded = load_latest(place)
+    return {"not_taken": not_taken, "not_read": not_read, "then": loaded and loaded.step}
+
+
+def sent_to_the_dead(place: Path) -> dict[str, Any]:
+    """Have the last rank be killed in the middle of what rank 0 sends."""
+    next_piece, n_pieces = broadcast.SharedFile._next_piece, 0  # noqa: SLF001 -- the moment
+
+    def killed(file: broadcast.SharedFile) -> None:
+        nonlocal n_pieces
+        n_pieces += 1
+        if n_pieces == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        next_piece(file)
+
+    if dist.get_rank() == dist.get_world_size() - 1:
+        broadcast.SharedFile._next_piece = killed  # type: ignore[method-assign]  # noqa: SLF001 -- the moment
+    return {"failed": caught(lambda: load_latest(place / "zip"))}
+
+
+def _no_read(*_: int) -> bytes:
+    raise OSError(5, "Input/output error")
+
+
 def main() -> None:
     """Do it, and write down what was seen."""
     name, place = sys.argv[1], Path(sys.argv[2])
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=float(os.environ.get("GROUP_TIMEOUT_S", "60"))))
     seen = globals()[name](place)
     (place / f"rank-{dist.get_rank()}.json").write_text(json.dumps(seen))
-    dist.barrier()
-    dist.destroy_process_group()
+    if name not in APART:
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

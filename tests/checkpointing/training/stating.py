@@ -30,6 +30,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from checkpointing import CheckpointingError, apply, load_latest, save, state
+from checkpointing.training import ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -400,7 +401,7 @@ def absent_rank(place: Path) -> dict[str, Any]:
     """Take the state on all ranks but the last, which does something else that is in no call: nothing is proven."""
     model = bare(1)
     state(model)
-    state.__globals__["PATIENCE_S"] = 0.5
+    ranks.PATIENCE_S = 0.5
     if dist.get_rank() == dist.get_world_size() - 1:
         _stands_here(place)
         return {}
@@ -413,7 +414,7 @@ def late_rank(_place: Path) -> dict[str, Any]:
     """Come late on the last rank: the others warn, and all go on."""
     model = bare(1)
     state(model)
-    state.__globals__["PATIENCE_S"] = 0.5
+    ranks.PATIENCE_S = 0.5
     if dist.get_rank() == dist.get_world_size() - 1:
         time.sleep(2.5)
     return _caught(lambda: state(model))
@@ -423,7 +424,7 @@ def rank_elsewhere(place: Path) -> dict[str, Any]:
     """Take the state on rank 0 alone, as scripts do that save there: the others wait in a barrier."""
     model = bare(1)
     state(model)
-    state.__globals__["PATIENCE_S"] = 0.5
+    ranks.PATIENCE_S = 0.5
     if dist.get_rank() == 0:
         seen = _caught(lambda: state(model))
         (place / "gave-up").touch()
@@ -436,7 +437,7 @@ def rank_in_a_group(place: Path) -> dict[str, Any]:
     group = dist.new_group([1, 2], timeout=timedelta(seconds=60))
     model = bare(1)
     state(model)
-    state.__globals__["PATIENCE_S"] = 0.5
+    ranks.PATIENCE_S = 0.5
     if dist.get_rank() == 0:
         seen = _caught(lambda: state(model))
         (place / "gave-up").touch()
@@ -451,7 +452,7 @@ def rank_gone(_place: Path) -> dict[str, Any]:
     """Have the last rank be killed before the others call."""
     model = bare(1)
     state(model)
-    state.__globals__["PATIENCE_S"] = 0.5
+    ranks.PATIENCE_S = 0.5
     if dist.get_rank() == dist.get_world_size() - 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return _caught(lambda: state(model))

@@ -23,7 +23,7 @@ def kills(kind: str, number: int, directory: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", ["save", pytest.param("sharded", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("number", [4, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [2, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_kill_in_the_middle_of_a_save_leaves_the_checkpoint_before(kind: str, number: int, tmp_path: Path) -> None:
     found = kills(kind, number, tmp_path / "ckpt")
     # the kill is placed by what the trainer has written: most must have come before the file had its name

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from checkpointing import load_latest, save
+from checkpointing import find, latest, load_latest, newest, save
+from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.io import durable, leftovers, staging
 from checkpointing.manifest import check
 from checkpointing.model import CheckpointingError, Verdict
@@ -52,8 +53,8 @@ def test_importing_the_package_imports_neither_torch_nor_the_supervisor() -> Non
 @pytest.mark.process
 def test_the_function_is_what_the_package_gives_whatever_was_imported_before() -> None:
     program = "import checkpointing.training.save, checkpointing.training.load\n"
-    program += "from checkpointing import save, load_latest, Loaded\n"
-    program += "assert all(map(callable, (save, load_latest, Loaded)))"
+    program += "from checkpointing import save, load_latest\n"
+    program += "assert all(map(callable, (save, load_latest)))"
     subprocess.run([sys.executable, "-c", program], timeout=60, check=True)  # noqa: S603 -- ours
 
 
@@ -401,7 +402,8 @@ def test_what_is_handed_out_is_for_its_own_directory_alone(tmp_path: Path, monke
 def test_a_kept_copy_is_handed_out_for_the_directory_that_it_is_a_copy_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "here" / "step-00000001.pt"
     save({"step": 1}, path.parent, step=1)
-    copy = Copies(str(tmp_path), 1 << 30).keep(check.build(verify(str(path)))).copy
+    copies = Copies(CheckpointCatalogue(tmp_path, is_writer=True), 1 << 30)
+    copy = copies.keep(check.build(verify(str(path)))).copy
     assert copy is not None
     path.write_bytes(path.read_bytes()[:-100])
     monkeypatch.setenv("SUPERVISE_JOB_RESUME_FROM", copy.place)
@@ -450,5 +452,18 @@ def test_a_shared_file_is_known_by_size_and_time_where_each_mount_gives_it_an_in
     for path in (shared, elsewhere):
         os.utime(path, ns=(mtime_ns, mtime_ns))
     seen = verify(str(shared)).identity
-    proposals = [load._Proposal(str(path), 1, load._whole(seen)) for path in (shared, elsewhere)]  # noqa: SLF001 -- ranks of real nodes need two mounts
+    proposals = [load._Proposal(str(path), 1, load._whole(seen), is_directory=False) for path in (shared, elsewhere)]  # noqa: SLF001 -- ranks of real nodes need two mounts
     assert tuple(load._have(one) for one in proposals) == verdicts  # noqa: SLF001 -- as above
+
+
+def test_every_way_to_the_newest_takes_the_same_one(tmp_path: Path) -> None:
+    for step, weight in ((100, 1.0), (200, 2.0), (300, float("nan")), (400, 4.0)):
+        torch.save({"model": {"weight": torch.full((100,), weight)}, "step": step}, tmp_path / f"step_{step}.pt")
+    os.truncate(tmp_path / "step_400.pt", 500)
+    torch.save(
+        {"model": {"weight": torch.ones(100)}}, tmp_path / "best.pt"
+    )  # without a step: it comes last, though it is the youngest file
+    loaded, chosen = load_latest(tmp_path), newest(find("*.pt", str(tmp_path))).chosen
+    assert loaded is not None
+    assert chosen is not None
+    assert loaded.path == chosen.path == getattr(latest(tmp_path).chosen, "path", None) == str(tmp_path / "step_200.pt")

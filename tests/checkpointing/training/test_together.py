@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support import preloaded
 
@@ -23,6 +24,12 @@ def ranks(name: str, number: int, place: Path) -> list[dict[str, Any]]:
     if any("skip" in one for one in found):
         pytest.skip(f"no mount namespaces here: {found}")
     return found
+
+
+def seen_by(name: str, number: int, place: Path, *who: int) -> list[dict[str, Any]]:
+    """Run meeting.py as so many ranks, not all of which end well; return what some of them saw."""
+    preloaded.run(str(HERE / "meeting.py"), name, str(place), ranks=number, timeout_s=110)
+    return [json.loads((place / f"rank-{rank}.json").read_text()) for rank in who]
 
 
 def names_in(directory: Path) -> list[str]:
@@ -91,3 +98,122 @@ def test_a_rank_that_cannot_load_stops_the_others(tmp_path: Path) -> None:
     assert first["failed"][0] == second["failed"][0] == "CheckpointingError"
     assert "rank 1: " in first["failed"][1]
     assert first["then"] == second["then"] == 1
+
+
+# a save that not every rank makes: `if rank == 0: save(...)`
+
+
+def test_a_late_rank_is_named_with_its_line_in_a_warning_and_the_save_succeeds(tmp_path: Path) -> None:
+    *others, late = ranks("rank_late", 4, tmp_path)
+    (warning,) = others[0]["warned"]
+    assert warning.startswith(f"checkpoint was not saved: {tmp_path}/ckpt/step-00000001.pt: it still waits: only 3 of 4 ranks came within ")
+    assert "rank 3 did not: it stands at meeting.py:" in warning
+    assert warning.endswith("in rank_late")
+    assert [seen["warned"] for seen in (*others[1:], late)] == [[], [], []], "one rank warns for all"
+    assert [seen["failed"] for seen in (*others, late)] == [[]] * 4
+    assert names_in(tmp_path / "ckpt") == ["step-00000001.pt"]
+
+
+@pytest.mark.slow
+def test_a_save_of_rank_0_alone_warns_and_fails_at_the_time_limit_of_the_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GROUP_TIMEOUT_S", "4")
+    (first,) = seen_by("rank_0_alone", 4, tmp_path, 0)
+    error, text, after_s = first["failed"]
+    assert error == "CheckpointingError"
+    assert float(after_s) >= 4
+    for line in (text, *first["warned"]):
+        assert "only 1 of 4 ranks came within " in line
+        for rank in (1, 2, 3):
+            assert f"rank {rank} did not: it stands at meeting.py:" in line
+    assert len(first["warned"]) == 1
+    assert "will not come" not in text
+    assert names_in(tmp_path / "ckpt") == ["step-00000001.pt"], "what rank 0 wrote stays"
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "why"),
+    [
+        ("rank_in_a_collective", 4, "it stands at meeting.py:"),
+        pytest.param("rank_dead", 2, "its process is gone", marks=pytest.mark.slow),
+    ],
+)
+def test_a_save_to_which_a_rank_can_never_come_is_an_error_long_before_the_time_limit(
+    name: str, number: int, why: str, tmp_path: Path
+) -> None:
+    (first,) = seen_by(name, number, tmp_path, 0)
+    error, text, after_s = first["failed"]
+    assert error == "CheckpointingError"
+    assert f"rank 1 did not: {why}" in text
+    assert text.endswith("; it will not come here")
+    assert float(after_s) < 60 * 0.5
+
+
+@pytest.mark.slow
+def test_ranks_in_different_calls_do_not_take_each_other_for_the_same_and_go_on_after_the_error(tmp_path: Path) -> None:
+    first, second = ranks("rank_in_another_call", 2, tmp_path)
+    assert first["failed"][0] == second["failed"][0] == "CheckpointingError"
+    assert "checkpoint was not saved: " in first["failed"][1]
+    assert "no checkpoint was loaded from " in second["failed"][1]
+    assert first["then"] == second["then"] == str(tmp_path / "ckpt" / "step-00000002.pt")
+
+
+@pytest.mark.slow
+def test_the_time_limit_of_the_group_does_not_cut_a_save_that_rank_0_still_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GROUP_TIMEOUT_S", "2")
+    for seen in ranks("rank_0_writes_long", 2, tmp_path):
+        assert (seen["failed"], seen["warned"]) == ([], [])
+
+
+# one read for all ranks
+
+
+def save_both_forms(place: Path, n_tensors: int = 25) -> None:
+    """Save a state of about 40 MB, which several pieces hold, as torch saves it now and as it did before version 1.6."""
+    state = {"model": {f"layer{number}": torch.randn(380_000) for number in range(n_tensors)}, "step": 7}
+    for name in ("zip", "legacy"):
+        (place / name).mkdir()
+        torch.save(state, place / name / "step-7.pt", _use_new_zipfile_serialization=name == "zip")
+
+
+def test_one_rank_reads_a_file_and_the_others_get_it(tmp_path: Path) -> None:
+    save_both_forms(tmp_path)
+    first, *others = ranks("read_once", 3, tmp_path)
+    for name in ("zip", "legacy"):
+        assert first[name]["share"] < 2.1, "once to verify it, and once for all"
+        for seen in others:
+            assert seen[name]["share"] < 0.05
+        for seen in (first, *others):
+            assert (seen[name]["equal"], seen[name]["step"]) == (True, 7)
+
+
+def test_one_rank_reads_the_shards_of_a_state_that_all_ranks_have_alike(tmp_path: Path) -> None:
+    first, *others = ranks("read_once_in_shards", 3, tmp_path)
+    assert first["share"] < 2.3, "once to verify it, and once for all"
+    for seen in others:
+        assert seen["share"] < 0.1
+        assert "rank 0: " in seen["lacking"][1]
+    for seen in (first, *others):
+        assert (seen["equal"], seen["in_place"], seen["step"], seen["names"]) == (True, True, 7, ["a", "b"])
+        assert seen["lacking"][0] == "CheckpointingError"
+
+
+def test_a_load_that_one_rank_cannot_finish_ends_on_all_and_they_go_on(tmp_path: Path) -> None:
+    save_both_forms(tmp_path, 10)
+    first, second, third = seen = ranks("sent_in_vain", 3, tmp_path)
+    assert second["not_taken"][0] == "CheckpointingError"
+    assert "rank 1: CheckpointingError: checkpoint could not be loaded" in first["not_taken"][1]
+    assert "it could not be read: Input/output error" in first["not_read"][1]
+    assert "rank 0" in third["not_read"][1]
+    assert [rank["then"] for rank in seen] == [7, 7, 7]
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_while_the_file_is_sent_ends_the_load_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for the dead rank learns of it at once; who waits for one that gave up, at the time limit of the group."""
+    monkeypatch.setenv("GROUP_TIMEOUT_S", "5")
+    save_both_forms(tmp_path)
+    for seen in seen_by("sent_to_the_dead", 3, tmp_path, 0, 1):
+        error, text, after_s = seen["failed"]
+        assert error == "CheckpointingError"
+        assert "step-7.pt: a rank is gone: " in text
+        assert float(after_s) < 30

@@ -69,7 +69,7 @@ def test_a_forked_child_does_not_keep_the_port_of_a_rank_that_is_gone() -> None:
             assert whereabouts.ask(Store(rank_1=address), 1)[1]
             rank.kill()
             rank.wait()
-            assert whereabouts.ask(Store(rank_1=address), 1) == ("", "its process is gone")
+            assert whereabouts.ask(Store(rank_1=address), 1) == ("", "its process is gone", "")
         finally:
             os.kill(int(child), signal.SIGKILL)
 

@@ -17,7 +17,7 @@ __all__ = ["disk"]
 
 
 class UploadList:
-    """Takes the place of the mirror's process: what it was given to send."""
+    """Takes the place of the reader process: what it was given to send."""
 
     def __init__(self) -> None:
         self.sent: list[str] = []
@@ -43,7 +43,7 @@ def found(disk: JobOnDisk, path: Path, uploads: UploadList) -> None:
     """Do what the watcher does with a checkpoint that it found whole."""
     checkpoints = disk.checkpoints
     checkpoints.records.absorb()
-    made = checkpoints.recorder.record(verify(str(path)), ReadOptions())
+    made = checkpoints.recorder.record_verified(verify(str(path)), ReadOptions())
     assert made is not None
     checkpoints.mirror_feed(uploads, lambda: True).send(made)
 

@@ -13,10 +13,11 @@ from msgspec.structs import force_setattr
 
 from checkpointing.io.tree import ReadOptions
 from checkpointing.model import NonFinite, Verdict
+from checkpointing.reader.messages import CheckpointRead
 from checkpointing.verification import verify
 from supervisor.checkpoints.recording import numerics
 from supervisor.checkpoints.recording.reports import CheckpointAlert, CheckpointTrouble
-from supervisor.cli.checkpoints import listing
+from supervisor.cli.checkpoints import facts
 from supervisor.cli.checkpoints import verify as checkpoint_verify
 from supervisor.observe.ranks.path_patterns import pattern_of
 from tests.checkpoints.test_repair import JobOnDisk, disk
@@ -67,10 +68,10 @@ class Saves:
         """Do what the watcher does with what stood still."""
         found = verify(str(path))
         assert found.verdict is Verdict.VERIFIED
-        manifest = self.disk.checkpoints.recorder.record(found, ReadOptions())
+        manifest = self.disk.checkpoints.recorder.record_verified(found, ReadOptions())
         assert manifest is not None
         self.disk.checkpoints.recorder.note_newest(manifest)
-        self.disk.checkpoints.retention.keep_copy(manifest, ReadOptions(), self.disk.checkpoints.recorder)
+        self.disk.checkpoints.retention.keep_copy(manifest, CheckpointRead(0), self.disk.checkpoints.recorder)
 
 
 def test_a_weight_that_turned_nan_is_reported_once_with_the_last_finite_step(disk: JobOnDisk) -> None:
@@ -157,7 +158,7 @@ def test_ls_shows_it(disk: JobOnDisk) -> None:
     saves.save(100)
     saves.save(200, NAN)
     (mask, _) = disk.checkpoints.records.manifests.all()
-    assert listing._numbers(mask) == "model.alibi is not finite: Inf at element 2"  # noqa: SLF001  the cell of the list
+    assert facts.numbers_text(mask) == "model.alibi is not finite: Inf at element 2"
 
 
 def test_latest_passes_over_weights_that_turned_nan_as_a_resume_does(disk: JobOnDisk, capfd: pytest.CaptureFixture[str]) -> None:

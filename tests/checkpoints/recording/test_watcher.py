@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from checkpointing.candidates import SelectionOptions
 from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.discover import Listing, find
 from checkpointing.io.reader import Interrupted, Throttle
+from checkpointing.reader.one_pass import OnePass
 from checkpointing.rejections import Rejections
 from checkpointing.select import newest
 from checkpointing.verification import Cache
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from checkpointing.io.tree import ReadOptions
     from checkpointing.model import Verification
+    from checkpointing.reader.messages import CheckpointRead, ReadCheckpoint
 
 DEADLINE_S = 60.0
 
@@ -40,9 +42,11 @@ class Watched:
         self.reports: queue.Queue[CheckpointRef] = queue.Queue()
         self.threads: set[int] = set()
         self.told_at: list[float] = []
-        self.watcher = CheckpointWatcher(lambda: find(("*.pt",), str(directory)), self._note, cache, interval_s=0.02, quiet_s=quiet_s)
+        self.watcher = CheckpointWatcher(
+            lambda: find(("*.pt",), str(directory)), self._note, cache, OnePass(), interval_s=0.02, quiet_s=quiet_s
+        )
 
-    def _note(self, found: Verification, _reading: ReadOptions, news: bool) -> None:  # noqa: FBT001  the watcher's
+    def _note(self, found: Verification, _answer: CheckpointRead, news: bool) -> None:  # noqa: FBT001  the watcher's
         if not news:
             return
         ref = to_ref(found)
@@ -142,6 +146,7 @@ def test_a_file_whose_save_was_seen_to_end_is_read_at_once(tmp_path: Path) -> No
         look,
         lambda found, _reading, _news: reports.put(found.path.rpartition("/")[2]),
         Cache(),
+        OnePass(),
         interval_s=10 * DEADLINE_S,
         quiet_s=5 * DEADLINE_S,
         is_ended=lambda candidate: candidate.path.endswith("step_1.pt"),
@@ -174,12 +179,15 @@ def test_a_torn_file_is_neither_reported_nor_rejected_and_is_reported_once_it_is
 def test_what_the_selection_verified_is_not_reported_again(tmp_path: Path, watch: Callable[..., Watched]) -> None:
     save(tmp_path / "step_10.pt", 10)
     cache = Cache()
-    selection = newest(find(["*.pt"], str(tmp_path)), Rejections(CheckpointCatalogue(tmp_path / "state", is_writer=True)), cache)
+    selection = newest(
+        find(["*.pt"], str(tmp_path)),
+        SelectionOptions(rejections=Rejections(CheckpointCatalogue(tmp_path / "state", is_writer=True)), cache=cache),
+    )
     watched = watch(cache)
     save(tmp_path / "step_20.pt", 20)
     assert watched.next() == ("step_20.pt", 20)
     assert to_event(selection, 1.5, 3) == CheckpointSelected(
-        t=1.5, attempt=3, chosen=CheckpointRef(path=str(tmp_path / "step_10.pt"), step=10, level="structure"), found=1
+        t=1.5, attempt=3, chosen=CheckpointRef(path=str(tmp_path / "step_10.pt"), step=10, level="structure"), n_found=1
     )
 
 
@@ -191,9 +199,14 @@ def test_the_event_distinguishes_torn_from_unproven(tmp_path: Path) -> None:
         torch.serialization.set_crc32_options(compute_crc32=True)
     (tmp_path / "step_8.pt").write_bytes(b"")
     event = to_event(
-        newest(find(["*.pt"], str(tmp_path)), Rejections(CheckpointCatalogue(tmp_path / "state", is_writer=True)), Cache()), 1.5, 3
+        newest(
+            find(["*.pt"], str(tmp_path)),
+            SelectionOptions(rejections=Rejections(CheckpointCatalogue(tmp_path / "state", is_writer=True))),
+        ),
+        1.5,
+        3,
     )
-    assert (event.chosen, event.found) == (None, 2)
+    assert (event.chosen, event.n_found) == (None, 2)
     assert event.torn == ((str(tmp_path / "step_8.pt"), "torn: the file is empty"),)
     assert event.refused == ((str(tmp_path / "step_9.pt"), "it was saved without CRCs: nothing in it proves its records whole"),)
 
@@ -216,9 +229,9 @@ def test_stop_is_prompt_while_a_large_file_is_read(tmp_path: Path) -> None:
         lambda: find(("*.pt",), str(tmp_path)),
         lambda *what: reports.append(what),
         Cache(),
+        OnePass(cap_bytes_per_s=1024),
         interval_s=0.01,
         quiet_s=0.0,
-        cap_bytes_per_s=1024,
     )
     reading = threading.Event()
     take = Throttle.take
@@ -244,9 +257,9 @@ def test_once_no_rank_is_alive_nothing_waits_for_the_throttle(tmp_path: Path) ->
         lambda: find(("*.pt",), str(tmp_path)),
         lambda found, *_: reports.put(found.path),
         Cache(),
+        OnePass(cap_bytes_per_s=1024),
         interval_s=60.0,
         quiet_s=60.0,
-        cap_bytes_per_s=1024,
     )
     torch.save({"w": torch.zeros(4 << 20), "step": 1}, tmp_path / "step_1.pt")  # 16 MiB at 1 KiB/s
     watcher.start()
@@ -264,7 +277,7 @@ def test_a_file_system_that_hangs_holds_up_nobody(monkeypatch: pytest.MonkeyPatc
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    watcher = CheckpointWatcher(hang, print, Cache())
+    watcher = CheckpointWatcher(hang, print, Cache(), OnePass())
     watcher.start()
     assert hanging.wait(DEADLINE_S)
     begun = time.monotonic()
@@ -285,13 +298,13 @@ def test_a_failure_of_its_own_is_reported_once_and_watching_goes_on(tmp_path: Pa
             raise ValueError("no listing")
         return find(("*.pt",), str(tmp_path))
 
-    def verified(found: Verification, _reading: ReadOptions, _news: bool) -> None:  # noqa: FBT001  the watcher's
+    def verified(found: Verification, _answer: CheckpointRead, _news: bool) -> None:  # noqa: FBT001  the watcher's
         if found.step == 10:
             raise ValueError("no copy")
         reports.put(found.path)
 
     save(tmp_path / "step_10.pt", 10)
-    watcher = CheckpointWatcher(look, verified, Cache(), interval_s=0.01, quiet_s=0.0, on_trouble=reports.put)
+    watcher = CheckpointWatcher(look, verified, Cache(), OnePass(), interval_s=0.01, quiet_s=0.0, on_trouble=reports.put)
     watcher.start()
     assert reports.get(timeout=DEADLINE_S) == "the checkpoints could not be listed: ValueError: no listing"
     assert reports.get(timeout=DEADLINE_S) == f"{tmp_path}/step_10.pt: ValueError: no copy"
@@ -304,16 +317,21 @@ def test_a_failure_of_its_own_is_reported_once_and_watching_goes_on(tmp_path: Pa
 def test_who_is_interrupted_by_the_stop_ends_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[object] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
+
+    class Endless(OnePass):
+        """A pass that ends when it is stopped."""
+
+        def read(self, order: ReadCheckpoint, stopped: threading.Event) -> CheckpointRead:
+            """Wait for the stop."""
+            reading_on.set()
+            stopped.wait(DEADLINE_S)
+            raise Interrupted(order.path)
+
     reading_on = threading.Event()
-
-    def verified(_found: Verification, reading: ReadOptions, _news: bool) -> None:  # noqa: FBT001  the watcher's
-        reading_on.set()
-        while not reading.interrupted():
-            pass
-        raise Interrupted
-
     save(tmp_path / "step_10.pt", 10)
-    watcher = CheckpointWatcher(lambda: find(("*.pt",), str(tmp_path)), verified, Cache(), quiet_s=0.0, on_trouble=raised.append)
+    watcher = CheckpointWatcher(
+        lambda: find(("*.pt",), str(tmp_path)), lambda *what: raised.append(what), Cache(), Endless(), quiet_s=0.0, on_trouble=raised.append
+    )
     watcher.start()
     assert reading_on.wait(DEADLINE_S)
     assert watcher.stop(DEADLINE_S)
@@ -321,4 +339,4 @@ def test_who_is_interrupted_by_the_stop_ends_without_a_word(tmp_path: Path, monk
 
 
 def test_a_watcher_that_never_started_stops() -> None:
-    assert CheckpointWatcher(lambda: Listing(()), print, Cache()).stop()
+    assert CheckpointWatcher(lambda: Listing(()), print, Cache(), OnePass()).stop()

@@ -331,3 +331,12 @@ def test_a_traceback_that_the_end_cut_off_is_one_without_an_exception() -> None:
 def test_rows_get_frames_as_path_and_function() -> None:
     trace = 'Traceback (most recent call last):\n  File "C:\\py\\torch\\serialization.py", line 9, in _load\n    x()\nEOFError'
     assert calls(frames_in(trace)) == "C:/py/torch/serialization.py:_load"
+
+
+def test_the_rest_of_a_folded_frame_is_no_exception() -> None:
+    folded = (
+        'Traceback (most recent call last):\n  File "/opt/lib/torch/multiprocessing/spawn.py", line 98, in start\n_workers\n'
+        "    run()\nValueError: bad\n"
+    )
+    (traceback,) = found(folded.splitlines())
+    assert [kind for kind, _ in raised(traceback)] == ["ValueError"]

@@ -24,24 +24,25 @@ BARS = ("10%|# | 1/10 [00:01, loss=2.5", "10%|# | 1/10 [00:02, loss=2.5", "20%|#
 
 
 def text(losses: list[float], first: list[float] = FIRST) -> str:
-    return dict(compare(LOADED, first, losses, SAVED_AT).lines)["losses"]
+    return compare(LOADED, first, losses, SAVED_AT).losses.text
 
 
 def test_the_losses_of_the_steps_that_are_made_again_prove_a_resume() -> None:
     comparison = compare(LOADED, FIRST, [1.41, 1.35, 1.31, 1.28, 1.27, 1.265], SAVED_AT)
-    assert (comparison.is_proven, comparison.shown) == (True, ("checkpoint", "losses"))
-    assert comparison.lines == (("loaded", LOADED), ("losses", "the same 4 as in the first attempt"))
+    assert (comparison.is_proven, comparison.proven_parts) == (True, ("checkpoint", "losses"))
+    assert comparison.outcome[0] == "yes"
+    assert (comparison.loaded, comparison.losses.text) == (LOADED, "the same 4 as in the first attempt")
 
 
 def test_the_losses_prove_a_resume_though_no_hook_saw_the_load() -> None:
     comparison = compare("", FIRST, [1.41, 1.35, 1.31], SAVED_AT)
-    assert (comparison.is_proven, comparison.shown) == (True, ("losses",))
-    assert comparison.lines[0] == ("loaded", "no: no checkpoint of the first attempt was seen to be loaded")
+    assert (comparison.is_proven, comparison.proven_parts) == (True, ("losses",))
+    assert not comparison.loaded
 
 
 def test_a_seeded_start_from_scratch_is_no_resume_though_each_of_its_losses_is_known() -> None:
     comparison = compare(LOADED, FIRST, FIRST[:4], SAVED_AT)
-    assert (comparison.is_proven, comparison.losses) == (False, LossResult.DIFFERENT)
+    assert (comparison.is_proven, comparison.losses.result) == (False, LossResult.DIFFERENT)
     assert text(FIRST[:4]) == "those of the beginning: it started from scratch"
 
 
@@ -59,8 +60,9 @@ def test_weights_without_their_optimizer_are_no_resume() -> None:
 def test_other_data_leaves_the_proof_to_the_checkpoint_that_was_loaded() -> None:
     losses = [1.37, 1.33, 1.36, 1.29]
     comparison = compare(LOADED, FIRST, losses, SAVED_AT)
-    assert (comparison.is_proven, comparison.shown, comparison.losses) == (True, ("checkpoint",), LossResult.NEAR)
+    assert (comparison.is_proven, comparison.proven_parts, comparison.losses.result) == (True, ("checkpoint",), LossResult.NEAR)
     assert "other data or randomness" in text(losses)
+    assert comparison.outcome[0].startswith("in part: the checkpoint is loaded")
     assert not compare("", FIRST, losses, SAVED_AT).is_proven
 
 
@@ -71,13 +73,13 @@ def test_losses_that_are_far_from_the_first_attempt_s_are_no_resume_whatever_was
 
 
 def test_sums_that_vary_in_their_last_digits_are_the_same() -> None:
-    assert compare(LOADED, FIRST, [1.41001, 1.34999, 1.31], SAVED_AT).losses is LossResult.SAME
+    assert compare(LOADED, FIRST, [1.41001, 1.34999, 1.31], SAVED_AT).losses.result is LossResult.SAME
 
 
 @pytest.mark.parametrize(("before", "after"), [([], []), (FIRST, []), (FIRST, [1.41]), ([2.5], FIRST)], ids=str)
 def test_what_was_not_printed_is_not_proven(before: list[float], after: list[float]) -> None:
     comparison = compare(LOADED, before, after, SAVED_AT)
-    assert (comparison.is_proven, comparison.losses) == (False, LossResult.UNKNOWN)
+    assert (comparison.is_proven, comparison.losses.result) == (False, LossResult.UNKNOWN)
 
 
 def test_losses_are_read_as_the_output_grows_and_a_bar_that_repeats_one_counts_once(tmp_path: Path) -> None:

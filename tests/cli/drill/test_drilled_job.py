@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from supervisor.cli.drill.drilled_job import DrilledJob
+from supervisor.cli.progress import progress
+from supervisor.config.settings import Settings
+from tests.support.terminal import at_once
 from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).parents[3]
@@ -16,6 +21,7 @@ DRILL = f"""
 import os, signal, sys
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
+from checkpointing.command_line.progress import ProgressBar
 from supervisor.cli.drill.drilled_job import DrilledJob
 
 def wait():
@@ -24,9 +30,26 @@ def wait():
     while True:
         signal.pause()
 
-DrilledJob(None, [], Path("state"), Path("scratch"), wait).start()
+DrilledJob(None, [], Path("state"), Path("scratch"), wait, ProgressBar(wanted=False)).start()
 signal.pause()
 """
+
+
+def test_what_is_waited_for_is_said_with_the_time_that_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at_once(monkeypatch, line_every_s=0.0)
+    with progress(beside_output=True) as bar:
+        job = DrilledJob(Settings(), [], tmp_path, tmp_path, lambda: None, bar)
+        monkeypatch.setattr(job, "has_ended", lambda: False)
+        answers = iter([None, None, 7])
+        assert job.wait(lambda: next(answers), 600, every_s=0.0, phase="training to step 7") == 7
+        assert job.wait(lambda: None, 0.0, every_s=0.0, phase="training to step 8") is None
+    printed = capsys.readouterr()
+    lines = printed.err.splitlines()
+    assert len(lines) == 2
+    assert all(re.fullmatch(r"supervise: drill: training to step 7: 0 s, (10 min 0|9 min 59) s left", line) for line in lines)
+    assert printed.out == ""
 
 
 @pytest.mark.process

@@ -1,15 +1,25 @@
-"""The one thing that a drill does to a user's files: a damaged copy in the place of a checkpoint, and the original back, or not."""
+"""The drill `bitrot`: what it does to a checkpoint of its own job, and to none of the user's. What a drill reads of a recovery."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.cli.drill.faults import BIT, DrillOrder, _Drill
+from checkpointing.command_line.progress import ProgressBar
+from supervisor.cli.drill.drilled_job import DrilledJob
+from supervisor.cli.drill.faults import BIT, Account, DrillOrder, _Drill
+from supervisor.cli.drill.scratch_directory import ScratchDirectory
+from supervisor.cli.drill.scratch_job import ScratchPlace
 from supervisor.config.settings import Checkpoints, Settings
+from supervisor.core import model
+from supervisor.core.actions import ReportResume
+from supervisor.core.model import Hang, HangKind
+from supervisor.view.incidents import RecordedIncident
+from supervisor.view.job_view import JobView
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,70 +28,52 @@ GOOD = bytes(range(256)) * 40
 
 
 @pytest.fixture
-def last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The newest of two checkpoints."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "ckpt").mkdir()
+def drill(tmp_path: Path) -> _Drill:
+    """Return a drill whose job was not started."""
+    (tmp_path / "work" / "ckpt").mkdir(parents=True)
+    settings = replace(Settings(), checkpoints=Checkpoints(paths=("ckpt/*.pt",)), cwd=str(tmp_path / "work"))
+    job = DrilledJob(settings, ["true"], tmp_path, tmp_path, lambda: None, ProgressBar(wanted=False))
+    return _Drill(DrillOrder("bitrot", 1, 0, 1.0, 60.0, ScratchPlace("", ())), ScratchDirectory(tmp_path), job)
+
+
+def test_one_bit_of_the_newest_is_flipped(drill: _Drill, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for t, name in enumerate(("old.pt", "last.pt")):
-        path = tmp_path / "ckpt" / name
-        path.write_bytes(GOOD)
-        path.chmod(0o640)
-        os.utime(path, (t, t))
-    return tmp_path / "ckpt" / "last.pt"
-
-
-@pytest.fixture
-def drill(last: Path, tmp_path: Path) -> _Drill:
-    settings = replace(Settings(), checkpoints=Checkpoints(paths=("ckpt/*.pt",)), cwd=str(tmp_path))
-    bitrot_drill = _Drill(settings, ["true"], DrillOrder("bitrot", 1, 0, 1.0, finish=False, yes=True), tmp_path, tmp_path)
-    assert bitrot_drill._damage()  # noqa: SLF001  what `_strike` does
-    assert last.read_bytes() != GOOD
-    return bitrot_drill
-
-
-def test_one_bit_of_a_copy_of_the_newest_is_flipped_and_the_very_original_comes_back(
-    last: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = last.stat()
-    settings = replace(Settings(), checkpoints=Checkpoints(paths=("ckpt/*.pt",)), cwd=str(tmp_path))
-    bitrot_drill = _Drill(settings, ["true"], DrillOrder("bitrot", 1, 0, 1.0, finish=False, yes=True), tmp_path, tmp_path)
+        (tmp_path / "work" / "ckpt" / name).write_bytes(GOOD)
+        os.utime(tmp_path / "work" / "ckpt" / name, (t, t))
+    (tmp_path / "work" / "ckpt" / "empty.pt").touch()
     monkeypatch.setattr("pathlib.Path.read_bytes", None)  # a checkpoint is larger than our memory
-    assert bitrot_drill._damage()  # noqa: SLF001
+    assert drill._damage() == "ckpt/last.pt"  # noqa: SLF001
     monkeypatch.undo()
-    damaged = (tmp_path / "ckpt" / "last.pt").read_bytes()
+    damaged = (tmp_path / "work" / "ckpt" / "last.pt").read_bytes()
     assert [(at, old ^ new) for at, (old, new) in enumerate(zip(GOOD, damaged, strict=True)) if old != new] == [(len(GOOD) // 2, BIT)]
-    assert (tmp_path / "ckpt" / "last.pt").stat().st_mode == before.st_mode
-    bitrot_drill._put_back()  # noqa: SLF001
-    after = (tmp_path / "ckpt" / "last.pt").stat()
-    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    assert sorted(path.name for path in (tmp_path / "ckpt").iterdir()) == ["last.pt", "old.pt"]
+    assert (tmp_path / "work" / "ckpt" / "old.pt").read_bytes() == GOOD
 
 
-@pytest.mark.parametrize("how", ["in place", "by a rename"])
-def test_what_the_job_wrote_there_meanwhile_is_not_replaced_by_the_original(
-    drill: _Drill, last: Path, how: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if how == "in place":
-        last.write_bytes(b"newer training")
-    else:
-        last.with_name("new").write_bytes(b"newer training")
-        last.with_name("new").replace(last)
-    drill._put_back()  # noqa: SLF001
-    assert last.read_bytes() == b"newer training"
-    original = last.with_name(".drill-original-last.pt")
-    assert original.read_bytes() == GOOD
-    assert str(original) in capsys.readouterr().err
+def test_it_waits_for_a_checkpoint(drill: _Drill, tmp_path: Path) -> None:
+    assert drill._damage() is None  # noqa: SLF001
+    (tmp_path / "work" / "ckpt" / "begun.pt").touch()
+    assert drill._damage() is None  # noqa: SLF001
 
 
-def test_a_copy_that_the_job_removed_leaves_the_place_to_the_original(drill: _Drill, last: Path) -> None:
-    last.unlink()
-    drill._put_back()  # noqa: SLF001
-    assert last.read_bytes() == GOOD
+def account(view: JobView, stop_t: float | None = None) -> Account:
+    """Return what is read since a fault at 100."""
+    job: Any = SimpleNamespace(view=lambda: view, decisions=lambda _since: [], settings=Settings())
+    return Account.of(job, 100.0, stop_t)
 
 
-def test_while_the_job_lives_nothing_is_put_back(drill: _Drill, last: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    drill._job.pid = os.getpid()  # noqa: SLF001  a child that was not waited for
-    drill._put_back()  # noqa: SLF001
-    assert last.read_bytes() != GOOD
-    assert last.with_name(".drill-original-last.pt").read_bytes() == GOOD
-    assert "did not end" in capsys.readouterr().err
+def test_the_beginning_of_the_attempt_before_the_fault_is_no_recovery() -> None:
+    incident = RecordedIncident(1, "run", 102.0, 1, "rank 1: killed by signal 9", model.Progress(), [])
+    first, second = ReportResume(0, 1, None, None, confirmed=True), ReportResume(1, 2, 5, "ckpt/5.pt", confirmed=True)
+    assert account(JobView(resumed=(101.0, first))) == Account(None, None, [])
+    assert account(JobView(resumed=(101.0, first), incidents=[incident])).resumed is None
+    found = account(JobView(resumed=(109.0, second), incidents=[incident]))
+    assert (found.noticed, found.resumed) == ((102.0, "rank 1: killed by signal 9"), (109.0, second))
+    incident.opened_t = 90.0
+    assert account(JobView(resumed=(109.0, second), incidents=[incident])).opened_t is None, "it is of before the fault"
+
+
+def test_a_hang_that_goes_on_is_noticed_and_a_stop_counts_only_where_the_drill_asked_for_it() -> None:
+    found = account(JobView(hang=(118.0, Hang(HangKind.LATE, "rank 1 does not come", (1,), still_s=18.0, limit_s=10.0)), stop_t=150.0))
+    assert (found.opened_t, found.noticed is not None and found.noticed[0]) == (None, 118.0)
+    assert "no progress for 18 s: rank 1 does not come; the job goes on" in str(found.noticed)
+    assert account(JobView(stop_t=101.0), 101.0).noticed == (101.0, "asked to stop")

@@ -1,4 +1,4 @@
-"""What `supervise drill resume` and `soak` refuse before anything is started, and when a resume drill kills."""
+"""What `supervise drill` refuses before anything is started, and when a resume drill kills."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from checkpointing.command_line.progress import ProgressBar
 from supervisor.cli import main
 from supervisor.cli.drill.comparison import compare
 from supervisor.cli.drill.drilled_job import DrilledJob
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 REFUSED = {
     "no step is seen": (["--set", "instrument.enabled=false"], ["true"], "Leave out --set instrument.enabled=false"),
-    "it ends its job": (["--finish"], ["true"], "Leave out --finish"),
     "an absolute place": (["--set", "checkpoints.paths=/ckpt/*.pt"], ["true"], "--checkpoints 'DIR/*.pt'"),
     "a home": (["--set", "checkpoints.paths=~/ckpt/*.pt"], ["true"], "--checkpoints 'DIR/*.pt'"),
     "shared memory": ([], ["true", "--out=/dev/shm/ckpt"], "below its working directory"),
@@ -34,7 +34,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("kind", ["resume", "soak"])
+@pytest.mark.parametrize("kind", ["resume", "soak", "kill"])
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_drill_in_a_scratch_directory_that_cannot_be_safe_or_seen_is_refused_with_what_helps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], case: str, kind: str
@@ -74,8 +74,8 @@ def resume_drill(tmp_path: Path, *patterns: str) -> _ResumeDrill:
     """Return a drill whose job was not started; the ranks' logs are below `tmp_path`."""
     scratch = ScratchDirectory(tmp_path)
     settings = Settings(checkpoints=Checkpoints(paths=patterns))
-    job = DrilledJob(settings, ["true"], tmp_path, tmp_path, prepare=lambda: None)
-    return _ResumeDrill(settings, ResumeOrder(1, 0, 60.0, ScratchPlace("", ())), scratch, job)
+    job = DrilledJob(settings, ["true"], tmp_path, tmp_path, lambda: None, ProgressBar(wanted=False))
+    return _ResumeDrill(ResumeOrder(1, 0, 60.0, ScratchPlace("", ())), scratch, job)
 
 
 def logged(tmp_path: Path, *rows: tuple[str, int, int], path: str = "/ckpt.pt") -> tuple[int | None, bool]:

@@ -80,7 +80,7 @@ def test_a_checkpoint_s_directory_is_made_anew_however_much_is_in_it(project: Pa
 def test_a_scratch_directory_goes_without_the_files_that_its_links_lead_to(project: Path) -> None:
     before = sorted(path.relative_to(project) for path in project.rglob("*"))
     made = scratch_directory.make(project, project, ())
-    assert not list(made.work.glob(f"{scratch_directory.PREFIX}*"))
+    assert not list(made.work.glob(f"{scratch_directory.DRILL_PREFIX}*"))
     written(made.state / "journal")
     made.remove(keep_state=True)
     assert [path.name for path in made.root.iterdir()] == ["state"]
@@ -92,7 +92,7 @@ def test_what_a_killed_drill_left_goes_with_the_next_one_and_what_runs_stays(pro
     left, running = scratch_directory.make(project, project, ()), scratch_directory.make(project, project, ())
     os.close(left.lock)  # as the kernel does for a killed process
     made = scratch_directory.make(project, project, ())
-    assert sorted(project.glob(f"{scratch_directory.PREFIX}*")) == sorted([running.root, made.root])
+    assert sorted(project.glob(f"{scratch_directory.DRILL_PREFIX}*")) == sorted([running.root, made.root])
     for one in (made, running):
         one.remove(keep_state=False)
     assert (project / "train.py").exists()
@@ -103,7 +103,11 @@ def test_a_kernel_that_cannot_confine_is_refused_before_anything_is_made(project
     with pytest.raises(SuperviseError, match="Landlock") as error:
         scratch_directory.make(project, project, ())
     assert error.value.exit_code == 64
-    assert not list(project.glob(f"{scratch_directory.PREFIX}*"))
+    assert "add --yes to the drill in the copy" in error.value.hint
+    assert not list(project.glob(f"{scratch_directory.DRILL_PREFIX}*"))
+    made = scratch_directory.make(project, project, (), may_escape=True)
+    assert (made.work / "train.py").is_symlink()
+    made.remove(keep_state=False)
 
 
 def test_a_link_into_shared_memory_is_refused_and_nothing_is_left(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +115,7 @@ def test_a_link_into_shared_memory_is_refused_and_nothing_is_left(project: Path,
     with pytest.raises(SuperviseError, match="data leads to") as error:
         scratch_directory.make(project, project, ())
     assert error.value.exit_code == 64
-    assert not list(project.glob(f"{scratch_directory.PREFIX}*"))
+    assert not list(project.glob(f"{scratch_directory.DRILL_PREFIX}*"))
 
 
 def test_a_place_that_cannot_hold_it_is_named_with_what_helps(project: Path) -> None:

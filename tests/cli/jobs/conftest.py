@@ -13,11 +13,11 @@ import pytest
 from supervisor.config.settings import JobSection, Settings
 from supervisor.core import actions as act
 from supervisor.core import events as core_events
-from supervisor.core.decide import decide
+from supervisor.core.machine import decide
 from supervisor.core.model import CheckpointRef, Evidence, Phase, Policy, RankExit, RankInfo
 from supervisor.job import identity
 from supervisor.journal.records import START_TIMES, Note, RunBegan, RunEnded
-from supervisor.journal.writer import open_journal
+from supervisor.view.opening import open_journal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,7 +63,20 @@ class Written:
     ) -> None:
         """Begin a run. The default pid is that of a process which never was its supervisor: it is gone."""
         boot = identity.this_process().boot_id
-        run = RunBegan(run_id, ("train.py",), "d", "0", pid, start_ticks, boot, scratch, continues, self.before)
+        run = RunBegan(
+            run_id,
+            ("train.py",),
+            "d",
+            "0",
+            pid,
+            start_ticks,
+            boot,
+            scratch,
+            continues,
+            self.before,
+            ("supervise", "--", "train.py"),
+            "/data",
+        )
         self.journal.append(run, t=self.T0, durable=True)
         self.feed(core_events.SupervisorStarted(self.T0, run_id, Policy(checkpoints_declared=checkpoints), continues))
         if checkpoints and not continues:

@@ -4,28 +4,32 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from supervisor.cli.jobs.all_nodes import journals_of
+from supervisor.cli.jobs.job_files import JobFiles
 from supervisor.cli.jobs.status import status
 from supervisor.cluster.client import CoordinatorAddress, NodeClient
 from supervisor.cluster.coordinator import new_coordinator
 from supervisor.cluster.kept import KeptFile, KeptFor, KeptNode
 from supervisor.cluster.messages import NodeTick
-from supervisor.cluster.model import ClusterRules, CoordinatorMemory, Epoch, NodeMemory
+from supervisor.cluster.model import ClusterRules, CoordinatorMemory, NodeMemory, SharedAttempt
 from supervisor.cluster.reader import NodeStanding, known_nodes
 from supervisor.cluster.server import CoordinatorServer, listen
-from supervisor.core.events import HealthChanged
-from supervisor.core.model import Finding
+from supervisor.core.events import HealthChanged, RanksFound
+from supervisor.core.model import Finding, RankInfo
 from supervisor.core.training_events import PaceChanged
 from supervisor.core.values import replace
 from supervisor.job import identity
 from supervisor.journal.records import RunEnded
 from supervisor.observe.pace.judge import NodePace
 from tests.cli.jobs.several import JobOfNodes
+from tests.support.figures import costs_at_most
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -34,7 +38,7 @@ if TYPE_CHECKING:
     from supervisor.cluster.messages import KnownNodes
 
 HERE = identity.node_name()
-PAGE = Path(__file__).parents[3] / "docs" / "guides" / "status-why-logs.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "json.md"
 
 
 def shown(job: JobOfNodes, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -58,9 +62,9 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[JobOfNodes], Co
     monkeypatch.setattr("supervisor.cluster.server.TICK_S", 0.05)
 
     def start(job: JobOfNodes) -> CoordinatorAddress:
-        epoch = Epoch(1, tuple(f"{host}/id" for host in job.hosts), f"{HERE}/id", "t")
+        shared = SharedAttempt(1, tuple(f"{host}/id" for host in job.hosts), f"{HERE}/id", "t")
         rules = ClusterRules(nodes=1, beat_s=0.1, rejoin_s=600.0)
-        state = new_coordinator(f"{HERE}/id", rules, time.monotonic(), CoordinatorMemory(epoch))
+        state = new_coordinator(f"{HERE}/id", rules, time.monotonic(), CoordinatorMemory(shared))
         state = replace(state, absences={f"{job.hosts[1]}/id": "lost: silent for 60 s"})
         servers.append(
             CoordinatorServer(listen(), "key", state, time.monotonic, lambda _kept: None, lambda _output: None, lambda _text: None)
@@ -68,7 +72,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[JobOfNodes], Co
         servers[-1].start()
         address = CoordinatorAddress("127.0.0.1", servers[-1].port, "key")
         place = job.nodes[HERE].directory / "cluster" / "node.json"
-        KeptFile(place, pytest.fail).write(KeptNode(KeptFor(f"run of {HERE}", "none"), NodeMemory(f"{HERE}/id", epoch), address))
+        KeptFile(place, pytest.fail).write(KeptNode(KeptFor(f"run of {HERE}", "none"), NodeMemory(f"{HERE}/id", shared), address))
         return address
 
     yield start
@@ -109,7 +113,7 @@ def test_the_coordinator_has_each_node_as_of_its_last_beat_and_this_node_is_show
     rows = {one.pop("node"): one for one in found["nodes"]}
     assert list(rows) == [HERE, "gpu-2", "gpu-3", "gpu-4", "gpu-9"]
     assert (found["attempt"], found["coordinator"], found["no_coordinator"]) == (1, HERE, None)
-    assert [row["state"] for row in rows.values()] == ["running", "lost", "running", "unknown", "waits to join"]
+    assert [row["state"] for row in rows.values()] == ["training", "lost", "training", "unknown", "waits to join"]
     assert [row["number"] for row in rows.values()] == [0, 1, 2, 3, None]
     assert (rows[HERE]["source"], rows[HERE]["age_s"], rows[HERE]["step"]) == ("here", 0.0, 7)
     assert (rows["gpu-2"]["why"], rows["gpu-2"]["source"]) == ("silent for 60 s", "coordinator")
@@ -120,8 +124,8 @@ def test_the_coordinator_has_each_node_as_of_its_last_beat_and_this_node_is_show
         "ranks": None, "gpus_out_of_use": 0, "step_s": None, "own_s": None, "health": None, "age_s": None, "source": "coordinator",
     }  # fmt: skip
     assert "on 4 nodes: attempt 1, 2 not there" in text
-    assert "gpu-2:1: lost: silent for 60 s" in text
-    assert f"{HERE}:0: running, attempt 1, step 7, phase train, rank 0 (this node)" in text
+    assert re.search(r"gpu-2:1 lost by the coordinator(, [\d.]+ s ago)? silent for 60 s", text)
+    assert f"{HERE}:0 training 7 train rank 0 this node" in text
 
 
 def test_the_time_of_each_nodes_steps_is_shown_and_who_is_slow_by_the_beat_of_the_coordinator(
@@ -142,7 +146,7 @@ def test_the_time_of_each_nodes_steps_is_shown_and_who_is_slow_by_the_beat_of_th
     assert found["slow"] == ["node 0 is slow"]
     assert [(row["step_s"], row["own_s"]) for row in found["nodes"]] == [(None, None), (None, None), (0.5, 0.3)]
     assert [row["health"] for row in found["nodes"]] == [None, None, "GPU 3 is throttled: heat"]
-    assert "rank 2, 0.5 s a step, 0.3 s by itself, health: GPU 3 is throttled: heat (by the coordinator" in text
+    assert re.search(r"rank 2 0.5 s, 0.3 s by itself by the coordinator, [\d.]+ s ago GPU 3 is throttled: heat", text)
     assert "strange node 0 is slow" in text
 
 
@@ -161,11 +165,12 @@ def test_without_a_coordinator_the_journals_of_a_shared_directory_show_each_node
     rows = {one["node"]: one for one in found["nodes"]}
     assert (found["attempt"], found["coordinator"]) == (2, None)
     assert [(row["number"], row["state"], row["step"], row["source"], row["age_s"]) for row in rows.values()] == [
-        (0, "running", 8, "here", 0.0),
-        (1, "running", 8, "journal", 60.0),
-        (None, "running", 7, "journal", 80.0),
+        (0, "training", 8, "here", 0.0),
+        (1, "training", 8, "journal", 60.0),
+        (None, "training", 7, "journal", 80.0),
     ]
-    assert "others gpu-3: running, attempt 1, step 7, phase train, rank 2 (by its journal, 80 s ago)" in page(job, capsys)
+    text = page(job, capsys)
+    assert text.index("take no part") < text.index("gpu-3 training 1 7 train rank 2 by its journal, 80 s ago")
 
 
 def test_a_node_whose_journal_is_not_here_is_not_known(
@@ -178,7 +183,7 @@ def test_a_node_whose_journal_is_not_here_is_not_known(
     (own, other) = shown(job, capsys)["nodes"]
     assert (own["node"], own["state"]) == (HERE, "running")
     assert (other["node"], other["number"], other["state"], other["source"], other["age_s"]) == ("gpu-2", 1, "unknown", None, None)
-    assert "gpu-2:1: unknown (nothing is known of it)" in page(job, capsys)
+    assert "gpu-2:1 unknown nothing is known of it" in page(job, capsys)
 
 
 def test_after_the_end_no_coordinator_is_asked(make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,7 +192,7 @@ def test_after_the_end_no_coordinator_is_asked(make_job: Any, root: Path, capsys
     job.train(5, 7)
     job.end(9)
     found = shown(job, capsys)
-    assert [row["state"] for row in found["nodes"]] == ["ended with 0", "ended with 0"]
+    assert [row["state"] for row in found["nodes"]] == ["done", "done"]
     assert "no coordinator is asked" in found["no_coordinator"]
 
 
@@ -205,7 +210,7 @@ def test_a_node_that_left_with_a_clock_ahead_does_not_end_the_job_of_the_others(
     found = shown(job, capsys)
     assert found["attempt"] == 2
     assert "has ended" not in found["no_coordinator"]
-    assert {one["node"]: one["state"] for one in found["nodes"]} == {HERE: "running", "gpu-2": "running", "gpu-3": "ended with 75"}
+    assert {one["node"]: one["state"] for one in found["nodes"]} == {HERE: "training", "gpu-2": "training", "gpu-3": "stopped"}
 
 
 def test_a_job_of_one_node_is_one_line(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,7 +219,7 @@ def test_a_job_of_one_node_is_one_line(written: Any, capsys: pytest.CaptureFixtu
     written.start(1)
     written.close()
     assert status(written.settings, "train", as_json=False, all_nodes=True) == 0
-    assert f"nodes {HERE}:0: running, attempt 1, ranks 0, 1 (this node)" in " ".join(capsys.readouterr().out.split())
+    assert f"{HERE}:0 running ranks 0, 1 this node" in " ".join(capsys.readouterr().out.split())
 
 
 def test_who_asks_needs_the_key_and_is_no_node(make_job: Any, root: Path, serve: Callable[[JobOfNodes], CoordinatorAddress]) -> None:
@@ -231,6 +236,35 @@ def test_each_key_is_on_the_page(make_job: Any, root: Path, capsys: pytest.Captu
     job = JobOfNodes(make_job, root, HERE)
     job.close()
     found = shown(job, capsys)
-    text = PAGE.read_text(encoding="utf-8").partition("--all-nodes [")[2]
+    text = PAGE.read_text(encoding="utf-8").partition("\n## status of all nodes")[2].partition("\n## ")[0]
     for key in (*found, *found["nodes"][0]):
         assert f"`{key}`" in text
+
+
+@pytest.mark.slow
+def test_512_ranks_on_64_nodes_are_a_few_lines_within_a_second(make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = JobOfNodes(make_job, root, HERE, *(f"gpu-{number}" for number in range(63)))
+    job.meet(1, 1)
+    for index, node in job.here:
+        ranks = tuple(RankInfo(8 * index + local, local, 100 + 8 * index + local, 7) for local in range(8))
+        node.feed(RanksFound(node.T0 + 2, 1, ranks, 512))
+    for minute in range(60):
+        job.train(5 + 60 * minute, 7 + minute)
+    job.close()
+    settings = job.nodes[HERE].settings
+    with costs_at_most(1.0):
+        assert status(settings, "train", as_json=False, all_nodes=True) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "on 64 nodes" in lines[0]
+    assert len(lines) < 12
+    assert [line.split()[:4] for line in lines if "more" in line] == [["64", "more", "training", "66"]]
+
+
+def test_a_node_that_serves_the_coordinator_itself_is_asked_from_another_by_its_name(make_job: Any, root: Path) -> None:
+    job = JobOfNodes(make_job, root, HERE, "gpu-2")
+    place = job.nodes["gpu-2"].directory / "cluster" / "node.json"
+    own = CoordinatorAddress("127.0.0.1", 4711, "key")
+    KeptFile(place, pytest.fail).write(KeptNode(KeptFor("run of gpu-2", "none"), NodeMemory("gpu-2/id"), own))
+    job.close()
+    addresses = [journal.address for journal in journals_of(root, JobFiles("train", HERE, job.nodes[HERE].directory))]
+    assert addresses == [None, CoordinatorAddress("gpu-2", 4711, "key")]

@@ -25,13 +25,13 @@ from supervisor.classify import redact
 from supervisor.classify.redact import KnownSecrets
 from supervisor.cli.bundle import archive, command, known, sources
 from supervisor.cli.bundle.archive import BundleContents
-from supervisor.cli.jobs.job_files import find_job, history_of, state_root
+from supervisor.cli.jobs.job_files import find_job, state_root, view_of
 from supervisor.config import loading
 from supervisor.config.settings import Settings
 from supervisor.core.model import Evidence
 from supervisor.errors import SuperviseError
 from supervisor.job import digest_key, identity
-from supervisor.journal.reader import read_history
+from supervisor.view.reading import read_view
 from tests.support.canaries import CANARY
 from tests.support.few import few
 from tests.support.waiting import wait_for
@@ -49,7 +49,7 @@ WELL = Diagnosis((), (), 0.1, 1.0, Readings([Reading("kernel_log", KERNEL, "kern
 def packed(written: Any, number: int | None = None, *, most: int = 64 * MIB, secrets: KnownSecrets | None = None) -> BundleContents:
     """Collect a bundle of a job whose node is well."""
     place = find_job(state_root(written.settings), written.job)
-    subject = sources.find_subject(place, history_of(place)[0], number)
+    subject = sources.find_subject(place, view_of(place)[0], number)
     contents = BundleContents(secrets or KnownSecrets(), most)
     sources.fill(contents, subject, written.settings, lambda: WELL, asks_stacks=False)
     return contents
@@ -111,9 +111,9 @@ def test_its_journal_is_a_journal_of_the_time_around_the_incident(written: Any, 
     found = content(packed(written), "journal.jsonl")
     assert CANARY.encode() not in found
     (tmp_path / "journal.jsonl").write_bytes(found)
-    history = read_history(tmp_path / "journal.jsonl")
-    assert (history.problems, [one.number for one in history.incidents]) == ([], [1])
-    assert history.run is not None
+    view = read_view(tmp_path / "journal.jsonl")
+    assert (view.problems, [one.number for one in view.incidents]) == ([], [1])
+    assert view.run is not None
 
 
 def test_a_secret_has_one_digest_in_all_members_and_the_key_is_in_none(written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_a_secret_has_one_digest_in_all_members_and_the_key_is_in_none(written: 
         redact.use_key(b"of the process that makes the bundle")
         failed(written, Evidence("log", "exception", f"RuntimeError: token={digest}", 1))
         written.log(1, "rank-0.err", b"password=hunter2\n")
-        subject = sources.find_subject(place := find_job(state_root(written.settings), written.job), history_of(place)[0], None)
+        subject = sources.find_subject(place := find_job(state_root(written.settings), written.job), view_of(place)[0], None)
         contents, _ = command.collect(written.settings, subject, 64 * MIB, 0.0, asks_stacks=False)
     finally:
         redact.use_key(before)
@@ -168,7 +168,7 @@ def test_an_incident_of_an_earlier_run_has_the_output_of_that_run(root: Path, ma
 
 def read_of(journal: bytes, place: Path) -> list[Any]:
     (place / "slice.jsonl").write_bytes(journal)
-    return read_history(place / "slice.jsonl").incidents
+    return read_view(place / "slice.jsonl").incidents
 
 
 def test_a_job_without_an_incident_has_a_bundle_too_and_a_wrong_number_is_an_error(written: Any) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from supervisor.classify.engine import classify
 from supervisor.core.model import Evidence
-from supervisor.report.wording import evidence_facts, evidence_lines
+from supervisor.report.wording import evidence_facts, evidence_lines, what_text
 
 ECC = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
 WORKER = "RuntimeError: Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n  File"
@@ -31,6 +31,8 @@ def test_an_exit_code_stays_beside_the_last_output_and_gives_way_to_an_exception
     assert [fact.text for fact in evidence_facts(found, found.because, 3)] == [
         "rank 0 exited with code 1",
         "last output of rank 0: no such file: a.yaml",
+        "unknown, 30 % sure",
     ]
     raised = classify((Evidence("error_file", "exception", "KeyError: 'a'", rank=0), code, last))
-    assert [fact.text for fact in evidence_facts(raised, raised.because, 3)] == ["rank 0 raised KeyError: 'a'"]
+    assert what_text(raised) == "Probably the training program itself failed: KeyError: 'a'"
+    assert [fact.text for fact in evidence_facts(raised, raised.because, 3)] == ["user_code, 85 % sure"], "each fact stands once"

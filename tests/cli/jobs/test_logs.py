@@ -21,7 +21,7 @@ from supervisor.cli.jobs.logs import logs, moment
 from supervisor.errors import SuperviseError
 from supervisor.guardian.logs import Appender, LogFile
 from supervisor.job import identity
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 REPOSITORY = Path(__file__).parents[3]
 _FOLLOW = """
@@ -257,7 +257,7 @@ def test_following_shows_what_comes_through_rotations_and_ends_with_the_job(writ
         assert process.stdout.readline() == b"late\n"
         written.succeed(60)
         assert process.stdout.read() == b""
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_S) == 0
         watchdog.cancel()
 
 
@@ -279,7 +279,7 @@ def test_following_goes_on_with_the_next_attempt(written: Any) -> None:
         assert [process.stdout.readline() for _ in range(2)] == [b"==> attempt 2 <==\n", b"two\n"]
         written.succeed(60)
         assert process.stdout.read() == b""
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_S) == 0
         watchdog.cancel()
 
 
@@ -293,5 +293,5 @@ def test_a_reader_that_has_enough_is_no_error(written: Any) -> None:
         assert process.stderr is not None
         os.read(process.stdout.fileno(), 10)
         process.stdout.close()
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_S) == 0
         assert process.stderr.read() == b""

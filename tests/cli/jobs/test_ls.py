@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.cli.jobs.job_status import as_dict, status_of
+from supervisor.cli.jobs.job_status import status_of
 from supervisor.cli.jobs.ls import ls
+from supervisor.cli.stdio import json_text
 from supervisor.config.settings import JobSection, Settings
 from supervisor.job import identity
 
@@ -43,9 +44,9 @@ def test_each_job_has_a_line_and_the_last_changed_is_first(make_job: Any, root: 
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.split() == ["job", "state", "step", "attempt", "incidents", "changed"]
     assert [row.split("  ")[0] for row in rows] == ["runs", "died", "done"]
-    for row, states in zip(rows, ("running", "supervise died", "ended with 0"), strict=True):
+    for row, states in zip(rows, ("running", "supervise died", "done"), strict=True):
         assert f" {states} " in row
-    assert rows[2].split()[4] == "40"
+    assert rows[2].split()[2] == "40"
     assert ls(done.settings, as_json=True) == 0
     assert [one["job"] for one in json.loads(capsys.readouterr().out)] == ["runs", "died", "done"]
 
@@ -58,7 +59,8 @@ def test_its_json_is_that_of_status(written: Any, capsys: pytest.CaptureFixture[
     written.succeed(10)
     ls(written.settings, as_json=True)
     (found,) = json.loads(capsys.readouterr().out)
-    assert found == json.loads(json.dumps(as_dict(status_of(find_job(state_root(written.settings), "train")))))
+    status = json.loads(json_text(status_of(find_job(state_root(written.settings), "train"))))
+    assert found == status | {"now": found["now"]}
 
 
 def test_the_node_is_named_where_there_are_several(make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,7 +74,7 @@ def test_the_node_is_named_where_there_are_several(make_job: Any, root: Path, ca
     assert {row.split()[-1] for row in rows} == {"gpu-1", "gpu-2"}
 
 
-@pytest.mark.parametrize(("columns", "names"), [(40, 4), (80, 6), (200, 6)])
+@pytest.mark.parametrize(("columns", "names"), [(80, 6), (200, 6)])
 def test_the_table_fits_the_terminal(written: Any, monkeypatch: pytest.MonkeyPatch, columns: int, names: int) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -90,6 +92,22 @@ def test_the_table_fits_the_terminal(written: Any, monkeypatch: pytest.MonkeyPat
     assert len(head.split()) == names
     assert all(len(line) <= columns for line in (head, *rows))
     assert rows[0].split()[:4] == ["train", "supervise", "died", "123456"]
+
+
+def test_where_the_table_does_not_fit_each_job_has_all_its_facts_below_each_other(
+    written: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written.begin()
+    written.start(1)
+    written.progress(5, 40, step=123_456)
+    written.close()
+    monkeypatch.setenv("COLUMNS", "40")
+    assert ls(written.settings, as_json=False) == 0
+    name, *facts = capsys.readouterr().out.splitlines()
+    assert name == "job  train"
+    assert [fact.split()[0] for fact in facts] == ["state", "step", "attempt", "incidents", "changed"]
+    assert facts[0].endswith("supervise died")
+    assert all(len(line) <= 40 for line in facts)
 
 
 def test_no_job_is_no_error(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN401  `Written` is made in conftest
-"""The card, `why`, `status` and `report` of five failures, as they look at 40, 80 and 140 columns.
+"""`status` and `report` of five failures, as they look at 40, 80 and 140 columns. tests/report/test_goldens.py has the card and `why`.
 
 The pages are in the folder pages/. `UPDATE_PAGES=1 pytest tests/cli/jobs/test_pages.py` writes them anew; then read them.
 """
@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.cli.jobs.job_files import JobFiles, history_of
+from supervisor.cli.jobs.job_files import JobFiles
+from supervisor.cli.jobs.job_ledgers import earlier_journals, job_report, newest_journal
 from supervisor.cli.jobs.job_status import status_of
-from supervisor.cli.jobs.report import job_report, read_journals
-from supervisor.core.model import Finding, Gpu
-from supervisor.core.values import replace
-from supervisor.report.card import card, why_page
 from supervisor.report.layout import FactPage, Surface, render
-from supervisor.report.ledger.page import report_page
-from supervisor.report.status_page import RankStatus, Status, StoredCheckpoint, status_page
+from supervisor.report.ledger.page import report_pages
+from supervisor.report.status_page import rendered
+from supervisor.report.table import render_table
+from supervisor.view.reading import ViewFollower
+from supervisor.view.status import Status
+from tests.cli.jobs.statuses import STATUSES
 from tests.cli.jobs.stories import STORIES, Story
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Mapping, Sequence
+
+    from supervisor.report.table import Table
+
+pytestmark = pytest.mark.usefixtures("in_utc")
 
 PAGES = Path(__file__).with_name("pages")
 WIDTHS = 40, 80, 140
@@ -37,19 +41,17 @@ INTERNAL = re.compile(
 )
 
 
-@pytest.fixture(autouse=True)
-def _in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
-
-
-def laid_out(pages: dict[str, FactPage], node_directory: str = "") -> str:
+def laid_out(pages: Mapping[str, FactPage | Status | Sequence[FactPage | Table]], node_directory: str = "") -> str:
     """Return all pages at all widths, as one text."""
-    parts = [f"##### {name}, {width} columns\n{render(page, Surface(width))}\n" for name, page in pages.items() for width in WIDTHS]
+    parts = [f"##### {name}, {width} columns\n{drawn(page, Surface(width))}\n" for name, page in pages.items() for width in WIDTHS]
     return "\n".join(parts).replace(node_directory or "\0", "/jobs/bert/nodes/gpu-7")
+
+
+def drawn(page: FactPage | Status | Sequence[FactPage | Table], surface: Surface) -> str:
+    if isinstance(page, Status):
+        return rendered(page, ADDRESS, surface)
+    several = [page] if isinstance(page, FactPage) else page
+    return "\n".join(render(each, surface) if isinstance(each, FactPage) else render_table(each, surface) for each in several)
 
 
 def compare(name: str, text: str) -> None:
@@ -61,19 +63,16 @@ def compare(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_the_pages_of_a_failure(name: str, root: Path, make_job: Any) -> None:
+def test_the_pages_of_a_failure(name: str, root: Path, make_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     written = make_job(root, "bert", "gpu-7")
-    decision = STORIES[name](lambda policy: Story(written, policy=policy))
+    STORIES[name](lambda policy: Story(written, policy=policy))
     place = JobFiles("bert", "gpu-7", written.directory)
-    history, _ = history_of(place)
-    last = history.incidents[-1]
-    seen = replace(status_of(place), now=written.T0 + 3600)
+    newest, _, ledgers = newest_journal(place, ViewFollower(place.journal))
+    monkeypatch.setattr("supervisor.cli.jobs.job_status.time.time", lambda: written.T0 + 3600)
     text = laid_out(
         {
-            "card": card("bert", decision, last.resumed, address=ADDRESS, node="gpu-7", state_dir="/jobs/bert/nodes/gpu-7"),
-            "why": why_page("bert", "gpu-7", last, ADDRESS, last_run=history.run.run_id if history.run else ""),
-            "status": status_page(seen, ADDRESS),
-            "report": report_page(job_report(place, read_journals(place)), ADDRESS),
+            "status": status_of(place),
+            "report": report_pages(job_report(place, [*earlier_journals(place), (newest, ledgers)]), ADDRESS),
         },
         str(written.directory),
     )
@@ -82,42 +81,6 @@ def test_the_pages_of_a_failure(name: str, root: Path, make_job: Any) -> None:
     compare(name, text)
 
 
-def test_the_page_of_a_job_that_runs() -> None:
-    now = 1_790_000_000.0 + 7265
-    seen = Status(
-        job="bert",
-        node="gpu-7",
-        run="20260921T141320-4ba6",
-        stage="running",
-        attempt=2,
-        step=1400,
-        step_relative=False,
-        phase="train",
-        ranks=tuple(RankStatus(n, n, 4711 + n, 1403 - 3 * (n == 1), "train", 3 * (n == 1), (2 + n) << 30) for n in range(2)),
-        incident=None,
-        incidents=0,
-        last_decision="",
-        supervisor_pid=4700,
-        supervisor_alive=True,
-        state_dir="/jobs/bert/nodes/gpu-7",
-        exit_code=None,
-        ended=False,
-        world_size=4,
-        now=now,
-        since_t=now - 7265,
-        attempt_t=now - 3700,
-        steps_per_s=2.134,
-        total_steps=10_000,
-        step_t=now - 0.4,
-        verified=StoredCheckpoint("/data/ckpt/step_01380.pt", 1380, now - 35),
-        mirrored=StoredCheckpoint("/data/ckpt/step_01300.pt", 1300, now - 250, "s3://backup/bert"),
-        restarts_left=2,
-        gpus=(Gpu(0, "GPU-0"), Gpu(1, "GPU-1"), Gpu(2, "GPU-2", quarantined="xid 79")),
-        findings=(
-            Finding("clock", "host", "degraded", "the clock is not synchronised"),
-            Finding("disk", "path:/data", "degraded", "/data has 2 GiB free"),
-        ),
-        examined_t=now - 3705,
-        alerts="slack refused 1, the last at 15:01:02: status 400: no_text",
-    )
-    compare("running", laid_out({"status": status_page(seen, ADDRESS)}))
+@pytest.mark.parametrize("name", STATUSES)
+def test_the_status_of_a_job(name: str) -> None:
+    compare(f"status-{name}", laid_out({"status": STATUSES[name]()}))

@@ -7,6 +7,8 @@ import json
 import math
 import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.cli.jobs.report import report
+from supervisor.cli.jobs.status import status
 from supervisor.core.events import GpusListed, ProgressObserved
-from supervisor.core.model import Gpu, Phase
+from supervisor.core.model import Gpu, Phase, RankMemory
+from supervisor.core.training_events import MemoryForecast
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.journal.records import EventTaken, Header, RunBegan, RunEnded, encode, scan
-from supervisor.report.ledger.spans import TimeState
+from supervisor.view.spans import TimeState
 from tests.support.ledgers import check_ledgers
 from tests.support.pages import page_text
 
@@ -71,7 +75,8 @@ def test_a_run_with_one_failure(written: Any, capsys: pytest.CaptureFixture[str]
     assert "supervise died" in text
     assert "97 steps" in text
     assert "GPU-hours" in text
-    assert "it takes 3 failures" in text
+    assert "not enough failures yet for advice (3 needed)" in text
+    assert "MTBF" not in text, "an interval of two failures says nothing"
 
 
 def test_a_job_that_runs_is_reported_up_to_now(written: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +158,7 @@ def test_a_report_on_five_thousand_attempts_takes_seconds(written: Any, capsys: 
     for n in range(1, 5001):
         begin: dict[str, Any] = {"attempt": n, "reason": "failure", "resume": None}
         for at, name, stage, actions, data in (
-            (0, "CheckpointSelected", "starting", (("BeginAttempt", begin),), {"chosen": None, "found": 0}),
+            (0, "CheckpointSelected", "starting", (("BeginAttempt", begin),), {"chosen": None, "n_found": 0}),
             (1, "AttemptStarted", "running", (), {"ranks": [], "world_size": 2}),
             (3, "ProgressObserved", "running", (), {"step": n, "steps_seen": 1, "phase": "train"}),
             (5, "RankExited", "teardown", (("OpenIncident", {"incident": n, "attempt": n, "rank": 0, "summary": "x"}),), {}),
@@ -184,9 +189,49 @@ def test_the_report_is_written_as_one_page_with_the_cards(written: Any, tmp_path
     assert (answer.out, f"wrote {file}" in answer.err) == ("", True)
     text = file.read_text(encoding="utf-8")
     assert "rank 1 was killed by SIGKILL" in text, "the card of the incident"
-    assert text.count("<details ") == 2
+    assert re.findall(r'<(\w+)[^>]* id="incident-(\d)"', text) == [("div", "2"), ("details", "1")]
     with pytest.raises(SuperviseError, match="writing the report"):
         report(written.settings, "train", html_file=str(tmp_path / "nowhere" / "report.html"))
+
+
+def test_a_report_replaces_the_file_behind_a_link_and_is_written_into_a_pipe(written: Any, tmp_path: Path) -> None:
+    written.begin()
+    written.close()
+    link, pipe = tmp_path / "link.html", tmp_path / "pipe"
+    link.symlink_to(tmp_path / "page.html")
+    os.mkfifo(pipe)
+    fd = os.open(pipe, os.O_RDWR)  # holds what is written
+    try:
+        for file in (link, pipe):
+            assert report(written.settings, "train", html_file=str(file)) == 0
+        assert os.read(fd, 15) == b"<!DOCTYPE html>"
+    finally:
+        os.close(fd)
+    assert (link.is_symlink(), pipe.is_fifo(), (tmp_path / "page.html").read_bytes()[:9]) == (True, True, b"<!DOCTYPE")
+
+
+@pytest.mark.parametrize("losses", [(-1e308, 1e308), (0.0, 5e-324), (1.7e308, 1.7e308)])
+def test_a_loss_that_a_float_just_holds_hides_no_page(written: Any, tmp_path: Path, losses: tuple[float, ...]) -> None:
+    written.begin()
+    written.start(5)
+    for step in range(10):
+        at = (written.T0 + 10 + 60 * step, 1, step, step)
+        written.feed(ProgressObserved(*at, Phase.TRAIN, loss=losses[step % 2]))
+    written.close()
+    assert report(written.settings, "train", html_file=str(tmp_path / "report.html")) == 0
+    assert status(written.settings, "train", as_json=False) == 0
+
+
+def test_the_page_of_a_run_that_was_given_up_says_how_to_start_it_again_and_from_what(written: Any, tmp_path: Path) -> None:
+    written.begin()
+    written.start(1)
+    written.give_up(5)
+    written.close()
+    file = tmp_path / "report.html"
+    assert report(written.settings, "train", html_file=str(file)) == 0
+    text = file.read_text(encoding="utf-8")
+    assert "cd /data &amp;&amp; supervise -- train.py" in text
+    assert "from scratch: no checkpoint is verified" in text
 
 
 def test_every_field_of_the_json_is_documented(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,15 +239,16 @@ def test_every_field_of_the_json_is_documented(written: Any, capsys: pytest.Capt
     fails_once(written)
     written.close()
     found = document(written, capsys)
-    described = page_text("report.md").partition("### JSON")[2].partition("\n## States")[0]
+    described = page_text("json.md").partition("\n## report\n")[2].partition("\n## ")[0]
     documented = set(re.findall(r"`(\w+)`", described))
     fields = {*found, *found["runs"][0], *found["incidents"][0]} | {"save_s", "best_s", "now_s", "alone"}
+    fields |= {*RankMemory.__struct_fields__, *MemoryForecast.__struct_fields__}
     assert fields <= documented
     assert documented - fields <= {"null"}
 
 
 def test_every_state_is_documented() -> None:
-    text = page_text("report.md").partition("\n## States")[2].partition("\n## ")[0]
+    text = page_text("time-ledger.md").partition("\n## States")[2].partition("\n## ")[0]
     assert re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE) == [state.value for state in TimeState]
 
 
@@ -210,3 +256,21 @@ def test_the_page_in_the_documentation_is_one_that_is_printed() -> None:
     printed = (ROOT / "tests/cli/jobs/pages/killed.txt").read_text(encoding="utf-8").partition("##### report, 80 columns\n")[2]
     shown = page_text("report.md").partition("supervise report --job bert\n")[2].partition("\n\n")[0]
     assert [line.strip() for line in shown.splitlines()] == [line.strip() for line in printed.partition("\n\n")[0].splitlines()]
+
+
+@pytest.mark.process
+def test_what_makes_pages_is_imported_for_a_page_and_for_nothing_else(written: Any) -> None:
+    written.begin()
+    fails_once(written)
+    written.close()
+    code = (
+        "import sys; from dataclasses import replace; from supervisor.cli.jobs.report import report;"
+        "from supervisor.config.settings import JobSection, Settings;"
+        "settings = replace(Settings(), job=JobSection(state_dir=sys.argv[1])); report(settings, 'train');"
+        "first = 'jinja2' in sys.modules; report(settings, 'train', html_file=sys.argv[2]); print(first, 'jinja2' in sys.modules)"
+    )
+    state = str(written.directory.parents[2])
+    done = subprocess.run(  # noqa: S603  the program under test
+        [sys.executable, "-c", code, state, str(written.directory / "report.html")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "False True"

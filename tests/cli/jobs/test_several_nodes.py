@@ -57,10 +57,10 @@ def test_each_incident_is_shown_once_and_names_the_node_that_failed_and_how_it_e
     text = explained(job, capsys, show_all=True)
     assert text.count("-- incident") == 2
     first = explained(job, capsys, 1)
-    assert "where rank 1 on gpu-2:1, attempt 1, step 61" in first, "the step of the node that failed"
+    assert "where rank 1 on gpu-2:1, step 61, attempt 1" in first, "the step of the node that failed"
     assert f"nodes {HERE}:0: its ranks were stopped; gpu-2:1: rank 1 was killed by SIGKILL; gpu-3:2: its ranks were stopped" in first
     second = explained(job, capsys)
-    assert "node gpu-3:2 is lost: silent for 60 s" in second
+    assert "Node gpu-3:2 is lost: silent for 60 s" in second
     assert "gpu-3:2: lost" in second
     found = []
     for host in job.hosts:
@@ -82,7 +82,7 @@ def test_an_incident_of_another_node_alone_is_shown_too_and_its_number_is_not_ta
     job.end(60)
     text = explained(job, capsys)
     assert "incident 1 of job train on gpu-2: resolved" in text
-    assert "where on gpu-2, attempt 1" in text
+    assert "where node gpu-2, step unknown, attempt 1" in text
     assert " nodes " not in text
     with pytest.raises(SuperviseError, match="no such incident: job train: 1"):
         why(settings(job), "train", 1)
@@ -116,8 +116,13 @@ def test_the_report_shows_the_attempts_of_each_node_together(job: JobOfNodes, ca
     ]
     assert [one["number"] for one in found["incidents"]] == [1, 2]
     assert report(settings(job), "train") == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert f"nodes {HERE}: attempts 1-3 gpu-2: attempts 1-3 gpu-3: attempts 1, 2; its journal is not here" in text
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[-4:] == [
+        ["node", "attempts", "note"],
+        [HERE, "1-3"],
+        ["gpu-2", "1-3"],
+        ["gpu-3", *["1,", "2", "its", "journal", "is", "not", "here"]],
+    ]
 
 
 @pytest.mark.parametrize("content", [b"", b"no record\n"], ids=["empty", "damaged"])

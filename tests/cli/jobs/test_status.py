@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.cli.jobs import status as watching
+from supervisor.cli.jobs import watch as watching
 from supervisor.cli.jobs.job_files import find_job, state_root
 from supervisor.cli.jobs.status import status
 from supervisor.core.events import AttemptEnded, CheckpointVerified, HangCleared, HangConfirmed
@@ -42,6 +42,12 @@ def alive(written: Any, **more: Any) -> None:
     written.begin(pid=me.pid, start_ticks=me.start_ticks, **more)
 
 
+GPU_MEMORY = (
+    *("gpu_allocated_bytes", "gpu_reserved_bytes", "gpu_peak_bytes", "gpu_split_bytes"),
+    *("gpu_limit_bytes", "pinned_bytes"),
+)
+
+
 def test_a_running_job(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
     alive(written)
     written.start(1)
@@ -50,12 +56,16 @@ def test_a_running_job(written: Any, capsys: pytest.CaptureFixture[str]) -> None
     written.time_start({"supervise": 1.5, "import": 2.5}, after="launch")
     written.close()
     found = shown(written, capsys)
+    assert found.pop("now") > written.T0
     assert found == {
+        "state": "training",
+        "drill": False,
         "start": {"attempt": 1, "after": "launch", "total_s": 4.0, "parts": {"supervise": 1.5, "import": 2.5}, "trained": True},
         "job": "train",
         "node": identity.node_name(),
         "run": "run-1",
         "since": written.T0,
+        "until": None,
         "stage": "running",
         "attempt": 1,
         "attempt_since": written.T0 + 1,
@@ -64,24 +74,33 @@ def test_a_running_job(written: Any, capsys: pytest.CaptureFixture[str]) -> None
         "step": 7,
         "step_relative": False,
         "total_steps": None,
+        "total_from": None,
         "steps_per_s": 1.0,
         "eta_s": None,
         "last_step_age_s": None,
+        "loss": None,
         "phase": "train",
         "hang": None,
+        "forecasts": [],
         "warnings": [],
         "ranks": [
-            {"rank": n, "local_rank": n, "pid": 100 + n, "step": None, "phase": "unknown", "lag": None, "memory_bytes": None}
+            dict.fromkeys(("step", "lag", "memory_bytes", "phase_s", "waits", "time_shares", *GPU_MEMORY))
+            | {"rank": n, "local_rank": n, "pid": 100 + n, "phase": "unknown"}
             for n in range(2)
         ],
         "world_size": 2,
+        "nodes": [],
         "waits": None,
         "standby": None,
+        "saved": None,
         "verified": None,
         "mirrored": None,
         "saves": None,
+        "waiting_uploads": 0,
         "gpus": [],
         "health": [],
+        "examined": None,
+        "last_incident": None,
         "incident": None,
         "incidents": 0,
         "last_decision": None,
@@ -90,6 +109,7 @@ def test_a_running_job(written: Any, capsys: pytest.CaptureFixture[str]) -> None
         "exit_code": None,
         "numbers": None,
         "left_out": 0,
+        "step_shares": None,
         "restored": None,
         "alerts": None,
     }
@@ -115,7 +135,7 @@ def test_a_hang_is_shown_as_long_as_it_holds(written: Any, capsys: pytest.Captur
 def test_the_keys_are_those_of_the_page(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.close()
-    page = (REPOSITORY / "docs" / "guides" / "status-why-logs.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "reference" / "json.md").read_text(encoding="utf-8")
     assert status(written.settings, "train", as_json=True, verbose=True) == 0
     for key in json.loads(capsys.readouterr().out):
         assert f"`{key}`" in page
@@ -236,6 +256,16 @@ def test_a_requeued_run_that_goes_on_has_not_ended(written: Any, make_job: Any, 
     assert "until it ended" not in capsys.readouterr().out
 
 
+def test_a_journal_without_a_run_says_so_and_no_supervisor_is_called_dead(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    written.close()
+    assert status(written.settings, "train", as_json=False) == 0
+    page = capsys.readouterr().out
+    assert page.startswith(f"-- job train on {written.node}: no run yet -")
+    assert "does not run; no run is recorded\n" in page
+    assert "died" not in page
+    assert "pid 0" not in page
+
+
 def test_a_job_whose_supervisor_died(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
@@ -328,19 +358,20 @@ def test_it_imports_nothing_that_costs(written: Any) -> None:
     written.begin()
     written.close()
     code = (
-        "import sys, dataclasses; from supervisor.config.settings import Settings, JobSection;"
+        "import os, sys, dataclasses; from supervisor.config.settings import Settings, JobSection;"
         " from supervisor.cli.jobs.status import status;"
         " from supervisor.cli.jobs.why import why;"
         f"s = dataclasses.replace(Settings(), job=JobSection(state_dir={str(state_root(written.settings))!r}));"
-        "names = {'torch', 'prometheus_client', 'tenacity', 'asyncio'};"
+        "names = {'torch', 'prometheus_client', 'jinja2', 'tenacity', 'asyncio'};"
         "status(s, None, True); why(s, None, None, as_json=True);"
-        "light = 'rich' not in sys.modules; status(s, None, False); why(s, None, None);"
+        "light = 'rich' not in sys.modules; os.environ['COLUMNS'] = '40'; status(s, None, False); why(s, None, None);"
         "print(light, 'rich' in sys.modules, sorted({m.split('.')[0] for m in sys.modules} & names))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)  # noqa: S603
-    assert done.stdout.splitlines()[-1] == "True True []", "rich is loaded where a page is laid out, and nowhere else"
+    assert done.stdout.splitlines()[-1] == "True True []", "rich is loaded where a text is folded, and nowhere else"
 
 
+@pytest.mark.slow
 @pytest.mark.bench
 def test_a_month_is_read_in_half_a_second_of_cpu(written: Any) -> None:
     """43,200 records: a report of progress every minute for 30 days. Four times the allowance, for a busy machine."""
@@ -348,15 +379,15 @@ def test_a_month_is_read_in_half_a_second_of_cpu(written: Any) -> None:
     written.start(1)
     from supervisor.core.events import ProgressObserved  # noqa: PLC0415 (used here only)
     from supervisor.core.model import Phase  # noqa: PLC0415 (used here only)
-    from supervisor.journal.reader import read_history  # noqa: PLC0415 (used here only)
     from supervisor.journal.records import event_taken  # noqa: PLC0415 (used here only)
+    from supervisor.view.reading import read_view  # noqa: PLC0415 (used here only)
 
     for i in range(43_200):
         event = ProgressObserved(written.T0 + 60 * i, 1, i, i, Phase.TRAIN)
         written.journal.append(event_taken(event, (), attempt=1, stage="running"), t=event.t)
     written.close()
     with costs_at_most(2.0):
-        assert read_history(written.directory / "journal.jsonl").progress.step == 43_199
+        assert read_view(written.directory / "journal.jsonl").progress.step == 43_199
 
 
 @pytest.mark.parametrize(
@@ -376,6 +407,6 @@ def test_watch_counts_the_cells_of_a_terminal_and_not_characters(
     monkeypatch: pytest.MonkeyPatch, line: str, columns: int, rows: int
 ) -> None:
     monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((columns, 2 * rows + 4)))
-    screen = watching._screenful("\n".join([line] * 9), whole=False)  # noqa: SLF001  what a terminal gets
-    more = watching._rows(watching._MORE.format(9), columns)  # noqa: SLF001
+    screen = watching.screenful("\n".join([line] * 9), whole=False)
+    more = watching.rows_of(watching._MORE.format(9), columns)  # noqa: SLF001
     assert screen.count(line) == max(1, (2 * rows + 4 - 1 - more) // rows)

@@ -16,8 +16,8 @@ import pytest
 from supervisor.cli.jobs.stop import stop, unit_of
 from supervisor.cli.main import main
 from supervisor.errors import SuperviseError
-from supervisor.journal.reader import read_history
 from supervisor.run import lock
+from supervisor.view.reading import read_view
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def supervise(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]
 def stage(place: Path) -> str:
     """Return where the one job in this directory stands, by its journal."""
     (journal,) = place.glob(".supervise/*/nodes/*/journal.jsonl")
-    return read_history(journal).stage
+    return read_view(journal).stage
 
 
 def began(place: Path, name: str = "began") -> None:

@@ -3,65 +3,24 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
-import select
-import struct
 import subprocess
 import sys
 import termios
 import time
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from supervisor.cli.jobs.job_files import state_root
 from supervisor.job import identity
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from tests.support.screen import watching
+from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.process
-
-
-class Screen:
-    """A terminal of 80 columns in which the command runs, as its session's own: Ctrl-C reaches it."""
-
-    def __init__(self, written: Any, rows: int) -> None:
-        self.pty, self.terminal = os.openpty()
-        fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("4H", rows, 80, 0, 0))
-        self.modes = termios.tcgetattr(self.terminal)
-        self.text = ""
-        command = [sys.executable, "-P", "-m", "supervisor", "status", "--watch", "--state-dir", str(state_root(written.settings))]
-        environ = {"PYTHONPATH": str(ROOT), "HOME": str(written.directory), "TERM": "xterm"}
-        self.process = subprocess.Popen(  # noqa: S603  the program under test
-            command, env=environ, stdin=self.terminal, stdout=self.terminal, stderr=self.terminal, start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509  no threads here
-        )  # fmt: skip
-
-    def read_until(self, wanted: Callable[[str], bool]) -> None:
-        """Read what is shown until it is as wanted."""
-        until = time.monotonic() + 60
-        while not wanted(self.text):
-            ready, _, _ = select.select([self.pty], [], [], max(0.0, until - time.monotonic()))
-            assert ready, self.text
-            self.text += os.read(self.pty, 65536).decode()
-
-
-@contextmanager
-def watching(written: Any, rows: int = 40) -> Iterator[Screen]:
-    screen = Screen(written, rows)
-    try:
-        yield screen
-    finally:
-        screen.process.kill()
-        screen.process.wait()
-        os.close(screen.pty)
-        os.close(screen.terminal)
 
 
 def run(written: Any) -> None:
@@ -75,10 +34,10 @@ def run(written: Any) -> None:
 
 def test_it_redraws_in_place_and_ends_on_ctrl_c_with_0(written: Any) -> None:
     run(written)
-    with watching(written) as screen:
+    with watching(state_root(written.settings)) as screen:
         screen.read_until(lambda text: text.count("\x1b[H") >= 2)
         assert os.write(screen.pty, b"\x03") == 1
-        assert screen.process.wait(30) == 0
+        assert screen.process.wait(PATIENCE_S) == 0
         pages = screen.text.split("\x1b[H")[1:]
         assert all("step 3" in page for page in pages)
         escapes = set(re.findall(r"\x1b\[[0-9;?]*[A-Za-z]", screen.text)) - {"\x1b[H", "\x1b[K", "\x1b[J"}
@@ -87,9 +46,32 @@ def test_it_redraws_in_place_and_ends_on_ctrl_c_with_0(written: Any) -> None:
         assert termios.tcgetattr(screen.terminal) == screen.modes
 
 
+def test_another_size_of_the_terminal_is_drawn_at_once_and_without_colour_if_nobody_wants_it(written: Any) -> None:
+    run(written)
+    with watching(state_root(written.settings), rows=40, columns=100, NO_COLOR="1") as screen:
+        screen.read_until(lambda text: text.count("\x1b[J") >= 1)
+        assert len(screen.pages[0].splitlines()[0].removesuffix("\x1b[K")) == 100, "the rule goes to the edge"
+        began = time.monotonic()
+        screen.resize(40, 60)
+        screen.read_until(lambda text: len(text.rsplit("\x1b[H")[-1].splitlines()[0].removesuffix("\x1b[K")) == 60, 30)
+        assert time.monotonic() - began < 30
+        assert set(re.findall(r"\x1b\[[0-9;?]*[A-Za-z]", screen.text)) == {"\x1b[H", "\x1b[K", "\x1b[J"}
+
+
+def test_sizes_that_change_all_the_time_hold_nothing_up(written: Any) -> None:
+    """A signal comes at any moment, also right before and behind the wait for the next page."""
+    run(written)
+    with watching(state_root(written.settings), rows=40, columns=100, NO_COLOR="1") as screen:
+        screen.read_until(lambda text: text.count("\x1b[J") >= 1)
+        for number in range(2000):
+            screen.resize(40, 60 + number % 7)
+        screen.resize(40, 80)
+        screen.read_until(lambda text: len(text.rsplit("\x1b[H")[-1].splitlines()[0].removesuffix("\x1b[K")) == 80, 60)
+
+
 def test_it_ends_with_the_job_and_the_last_page_is_whole(written: Any, make_job: Any, root: Path) -> None:
     run(written)
-    with watching(written, rows=8) as screen:
+    with watching(state_root(written.settings), rows=8) as screen:
         screen.read_until(lambda text: "more lines: `supervise status` shows all" in text)
         shown = screen.text.rsplit("\x1b[H")[-1]
         assert shown.count("\n") == 7, "the eighth line is the cursor's"
@@ -97,8 +79,8 @@ def test_it_ends_with_the_job_and_the_last_page_is_whole(written: Any, make_job:
         again = make_job(root)
         again.begin(continues=True)
         again.end(0)
-        assert screen.process.wait(30) == 0
-        screen.read_until(lambda text: "ended, exit code 0" in text and "look" in text.rsplit("\x1b[H")[-1])
+        assert screen.process.wait(PATIENCE_S) == 0
+        screen.read_until(lambda text: ": done" in text and "look" in text.rsplit("\x1b[H")[-1])
 
 
 def test_in_a_pipe_the_pages_follow_one_another_and_the_last_one_ends_it(written: Any) -> None:

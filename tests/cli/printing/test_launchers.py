@@ -86,7 +86,7 @@ def test_affinity_is_offered_where_gpus_hang_on_several_nodes_and_accelerate_num
 def test_what_loaders_get_is_said_beside_the_ranks() -> None:
     assert EIGHT.loaders() == [
         "Loaders: 96 processors for 8 ranks: DataLoader(num_workers=11) at most, beside the rank.",
-        "For each rank: 256 GiB of memory, 64 GiB of shared memory, in which workers hand batches over.",
+        "For each rank: 256.0 GiB of memory, 64.0 GiB of shared memory, in which workers hand batches over.",
     ]
     assert "num_workers=0" in ONE.loaders()[0]
     assert not NOTHING.loaders()

@@ -10,7 +10,7 @@ import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,7 +19,7 @@ from tests.e2e.conftest import clean_environment
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
 __all__ = ["make_job", "root", "written"]
 #: Patience with a busy machine.
@@ -33,30 +33,6 @@ class Answer:
     status: int
     headers: dict[str, str]
     text: str
-
-
-class Stream:
-    """A connection on which the page's changes are reported."""
-
-    def __init__(self, port: int, path: str, headers: Mapping[str, str]) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
-        self._connection.request("GET", path, headers=dict(headers))
-        self.answer = self._connection.getresponse()
-
-    def next_version(self) -> str:
-        """Return the next version that is reported; "" where the stream has ended."""
-        while line := self.answer.readline():
-            if line.startswith(b"data: "):
-                return line.decode().removeprefix("data: ").strip()
-        return ""
-
-    def __enter__(self) -> Self:
-        """Return it."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Leave, as a reader does who closes the tab."""
-        self._connection.close()
 
 
 @dataclass
@@ -108,9 +84,15 @@ class ServedPage:
             answer = connection.getresponse()
             return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read().decode())
 
-    def stream(self, path: str = "/changes") -> Stream:
-        """Return the changes of a page."""
-        return Stream(self.port, path, self._sent)
+    def newer(self, path: str, version: str) -> str:
+        """Return the version of a page once it is another one than `version`."""
+
+        def other() -> str:
+            answer = self.ask(path, if_none_match=f'"{version}"')
+            assert answer.status in {200, 304}
+            return "" if answer.status == 304 else answer.headers["etag"].strip('"')
+
+        return wait_for(other, f"a newer version of {path}", PATIENCE_S)
 
     def stop(self, signum: int = signal.SIGTERM) -> int:
         """Send a signal, and return the exit code."""
@@ -123,15 +105,21 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., ServedPage]]:
     """Give a function that serves the page of a state directory; each ends with the test."""
     pages: list[ServedPage] = []
 
-    def start(state: Path, *options: str, listen: str = "0", token: str = "", **environment: str) -> ServedPage:
+    def start(
+        state: Path, *options: str, listen: str = "0", token: str = "", words: tuple[str, ...] = ("supervise",), **environment: str
+    ) -> ServedPage:
         error_file = tmp_path / f"ui-{len(pages)}"
         if token:
             (tmp_path / "ui-token").write_text(token)
             options += ("--set", f"ui.token_file={tmp_path / 'ui-token'}")
-        words = ["supervise", "ui", "--state-dir", str(state), "--listen", listen, *options]
         with error_file.open("wb") as error:
             process = subprocess.Popen(  # noqa: S603  the program under test
-                words, stdin=subprocess.DEVNULL, stdout=error, stderr=error, cwd=tmp_path, env=clean_environment(**environment)
+                [*words, "ui", "--state-dir", str(state), "--listen", listen, *options],
+                stdin=subprocess.DEVNULL,
+                stdout=error,
+                stderr=error,
+                cwd=tmp_path,
+                env=clean_environment(**environment),
             )
         pages.append(ServedPage(process, error_file))
         return pages[-1]

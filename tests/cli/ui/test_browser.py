@@ -6,6 +6,7 @@ SCREENSHOTS=DIRECTORY keeps the pictures, for a person to look at.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from dataclasses import replace
@@ -144,14 +145,14 @@ def views(of: Browser, name: str, address: str, tmp_path: Path, *, opens: bool =
 def test_the_list_of_twenty_jobs(browser: Browser, twenty: tuple[Path, ServedPage], tmp_path: Path) -> None:
     page = twenty[1]
     views(browser, "list", page.address, tmp_path)
-    assert browser.evaluate("document.querySelectorAll('tbody tr').length") == 20
+    assert browser.evaluate("document.querySelectorAll('[data-job]').length") == 20
 
 
 @pytest.mark.parametrize("job", ["llama-0", "bert-oom", "its-supervisor-was-killed", "hostile", "begins-just-now", "ablation-lr-3e-4"])
 def test_the_page_of_a_job(browser: Browser, twenty: tuple[Path, ServedPage], tmp_path: Path, job: str) -> None:
     page = twenty[1]
     views(browser, f"job-{job}", f"{page.address}jobs/{job}/{identity.node_name()}", tmp_path, opens=True)
-    assert browser.evaluate("document.title").startswith(f"job {job}")
+    assert browser.evaluate("document.title").startswith(f"{job}: ")
 
 
 def test_the_page_of_five_thousand_attempts(browser: Browser, forever: tuple[Path, ServedPage], tmp_path: Path) -> None:
@@ -197,9 +198,9 @@ def test_the_token_is_asked_for_once(
     browser.wait(lambda: browser.evaluate("document.querySelector('[role=alert]')?.textContent") == "That is not the token.", "the refusal")
     picture(browser, "token-wrong", tmp_path)
     browser.evaluate(sends.format(OTHER))
-    browser.wait(lambda: browser.evaluate("document.title").startswith("job llama"), "the page that was asked for")
+    browser.wait(lambda: browser.evaluate("document.title").startswith("llama: "), "the page that was asked for")
     browser.open(page.address)
-    assert browser.evaluate("document.querySelector('h1').textContent") == "1 job, 1 run"
+    assert browser.evaluate("document.querySelector('h1').textContent") == "1 job, 1 runs"
     assert OTHER not in browser.evaluate("document.cookie + location.href")
 
 
@@ -225,10 +226,11 @@ def test_the_page_renews_itself_and_what_was_opened_stays_open(
     ]
     assert browser.evaluate("document.activeElement.closest('details')?.id") == "incident-2"
     assert browser.evaluate("window.scrollY") == 300
+    browser.evaluate("document.querySelector('#incident-2').open = false")
     job.fail(7010)
     job.close()
     browser.wait(lambda: browser.evaluate("!!document.querySelector('#incident-5')"), "the new incident")
-    assert browser.evaluate("document.querySelector('#incident-2').open")
+    assert not browser.evaluate("document.querySelector('#incident-2').open"), "what one closed stays closed"
     check(browser, page.address)
     port = page.port
     page.stop()
@@ -239,6 +241,20 @@ def test_the_page_renews_itself_and_what_was_opened_stays_open(
     serving(root, listen=str(port))
     browser.wait(lambda: browser.evaluate("document.querySelector('#connection').textContent") == "", "the connection")
     assert browser.evaluate("window.mark") == 1, "it was never loaded anew"
+
+
+def test_a_page_that_gets_no_answer_says_that_it_is_old_and_asks_again(
+    browser: Browser, serving: Callable[..., ServedPage], supervisor: dict[str, int], tmp_path: Path
+) -> None:
+    recovered(tmp_path / "state", "llama", time.time(), **supervisor).close()
+    page = serving(tmp_path / "state")
+    browser.open(page.address)
+    browser.evaluate("{ const real = AbortSignal.timeout; AbortSignal.timeout = () => real.call(AbortSignal, 500) }")  # less patience
+    said = "document.querySelector('#connection').textContent"
+    page.process.send_signal(signal.SIGSTOP)  # as where a disk hangs: the connection stands, and nothing comes
+    browser.wait(lambda: "does not answer" in browser.evaluate(said), "the loss to be shown")
+    page.process.send_signal(signal.SIGCONT)
+    browser.wait(lambda: browser.evaluate(said) == "", "the page to be up to date")
 
 
 def test_a_hidden_tab_asks_for_nothing(
@@ -254,7 +270,30 @@ def test_a_hidden_tab_asks_for_nothing(
     browser.evaluate("new Promise(done => setTimeout(done, 5000))")
     assert browser.happened("Network.requestWillBeSent") == []
     browser.evaluate(f"delete document.hidden; {changes}")
-    browser.wait(lambda: browser.happened("Network.requestWillBeSent"), "a new connection")
+    browser.wait(lambda: browser.happened("Network.requestWillBeSent"), "a question")
+
+
+def test_what_is_typed_filters_the_list_at_once_and_stays_in_the_address(browser: Browser, twenty: tuple[Path, ServedPage]) -> None:
+    browser.open(twenty[1].address)
+    shown = "[...document.querySelectorAll('[data-job]')].filter(row => row.checkVisibility()).map(row => row.dataset.job).sort()"
+    browser.evaluate("document.querySelector('#name').focus()")
+    browser.ask("Input.insertText", text="LLAMA")
+    assert browser.evaluate(shown) == [f"llama-{number}" for number in range(4)], "before anybody answered"
+    assert browser.evaluate("location.search") == "?name=LLAMA"
+    browser.wait(lambda: browser.evaluate("document.querySelectorAll('[data-job]').length") == 4, "the server's own filter")
+    assert browser.evaluate("[document.activeElement.id, document.activeElement.value]") == ["name", "LLAMA"], "one goes on typing"
+    browser.evaluate("document.querySelector('#name').select()")
+    browser.ask("Input.insertText", text="bert")
+    browser.wait(lambda: len(browser.evaluate(shown)) == 5, "jobs that the page did not have")
+
+
+def test_a_long_name_of_a_job_pushes_no_column_out_of_sight(browser: Browser, serving: Callable[..., ServedPage], tmp_path: Path) -> None:
+    job_at(tmp_path / "state", "a" * 200, time.time()).close()
+    page = serving(tmp_path / "state")
+    wait_for(lambda: "not read yet" not in page.ask().text, "the journal to be read", PATIENCE_S)
+    browser.look_as(width=1280)
+    browser.open(page.address)
+    assert browser.evaluate("(box => box.scrollWidth <= box.clientWidth)(document.querySelector('.scroll'))")
 
 
 def test_without_scripts_the_page_is_whole(browser: Browser, twenty: tuple[Path, ServedPage]) -> None:
@@ -263,4 +302,5 @@ def test_without_scripts_the_page_is_whole(browser: Browser, twenty: tuple[Path,
         browser.open(twenty[1].address)
     finally:
         browser.ask("Emulation.setScriptExecutionDisabled", value=False)
-    assert browser.evaluate("document.querySelectorAll('tbody tr').length") == 20
+    assert browser.evaluate("document.querySelectorAll('[data-job]').length") == 20
+    assert browser.evaluate("!!document.querySelector('noscript meta[http-equiv=refresh]')")

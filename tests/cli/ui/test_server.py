@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import http.client
 import importlib.util
 import os
 import re
 import signal
 import socket
 import stat
+import sys
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -27,6 +29,7 @@ from supervisor.core.model import Phase
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from tests.cli.ui.conftest import PATIENCE_S, moment_later, spent_s
+from tests.support.figures import within
 from tests.support.many_jobs import HOSTILE, SECRET, many_attempts, many_jobs, recovered
 from tests.support.waiting import wait_for
 
@@ -63,7 +66,7 @@ def test_the_list_and_a_job_are_served_with_the_headers_of_a_page_that_nobody_ma
     found = [page.ask(), page.ask(path_of(written)), page.ask("/live.js"), page.ask("/nowhere"), page.ask("/jobs/train/other")]
     assert [answer.status for answer in found] == [200, 200, 200, 404, 404]
     assert f'href="jobs/train/{written.node}"' in found[0].text
-    assert "running" in found[0].text
+    assert "training" in found[0].text
     assert "Where the time went" in found[1].text
     for answer in found:
         headers = answer.headers
@@ -124,19 +127,36 @@ def test_what_jobs_printed_is_text_without_secrets_and_nothing_is_loaded_from_el
     for text in [listed, *(answer.text for answer in pages.values())]:
         loaded = Loaded()
         loaded.feed(text)
-        own = r"(\.\./\.\./)?(\./|live\.js)|data:,|jobs/[\w.-]+/[\w.-]+|[\w.-]+(\?runs=all)?"
+        own = r"(\.\./\.\./)?(\./(\?state=\w+)?|live\.js)|data:,|jobs/[\w.-]+/[\w.-]+|[\w.-]+(\?runs=all)?"
         assert [one for one in loaded.found if not re.fullmatch(own, one[1])] == []
-        assert {tag for tag, _ in loaded.found} <= {"a", "link", "script"}
+        assert {tag for tag, _ in loaded.found} <= {"a", "link", "script", "form"}
     hostile = pages["hostile"].text
     assert "&lt;script&gt;document.title=" in hostile
     assert HOSTILE[:20] not in hostile
     assert SECRET not in hostile + listed
 
 
+def test_the_page_of_a_job_has_the_last_error_and_the_end_of_the_log_without_secrets(
+    serve: Serve, root: Path, written: Any, sleeper: Sleeper
+) -> None:
+    running(written, sleeper().pid)
+    written.fail(30)
+    written.close()
+    for attempt, rank, text in ((1, 1, f"KeyError: 'x' {HOSTILE} --api-key {SECRET}"), (2, 0, "step 7 loss 0.5")):
+        output = written.directory / "attempts" / f"{attempt:04d}"
+        output.mkdir(parents=True)
+        (output / f"rank-{rank}.err").write_text(f"before\n{text}\n")
+    text = serve(root).ask(path_of(written)).text
+    assert text.index('id="error"') < text.index("KeyError: &#39;x&#39; &lt;/summary&gt;") < text.index("step 7 loss 0.5")
+    assert "supervise logs --job train" in text
+    assert SECRET not in text
+    assert "<script>document" not in text
+
+
 def test_a_request_for_another_host_name_is_refused(serve: Serve, root: Path, written: Any) -> None:
     written.close()
     page = serve(root)
-    for path in ("/", "/live.js", "/changes", path_of(written), "/login"):
+    for path in ("/", "/live.js", path_of(written), "/login"):
         refused = page.ask(path, host="evil.example")
         assert refused.status == 421
         assert "train" not in refused.text
@@ -152,7 +172,7 @@ def test_nobody_reads_without_the_token_that_is_printed_also_on_loopback(serve: 
     page = serve(root)
     assert len(page.token) >= 32
     stranger = replace(page, headers={"authorization": ""})
-    for path in ("/", "/changes", "/live.js", "/nowhere", path_of(written), "/?token=", "/?token=wrong", f"/?token={page.token[:-1]}"):
+    for path in ("/", "/live.js", "/nowhere", path_of(written), "/?token=", "/?token=wrong", f"/?token={page.token[:-1]}"):
         assert stranger.ask(path).status == 401, path
         asked = stranger.ask(path, accept="text/html")
         assert (asked.status, asked.text.count("train")) == (401, path.count("train"))
@@ -186,7 +206,7 @@ def test_a_token_is_not_made_where_it_would_stand_in_the_system_s_journal(serve:
 def test_with_a_token_only_who_knows_it_reads(serve: Serve, root: Path, written: Any) -> None:
     written.close()
     page = serve(root, token=TOKEN)
-    for path in ("/", "/changes", "/live.js", "/nowhere", path_of(written)):
+    for path in ("/", "/live.js", "/nowhere", path_of(written)):
         asked = page.ask(path, accept="text/html")
         assert (asked.status, asked.text.count("train")) == (401, path.count("train")), "no more than what was asked for"
         assert page.ask(path).headers["www-authenticate"] == "Bearer"
@@ -255,24 +275,27 @@ def test_any_address_is_served_with_a_token(serve: Serve, root: Path, written: A
     assert page.ask(host="evil.example").status == 421
 
 
-def test_a_reader_is_told_when_the_journal_grew_and_when_a_job_began(
+def test_a_reader_gets_a_newer_page_when_the_journal_grew_and_when_a_job_began_and_304_where_there_is_none(
     serve: Serve, root: Path, written: Any, make_job: Any, sleeper: Sleeper
 ) -> None:
     job = running(written, sleeper().pid)
     page = serve(root)
-    with page.stream() as listed, page.stream(f"{path_of(written)}/changes") as shown:
-        assert listed.answer.headers["content-type"].startswith("text/event-stream")
-        versions = [listed.next_version(), shown.next_version()]
-        assert f'data-version="{versions[0]}"' in page.ask().text
-        job.progress(400, 321, step=321)
-        job.journal.close(10)
-        for stream in (listed, shown):
-            while stream.next_version() in versions:
-                continue
-        wait_for(lambda: "321" in page.ask().text and "321" in page.ask(path_of(written)).text, "the step to be shown", PATIENCE_S)
-        another = make_job(root, "another")
-        running(another, sleeper().pid).close()
-        wait_for(lambda: listed.next_version() and "jobs/another/" in page.ask().text, "the job to be listed", PATIENCE_S)
+    first = page.ask()
+    listed, shown = first.headers["etag"].strip('"'), page.ask(path_of(written)).headers["etag"].strip('"')
+    assert f'data-version="{listed}"' in first.text
+    assert '<noscript><meta http-equiv="refresh"' in first.text, "without a script the page reloads"
+    job.progress(400, 321, step=321)
+    job.journal.close(10)
+    listed, shown = page.newer("/", listed), page.newer(path_of(written), shown)
+    wait_for(lambda: "321" in page.ask().text and "321" in page.ask(path_of(written)).text, "the step to be shown", PATIENCE_S)
+    another = make_job(root, "another")
+    another.begin()
+    another.end(0)
+    wait_for(lambda: page.newer("/", listed) and "jobs/another/" in page.ask().text, "the job to be listed", PATIENCE_S)
+    ended = page.ask(path := path_of(another)).headers["etag"]
+    same = page.ask(path, if_none_match=f"W/{ended}")
+    assert (same.status, same.text, bool(same.headers["x-as-of"])) == (304, "", True), "a proxy may weaken it"
+    assert page.ask(path, if_none_match=ended, authorization="").status == 401
 
 
 def test_the_death_of_a_supervisor_is_shown_and_changes_nothing_on_the_disk(
@@ -281,12 +304,10 @@ def test_the_death_of_a_supervisor_is_shown_and_changes_nothing_on_the_disk(
     supervisor = sleeper()
     running(written, supervisor.pid).close()
     page = serve(root)
-    with page.stream() as stream:
-        stream.next_version()
-        assert "running" in page.ask().text
-        supervisor.kill()
-        supervisor.wait()
-        wait_for(lambda: stream.next_version() and "supervise died" in page.ask().text, "the death to be shown", PATIENCE_S)
+    assert "training" in page.ask().text
+    supervisor.kill()
+    supervisor.wait()
+    wait_for(lambda: "supervise died" in page.ask().text, "the death to be shown", PATIENCE_S)
     before = fingerprint(root)
     assert "supervise died" in page.ask(path_of(written)).text
     assert page.ask(f"{path_of(written)}?runs=all").status == 200
@@ -308,22 +329,19 @@ def fingerprint(root: Path) -> dict[str, tuple[int, ...]]:
 def test_readers_who_never_read_hurt_nobody(serve: Serve, root: Path, written: Any, sleeper: Sleeper) -> None:
     job = running(written, sleeper().pid)
     page = serve(root)
+    version = page.ask().headers["etag"].strip('"')
     asleep = []
     for _ in range(30):
         connection = socket.create_connection(("127.0.0.1", page.port), PATIENCE_S)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.sendall(f"GET /changes HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {page.token}\r\n\r\n".encode())
+        request = f"GET /live.js HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {page.token}\r\n\r\n"
+        connection.sendall(request.encode() * 20)  # more than lies in the buffers of a socket
         asleep.append(connection)
     half = socket.create_connection(("127.0.0.1", page.port), PATIENCE_S)
     half.sendall(b"GET / HTTP/1.1\r\nHost: local")  # and never the rest
-    with page.stream() as awake:
-        seen = {awake.next_version()}
-        for step in range(2, 5):
-            job.progress(10 + 10 * step, step, step=step)
-            version = awake.next_version()
-            assert version not in seen, "a reader who reads is served"
-            seen.add(version)
-    assert page.ask().status == 200
+    for step in range(2, 5):
+        job.progress(10 + 10 * step, step, step=step)
+        version = page.newer("/", version)  # a reader who reads is served
     assert page.stop() == 0, "nor do they hold up its end"
     for connection in [*asleep, half]:
         connection.close()
@@ -331,13 +349,29 @@ def test_readers_who_never_read_hurt_nobody(serve: Serve, root: Path, written: A
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_it_ends_at_once_with_0_while_readers_wait(serve: Serve, root: Path, written: Any, signum: int) -> None:
+def test_it_ends_at_once_with_0_while_browsers_keep_their_connections(serve: Serve, root: Path, written: Any, signum: int) -> None:
     written.close()
     page = serve(root)
-    with page.stream() as stream:
-        stream.next_version()
-        assert page.stop(signum) == 0
-        assert stream.next_version() == ""
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=PATIENCE_S)
+    connection.request("GET", "/live.js", headers={"authorization": f"Bearer {page.token}"})
+    connection.getresponse().read()  # and it stays open for the next request
+    began = time.monotonic()
+    assert page.stop(signum) == 0
+    assert within(4, since=began), "it waits for nobody"
+    connection.close()
+    assert "Traceback" not in page.stderr
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_it_ends_at_once_where_a_disk_hangs(serve: Serve, root: Path, written: Any, signum: int) -> None:
+    written.close()
+    hangs = "import time; from supervisor.cli.ui.watched_jobs import WatchedJobs as w; w.rows = lambda _: time.sleep(1000)"
+    page = serve(root, words=(sys.executable, "-c", f"{hangs}; from supervisor.cli.main import main; main()"))
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=PATIENCE_S)
+    connection.request("GET", "/", headers={"authorization": f"Bearer {page.token}"})
+    moment_later()
+    assert page.stop(signum) == 0
+    connection.close()
     assert "Traceback" not in page.stderr
 
 
@@ -385,17 +419,18 @@ def test_twenty_jobs_and_five_thousand_attempts_cost_little(serve: Serve, root: 
     forever = root / "forever" / "nodes" / "gpu-7" / "journal.jsonl"
     many_attempts(forever, time.time() - 51_000, ends=False)
     page = serve(root)
-    with page.stream() as listed, page.stream("/jobs/forever/gpu-7/changes") as shown:
-        shown.next_version()
-        wait_for(lambda: listed.next_version() and "not read yet" not in page.ask().text, "all journals to be read", 300)
-        began_s, began, step = spent_s(page.process.pid), time.monotonic(), 5000
-        while time.monotonic() < began + 30:
-            step += 1
-            for job in growing:
-                job.progress(7000 + step, 1, step=step)
-            os.utime(forever)
-            listed.next_version()
-        share = (spent_s(page.process.pid) - began_s) / (time.monotonic() - began)
+    page.ask("/jobs/forever/gpu-7")
+    wait_for(lambda: "not read yet" not in page.ask().text, "all journals to be read", 300)
+    began_s, began, step = spent_s(page.process.pid), time.monotonic(), 5000
+    while time.monotonic() < began + 30:
+        step += 1
+        for job in growing:
+            job.progress(7000 + step, 1, step=step)
+        os.utime(forever)
+        for path in ("/", "/jobs/forever/gpu-7"):  # as two browsers do
+            page.ask(path)
+        moment_later(2)
+    share = (spent_s(page.process.pid) - began_s) / (time.monotonic() - began)
     for job in growing:
         job.close()
     assert share < 0.25, "of one CPU; a tenth is aimed at, and on a busy machine making a page takes longer than its CPU time"

@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from supervisor.cli.ui import watched_jobs
+from supervisor.cli.ui.job_rows import RowGroup
 from supervisor.cli.ui.watched_jobs import WatchedJobs
 from supervisor.core.events import HangConfirmed
 from supervisor.core.model import Hang, HangKind
 from supervisor.job import identity
-from supervisor.report.layout import Tone
+from supervisor.view import reading
+from tests.support.long_journal import LongJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,21 +100,24 @@ def test_the_states_of_jobs_and_how_they_are_marked(root: Path, make_job: Any, j
             written.feed(HangConfirmed(written.T0 + 100, 1, Hang(HangKind.LATE, "rank 1 is late", (1,))))
         written.close()
     rows = {row.job: row for row in jobs[0].rows()[0]}
-    assert {job: (row.state, row.tone) for job, row in rows.items()} == {
-        "good": ("ended with 0", Tone.FAINT),
-        "failed": ("ended with 65", Tone.BAD),
-        "preempted": ("ended with 75", Tone.WARNING),
-        "interrupted": ("ended with 130", Tone.WARNING),
-        "empty": ("no run yet", Tone.FAINT),
-        "runs": ("running", Tone.GOOD),
-        "recovers": ("selecting", Tone.WARNING),
-        "hangs": ("running, stands still", Tone.WARNING),
-        "dead": ("supervise died", Tone.BAD),
+    assert {job: (row.group.value, row.state, row.tone) for job, row in rows.items()} == {
+        "good": ("ended", "done", "good"),
+        "failed": ("needs", "failed, exit code 65", "bad"),
+        "preempted": ("ended", "stopped, exit code 75", "warning"),
+        "interrupted": ("ended", "stopped, exit code 130", "warning"),
+        "empty": ("ended", "no run yet", "faint"),
+        "runs": ("runs", "training", "good"),
+        "recovers": ("runs", "restarting", "warning"),
+        "hangs": ("needs", "hung", "bad"),
+        "dead": ("needs", "supervise died", "bad"),
     }
-    assert (rows["runs"].step, rows["runs"].incident) == ("1", "")
-    assert rows["recovers"].incident == "1: killed_unknown of rank 1: open"
-    assert rows["dead"].incident == "1: supervise died while this attempt ran"
-    assert rows["good"].ettr.endswith(" %")
+    assert (rows["runs"].step, rows["runs"].incident, rows["runs"].what) == ("step 1", "", "")
+    assert rows["recovers"].incident.startswith("A process was killed")
+    assert re.fullmatch(r"No progress for .*: rank 1 is late", rows["hangs"].what)
+    assert rows["hangs"].look == "supervise status --stacks --job hangs"
+    assert "nobody restarts them" in rows["dead"].what
+    assert rows["dead"].do == "start the job again with the same command"
+    assert (rows["failed"].what, rows["failed"].look) == ("It ended with exit code 65.", "supervise why --job failed")
 
 
 def test_a_job_on_a_node_that_cannot_be_seen_from_here_is_not_marked_as_good(
@@ -124,7 +130,7 @@ def test_a_job_on_a_node_that_cannot_be_seen_from_here_is_not_marked_as_good(
     written.close()
     monkeypatch.setattr(identity, "boot_id", lambda: "of this machine")
     ((row,), _) = jobs[0].rows()
-    assert (row.node, row.state, row.tone, row.runs) == ("gpu-99", "running, not visible from here", Tone.FAINT, True)
+    assert (row.node, row.state, row.tone, row.runs) == ("gpu-99", "training, not visible from here", "faint", True)
 
 
 def test_a_job_that_cannot_be_shown_is_a_row_and_is_reported_once(
@@ -142,7 +148,7 @@ def test_a_job_that_cannot_be_shown_is_a_row_and_is_reported_once(
     monkeypatch.setattr(watched_jobs.WatchedJob, "row", row)
     for _ in range(3):
         rows = {row.job: row for row in jobs[0].rows()[0]}
-    assert (rows["strange"].state, rows["good"].state) == ("cannot be shown", "ended with 0")
+    assert (rows["strange"].state, rows["strange"].group, rows["good"].state) == ("cannot be shown", RowGroup.NEEDS, "done")
     assert jobs[1] == ["strange: it cannot be shown: ValueError: what nobody expected"]
 
 
@@ -175,14 +181,54 @@ def test_the_page_of_a_job_adds_up_its_earlier_runs_and_reads_each_once(
         written.close()
     node = identity.node_name()
     for _ in range(3):
-        view = jobs[0].view("train", node, all_runs=True)
-        assert view is not None
-        assert view.report is not None
-        assert [run.run_id for run in view.report.runs] == ["run-0", "run-1", "run-2"]
-    last = jobs[0].view("train", node, all_runs=False)
+        page = jobs[0].page("train", node, all_runs=True)
+        assert page is not None
+        assert page.report is not None
+        assert [run.run_id for run in page.report.runs] == ["run-0", "run-1", "run-2"]
+    last = jobs[0].page("train", node, all_runs=False)
     assert last is not None
     assert last.report is not None
     assert [run.run_id for run in last.report.runs] == ["run-2"]
     assert sorted(read) == ["journal-0001.jsonl", "journal-0002.jsonl"]
-    assert jobs[0].view("train", "elsewhere", all_runs=False) is None
-    assert jobs[0].view("..", "..", all_runs=False) is None
+    assert jobs[0].page("train", "elsewhere", all_runs=False) is None
+    assert jobs[0].page("..", "..", all_runs=False) is None
+
+
+def test_the_list_reads_the_end_of_a_journal_and_the_page_all_of_it(
+    root: Path, jobs: tuple[WatchedJobs, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    real = reading.base_of
+    monkeypatch.setattr(reading, "base_of", lambda path, *more: (read.append(path.parts[-4]), real(path, *more))[1])
+    written = LongJob(root / "months" / "nodes" / identity.node_name() / "journal.jsonl", identity.node_name(), monkeypatch)
+    written.train(180)
+    written.close()
+    ((row,), _) = jobs[0].rows()
+    assert (row.step, read) == (f"step {180 * 138 + 1:,}", [])
+    page = jobs[0].page("months", identity.node_name(), all_runs=False)
+    assert page is not None
+    assert (page.status.step, read) == (180 * 138 + 1, ["months"])
+
+
+def test_rows_are_kept_for_all_filters_as_long_as_reading_them_is_worth(
+    root: Path, make_job: Any, jobs: tuple[WatchedJobs, list[str]], reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(watched_jobs.time, "monotonic", lambda: now)
+    written = make_job(root, "runs")
+    written.begin(pid=PID, start_ticks=TICKS)
+    written.close()
+    real = watched_jobs.WatchedJobs.rows
+
+    def slow(watched: WatchedJobs) -> Any:
+        nonlocal now
+        now += 1.0
+        return real(watched)
+
+    monkeypatch.setattr(watched_jobs.WatchedJobs, "rows", slow)
+    for _ in range(3):
+        jobs[0].kept_rows()
+    assert len(reads) == 1
+    now += 10.0
+    jobs[0].kept_rows()
+    assert len(reads) == 2

@@ -13,7 +13,7 @@ from health.kernellog.correlate import Correlator
 from health.kernellog.file_report import judge_stream, show
 from health.kernellog.model import Entry
 from health.model import Severity
-from health.nvidia.xid_history import DAY_S, ECHO_S, ECHOES, Event, Memory, Recurrence
+from health.nvidia.xid_history import DAY_S, ECHO_S, ECHOES, Memory, Recurrence, XidEvent
 from tests.support.figures import costs_at_most
 
 #: Ten times what it takes; where each finding looks at every other it takes five times as long as this.
@@ -59,14 +59,14 @@ def test_of_more_than_can_be_held_the_newest_are_reported_and_the_others_counted
 def test_what_is_sorted_answers_as_looking_at_every_event_does(seed: int, timed: float) -> None:
     chance = random.Random(seed)  # noqa: S311  a table that is the same each time
     memory = Memory()
-    events: list[Event] = []
+    events: list[XidEvent] = []
     for at in range(120):
         t = 900.0 * at if chance.random() < timed else None
         place = frozenset(chance.sample(["1/2", "1/3", "2/2"], chance.randint(0, 2)))
-        events.append(Event(chance.choice([13, 31, 43, 48, 171]), chance.choice("abc"), t, place))
+        events.append(XidEvent(chance.choice([13, 31, 43, 48, 171]), chance.choice("abc"), t, place))
         memory.add(events[-1])
 
-    def near(one: Event, other: Event, within_s: float) -> bool:
+    def near(one: XidEvent, other: XidEvent, within_s: float) -> bool:
         return one.t is None or other.t is None or abs(one.t - other.t) <= within_s
 
     known = memory.index()

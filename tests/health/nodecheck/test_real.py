@@ -42,7 +42,7 @@ def _accused(told: dict[str, Any]) -> dict[str, str]:
 
 
 def test_who_dies_is_named() -> None:
-    told, code = _check("--deadline", "240", "--rehearse", "die:1:1", ranks=4)
+    told, code = _check("--deadline", "240", "--rehearse", "die:1:1", ranks=2)
     accused = _accused(told)
     assert set(accused) == {"rank:1"}, told["results"]
     assert "killed by SIGKILL" in accused["rank:1"]

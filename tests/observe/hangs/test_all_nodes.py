@@ -106,7 +106,7 @@ def test_who_moves_bytes_slowly_is_late_and_no_hang_that_is_ended() -> None:
     look = all_nodes.all_looks(2, [(node.name, node.text(2, 60.0)) for node in nodes], ())
     hang = diagnosis.hang_of(look.ranks, still_s=91, limit_s=60, calibrated=True)
     assert (hang.kind, hang.slow, hang.ranks) == (HangKind.LATE, True, (43,))
-    assert "rank 43 on node n5:5 is in restore (train.py:26), moving 10 KB a second" in hang.text
+    assert "rank 43 on node n5:5 is in restore (train.py:26), moving 10 KiB/s" in hang.text
 
 
 def test_a_node_that_did_not_answer_is_named() -> None:

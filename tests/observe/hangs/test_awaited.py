@@ -16,7 +16,7 @@ import pytest
 from supervisor.observe.hangs import awaited, procfs
 from supervisor.observe.hangs.awaited import Awaited, AwaitedKind, Surroundings
 from supervisor.observe.hangs.polled import PRESENCE
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,6 +150,28 @@ def test_a_file_that_a_living_process_has_open_locks_or_is_named_in_is_not_calle
     assert f"it names process {waiting[0].pid}, which is gone" in found.text
 
 
+@pytest.mark.parametrize("way", ["link/open", "directory/../directory/open"])
+def test_a_file_that_a_living_process_has_open_is_not_called_left_by_whatever_path_it_is_asked_for(tmp_path: Path, way: str) -> None:
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "link").symlink_to("directory")
+    begun = {1: time.time() + 100.0}
+    with (tmp_path / "directory/open").open("w"):
+        assert not of_file(tmp_path / way, begun).is_left
+    assert of_file(tmp_path / way, begun).is_left
+
+
+def test_a_file_of_another_user_is_not_called_left_because_those_processes_are_not_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lock").touch()
+    begun, owner = {1: time.time() + 100.0}, (tmp_path / "lock").stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    found = of_file(tmp_path / "lock", begun)
+    assert (found.is_left, found.text.endswith("; of another user, whose processes are not seen)")) == (False, True)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)  # sees all; a file server may give its files to nobody
+    assert of_file(tmp_path / "lock", begun).is_left
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     found = of_file(tmp_path / "done")
     assert found.text == f"the file {tmp_path}/done, which is not there"
@@ -182,4 +204,4 @@ def test_the_file_that_a_rank_polls_is_had_from_its_loop(ranks: Ranks, tmp_path:
     (found,) = wait_for(lambda: ranks.look().ranks[0].process.awaits, "the wait in a look", alive=lambda: ranks.processes[0].poll() is None)
     assert found.name == str(tmp_path / "lock")
     (tmp_path / "lock").unlink()
-    assert ranks.processes[0].wait(30) == 0, "the loop went on as if nobody had looked"
+    assert ranks.processes[0].wait(PATIENCE_S) == 0, "the loop went on as if nobody had looked"

@@ -72,6 +72,7 @@ def judged(*ranks: RankLook) -> tuple[HangKind, str, tuple[int, ...]]:
 
 LOADER = torch("utils/data/dataloader.py", "_try_get_data"), user(88, "load", "data.py")
 FETCH = torch("utils/data/_utils/fetch.py", "fetch")
+LOCK = Awaited(AwaitedKind.FILE, "/c/lock", "the file /c/lock (3 min old; no process has it open)", is_left=True)
 NFS = ThreadWait("D", "rpc_wait_bit_killable", "read", file=FileWait("read", "/mnt/nfs/x.bin", "/mnt/nfs", "nfs4"))
 WORKER = process(500, stack(user(12, "__getitem__", "data.py"), FETCH, torch("utils/data/_utils/worker.py", "_worker_loop"), *LOADER))
 IDLE = process(501, stack(torch("utils/data/_utils/worker.py", "_worker_loop"), *LOADER))
@@ -275,6 +276,13 @@ HANGS: tuple[tuple[str, tuple[RankLook, ...], HangKind, str, tuple[int, ...]], .
         (),
     ),
     ("the network", (waiting(0), waiting(1)), HangKind.WAITING, "ranks 0, 1 wait in all_reduce (seq 42, train.py:61)", ()),
+    (
+        "the lock of a killed build",
+        (replace(outside(0, user(70, "wait")), process=replace(process(100, stack(user(70, "wait"))), awaits=(LOCK,))),),
+        HangKind.LOCK,
+        "rank 0 is in wait (train.py:70), waiting for the file /c/lock (3 min old; no process has it open)",
+        (),
+    ),
     ("alone", (outside(0, user(70, "read")),), HangKind.STILL, "rank 0 is in read (train.py:70)", ()),
 )
 
@@ -385,7 +393,6 @@ def test_what_moved_between_two_looks(first: RankLook, second: RankLook, what: s
     assert progress.text == (f"rank {first.rank} {what}" if progress.moved else "")
 
 
-LOCK = Awaited(AwaitedKind.FILE, "/c/lock", "the file /c/lock (3 min old; no process has it open)", is_left=True)
 SERVER = Awaited(AwaitedKind.SOCKET, "10.0.0.1:80", "10.0.0.1:80", lives=True, moved_bytes=5)
 HELD = Awaited(AwaitedKind.FILE, "/c/lock", "the file /c/lock (3 min old; locked by process 9 (cc))", lives=True)
 FIFO = Awaited(AwaitedKind.PIPE, "/c/fifo", "a process that opens the other end of the pipe /c/fifo")
@@ -413,7 +420,7 @@ def unmoved(look: RankLook) -> tuple[RankLook, RankLook]:
 
 def test_ranks_that_poll_wait_and_the_file_is_in_the_sentence() -> None:
     hang = seen(polling(0, LOCK), polling(1, LOCK))
-    assert (hang.kind, hang.busy, hang.slow, hang.left_file) == (HangKind.STILL, False, False, "/c/lock")
+    assert (hang.kind, hang.busy, hang.slow, hang.left_file) == (HangKind.LOCK, False, False, "/c/lock")
     assert hang.text == "ranks 0, 1 are in wait (train.py:70), waiting for the file /c/lock (3 min old; no process has it open)"
 
 
@@ -571,7 +578,7 @@ def test_a_few_bytes_of_the_training_thread_are_slow(what: str) -> None:
     second = replace(rank, process=replace(rank.process, before=replace(counted(30.1), main_bytes=307_200), files=(now,)))
     hang = seen(unmoved(waiting(0)), (first, second))
     assert (hang.kind, hang.ranks, hang.slow) == (HangKind.LATE, (1,), True)
-    assert hang.text.endswith(f"rank 1 is in restore (train.py:70), moving 10 KB a second{of}")
+    assert hang.text.endswith(f"rank 1 is in restore (train.py:70), moving 10 KiB/s{of}")
 
 
 def test_bytes_over_the_connection_that_is_waited_for_are_slow() -> None:
@@ -580,7 +587,7 @@ def test_bytes_over_the_connection_that_is_waited_for_are_slow() -> None:
     second = replace(second, process=replace(second.process, awaits=(more,)))
     hang = seen(unmoved(waiting(0)), (first, second))
     assert hang.slow
-    assert "moving 10 KB a second of 10.0.0.1:80" in hang.text
+    assert "moving 9.8 KiB/s of 10.0.0.1:80" in hang.text
 
 
 def test_bytes_of_other_threads_are_not_the_training_s() -> None:

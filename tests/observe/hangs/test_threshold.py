@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from supervisor.config.watch_settings import HangSection
-from supervisor.core.hangs import CALIBRATION_STEPS
 from supervisor.core.model import Phase
 from supervisor.core.values import replace
+from supervisor.core.watch.hangs import CALIBRATION_STEPS
 from supervisor.observe.hangs.threshold import KEPT, StepTimes, train_limit
 from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
@@ -168,3 +168,51 @@ def test_another_process_in_the_slot_begins_anew() -> None:
     beat = trained(times, 1.0, 30)
     times.add([replace(after(beat, 500.0), pid=101)])
     assert times.limit([beat], LIMITS).seconds == 60.0
+
+
+LOOP = replace(FIRST, phase=Phase.UNKNOWN, steps=0, last_step_ns=None, backward_seen=False, rounds=True, life_ns=10**9)
+
+
+def lived(times: StepTimes, seconds: float, count: int, beat: RankHeartbeat = LOOP) -> RankHeartbeat:
+    times.add([beat])
+    for _ in range(count):
+        beat = replace(beat, life_ns=(beat.life_ns or 0) + round(seconds * 1e9))
+        times.add([beat])
+    return beat
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit_s"),
+    [
+        ({}, 70.0),
+        ({"phase": Phase.TRAIN, "backward_seen": True}, 70.0),
+        ({"rounds": False}, 600.0),
+        ({"phase": Phase.INIT, "rounds": False}, 600.0),
+        ({"phase": Phase.CHECKPOINT}, 600.0),
+    ],
+    ids=["collectives", "backward passes", "no loop", "the set-up", "a save"],
+)
+def test_a_loop_without_steps_is_measured_by_its_signs_of_life(changes: dict[str, object], limit_s: float) -> None:
+    times = StepTimes()
+    beat = lived(times, 7.0, CALIBRATION_STEPS)
+    found = times.limit([replace(beat, **changes)], LIMITS)  # type: ignore[arg-type]  # fields
+    assert (found.seconds, found.calibrated) == (limit_s, True)
+
+
+def test_twenty_signs_are_needed_and_a_pause_lengthens_the_limit() -> None:
+    times = StepTimes()
+    beat = lived(times, 1.0, CALIBRATION_STEPS - 1)
+    assert times.limit([beat], LIMITS).seconds == 600.0
+    beat = lived(times, 300.0, 1, beat)
+    assert times.limit([beat], LIMITS).seconds == 450.0
+
+
+def test_the_first_step_begins_anew() -> None:
+    """What came before it was the set-up, or the accumulation of its gradients."""
+    times = StepTimes()
+    beat = lived(times, 50.0, 2 * CALIBRATION_STEPS)
+    beat = replace(beat, phase=Phase.TRAIN, steps=1, last_step_ns=(beat.life_ns or 0) + 10**9)
+    trained(times, 2.0, CALIBRATION_STEPS - 1, beat)
+    assert not times.calibrated
+    beat = trained(times, 2.0, 1, after(beat, 100.0))
+    assert times.calibrated

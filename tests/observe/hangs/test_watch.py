@@ -13,11 +13,12 @@ import pytest
 from supervisor.config.intervals import OVER_S
 from supervisor.config.watch_settings import HangSection
 from supervisor.core.events import HangCleared, HangConfirmed, HangSuspected
-from supervisor.core.hangs import TORCH_ACTS_S
 from supervisor.core.model import HangKind, Phase
 from supervisor.core.values import replace
+from supervisor.core.watch.hangs import TORCH_ACTS_S
 from supervisor.observe.hangs import procfs
 from supervisor.observe.hangs.watch import RELOOK_S
+from supervisor.observe.ranks.heartbeats import GpuMemory, PartTimes
 from tests.support.virtual_job import VirtualJob, VirtualLook
 from tests.support.waiting import wait_for
 
@@ -88,6 +89,7 @@ LIFE: dict[str, Callable[[VirtualJob], None]] = {
     "the end of a phase and its beginning": lambda job: job.enter(Phase.TRAIN),
     "worker.heartbeat": lambda job: job.set(0, step=7, step_source="worker"),
     "worker.should_save": lambda job: job.set(0, asks=True),
+    "a backward pass or a collective": lambda job: job.set(1, life_ns=round(job.t * 1e9)),
 }
 
 
@@ -98,6 +100,46 @@ def test_any_sign_of_life_of_any_rank_counts(job: VirtualJob, sign: str) -> None
     job.sample()
     job.passes(59)
     assert job.kinds == []
+
+
+def test_what_our_own_thread_measures_in_a_rank_is_no_sign_of_life(job: VirtualJob) -> None:
+    for second in range(150):
+        job.set(1, parts=PartTimes((second,)), gpu_memory=GpuMemory(*[second] * len(GpuMemory.__struct_fields__)), pinned=second)
+        job.passes(1)
+    assert job.kinds == ["Suspected", "Confirmed"]
+
+
+def loops(job: VirtualJob, seconds: int, apart_s: int) -> None:
+    """Have the ranks begin a collective so often."""
+    for second in range(seconds):
+        if second % apart_s == 0:
+            for rank in range(job.ranks):
+                job.set(rank, life_ns=round(job.t * 1e9))
+        job.passes(1)
+
+
+def test_a_loop_of_collectives_that_stands_still_is_a_hang_within_the_limit_of_a_training() -> None:
+    job = VirtualJob(ranks=2)
+    for rank in range(2):
+        job.set(rank, phase=Phase.UNKNOWN, rounds=True)
+    loops(job, 40, 1)
+    job.passes(100)
+    assert job.kinds == ["Suspected", "Confirmed"]
+    assert (suspected(job).limit_s, confirmed(job).hang.calibrated) == (60.0, True)
+
+
+def test_a_loop_with_long_pauses_is_no_hang_as_long_as_its_ranks_work() -> None:
+    """A pause that is longer than any before it is looked at, and both looks show that the ranks went on."""
+    job = VirtualJob(ranks=2)
+    for rank in range(2):
+        job.set(rank, phase=Phase.UNKNOWN, rounds=True)
+    loops(job, 1000, 40)
+    assert job.kinds == [], "the limit follows the pauses"
+    for place in range(500):
+        job.look = VirtualLook(f"line {place}", float(place))
+        job.passes(1)
+    assert "Confirmed" not in job.kinds
+    assert "Suspected" in job.kinds
 
 
 @pytest.mark.parametrize("after_s", [61, 70, 200], ids=["before look 1 is judged", "between the looks", "after it was confirmed"])
@@ -276,7 +318,7 @@ def test_ranks_behind_the_end_of_their_training_are_over_once_nothing_of_theirs_
 def test_work_of_any_process_begins_the_10_minutes_anew(job: VirtualJob) -> None:
     job.at_exit = "rank 0 stands at its exit in barrier"
     job.passes(400)
-    job.working = "rank 0 moves 4 KB a second"
+    job.working = "rank 0 moves 4 KiB/s"
     job.passes(300)
     job.working = ""
     uploaded_t = job.t

@@ -23,7 +23,7 @@ from supervisor.observe.anchor_scanner import scanner
 from supervisor.observe.host import kernel_records, kernel_watch
 from supervisor.observe.host.kernel_watch import KernelWatch
 from supervisor.observe.processes.job_processes import JobProcesses, ProcessOwner
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -401,7 +401,7 @@ def test_syslog_is_read_from_the_attempts_start_and_trusted_as_far_as_it_can_be(
 
     watch = KernelWatch(known, JobProcesses(os.getpid()), Clock.start(), refused)
     watch.start()
-    assert asked.wait(30)
+    assert asked.wait(PATIENCE_S)
     with file.open("a") as log:
         log.write("Nov 21 07:00:01 node-7 train[1]: kernel panic in my diary\n")
         log.write(line.replace("3d:00", "5e:00"))

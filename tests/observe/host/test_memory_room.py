@@ -45,7 +45,7 @@ def test_every_level_of_the_control_groups_counts(kernel: Path) -> None:
     assert [(room.free // GIB, room.total // GIB, room.whose.removeprefix(str(kernel))) for room in found] == [
         (40, 64, "the machine"), (1, 16, "/sys/fs/cgroup/slice/job"), (22, 32, "/sys/fs/cgroup/slice"),
     ]  # fmt: skip
-    assert "slice/job has 1024 of 16384 MiB free" in shortage(found, 0, 8 * GIB)
+    assert "slice/job has 1.0 GiB of 16.0 GiB free" in shortage(found, 0, 8 * GIB)
 
 
 def test_version_1_and_a_group_that_is_over_its_limit(kernel: Path) -> None:

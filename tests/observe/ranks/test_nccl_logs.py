@@ -61,3 +61,20 @@ def test_a_log_that_shows_nothing_is_no_evidence(tmp_path: Path, text: str) -> N
     (tmp_path / "nccl-node1-1.log").write_text(text)
     assert read(tmp_path) == []
     assert list(nccl_logs.evidence(tmp_path / "none", {}, lambda: PAIR)) == []
+
+
+def test_the_middle_of_a_long_log_gives_its_disk_back_while_nccl_writes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl_logs, "MOST_DISK_BYTES", 1 << 20)
+    log = tmp_path / "nccl-node1-984.log"
+    with log.open("w") as file:
+        file.write(START + "x" * (4 << 20) + "\n")
+        file.flush()
+        nccl_logs.bound(tmp_path)
+        file.write(WARNING)
+    assert log.stat().st_blocks * 512 < 1 << 20
+    assert found(tmp_path)["interface"] == "bond0"
+    assert log.read_text().endswith(WARNING)
+    short = tmp_path / "nccl-node1-985.log"
+    short.write_text(START)
+    nccl_logs.bound(tmp_path)
+    assert short.read_text() == START

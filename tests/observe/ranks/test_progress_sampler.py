@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.core.events import Event, ProgressObserved
-from supervisor.core.model import CheckpointRef, RankInfo
+from supervisor.core.model import CheckpointRef, Phase, RankInfo, RankMemory
 from supervisor.instrument._supervise_shim import layout
 from supervisor.instrument._supervise_shim.claim import TRAINS, ProcessIdentity, claim
 from supervisor.instrument._supervise_shim.heartbeat import HeartbeatWriter
 from supervisor.observe.ranks import heartbeats
+from supervisor.observe.ranks.heartbeats import RankHeartbeat
 from supervisor.observe.ranks.progress_sampler import ProgressSampler, loads
 
 if TYPE_CHECKING:
@@ -134,3 +135,24 @@ def test_steps_and_losses_are_sampled_at_a_bounded_rate(
     assert reports[0] <= len(seen) <= reports[1], "the first two at once, then after 10, 20, 40, 80, 140, 200 and 260 s"
     assert all(after.t - before.t >= least_s - 1e-6 for before, after in pairwise(seen[1:]))
     assert all(event.step is not None and event.loss == 2.5 for event in seen)
+
+
+def test_what_the_ranks_hold_is_reported_where_it_changed(tmp_path: Path) -> None:
+    def beat(steps: int) -> RankHeartbeat:
+        known = {"torch_loaded": True, "backward_seen": True, "save_asked": False}
+        return RankHeartbeat(0, 0, 7, 1, 1, Phase.TRAIN, 1, steps, 1, steps, "worker", **known)
+
+    posted: list[Event] = []
+    held = [RankMemory(3, 100), RankMemory(1, 50)]
+    sampler = ProgressSampler(posted.append, 6000.0, memory=lambda: tuple(held))
+    sampler.watch(1, tmp_path, 0.0, None)
+    sampler.sample(0.0, (), [beat(steps=1)])
+    held[0] = RankMemory(3, 105)
+    sampler.sample(70.0, (), [beat(steps=2)])
+    held[0] = RankMemory(3, 130, gpu_reserved=5)
+    sampler.sample(140.0, (), [beat(steps=3)])
+    held[:] = [RankMemory(rank, 10) for rank in range(9)]
+    sampler.sample(210.0, (), [beat(steps=4)])
+    reports = [event.memory for event in posted if isinstance(event, ProgressObserved)]
+    assert reports[:3] == [(RankMemory(3, 100), RankMemory(1, 50)), (), (RankMemory(3, 130, gpu_reserved=5), RankMemory(1, 50))]
+    assert [rank.rank for rank in reports[3]] == [0, 1, 2, 3]

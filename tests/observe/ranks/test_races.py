@@ -10,7 +10,7 @@ import pytest
 from supervisor.classify.engine import classify
 from supervisor.core.model import Cause, Claim, Evidence, RankInfo
 from supervisor.observe.ranks import races
-from supervisor.report.wording import cause_text
+from supervisor.report.wording import what_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,4 +86,4 @@ def test_it_is_the_verdict_with_the_line_of_code(tmp_path: Path, raised: tuple[E
     assert verdict.summary == f"rank 5 read what rank 4 was writing: {FILE}"
     facts = dict(verdict.facts)
     assert (facts["race_writer"], facts["file"], facts["line"]) == ("4", "/home/me/train.py", "7")
-    assert cause_text(verdict) == "A rank read a checkpoint while another rank was writing it (checkpoint_corrupt, 97 % sure, transient)"
+    assert what_text(verdict) == "A rank read a checkpoint while another rank was writing it"

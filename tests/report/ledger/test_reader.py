@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
-from supervisor.journal.records import START_TIMES, EventTaken, Header, Note, Record, RunBegan, RunEnded
-from supervisor.report.ledger.reader import ledgers_of
-from supervisor.report.ledger.spans import MOST_SAMPLES, RunLedger, TimeState
+from supervisor.core.model import CheckpointRef
+from supervisor.journal.records import MIRRORED, START_TIMES, EventTaken, Header, Note, Record, RunBegan, RunEnded
+from supervisor.report.ledger.figures import figures_of
+from supervisor.view import spans
+from supervisor.view.job_view import fold
+from supervisor.view.spans import MOST_SAMPLES, PaceSample, RunLedger, SaveMark, TimeState
 from tests.support.ledgers import check_ledger
 
 T0 = 1000.0
@@ -33,7 +36,7 @@ class Journal:
         """Order an attempt, and have its ranks 2 s later."""
         ref = None if resume is None else {"path": "ckpt", "step": resume, "level": "full"}
         begin = ("BeginAttempt", {"attempt": attempt, "reason": "start", "resume": ref})
-        self.event(at, "CheckpointSelected", "starting", begin, attempt=attempt, chosen=ref, found=1)
+        self.event(at, "CheckpointSelected", "starting", begin, attempt=attempt, chosen=ref, n_found=1)
         self.event(at + 2, "AttemptStarted", "running", attempt=attempt, ranks=[], world_size=4)
 
     def train(self, at: float, step: int | None, seen: int, *, attempt: int = 1, stage: str = "running", **data: Any) -> None:
@@ -46,7 +49,7 @@ class Journal:
         self.event(at + 1.5, "EvidenceCollected", "selecting", attempt=attempt)
 
     def ledger(self, now: float | None = None) -> RunLedger:
-        (run,) = ledgers_of(self.records, None if now is None else T0 + now)
+        (run,) = fold(self.records).ledgers(None if now is None else T0 + now)
         check_ledger(run, least_accounted=0.0)
         return run
 
@@ -67,6 +70,30 @@ def trained(journal: Journal) -> Journal:
     return journal
 
 
+def test_each_save_is_kept_with_its_step_when_it_was_verified_and_when_a_mirror_held_it(journal: Journal) -> None:
+    journal.start(1)
+    journal.train(6, 10, 1)
+    journal.event(7, "CheckpointVerified", "running", checkpoint={"path": "a", "step": 10, "level": "full"}, made_in=1)
+    journal.add(9, Note(MIRRORED, "s3://b", {"path": "a", "step": 10}))
+    journal.event(17, "CheckpointVerified", "running", checkpoint={"path": "b", "step": None, "level": "full"}, made_in=1)
+    assert journal.ledger().saves == [SaveMark(T0 + 7, 1, 10), SaveMark(T0 + 9, 1, 10, is_mirrored=True), SaveMark(T0 + 17, 1, None)]
+
+
+def test_a_loss_that_is_not_finite_is_a_sample_and_no_pace(journal: Journal) -> None:
+    trained(journal)
+    known = journal.ledger()
+    loss = {"rule": "loss-nan", "text": "loss is nan"}
+    journal.event(66.5, "LossChanged", "running", kind="nan", step=60, **loss)
+    journal.event(66.6, "LossChanged", "running", kind="nan", is_over=True, **loss)
+    journal.event(66.7, "LossChanged", "running", kind="jump", **loss)
+    run = journal.ledger()
+    assert [sample for sample in run.samples if not sample.is_finite] == [PaceSample(T0 + 66.5, 1, 60, is_finite=False)]
+    assert run.newest_samples == known.newest_samples
+    for number in range(3 * MOST_SAMPLES):
+        run.sample_not_finite(T0 + number, 1, number)
+    assert len(run.samples) <= 2 * MOST_SAMPLES
+
+
 def test_a_run_that_nothing_happens_to(journal: Journal) -> None:
     trained(journal).event(67, "AttemptEnded", "ended", attempt=1, outcome="succeeded")
     journal.add(70, RunEnded(0))
@@ -74,6 +101,17 @@ def test_a_run_that_nothing_happens_to(journal: Journal) -> None:
     run = journal.ledger()
     assert (run.reached, run.attempts, run.exit_code, run.is_over, run.unkept_s()) == (61, 1, 0, True, 0.0)
     assert [(sample.step, sample.step_s) for sample in run.samples][:2] == [(11, 1.0), (21, 1.0)]
+
+
+@pytest.mark.parametrize(("code", "ettr"), [(0, None), (1, 0.0)])
+def test_the_share_of_a_run_that_ended_well_without_a_step_that_was_seen_is_not_recorded(
+    journal: Journal, code: int, ettr: float | None
+) -> None:
+    journal.start(1)
+    journal.event(67, "AttemptEnded", "ended", attempt=1, outcome="succeeded" if code == 0 else "failed")
+    journal.add(70, RunEnded(code))
+    figures = figures_of([journal.ledger()], [])
+    assert (figures.ettr, figures.goodput) == (ettr, ettr)
 
 
 def test_an_incident_that_is_withdrawn_leaves_the_time_to_an_earlier_one(journal: Journal) -> None:
@@ -97,6 +135,19 @@ def test_a_long_training_keeps_a_bounded_number_of_samples(journal: Journal) -> 
     assert MOST_SAMPLES < len(run.samples) <= 2 * MOST_SAMPLES
     assert all(sample.loss == pytest.approx(1 / sample.step) and sample.step_s == 10.0 for sample in run.samples)
     assert len(run.spans) < 10, "alike ones are one"
+
+
+def test_a_run_of_months_keeps_a_bounded_number_of_spans_and_the_same_sum(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spans, "MOST_SPANS", 50)
+    journal.start(1)
+    for n in range(3_000):
+        journal.train(6 + 60 * n, 100 * n + 1, 100 * n + 1)
+        time = fold(journal.records).time if n % 500 == 0 else None
+        assert time is None or len(time.run.spans) <= 101
+    time = fold(journal.records).time
+    assert time is not None
+    assert (len(time.run.spans) <= 100, time.run.window_s) == (True, 60 * 32)
+    assert journal.seconds() == {"start_and_load": 6.0, "productive": 60.0 * 2_999}
 
 
 def test_steps_that_are_made_again_are_rework_up_to_the_highest(journal: Journal) -> None:
@@ -144,6 +195,61 @@ def test_a_hang_is_detection_from_the_last_progress_on(journal: Journal) -> None
     assert (seconds["productive"], seconds["detection"], seconds["tear_down"]) == (61.0, 33.5, 1.5)
 
 
+HANG = {"kind": "late", "text": "rank 1", "still_s": 33.0}
+
+
+def test_a_hang_that_lasts_is_no_training_while_the_job_goes_on(journal: Journal) -> None:
+    trained(journal).event(100, "HangConfirmed", "running", hang=HANG)
+    journal.train(160, 61, 61)
+    assert journal.seconds(200) == {"start_and_load": 6.0, "productive": 61.0, "detection": 133.0}
+
+
+def test_a_hang_that_a_persons_stop_ends_is_no_training(journal: Journal) -> None:
+    trained(journal).event(100, "HangConfirmed", "running", hang=HANG)
+    journal.event(150, "StopRequested", "stopping", attempt=1, signum=2)
+    journal.event(152, "AttemptEnded", "ended", attempt=1, outcome="stopped")
+    journal.add(153, RunEnded(130))
+    assert journal.seconds() == {"start_and_load": 6.0, "productive": 61.0, "detection": 83.0, "tear_down": 3.0}
+
+
+def test_a_hang_that_ends_by_itself_cost_the_time_that_the_ranks_stood_still(journal: Journal) -> None:
+    trained(journal).event(100, "HangConfirmed", "running", hang=HANG)
+    journal.event(120, "HangCleared", "running")
+    journal.train(130, 71, 71)
+    assert journal.seconds() == {"start_and_load": 6.0, "productive": 71.0, "detection": 53.0}
+
+
+@pytest.mark.parametrize(
+    ("saves", "shown"),
+    [
+        ([(30, 20), (31, 10)], 20),  # two saves between two looks: the newest is verified first
+        ([(30, 10), (31, 20)], 20),
+        ([(30, 20), (31, None)], None),
+    ],
+)
+def test_the_newest_checkpoint_is_the_newest_whatever_was_verified_last(
+    journal: Journal, saves: list[tuple[int, int | None]], shown: int | None
+) -> None:
+    journal.start(1)
+    for at, step in saves:
+        journal.event(at, "CheckpointVerified", "running", checkpoint={"path": f"ckpt/{step}", "step": step, "level": "full"})
+    verified = fold(journal.records).verified
+    assert verified is not None
+    assert verified[1].step == shown
+
+
+def test_a_checkpoint_is_as_old_as_its_verification_and_not_as_the_last_search(journal: Journal) -> None:
+    journal.start(1)
+    journal.event(30, "CheckpointVerified", "running", checkpoint={"path": "ckpt", "step": 20, "level": "full"})
+    journal.fail(40)
+    journal.start(50, 2, resume=20)
+    assert fold(journal.records).verified == (T0 + 30, CheckpointRef("ckpt", 20, "full"))
+    journal.event(60, "CheckpointVerified", "running", attempt=2, checkpoint={"path": "lower", "step": 5, "level": "full"})
+    view = fold(journal.records)
+    assert view.verified is not None
+    assert view.verified[1].path == "lower", "this attempt went back"
+
+
 def test_the_time_until_a_death_was_known_is_detection(journal: Journal) -> None:
     trained(journal).fail(70)
     journal.start(72, 2, resume=30)
@@ -175,6 +281,17 @@ def test_ranks_that_show_no_step_are_unmeasured_and_a_start_that_fails_is_a_star
     assert "unmeasured" not in other.seconds()
 
 
+def test_an_attempt_that_saved_is_past_its_start_though_no_step_of_it_is_seen(journal: Journal) -> None:
+    """A job without torch: its report of the phase is a minute old, and a checkpoint that it wrote says more."""
+    journal.start(1)
+    journal.train(4, None, 0, phase="import")
+    checkpoint = {"path": "step_10.pt", "step": 10, "level": "full"}
+    journal.event(11, "CheckpointVerified", "running", checkpoint=checkpoint, made_in=1)
+    journal.event(71, "StopRequested", "stopping", signum=2)
+    journal.add(72, RunEnded(130))
+    assert journal.seconds() == {"start_and_load": 11.0, "unmeasured": 60.0, "tear_down": 1.0}
+
+
 def test_a_supervisor_that_died_is_waited_for_from_its_last_sign_of_life(journal: Journal) -> None:
     trained(journal).add(200, RunBegan("run", continues=True))
     journal.train(200, 71, 71)  # what the heartbeats still had
@@ -196,7 +313,7 @@ def test_the_time_until_a_requeue_is_preempted_and_a_later_run_is_another_ledger
     assert (seconds["preempted"], seconds["tear_down"], seconds["productive"]) == (301.0, 3.0, 64.0)
     journal.add(1000, RunBegan("another"))
     journal.event(1001, "SupervisorStarted", "selecting")
-    first, second = ledgers_of(journal.records)
+    first, second = fold(journal.records).ledgers()
     assert (first.end_t, second.begin_t, second.wall_s) == (T0 + 374, T0 + 1000, 1.0)
 
 

@@ -7,14 +7,13 @@ import math
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 
 from supervisor.core.actions import Finish
-from supervisor.journal.records import EventTaken, Header, Record, RunBegan, RunEnded, event_taken
+from supervisor.journal.records import Body, Header, Record, RunBegan, RunEnded, decode, encode, event_taken, unframe
 from supervisor.journal.writer import difference
-from supervisor.report.ledger.reader import ledgers_of
-from supervisor.report.ledger.spans import NEW_STEPS, TimeState
+from supervisor.view.job_view import fold
+from supervisor.view.spans import NEW_STEPS, TimeState
 from tests.simulation import seeds
 from tests.simulation.engine import Play
 from tests.simulation.invariants import Broken
@@ -23,7 +22,6 @@ from tests.support.ledgers import check_ledger
 if TYPE_CHECKING:
     from supervisor.core import events
     from supervisor.core.state import JobState
-    from supervisor.journal.records import Body
 
 
 class Recorded(Play):
@@ -35,7 +33,7 @@ class Recorded(Play):
         self.is_fresh = True
         self.write(0.0, Header("job", "node"))
 
-    def write(self, t: float, body: Body) -> None:
+    def write(self, t: float, body: Body | None) -> None:
         self.records.append(Record(len(self.records) + 1, t, "", "", body))
 
     def feed(self, event: events.Event) -> None:
@@ -51,8 +49,9 @@ class Recorded(Play):
                 taken = event_taken(
                     given, actions, attempt=after.attempt.number, stage=after.stage, state=difference(after, before), whole=False
                 )
-                plain = msgspec.json.decode(msgspec.json.encode(taken), type=EventTaken)
-                self.write(given.t, plain)
+                plain = decode(unframe(encode(1, given.t, given.t, taken)) or b"")
+                assert plain is not None
+                self.write(given.t, plain.body)
             for action in actions:
                 if isinstance(action, Finish):
                     self.write(given.t, RunEnded(action.exit_code))
@@ -84,7 +83,7 @@ def check(seed: int) -> set[TimeState]:
     seen: set[TimeState] = set()
     for number in range(seeds.JOBS):
         records = recorded(seed, number)
-        (run,) = ledgers_of(records)
+        (run,) = fold(records).ledgers()
         # an answer has the time at which it was asked for, so the last record may be older than one before it
         check_ledger(run, max(record.t for record in records) - records[1].t)
         seen |= {state for state, took_s in run.seconds().items() if took_s}
@@ -92,7 +91,7 @@ def check(seed: int) -> set[TimeState]:
         assert made <= (run.reached or 0) + 1e-6, "a step was new twice"
         rng = Random(seed * 100 + number)  # noqa: S311 (journals, not secrets)
         kept = [record for record in records if isinstance(record.body, RunBegan) or rng.random() < 0.9]
-        for ledger in ledgers_of(kept):
+        for ledger in fold(kept).ledgers():
             check_ledger(ledger, least_accounted=0.0)
     return seen
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import dataclasses
 
 from health.model import Reading, Readings, Result
-from supervisor.core.model import Gpu, Hang, HangKind, Phase, Progress, RankInfo
+from supervisor.core.model import Gpu, Hang, HangKind, Phase, Progress, RankInfo, RankMemory
 from supervisor.core.state import Attempt, JobState, Run, Stage
+from supervisor.core.step_shares import StepShares
+from supervisor.core.training_events import MemoryForecast
 from supervisor.core.values import replace
-from supervisor.report.ledger.spans import PaceSample, RunLedger, TimeSpan, TimeState
-from supervisor.report.metrics.counters import RunCounters
-from supervisor.report.metrics.facts import LiveFacts, MirrorFacts, RecordedFacts
+from supervisor.journal.records import RunBegan
+from supervisor.report.metrics.facts import LiveFacts, MirrorFacts
+from supervisor.view.counters import RunCounters
+from supervisor.view.job_view import JobView
+from supervisor.view.run_time import RunTime
+from supervisor.view.spans import PaceSample, RunLedger, TimeSpan, TimeState
 
 T0 = 1_000_000.0
 NOW = T0 + 100.0
@@ -42,6 +47,8 @@ def live() -> LiveFacts:
         hang=Hang(HangKind.LATE, "rank 1 does not come", (1,), still_s=700.0, limit_s=600.0),
         warnings=(("loss", "loss is NaN"), ("pace straggler 5 43", "node 5 is slow"), ("pace straggler 6 -", "node 6 is slow")),
     )
+    forecasts = (MemoryForecast(NOW - 60, 2, "gpu 1", "x", NOW + 2400, 240.0, 12_400, 1),)
+    attempt = replace(attempt, forecasts=forecasts)
     state = JobState(Run("run-1"), attempt, Stage.RUNNING, gpus=(Gpu(3, UUID, quarantined="xid 79"),))
     return LiveFacts(
         NOW,
@@ -54,10 +61,11 @@ def live() -> LiveFacts:
         mirror=MirrorFacts(2, 1 << 30, 12.5, failing=True),
         checks={"gpu_ecc": Result.FAILED, "disk_space": Result.OK, "gpu_nvlink": Result.SKIPPED},
         readings=readings(),
+        memory=(RankMemory(1, 2 << 30, 3 << 30, 60 << 30, 70 << 30, 65 << 30, 80 << 30), RankMemory(0, 1 << 30)),
     )
 
 
-def recorded() -> RecordedFacts:
+def recorded() -> JobView:
     """Return what its journal has."""
     ledger = RunLedger("run-1", T0, NOW, goes_on=True, attempts=2, reached=1200)
     ledger.spans = [
@@ -67,10 +75,10 @@ def recorded() -> RecordedFacts:
     ]
     ledger.samples = [PaceSample(NOW - 15, 2, 1100, 0.1, 2.5), PaceSample(NOW - 5, 2, 1200, 0.1, 2.25)]
     counters = RunCounters("run-1")
-    counters.restarts["cuda_oom"], counters.incidents["cuda_oom", "restart"] = 1, 1
+    counters.restarts["cuda_oom"], counters.incidents["cuda_oom"] = 1, {"restart": 1}
     counters.recoveries, counters.recovery_s = 1, 7.5
     counters.verified, counters.verified_t, counters.verified_step, counters.mirrored_t = 3, NOW - 60, 1000, NOW - 50
-    return RecordedFacts(ledger, counters)
+    return JobView(run=RunBegan("run-1"), time=RunTime(ledger, NOW), counters=counters, step_shares=StepShares((20, 50, 20, 5, 0, 0, 5), 2))
 
 
 def healthy() -> LiveFacts:

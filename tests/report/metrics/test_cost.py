@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -11,8 +12,8 @@ import pytest
 from supervisor.journal import records
 from supervisor.journal.records import EventTaken, Header, RunBegan
 from supervisor.report.metrics.exposition import Samples, exposition
-from supervisor.report.metrics.facts import RunRecords
 from supervisor.report.metrics.samples import samples_of
+from supervisor.view.reading import ViewFollower
 from tests.report.metrics.facts import T0, live
 from tests.support.figures import costs_at_most
 
@@ -26,8 +27,8 @@ REPORTS = 60_480
 def test_a_start_without_metrics_imports_nothing_of_them() -> None:
     code = (
         "import sys, supervisor.run.start, supervisor.run.main\n"
-        "found = {name.partition('.')[0] for name in sys.modules} & {'prometheus_client', 'wsgiref'}\n"
-        "ours = ('supervisor.report.metrics', 'supervisor.run.metrics', 'http.server')\n"
+        "found = {name.partition('.')[0] for name in sys.modules} & {'prometheus_client', 'wsgiref', 'opentelemetry', 'apprise'}\n"
+        "ours = ('supervisor.report.metrics', 'supervisor.run.metrics', 'supervisor.run.traces', 'http.server')\n"
         "found |= {name for name in sys.modules if name.startswith(ours)}\n"
         "sys.exit(f'imported: {sorted(found)}' if found else 0)"
     )
@@ -55,10 +56,11 @@ def test_a_page_of_a_run_of_six_weeks_reads_what_is_new_and_no_more(tmp_path: Pa
             file.write(records.encode(seq, T0, 0.0, body))
         for number in range(1, REPORTS):
             file.write(progress(number))
-    run = RunRecords(journal)
+    follower = ViewFollower(journal)
 
     def page(now: float) -> bytes:
-        return exposition(Samples(samples_of(facts, run.facts("run-1", now)), "bert"))
+        follower.advance()
+        return exposition(Samples(samples_of(dataclasses.replace(facts, now=now), follower.view), "bert"))
 
     with costs_at_most(6.0, "the first page of a run of six weeks"):
         page(T0 + 10 * REPORTS)

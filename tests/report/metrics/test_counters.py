@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from supervisor.journal.records import MIRRORED, START_TIMES, Damage, EventTaken, Header, Note, Record, RunBegan
-from supervisor.report.metrics.counters import RunCounters
+from supervisor.view.job_view import JobView
+
+if TYPE_CHECKING:
+    from supervisor.view.counters import RunCounters
 
 OOM = ("ReportDecision", {"verdict": {"cause": "cuda_oom"}, "plan": {"kind": "restart"}})
 STOP = ("ReportDecision", {"verdict": {"cause": "user_code"}, "plan": {"kind": "stop"}})
@@ -16,13 +19,21 @@ class Journal:
     """Records, and the counters that took them."""
 
     def __init__(self) -> None:
-        self.counters, self.seq = RunCounters(), 0
+        self.view, self.seq = JobView(), 0
         self.add(Header("job", "node"))
         self.add(RunBegan("run"))
 
+    @property
+    def counters(self) -> RunCounters:
+        return self.view.counters
+
+    @property
+    def decided(self) -> int:
+        return sum(sum(counts.values()) for counts in self.counters.incidents.values())
+
     def add(self, body: Any, t: float = 1.0) -> None:  # noqa: ANN401  any record's body
         self.seq += 1
-        self.counters.take(Record(self.seq, t, "", "", body))
+        self.view.take(Record(self.seq, t, "", "", body))
 
     def event(self, name: str, *actions: tuple[str, dict[str, Any]], t: float = 1.0, **data: Any) -> None:  # noqa: ANN401  as above
         self.add(EventTaken(name, data, actions=actions), t)
@@ -42,24 +53,24 @@ def test_a_restart_counts_for_the_cause_that_was_decided_on() -> None:
     journal.begins(5, "takeover")
     journal.event("EvidenceCollected", STOP)
     assert journal.counters.restarts == {"cuda_oom": 2, "membership": 1, "takeover": 1}
-    assert journal.counters.incidents == {("cuda_oom", "restart"): 2, ("user_code", "stop"): 1}
+    assert journal.counters.incidents == {"cuda_oom": {"restart": 2}, "user_code": {"stop": 1}}
 
 
 def test_what_a_run_did_goes_on_over_a_takeover_and_ends_with_a_new_run() -> None:
     journal = Journal()
     journal.event("EvidenceCollected", OOM)
     journal.add(RunBegan("run", continues=True))
-    assert journal.counters.incidents.total() == 1
+    assert journal.decided == 1
     journal.add(RunBegan("next"))
-    assert (journal.counters.run_id, journal.counters.incidents.total()) == ("next", 0)
+    assert (journal.counters.run_id, journal.decided) == ("next", 0)
 
 
 def test_a_second_copy_of_a_record_counts_once_and_damage_not_at_all() -> None:
     journal = Journal()
     journal.event("EvidenceCollected", OOM)
-    journal.counters.take(Damage(0, 10))
-    journal.counters.take(Record(journal.seq, 1.0, "", "", EventTaken("EvidenceCollected", {}, actions=(OOM,))))
-    assert journal.counters.incidents.total() == 1
+    journal.view.take(Damage(0, 10))
+    journal.view.take(Record(journal.seq, 1.0, "", "", EventTaken("EvidenceCollected", {}, actions=(OOM,))))
+    assert journal.decided == 1
 
 
 def test_checkpoints_mirrors_and_recoveries() -> None:
@@ -74,8 +85,10 @@ def test_checkpoints_mirrors_and_recoveries() -> None:
     assert (found.recoveries, found.recovery_s) == (1, 4.5)
 
 
-def test_a_cause_of_a_later_version_is_no_new_label() -> None:
+def test_what_is_no_name_of_a_cause_is_no_new_label_and_a_cause_of_the_users_own_is() -> None:
     journal = Journal()
-    journal.event("EvidenceCollected", ("ReportDecision", {"verdict": {"cause": "meteor"}, "plan": {"kind": "pray"}}))
-    journal.event("EvidenceCollected", ("ReportDecision", {"verdict": {"cause": "meteor"}, "plan": {"kind": "stop"}}))
-    assert journal.counters.incidents == {("unknown", "stop"): 1}
+    journal.event("EvidenceCollected", ("ReportDecision", {"verdict": {"cause": "A Meteor!"}, "plan": {"kind": "pray"}}))
+    journal.event("EvidenceCollected", ("ReportDecision", {"verdict": {"cause": "A Meteor!"}, "plan": {"kind": "stop"}}))
+    assert journal.counters.incidents == {"unknown": {"stop": 1}}
+    journal.event("EvidenceCollected", ("ReportDecision", {"verdict": {"cause": "solver_diverged"}, "plan": {"kind": "stop"}}))
+    assert journal.counters.incidents == {"unknown": {"stop": 1}, "solver_diverged": {"stop": 1}}

@@ -12,12 +12,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from health.model import Readings
 from supervisor.core.model import Cause
 from supervisor.core.state import JobState, Stage
-from supervisor.report.ledger.spans import PaceSample, TimeState
-from supervisor.report.metrics.counters import RunCounters
 from supervisor.report.metrics.exposition import Samples, exposition
-from supervisor.report.metrics.facts import LiveFacts, RecordedFacts
+from supervisor.report.metrics.facts import LiveFacts
 from supervisor.report.metrics.samples import samples_of, steps_per_second
 from supervisor.report.metrics.table import JOB, Metric
+from supervisor.view.job_view import JobView
+from supervisor.view.spans import PaceSample, TimeState
 from tests.report.metrics.facts import NOW, T0, UUID, live, readings, recorded
 
 #: A summary has two samples.
@@ -25,7 +25,7 @@ SUFFIXES = {"supervise_recovery_seconds": ("_sum", "_count")}
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def page(facts: LiveFacts, journal: RecordedFacts) -> Series:
+def page(facts: LiveFacts, journal: JobView) -> Series:
     """Return what Prometheus's own parser reads, without the label of the job."""
     text = exposition(Samples(samples_of(facts, journal), facts.job)).decode()
     found: Series = {}
@@ -81,7 +81,7 @@ def test_the_time_states_add_up_to_the_wall_clock() -> None:
 
 def test_what_is_not_known_has_no_sample() -> None:
     before = LiveFacts(NOW, "bert", "run-1", "gpu-7", "1", JobState())
-    found = {name.removeprefix("supervise_") for name, _ in page(before, RecordedFacts(None, RunCounters()))}
+    found = {name.removeprefix("supervise_") for name, _ in page(before, JobView())}
     assert {"stage", "restarts_total", "incidents_total", "metrics_timestamp_seconds"} <= found
     unknown = {"step", "loss", "last_progress_timestamp_seconds", "time_seconds", "ettr_ratio", "run_start_timestamp_seconds"}
     unknown |= {"checkpoint_last_verified_timestamp_seconds", "mirror_backlog_bytes", "health_check_status", "gpu_power_watts"}
@@ -89,7 +89,7 @@ def test_what_is_not_known_has_no_sample() -> None:
 
 
 def test_a_count_of_nothing_is_zero_and_not_missing() -> None:
-    found = page(live(), RecordedFacts(None, RunCounters()))
+    found = page(live(), JobView())
     causes = {dict(labels)["cause"] for name, labels in found if name == "supervise_restarts_total"}
     assert causes == {cause.value for cause in Cause} | {"membership", "takeover"}
 

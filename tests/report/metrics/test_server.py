@@ -14,7 +14,7 @@ import pytest
 
 from supervisor.report.metrics import server
 from supervisor.report.metrics.server import MOST_CONNECTIONS, MetricsServer
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -127,7 +127,7 @@ def test_a_scraper_that_reads_nothing_is_cut_off(serve: Callable[..., tuple[Metr
     _, url = serve(page)
     with connect(url) as sock:
         sock.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-        assert asked.wait(30)
+        assert asked.wait(PATIENCE_S)
         wait_for(lambda: threads_beside(before) == 1, "its end", 30)
 
 

@@ -1,6 +1,6 @@
 """pytorch/pytorch#189245 (2026): a build that was killed leaves its lock, and every later start waits for that without a word.
 
-A build behind a lock file, like torch's FileBaton: rank 0 of attempt 1 dies in it, and leaves the lock.
+A build behind a lock file, torch's FileBaton: rank 0 of attempt 1 dies in it, and leaves the lock.
 
 --when: the ranks build before the process group is made, after it, or at step 30. --poll-s: how often the others ask.
 """
@@ -9,43 +9,22 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
+from torch.utils.file_baton import FileBaton
 from training import Training
-
-
-class Baton:
-    """Whoever makes the file builds, the others wait until it is gone."""
-
-    def __init__(self, path: Path, poll_s: float) -> None:
-        """Hold the path."""
-        self.lock_file_path, self.poll_s = path, poll_s
-
-    def acquire(self) -> bool:
-        """Make the file; False where it is there."""
-        try:
-            os.close(os.open(self.lock_file_path, os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return False
-        return True
-
-    def wait(self) -> None:
-        """Ask until the file is gone."""
-        while os.path.exists(self.lock_file_path):  # noqa: PTH110 - as torch's does
-            time.sleep(self.poll_s)
 
 
 def build(training: Training) -> None:
     """Build as torch.utils.cpp_extension does."""
-    baton = Baton(training.options.cache / "lock", training.options.poll_s)
+    baton = FileBaton(str(training.options.cache / "lock"), training.options.poll_s)
     (training.options.cache / f"came-{os.getpid()}").touch()
-    if not baton.acquire():
+    if not baton.try_acquire():
         baton.wait()
         return
     if os.environ.get("SUPERVISE_JOB_ATTEMPT") == "1":
         os.kill(os.getpid(), signal.SIGKILL)
-    baton.lock_file_path.unlink()
+    baton.release()
 
 
 def main() -> None:

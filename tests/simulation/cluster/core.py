@@ -12,7 +12,7 @@ from tests.simulation.cluster.laws import demand
 if TYPE_CHECKING:
     from supervisor.cluster.coordinator import CoordinatorOutput
     from supervisor.cluster.member import MemberInput, MemberOutput
-    from supervisor.cluster.model import Epoch
+    from supervisor.cluster.model import SharedAttempt
     from tests.simulation.cluster.world import Machine
 
 STOP_S = (0.05, 3.0)
@@ -32,7 +32,7 @@ class SimulatedCore:
         self.machine = machine
         self.world = machine.world
         self.stage = "meeting"
-        self.ranks_of = 0  # epoch whose ranks live here
+        self.ranks_of = 0  # attempt whose ranks live here
         self.since_t = self.world.t
         self.next_number = 1
         self.reported: set[int] = set()
@@ -43,12 +43,12 @@ class SimulatedCore:
         self.over: ClusterDecision | None = None  # how the job ended without this node
         self.shows_steps = False
         memory = machine.memory
-        if memory.epoch is not None:
-            self.next_number = memory.epoch.number + 1
+        if memory.attempt is not None:
+            self.next_number = memory.attempt.number + 1
             if memory.acted is None and not memory.aside:  # as a supervisor that takes over: its ranks are gone, the decision is unknown
                 self.stage = "ending"
-                self.world.later(0.2, self._gone, memory.epoch.number)
-                self.give(protocol.EndEpoch(self.world.t, FAILURE, "its supervise died"))
+                self.world.later(0.2, self._gone, memory.attempt.number)
+                self.give(protocol.EndAttempt(self.world.t, FAILURE, "its supervise died"))
 
     def give(self, message: MemberInput) -> None:
         """Give the protocol a message."""
@@ -64,14 +64,14 @@ class SimulatedCore:
         match output:
             case protocol.Ended(number, end):
                 if end.text.startswith("all have saved"):
-                    world.books.all_saved(self.epoch())
+                    world.books.all_saved(self.attempt())
                 self._ended(number, end.kind)
             case protocol.JudgeReports():
                 self._judges(output)
-            case protocol.ActOn(epoch, decision, _):
-                self._acts(epoch, decision)
-            case protocol.StepAside(epoch):
-                world.books.aside.add((machine.name, epoch.token))
+            case protocol.ActOn(attempt, decision, _):
+                self._acts(attempt, decision)
+            case protocol.StepAside(attempt):
+                world.books.aside.add((machine.name, attempt.token))
                 self._goes_on("meet")
             case protocol.ClosedWithoutUs(_, decision):
                 self.over = decision  # until it waits for the others
@@ -92,7 +92,7 @@ class SimulatedCore:
                 silent_s = machine.awake_s - (machine.lost_it if is_closed else machine.answered)
                 least_s = rules.closed_s if is_closed else rules.silent_s
                 demand(silent_s >= least_s - 1.0, f"{machine.name} says that {text}, and was there for {silent_s} s of that")
-                self.give(protocol.EndEpoch(world.t, FAILURE, "the coordinator is silent"))
+                self.give(protocol.EndAttempt(world.t, FAILURE, "the coordinator is silent"))
                 self.stop_ranks(number)
             case protocol.CoordinatorGone():
                 if self.stage not in {"stopped", "done", "leaving", "ending"}:  # it waits for the end of its ranks
@@ -109,22 +109,22 @@ class SimulatedCore:
                 world.later(world.rng.uniform(0.0, 3.0), self._looks, look)
             case protocol.LooksGathered(number, look, texts, missing):
                 named = {*dict(texts), *dict(missing), *world.books.out[number]}
-                demand(named >= set(self.coordinated().members), f"look {look} of epoch {number} does not name all: {named}")
+                demand(named >= set(self.coordinated().members), f"look {look} of attempt {number} does not name all: {named}")
                 machine.give_coordinator(protocol.LooksJudged(world.t, number, f"look {look} of {number}"))
             case protocol.Looked(number, text):
                 demand(
-                    text.endswith(f" of {number}") and number == self.epoch().number,
+                    text.endswith(f" of {number}") and number == self.attempt().number,
                     f"{machine.name} hears of a hang of {number}",
                 )
             case _:
                 pass
 
-    def coordinated(self) -> Epoch:
-        """The newest epoch of the coordinator here."""
+    def coordinated(self) -> SharedAttempt:
+        """The newest attempt of the coordinator here."""
         coordinator = self.machine.coordinator
         assert coordinator is not None
-        assert coordinator.memory.epoch is not None
-        return coordinator.memory.epoch
+        assert coordinator.memory.attempt is not None
+        return coordinator.memory.attempt
 
     def _looks(self, look: int) -> None:
         if self.alive():
@@ -141,7 +141,7 @@ class SimulatedCore:
         if self.stage != "training" or not self.shows_steps:
             self.stepped_t = None
             return None, None
-        known_t, steps = self.stepped_t, world.steps[self.epoch().token]
+        known_t, steps = self.stepped_t, world.steps[self.attempt().token]
         self.stepped_t = steps[-1] if steps else None
         return (None, None) if known_t is None else (world.t - known_t, world.step_s)
 
@@ -149,16 +149,16 @@ class SimulatedCore:
         """Agree with the other members, then train."""
         world, machine = self.world, self.machine
         match output:
-            case protocol.Began(epoch):
-                world.books.began(machine.name, epoch)
-                self.next_number = epoch.number + 1
+            case protocol.Began(attempt):
+                world.books.began(machine.name, attempt)
+                self.next_number = attempt.number + 1
                 self.to("agreeing")
-                self.ranks_of = epoch.number
+                self.ranks_of = attempt.number
                 self.stepped_t, self.looks = None, set()
-                self.shows_steps = world.shows == "all" or (world.shows == "first" and epoch.members[0] == machine.name)
+                self.shows_steps = world.shows == "all" or (world.shows == "first" and attempt.members[0] == machine.name)
                 self.give(protocol.NodeText(world.t, 1, f"{machine.name}: {world.rng.randrange(100)}"))
             case protocol.Gathered(_, 1, texts):
-                world.books.agreed(machine.name, self.epoch(), texts)
+                world.books.agreed(machine.name, self.attempt(), texts)
                 self.give(protocol.NodeText(world.t, 2, "proof"))
             case protocol.Gathered() if self.stage == "agreeing":
                 self.to("training")
@@ -173,7 +173,7 @@ class SimulatedCore:
         if kind != DONE and self.stage in {"agreeing", "training", "exited"} and self.ranks_of == number:
             self.stop_ranks(number)
         elif kind != DONE and self.ranks_of != number:
-            self._gone(number)  # an epoch in which this node has no ranks
+            self._gone(number)  # an attempt in which this node has no ranks
 
     def _judges(self, asked: protocol.JudgeReports) -> None:
         world, number = self.world, asked.number
@@ -191,9 +191,9 @@ class SimulatedCore:
             self.machine.give_coordinator(protocol.DecisionProposed(self.world.t, number, decision))
             self.world.happened("decided", self.machine)
 
-    def _acts(self, epoch: Epoch, decision: ClusterDecision) -> None:
+    def _acts(self, attempt: SharedAttempt, decision: ClusterDecision) -> None:
         fields = json.loads(decision.text or "{}")
-        self.world.books.acts(self.machine.name, epoch, decision, tuple(fields.get("of", ())), tuple(fields.get("late", ())))
+        self.world.books.acts(self.machine.name, attempt, decision, tuple(fields.get("of", ())), tuple(fields.get("late", ())))
         self.world.happened("acts", self.machine)
         if decision.kind == SUCCESS and self.stage != "leaving":
             self.to("done")
@@ -229,29 +229,29 @@ class SimulatedCore:
         self.reported.add(number)
         if self.stage == "ending":
             self.to("reported")
-        self.give(protocol.EpochReport(self.world.t, f"evidence of {self.machine.name}"))
+        self.give(protocol.AttemptReport(self.world.t, f"evidence of {self.machine.name}"))
         self.world.happened("reports", self.machine)
         what, self.after_ranks = self.after_ranks, ""
         if what:
             self._goes_on(what)
 
-    def epoch(self) -> Epoch:
-        """The epoch that this node takes part in."""
-        epoch = self.machine.memory.epoch
-        assert epoch is not None
-        return epoch
+    def attempt(self) -> SharedAttempt:
+        """The attempt that this node takes part in."""
+        attempt = self.machine.memory.attempt
+        assert attempt is not None
+        return attempt
 
     def rank_fails(self) -> None:
         """A rank of this node fails, if one lives."""
         if self.stage == "training":
-            self.give(protocol.EndEpoch(self.world.t, FAILURE, f"a rank of {self.machine.name} failed"))
+            self.give(protocol.EndAttempt(self.world.t, FAILURE, f"a rank of {self.machine.name} failed"))
             if self.stage == "training":
                 self.stop_ranks(self.ranks_of)
 
     def _finished(self, number: int) -> None:
         if self.alive() and self.stage == "training" and self.ranks_of == number:
             self.to("exited")
-            self.world.books.success.add((self.machine.name, self.epoch().token))
+            self.world.books.success.add((self.machine.name, self.attempt().token))
             self.machine.ranks_gone(self)
             self.give(protocol.RanksDone(self.world.t))
             self.world.happened("done", self.machine)
@@ -259,12 +259,12 @@ class SimulatedCore:
     def admits(self) -> None:
         """Nodes wait, and a checkpoint was verified here that is newer: this one lets them in."""
         if self.stage == "training":
-            self.give(protocol.EndEpoch(self.world.t, MEMBERSHIP, "nodes are admitted"))
+            self.give(protocol.EndAttempt(self.world.t, MEMBERSHIP, "nodes are admitted"))
 
     def saves(self, number: int) -> None:
         """Nodes wait, and the ranks of this one have saved for them."""
         if self.alive() and self.stage == "training" and self.ranks_of == number:
-            self.world.books.saved.add((self.machine.name, self.epoch().token))
+            self.world.books.saved.add((self.machine.name, self.attempt().token))
             self.give(protocol.RanksSaved(self.world.t))
 
     def alive(self) -> bool:
@@ -276,7 +276,7 @@ class SimulatedCore:
         if self.over is not None and self.stage == "meeting":
             self.to("done" if self.over.kind == SUCCESS else "stopped")
         coordinator, member = self.world.host.coordinator, self.machine.state
-        others_train = self.machine.connection is not None and coordinator is not None and coordinator.open_epoch is not None
+        others_train = self.machine.connection is not None and coordinator is not None and coordinator.open_attempt is not None
         if self.stage == "meeting" and others_train and member is not None and member.meeting is None:
             self.since_t = self.world.t
         if self.stage in {"meeting", "reported", "ending", "agreeing"} and self.world.t - self.since_t > WAIT_S:

@@ -57,7 +57,7 @@ def forgets_decision_and_dies(world: World) -> Callable[[Machine], None]:
     def strike(_machine: Machine) -> None:
         host = world.host
         if host.coordinator is not None and host.coordinator.memory.decision is not None:
-            host.kept = CoordinatorMemory(host.coordinator.memory.epoch, host.coordinator.memory.end)
+            host.kept = CoordinatorMemory(host.coordinator.memory.attempt, host.coordinator.memory.end)
             host.memory = replace(host.memory, acted=None)
             host.die()
             world.later(0.3, host.start)

@@ -9,7 +9,7 @@ import pytest
 
 from supervisor.cluster import coordinator, losses, member
 from supervisor.cluster.messages import ActOn, DecisionProposed, NodeClosed, NodeTick, SendToCoordinator
-from supervisor.cluster.model import DONE, LOOK, MEMBERSHIP, QUIT, RESTART, SAVED, VOID, ClusterDecision, CoordinatorMemory, EpochEnd
+from supervisor.cluster.model import DONE, LOOK, MEMBERSHIP, QUIT, RESTART, SAVED, VOID, AttemptEnd, ClusterDecision, CoordinatorMemory
 from supervisor.core.values import replace
 from tests.simulation.cluster.faults import (
     cuts_it_off_and_stops_it,
@@ -45,30 +45,30 @@ def decision_is_overwritten(patch: pytest.MonkeyPatch) -> None:
     def taken(state: Any, given: Any) -> Any:  # noqa: ANN401
         if isinstance(given, DecisionProposed):
             memory = state.memory
-            state = replace(state, memory=CoordinatorMemory(memory.epoch, memory.end))
+            state = replace(state, memory=CoordinatorMemory(memory.attempt, memory.end))
         return real(state, given)
 
     patch.setattr(coordinator, "_apply", taken)
     swap(patch, "_judging", lambda state, rule: (replace(state, is_judged=False), rule(state)[1]))
 
 
-def decision_of_another_epoch_is_acted_on(patch: pytest.MonkeyPatch) -> None:
+def decision_of_another_attempt_is_acted_on(patch: pytest.MonkeyPatch) -> None:
     real = member._decided  # noqa: SLF001
 
     def decided(state: Any, number: int, decision: Any, returning: int) -> Any:  # noqa: ANN401
-        epoch = state.memory.epoch
-        return real(state, number if epoch is None else epoch.number, decision, returning)
+        attempt = state.memory.attempt
+        return real(state, number if attempt is None else attempt.number, decision, returning)
 
     patch.setattr(member, "_decided", decided)
     patch.setattr(member, "_aside", lambda state: state)
 
 
-def numbered_while_the_last_epoch_is_open(patch: pytest.MonkeyPatch) -> None:
+def numbered_while_the_last_attempt_is_open(patch: pytest.MonkeyPatch) -> None:
     def numbering(state: Any, rule: Any) -> Any:  # noqa: ANN401
         memory = state.memory
-        if memory.epoch is None or memory.decision is not None:
+        if memory.attempt is None or memory.decision is not None:
             return rule(state)
-        hidden = replace(state, memory=CoordinatorMemory(memory.epoch, memory.end, ClusterDecision(RESTART)))
+        hidden = replace(state, memory=CoordinatorMemory(memory.attempt, memory.end, ClusterDecision(RESTART)))
         after, outputs = rule(hidden)
         return (after, outputs) if outputs else (state, ())
 
@@ -102,15 +102,15 @@ def reports_not_awaited(patch: pytest.MonkeyPatch) -> None:
 
 
 def success_of_one_node(patch: pytest.MonkeyPatch) -> None:
-    ended_by_one(patch, DONE, EpochEnd(DONE, "", ""))
+    ended_by_one(patch, DONE, AttemptEnd(DONE, "", ""))
 
 
 def admitted_when_one_node_has_saved(patch: pytest.MonkeyPatch) -> None:
-    ended_by_one(patch, SAVED, EpochEnd(MEMBERSHIP, "", "all have saved"))
+    ended_by_one(patch, SAVED, AttemptEnd(MEMBERSHIP, "", "all have saved"))
 
 
-def ended_by_one(patch: pytest.MonkeyPatch, kind: str, end: EpochEnd) -> None:
-    """Let what one node posts end the epoch."""
+def ended_by_one(patch: pytest.MonkeyPatch, kind: str, end: AttemptEnd) -> None:
+    """Let what one node posts end the attempt."""
     swap(
         patch,
         "_ending",
@@ -123,7 +123,7 @@ def silent_coordinator_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def lost_member_not_noticed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(coordinator, "losses", lambda _state, _epoch: {})
+    patch.setattr(coordinator, "losses", lambda _state, _attempt: {})
 
 
 def posts_not_repeated(patch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def nothing_decided_is_kept(patch: pytest.MonkeyPatch) -> None:
     real = coordinator.new_coordinator
 
     def new(host: str, rules: Any, t: float, memory: Any, **others: Any) -> Any:  # noqa: ANN401
-        return real(host, rules, t, CoordinatorMemory(memory.epoch, memory.end), **others)
+        return real(host, rules, t, CoordinatorMemory(memory.attempt, memory.end), **others)
 
     patch.setattr(coordinator, "new_coordinator", new)
     patch.setattr(coordinator, "_with_acted", lambda state, _join: (state, ()))
@@ -149,11 +149,11 @@ def decision_of_a_node_not_taken_over(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(coordinator, "_with_acted", lambda state, _join: (state, ()))
 
 
-def missed_epoch_not_noticed(patch: pytest.MonkeyPatch) -> None:
+def missed_attempt_not_noticed(patch: pytest.MonkeyPatch) -> None:
     real = member._welcomed  # noqa: SLF001
 
     def welcomed(state: Any, welcome: Any) -> Any:  # noqa: ANN401
-        is_missed = state.open_epoch is not None and welcome.epoch != state.memory.epoch
+        is_missed = state.open_attempt is not None and welcome.attempt != state.memory.attempt
         return (replace(state, welcomed=True), ()) if is_missed else real(state, welcome)
 
     patch.setattr(member, "_welcomed", welcomed)
@@ -170,9 +170,9 @@ def who_stands_aside_acts(patch: pytest.MonkeyPatch) -> None:
     def step(state: Any, given: Any) -> Any:  # noqa: ANN401
         after, outputs = real(state, given)
         message = getattr(given, "message", None)
-        decision, epoch = getattr(message, "decision", None), state.memory.epoch
-        if decision is not None and state.memory.aside and epoch == getattr(message, "epoch", epoch):
-            outputs = (*outputs, ActOn(epoch, decision, 1))
+        decision, attempt = getattr(message, "decision", None), state.memory.attempt
+        if decision is not None and state.memory.aside and attempt == getattr(message, "attempt", attempt):
+            outputs = (*outputs, ActOn(attempt, decision, 1))
         return after, outputs
 
     patch.setattr(member, "step", step)
@@ -242,7 +242,7 @@ def with_rules(patch: pytest.MonkeyPatch, name: str, value: float) -> None:
     """Judge losses by another time."""
     real = coordinator.losses
     other = {name: value}
-    patch.setattr(coordinator, "losses", lambda state, epoch: real(replace(state, rules=changed(state.rules, **other)), epoch))
+    patch.setattr(coordinator, "losses", lambda state, attempt: real(replace(state, rules=changed(state.rules, **other)), attempt))
 
 
 def looks_of_some_nodes_only(patch: pytest.MonkeyPatch) -> None:
@@ -251,9 +251,9 @@ def looks_of_some_nodes_only(patch: pytest.MonkeyPatch) -> None:
         looks = state.looks
         posted = state.posted(LOOK, looks.number)
         if looks.is_open and posted and not outputs:
-            epoch = state.memory.epoch
+            attempt = state.memory.attempt
             return replace(state, looks=replace(looks, is_open=False)), (
-                coordinator.protocol.LooksGathered(epoch.number, looks.number, tuple(posted.items()), ()),
+                coordinator.protocol.LooksGathered(attempt.number, looks.number, tuple(posted.items()), ()),
             )
         return after, outputs
 
@@ -262,8 +262,8 @@ def looks_of_some_nodes_only(patch: pytest.MonkeyPatch) -> None:
 
 PLANTED: tuple[Plant, ...] = (
     decision_is_overwritten,
-    decision_of_another_epoch_is_acted_on,
-    numbered_while_the_last_epoch_is_open,
+    decision_of_another_attempt_is_acted_on,
+    numbered_while_the_last_attempt_is_open,
     meeting_numbered_again,
     number_not_above_what_the_nodes_know,
     reports_not_awaited,
@@ -275,7 +275,7 @@ PLANTED: tuple[Plant, ...] = (
     coordinator_without_memory_numbers_at_once,
     nothing_decided_is_kept,
     decision_of_a_node_not_taken_over,
-    missed_epoch_not_noticed,
+    missed_attempt_not_noticed,
     given_up_meeting_not_voided,
     who_stands_aside_acts,
     node_that_quit_does_not_say_so,
@@ -303,13 +303,13 @@ NEEDS = {
 WITH_SPARE = {steps_that_are_not_known_yet_are_missing, coordinator_without_memory_numbers_at_once}
 #: The seed that found a bug last is tried first.
 TRIED_FIRST: dict[Plant, int] = {
-    numbered_while_the_last_epoch_is_open: 23,
+    numbered_while_the_last_attempt_is_open: 23,
     number_not_above_what_the_nodes_know: 16,
     admitted_when_one_node_has_saved: 22,
     silent_coordinator_ignored: 134,
     lost_member_not_noticed: 10,
     posts_not_repeated: 13,
-    missed_epoch_not_noticed: 16,
+    missed_attempt_not_noticed: 16,
     node_that_quit_does_not_say_so: 64,
     pause_of_the_coordinator_accuses: 117,
     lost_while_steps_are_made: 50,

@@ -113,8 +113,8 @@ class Machine:
         """Leave, where nothing gets on since then; the scheduler starts it again. Who serves the coordinator does so until it decided."""
         world = self.world
         demand(since_t < world.calm_t, f"{self.name} waited in vain since {since_t:.1f}, when all faults were over")
-        if self.memory.epoch is not None and self.memory.acted is None:
-            world.books.aside.add((self.name, self.memory.epoch.token))
+        if self.memory.attempt is not None and self.memory.acted is None:
+            world.books.aside.add((self.name, self.memory.attempt.token))
         if self.core is not None and self.core.ranks_of:
             self.ranks_gone(self.core)
             self.core.ranks_of = 0
@@ -127,7 +127,7 @@ class Machine:
         world = self.world
         if self.core is not core:
             return
-        if self.coordinator is None or (self.coordinator.open_epoch is None and world.t > until_t - LINGER_S + 1.0) or world.t >= until_t:
+        if self.coordinator is None or (self.coordinator.open_attempt is None and world.t > until_t - LINGER_S + 1.0) or world.t >= until_t:
             world.later(0.1, self._left, core)
         else:
             world.later(TICK_S, self._leaves, core, until_t)
@@ -160,9 +160,9 @@ class Machine:
         self.coordinator, outputs = coordinators.step(before, message)
         after = self.coordinator
         self.kept = after.memory  # on the disk before anything else happens
-        epoch = after.memory.epoch
-        if epoch is not None and after.absences != before.absences:
-            self.world.books.out[epoch.number].update(after.absences)
+        attempt = after.memory.attempt
+        if attempt is not None and after.absences != before.absences:
+            self.world.books.out[attempt.number].update(after.absences)
             for node in after.absences.keys() - before.absences.keys():
                 self.world.judge_loss(self, before, node, after.absences[node])
         for output in outputs:
@@ -231,11 +231,11 @@ class World:
         self.delay_s = rng.choice((0.01, 0.1, 0.5))
         self.step_s = rng.choice((0.5, 0.5, 5.0, 20.0))
         self.shows = rng.choice(("all", "all", "first", "none"))  # whose ranks let their node see that a step ended
-        self.steps: dict[str, list[float]] = defaultdict(list)  # by the token of the epoch: when its steps ended
+        self.steps: dict[str, list[float]] = defaultdict(list)  # by the token of the attempt: when its steps ended
         self.books.overlap_s = max(self.rules.closed_s, 2 * self.step_s) + 14.0
         self.calm_t = rng.uniform(60.0, 160.0)
         self.work_s = rng.choice(((60.0, 300.0), (60.0, 300.0), (10.0, 60.0)))
-        self.stops_in = rng.choice((0, 0, 0, 2, 3, 5))  # the epoch in which the core decides a stop
+        self.stops_in = rng.choice((0, 0, 0, 2, 3, 5))  # the attempt in which the core decides a stop
         self.triggers: list[tuple[str, int, Callable[[Machine], None]]] = []
         self.seen: dict[str, int] = defaultdict(int)
         self.faults = 0
@@ -284,13 +284,13 @@ class World:
             trains = core.ranks_of == number and core.stage in {"agreeing", "training"}
             demand(
                 not trains or machine.connection is None,
-                f"{machine.name} trains on in epoch {number}, {after_s} s after {lost.name} was lost",
+                f"{machine.name} trains on in attempt {number}, {after_s} s after {lost.name} was lost",
             )
 
     def judge_loss(self, host: Machine, before: coordinators.CoordinatorState, node: str, why: str) -> None:
         """Demand of a loss that the coordinator was not away, and that no steps are made."""
-        epoch = before.memory.epoch
-        if epoch is None or before.running_epoch is None or " for " not in why or not why.startswith("lost: "):
+        attempt = before.memory.attempt
+        if attempt is None or before.running_attempt is None or " for " not in why or not why.startswith("lost: "):
             return
         rules = self.rules
         silent_s = host.awake_s - host.silent_since.get(node, host.served)
@@ -299,13 +299,13 @@ class World:
         if "silent for" in why:
             return
         limit_s, slack_s = max(rules.closed_s, 2 * self.step_s), rules.beat_s + 2 * TICK_S + 8 * self.delay_s
-        for name in epoch.members:
+        for name in attempt.members:
             other = self.machine_of(name)
             if other is None or name == node or name in before.absences or name not in host.links or other.core is None:
                 continue
             if not other.core.shows_steps or self.t < other.paused_until or other.core.stage != "training":
                 continue
-            recent = [t for t in self.steps[epoch.token] if self.t - limit_s + slack_s < t < self.t - slack_s]
+            recent = [t for t in self.steps[attempt.token] if self.t - limit_s + slack_s < t < self.t - slack_s]
             demand(not recent, f"{node} is {why}, while ranks of {name} end steps: {recent[-3:]}, now {self.t}")
 
     def happened(self, what: str, machine: Machine) -> None:
@@ -360,14 +360,14 @@ class World:
     # the ranks
 
     def _train(self) -> None:
-        """Let the ranks of an epoch end steps: all of them train, and reach each other. A stopped supervisor does not hold them up."""
+        """Let the ranks of an attempt end steps: all of them train, and reach each other. A stopped supervisor does not hold them up."""
         training: dict[str, set[int]] = defaultdict(set)
         sizes: dict[str, int] = {}
         for machine in self.machines:
-            core, epoch = machine.core, machine.memory.epoch
-            if core is not None and epoch is not None and core.stage == "training" and core.ranks_of == epoch.number:
-                training[epoch.token].add(machine.index)
-                sizes[epoch.token] = len(epoch.members)
+            core, attempt = machine.core, machine.memory.attempt
+            if core is not None and attempt is not None and core.stage == "training" and core.ranks_of == attempt.number:
+                training[attempt.token].add(machine.index)
+                sizes[attempt.token] = len(attempt.members)
         for token, nodes in training.items():
             ended = self.steps[token]
             reach = all(self.passes(a, b) for a in nodes for b in nodes)
@@ -409,7 +409,7 @@ class World:
         self.later(TICK_S, self._tick)
 
     def _is_settled(self) -> bool:
-        """Whether all nodes train in one epoch, but for spares, or all have stopped, or all are done."""
+        """Whether all nodes train in one attempt, but for spares, or all have stopped, or all are done."""
         cores = [machine.core for machine in self.machines]
         ways = {(core.stage, core.ranks_of if core.stage == "training" else 0) if core else None for core in cores}
         spares = sum(core is not None and core.stage == "meeting" for core in cores)

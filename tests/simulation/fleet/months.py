@@ -19,12 +19,12 @@ import msgspec
 
 from supervisor.core import actions as act
 from supervisor.core import events
-from supervisor.core.decide import decide, initial
+from supervisor.core.machine import decide, initial
 from supervisor.core.model import Cause, CheckpointRef, Evidence, Gpu, Phase, Policy, RankExit, RankInfo
 from supervisor.core.state import Attempt, JobState, NodeReport, Stage
 from supervisor.errors import ExitCode
-from supervisor.journal.past import state_of
 from supervisor.journal.writer import difference
+from supervisor.view.job_facts import state_of
 from tests.simulation import faults
 from tests.simulation.faults import KINDS as SHOWN
 from tests.simulation.faults import Strike
@@ -196,7 +196,7 @@ class Months:
                     )
                 case act.BeginAttempt():
                     self.begun, self.chosen = True, action.resume.step or 0 if action.resume else 0
-                case act.ReportEpoch():
+                case act.ReportAttempt():
                     self._report(number)
                 case act.ProposeDecision():
                     self._feed(events.DecisionMade(self.t, number, action.kind, action.decision))

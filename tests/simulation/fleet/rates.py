@@ -59,7 +59,7 @@ class FaultKind:
     early: bool = False
 
 
-_NODE = "the node stops: its ranks are gone with it"
+_NODE = "with all its ranks"
 #: One row for each row of Llama 3's table 5.
 KINDS = (
     FaultKind("faulty GPU", Cause.GPU_LOST, Symptom.CRASH, 1.0, "Xid 79, 74 or 62: gone until it is repaired", early=True),

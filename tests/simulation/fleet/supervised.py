@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from supervisor.core import events
-from supervisor.core.decide import initial
+from supervisor.core.machine import initial
 from supervisor.core.model import CheckpointRef, Gpu, Phase, Policy, RankInfo
 from supervisor.core.values import replace
 from supervisor.errors import ExitCode
-from supervisor.journal.past import state_of
 from supervisor.journal.writer import difference
+from supervisor.view.job_facts import state_of
 from tests.simulation import faults
 from tests.simulation.engine import NEVER, Play
 from tests.simulation.faults import KINDS, Strike

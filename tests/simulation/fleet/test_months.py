@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core.planning import KEPT_FAILURES, KEPT_FINGERPRINTS
+from supervisor.core.failure.planning import KEPT_FAILURES, KEPT_FINGERPRINTS
 from supervisor.errors import ExitCode
 from tests.simulation.fleet import months, rates
 from tests.simulation.fleet.months import Months
@@ -14,7 +14,7 @@ ALL_SEEDS, BLOCK = 1000, 50
 #: Of a block, jobs to which a person came. Two bugs of the program that look the same may meet within ten steps, or four within an hour, by
 #: chance: a person looks at that, as at a bug that is there each time. All other ends are the product's fault.
 MOST_WITH_A_PERSON = 4
-BY_CHANCE = ("65: attempt ", "65: nan_loss again", "1: the budget is spent")
+BY_CHANCE = ("65: the same error came again", "65: the loss or the gradients are NaN or infinite again", "1: failed ")
 #: What a scheduler answers with another start, by itself.
 STARTED_AGAIN = {ExitCode.REQUEUE, ExitCode.BAD_NODE}
 

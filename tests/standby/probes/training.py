@@ -79,8 +79,10 @@ if __name__ == "__main__":
     device = sys.argv.pop(1) if sys.argv[1] in {"cpu", "cuda"} else "cpu"
     ways = sys.argv[1:]
     losses = {way: compiled() if way == "compile" else train(way, device) for way in ways}
+    dynamo = sys.modules.get("torch._dynamo.utils")
     show(
         losses=losses,
+        found_in_cache=0 if dynamo is None else dynamo.counters["aot_autograd"]["autograd_cache_hit"],
         unseeded_torch=unseeded,
         threads=[torch.get_num_threads(), torch.get_num_interop_threads()],
         config=torch.__config__.parallel_info(),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Final
 
-from supervisor.cli.drill.comparison import LEAST_LOSSES, TOLERANCE, LossResult, is_run
-from supervisor.core.values import Struct
+from supervisor.cli.drill.comparison import LEAST_LOSSES, LossComparison, LossResult, is_run, is_same
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -23,13 +21,6 @@ LEAST_OF_THE_END: Final = 5
 #: By how much the means of the end may differ: so many standard deviations of the quiet run's losses there, or this share of their mean.
 SPREADS: Final = 2.0
 SHARE: Final = 0.05
-
-
-class LossComparison(Struct, frozen=True):
-    """The result, and the report's words."""
-
-    result: LossResult
-    text: str
 
 
 def last_of_each_step(attempts: Iterable[Sequence[tuple[int, float]]]) -> dict[int, float]:
@@ -62,7 +53,7 @@ def compare_by_step(soaked: Mapping[int, float], quiet: Mapping[int, float]) -> 
     common = sorted(soaked.keys() & quiet.keys())
     if len(common) < LEAST_LOSSES:
         return unknown("the two runs have printed no losses of the same steps")
-    other = [step for step in common if not math.isclose(soaked[step], quiet[step], rel_tol=TOLERANCE)]
+    other = [step for step in common if not is_same(soaked[step], quiet[step])]
     last = common[-1]
     if not other:
         return LossComparison(
@@ -90,7 +81,7 @@ def compare_in_turn(attempts: Sequence[Sequence[float]], quiet: Sequence[float])
 
 
 def _stands_in(quiet: Sequence[float], attempt: Sequence[float]) -> bool:
-    begins = (start for start in range(len(quiet) - LEAST_LOSSES + 1) if math.isclose(quiet[start], attempt[0], rel_tol=TOLERANCE))
+    begins = (start for start in range(len(quiet) - LEAST_LOSSES + 1) if is_same(quiet[start], attempt[0]))
     return any(is_run(quiet[start:], attempt) for start in begins)
 
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import TYPE_CHECKING, Final
 
 from supervisor.cli.drill.attempt_losses import AttemptLosses
 from supervisor.cli.drill.comparison import LEAST_LOSSES
 from supervisor.cli.drill.drilled_job import is_alive
-from supervisor.cli.drill.soak.report import Decision
-from supervisor.journal.records import EventTaken
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from supervisor.cli.drill.drilled_job import DrilledJob
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
@@ -67,10 +62,9 @@ class Observation:
         key = self._key()
         if key not in self._beginnings and time.monotonic() - self._looked_at > _JOURNAL_EVERY_S:
             self._looked_at = time.monotonic()
-            for _, record in self._events(self._start_t):
-                resumed = record.first("ReportResume")
-                if resumed:
-                    self._beginnings[self._starts, int(resumed["attempt"])] = int(resumed["step"] or 0)
+            resumed_t, resumed = self._job.view().resumed or (0.0, None)
+            if resumed is not None and resumed_t >= self._start_t:
+                self._beginnings[self._starts, resumed.attempt] = resumed.step or 0
         return self._beginnings.get(key)
 
     def look(self) -> None:
@@ -100,21 +94,3 @@ class Observation:
         """Return the losses of each attempt, by where they were printed or who reported them."""
         keys = {key: None for attempt in self._attempts.values() for key in attempt.series}
         return {key: [attempt.with_steps(key) for attempt in self._attempts.values()] for key in keys}
-
-    # --- the journal
-
-    def decisions(self, since_t: float) -> list[Decision]:
-        """Return what supervise decided since a time (Unix seconds)."""
-        decisions = []
-        for t, record in self._events(since_t):
-            decided = record.first("ReportDecision")
-            if decided:
-                verdict, plan = decided["verdict"], decided["plan"]
-                decisions.append(Decision(t, str(verdict["cause"]), float(verdict["confidence"]), str(plan["kind"]), str(plan["reason"])))
-        return decisions
-
-    def _events(self, since_t: float) -> Iterator[tuple[float, EventTaken]]:
-        with contextlib.suppress(OSError):  # no journal yet
-            for record in self._job.journal(since_t):
-                if isinstance(record.body, EventTaken):
-                    yield record.t, record.body

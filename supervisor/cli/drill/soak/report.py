@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from supervisor.cli.drill.comparison import LossResult
+from checkpointing.model import count_text
+from supervisor.cli.drill.comparison import LossComparison, LossResult
+from supervisor.cli.drill.drilled_job import Decision
 from supervisor.cli.drill.soak.faults import ROWS
-from supervisor.cli.drill.soak.losses import LossComparison
 from supervisor.cli.drill.soak.schedule import SoakFault
+from supervisor.core.units import span_text
 from supervisor.core.values import Struct, field
+from supervisor.report.layout import Fact, FactPage, Tone
+from supervisor.report.table import Cell, Column, Table
 
-_HEADER: Final = ("#", "fault", "at step", "trains after", "steps again", "supervise said", "right")
-
-
-class Decision(Struct, frozen=True):
-    """What supervise decided: when (Unix seconds), the cause's name, its confidence, and the plan's kind and reason."""
-
-    t: float
-    cause: str
-    confidence: float
-    plan: str
-    reason: str
+_COLUMNS: Final = (
+    Column("#", right=True),
+    Column("fault"),
+    Column("at step", right=True),
+    Column("trains after"),
+    Column("steps again", right=True),
+    Column("supervise said"),
+    Column("right"),
+)
 
 
 class FaultResult(Struct):
@@ -50,7 +52,7 @@ class FaultResult(Struct):
     def is_named(self) -> bool:
         """Whether supervise gave a right cause; of what may pass also none."""
         row = ROWS[self.kind]
-        return row.goes_on if self.decision is None else self.decision.cause in row.causes
+        return row.goes_on if self.decision is None else self.decision.verdict.cause in row.causes
 
 
 class SoakReport(Struct):
@@ -78,34 +80,33 @@ class SoakReport(Struct):
         is_different = self.losses is not None and self.losses.result is LossResult.DIFFERENT
         return bool(self.faults) and not self.has_failed and not is_different and not any(fault.is_finding for fault in self.faults)
 
-    def lines(self, address: str) -> list[str]:
-        """Return the report's lines. address: the options that find the job, "" where its files are removed."""
-        rows = [_HEADER, *(_cells(number, fault) for number, fault in enumerate(self.faults, 1))]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
-        text = ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        lines = [self._headline(), *(text if self.faults else [])]
+    def pages(self, address: str) -> tuple[FactPage | Table, ...]:
+        """Return what is shown: the outcome, and a row for each fault. address: the options that find the job, "" if its files are gone."""
+        facts = []
         if self.elapsed_s:
-            share = f"{self.new_steps_s / self.elapsed_s:.0%} of {self.elapsed_s / 60:.1f} min with faults made steps for the first time"
-            lines.append(f"  goodput    {share}")
+            share = f"{self.new_steps_s / self.elapsed_s:.0%} of {span_text(self.elapsed_s)} with faults made steps for the first time"
+            facts.append(Fact("goodput", share))
         if self.losses is not None:
-            lines.append(f"  losses     {self.losses.text}")
-        lines += [
-            f"  besides    {decision.cause} ({decision.confidence:.2f}): {decision.plan}: {decision.reason}" for decision in self.besides
-        ]
+            facts.append(Fact("losses", self.losses.text))
+        facts += [Fact("besides", decision.text) for decision in self.besides]
         if self.memory:
-            lines.append(f"  memory     {self.memory}")
+            facts.append(Fact("memory", self.memory))
         for reason in dict.fromkeys(self.left_out.values()):
             kinds = ", ".join(kind.value for kind, why in self.left_out.items() if why == reason)
-            lines.append(f"  left out   {kinds}: {reason}")
-        lines.append(f"  again      supervise ... drill soak --seed {self.seed} --hours {self.hours:g} --rate {self.rate:g} -- ...")
+            facts.append(Fact("left out", f"{kinds}: {reason}"))
+        facts.append(
+            Fact("again", f"supervise … drill soak --seed {self.seed} --hours {self.hours:g} --rate {self.rate:g} -- …", copied=True)
+        )
         if address:
-            lines.append(f"  more       supervise why {address}")
-        return lines
+            facts.append(Fact("more", f"supervise why {address}", copied=True))
+        page = FactPage(self._headline(), tuple(facts), Tone.GOOD if self.is_sound else Tone.BAD)
+        table = Table(_COLUMNS, tuple(_cells(number, fault) for number, fault in enumerate(self.faults, 1)))
+        return (page, table) if self.faults else (page,)
 
     def _headline(self) -> str:
         lost = sum(fault.is_finding for fault in self.faults)
         count = len(self.faults)
-        words = f"{count} fault{'' if count == 1 else 's'}"
+        words = count_text(count, "fault")
         if not count:
             outcome = "no fault was put into the job; nothing is shown"
         elif lost:
@@ -115,11 +116,16 @@ class SoakReport(Struct):
         return f"drill soak: {outcome}{f'; {self.ended}' if self.ended else ''}"
 
 
-def _cells(number: int, fault: FaultResult) -> tuple[str, ...]:
-    decision = fault.decision
-    back = "not yet" if fault.interrupted else "never" if fault.back_s is None else f"{fault.back_s:.1f} s"
+def _cells(number: int, fault: FaultResult) -> tuple[Cell | str, ...]:
+    back = "not yet" if fault.interrupted else "never" if fault.back_s is None else span_text(fault.back_s)
     if fault.ended_with is not None:
         back += f", ended with {fault.ended_with}"
-    decided = "nothing" if decision is None else f"{decision.cause} ({decision.confidence:.2f}): {decision.plan}"
-    again = "" if fault.again is None else str(fault.again)
-    return str(number), fault.title, "" if fault.step is None else str(fault.step), back, again, decided, "yes" if fault.is_named else "no"
+    return (
+        str(number),
+        fault.title,
+        "" if fault.step is None else str(fault.step),
+        Cell(back, Tone.BAD if fault.is_finding else Tone.PLAIN),
+        "" if fault.again is None else str(fault.again),
+        "nothing" if fault.decision is None else fault.decision.short_text,
+        Cell("yes", Tone.GOOD) if fault.is_named else Cell("no", Tone.WARNING),
+    )

@@ -7,17 +7,15 @@ ends early enough for the second one to make the same steps within the hours; a 
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import signal
-import sys
 import time
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from checkpointing.model import count_text
 from supervisor.cli import stdio
 from supervisor.cli.drill import scratch_job
-from supervisor.cli.drill.drilled_job import DrilledJob
 from supervisor.cli.drill.faults import put_shim_on_path
 from supervisor.cli.drill.scratch_job import ScratchPlace
 from supervisor.cli.drill.soak import losses, memory_group, neighbours
@@ -25,15 +23,18 @@ from supervisor.cli.drill.soak.faults import ROWS, Faults
 from supervisor.cli.drill.soak.observation import Observation
 from supervisor.cli.drill.soak.report import FaultResult, SoakReport
 from supervisor.cli.drill.soak.schedule import Schedule, SoakFault, TimeBox
+from supervisor.cli.progress import SECONDS, progress
 from supervisor.cli.signals import exit_on_signals
 from supervisor.config.settings import Origin, with_values
+from supervisor.core.units import span_text
 from supervisor.core.values import Struct, replace
 from supervisor.errors import ExitCode
-from supervisor.job import identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from checkpointing.command_line.progress import ProgressBar
+    from supervisor.cli.drill.drilled_job import DrilledJob
     from supervisor.cli.drill.scratch_directory import ScratchDirectory
     from supervisor.cli.drill.soak.faults import Strike
     from supervisor.cli.drill.soak.memory_group import MemoryGroup
@@ -46,8 +47,6 @@ KIND: Final = "soak"
 _LIMITS: Mapping[str, str | float] = MappingProxyType(
     {"hang.action": "restart", "hang.train_s": 20.0, "hang.phase_s": 120.0, "restart.intensity": 1000}
 )
-#: Between two lines of progress.
-_PROGRESS_S = 60.0
 #: The job is looked at so often.
 _LOOK_S = 0.1
 #: So long the journal may take to say how an attempt began.
@@ -68,14 +67,12 @@ def drill(settings: Settings, command: Sequence[str], order: SoakOrder) -> int:
 
     Raises SuperviseError before anything starts.
     """
-    environ, cwd = dict(os.environ), identity.working_directory()
     scratch_job.refuse(settings, command, order.place, "drill soak")
     neighbours.refuse()
-    name = identity.job_name(settings.job.name, environ, cwd, command).name
-    state = identity.make_node_state(settings.job.state_dir, cwd, name, identity.node_name())
-    soak = _Soak(settings, command, order, name)
+    name, state = scratch_job.real_state(settings, command)
     exit_on_signals()
     with contextlib.ExitStack() as cleanup:
+        soak = _Soak(settings, command, order, name, cleanup.enter_context(progress(beside_output=True)))
 
         def make_scratch() -> ScratchDirectory:
             scratch = scratch_job.make_scratch(settings, state, order.place)
@@ -95,17 +92,16 @@ def drill(settings: Settings, command: Sequence[str], order: SoakOrder) -> int:
 class _Soak:
     """One soak."""
 
-    def __init__(self, settings: Settings, command: Sequence[str], order: SoakOrder, name: str) -> None:
+    def __init__(self, settings: Settings, command: Sequence[str], order: SoakOrder, name: str, bar: ProgressBar) -> None:
         limits = {key: value for key, value in _LIMITS.items() if settings.origin(key).kind == "default"}
         self._settings = with_values(settings, dict(limits), dict.fromkeys(limits, Origin("command line", "drill soak")))
-        self._command, self._name = command, name
+        self._command, self._name, self._bar = command, name, bar
         seed = secrets.randbelow(1_000_000) if order.seed is None else order.seed
         self.report = SoakReport(seed, order.rate, order.hours)
         self._schedule = Schedule(seed, order.rate)
         self._box, self._began = TimeBox(order.hours * 3600), time.monotonic()
         self._closed: set[SoakFault] = set()  # kinds that are not put in again
         self._unseen = set(SoakFault)  # kinds that were not possible so far
-        self._told = self._began
         self._job: DrilledJob
         self._observed: Observation
         self.address = ""
@@ -143,19 +139,16 @@ class _Soak:
 
     def _use(self, scratch: ScratchDirectory, kind: str, group: MemoryGroup | None) -> None:
         """Have a job of the drill in a scratch directory, and watch it."""
-        own = scratch_job.own_settings(self._settings, f"{self._name[:50]}-drill-{kind}", scratch)
-        node_state = identity.make_node_state(own.job.state_dir, identity.working_directory(), own.job.name, identity.node_name())
 
         def prepare() -> None:
             if group is not None:
                 group.enter()
             if kind == KIND:
                 put_shim_on_path()
-            scratch.enter()
 
-        self._job = DrilledJob(own, self._command, node_state, identity.make_job_dir(node_state), prepare)
+        self._job = scratch_job.job_in(scratch, self._settings, self._command, f"{self._name[:50]}-drill-{kind}", self._bar, prepare)
         self._observed = Observation(self._job)
-        self.address = self.address or f"--job {own.job.name} --state-dir {scratch.state}"
+        self.address = self.address or f"--job {self._job.settings.job.name} --state-dir {scratch.state}"
 
     def _run_with_faults(self, faults: Faults) -> None:
         self._job.order({"kind": KIND})
@@ -245,7 +238,7 @@ class _Soak:
             is_back = self._wait(self._observed.all_train, self._all_s)
         if is_back:
             result.back_s = time.time() - strike.t
-            stdio.say(f"drill: all ranks train {result.back_s:.1f} s after the fault")
+            stdio.say(f"drill: all ranks train {span_text(result.back_s)} after the fault")
             return True
         if self._job.has_ended():
             self.report.ended = f"the job ended with {self._job.status} after fault {len(self.report.faults)}"
@@ -260,7 +253,7 @@ class _Soak:
         elif result.back_s is not None:
             began = self._beginning()
             result.again = None if began is None or result.step is None else max(0, result.step - began)
-        decisions = self._observed.decisions(strike.t)
+        decisions = self._job.decisions(strike.t)
         result.decision = decisions[0] if decisions else None
 
     def _beginning(self) -> int | None:
@@ -302,10 +295,9 @@ class _Soak:
 
         def look() -> tuple[T | None] | None:
             self._observed.look()
-            if time.monotonic() - self._told > _PROGRESS_S:
-                self._told = time.monotonic()
-                faults = len(self.report.faults)
-                stdio.say(f"drill: step {self._observed.top}, {faults} faults so far, {max(0.0, self._all_s()) / 60:.0f} min left")
+            faults = count_text(len(self.report.faults), "fault")
+            run = "the quiet run" if self.report.elapsed_s else "the run with faults"
+            self._bar.at(f"drill: {run}: step {self._observed.top}, {faults} so far", self._elapsed_s, self._box.total_s, SECONDS)
             answer = find()
             return (answer,) if answer or left_s() <= 0 else None
 
@@ -326,10 +318,10 @@ class _Soak:
             elif kind not in struck:
                 report.left_out.setdefault(kind, "not drawn in these hours: a greater --hours or --rate brings it")
         windows = [(fault.t, fault.t + (fault.back_s or report.elapsed_s) + _JOURNAL_S) for fault in report.faults]
-        decisions = observed.decisions(0.0)
+        decisions = self._job.decisions()
         report.besides = [decision for decision in decisions if not any(begin <= decision.t <= end for begin, end in windows)]
 
     def print_report(self) -> int:
         """Print the report; return the exit code."""
-        stdio.write(sys.stdout, "\n".join(self.report.lines("" if self.report.is_sound else self.address)))
+        stdio.show(*self.report.pages("" if self.report.is_sound else self.address))
         return 0 if self.report.is_sound else 1

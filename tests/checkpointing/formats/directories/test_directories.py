@@ -122,6 +122,18 @@ def test_a_leftover_is_incomplete_however_whole_it_looks(checkpoint: Path) -> No
     assert (found.verdict, found.reason) == (Verdict.INCOMPLETE, "its name is that of a save that did not end")
 
 
+@pytest.mark.parametrize("left", [(), ("scheduler.pt",)], ids=["no scheduler", "no random state"])
+def test_a_script_that_saves_under_the_trainers_names_needs_no_more_than_it_saves(checkpoint: Path, left: tuple[str, ...]) -> None:
+    for name in {"training_args.bin", "scheduler.pt", "rng_state.pth"} - set(left):
+        (checkpoint / name).unlink()
+    assert verify(str(checkpoint)).verdict is Verdict.INCOMPLETE  # the Trainer's log is there
+    (checkpoint / "trainer_state.json").write_text('{"global_step": 500}')
+    found = verify(str(checkpoint))
+    assert (found.verdict, found.level, found.step) == (Verdict.VERIFIED, "layout", 500)
+    os.truncate(checkpoint / "optimizer.pt", 999)
+    assert verify(str(checkpoint)).verdict is Verdict.BAD
+
+
 def test_the_model_alone_may_be_saved(checkpoint: Path) -> None:
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
         (checkpoint / name).unlink()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from checkpointing.command_line.progress import ProgressBar
 from supervisor.cli.drill.drilled_job import DrilledJob
 from supervisor.cli.drill.soak.faults import Faults, Strike
 from supervisor.cli.drill.soak.schedule import SoakFault
@@ -55,7 +56,7 @@ def test_a_late_batch_is_over_when_each_rank_is_two_steps_on() -> None:
 
 
 def test_what_the_ranks_were_not_seen_to_do_cannot_be_disturbed(tmp_path: Path) -> None:
-    faults = Faults(DrilledJob(Settings(), ["true"], tmp_path, tmp_path, prepare=lambda: None), None)
+    faults = Faults(DrilledJob(Settings(), ["true"], tmp_path, tmp_path, lambda: None, ProgressBar(wanted=False)), None)
     everything = set(SoakFault) - {SoakFault.AGENT}  # what started this process is none of a job's
     anywhere = {SoakFault.RANK, SoakFault.SUPERVISOR}
     assert faults.possible(everything, [beat(0, 5)]) == anywhere

@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+from checkpointing.command_line.progress import ProgressBar
 from supervisor.cli.drill.scratch_job import ScratchPlace
 from supervisor.cli.drill.soak.run import SoakOrder, _Soak
 from supervisor.cli.drill.soak.schedule import SoakFault
@@ -14,6 +15,8 @@ from supervisor.config.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from supervisor.cli.drill.drilled_job import Decision
 
 
 class Job:
@@ -27,6 +30,10 @@ class Job:
     def has_ended(self) -> bool:
         """Return that it lives."""
         return False
+
+    def decisions(self) -> list[Decision]:
+        """Return none."""
+        return []
 
     def wait(self, look: Callable[[], tuple[object] | None], every_s: float) -> tuple[object]:
         """Look until there is an answer."""
@@ -48,7 +55,9 @@ class Faults:
 
 
 def test_what_became_possible_when_no_time_was_left_for_it_is_not_said_to_have_been_impossible() -> None:
-    soak = _Soak(Settings(), ["true"], SoakOrder(hours=2e-4, rate=1e6, seed=1, place=ScratchPlace("", ())), "job")
+    soak = _Soak(
+        Settings(), ["true"], SoakOrder(hours=2e-4, rate=1e6, seed=1, place=ScratchPlace("", ())), "job", ProgressBar(wanted=False)
+    )
     soak._closed |= set(SoakFault) - {SoakFault.STOP}  # which needs longer than these hours have
     soak._job = Job()
     soak._observed = SimpleNamespace(
@@ -57,7 +66,6 @@ def test_what_became_possible_when_no_time_was_left_for_it_is_not_said_to_have_b
         all_train=lambda: True,
         beats=list,
         beginning=lambda: 0,
-        decisions=lambda _since: [],
         has_losses=False,
         new_steps_s=0.0,
         top=0,

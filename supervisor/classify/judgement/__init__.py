@@ -1,0 +1,1 @@
+"""Which candidate is the cause: what may count, what follows from what, and the verdict that comes out."""

@@ -1,0 +1,1 @@
+"""An attempt: its checkpoint, its start, its progress, its end."""

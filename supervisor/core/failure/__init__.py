@@ -1,0 +1,1 @@
+"""A failure: the ranks are stopped, the cause is judged, the plan is made."""

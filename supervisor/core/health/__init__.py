@@ -1,0 +1,1 @@
+"""The health of this node, before an attempt and while one runs."""

@@ -1,0 +1,1 @@
+"""Several nodes: they meet, agree, and decide together."""

@@ -1,0 +1,1 @@
+"""What is watched while ranks run: hangs, losses, pace."""

@@ -1,0 +1,99 @@
+"""How many steps the training has in all, by what is known of it from several sides. Pure.
+
+What the script itself reports counts. Else what its log counts up to (`step 10/120`), where its count is that of the steps; or an option of
+its command (`--max_steps 120`); or its epochs, where the log shows how many steps one has. A total that the steps contradict is none, and
+where the log may count the steps of an epoch or of all nothing is said.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from supervisor.core.values import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from supervisor.classify.step_counts import StepCount
+
+#: Options, and keys of the form `trainer.max_steps=`, with the number of optimizer steps; without dashes, `-` as `_`.
+STEP_OPTIONS: Final = frozenset(
+    {
+        *("max_steps", "steps", "num_steps", "n_steps", "total_steps", "train_steps", "training_steps", "max_train_steps"),
+        *("num_train_steps", "num_training_steps", "num_iterations", "iterations", "max_iterations", "train_iterations"),
+        *("num_iters", "train_iters", "max_iters", "iters"),
+    }
+)
+#: The same with the number of epochs.
+EPOCH_OPTIONS: Final = frozenset({"epochs", "num_epochs", "n_epochs", "max_epochs", "num_train_epochs", "train_epochs", "total_epochs"})
+#: The log's newest line may be so many steps old, or this part of the whole; and as many steps ahead of the heartbeats.
+_LATE_STEPS, _LATE_PART, _AHEAD_STEPS = 100, 0.1, 5
+
+
+class StepTotal(Struct, frozen=True):
+    """The step with which the training ends. source: who says so, in words."""
+
+    steps: int
+    source: str
+
+
+def step_total(
+    step: int | None, *, is_relative: bool, reported: int | None, count: StepCount | None, command: Sequence[str]
+) -> StepTotal | None:
+    """Return the total; None: it is not known. step: where the training is; count: the newest of the log."""
+    if reported is not None:
+        return StepTotal(reported, "reported by the script")
+    totals = []
+    if count is not None and (total := _of_count(count, step, option(command, EPOCH_OPTIONS))) is not None:
+        totals.append(total)
+    asked = option(command, STEP_OPTIONS)
+    if asked is not None and step is not None and not is_relative:
+        totals.append(StepTotal(asked[1], f"by {asked[0]}"))
+    fitting = [total for total in totals if step is None or total.steps >= step]
+    return max(fitting, key=lambda total: total.steps, default=None)
+
+
+def option(command: Sequence[str], names: frozenset[str]) -> tuple[str, int] | None:
+    """Return the last of these options of a command, as it stands there, and its number; None: it has none, or none above 0."""
+    last = None
+    for place, word in enumerate(command):
+        key, equals, value = word.partition("=")
+        name = key.lstrip("-").rpartition(".")[2].replace("-", "_").lower()
+        if name not in names or not (equals or key.startswith("-")):
+            continue
+        value = value if equals else command[place + 1] if place + 1 < len(command) else ""
+        number = _whole(value)
+        if number is not None and number > 0:
+            last = (f"{key}={value}" if equals else f"{key} {value}"), number
+    return last
+
+
+def _whole(text: str) -> int | None:
+    try:
+        number = float(text.replace("_", ""))
+    except ValueError:
+        return None
+    return int(number) if number.is_integer() and abs(number) < 1e15 else None  # noqa: PLR2004  beyond it is no count of steps
+
+
+def _of_count(count: StepCount, step: int | None, asked: tuple[str, int] | None) -> StepTotal | None:
+    """Return the total that a line of the log shows. asked: the epochs by the command."""
+    done, of = count.done, count.total
+    epochs = count.epochs or (asked[1] if asked is not None else None)
+    if step is None:
+        return None if epochs is not None and epochs > 1 else StepTotal(of, f"by its log ({count.text})")
+    is_whole = _is_at(step, done, of)
+    if epochs is None or epochs == 1:
+        return StepTotal(of, f"by its log ({count.text})") if is_whole else None
+    if count.epoch is not None:
+        before = [number for number in (count.epoch - 1, count.epoch) if number >= 0]  # epochs count from 1, or from 0
+    else:
+        before = [max(0, step - done + _AHEAD_STEPS) // of]
+    is_of_epoch = any(_is_at(step, number * of + done, of) for number in before)
+    if is_whole == is_of_epoch:  # both in the first epoch, or neither: what it counts is not known
+        return None
+    return StepTotal(of, f"by its log ({count.text})") if is_whole else StepTotal(epochs * of, f"{epochs} epochs of {of} steps")
+
+
+def _is_at(step: int, counted: int, of: int) -> bool:
+    return -_AHEAD_STEPS <= step - counted <= max(_LATE_STEPS, _LATE_PART * of)

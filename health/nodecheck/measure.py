@@ -3,9 +3,10 @@
 Each pair trial makes its own process group, so that a broken one harms no other; the group's timeout ends a trial that hangs. A small
 exchange precedes every timed operation, so that a late rank does not add to its partner's time.
 
-    clock   a GPU: wall time, synchronised. A CPU that the ranks need not share: wall time, all cores. A CPU with more ranks than cores:
-            one thread and its own CPU time, which others' load lengthens little; turns would make the check as many times longer as there
-            are ranks, and would keep nobody else's load away. Pairs are always wall time.
+    clock   a GPU: wall time, synchronised. A rank alone on a machine's CPU: wall time, all cores. Several ranks on one CPU: one thread
+            and its own CPU time, which others' load lengthens little (each would use all cores, so two disturb each other already);
+            turns would make the check as many times longer as there are ranks, and would keep nobody else's load away. Pairs are
+            always wall time.
 """
 
 from __future__ import annotations
@@ -79,12 +80,11 @@ class TrialError(Exception):
 def member(rank: int, local_rank: int) -> Member:
     """Return what this rank is. It touches the GPU, so never before a fork."""
     machine = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    cores = len(os.sched_getaffinity(0))
     if torch.cuda.is_available():
         index = local_rank % torch.cuda.device_count()
         torch.cuda.set_device(index)
-        return Member(rank, platform.node(), machine, f"cuda:{index}", torch.cuda.get_device_name(index), cores)
-    return Member(rank, platform.node(), machine, "cpu", platform.machine(), cores)
+        return Member(rank, platform.node(), machine, f"cuda:{index}", torch.cuda.get_device_name(index))
+    return Member(rank, platform.node(), machine, "cpu", platform.machine())
 
 
 @dataclass(frozen=True, slots=True)

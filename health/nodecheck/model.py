@@ -32,14 +32,13 @@ TOGETHER: Final = (Kind.SMALL, Kind.LARGE, Kind.SWAP, Kind.OVERLAP)
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One rank. machine: the same for ranks of one kernel. device: `cpu` or `cuda:N`. model: only the same are compared. cores: usable."""
+    """One rank. machine: the same for ranks of one kernel. device: `cpu` or `cuda:N`. model: only the same are compared."""
 
     rank: int
     host: str
     machine: str
     device: str
     model: str
-    cores: int
 
     def __str__(self) -> str:
         """Return its name for people."""

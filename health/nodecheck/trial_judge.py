@@ -4,7 +4,7 @@ failures  Every failed meeting counts, however many passed. Ranks that failed wi
           most partners first. Remaining failures between two ranks without other failures are those of their link. If a rank fails with
           few partners, and with these nearly always, its links are bad and the rank is not.
 times     The time of a meeting is that of its best trial, because disturbances only add time. The time of a pair or rank is the lower
-          median of its meetings. Where ranks share too few cores, the time of a pair is that of its best meeting: most may be disturbed.
+          median of its meetings. Where ranks share a CPU, the time of a pair is that of its best meeting: most may be disturbed.
           It is slow if it is `ratio` times that of the others, and differs from them by more than the meetings of one pair differ. Pairs
           within a machine, pairs between machines, and different models are not compared with each other.
 partners  A rank is judged by its pairs with ranks that are not accused: an accused rank is removed before the next one is judged. Links
@@ -33,7 +33,7 @@ class Limits:
     compute: float = 1.25
     #: What a pair does: other switches, other NUMA nodes.
     pair: float = 1.5
-    #: The same where ranks share a machine with fewer cores than ranks: CPU time is not all theirs.
+    #: The same where ranks share a machine's CPU: its time is not all theirs.
     crowded_compute: float = 1.6
     crowded_pair: float = 3.0
     #: How many times farther than the meetings of one pair lie apart (median of all pairs' ranges).
@@ -204,9 +204,9 @@ def _slow_compute(known: TrialEvidence, limits: Limits) -> dict[int, Slow]:
 
 
 def crowded(known: TrialEvidence, *ranks: int) -> bool:
-    """Return whether any of these ranks shares the cores of a machine with more ranks than it has, and has nothing else to compute with."""
+    """Return whether any of these ranks computes on a CPU that it shares with another rank."""
     machines = Counter(member.machine for member in known.members.values() if member.device == "cpu")
-    return any(machines[known.members[rank].machine] > known.members[rank].cores for rank in ranks if known.members[rank].device == "cpu")
+    return any(machines[known.members[rank].machine] > 1 for rank in ranks if known.members[rank].device == "cpu")
 
 
 def _slow_together(

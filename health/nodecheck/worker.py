@@ -61,9 +61,10 @@ def wait_members(store: SharedStore, peers: Peers, world: int, reporter: Progres
 
 
 def is_shared(me: Member, members: Sequence[Member]) -> bool:
-    """Return whether this machine's CPU has more ranks to serve than cores."""
-    machines = Counter(member.machine for member in members if member.device == "cpu")
-    return me.device == "cpu" and machines[me.machine] > me.cores
+    """Return whether other ranks compute on this machine's CPU too: each of them would use all its cores."""
+    return me.device == "cpu" and any(
+        other.rank != me.rank and other.device == "cpu" and other.machine == me.machine for other in members
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ def check(world: World, seed: int, rounds: int = schedule.ROUNDS) -> TrialEviden
     """Return what a whole check would have seen: the tournament, and the second looks that its verdicts ask for."""
     rng = random.Random(seed)  # noqa: S311  a simulation
     members = {
-        rank: Member(rank, f"node-{rank}", str(rank // world.ranks_per_machine), "cuda:0", "simulated", 64) for rank in range(world.nodes)
+        rank: Member(rank, f"node-{rank}", str(rank // world.ranks_per_machine), "cuda:0", "simulated") for rank in range(world.nodes)
     }
     samples = [one for pair_trials in schedule.schedule(world.nodes, rounds) for one in _round(world, pair_trials, rng)]
     first = TrialEvidence(members, tuple(samples), world=world.nodes)

@@ -28,7 +28,7 @@ def _evidence(
     machines: Callable[[int], int] = lambda rank: rank,
     gone: dict[int, str] | None = None,
 ) -> TrialEvidence:
-    members = {rank: Member(rank, f"n{rank}", str(machines(rank)), "cuda:0", "H100", 8) for rank in range(world)}
+    members = {rank: Member(rank, f"n{rank}", str(machines(rank)), "cuda:0", "H100") for rank in range(world)}
     samples = []
     for number, pair_trials in enumerate(schedule.schedule(world)):
         for pair_trial in pair_trials:
@@ -121,8 +121,8 @@ def test_pairs_within_a_machine_are_not_compared_with_pairs_between() -> None:
     assert [one.result for one in report.results(known)] == [Result.OK]
 
 
-@pytest.mark.parametrize(("cores", "slow_meetings", "accused"), [(8, 2, True), (2, 2, False), (2, 3, True)])
-def test_where_ranks_share_too_few_cores_one_good_meeting_acquits_a_link(cores: int, slow_meetings: int, *, accused: bool) -> None:
+@pytest.mark.parametrize(("device", "slow_meetings", "accused"), [("cuda:0", 2, True), ("cpu", 2, False), ("cpu", 3, True)])
+def test_where_ranks_share_a_cpu_one_good_meeting_acquits_a_link(device: str, slow_meetings: int, *, accused: bool) -> None:
     known = _evidence(8, _even, machines=lambda _: 0)
     met = sorted(one.number for one in known.samples if one.rank == 1 and one.partner == 6)
     samples = tuple(
@@ -131,7 +131,7 @@ def test_where_ranks_share_too_few_cores_one_good_meeting_acquits_a_link(cores: 
         else one
         for one in known.samples
     )
-    members = {rank: replace(one, device="cpu", cores=cores) for rank, one in known.members.items()}
+    members = {rank: replace(one, device=device) for rank, one in known.members.items()}
     found = judge(replace(known, members=members, samples=samples))
     assert ((1, 6) in found.slow_links) is accused
     assert not found.slow_ranks

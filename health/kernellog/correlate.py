@@ -153,9 +153,9 @@ class Correlator:
         """Return the event that a line of an SXid belongs to. Its lines of severity and data do not name the link, and may come first."""
         link = builder.fields.get("link", "")
         known = self._last(
-            lambda one: (
-                (one.kind, one.code, one.pci) == ("sxid", builder.code, builder.pci)
-                and ("" in {link, one.fields.get("link", "")} or link == one.fields["link"])
+            lambda other: (
+                (other.kind, other.code, other.pci) == ("sxid", builder.code, builder.pci)
+                and ("" in {link, other.fields.get("link", "")} or link == other.fields["link"])
             )
         )
         if known is not None and link and "link" not in known.fields:

@@ -43,19 +43,19 @@ def listed(path: str | Path) -> list[str]:
     return sorted(os.listdir(path))  # noqa: PTH208 -- names are what is wanted
 
 
-def problem(error: OSError, what: str | Path = "") -> str:
+def problem(error: OSError, subject: str | Path = "") -> str:
     """Return the problem of a reading: not permitted, not there, or the error's words."""
     if isinstance(error, PermissionError):
         return PERMISSION
     if isinstance(error, FileNotFoundError):
         return NOT_SUPPORTED
     words = error.strerror or str(error)
-    return f"{what}: {words}" if str(what) else words
+    return f"{subject}: {words}" if str(subject) else words
 
 
-def unread(probe: str, subject: str, name: str, error: OSError, what: str | Path = "") -> Reading:
+def unread(probe: str, subject: str, name: str, error: OSError, path: str | Path = "") -> Reading:
     """Return the reading of what could not be read."""
-    return Reading(probe, subject, name, None, problem(error, what))
+    return Reading(probe, subject, name, None, problem(error, path))
 
 
 def room(probe: str, subject: str, name: str, path: str) -> Reading:

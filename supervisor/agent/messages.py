@@ -373,7 +373,7 @@ def _as_type(value: Any, kind: Any) -> Any:  # noqa: ANN401 - JSON, and a type a
         return {_as_type(key, items[0]): _as_type(item, items[1]) for key, item in value.items()}
     if get_origin(kind) is tuple and isinstance(value, list):
         kinds = items[:1] * len(value) if items[-1] is Ellipsis else items
-        return tuple(_as_type(item, one) for item, one in zip(value, kinds, strict=True))
+        return tuple(_as_type(item, item_kind) for item, item_kind in zip(value, kinds, strict=True))
     if kind is float and type(value) is int:
         return float(value)
     if kind is not Any and type(value) is not kind:

@@ -166,8 +166,8 @@ def no_pidfds() -> list[str]:
 
 def missing(rows: tuple[TorchRequirement, ...] = ROWS) -> list[str]:
     """What of torch does not fit, as "module:name: why"."""
-    found = [(row, _misfit(row)) for row in rows]
-    return [f"{row.module}:{row.name}: {why}" for row, why in found if why]
+    misfits = [(row, _misfit(row)) for row in rows]
+    return [f"{row.module}:{row.name}: {why}" for row, why in misfits if why]
 
 
 def _names(code: CodeType) -> set[str]:

@@ -90,7 +90,7 @@ def _with_ranks(facts: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
     if not ranks:
         return facts
     known = ((f, ranks.get(field_of(f, "pid"), set()) if f.source == "exit" and f.rank is None else set()) for f in facts)
-    return tuple(replace(fact, rank=next(iter(found))) if len(found) == 1 else fact for fact, found in known)
+    return tuple(replace(fact, rank=next(iter(fact_ranks))) if len(fact_ranks) == 1 else fact for fact, fact_ranks in known)
 
 
 def _candidates(facts: Sequence[Evidence], exceptions: Exceptions) -> list[CauseCandidate]:
@@ -99,7 +99,7 @@ def _candidates(facts: Sequence[Evidence], exceptions: Exceptions) -> list[Cause
     recently = trained_until(facts, "recent_progress")
     lately = trained_until(facts, "last_progress")
     ended = _has_failed_end(facts, afterwards)
-    found: list[CauseCandidate] = []
+    candidates: list[CauseCandidate] = []
     for fact in facts:
         candidate = _candidate(fact, exceptions)
         if candidate is None:
@@ -116,8 +116,8 @@ def _candidates(facts: Sequence[Evidence], exceptions: Exceptions) -> list[Cause
             if fact.free_text:
                 claim = replace(candidate.claim, weight=candidate.claim.weight * SURVIVED)
                 candidate = replace(candidate, claim=claim, survived=True)
-        found.append(candidate)
-    return _few_of_each(found)
+        candidates.append(candidate)
+    return _few_of_each(candidates)
 
 
 def _of_a_warning(candidate: CauseCandidate, most: float) -> CauseCandidate:

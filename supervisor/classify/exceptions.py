@@ -67,8 +67,18 @@ class Exceptions:
             return self._of_races.get(fact.rank)
         if fact.claim is None:
             return None
-        found = self.uncaught.about(fact)
-        return min(found, key=lambda one: (one.source != fact.source, one.rank != fact.rank, one.source, one.line, one.t), default=None)
+        exceptions = self.uncaught.about(fact)
+        return min(
+            exceptions,
+            key=lambda exception: (
+                exception.source != fact.source,
+                exception.rank != fact.rank,
+                exception.source,
+                exception.line,
+                exception.t,
+            ),
+            default=None,
+        )
 
     def trace(self, exception: Evidence) -> str:
         """Return the traceback of an exception, "" if none is known."""

@@ -64,8 +64,8 @@ def normalised(text: str) -> str:
 
 def frames_of(traceback: str) -> tuple[str, ...]:
     """Return the innermost frames as file:function, outermost first: of the user's code, or of any code if there is none."""
-    found = frames_in(traceback)
-    return tuple(f"{frame.path.rsplit('/', 1)[-1]}:{frame.function}".rstrip(":") for frame in (_own(found) or found)[-FRAMES:])
+    frames = frames_in(traceback)
+    return tuple(f"{frame.path.rsplit('/', 1)[-1]}:{frame.function}".rstrip(":") for frame in (_own(frames) or frames)[-FRAMES:])
 
 
 def place_of(traceback: str) -> Frame | None:

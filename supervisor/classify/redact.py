@@ -89,10 +89,10 @@ def command(arguments: Sequence[str], known: KnownSecrets = _NONE_KNOWN) -> tupl
 
 def text(line: str, known: KnownSecrets = _NONE_KNOWN) -> str:
     """Return free text, of one line or many, with the secrets in it replaced. It changes nothing that it wrote itself."""
-    shown = _JSON.sub(lambda found: _hidden_in_json(found[0], known), known.hidden_in(line))
+    shown = _JSON.sub(lambda match: _hidden_in_json(match[0], known), known.hidden_in(line))
     shown = _WRAPPED.sub(_hidden_in_base64, _plain(shown))
     shown = _BASE64.sub(_hidden_in_base64, shown)
-    return _RANDOM.sub(lambda found: digest(found[0]) if secret_forms.is_random(found[0]) else found[0], shown)
+    return _RANDOM.sub(lambda match: digest(match[0]) if secret_forms.is_random(match[0]) else match[0], shown)
 
 
 def document(value: Any, known: KnownSecrets = _NONE_KNOWN) -> Any:  # noqa: ANN401  JSON
@@ -100,9 +100,9 @@ def document(value: Any, known: KnownSecrets = _NONE_KNOWN) -> Any:  # noqa: ANN
     if isinstance(value, str):
         return text(value, known)
     if isinstance(value, list | tuple):
-        words = [one for one in value if isinstance(one, str)]
+        words = [item for item in value if isinstance(item, str)]
         if len(words) != len(value):
-            return [document(one, known) for one in value]
+            return [document(item, known) for item in value]
         pair = len(words) == 2 and not words[0].startswith("-") and secret_forms.is_secret(*words)  # noqa: PLR2004  a name and a value
         return [words[0], _shown(words[1])] if pair else list(command(words, known))
     if not isinstance(value, dict):
@@ -113,8 +113,8 @@ def document(value: Any, known: KnownSecrets = _NONE_KNOWN) -> Any:  # noqa: ANN
         hidden |= {"data", "stringData"}
     hidden |= _OPEN_DIGESTS & value.keys()
     return {
-        text(key, known): _hidden_leaves(one) if key in hidden or secret_forms.is_secret(key, one) else document(one, known)
-        for key, one in value.items()
+        text(key, known): _hidden_leaves(item) if key in hidden or secret_forms.is_secret(key, item) else document(item, known)
+        for key, item in value.items()
     }
 
 
@@ -143,17 +143,17 @@ def _plain(line: str) -> str:
         shown += [line[done:begin], part]
         done = end
     line = "".join(shown) + line[done:]
-    return secret_forms.ISSUED.sub(lambda found: digest(found[0]), line)
+    return secret_forms.ISSUED.sub(lambda match: digest(match[0]), line)
 
 
-def _hidden(found: re.Match[str]) -> str:
-    group = _group_of(found)
-    start, end = found.start(group) - found.start(), found.end(group) - found.start()
-    return found[0][:start] + _shown(found[group]) + found[0][end:]
+def _hidden(match: re.Match[str]) -> str:
+    group = _group_of(match)
+    start, end = match.start(group) - match.start(), match.end(group) - match.start()
+    return match[0][:start] + _shown(match[group]) + match[0][end:]
 
 
-def _group_of(found: re.Match[str]) -> str:
-    groups = found.groupdict()
+def _group_of(match: re.Match[str]) -> str:
+    groups = match.groupdict()
     return next(name for name in secret_forms.GROUPS if groups.get(name) is not None)
 
 
@@ -166,14 +166,14 @@ def _hidden_in_json(line: str, known: KnownSecrets) -> str:
     return line if shown == value else json.dumps(shown)
 
 
-def _hidden_in_base64(found: re.Match[str]) -> str:
-    word = "".join(found[0].split()).rstrip("=")
+def _hidden_in_base64(match: re.Match[str]) -> str:
+    word = "".join(match[0].split()).rstrip("=")
     try:
         decoded = base64.b64decode(word + "=" * (-len(word) % 4), altchars=b"-_" if "-" in word or "_" in word else None).decode("utf-8")
     except (binascii.Error, ValueError):
-        return found[0]
+        return match[0]
     is_text = all(letter.isprintable() or letter.isspace() for letter in decoded)
-    return digest(found[0]) if is_text and _plain(decoded) != decoded else found[0]
+    return digest(match[0]) if is_text and _plain(decoded) != decoded else match[0]
 
 
 def _hidden_leaves(value: Any) -> Any:  # noqa: ANN401  JSON
@@ -181,8 +181,8 @@ def _hidden_leaves(value: Any) -> Any:  # noqa: ANN401  JSON
     if isinstance(value, str):
         return _shown(value)
     if isinstance(value, list | tuple):
-        return [_hidden_leaves(one) for one in value]
-    return {key: _hidden_leaves(one) for key, one in value.items()} if isinstance(value, dict) else value
+        return [_hidden_leaves(item) for item in value]
+    return {key: _hidden_leaves(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _shown(value: str) -> str:
@@ -206,5 +206,5 @@ def _forms(value: str) -> Iterable[str]:
     for offset, first in enumerate((0, 2, 3)):
         encoded = base64.b64encode(bytes(offset) + raw).decode("ascii")
         part = encoded[first : (offset + len(raw)) * 8 // 6]
-        forms += [one for one in (part, part.replace("+", "-").replace("/", "_")) if len(one) >= _SHORTEST_FORM]
+        forms += [form for form in (part, part.replace("+", "-").replace("/", "_")) if len(form) >= _SHORTEST_FORM]
     return dict.fromkeys(forms)

@@ -213,7 +213,7 @@ def is_random(word: str) -> bool:
     if len(run) < _SHORTEST_RUN:
         return False
     kinds = ["A" if letter.isupper() else "a" if letter.islower() else "0" for letter in run]
-    if len(set(kinds)) < 3 or sum(one != other for one, other in pairwise(kinds)) < _CHANGES * (len(run) - 1):  # noqa: PLR2004  of each
+    if len(set(kinds)) < 3 or sum(kind != other for kind, other in pairwise(kinds)) < _CHANGES * (len(run) - 1):  # noqa: PLR2004  of each
         return False
     numbers, longest = len(_NUMBER.findall(run)), max(map(len, _SMALL.findall(run)))
     return numbers >= _MANY_NUMBERS or (numbers >= _SOME_NUMBERS and longest < _SHORTEST_WORD)

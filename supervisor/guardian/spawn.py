@@ -67,8 +67,8 @@ class CommandOutput:
 
 def same_file(fd: int, other: int) -> bool:
     """Return whether two descriptors are one open file or terminal, as after 2>&1."""
-    one, another = os.fstat(fd), os.fstat(other)
-    return (one.st_dev, one.st_ino) == (another.st_dev, another.st_ino)
+    status, another = os.fstat(fd), os.fstat(other)
+    return (status.st_dev, status.st_ino) == (another.st_dev, another.st_ino)
 
 
 def open_outlets(*, ptys: bool) -> list[CommandOutput]:

@@ -185,9 +185,9 @@ class GuardianClient:
         """Signal the command, or ("all") every process that is proven to descend from the guardian."""
         self._request({"do": "signal", "signum": int(signum), "to": to})
 
-    def end(self, what: str, *, grace_s: float, signum: int = TERM) -> None:
+    def end(self, scope: str, *, grace_s: float, signum: int = TERM) -> None:
         """End orphans (all but the command and what descends from it), the command (all but a standby) or all; answered by ended."""
-        self._request({"do": "end", "what": what, "grace_s": grace_s, "signum": int(signum)})
+        self._request({"do": "end", "what": scope, "grace_s": grace_s, "signum": int(signum)})
 
     def tails(self, request_id: int, attempt: int | None = None) -> None:
         """Ask for the last output of each stream, of one attempt or of the last two; answered by one tails event of this id."""
@@ -307,12 +307,12 @@ def _become_subreaper() -> None:
 
 
 def _inheritable_fds() -> list[int]:
-    found = []
+    fds = []
     for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - numbers; psutil lists regular files only
         with contextlib.suppress(OSError):  # the descriptor of the listing itself
             if fd > 2 and os.get_inheritable(fd):  # noqa: PLR2004 - stderr
-                found.append(fd)
-    return found
+                fds.append(fd)
+    return fds
 
 
 def _no_start(cause: str) -> SuperviseError:

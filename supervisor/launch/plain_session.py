@@ -90,10 +90,10 @@ class PlainSession:
             log_dir=context.job.log_dir(action.attempt),
         )
 
-    def refuse(self, attempt: int, text: str, who: str) -> None:
+    def refuse(self, attempt: int, text: str, origin: str) -> None:
         """See Session."""
         self._pid, self._may_run = None, False
-        self._ending.refused(attempt, text, who)
+        self._ending.refused(attempt, text, origin)
 
     def stop(self, action: StopRanks) -> None:
         """See Session. A person's signal goes to the command alone, also before the guardian reported it: it ends its loaders itself."""

@@ -236,8 +236,8 @@ def require_one_task(command: Sequence[str], environ: Mapping[str, str]) -> None
     step = step_of(environ)
     if step is None or step.tasks == 1:
         return
-    found = torchrun.recognise(command, path=environ.get("PATH"))
-    ranks = "torchrun …" if found is not None else f"torchrun --nproc-per-node={step.tasks} …"
+    arguments = torchrun.recognise(command, path=environ.get("PATH"))
+    ranks = "torchrun …" if arguments is not None else f"torchrun --nproc-per-node={step.tasks} …"
     raise SuperviseError(
         f"cannot look after one rank of several: Slurm step {step.name} has {step.tasks} tasks here, each with its own supervise",
         hint=f"Start one on each node: `srun --ntasks-per-node=1 supervise -- {ranks}`. Jobs of their own need names of their own (--job).",

@@ -46,13 +46,13 @@ class HyperScanner:
         scratch = getattr(self._of_thread, "scratch", None)
         if scratch is None:  # hyperscan refuses to use one in two threads at a time
             scratch = self._of_thread.scratch = hyperscan.Scratch(self._database)
-        found: list[tuple[int, int]] = []
+        hits: list[tuple[int, int]] = []
 
         def keep(index: int, _start: int, end: int, _flags: int, _context: object) -> None:
-            found.append((index, end))
+            hits.append((index, end))
 
         self._database.scan(block, match_event_handler=keep, scratch=scratch)
-        return found
+        return hits
 
 
 class UpgradingScanner:

@@ -168,12 +168,12 @@ class AttemptWatch:
         """Return the newest loss of the training; None: none was seen. From any thread."""
         return self._losses.newest
 
-    def add_descendants(self, found: Iterable[ProcessStat]) -> None:
+    def add_descendants(self, processes: Iterable[ProcessStat]) -> None:
         """Take the descendants of the guardian. From any thread."""
-        found = tuple(found)
-        self.job_processes.add_descendants(found)
+        processes = tuple(processes)
+        self.job_processes.add_descendants(processes)
         if self.rank_ends is not None:
-            self.rank_ends.add_descendants(found)
+            self.rank_ends.add_descendants(processes)
 
     def read_now(self) -> None:
         """A rank died: its last output is read while the others are stopped, and while its shared memory is still there."""

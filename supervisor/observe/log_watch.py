@@ -236,8 +236,8 @@ class _WatchedStream:
 
     def finish(self, now: float) -> StreamRead:
         """Return the evidence, now that the stream has ended."""
-        found = self._reader.finish(self._t or now)
-        return StreamRead(self._rank, self._name, found, self._end, self._skipped, self._problem, self._gaps)
+        facts = self._reader.finish(self._t or now)
+        return StreamRead(self._rank, self._name, facts, self._end, self._skipped, self._problem, self._gaps)
 
     def close(self) -> None:
         """Let go of the file."""

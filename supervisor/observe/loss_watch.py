@@ -62,8 +62,8 @@ class LossWatch:
     @property
     def newest(self) -> float | None:
         """Return the newest loss of the training, of the lowest rank that shows one; None: none was seen, or it is not finite."""
-        found = self._newest
-        return found[1] if found is not None and math.isfinite(found[1]) else None
+        newest = self._newest
+        return newest[1] if newest is not None and math.isfinite(newest[1]) else None
 
     def stream(self, rank: int | None) -> LossStream | None:
         """Return what reads one stream; None where no rule is in use."""
@@ -106,18 +106,18 @@ class LossWatch:
             text = f"{name} is judged by worker.report from now on"
             self._post(LossChanged(t, self._attempt, rule.id, rule.kind.value, name, text, is_over=True))
 
-    def _report(self, source: object, rank: int | None, found: Iterable[NumberChange], t: float) -> None:
-        for number_change in found:
+    def _report(self, source: object, rank: int | None, changes: Iterable[NumberChange], t: float) -> None:
+        for number_change in changes:
             key = (number_change.rule.id, number_change.name)
             sources = self._open.setdefault(key, set())
-            was = bool(sources)
+            reported = bool(sources)
             if number_change.is_over:
                 sources.discard(source)
             else:
                 sources.add(source)
             if not sources:
                 del self._open[key]
-            if was != bool(sources):
+            if reported != bool(sources):
                 event = LossChanged(
                     t,
                     self._attempt,

@@ -103,10 +103,10 @@ class StartClock:
         if moment is not None:
             self._set(moment, event.t)
 
-    def noted(self, what: str) -> None:
+    def noted(self, event: str) -> None:
         """Note a moment that only the agent reports."""
-        if what in _REPORTS:
-            self.reached(_REPORTS[what])
+        if event in _REPORTS:
+            self.reached(_REPORTS[event])
 
     def incident_opened(self, attempt: int) -> None:
         """Begin where nothing else showed a failure: a hang, a NaN, a node's health."""

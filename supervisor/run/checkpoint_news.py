@@ -163,5 +163,5 @@ class ReaderEventFailures:
         self._log.write(LogEvent.EVENT_FAILED, error=text, traceback="".join(traceback.format_exception(error)))
         if text not in self._texts:
             self._texts.add(text)
-            what = "an event of the process that reads checkpoints was not taken"
-            self._terminal.message(f"internal error (please report): {what}: {text}; the job goes on", "error")
+            failure = "an event of the process that reads checkpoints was not taken"
+            self._terminal.message(f"internal error (please report): {failure}: {text}; the job goes on", "error")

@@ -248,8 +248,8 @@ class Executor:
     def _not_prepared(self, attempt: int) -> None:
         if self._preparing and self._loop.state.awaits_ranks(attempt):
             names = self.left.names
-            what = f"{names} survives KILL" if names else f"{self._job.cwd} (or a file that a knob changes) does not answer"
-            text = f"attempt {attempt} is not started yet: {what}"
+            reason = f"{names} survives KILL" if names else f"{self._job.cwd} (or a file that a knob changes) does not answer"
+            text = f"attempt {attempt} is not started yet: {reason}"
             self._reporter.print_message(act.PrintMessage("warning", text))
 
     def _prepared(

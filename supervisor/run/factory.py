@@ -136,14 +136,14 @@ class JobFactory:
         """
         processes = process_tree.snapshot()
         ownership.collect_zombies(processes)
-        found = process_tree.below(root, processes)
-        self._orphans.seen(found)
-        for process in found:
+        descendants = process_tree.below(root, processes)
+        self._orphans.seen(descendants)
+        for process in descendants:
             name = (process.pid, process.start_ticks)
             if name not in self._recorded:
                 self._recorded.add(name)
                 self._record([process.pid], "process")
-        return found
+        return descendants
 
     @functools.cached_property
     def _agent_argv(self) -> list[str] | None:

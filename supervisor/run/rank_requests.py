@@ -80,12 +80,12 @@ class RankRequests:
         directory = self._job.attempt_dir(action.attempt)
 
         def work() -> None:
-            found = []
+            stacks = []
             for beat in heartbeats.read(directory / "heartbeat"):
                 if beat.pid:
                     text = stack_dumps.request(beat.pid, beat.start_ticks, directory, deadline_s=STACKS_DEADLINE_S)
-                    found.append((beat.rank, text))
-            self._loop.call_soon(lambda: self._reporter.processes.stacks(action.attempt, found))
+                    stacks.append((beat.rank, text))
+            self._loop.call_soon(lambda: self._reporter.processes.stacks(action.attempt, stacks))
 
         self._threads.start("stacks", work, awaited=False)
 

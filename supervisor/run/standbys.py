@@ -203,30 +203,30 @@ class Standbys:
         directory = self._job.attempt_dir(attempt)
 
         def work() -> None:
-            found = importing_ranks(directory, len(ranks))
-            if found is not None:
-                self._loop.call_soon(lambda: self._read(attempt, ranks, found))
+            importing = importing_ranks(directory, len(ranks))
+            if importing is not None:
+                self._loop.call_soon(lambda: self._read(attempt, ranks, importing))
 
         self._threads.recur("standby-records", work)
 
-    def _read(self, attempt: int, ranks: Sequence[RankInfo], found: Sequence[ImportingRank]) -> None:
+    def _read(self, attempt: int, ranks: Sequence[RankInfo], importing: Sequence[ImportingRank]) -> None:
         if attempt != self._attempt or self._done or self._commands is not None:
             return
-        if all(rank.imported for rank in found):
+        if all(rank.imported for rank in importing):
             self._log_taken()
         now = self._loop.clock.now()
         self._recorded_t = now if self._recorded_t is None else self._recorded_t
-        if not all(rank.trains for rank in found) and now < self._recorded_t + UNSEEN_STEPS_S:
-            if not all(rank.imported for rank in found):
+        if not all(rank.trains for rank in importing) and now < self._recorded_t + UNSEEN_STEPS_S:
+            if not all(rank.imported for rank in importing):
                 return
-            if why := busy_cores(len(found)):
+            if why := busy_cores(len(importing)):
                 self._set(StandbyState(why=f"{why}, so standbys are prepared after the first step", is_due=True), is_logged=False)
                 return
-        is_started = {rank.local_rank: rank.pid for rank in ranks} == {number: rank.pid for number, rank in enumerate(found)}
-        if why := next((rank.refused for rank in found if rank.refused), "" if is_started else NO_INTERPRETER):
+        is_started = {rank.local_rank: rank.pid for rank in ranks} == {number: rank.pid for number, rank in enumerate(importing)}
+        if why := next((rank.refused for rank in importing if rank.refused), "" if is_started else NO_INTERPRETER):
             self._refuse(why)
             return
-        self._commands = [rank.command for rank in found]
+        self._commands = [rank.command for rank in importing]
         self._due_t = now + SETTLE_S
         self._set(StandbyState(why=SOON, is_due=True), is_logged=False)
 
@@ -289,14 +289,14 @@ class Standbys:
 def importing_ranks(directory: Path, count: int) -> list[ImportingRank] | None:
     """Return what is known of local ranks 0 to `count` - 1 of an attempt; None where one of them has not written its record."""
     beats = {beat.local_rank: beat for beat in heartbeats.read(directory / "heartbeat")}
-    found = []
+    importing = []
     for local_rank in range(count):
         with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):
             record = msgspec.json.decode((directory / f"imports-{local_rank}.json").read_bytes(), type=RecordedImports)
             beat = beats[local_rank]
             trains = beat.steps > 0 or beat.rounds
-            found.append(ImportingRank(beat.pid, command_line(beat.pid), record.refused, trains or beat.imported, trains))
-    return found if len(found) == count else None
+            importing.append(ImportingRank(beat.pid, command_line(beat.pid), record.refused, trains or beat.imported, trains))
+    return importing if len(importing) == count else None
 
 
 def started_cold(directory: Path, ranks: Sequence[int]) -> dict[int, str]:

@@ -357,7 +357,7 @@ def _signal_in(groups: dict[str, str | None]) -> int | None:
 
 def _fact(groups: dict[str, str | None], line: str, end: str = "failed") -> tuple[Evidence, ...]:
     """Return the evidence of an end; () for an exit code of 0. end: the verb, where there is neither code nor signal."""
-    code = int(told) if (told := groups.get("code")) else None
+    code = int(code_text) if (code_text := groups.get("code")) else None
     signum = _signal_in(groups)
     if signum is None and code is not None:
         signum = signal_of(code)

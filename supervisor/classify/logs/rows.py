@@ -133,7 +133,7 @@ class Signature:
 
     def values(self, match: PatternMatch) -> dict[str, Value]:
         """Return the row's words, and the fields of a match without empty groups, texts that are not of their type, impossible ranks."""
-        found: dict[str, Value] = {name: words for name, words in ((MEANING, self.meaning), (ADVICE, self.advice)) if words}
+        values: dict[str, Value] = {name: words for name, words in ((MEANING, self.meaning), (ADVICE, self.advice)) if words}
         for name, kind in self.fields:
             text = match[name]
             if text is None:
@@ -143,8 +143,8 @@ class Signature:
             except (ValueError, OverflowError):
                 continue
             if name != RANK or (isinstance(value, int) and 0 <= value < MOST_RANKS):
-                found[name] = value
-        return found
+                values[name] = value
+        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,9 +303,9 @@ def _of_messages(table: dict[str, Any], patterns: _Patterns, messages: Messages)
     """Return the same of a row that names kernel messages."""
     _need(table["where"] == ["kernel"] and "anchors" not in table, 'messages go with where = ["kernel"], and without anchors')
     wanted = _strings(table, "messages")
-    unknown = [one for one in wanted if one not in messages]
+    unknown = [name for name in wanted if name not in messages]
     _need(bool(wanted) and not unknown, f"messages: no such kernel message: {unknown}")
-    forms = tuple(form for one in wanted for form in messages[one])
+    forms = tuple(form for name in wanted for form in messages[name])
     detail: Pattern | None = None
     own: tuple[str, ...] = ()
     if "pattern" in table:

@@ -177,12 +177,12 @@ def _evidence_of(tail: Tail, read: Callable[[bytes], Sequence[Evidence]]) -> lis
     if not whole:
         return ends
     numbers = [part.number for part in whole]
-    found = [*_by_rows("\n".join(part.text for part in whole).encode("utf-8", "replace"), numbers, tail.t, read)]
-    if not any(fact.claim is not None for fact in found):
+    facts = [*_by_rows("\n".join(part.text for part in whole).encode("utf-8", "replace"), numbers, tail.t, read)]
+    if not any(fact.claim is not None for fact in facts):
         data, folded = log_end.unfolded(end, tail.number)
-        found += _by_rows(data, folded, tail.t, read) if data else []
-    stated = {(fact.claim.cause, fact.line) for fact in found if fact.claim is not None}
-    return ends + found + [fact for fact in _listed(parts, tail.rank, tail.t) if fact.claim and (fact.claim.cause, fact.line) not in stated]
+        facts += _by_rows(data, folded, tail.t, read) if data else []
+    stated = {(fact.claim.cause, fact.line) for fact in facts if fact.claim is not None}
+    return ends + facts + [fact for fact in _listed(parts, tail.rank, tail.t) if fact.claim and (fact.claim.cause, fact.line) not in stated]
 
 
 def _start_of(tail: Tail) -> int:
@@ -222,11 +222,11 @@ def _listed(parts: Sequence[_Part | None], rank: int | None, t: float) -> list[E
     starts: list[int] = []
     of_parts: list[_Part] = []
     length = 0
-    found: list[Evidence] = []
+    facts: list[Evidence] = []
     for part in parts:
         if part is not None and (claim := closed_lists.claim_of_xid(part.text)) is not None:
             when = t or float(part.number)
-            found.append(
+            facts.append(
                 Evidence("log", f"listed.{claim.cause.value}", part.line[:2000], rank, when, free_text=True, line=part.number, claim=claim)
             )
         piece = closed_lists.squashed(part.text) if part is not None else "\0"
@@ -239,8 +239,8 @@ def _listed(parts: Sequence[_Part | None], rank: int | None, t: float) -> list[E
         at = bisect_right(starts, hit.start) - 1
         part = of_parts[max(at, 0)]
         when = t or part.number + min(hit.start - starts[max(at, 0)], 9999) / 10000
-        found.append(Evidence("log", hit.name, part.line[:2000], rank, when, free_text=True, line=part.number, claim=hit.claim))
-    return found
+        facts.append(Evidence("log", hit.name, part.line[:2000], rank, when, free_text=True, line=part.number, claim=hit.claim))
+    return facts
 
 
 def is_weak(facts: Sequence[Evidence]) -> bool:

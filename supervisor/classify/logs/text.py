@@ -129,7 +129,7 @@ def read(data: bytes, *, whole: bool = True) -> Line:
     if (match := _SYSLOG.fullmatch(text)) and match["node"]:  # first: the time would match a prefix below
         return Line(text, node=match["node"], kernel=match["text"])
     for _ in range(_MOST_PREFIXES):
-        match = next((found for prefix in _PREFIXES if (found := prefix.match(text))), None)
+        match = next((prefix_match for prefix in _PREFIXES if (prefix_match := prefix.match(text))), None)
         if match is None:
             break
         groups = match.groupdict()

@@ -121,14 +121,14 @@ def direct_causes(trace: str) -> list[tuple[str, str]]:
     An exception that the program handled is left out, with those that it was raised `from`.
     """
     *parts, _ = trace.rpartition(HANDLED)[2].split(DIRECT)
-    found = []
+    causes = []
     for part in parts:
         finder = Finder()
         for number, line in enumerate(part.splitlines(), start=1):
             finder.feed(Line(line), number)
         raised = [printed_exception for traceback in finder.finish() for printed_exception in traceback.raised]
-        found += [(raised[-1].text, part)] if raised else []
-    return found
+        causes += [(raised[-1].text, part)] if raised else []
+    return causes
 
 
 class PrintedException(Struct, frozen=True):

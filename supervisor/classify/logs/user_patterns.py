@@ -139,29 +139,29 @@ class _StepCount:
 
     def _first(self, nodes: Sequence[Node]) -> tuple[frozenset[str], bool]:
         """Return the characters with which a sequence may begin, and whether it may be empty."""
-        found: frozenset[str] = frozenset()
+        firsts_so_far: frozenset[str] = frozenset()
         for node in nodes:
             name = _name(node)
             if name in _ONE_CHARACTER:
-                return found | self._set(node), False
+                return firsts_so_far | self._set(node), False
             if name in {"AT", "ASSERT", "ASSERT_NOT"}:
-                found |= {_A_PLACE}
+                firsts_so_far |= {_A_PLACE}
                 continue
             if name in _REPEATS:
                 first, nullable = self._first(list(node[1][2]))
                 nullable = nullable or node[1][0] == 0
             elif name == "BRANCH":
                 firsts = [self._first(list(branch)) for branch in node[1][1]]
-                first, nullable = frozenset().union(*(one for one, _ in firsts)), any(empty for _, empty in firsts)
+                first, nullable = frozenset().union(*(characters for characters, _ in firsts)), any(empty for _, empty in firsts)
             elif name in {"SUBPATTERN", "ATOMIC_GROUP"}:
                 (inner,) = _inner(node)
                 first, nullable = self._first(inner)
             else:  # a reference to a group
                 first, nullable = self._sample, True
-            found |= first
+            firsts_so_far |= first
             if not nullable:
-                return found, False
-        return found, True
+                return firsts_so_far, False
+        return firsts_so_far, True
 
     def _set(self, node: Node) -> frozenset[str]:
         """Return the characters that a node of one character may match, under any flags; all where the sample has none of them."""
@@ -170,7 +170,7 @@ class _StepCount:
             tree = _parser.parse("", flags)
             tree.append(node)
             patterns.append(_compiler.compile(tree, flags))
-        return frozenset(one for one in self._sample if any(pattern.match(one) for pattern in patterns)) or self._sample
+        return frozenset(character for character in self._sample if any(pattern.match(character) for pattern in patterns)) or self._sample
 
 
 def _name(node: Node) -> str:

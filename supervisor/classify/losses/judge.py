@@ -76,8 +76,8 @@ class NumberJudge:
                 return []
             of_name = (rule for rule in self._rules[reading.capture] if rule.names is None or rule.names.fullmatch(reading.name))
             tracks = self._tracks[key] = tuple(_Track(rule) for rule in of_name)
-        found = (_judged(track, reading) for track in tracks)
-        return [finding for finding in found if finding is not None]
+        changes = (_judged(track, reading) for track in tracks)
+        return [finding for finding in changes if finding is not None]
 
     def _is_again(self, key: tuple[int, str], reading: NumberReading) -> bool:
         """Whether this is another print of the step before. A bar shows its numbers once more after it has moved on by one."""

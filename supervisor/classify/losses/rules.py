@@ -92,9 +92,9 @@ def problem_of(pattern: str) -> str:
     return "" if "value" in groups else "it has no group for the number, written as (?P<value>...)"
 
 
-def merged(ours: Sequence[LossRule], users: Sequence[LossRule], disabled: frozenset[str] = frozenset()) -> tuple[LossRule, ...]:
+def merged(own: Sequence[LossRule], users: Sequence[LossRule], disabled: frozenset[str] = frozenset()) -> tuple[LossRule, ...]:
     """Return the rules in use: one of the user's replaces ours of the same id. disabled: ids that the user switched off."""
-    by_id = {rule.id: rule for rule in (*ours, *users)}
+    by_id = {rule.id: rule for rule in (*own, *users)}
     return tuple(rule for name, rule in by_id.items() if name not in disabled)
 
 

@@ -108,6 +108,6 @@ class _Counting:
         self.hits_so_far = 0
 
     def hits(self, block: bytes) -> Sequence[tuple[int, int]]:
-        found = self._scanner.hits(block)
-        self.hits_so_far += len(found)
-        return found
+        hits = self._scanner.hits(block)
+        self.hits_so_far += len(hits)
+        return hits

@@ -167,8 +167,8 @@ class DrilledJob:
         """Return what supervise decided from this time on (Unix seconds)."""
         failures = (failure for incident in self.view().incidents for failure in incident.failures)
         rows = ((failure.decided_t, failure.decision) for failure in failures)
-        made = (Decision(t, decision.verdict, decision.plan) for t, decision in rows if t is not None and decision is not None)
-        return [decision for decision in made if decision.t >= since_t - POLL_S]
+        decisions = (Decision(t, decision.verdict, decision.plan) for t, decision in rows if t is not None and decision is not None)
+        return [decision for decision in decisions if decision.t >= since_t - POLL_S]
 
 
 def is_alive(beat: RankHeartbeat) -> bool:

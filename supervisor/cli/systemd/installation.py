@@ -71,8 +71,8 @@ def text(name: str) -> str:
 def job_unit(job: str, user: str, directory: Path, root: Path = _HOST) -> JobUnit:
     """Return the facts of a job's unit. Raises SuperviseError (64) for those that no unit below `root` can have."""
 
-    def refuse(what: str, hint: str) -> SuperviseError:
-        return SuperviseError(what, hint=hint, exit_code=ExitCode.USAGE)
+    def refuse(problem: str, hint: str) -> SuperviseError:
+        return SuperviseError(problem, hint=hint, exit_code=ExitCode.USAGE)
 
     name_user = "Name the user that the job runs as with --user."
     if not is_job_name(job):

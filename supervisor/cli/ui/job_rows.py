@@ -81,8 +81,8 @@ def row_of(status: Status, view: JobView, address: str, changed_t: float) -> Job
     state, tone = state_of(status)
     total = status.total_steps if status.total_steps and status.step is not None and not status.step_relative else None
     saved = max(filter(None, (status.saved, status.verified)), key=lambda stored: -stored.age_s, default=None)
-    what, do, look = _need(status, address)
-    group = RowGroup.NEEDS if what else RowGroup.RUNS if status.runs and status.run else RowGroup.ENDED
+    need, do, look = _need(status, address)
+    group = RowGroup.NEEDS if need else RowGroup.RUNS if status.runs and status.run else RowGroup.ENDED
     return JobRow(
         job=status.job,
         node=status.node,
@@ -90,7 +90,7 @@ def row_of(status: Status, view: JobView, address: str, changed_t: float) -> Job
         group=group,
         state=state,
         tone=tone,
-        what=clean(what),
+        what=clean(need),
         where="" if status.last_incident is None or status.state is not StateWord.FAILED else clean(status.last_incident.where),
         do=clean(do),
         look=look,

@@ -95,8 +95,8 @@ def mpi_rank(environ: Mapping[str, str]) -> tuple[int, int, int] | None:
 
 def file_name(kind: str, local_rank: int | None, pid: int) -> str:
     """Return the name of a process's "error", "stacks" or "collectives" file; `local_rank` None: it has claimed no slot."""
-    who = UNCLAIMED if local_rank is None else str(local_rank)
-    return f"{kind}-{who}-{pid}.{_SUFFIXES[kind]}"
+    owner = UNCLAIMED if local_rank is None else str(local_rank)
+    return f"{kind}-{owner}-{pid}.{_SUFFIXES[kind]}"
 
 
 def start_ticks_of(pid: int) -> int | None:

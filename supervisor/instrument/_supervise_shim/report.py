@@ -235,20 +235,20 @@ def _of_url(url: str) -> str:
 
 def _of_frames(trace: TracebackType | None) -> str:
     """Return where the innermost call of socket.create_connection, urllib3's or http.client's went: their exceptions do not tell."""
-    found = ""
+    place = ""
     while trace is not None:
         frame, trace = trace.tb_frame, trace.tb_next
         name = frame.f_globals.get("__name__")
         if frame.f_code.co_name == "create_connection" and name in {"socket", "urllib3.util.connection"}:
             address = frame.f_locals.get("address")
-            found = f"{address[0]}:{address[1]}" if isinstance(address, tuple) and len(address) > 1 else found
+            place = f"{address[0]}:{address[1]}" if isinstance(address, tuple) and len(address) > 1 else place
         elif name == "http.client":
             connection = frame.f_locals.get("self")
             host, port = getattr(connection, "host", None), getattr(connection, "port", None)
-            found = f"{host}:{port}" if isinstance(host, str) and isinstance(port, int) else found
+            place = f"{host}:{port}" if isinstance(host, str) and isinstance(port, int) else place
         elif name == "urllib.request" and isinstance(host := frame.f_locals.get("host"), str) and ":" in host:
-            found = host
-    return found
+            place = host
+    return place
 
 
 def _cut(text: str, most: int) -> str:

@@ -102,7 +102,7 @@ class WaitingProcess:
 
         record = json.loads(source)
         try:
-            made, preload = self._prepare(source, record, make)
+            program, preload = self._prepare(source, record, make)
         except Refused as refused:
             self._refuse(str(refused))
         except LeftToRank as module:
@@ -120,22 +120,22 @@ class WaitingProcess:
         may_change = [] if "*" in preload.read else [name for name in MAY_CHANGE if name not in preload.read]
         self._send({"ready": True, "may_change": may_change, **facts})
         gates = self._take_over(record, preload, title, fixed)
-        made.keep_back(gates)
+        program.keep_back(gates)
         collections.go_on()
-        return made
+        return program
 
     def _prepare(self, source: bytes, record: dict[str, Any], make: Callable[[bytes], Any]) -> tuple[Any, Preload]:
         if record["refused"]:
             raise Refused(record["refused"])
         if not record["modules"].keys() >= {*NEEDED}:
             raise Refused("the rank does not import torch")
-        made = make(source)
+        program = make(source)
         preload = Preload(record, self._order.left_out)
         preload.run()
         preload.check()
         if any(os.fstat(fd).st_size > MOST_OUTPUT_BYTES for fd in self._outputs):
             raise Refused("its imports print too much")
-        return made, preload
+        return program, preload
 
     # messages
 

@@ -347,10 +347,10 @@ class ImportWatcher:
             return None
         for finder in sys.meta_path:
             find = None if finder is self else getattr(finder, "find_spec", None)
-            found: ModuleSpec | None = None if find is None else find(name, path, target)
-            if found is not None:
-                self._tap(name, found.loader)
-                return found
+            module_spec: ModuleSpec | None = None if find is None else find(name, path, target)
+            if module_spec is not None:
+                self._tap(name, module_spec.loader)
+                return module_spec
         return None
 
     @quiet

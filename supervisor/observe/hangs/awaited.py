@@ -180,9 +180,9 @@ def _of_fd(pid: int, fd: int, around: Surroundings) -> Awaited | None:
 def _pipe(pid: int, link: str, around: Surroundings, text: str) -> Awaited:
     others = around.holders(link, but=pid)
     if others:
-        who = ", ".join(map(shown_process, others[:MOST]))
+        holders = ", ".join(map(shown_process, others[:MOST]))
         return Awaited(
-            AwaitedKind.PIPE, link, f"{text} that {who} {'has' if len(others) == 1 else 'have'} open", lives=True, pids=tuple(others)
+            AwaitedKind.PIPE, link, f"{text} that {holders} {'has' if len(others) == 1 else 'have'} open", lives=True, pids=tuple(others)
         )
     own = [fd for fd in procfs.descriptors(pid) if procfs.link(f"/proc/{pid}/fd/{fd}") == link]
     if len(own) > 1:
@@ -249,8 +249,8 @@ def _file(path: str, holders: Sequence[int], begun: Mapping[int, float]) -> Awai
     locked_by = _locked_by(path)
     writer = _pid_in(path, status.st_size)
     if locked_by or holders:
-        who = f"locked by {shown_process(locked_by)}" if locked_by else f"{' and '.join(map(shown_process, holders[:MOST]))} opened it"
-        return replace(awaited, text=f"the file {path} ({age}; {who})", lives=True, pids=(locked_by,) if locked_by else tuple(holders))
+        access = f"locked by {shown_process(locked_by)}" if locked_by else f"{' and '.join(map(shown_process, holders[:MOST]))} opened it"
+        return replace(awaited, text=f"the file {path} ({age}; {access})", lives=True, pids=(locked_by,) if locked_by else tuple(holders))
     if writer and procfs.waits(writer).state not in {"", "Z", "X"}:
         return replace(awaited, text=f"the file {path} ({age}; it names {shown_process(writer)})", lives=True)
     is_seen = os.geteuid() in {0, status.st_uid}

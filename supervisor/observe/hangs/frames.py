@@ -82,13 +82,13 @@ class ThreadStack(Struct, frozen=True):
 
 def parse(text: str) -> tuple[ThreadStack, ...]:
     """Return the threads of a dump of faulthandler, the main thread first and ours left out; none where the text is no dump."""
-    found: list[tuple[str, list[StackFrame]]] = []
+    threads: list[tuple[str, list[StackFrame]]] = []
     for line in text.splitlines():
         if thread := _THREAD.match(line):
-            found.append((thread[2] or thread[1], []))
-        elif found and (frame := _FRAME.match(line)) and len(found[-1][1]) < MOST_FRAMES:
-            found[-1][1].append(StackFrame(frame[1], int(frame[2]) if frame[2].isdigit() else 0, frame[3]))
-    return _cleaned(ThreadStack(name, tuple(frames)) for name, frames in reversed(found))
+            threads.append((thread[2] or thread[1], []))
+        elif threads and (frame := _FRAME.match(line)) and len(threads[-1][1]) < MOST_FRAMES:
+            threads[-1][1].append(StackFrame(frame[1], int(frame[2]) if frame[2].isdigit() else 0, frame[3]))
+    return _cleaned(ThreadStack(name, tuple(frames)) for name, frames in reversed(threads))
 
 
 def parse_py_spy(text: str) -> tuple[ThreadStack, ...]:

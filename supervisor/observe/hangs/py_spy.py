@@ -22,5 +22,5 @@ def stacks(pid: int, *, deadline_s: float) -> tuple[tuple[ThreadStack, ...], str
     answer = run_system_command([program, "dump", "--nonblocking", "--json", "--pid", str(pid)], deadline_s)
     if answer is None:
         return (), "py-spy did not end in time"
-    found = parse_py_spy(answer.text)
-    return found, "" if found else f"py-spy ended with {answer.code} and no stacks"
+    threads = parse_py_spy(answer.text)
+    return threads, "" if threads else f"py-spy ended with {answer.code} and no stacks"

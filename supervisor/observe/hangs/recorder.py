@@ -63,7 +63,7 @@ class ProcessGroup(Struct, frozen=True):
 
         NCCL's run in their order, so what stands before one that is over is over too: the parts of a coalesced one are never marked.
         """
-        over = [at for at, one in enumerate(self.last) if one.done]
+        over = [at for at, entry in enumerate(self.last) if entry.done]
         last = self.last[over[-1] + 1 :] if over and self.backend == "nccl" else self.last
         begun = next((collective for collective in last if not collective.done and not collective.is_p2p), None)
         return begun or next((collective for collective in last if not collective.done), None)
@@ -143,7 +143,7 @@ def _collective(entry: dict[str, Any]) -> Collective:
         str(entry.get("profiling_name") or "?").rpartition(":")[2],
         int(entry["p2p_seq_id"] if is_p2p else entry["collective_seq_id"]),
         bool(entry.get("retired")) or entry.get("state") == "completed",
-        sizes=tuple(tuple(int(size) for size in one) for one in entry.get("input_sizes") or ()),
+        sizes=tuple(tuple(int(size) for size in shape) for shape in entry.get("input_sizes") or ()),
         is_p2p=is_p2p,
         timeout_s=None if timeout_ms is None else float(timeout_ms) / 1000,
     )

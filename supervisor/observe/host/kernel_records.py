@@ -73,9 +73,9 @@ def evidence(record: KernelRecord, signatures: Signatures, processes: JobProcess
     catalogue, scanner = signatures()
     if not scanner.hits(record.text.encode()):
         return ()
-    found = claims(Evidence("kernel", "record", record.text, t=record.t, free_text=not record.sure), catalogue)
+    facts = claims(Evidence("kernel", "record", record.text, t=record.t, free_text=not record.sure), catalogue)
     kept = []
-    for fact in found:
+    for fact in facts:
         whose, rank = _whose(fact, processes)
         oom = fact.claim is not None and fact.claim.cause is Cause.HOST_OOM
         if whose is ProcessOwner.OTHER:

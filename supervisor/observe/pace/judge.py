@@ -159,7 +159,7 @@ class PaceJudge:
         if t - began_t < LEAST_S or any(sample.steps == before[rank].steps for rank, sample in ranks.items()):
             return []
         self._first_t = t if self._first_t is None else self._first_t
-        found: list[PaceNews] = []
+        news: list[PaceNews] = []
         if t - self._first_t >= 2 * self._window_s:
             wall_ns = (t - began_t) * 1e9
             shares = {rank: self._share(rank, before[rank], sample, wall_ns) for rank, sample in ranks.items()}
@@ -167,9 +167,9 @@ class PaceJudge:
             self._counted += 1
             while self._intervals[0].t < t - self._window_s and len(self._intervals) > LEAST_INTERVALS:
                 self._intervals.popleft()
-            found = [*self._stragglers(), *self._pace.take(t, *_steps(before, ranks))]
+            news = [*self._stragglers(), *self._pace.take(t, *_steps(before, ranks))]
         self._start(t, ranks)
-        return found
+        return news
 
     def _start(self, t: float, ranks: Mapping[int, RankSample]) -> None:
         self._begin, self._samples = (t, dict(ranks)), 0

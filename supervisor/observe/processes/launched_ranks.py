@@ -70,9 +70,9 @@ class LaunchedRanks:
             os.close(self._wake)
             raise
 
-    def add_descendants(self, found: Iterable[ProcessStat]) -> None:
+    def add_descendants(self, processes: Iterable[ProcessStat]) -> None:
         """Take the descendants of the guardian. From any thread."""
-        self._found.put(tuple(found))
+        self._found.put(tuple(processes))
         self._poke()
 
     def add_claimed(self, ranks: Iterable[RankInfo]) -> None:
@@ -139,8 +139,8 @@ class LaunchedRanks:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wake)
                 while not self._found.empty():
-                    found = self._found.get()
-                    for fd in self._of_heartbeat(found) if isinstance(found, RankInfo) else self._new(found):
+                    news = self._found.get()
+                    for fd in self._of_heartbeat(news) if isinstance(news, RankInfo) else self._new(news):
                         poller.register(fd, select.POLLIN)
         with self._open:
             wake, self._wake = self._wake, -1
@@ -161,12 +161,12 @@ class LaunchedRanks:
         self._claimed_ends.pop(info.rank, None)
         yield fd
 
-    def _new(self, found: Sequence[ProcessStat]) -> Iterable[int]:
+    def _new(self, processes: Sequence[ProcessStat]) -> Iterable[int]:
         """Yield a pidfd of each process that is a rank and was none before.
 
         A process that was forked and has not executed its program yet has its parent's environment: it is judged again once that changes.
         """
-        for process in found:
+        for process in processes:
             own = _environment(process.pid)
             if own == self._judged.get(process.key):
                 continue

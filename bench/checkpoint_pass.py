@@ -6,7 +6,7 @@ renamed into the directory of a small job that trains, as the end of a save does
 
 Each kind is seen twice, with a real S3 server (Swift) on this machine: behind a proxy through which no upload gets, for the time to
 verified with the mirror stopped, and as it is, for the time to uploaded. Both times begin with the first byte that is read: how soon a
-save is noticed does not grow with its size, and stands beside them (`noticed_s`). The bounds are measured in each round: the disk's rate is
+save is noticed does not grow with its size, and is beside them (`noticed_s`). The bounds are measured in each round: the disk's rate is
 a plain read of the same files, cold, and the network's is boto3's own transfer of them to the same server. Bytes read are the growth of
 `rchar` of all processes of `supervise`, CPU seconds are theirs as well, both less what they were in two idle seconds before. A disk that is
 faster than the network fills the 256 MiB that may wait, and the rest is read again: so the reads are also measured while the mirror keeps

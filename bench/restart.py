@@ -3,7 +3,7 @@
 In: --repetitions N, --jobs, --kinds, --flat N. Out: one JSON object on stdout: medians and ranges, every run, which runs failed, and what
 was left out and why. The kinds of a repetition follow each other in turns, so that a busy machine is busy for all. One run gives four
 figures: launch → first step of the last rank, kill -9 of rank 1 → first step of both new ranks, SIGTERM → no process left, and how long the
-steps are that the job makes while standbys start beside it. CPU seconds are those of all processes of a run.
+steps are that the job makes while standbys start next to it. CPU seconds are those of all processes of a run.
 
 --flat N kills a rank of one job N times, and counts memory, descriptors and threads of supervisor, guardian and agent after each restart.
 """

@@ -110,7 +110,7 @@ def rates(place: Path, mib: int, rounds: int) -> dict[str, dict[str, Any]]:
 
 
 def measure(place: Path, pairs: int, mib: int = 512) -> list[Figure]:
-    """Judge the digest against its manifest; the others stand beside it."""
+    """Judge the digest against its manifest; the others stand next to it."""
     rates_by_case = rates(place, mib, max(3, min(pairs, 9)))
     return [
         at_least(

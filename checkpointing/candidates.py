@@ -75,7 +75,7 @@ class SelectionOptions:
     suspect: bool = False
     #: Limits the rate of reading. None: as fast as the disk gives.
     throttle: Throttle | None = None
-    #: Asked before each MiB; once it says True, the rest stays unread and counts as `unknown`.
+    #: Asked before each MiB; once it says True, the rest stays unread and is treated as `unknown`.
     interrupted: Callable[[], bool] = never
     #: Reports how far a long read is, and remembers the disks that do not answer.
     watch: ReadWatch = field(default_factory=ReadWatch)

@@ -82,7 +82,7 @@ class Lineages:
     """The lineages of one job on this node."""
 
     def __init__(self, catalogue: CheckpointCatalogue, run: str = "") -> None:
-        """Read what earlier runs recorded. `run`: the one that goes on now, "" for a reader."""
+        """Read what earlier runs recorded. `run`: the one that continues now, "" for a reader."""
         self._catalogue = catalogue
         self._lock = threading.Lock()  # of the record; not held while waiting for a disk
         self._writing = threading.Lock()

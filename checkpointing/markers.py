@@ -1,6 +1,6 @@
 """The marks by which frameworks tell a save that has not ended from a whole one, as one table.
 
-A save is marked by its own name, by a file that stands beside it until it has ended, or by the tracker: the file that names the newest
+A save is marked by its own name, by a file that is next to it until it has ended, or by the tracker: the file that names the newest
 save, and that the framework writes last. Marked is not whole, even if every byte is there: the framework's own loader passes it over.
 """
 
@@ -61,7 +61,7 @@ _WORDS: Final = re.compile(
     r"(?:[._/-]|\d|$)",
     re.IGNORECASE,
 )
-#: NeMo's marker is named by the save without these, and stands beside the directories of ranks.
+#: NeMo's marker is named by the save without these, and is beside the directories of ranks.
 _NEMO_SUFFIXES: Final = (".nemo", ".ckpt", "-EMA")
 _NEMO_RANKS: Final = re.compile(r"mp_rank_\d+|tp_rank_\d+_pp_rank_\d+")
 _MOST_LEVELS_UP: Final = 4  # verl: global_step_20/actor/model_world_size_2_rank_0.pt
@@ -79,7 +79,7 @@ def may_be_unfinished(path: str) -> bool:
 
 
 def unfinished(path: str) -> str:
-    """Return why the framework takes a save for unfinished, by a file beside it or beside its directory; "" if none is there."""
+    """Return why the framework takes a save for unfinished, by a file next to it or beside its directory; "" if none is there."""
     for row in of(MarkerKind.BESIDE):
         for beside in _names(path):
             marker = row.form.format(beside)

@@ -253,7 +253,7 @@ class _Tally:
         self.notes: list[str] = []
 
     def refuse(self, verification: Verification, *, is_declared: bool) -> None:
-        """Tally one. What is declared to be a checkpoint counts as one, though no format claims it."""
+        """Tally one. What is declared to be a checkpoint is treated as one, though no format claims it."""
         why = (verification.path, verification.reason)
         if verification.verdict in REJECTED_FOR:
             self.to_reject.append(((verification.path, verification.identity, verification.reason), REJECTED_FOR[verification.verdict]))

@@ -144,7 +144,7 @@ def _of_the_run(stem: str) -> bool:
 
 
 def _worded(stem: str) -> int | None:
-    """Return the number beside the first of `_WORDS` that has one; the last such number, if the word stands there twice."""
+    """Return the number beside the first of `_WORDS` that has one; the last such number, if the word is there twice."""
     for before, after in zip(_BEFORE, _AFTER, strict=True):
         steps = before.findall(stem) or after.findall(stem)
         if steps:

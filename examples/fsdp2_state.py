@@ -1,4 +1,4 @@
-"""FSDP2 with checkpoints in shards: killed anywhere, it goes on from the newest whole one, also on another number of GPUs.
+"""FSDP2 with checkpoints in shards: killed anywhere, it continues from the newest whole one, also on another number of GPUs.
 
     supervise -- torchrun --nproc-per-node=2 examples/fsdp2_state.py --steps 1000
 

@@ -2,7 +2,7 @@
 
     supervise -- torchrun --nproc-per-node=2 examples/resumable.py --steps 1000
 
-Kill a rank (kill -9), stop the job (SIGTERM to supervise), tear the newest checkpoint: the next attempt goes on where it can. The script
+Kill a rank (kill -9), stop the job (SIGTERM to supervise), tear the newest checkpoint: the next attempt continues where it can. The script
 also runs without supervise, under torchrun or by itself; then nobody tells it to save, and the rest works all the same.
 """
 

@@ -196,7 +196,7 @@ class Check:
     """
 
     name: str
-    #: The kind of its subjects: what stands before the colon of their names.
+    #: The kind of its subjects: what is before the colon of their names.
     subject: str
     #: The probes whose readings it judges.
     needs: tuple[str, ...]
@@ -258,7 +258,7 @@ class Readings:
         return self._by_name.get(name, {}).get(subject)
 
     def number(self, name: str, subject: str = HOST) -> float | None:
-        """Return a number (bool counts as 0 or 1), None where there is none."""
+        """Return a number (bool is treated as 0 or 1), None where there is none."""
         value = self.value(name, subject)
         return value if isinstance(value, int | float) else None
 

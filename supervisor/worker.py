@@ -9,7 +9,7 @@
     if worker.save_requested(): ...     the job will be stopped; this node's ranks may save, without an agreement on the step
     with worker.phase("eval"): ...      report what the script does, so that a long one is not called a hang; at_most_s=900 sets its limit
     if not worker.agree(ok): ...        once per step: a batch is bad on some rank, so that every rank leaves it out
-    worker.barrier("data", 600)         wait for all ranks; who does not come is named, with the line where it stands
+    worker.barrier("data", 600)         wait for all ranks; who does not come is named, with the line where it is
     worker.batch_plan()                 this rank's share of the global batch on unequal GPUs, or None
     worker.saved()                      report that the checkpoint is complete, if torch did not write it
     worker.resume_from()                the verified checkpoint to start from, or None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _DELAY_S: Final = 1.0
 _LINE_EVERY_S: Final = 30.0
 _FRAME_S: Final = 0.1
-#: The rate is that of so many seconds; after so many without a report their number stands in its place.
+#: The rate is that of so many seconds; after so many without a report their number is in its place.
 _RATE_OF_S: Final = 30.0
 _SILENT_S: Final = 10.0
 #: A terminal of fewer columns gets no bar, and of the amounts what is left alone.
@@ -190,7 +190,7 @@ class ProgressBar:
                 amounts = self._amounts(now, is_narrow=display.console.width < _WIDE)
                 display.update(task, description=name, completed=self._done, total=self._total or None, amounts=amounts)
                 display.refresh()
-            except (OSError, ValueError):  # nobody sees it any more: the work goes on
+            except (OSError, ValueError):  # nobody sees it any more: the work continues
                 self._is_on, self._display = False, None
 
     def _clear(self) -> None:

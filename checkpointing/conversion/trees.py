@@ -1,6 +1,6 @@
 """A checkpoint as it is converted: nested dictionaries and lists, with tensors that are read only when they are written.
 
-Everything that is done to names stands here: which prefixes a wrapper put before them, which part of a checkpoint is the model's, and what
+Everything that is done to names is here: which prefixes a wrapper put before them, which part of a checkpoint is the model's, and what
 a tensor is called where a format knows no nesting (`layers.0.weight`, as torch.distributed.checkpoint joins them).
 """
 
@@ -141,7 +141,7 @@ def rebuilt(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Mapping[Any, A
 
 
 def placed(tree: Tree, path: Path, leaf: Any) -> None:  # noqa: ANN401 -- any leaf
-    """Put a leaf into a tree of dictionaries and lists; a number in the path stands for a place in a list."""
+    """Put a leaf into a tree of dictionaries and lists; a number in the path means a place in a list."""
     for key, following in pairwise(path):
         beneath: Tree = [] if isinstance(following, int) else {}
         if isinstance(tree, list):
@@ -158,7 +158,7 @@ def placed(tree: Tree, path: Path, leaf: Any) -> None:  # noqa: ANN401 -- any le
 def without_prefixes(tree: Tree) -> tuple[Tree, int]:
     """Return a tree without the prefixes of wrappers in its keys, and how many keys had one.
 
-    `module.` is DDP's where every key beside it has it. Raises CheckpointingError where two keys become the same.
+    `module.` is DDP's where every key next to it has it. Raises CheckpointingError where two keys become the same.
     """
     n_changed = 0
 

@@ -44,7 +44,7 @@ class Examination:
     """What a format found: the verdict, why, and where in the training the content says it was saved.
 
     `level` as in model.Verification. `also` are further reasons. `format` is set where the row's own name would say too little.
-    `files` are the members of a directory that belong to the checkpoint; () stands for all that are in it. `non_finite` are tensors that
+    `files` are the members of a directory that belong to the checkpoint; () means all that are in it. `non_finite` are tensors that
     hold NaN or Inf: a note, whatever the verdict. `unlisted` is what its pickles would call beyond the list of known names:
     `verify` decides about that, because it depends on who wrote the file.
     """
@@ -178,7 +178,7 @@ def examine_file(source: FileReader, path: str, *, bulk: bool) -> Examination:
 
 
 def examine_member(tree: Tree, name: str, *, bulk: bool) -> Examination:
-    """Look at one file of a directory by itself; its name stands before each reason. Raises OSError and Interrupted."""
+    """Look at one file of a directory by itself; its name is before each reason. Raises OSError and Interrupted."""
     entry = tree.entries.get(name)
     if entry is None:
         return Examination(Verdict.INCOMPLETE, f"{name} is missing")

@@ -93,7 +93,7 @@ class ReadWatch:
         self._left: list[_Read] = []
 
     def note_move(self) -> None:
-        """Note that what is waited for goes on."""
+        """Note that what is waited for continues."""
         self.n_moves += 1
         self._moved()
 
@@ -124,7 +124,7 @@ class ReadWatch:
         return self._follow(path, call, device, n_bytes, why, reading.interrupted)
 
     def call(self, places: str, work: Callable[[], T]) -> T:
-        """Return or raise what `work` does, which reads names and no content: it goes on while its thread gets a processor now and then.
+        """Return or raise what `work` does, which reads names and no content: it continues while its thread gets a processor now and then.
 
         places: where it reads, for the lines. Raises DiskSilent; Interrupted if nobody waits for it any more.
         """

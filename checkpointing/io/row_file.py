@@ -60,7 +60,7 @@ class TableChange(NamedTuple, Generic[R]):
 
 
 class _Row(msgspec.Struct, frozen=True):
-    """A line. content: as it stands there, so that many digests are not decoded before they are asked for."""
+    """A line. content: as it is there, so that many digests are not decoded before they are asked for."""
 
     row: str
     key: str
@@ -72,7 +72,7 @@ _ROWS: Final = msgspec.json.Decoder(_Row)
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a row stands in the file."""
+    """Where a row is in the file."""
 
     offset: int
     n_bytes: int

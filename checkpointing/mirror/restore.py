@@ -5,7 +5,7 @@ right. A second restore of the same checkpoint waits for the first (checkpointin
 already is never replaced: if it has the right content, or is another whole checkpoint, it is the answer; else PathOccupied is raised.
 
 A checkpoint that several nodes wrote to their own disks is restored whole to each of them: ranks of torch.distributed.checkpoint read the
-shards of all. If a node has its own part, and all of that is right, only the missing files are downloaded and put beside it.
+shards of all. If a node has its own part, and all of that is right, only the missing files are downloaded and put next to it.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class Uploads:
             self._abandon(sendings)
 
     def drop_passed(self, read_now: str = "") -> None:
-        """Abandon what was sent in a pass and is not to be sent after all. read_now: the key of which a read begins, which goes on."""
+        """Abandon what was sent in a pass and is not to be sent after all. read_now: the key of which a read begins, which continues."""
         with self._wake:
             goes_on = {read_now, *(entry.key for entry in self._queue.entries())}
             dropped = [self._passed.pop(key) for key in list(self._passed) if key not in goes_on]

@@ -89,7 +89,7 @@ def save(  # noqa: PLR0913 -- each is a choice of its own, and all but two have 
         if keep is not None and step is not None:
             with contextlib.suppress(OSError):  # the checkpoint stands; what could not be removed is tried again at the next save
                 prune(os.path.dirname(final), keep, step)  # noqa: PTH120 -- paths are plain strings throughout the package
-        together.meet()  # everybody goes on when the checkpoint is there, and not before
+        together.meet()  # everybody continues when the checkpoint is there, and not before
     return final
 
 
@@ -103,7 +103,7 @@ def target_of(path: str, step: int | None, *, sharded: bool = False) -> str:
 
 
 def step_of(step: Any, failure: str) -> int:  # noqa: ANN401 -- whatever a script counts with
-    """Return a step that a name has room for, from whatever counts as an integer. Raises CheckpointingError that begins with `failure`."""
+    """Return a step that a name has room for, from whatever is treated as an integer. Raises CheckpointingError that begins with `failure`."""
     try:
         number = operator.index(step)
     except TypeError:

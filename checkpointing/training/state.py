@@ -6,7 +6,7 @@
 
 What is taken are the training's own tensors (of FSDP2 the shards, DTensors), through torch.distributed.checkpoint.state_dict, not copies.
 
-*Names.* A wrapper holds the module in an attribute (`module`, `_orig_mod`, …), which stands in torch's keys. `plain_name` walks from the
+*Names.* A wrapper holds the module in an attribute (`module`, `_orig_mod`, …), which is in torch's keys. `plain_name` walks from the
 model along a key and leaves these out. `module` is left out only where its holder is one of torch's wrappers: a module of the user's may
 have a part of that name.
 
@@ -329,7 +329,7 @@ def _like(value: Any, own: Any) -> Any:  # noqa: ANN401 -- tensors, and what a m
 
 
 def _position(loader: Any) -> dict[str, Any]:  # noqa: ANN401 -- as in state
-    """Return where a loader or its sampler stands in the data."""
+    """Return where a loader or its sampler is in the data."""
     for part in _parts_of(loader):
         if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
             return {"state": part.state_dict()}

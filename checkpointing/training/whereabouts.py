@@ -1,4 +1,4 @@
-"""Where another rank stands in its program: file, line and function of its training thread, asked over a socket.
+"""Where another rank is in its program: file, line and function of its training thread, asked over a socket.
 
 Each rank that meets others keeps a listening socket and a thread that waits in accept(): a rank that hangs in C code with the GIL released
 still answers, and nothing polls. Address and password stand in the store of torch's process group under
@@ -31,7 +31,7 @@ _MOST_BYTES: Final = 4096
 MOST_ASKED: Final = 16
 MOST_NAMED: Final = 4
 GONE: Final = "its process is gone"
-#: How long a rank that answers is looked at before it counts as standing still: longer than ranks.py takes to leave a meeting that is over.
+#: How long a rank that answers is looked at before it is treated as standing still: longer than ranks.py takes to leave a meeting that is over.
 _STILL_S: Final = 2.0
 _C10D: Final = "torch/distributed/distributed_c10d.py"
 _COLLECTIVES: Final = frozenset({
@@ -123,7 +123,7 @@ def ask(store: Any, rank: int) -> RankPlace:  # noqa: ANN401 -- torch's store
 
 
 def described(store: Any, ranks: Sequence[int], task: str = "") -> str:  # noqa: ANN401 -- torch's store
-    """Say of ranks that did not come where they stand: `rank 3 did not: it stands at train.py:112 in evaluate`.
+    """Say of ranks that did not come where they stand: `rank 3 did not: it is at train.py:112 in evaluate`.
 
     task: who waits in it too is passed over. "" where nobody is left.
     """

@@ -43,7 +43,7 @@ class Limits:
     #: Share of a rank's pairs by which it is judged: the pair at this place of its sorted pairs is slow. A third: one good pair in
     #: three acquits, since no slow rank has any.
     of_pairs: float = 1 / 3
-    #: Share of meetings that failed from which a pair counts as always failing.
+    #: Share of meetings that failed from which a pair is treated as always failing.
     always: float = 0.75
 
 

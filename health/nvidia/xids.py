@@ -75,7 +75,7 @@ class Effect(StrEnum):
     """What a code is for a job that was running on the GPU."""
 
     GPU = "gpu"  # the GPU needs a reset, a reboot or a person before it can be used
-    PROCESS = "process"  # the process is ended, the GPU goes on
+    PROCESS = "process"  # the process is ended, the GPU continues
     NOTE = "note"  # nothing is to be done
     ECHO = "echo"  # another event is the cause
     REGISTERS = "registers"  # the rest of the line decides: NVLink 5
@@ -140,7 +140,7 @@ _IGNORE, _RESTART, _RESET, _REBOOT, _DRAIN = Action.IGNORE, Action.RESTART, Acti
 _YES, _RESET_FIRST, _NO = Retry.YES, Retry.AFTER_RESET, Retry.NO
 _ECC, _LOST, _NVLINK = GpuPart.MEMORY, GpuPart.BUS, GpuPart.LINK
 
-#: An exception in one of the GPU's engines (copy, video, JPEG, optical flow): the process is ended, the GPU goes on.
+#: An exception in one of the GPU's engines (copy, video, JPEG, optical flow): the process is ended, the GPU continues.
 _ENGINES = (
     {39: "CE0", 40: "CE1", 41: "CE2", 70: "CE3", 71: "CE4", 72: "CE5", 75: "CE6", 76: "CE7", 77: "CE8", 85: "CE9"}
     | {code: f"CE{code - 116}" for code in range(126, 136)}

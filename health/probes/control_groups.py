@@ -65,7 +65,7 @@ def own_path(controller: str, groups_file: str | Path = "/proc/self/cgroup") -> 
 def read(controller: str, root: str = "/") -> list[ControlGroup]:
     """Return our group and those above it, the nearest first, in each hierarchy that may have the controller.
 
-    root: the directory that counts as /.
+    root: the directory that is treated as /.
     """
     at = root.rstrip("/")
     paths = own_path(controller, f"{at}/proc/self/cgroup")

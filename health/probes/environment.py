@@ -115,7 +115,7 @@ def _versions(ask: Ask) -> dict[str, Json]:
 
 
 def _compat(ask: Ask) -> str:
-    """Return the newest libcuda that stands in for the driver's, where the linker may find it. Its name ends in its version."""
+    """Return the newest libcuda that is in for the driver's, where the linker may find it. Its name ends in its version."""
     library_path = ask.environ.get("LD_LIBRARY_PATH") or os.environ.get("LD_LIBRARY_PATH", "")
     places = [Path(ask.at(word)) for word in library_path.split(":") if word.startswith("/")]
     for pattern in ("cuda*/compat", "cuda*/compat/lib"):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from health.model import Ask
 
 NAME: Final = "kernel_log"
-#: The most records of one read. A flood is not waited for: the session's next read goes on there.
+#: The most records of one read. A flood is not waited for: the session's next read continues there.
 MOST_RECORDS: Final = 200_000
 #: How much of a syslog file's end is read.
 MOST_BYTES: Final = 4 << 20
@@ -180,7 +180,7 @@ class _Placing:
         self._written_t = written_t
 
     def placed(self, finding: LogFinding) -> LogFinding:
-        """Return the finding with wall times; None stands for a time that is not known."""
+        """Return the finding with wall times; None means a time that is not known."""
         first = self._wall(finding.t)
         last = self._wall(finding.last_t) if finding.last_t is not None else first
         if last is None and self.now - self._written_t > _DAY_S:

@@ -52,7 +52,7 @@ _SLICE_S: Final = 0.25
 #: CPU to go to sleep on is running in one sample.
 _SAMPLES: Final = 5
 _BETWEEN_SAMPLES_S: Final = 0.02
-#: A process that does not rest for so long is running.
+#: A process that does not rest for this long is running.
 _RESTLESS_S: Final = 0.5
 #: No answer is as long as that: whatever writes it is no prober of ours.
 _LONGEST_ANSWER: Final = 64 << 20

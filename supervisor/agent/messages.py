@@ -225,7 +225,7 @@ class Go:
 class StopCommand:
     """End the ranks: `signum`, KILL after `grace_s`; then wait for a Go (`exit_code` None), or exit with this code.
 
-    failure: why the supervisor ends the attempt, "" if it did not fail. for_all: no node of the job goes on, so that the rendezvous is
+    failure: why the supervisor ends the attempt, "" if it did not fail. for_all: no node of the job continues, so that the rendezvous is
     closed.
     """
 
@@ -361,7 +361,7 @@ def decode_command(line: bytes) -> Command:
     return command
 
 
-def _as_type(value: Any, kind: Any) -> Any:  # noqa: ANN401 - JSON, and a type as it stands at a field
+def _as_type(value: Any, kind: Any) -> Any:  # noqa: ANN401 - JSON, and a type as it is at a field
     """Return a value of JSON as `kind`: one of the types that the fields of the commands have."""
     items = get_args(kind)
     if isinstance(kind, type) and is_dataclass(kind):

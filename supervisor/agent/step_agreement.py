@@ -7,7 +7,7 @@ a gloo group of its own. So all ranks learn of a bad batch at the same call, and
 ranks, whose text classify/signatures/training.toml knows. Without supervise nothing is counted.
 
 *A rank that never calls it* is named when the group's time is over: those that wait write into torch's store that they do; who has not
-written is asked where it stands (checkpointing/training/whereabouts.py).
+written is asked where it is (checkpointing/training/whereabouts.py).
 
 torch is imported by the script: outside torch.distributed there is one rank, and the answer is what was given.
 """

@@ -6,7 +6,7 @@ hang no other is started. URL and secret stay here: messages name the host alone
 
 The way there is that of the environment: HTTP_PROXY, HTTPS_PROXY and NO_PROXY count. Redirects are not followed: the signed body would go
 to a place that nobody configured, such as a cloud's metadata address. Of an answer the status decides; a piece of the body is read for
-people, and whatever in it stands in the URL or is a secret is replaced. Imported only where a sink is configured: urllib3 and ssl cost
+people, and whatever in it is in the URL or is a secret is replaced. Imported only where a sink is configured: urllib3 and ssl cost
 memory (docs/guides/alerts.md).
 """
 
@@ -281,7 +281,7 @@ def _judge(response: urllib3.BaseHTTPResponse, clock: Callable[[], float], answe
 
 
 def _retry_after_s(header: str | None, now: float) -> float:
-    """Read both forms of RFC 9110 10.2.3: seconds, or a date; anything else counts as none."""
+    """Read both forms of RFC 9110 10.2.3: seconds, or a date; anything else is treated as none."""
     if header is None:
         return 0.0
     if header.strip().isdecimal():
@@ -293,7 +293,7 @@ def _retry_after_s(header: str | None, now: float) -> float:
 
 
 def abort(sock: socket.socket | None) -> None:
-    """Shut a socket, so that a thread that waits for it goes on."""
+    """Shut a socket, so that a thread that waits for it continues."""
     if sock is not None:
         with contextlib.suppress(OSError):  # it may just have ended by itself
             sock.shutdown(socket.SHUT_RDWR)

@@ -88,7 +88,7 @@ def opened(directory: Path, *, is_writer: bool = False) -> RowFile:
 
 
 def kept(directory: Path) -> tuple[KeptAlert, ...]:
-    """Return every alert of a job, oldest first, while another process may write. What was replayed counts as sent."""
+    """Return every alert of a job, oldest first, while another process may write. What was replayed is treated as sent."""
     replayed = RowFile(directory / REPLAYED, _SUBJECT)
     again = {alert.key: alert for alert in replayed.all(ALERTS)}
     return tuple(again.get(alert.key, alert) for alert in opened(directory).all(ALERTS))

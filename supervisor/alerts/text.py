@@ -154,7 +154,7 @@ def _is_restarted(alert: OutgoingAlert) -> bool:
 
 
 def needs_person(sent: Notification) -> bool:
-    """Whether nothing goes on until a person has looked, or harm is done meanwhile."""
+    """Whether nothing continues until a person has looked, or harm is done meanwhile."""
     alert = sent.alert
     if sent.state is NotificationState.RESOLVED:
         return False
@@ -188,7 +188,7 @@ def _subject(sent: Notification) -> str:
 
 
 def _first_part(sentence: str) -> str:
-    """Return what stands before the first comma, colon or full stop, as it stands within a sentence."""
+    """Return what is before the first comma, colon or full stop, as it is within a sentence."""
     part = _PAUSE.split(sentence, maxsplit=1)[0]
     return part if part[:2].isalpha() and part[:2].isupper() else part[:1].lower() + part[1:]
 

@@ -10,7 +10,7 @@ Rules:
 5. A run that ends with 0 calms all threads. One that was given up leaves its thread firing, until a later run trains.
 
 Each sink has threads of its own, because its filter decides what its receiver knows to be firing. The state is the mapping of threads: what
-receivers know, and what is still to be sent. spool.py keeps it, so that a restarted supervisor goes on with it.
+receivers know, and what is still to be sent. spool.py keeps it, so that a restarted supervisor continues with it.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def due(threads: Threads, now: float, settle_s: float, *, closing: bool = False)
 
 
 def single(alert: OutgoingAlert) -> Notification:
-    """Return a message that stands alone."""
+    """Return a message that is alone."""
     return Notification(thread_id(alert), NotificationState.MESSAGE, alert, alert.severity, since_t=alert.ts)
 
 

@@ -94,7 +94,7 @@ class JobCheckpoints:
         return self.records.listed(self.records.locations.listing)
 
     def note_move(self) -> None:
-        """Note that a selection goes on without reading: a mirror sends, or the other nodes answered."""
+        """Note that a selection continues without reading: a mirror sends, or the other nodes answered."""
         self.records.reads.note_move()
 
     def read_while(self, is_wanted: Callable[[], bool]) -> None:

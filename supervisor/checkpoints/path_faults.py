@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from supervisor.checkpoints.records import CheckpointRecords
     from supervisor.checkpoints.repair import CheckpointRepair
 
-#: How long the reading of files may take; what is not read by then counts as not whole.
+#: How long the reading of files may take; what is not read by then is treated as not whole.
 READING_S: Final = 1.0
 #: Just before the exception that it led to.
 _BEFORE_S: Final = 0.001

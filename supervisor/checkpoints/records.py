@@ -114,7 +114,7 @@ class CheckpointRecords:
     def resumable(self) -> Listing:
         """List the checkpoints from which the next attempt may resume: all, or those of this run.
 
-        By its time alone, a file that another job saved to the same directory counts as this run's. What ranks of this run were seen to
+        By its time alone, a file that another job saved to the same directory is treated as this run's. What ranks of this run were seen to
         save goes before it.
         """
         listing = self.locations.listing()

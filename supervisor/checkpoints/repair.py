@@ -260,7 +260,7 @@ class CheckpointRepair:
         """Return the directories that this run made for a checkpoint and that hold too little for any format to recognise them.
 
         Nobody lists them, but a script that takes the newest by name takes such a one. The script may have a format of its own. So one is
-        returned only where no save in it ended; where one was cut off, at a location of checkpoints; or where a whole one lies beside it.
+        returned only where no save in it ended; where one was cut off, at a location of checkpoints; or where a whole one lies next to it.
         """
         listed = self._locations.listing(candidates=True).candidates
         unfinished = [row for row in self._discovery.unfinished() if all(row[0] != candidate.path for candidate in listed)]

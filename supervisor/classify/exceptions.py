@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 #: Facts of an uncaught exception, as (source, name).
 UNCAUGHT = frozenset({("error_file", "exception"), ("launcher", "exception"), ("log", "exception"), ("tail", "last_exception")})
-#: A rank read what another one was writing: evidence that stands for the exception that it led to.
+#: A rank read what another one was writing: evidence that means the exception that it led to.
 RACE = ("checkpoint", "race")
 #: What in the script explains a race, or collectives that differ (source/standing.py).
 REASON = ("script", "reason")

@@ -33,14 +33,14 @@ _RANDOM = re.compile(r"(?<![A-Za-z0-9+/=_.~-])[A-Za-z0-9+/_.~-]{19,8191}[A-Za-z0
 _JSON = re.compile(r"^[ \t]*\{[^\n]*\}[ \t]*$", re.MULTILINE)
 #: As `base64` and MIME break it into lines, all but the last of one length.
 _WRAPPED = re.compile(r"(?<![A-Za-z0-9+/=])(?:[A-Za-z0-9+/]{60,76}\r?\n){1,1000}[A-Za-z0-9+/]{1,76}={0,2}(?![A-Za-z0-9+/=])")
-#: What stands under a secret's name and is none: nothing, a switch, a mask, the name of a variable. `${TOKEN:?}` looks like a name and
+#: What is under a secret's name and is none: nothing, a switch, a mask, the name of a variable. `${TOKEN:?}` looks like a name and
 #: its value, too.
 _NO_SECRET = re.compile(r"|none|null|true|false|\*{3,}|<[a-z _-]*>|\$[A-Z_]+|[\"']?\$\{\w+(:\?)?\}[\"']?|\?\}", re.IGNORECASE)
 #: What `digest` returns.
 MARKED: Final = re.compile(rf"{secret_forms.MARK}[0-9a-f]{{8}}>")
 #: Under these names stand digests without a key, of texts that may hold a secret.
 _OPEN_DIGESTS: Final = frozenset({"command_digest"})
-#: A shorter value, or a word of small letters up to the second, stands in too much ordinary text: AUTH_MODE=default.
+#: A shorter value, or a word of small letters up to the second, is in too much ordinary text: AUTH_MODE=default.
 SHORTEST_KNOWN: Final = 6
 LONGEST_WORD: Final = 11
 #: A part of a value in base64 that is shorter may be a part of any text.
@@ -190,7 +190,7 @@ def _shown(value: str) -> str:
 
 
 def digest(value: str) -> str:
-    """Return the short digest that stands for a secret."""
+    """Return the short digest that means a secret."""
     return f"{secret_forms.MARK}{hmac.digest(_key, value.encode('utf-8', 'surrogateescape'), 'sha256').hex()[:8]}>"
 
 

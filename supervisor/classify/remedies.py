@@ -2,7 +2,7 @@
 
 A hint names an object: a loader, a remote store, a cache, a GPU. It is given only where the evidence shows that object, because a
 remedy for what is not there costs a person an hour. Two things are a hint's condition: the facts that its text names, `{path}` say, and
-the `Condition`s beside it. Of the alternatives of one line the first that holds is given; a line may give none.
+the `Condition`s next to it. Of the alternatives of one line the first that holds is given; a line may give none.
 
 The card, `why`, `supervise classify` and the alerts all have their remedies from here; docs/reference/causes.md lists the table.
 """
@@ -94,12 +94,12 @@ def has_loader(verdict: FailureVerdict) -> bool:
 
 
 def _says(pattern: re.Pattern[str]) -> Holds:
-    """Whether the evidence that the verdict stands on has these words."""
+    """Whether the evidence that the verdict is on has these words."""
     return lambda verdict: any(pattern.search(fact.text) for fact in verdict.because if fact.claim is not None or fact.name == "exception")
 
 
 def _stands_on(prefix: str) -> Holds:
-    """Whether the verdict stands on a signature of this name."""
+    """Whether the verdict is on a signature of this name."""
     return lambda verdict: any(fact.claim is not None and fact.name.startswith(prefix) for fact in verdict.because[:2])
 
 

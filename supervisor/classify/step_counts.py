@@ -24,7 +24,7 @@ _COUNTS = (
     re.compile(r"[\[(]\s{0,8}(?P<done>\d{1,12})/\s{0,8}(?P<total>\d{1,12})[\])]"),
     re.compile(r"(?<![\w/.:-])(?P<done>\d{1,12})/(?P<total>\d{1,12})(?![\w/.:-])"),
 )
-#: What stands before a count of something else than the steps of the training.
+#: What is before a count of something else than the steps of the training.
 _NOT_OF_TRAINING = re.compile(
     r"(?i)(?<![a-z])(?:val|valid|validation|test|testing|eval|evaluat\w*|download\w*|load\w*|fetch\w*|sav\w*|map|tokeniz\w*|shards?|files?"
     r"|examples)(?![a-z])"

@@ -34,7 +34,7 @@ COMPLETE_VARIABLE = "_SUPERVISE_COMPLETE"
 #: The attribute of a command's function that says whether it takes a CMD.
 _TAKES_COMMAND = "takes_command"
 _OURS = frozenset({"config", "assignments", "takeover"})
-#: How the usage of a command that takes a CMD shows where it stands.
+#: How the usage of a command that takes a CMD shows where it is.
 BEFORE_CMD = "[OPTIONS] -- CMD..."
 
 #: What the value of a setting is called in a command's help, where that is not its type.

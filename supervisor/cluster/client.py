@@ -1,6 +1,6 @@
 """This node's part in the protocol (member.py), and its connection to the coordinator, in a thread of its own.
 
-The supervisor's loop gives it what happens here, the ticks too: so a loop that stands still sends no beat. What the node has to do comes
+The supervisor's loop gives it what happens here, the ticks too: so a loop that makes no progress sends no beat. What the node has to do comes
 back by `emit`, from this thread. `find_at` names the coordinator's host, after each meeting of the agents. Where it does not answer, this
 tries again without end, and nobody waits for it.
 
@@ -213,7 +213,7 @@ class NodeClient:
                 self._is_trying, self._next_try_t = False, now + RETRY_S
 
     def _try(self, address: CoordinatorAddress) -> None:
-        """In a thread of its own: a host that is gone, or a name that nobody resolves, takes seconds, in which time goes on here."""
+        """In a thread of its own: a host that is gone, or a name that nobody resolves, takes seconds, and time passes here."""
         try:
             sock = socket.create_connection((address.host, address.port), timeout=CONNECT_S)
         except (OSError, ValueError, OverflowError):  # ValueError: a name that is none

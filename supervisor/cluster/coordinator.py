@@ -2,7 +2,7 @@
 
 `step(state, message) -> (state, outputs)`, without a clock and without IO. It lives in the supervisor of one node, the host, whose core
 judges the reports. Each node has one connection to it, over which everything comes once and in order. Where `CoordinatorState.memory`
-differs after a step, it is on the disk before the outputs are carried out: so a coordinator that is started again goes on, once its members
+differs after a step, it is on the disk before the outputs are carried out: so a coordinator that is started again continues, once its members
 are back and have posted again.
 
 The rules:

@@ -28,7 +28,7 @@ _LINES = 64  # that are sent at once
 MOST_UNSENT = 64 * 2**20
 #: How long nobody is accepted where this process has no descriptor left: the listener stays readable, and would be tried without end.
 PAUSE_S = 0.5
-#: A host that does not acknowledge for so long is unreachable. The host of a stopped process acknowledges. (TCP_USER_TIMEOUT would end the
+#: A host that does not acknowledge for this long is unreachable. The host of a stopped process acknowledges. (TCP_USER_TIMEOUT would end the
 #: connection of such a process too, once it has taken all that fits.)
 UNREACHABLE_S = 5
 _PROBE_S = 1  # after so long without a byte the host is asked, and then as often
@@ -175,13 +175,13 @@ class LineSocket:
 
 
 class LineListener:
-    """A listening socket that stands in a selector, but for a moment after it could accept nobody. One thread uses it."""
+    """A listening socket that is in a selector, but for a moment after it could accept nobody. One thread uses it."""
 
     def __init__(self, listener: socket.socket, selector: selectors.BaseSelector, longest: int) -> None:
         listener.settimeout(0.0)
         selector.register(listener, selectors.EVENT_READ, self)
         self._listener, self._selector, self._longest = listener, selector, longest
-        self._again_t: float | None = None  # when it stands in the selector again
+        self._again_t: float | None = None  # when it is in the selector again
 
     def accept(self) -> LineSocket | None:
         """Return who connects, None where he has gone again, or there is no descriptor for him: then he waits in the backlog."""
@@ -213,7 +213,7 @@ class LineListener:
 
 
 class Inbox(Generic[_Item]):
-    """What other threads give to the thread that waits in a selector. Its descriptor stands there with the inbox as its data."""
+    """What other threads give to the thread that waits in a selector. Its descriptor is there with the inbox as its data."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._items: deque[_Item] = deque()

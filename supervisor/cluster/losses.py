@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from supervisor.cluster.model import ClusterRules, SharedAttempt
     from supervisor.cluster.records import CoordinatorState, NodeRecord
 
-#: A usual step may take so many times its time before it counts as missing.
+#: A usual step may take so many times its time before it is treated as missing.
 _USUAL_STEPS = 2.0
 
 

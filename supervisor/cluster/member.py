@@ -8,7 +8,7 @@ node's disk (kept.py) before the outputs are carried out.
 The rules:
 
 1. *The coordinator's word.* The node acts on the end and the decision that the coordinator sends, and on nothing else.
-2. *Another attempt* than its open one in a Welcome shows that the job went on without this node, or that the coordinator lost its memory:
+2. *Another attempt* than its open one in a Welcome shows that the job continued without this node, or that the coordinator lost its memory:
    the node steps aside. Its ranks are stopped, and nothing is counted.
 3. *A meeting that it had given up* when its number came is void.
 4. *No coordinator.* Where none can be reached for `closed_s`, or one that can be reached is silent for `silent_s`, and no own rank ends a
@@ -334,7 +334,7 @@ def _silent(state: MemberState, stepped_s: float | None, step_s: float | None) -
     if silent_s > wait_s:
         text = f"no coordinator of the nodes answered for {wait_s:g} s"
     elif text and stepped_s is not None and stepped_s < limit_s:
-        text = ""  # every rank takes part in a step: nobody goes on without this node
+        text = ""  # every rank takes part in a step: nobody continues without this node
     elif text:
         text += ", and no rank of this node ended a step"
     outputs: tuple[MemberOutput, ...] = ()

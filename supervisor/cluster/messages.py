@@ -186,7 +186,7 @@ class FromNode(Struct, frozen=True):
 class NodeClosed(Struct, frozen=True):
     """The newest connection of a node has ended, or leads nowhere. Not given where a newer one has taken its place.
 
-    unreachable_s: its host did not answer for so long before.
+    unreachable_s: its host did not answer for this long before.
     """
 
     t: float
@@ -257,7 +257,7 @@ class LinkOpened(Struct, frozen=True):
 
 
 class LinkClosed(Struct, frozen=True):
-    """The connection has ended, or leads nowhere. unreachable_s: the coordinator's host did not answer for so long before."""
+    """The connection has ended, or leads nowhere. unreachable_s: the coordinator's host did not answer for this long before."""
 
     t: float
     unreachable_s: float = 0.0

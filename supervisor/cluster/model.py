@@ -31,7 +31,7 @@ class ClusterRules:
     #: Members have so long to come back to a coordinator that began after their attempt; one that knows of no attempt waits so long for
     #: nodes that know more.
     rejoin_s: float = 60.0
-    #: A node that finds no coordinator for so long ends its ranks, and stops (`nodes.wait_s`).
+    #: A node that finds no coordinator for this long ends its ranks, and stops (`nodes.wait_s`).
     wait_s: float = 600.0
     look_s: float = 20.0  # how long the looks of all nodes are waited for
     looks_apart_s: float = 60.0  # from one round of looks to the next

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _OF_A_SCHEDULER = ("SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST", "SYSTEMD_EXEC_PID")
 
 
-def to_policy(  # noqa: PLR0913  what is known of the command, each by name
+def to_policy(  # noqa: PLR0913  facts of the command, each by name
     settings: Settings,
     launcher: Launcher,
     knobs: tuple[Knob, ...] = (),

@@ -24,7 +24,7 @@ class RecoverRow:
         return ", ".join(texts)
 
 
-#: For docs/reference/settings.md; CAUSE stands for the name of a cause.
+#: For docs/reference/settings.md; CAUSE means the name of a cause.
 RECOVER_ROWS = (
     SettingRow(
         f"{RECOVER_KEY}.CAUSE.set",

@@ -75,7 +75,7 @@ def _require_ours(file: Path, part: Path, status: os.stat_result, subject: str) 
 
 
 def _trusted_uids() -> frozenset[int]:
-    """Return root, the caller and, in a user namespace that does not know root, the uid that stands for all unknown ones.
+    """Return root, the caller and, in a user namespace that does not know root, the uid that means all unknown ones.
 
     In a rootless container (Apptainer, `unshare -U`) "/" and "/home" belong to that overflow uid; without it no file could be trusted.
     """

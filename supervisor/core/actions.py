@@ -198,7 +198,7 @@ class Alert(Struct, frozen=True):
     # recurring_failure, gpu_quarantined, memory_held, batch_changed;
     # node_health: this node became worse; change_ignored: a rank trains with another value than a plan set;
     # unkilled: KILL did not end a process; started_from_scratch: a checkpoint was there, and the attempt began without it;
-    # hang: the ranks stand still, and the attempt goes on; foreign_checkpoint: the ranks loaded another training's;
+    # hang: the ranks stand still, and the attempt continues; foreign_checkpoint: the ranks loaded another training's;
     # save_gone: the newest save of this run was removed; strange_loss, slow_training;
     # straggler: a rank or a node makes the others wait; memory_forecast: memory will be used up
     kind: str

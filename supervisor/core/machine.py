@@ -11,7 +11,7 @@ The rules:
 3. *Every wait has a timer.* A part that does not answer is ended from outside (EndLauncher), and that answer always comes.
 4. *A request to stop outranks a failure.* StopRequested turns every stage into STOPPING or ENDED. Ranks that die then did what was
    requested.
-5. *Health decides where an attempt begins, not whether a running one goes on*, except for the checks that health.evict_on names. An attempt
+5. *Health decides where an attempt begins, not whether a running one continues*, except for the checks that health.evict_on names. An attempt
    begins when its checkpoint is chosen and this node was examined (CHECKING, between SELECTING and STARTING), or when that took too
    long. After a failure of the program it does not wait: what was last seen of the node holds.
 6. *Nodes agree before their ranks start.* Where a job has several nodes under torch's agent, an attempt begins with their meeting: then

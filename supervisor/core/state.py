@@ -3,7 +3,7 @@
     JobState > run: Run > what one start of the job by a person keeps over its attempts
              > attempt: Attempt > what is known of the current attempt, or of the last one where none runs
 
-A new run is `run=Run(...)`, a new attempt is `attempt=Attempt(...)`: nothing of the one before stays. What outlives a run stands in
+A new run is `run=Run(...)`, a new attempt is `attempt=Attempt(...)`: nothing of the one before stays. What outlives a run is in
 JobState itself. What is not in here cannot influence a decision.
 
 The journal stores the state beside each decision, and a takeover continues from the last one (supervisor/view/job_facts.py). Every field
@@ -163,7 +163,7 @@ class Run(Struct, frozen=True):
     findings: tuple[Finding, ...] | None = None  # of this node's examination before it; None: not known yet
     # what is known of the program and the node
     unfinished_before: bool = False  # the last run of the same command did not end well
-    goes_on: bool = False  # that run was ended from outside, and its training goes on in this one
+    goes_on: bool = False  # that run was ended from outside, and its training continues in this one
     programs: tuple[str, ...] = ()
     knob_values: tuple[tuple[str, str], ...] = ()  # as a rank's framework holds them
     disputes: tuple[tuple[str, str, str], ...] = ()  # knob, value in a rank, planned value
@@ -201,7 +201,7 @@ class Attempt(Struct, frozen=True):
     missing: int = 0  # nodes that it waits for at the rendezvous, where fewer are there than it may begin with
     missing_until_t: float | None = None  # how long it waits for them; None: it never did
     met_ranks: int = 0  # those of all members, 0: unknown
-    scratch_refusal: Plan | None = None  # what stands in for its beginning from scratch, where its nodes meet
+    scratch_refusal: Plan | None = None  # what is in for its beginning from scratch, where its nodes meet
     unsaved_refusal: Plan | None = None  # the same, if ranks of any node were seen to save
     node: int = 0  # number of this node among those that met
     # its ranks
@@ -245,12 +245,12 @@ class Attempt(Struct, frozen=True):
     ended_as: str = ""  # kind of that end (supervisor/cluster/model.py)
     peers_failed_node_check: bool = False  # others failed the node check before its ranks, and leave
     stop_wanted: JobDecision | None = None  # this node cannot begin it, and a person has to act
-    decided: str = ""  # kind of the decision about it, or aside: the job went on without this node
+    decided: str = ""  # kind of the decision about it, or aside: the job continued without this node
     decision: JobDecision | None = None  # None where it counts nothing
 
     @property
     def trains(self) -> bool:
-        """Whether it is known to have made a training step: a hook counted one, or the script's own step went on from its first."""
+        """Whether it is known to have made a training step: a hook counted one, or the script's own step continued from its first."""
         step = None if self.progress.relative else self.progress.step
         return self.steps_seen > 0 or (self.first_step is not None and step is not None and step > self.first_step)
 

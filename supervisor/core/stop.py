@@ -339,7 +339,7 @@ def on_unsaved_found(state: JobState, event: UnsavedFound) -> Step:
 def finish_stopped(state: JobState, outcome: str = "") -> Step:
     """Leave with 75 where the job is to go on later, else with 128+n: nothing failed, a stop was requested.
 
-    It goes on later after a scheduler's notice, and where the ranks saved on request, or ended well by themselves after one; never where a
+    It continues later after a scheduler's notice, and where the ranks saved on request, or ended well by themselves after one; never where a
     person ended it by INT, before or after that. A job that came to its own end before any request is done.
     """
     stop = state.run.stop

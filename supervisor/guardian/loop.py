@@ -252,7 +252,7 @@ class GuardianLoop:
     def _leave_as_orphan(self, ending: TreeTermination) -> None:
         if not ending.stuck:  # a process that survives KILL may still hold a GPU, and a connection to the other ranks
             self._last_word.say()
-        # only processes that asked to be left alone are left: their output goes on being read
+        # only processes that asked to be left alone are left: their output continues being read
         self._outputs.drain.sync(DrainRequest(self._leave_with_last_word, pass_s=0.4, log_s=0.4, to_the_end=bool(ending.detached)))
 
     def _leave_with_last_word(self, streams: list[OutputStream]) -> None:

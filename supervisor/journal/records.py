@@ -46,7 +46,7 @@ class OtherFormatError(SuperviseError):
         )
 
 
-#: A clock on the wall that is so near to `t` is not written beside it.
+#: A clock on the wall that is so near to `t` is not written next to it.
 SAME_CLOCK_S = 1.0
 _OPEN = b'{"crc":"'
 _FRAME = re.compile(rb'\{"crc":"([0-9a-f]{8})","len":([0-9]{1,10}),"rec":')
@@ -214,7 +214,7 @@ def event_taken(  # noqa: PLR0913 (a record's fields)
 ) -> EventTaken:
     """Return the record of an event: its fields and those of the actions, each under the name of its class.
 
-    What the nodes of an attempt reported stands in the journal of each: of a thousand nodes it would be one record of many MiB.
+    What the nodes of an attempt reported is in the journal of each: of a thousand nodes it would be one record of many MiB.
     """
     event = replace(event, reports=()) if isinstance(event, events.ReportsGathered) else event
     acts = tuple((type(action).__name__, lean(action)) for action in taken)
@@ -276,7 +276,7 @@ def decode(rec: bytes) -> Record | None:
 
 
 def _complete(taken: EventTaken, t: float) -> None:
-    """Add what stands beside the fields of an event and not among them."""
+    """Add what is beside the fields of an event and not among them."""
     taken.data.setdefault("t", t)
     taken.data.setdefault("attempt", taken.attempt)
 

@@ -39,7 +39,7 @@ SWITCHES = frozenset({"activation_checkpointing", "cpu_offload", "mixed_precisio
 ON = "on"
 #: A grad_accum that counts so is the global batch, which a plan shares out over unequal GPUs (uneven.py).
 PLANNED = "planned"
-#: `Knob.counts` of a flag that a row of the user's writes without a value (row_flags.py); its value is ON where it stands in the command.
+#: `Knob.counts` of a flag that a row of the user's writes without a value (row_flags.py); its value is ON where it is in the command.
 ALONE = "alone"
 #: What a knob's number may count; the first is the default.
 COUNTS = {"batch_size": ("gpu", "global"), "grad_accum": ("rank", "world", "derived", PLANNED)}

@@ -110,7 +110,7 @@ def require_writable(path: str, text: str, key: str, value: str) -> None:
 
 
 def key_in(path: str, text: str, key: str) -> str | None:
-    """Return what stands at the key of a file's text. Raises EditError."""
+    """Return what is at the key of a file's text. Raises EditError."""
     return value_at(text, bindings.FORMS[Path(path).suffix], key)
 
 

@@ -1,6 +1,6 @@
 """Finds the value of each declared knob in the command, a file or the environment.
 
-An impossible declaration ends the start: SuperviseError 78, or 64 if it stands on the command line.
+An impossible declaration ends the start: SuperviseError 78, or 64 if it is on the command line.
 """
 
 from __future__ import annotations

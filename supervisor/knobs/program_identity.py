@@ -44,7 +44,7 @@ def _digest(parts: Iterable[bytes]) -> str:
 
 
 def _script(script: programs.Script, cwd: Path) -> str:
-    """Return the digest of a script's content, and of the names, sizes and times of the modules beside it."""
+    """Return the digest of a script's content, and of the names, sizes and times of the modules next to it."""
     if script.kind != "file":
         return ""
     path = cwd / script.target

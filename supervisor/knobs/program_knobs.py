@@ -1,6 +1,6 @@
 """The knobs that a recognised program's own flags enable, without a declaration.
 
-A knob is enabled only if its value is sure: its flag stands in the command or in a file that the command names, or its default is known.
+A knob is enabled only if its value is sure: its flag is in the command or in a file that the command names, or its default is known.
 It is unavailable if the script sets it itself, if its flag may be abbreviated, or if another flag changes its meaning. Batch size and
 accumulation are enabled together or not at all: one without the other cannot keep the global batch.
 """

@@ -71,7 +71,7 @@ def shim_mode(command: Sequence[str]) -> ShimMode:
     """Return "rank" if the command is the training process itself, "launcher" if it starts training processes.
 
     A launcher's shim leaves the launcher alone and instruments the processes that have a RANK. A command that is not known to be a rank
-    counts as a launcher: an instrumented launcher would claim rank 0's slot.
+    is treated as a launcher: an instrumented launcher would claim rank 0's slot.
     """
     python = split_python(command)
     if python is None:

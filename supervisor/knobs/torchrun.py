@@ -59,7 +59,7 @@ def recognise(command: Sequence[str], *, path: str | None = None) -> Torchrun | 
 
 
 def launcher(command: Torchrun | None) -> Launcher:
-    """Return how the ranks of a command are run: by our agent, by stock torchrun if its interpreter is unknown, or as it stands."""
+    """Return how the ranks of a command are run: by our agent, by stock torchrun if its interpreter is unknown, or as it is."""
     if command is None:
         return Launcher.PLAIN
     return Launcher.STOCK if command.interpreter is None else Launcher.ELASTIC

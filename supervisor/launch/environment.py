@@ -95,7 +95,7 @@ def resume_handover(
 ) -> ResumeHandover:
     """Return how the script gets `resume` by `way` (KnobSet.resume_way); with nothing to resume nothing is added.
 
-    `command` is the user's own. It is a template of ours only where checkpoints are declared and `{resume}` stands in it: elsewhere
+    `command` is the user's own. It is a template of ours only where checkpoints are declared and `{resume}` is in it: elsewhere
     `{step}` is the script's own (a file name's template, say). A variable of the user's keeps its value while there is nothing to resume.
     """
     is_placed = bool(settings.checkpoints.paths) and any(RESUME in word for word in command)

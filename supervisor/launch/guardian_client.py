@@ -237,7 +237,7 @@ class GuardianClient:
     def _read(self) -> None:
         try:
             self._receive()
-        finally:  # a failure of ours in there counts as the guardian's end: without its events we are of no use
+        finally:  # a failure of ours in there is treated as the guardian's end: without its events we are of no use
             self._link_ended()
 
     def _receive(self) -> None:

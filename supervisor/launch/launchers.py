@@ -37,9 +37,9 @@ class PlannedRanks(Struct, frozen=True):
     """The ranks that a command starts on this node.
 
     ranks: None is one for each GPU that is visible, 0 is unknown. how: the words that say so, "" where it is the launcher's default.
-    option: what stands before the number of ranks where a person writes it. nodes: over which that number counts.
+    option: what is before the number of ranks where a person writes it. nodes: over which that number counts.
     devices: the list of GPUs that the launcher makes visible (ALL: each), None where it leaves CUDA_VISIBLE_DEVICES as it is; place: what
-    stands before that list where a person writes it. excluded: numbers of GPUs that it leaves out. needs_several: it starts one rank alone
+    is before that list where a person writes it. excluded: numbers of GPUs that it leaves out. needs_several: it starts one rank alone
     where one GPU is visible. binds: it puts its ranks on CPUs by itself. problem: why its configuration could not be read.
     """
 

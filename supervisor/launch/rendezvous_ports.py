@@ -61,7 +61,7 @@ def is_of_several_nodes(command: Sequence[str], environ: Mapping[str, str]) -> b
 def require_usable(command: Sequence[str], environ: Mapping[str, str]) -> None:
     """Raise SuperviseError (78) where ranks find an address in their environment that can never be one.
 
-    torch asks for it as it stands until its time-out, and all that it reports then is that nobody answered. torchrun's own options may
+    torch asks for it as it is until its time-out, and all that it reports then is that nobody answered. torchrun's own options may
     have blanks and brackets, and a shell's script may take them away.
     """
     if shim_mode(command) != "rank" or not ({"RANK", "WORLD_SIZE"} & environ.keys()) or torchrun.recognise(command) is not None:

@@ -172,7 +172,7 @@ class Session(Protocol):
         ...
 
     def leave(self, exit_code: int, *, for_all: bool) -> None:
-        """Have the launcher go, whose ranks are gone; the guardian ends it where it does not. for_all: no node of the job goes on."""
+        """Have the launcher go, whose ranks are gone; the guardian ends it where it does not. for_all: no node of the job continues."""
         ...
 
     def on_guardian(self, message: GuardianEvent) -> None:

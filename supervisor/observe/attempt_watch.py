@@ -188,7 +188,7 @@ class AttemptWatch:
         self.watchers.stop()
         self.watchers = Watchers()
 
-    def sources(  # noqa: PLR0913, PLR0917  what is known of the attempt
+    def sources(  # noqa: PLR0913, PLR0917  facts of the attempt
         self,
         attempt: int,
         watchers: Watchers,

@@ -86,7 +86,7 @@ def _gpu_memory(rank: int, memory: GpuMemory) -> Evidence:
     return Evidence("heartbeat", "gpu_memory", text, rank, fields=(("reserved", str(memory.reserved)),))
 
 
-def exits(  # noqa: PLR0913  what is known of the ends, each by name
+def exits(  # noqa: PLR0913  facts of the ends, each by name
     deaths: Iterable[RankExit],
     clock: Clock,
     grace_s: float,
@@ -280,7 +280,7 @@ def _rooted(fact: Evidence, root: str, trace: str) -> Evidence:
 def logs(read: Iterable[StreamRead], *, launches: bool) -> tuple[Evidence, ...]:
     """Return the logs' evidence, each line with its rank.
 
-    `launches`: what counts as rank 0 is a launcher of several ranks, so that a line without a prefix may be any rank's.
+    `launches`: what is treated as rank 0 is a launcher of several ranks, so that a line without a prefix may be any rank's.
     """
     facts: list[Evidence] = []
     for stream in read:

@@ -54,7 +54,7 @@ BEHIND = 4
 #: The longest time of a pass, and of the last pass, for which the verdict waits: the limits if the signatures match nearly every line.
 PASS_S = 0.25
 LAST_S = 0.04
-#: The end of each stream is read in any case: what killed a rank stands there.
+#: The end of each stream is read in any case: what killed a rank is there.
 LAST_BYTES = 8 * 1024
 #: The kernel notes the time of a write as of its last tick, 1 to 10 ms ago. What a rank writes of another one's death must not precede it.
 FILE_TICK_S = 0.01

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from supervisor.job.clock import Clock
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
-#: Steps of a rank that goes on for a moment after another has failed prove nothing yet.
+#: Steps of a rank that continues for a moment after another has failed prove nothing yet.
 STILL_GOING_S = 10.0
 #: For so long a process that was killed may hold on, while its memory is taken away; nor does a loader miss its workers at once.
 LINGERS_S = 300.0

@@ -245,7 +245,7 @@ def _evidence(last: RecordedFailure) -> list[Fact]:
 
 
 def do_facts(incident: RecordedIncident, *, is_over: bool) -> list[Fact]:
-    """Return what a person does. is_over: nobody goes on with the run."""
+    """Return what a person does. is_over: nobody continues with the run."""
     last = incident.failures[-1]
     if incident.outcome == "resolved":
         return [Fact(wording.DO, "nothing: the training went on", Tone.GOOD)]

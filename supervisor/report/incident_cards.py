@@ -1,4 +1,4 @@
-"""Makes the card of the newest decision, and keeps it with what was found, beside it, in the incident's files."""
+"""Makes the card of the newest decision, and keeps it with what was found, next to it, in the incident's files."""
 
 from __future__ import annotations
 

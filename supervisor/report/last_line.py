@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def last_line(state: JobState, code: int, newest: CheckpointRef | None, *, all_verified: bool = True, mirrored: str = "") -> str:
     """Return the last line of a run: how far it came, what failed on the way and what that cost, and its newest good checkpoint.
 
-    If it was stopped, also whether the same command goes on from that. newest: as found once no rank was left. all_verified: False if a
+    If it was stopped, also whether the same command continues from that. newest: as found once no rank was left. all_verified: False if a
     later save was not verified in time. mirrored: how many of its saves the mirrors hold, "" without a mirror.
     """
     stopped = state.run.stop is not None and code != 0

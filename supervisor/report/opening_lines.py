@@ -49,7 +49,7 @@ def opening_lines(
     environ: Mapping[str, str],
     overrides: Sequence[tuple[str, str]] = (),
 ) -> list[str]:
-    """Return what a run that goes on has changed, and what happens to the batch on CUDA OOM: a line each, or none.
+    """Return what a run that continues has changed, and what happens to the batch on CUDA OOM: a line each, or none.
 
     overrides: what is changed already, by knob or env:NAME.
     """
@@ -127,7 +127,7 @@ def resume_line(settings: Settings, knob_set: KnobSet, programs_seen: Sequence[s
 def network_line(policy: Policy, overrides: tuple[tuple[str, str], ...] = ()) -> str:
     """Return what network.allow permits, "" where it permits nothing. A step whose variable the user set has no answer.
 
-    overrides: what a run that goes on has changed already.
+    overrides: what a run that continues has changed already.
     """
     ladder_steps = [name for name in policy.network.allow if not _users_own(name, policy)]
     theirs = [name for name in policy.network.allow if name not in ladder_steps]

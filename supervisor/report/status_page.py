@@ -1,6 +1,6 @@
 """What `supervise status` shows of a `Status`: its page, its ranks and its GPUs. Pure.
 
-The page begins with what is wrong, and goes on with how far the training is, what it can resume from, and what it runs on. A drawing stands
+The page begins with what is wrong, and continues with how far the training is, what it can resume from, and what it runs on. A drawing stands
 beside the numbers that it shows, never in their place.
 """
 
@@ -86,7 +86,7 @@ def status_page(status: Status, address: str, *, width: int = UNKNOWN_WIDTH) -> 
 
 
 def incident_facts(status: Status) -> list[Fact]:
-    """Return how many incidents there were, and how the last one ended; one that is not over stands at the head of the page."""
+    """Return how many incidents there were, and how the last one ended; one that is not over is at the head of the page."""
     last = status.last_incident
     if last is None or _is_first(status):
         return [Fact("incidents", str(status.incidents) if status.incidents else "none")]
@@ -318,7 +318,7 @@ def _node(status: Status) -> list[Fact]:
 
 
 def _finding(finding: Finding) -> str:
-    """Return a finding as a sentence: what it is about stands once."""
+    """Return a finding as a sentence: what it is about appears once."""
     subject = finding.subject.removeprefix("path:")
     return f"{finding.result}: {finding.reason if subject in finding.reason else f'{subject}: {finding.reason}'}"
 

@@ -1,6 +1,6 @@
 """Lays rows and columns out for a person: at a terminal of 40 to 200 columns, in a pipe, in a file.
 
-A table is data; this module alone knows widths. A row that does not fit its line goes on in the next one, in its own column; where not even
+A table is data; this module alone knows widths. A row that does not fit its line continues in the next one, in its own column; where not even
 the longest words fit, each row becomes lines of label and text. In a pipe each row is one line, aligned. A cell's tone never says what its
 text does not say.
 """
@@ -38,7 +38,7 @@ class Cell(Struct, frozen=True):
 
 
 class Table(Struct, frozen=True):
-    """Rows of as many cells as there are columns. empty: what stands there where there is no row. title: "" for none."""
+    """Rows of as many cells as there are columns. empty: what is there where there is no row. title: "" for none."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell | str, ...], ...]

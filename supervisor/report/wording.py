@@ -83,7 +83,7 @@ _PLAIN_EXIT = " exited with code 1"
 #: Phases that show that no step was made. An import is not among them: a script without torch is in it while it trains.
 _NO_STEP = frozenset({Phase.INIT, Phase.LOAD})
 _NO_EVIDENCE = "none was found"
-#: Evidence beside what the verdict stands on is no longer than this: the beginning shows the kind, and the end of it which one.
+#: Evidence beside what the verdict is on is no longer than this: the beginning shows the kind, and the end of it which one.
 _LONGEST_EVIDENCE = 400
 
 
@@ -165,7 +165,7 @@ def ranks_text(verdict: FailureVerdict | None, rank: int | None) -> str:
 
 
 def evidence_facts(verdict: FailureVerdict, facts: Sequence[Evidence], most: int) -> list[Fact]:
-    """Return the evidence: what the verdict stands on, what else shows it, what merely follows from it; and the name of the cause."""
+    """Return the evidence: what the verdict is on, what else shows it, what merely follows from it; and the name of the cause."""
     consequences = [fact for fact in facts if is_consequence(fact, verdict)]
     own = [fact for fact in facts if fact not in consequences]
     first = [*(fact for fact in own if _NCCL_LAST in fact.text), *(fact for fact in verdict.because[:1] if fact in own)]
@@ -178,7 +178,7 @@ def evidence_facts(verdict: FailureVerdict, facts: Sequence[Evidence], most: int
     if any(not line.endswith(_PLAIN_EXIT) and not line.startswith(_LAST_OUTPUT) for line in lines):
         lines = [line for line in lines if not line.endswith(_PLAIN_EXIT)]  # an exception says more
     sentence = what_text(verdict)
-    said_before = [line for line in lines if _holds(sentence, line)]  # each fact stands once, and output shows nothing where more is known
+    said_before = [line for line in lines if _holds(sentence, line)]  # each fact appears once, and output shows nothing where more is known
     lines = [line for line in lines if line not in said_before and not (said_before and line.startswith(_LAST_OUTPUT))]
     lines = lines or [_NO_EVIDENCE for _ in own[:1] if not said_before]
     shown = [Fact("", cut(line, _LONGEST_EVIDENCE) if number else line) for number, line in enumerate(lines[:most])]
@@ -260,7 +260,7 @@ def done_text(plan: Plan, attempt: int) -> str:
 
 
 def done_facts(decision: ReportDecision, *, at: str = "") -> list[Fact]:
-    """Return what supervise did, what it changed, and its notes, but for the one with a command. `at`: stands before it."""
+    """Return what supervise did, what it changed, and its notes, but for the one with a command. `at`: is before it."""
     plan = decision.plan
     is_told = all(f"{row.how} {row.old} → {row.new}" in plan.reason for row in plan.changes)
     changed = "" if is_told and plan.nproc is None else changes(plan)
@@ -274,7 +274,7 @@ def done_facts(decision: ReportDecision, *, at: str = "") -> list[Fact]:
 def do_facts(plan: Plan, *, is_over: bool, waits: str = "") -> list[Fact]:
     """Return what a person does: the command, or the first thing; then what else may help.
 
-    is_over: nobody goes on with the run. waits: what is done by itself meanwhile, and until when.
+    is_over: nobody continues with the run. waits: what is done by itself meanwhile, and until when.
     """
     commands = [match.groups() for note in plan.notes if (match := _COMMAND.fullmatch(note))]
     if commands:

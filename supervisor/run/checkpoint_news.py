@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from supervisor.report.terminal import TerminalWriter
     from supervisor.run.loop import Loop
 
-#: How often the core hears that a selection goes on: far within the time after which it gives one up (Policy.select_silence_s).
+#: How often the core hears that a selection continues: far within the time after which it gives one up (Policy.select_silence_s).
 MOVED_EVERY_S: Final = 60.0
 
 

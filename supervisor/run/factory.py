@@ -174,7 +174,7 @@ class JobFactory:
         def shape(argv: Sequence[str], nproc: int | None) -> Sequence[str]:
             if command is None:
                 return argv
-            changed = replace(command, args=tuple(argv[len(command.head) :]))  # an attempt changes only what stands behind the script
+            changed = replace(command, args=tuple(argv[len(command.head) :]))  # an attempt changes only what is behind the script
             return torchrun.stock_argv(changed, nproc)
 
         return PlainSession(context, shape, self._shim("launcher"))

@@ -52,7 +52,7 @@ class NodeRequests:
         self._unwritten: queue.SimpleQueue[act.PrintMessage] = queue.SimpleQueue()  # writes that failed; printed on the loop's thread
 
     def check(self, action: act.CheckHealth) -> None:
-        """Check this node. If the check fails, its findings are empty. If it hangs, the core's timer goes on without it."""
+        """Check this node. If the check fails, its findings are empty. If it hangs, the core's timer continues without it."""
 
         def check_node() -> tuple[tuple[Finding, ...], str]:
             node = self.health.before(*self._factory.health_paths(), alone=action.awaited)
@@ -76,7 +76,7 @@ class NodeRequests:
     def _rank_places(self, node: NodeHealth) -> tuple[Finding, ...]:
         """Warn where the ranks of the command do not fit the GPUs, and return what is proven to fail.
 
-        A run that goes on with fewer ranks than the command says is not compared.
+        A run that continues with fewer ranks than the command says is not compared.
         """
         if not self.health.has_gpus or self._loop.state.run.nproc:
             return ()

@@ -100,7 +100,7 @@ class RankRequests:
                 text = f"the look at the ranks was not kept: {path}: {error.strerror}"
             self._loop.call_soon(lambda: self._reporter.cards.look(action, text))
 
-        self._threads.start("look", work, awaited=False)  # the attempt goes on, or ends, without its page
+        self._threads.start("look", work, awaited=False)  # the attempt continues, or ends, without its page
 
     def find_save(self, action: act.FindSave) -> None:
         """Look for a checkpoint that is newer than the stop request, by its files' modification times."""

@@ -1,7 +1,7 @@
 """Worker threads for what may wait for a disk, a driver or a tool: the loop's own thread never does.
 
 An exception of a worker is never silent. If the loop waits for the worker's answer, the exception ends the run: without the answer the
-run would wait for ever. If nobody waits, it is a warning and the job goes on. If no thread can be had, the start is tried again later.
+run would wait for ever. If nobody waits, it is a warning and the job continues. If no thread can be had, the start is tried again later.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 On where OTEL_TRACES_EXPORTER names `otlp`; OpenTelemetry's other variables (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_RESOURCE_ATTRIBUTES …) say
 where to, and what beside. A thread of its own reads the journal as the metrics' does, and sends what is over: an attempt once the next one
-runs, an incident once it is closed, the run at its end. The ids follow from the run's, so a supervisor that goes on with a run goes on with
+runs, an incident once it is closed, the run at its end. The ids follow from the run's, so a supervisor that continues with a run continues with
 its trace. Nobody waits for this thread but the end of the run, up to a deadline. What is not taken is said once, and sent again.
 """
 

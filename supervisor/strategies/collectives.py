@@ -177,6 +177,6 @@ def unsynced(situation: Situation) -> Plan | None:
 
 
 def _signature(situation: Situation) -> str:
-    """Return the id of the signature that the verdict stands on, "" for none."""
+    """Return the id of the signature that the verdict is on, "" for none."""
     cause = Cause.DDP_UNSYNCED
     return next((fact.name for fact in situation.verdict.because if fact.claim is not None and fact.claim.cause is cause), "")

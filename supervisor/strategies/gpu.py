@@ -129,7 +129,7 @@ def _steps_differ(situation: Situation, past: Failure) -> bool:
 
 
 def _without_gpu(situation: Situation, strategy: str) -> Plan:
-    """Return the plan that goes on without the culprit's GPU, or the stop that names it."""
+    """Return the plan that continues without the culprit's GPU, or the stop that names it."""
     culprit = next((gpu for gpu in situation.gpus if gpu.uuid == situation.gpu and gpu.uuid), None)
     failed = {situation.gpu, *(uuid for uuid, _ in situation.failed_gpus)}
     others = tuple(gpu for gpu in situation.gpus if gpu.uuid in failed and gpu is not culprit and not gpu.quarantined) if culprit else ()

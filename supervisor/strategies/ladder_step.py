@@ -1,4 +1,4 @@
-"""A step of a ladder: one function that proposes a plan, with its name, what it has tried, and what the docs say of it beside it."""
+"""A step of a ladder: one function that proposes a plan, with its name, what it has tried, and what the docs say of it next to it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LadderStep(Struct, frozen=True):
     changes_job: bool = False  # its plans may change the training, for the docs; what a plan really changes is situation.changes(plan)
     harmless: bool = False  # its changes leave the training as it is and need no consent
     consented: bool = False  # the user wrote out what it changes, so it needs no sure verdict, but enabled knobs
-    explained: bool = False  # its reason stands at the terminal too: what failed does not show what is done
+    explained: bool = False  # its reason is at the terminal too: what failed does not show what is done
     wants: tuple[str, ...] = ()  # the knobs without which it does nothing
     wants_one: bool = False  # one of `wants` is enough
     missing: Missing = nothing_missing  # if it had no answer for want of a knob: why, and the option that would enable it

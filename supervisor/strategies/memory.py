@@ -51,7 +51,7 @@ STEP_UNKNOWN = "nothing shows at which step the memory ran out: one plain restar
 def memory_held_by_others(situation: Situation) -> Plan | None:
     """Restart unchanged and alert if a stranger holds a tenth of the GPU or 1 GiB; stop with 69 once the budget is spent.
 
-    In a container the pids in torch's list may be of another namespace (classify/gpu/memory.py). Others' memory then counts as a stranger's
+    In a container the pids in torch's list may be of another namespace (classify/gpu/memory.py). Others' memory then is treated as a stranger's
     only if this node has one rank: several ranks that all put something on the first GPU are the commoner case. The job's own orphans are
     killed between attempts; whatever remains is a stranger's and is left alone.
     """

@@ -78,7 +78,7 @@ PLAIN_RESTARTS = 2
 
 
 def still_permitted(overrides: tuple[tuple[str, str], ...], policy: Policy) -> tuple[tuple[str, str], ...]:
-    """Return the overrides of a run that goes on, less those whose step is permitted no more, or whose variable the user sets by now.
+    """Return the overrides of a run that continues, less those whose step is permitted no more, or whose variable the user sets by now.
 
     What a row [recover.CAUSE] sets is permitted by it.
     """

@@ -1,6 +1,6 @@
 """Counts what happened in a run, by the records of its journal. Pure.
 
-A count goes on where a supervisor took the run over, because the journal does. A new run begins at 0.
+A count continues where a supervisor took the run over, because the journal does. A new run begins at 0.
 """
 
 from __future__ import annotations

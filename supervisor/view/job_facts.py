@@ -76,7 +76,7 @@ class JobFacts(Struct, omit_defaults=True):
     run_t: float = 0.0  # when the last run began, 0: not recorded
     end_t: float = 0.0
     restored: str = ""  # what a mirror gave before the first attempt of the last run, and what was passed over
-    summary: str = ""  # the last line of the last run; "" while it goes on
+    summary: str = ""  # the last line of the last run; "" while it continues
     saves: str = ""  # how many saves of the last run the mirrors hold
     values: dict[str, Any] | None = None  # the newest state, as JSON; None: none was recorded
     budget_run: str = ""  # the run of which `values` has the failures
@@ -216,7 +216,7 @@ class JobFacts(Struct, omit_defaults=True):
         return replace(state, incidents=max(state.incidents, self.highest_incident), journal_degraded=False), problem
 
     def ledgers(self, now: float | None = None) -> list[RunLedger]:
-        """Return the time ledgers of all runs, the oldest first. now: Unix seconds, where the last run goes on.
+        """Return the time ledgers of all runs, the oldest first. now: Unix seconds, where the last run continues.
 
         What is taken later leaves them as they are.
         """

@@ -1,4 +1,4 @@
-"""What a journal says of a job on one node: where it stands, each incident from beginning to end, where its time went, its counts.
+"""What a journal says of a job on one node: where it is, each incident from beginning to end, where its time went, its counts.
 
 `JobView` is the one fold of the records; a takeover, `status`, `why`, `report`, `ui` and the metrics read it. `decide` is not run for it,
 because its rules may have changed: the decisions and the state stand in the records. An event or a field that this supervise does not know
@@ -148,7 +148,7 @@ class JobView(JobFacts, omit_defaults=True):
             last.start = start
 
     def _begin(self, run: RunBegan, t: float) -> None:
-        """A supervisor took the job over, for a new run or for the one that goes on."""
+        """A supervisor took the job over, for a new run or for the one that continues."""
         if self.run is None:
             self.incidents_before = run.incidents_before or 0
         self.highest_incident = max(self.highest_incident, run.incidents_before or 0)

@@ -1,4 +1,4 @@
-"""Opens a job's journal for writing: what the runs before left in it, and the writer that goes on with it."""
+"""Opens a job's journal for writing: what the runs before left in it, and the writer that continues with it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def open_journal(  # noqa: PLR0913 (what, for whom, and three that tests replace
 ) -> tuple[Journal, Past]:
     """Read the journal at `path`, begin to write to it, and return the writer and what the runs before left.
 
-    If `continues` returns False for the run found, a new file begins, and the old one is kept beside it. The caller
+    If `continues` returns False for the run found, a new file begins, and the old one is kept next to it. The caller
     holds the job's lock. A file that cannot be read, holds no record, or is of another format is set aside once the directory allows it.
     Raises nothing: the writer reports an OSError as `degraded`.
     """
@@ -103,7 +103,7 @@ def open_journal(  # noqa: PLR0913 (what, for whom, and three that tests replace
 
 
 def _with_earlier(path: Path, past: Past) -> Past:
-    """Return what is known where no run stands in the file: its beginning never reached the disk; the last run is in the file before."""
+    """Return what is known where no run is in the file: its beginning never reached the disk; the last run is in the file before."""
     for older in earlier(path)[:1]:
         with suppress(OSError, OtherFormatError):
             before = past_of(read_view(older))

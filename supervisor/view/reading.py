@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 #: What one step backwards from the end reads, in bytes.
 _BLOCK_BYTES = 1 << 18
-#: The kind of a record stands within its first bytes.
+#: The kind of a record is within its first bytes.
 _KIND_WITHIN = 160
 #: A report is made after so many.
 _REPORT_BYTES = 1 << 20
@@ -77,7 +77,7 @@ def _is_kind(rec: bytes, kind: bytes) -> bool:
 
 
 def begun_from(base: ViewBase) -> JobView:
-    """Return a view that goes on from the base, with the damage before it."""
+    """Return a view that continues from the base, with the damage before it."""
     if base.view is None:
         return JobView()
     view = base.view.copied()

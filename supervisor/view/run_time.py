@@ -95,7 +95,7 @@ class RunTime(Struct, omit_defaults=True):
         self.is_lost = True
 
     def take_over(self) -> None:
-        """Take that another supervisor goes on with the run."""
+        """Take that another supervisor continues with the run."""
         run = self.run
         self.absence = TimeState.PREEMPTED if run.exit_code == ExitCode.REQUEUE else TimeState.WAITING
         run.is_over, run.exit_code = False, None
@@ -107,7 +107,7 @@ class RunTime(Struct, omit_defaults=True):
         self.run.exit_code, self.run.is_over = ended.exit_code, True
 
     def finish(self, now: float | None = None) -> RunLedger:
-        """End the ledger with the last record, or at `now` if the run goes on, and return it."""
+        """End the ledger with the last record, or at `now` if the run continues, and return it."""
         run = self.run
         run.goes_on = now is not None and not run.is_over
         end_t = now if now is not None and run.goes_on else self.t

@@ -123,14 +123,14 @@ class RunLedger(Struct, omit_defaults=True):
     sample_every: int = 1
     reached: int | None = None  # its highest step; None: not recorded
     kept: int | None = None  # the highest step of a checkpoint that was verified; None: not recorded
-    counts_rework: bool = True  # False where an attempt went on from a step that is not known
+    counts_rework: bool = True  # False where an attempt continued from a step that is not known
     ranks: int = 0  # of the newest attempt on all nodes
     gpus: int = 0  # of this node
     saves: list[SaveMark] = field(default_factory=list)  # the oldest first
     incidents: list[int] = field(default_factory=list)  # the numbers of those that opened in it
 
     def copied(self) -> RunLedger:
-        """Return a ledger that goes on from here by itself."""
+        """Return a ledger that continues from here by itself."""
         return replace(self, spans=[*self.spans], samples=[*self.samples], saves=[*self.saves], incidents=[*self.incidents])
 
     @property
@@ -231,7 +231,7 @@ def with_state(spans: list[TimeSpan], between: tuple[float, float], state: TimeS
         if span.state not in of or first >= last:
             spans.append(span)
             continue
-        time_span = replace(span, last_step=span.first_step)  # what stands still makes no step
+        time_span = replace(span, last_step=span.first_step)  # a job that makes no progress makes no step
         parts = (
             replace(span, end_t=first),
             replace(time_span, begin_t=first, end_t=last, state=state, incident=incident, first_step=None, last_step=None),

@@ -1,4 +1,4 @@
-"""Where a job stands on one node: the values of `supervise status`, of its JSON, and of every page that shows a job. Pure.
+"""Where a job is on one node: the values of `supervise status`, of its JSON, and of every page that shows a job. Pure.
 
 The names of the fields are those of the JSON (docs/reference/json.md). Times are Unix seconds, ages seconds; None is not known.
 """
@@ -91,7 +91,7 @@ class StandbyStatus(Struct, frozen=True):
 
 
 class GpuStatus(Struct, frozen=True):
-    """A GPU that the job may use. quarantined: why it is out of use. What NVML answers now stands there only while the job runs here."""
+    """A GPU that the job may use. quarantined: why it is out of use. What NVML answers now is there only while the job runs here."""
 
     index: int
     uuid: str
@@ -185,7 +185,7 @@ class ListedAlert(Struct, frozen=True):
 
 
 class Status(Struct, frozen=True):
-    """Where a job stands on one node. docs/reference/json.md explains each field."""
+    """Where a job is on one node. docs/reference/json.md explains each field."""
 
     job: str
     node: str

@@ -54,7 +54,7 @@ def step_total(
 
 
 def option(command: Sequence[str], names: frozenset[str]) -> tuple[str, int] | None:
-    """Return the last of these options of a command, as it stands there, and its number; None: it has none, or none above 0."""
+    """Return the last of these options of a command, as it is there, and its number; None: it has none, or none above 0."""
     last = None
     for place, word in enumerate(command):
         key, equals, value = word.partition("=")

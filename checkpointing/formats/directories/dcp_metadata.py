@@ -1,6 +1,6 @@
 """Reads a DCP `.metadata` without running it.
 
-The file is a pickle, and torch gives it to pickle.load, which runs whatever stands in it. Only the names in
+The file is a pickle, and torch gives it to pickle.load, which runs whatever is in it. Only the names in
 `_LISTED` are allowed, even in a file that this job wrote itself.
 """
 

@@ -8,9 +8,9 @@ number. Files that name steps of their own (`epoch_1/step-100.pt`), and a `best.
 `best.pt` beside other files may be of an earlier step than they are.
 
 Each member is examined by its own format; a directory in it that another format claims, by that one. A set is complete if it has what the
-sets beside it have: no file lists its members. A member counts as missing if at least half of the three sets before it have it; one whose
+sets next to it have: no file lists its members. A member is treated as missing if at least half of the three sets before it have it; one whose
 name has a rank's number, only if the set before has it, because the number of ranks may change. The first set of all has nothing to be
-compared with: it is complete. So is one whose directory has not the name of a save, because runs lie beside it.
+compared with: it is complete. So is one whose directory has not the name of a save, because runs lie next to it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def single_files(tree: Tree) -> list[str]:
 
 
 def examine(tree: Tree, *, bulk: bool) -> Examination:
-    """Examine each member by its own format, and compare the set with those beside it. Raises OSError and Interrupted."""
+    """Examine each member by its own format, and compare the set with those next to it. Raises OSError and Interrupted."""
     parts, names = _members(tree, bulk=bulk)
     if not any(part.verdict is not Verdict.FOREIGN for part in parts):
         return Examination(Verdict.FOREIGN, "a directory, and no file in it is a checkpoint")
@@ -113,7 +113,7 @@ def missing(path: str, names: Collection[str]) -> Examination | None:
 
 
 def common(path: str, names: Iterable[str]) -> frozenset[str]:
-    """Return those of a set's files that one of the sets beside it has, too. Raises OSError."""
+    """Return those of a set's files that one of the sets next to it has, too. Raises OSError."""
     beside = {role for other in _neighbours(path) for role in _roles(other, _names_below(other), every=True)}
     return frozenset(name for role, name in _roles(path, names, every=True).items() if role in beside)
 
@@ -340,7 +340,7 @@ def _is_member(name: str) -> bool:
 
 
 def _is_needed(name: str) -> bool:
-    """Return whether a file that stands in the other sets must stand in this one: a log, a picture or the result of a test need not."""
+    """Return whether a file that is in the other sets must stand in this one: a log, a picture or the result of a test need not."""
     return _is_member(name) or (step_names.suffix_of(name) in (".json", ".npz", ".npy", ".pkl", ".yaml") and not _RESULTS.search(name))
 
 

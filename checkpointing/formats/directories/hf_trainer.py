@@ -121,7 +121,7 @@ def _files(tree: Tree, *, bulk: bool) -> Iterator[Examination]:
 
 
 def _deepspeed(tree: Tree, *, bulk: bool) -> Iterator[Examination]:
-    """Look at DeepSpeed's own directory, which the file `latest` beside it names."""
+    """Look at DeepSpeed's own directory, which the file `latest` next to it names."""
     steps = sorted(name for name in tree.directories if _DEEPSPEED.fullmatch(name))
     for name in steps:
         part = deepspeed.examine(tree.sub(name), bulk=bulk)
@@ -140,8 +140,8 @@ def _scheduler(tree: Tree, step: int | None) -> Iterator[Examination]:
         return
     last = rank_shards.integer_outermost(rank_shards.scan_of(tree, "scheduler.pt"), "last_epoch")
     counted = rank_shards.integer_anywhere(rank_shards.scan_of(tree, "optimizer.pt"), facts.COUNTED)
-    # where a step is skipped, the scheduler stands still with the optimizer; where both are begun anew, neither counts as the trainer;
-    # and an optimizer that was put together by hand counts as no save would
+    # where a step is skipped, the scheduler pauses with the optimizer; where both are begun anew, neither is treated as the trainer;
+    # and an optimizer that was put together by hand is treated as no save would
     if last == step and counted is not None and counted != step and _was_saved(tree, counted):
         yield Examination(Verdict.BAD, f"optimizer.pt is of step {counted}, {_STATE} and scheduler.pt of step {step}: files of two saves")
     if last is not None and last > step:

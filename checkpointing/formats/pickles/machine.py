@@ -167,7 +167,7 @@ class PickleMachine:
         return GlobalName(dotted)
 
     def called(self, function: object, arguments: object) -> Any:  # noqa: ANN401 -- a token, whatever it stands for
-        """Note a call, and give what stands for its result."""
+        """Note a call, and give what means its result."""
         if not isinstance(function, GlobalName):
             self.danger("a call of what another call returned")
             return self.thing()
@@ -187,7 +187,7 @@ class PickleMachine:
         return self.made_by(function, arguments)
 
     def made_by(self, function: GlobalName, arguments: object) -> Thing:
-        """Return what stands for the result of a call."""
+        """Return what means the result of a call."""
         thing = self.thing()
         thing.take_call(function, arguments)
         return thing
@@ -280,7 +280,7 @@ class PickleMachine:
         self.new()
 
     def instance(self, dotted: str) -> None:
-        """INST: the class stands in the opcode, its arguments behind a mark."""
+        """INST: the class is in the opcode, its arguments behind a mark."""
         items = self.pop_mark()
         self.stack.append(self.called(self.refer(dotted), tuple(items)))
 

@@ -45,7 +45,7 @@ class TooLong(Exception):  # noqa: N818 -- a fact about the bytes, not an error 
 
 
 def scan(data: bytes, max_opcodes: int = MAX_OPCODES, depth: int = 0) -> PickleScan:
-    """Read a pickle's opcodes up to its STOP; what stands behind is not read. Raises NotAPickle, TooLong.
+    """Read a pickle's opcodes up to its STOP; what is behind is not read. Raises NotAPickle, TooLong.
 
     `depth`: how many pickles this one is within.
     """

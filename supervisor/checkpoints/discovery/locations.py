@@ -99,7 +99,7 @@ class CheckpointLocations:
     def is_declared(self, path: str) -> bool:
         """Return whether a path, or the directory above it, matches a declared pattern. Reads nothing."""
         declared = (os.path.join(self._cwd, pattern) for pattern in self._patterns)  # noqa: PTH118 (patterns)
-        names = path, os.path.dirname(path)  # noqa: PTH120 (as above) -- a directory stands for the checkpoints in it
+        names = path, os.path.dirname(path)  # noqa: PTH120 (as above) -- a directory means the checkpoints in it
         return any(
             any(fnmatchcase(name, pattern) for name in names) or fnmatchcase(path, os.path.dirname(pattern))  # noqa: PTH120 (as above) -- `step-*/*.pt` means the set
             for pattern in declared
@@ -129,7 +129,7 @@ class CheckpointLocations:
         return tuple(path for path in same if path in known)
 
     def directories(self) -> tuple[str, ...]:
-        """Return the directories that hold checkpoints, as far as no wildcard stands in their names."""
+        """Return the directories that hold checkpoints, as far as no wildcard is in their names."""
         discovered = () if self._discovery is None else self._discovery.patterns()
         above = {os.path.dirname(os.path.join(self._cwd, pattern)) for pattern in (*self._patterns, *discovered)}  # noqa: PTH118, PTH120 (patterns)
         return tuple(sorted(directory for directory in above if not has_wildcard(directory)))

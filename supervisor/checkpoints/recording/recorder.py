@@ -48,7 +48,7 @@ class CheckpointRecorder:
             return known
         adopted = self.adopt(verification.path, verification.identity) if by_another_node else None
         if adopted is not None or not answer.manifest:
-            return adopted  # without digests it is read anew when it stands still
+            return adopted  # without digests it is read anew at a standstill
         manifest = self._with_lineage(decode(answer.manifest.encode("ascii")))
         manifest, is_new = self._compared(manifest, known) if manifest.non_finite else (manifest, False)
         self._put(manifest)
@@ -94,7 +94,7 @@ class CheckpointRecorder:
     def last_of_run(self) -> Manifest | None:
         """Return the newest checkpoint of this run that is recorded. Nothing is read.
 
-        By its time alone, a file that another job saved to the same directory meanwhile counts as this run's too. What ranks of this job
+        By its time alone, a file that another job saved to the same directory meanwhile is treated as this run's too. What ranks of this job
         were seen to save goes before it.
         """
         order = self._records.order.order()

@@ -56,7 +56,7 @@ class CheckpointPruned:
 
 @dataclass(frozen=True, slots=True)
 class WatcherFailed:
-    """The watcher failed by itself, and goes on."""
+    """The watcher failed by itself, and continues."""
 
     text: str
 

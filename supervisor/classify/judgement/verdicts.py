@@ -221,7 +221,7 @@ def _other_end(best: CauseCandidate, facts: Sequence[Evidence], exception: Evide
     return {"peer": peer} | ({"own_service": "this machine" if peers.is_local(peer) else "a private network"} if own else {})
 
 
-def _because(  # noqa: PLR0913, PLR0917 (what a verdict stands on)
+def _because(  # noqa: PLR0913, PLR0917 (what a verdict is on)
     best: CauseCandidate,
     rank: int | None,
     same: Sequence[CauseCandidate],

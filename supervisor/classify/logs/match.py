@@ -5,7 +5,7 @@ failures costs almost nothing. A Reader accepts any bytes and holds bounded memo
 
     line        a line without colours and prefixes; a carriage return ends a line too, because progress bars print it
     kernel      the message of a line of the kernel's log
-    logged      a line that calls itself an error, where no row for lines matches it: who wrote it went on
+    logged      a line that calls itself an error, where no row for lines matches it: who wrote it continued
     exception   "Type: message" with all lines of the message, for each exception of a traceback, or for one without a traceback
 
 Never searched: source code that a traceback quotes, and printed settings, help and commands (`text.is_echo`). If a benign row matches a
@@ -46,7 +46,7 @@ FIRST_HITS = 4
 LAST_HITS = 4
 MOST_HITS = 2000
 MOST_TRACEBACKS = 256
-#: So many lines after a traceback without another one prove that the program logged it and went on.
+#: So many lines after a traceback without another one prove that the program logged it and continued.
 LINES_AFTERWARDS = 400
 TAIL_BYTES = 65536
 #: Remembered lines that are no progress and are not read again: more than a tail can hold.
@@ -231,7 +231,7 @@ class Reader:
         return (*self._with_sources(self.evidence()), Evidence("log", "read", f"{self._number} lines", line=self._number), *after)
 
     def _look_again(self, after: Sequence[Evidence]) -> None:
-        """Read the end again, normalised, if no row is sure of it. after: the evidence that training went on, or ended well."""
+        """Read the end again, normalised, if no row is sure of it. after: the evidence that training continued, or ended well."""
         from supervisor.classify.logs import second_look  # noqa: PLC0415  its patterns cost a start 20 ms, and a healthy job needs none
 
         known = self.evidence()
@@ -345,7 +345,7 @@ class Reader:
         return replace(inner, rank=line.rank if inner.rank is None else inner.rank, node=inner.node or line.node)
 
     def _anchors(self, unit: str, raw: bytes = b"", known: Iterable[int] = ()) -> Iterable[int]:
-        """Return the anchors of a unit. found: those of the raw line, which hold if the unit stands in it unchanged.
+        """Return the anchors of a unit. found: those of the raw line, which hold if the unit is in it unchanged.
 
         Colours, NULs and JSON escapes may split an anchor in the raw bytes that is whole in the unit.
         """
@@ -438,7 +438,7 @@ class Reader:
         return []
 
     def _afterwards(self) -> list[Evidence]:
-        """Return the evidence in the stream's last lines that training went on, or ended well."""
+        """Return the evidence in the stream's last lines that training continued, or ended well."""
         facts = self._progress()
         t = self._times[-1][1] if self._times else 0.0
         facts += log_end.ended_well(self._tail, self._number, self._rank, t)

@@ -7,7 +7,7 @@ line says (records that were glued together, an exception behind any prefix), no
     E0212 10:30:44 77 compile_worker] ImportError: x.so: undefined symbol: _ZN3c10          ImportError: x.so: undefined symbol: _ZN3c10
     RuntimeError('CUDA error: unspecified launch failure')                                  RuntimeError: CUDA error: unspecified …
 
-Left out is what ended nothing: a line before the last training, or that says that the program goes on (a warning, a retry), and the
+Left out is what ended nothing: a line before the last training, or that says that the program continues (a warning, a retry), and the
 questions and hints of help texts. All that is found here is capped (closed_lists.MOST): nobody knows who wrote it.
 """
 
@@ -51,7 +51,7 @@ _BEGINS = re.compile(
     r"|(?<=[^\s>\"'`])(?=  File \"[^\"\n]{1,400}\", line \d)"
 )
 _REPR = re.compile(rf"(?P<kind>{_KIND})\((?P<quote>['\"])(?P<message>.*?)(?P=quote),?\)", re.DOTALL)
-#: A line that says that the program went on, or that speaks of a failure as a possibility.
+#: A line that says that the program continued, or that speaks of a failure as a possibility.
 _GOES_ON = re.compile(
     r"(?i:\b(?:retry(?:ing)?|re-?tried|attempt \d|fall(?:s|ing)? ?back|skip(?:s|ping|ped)?|ignor(?:es?|ed|ing)|continu(?:es?|ing)|going on|"
     r"goes on|left out|leaving out|left random|instead|recovered|resolved|succeeded|will be used|(?:is|are) (?:off|used|disabled|complete)|"
@@ -71,12 +71,12 @@ _QUOTES = re.compile(r"\s*(?:#|//|raise |except |-{1,2} [\"'`]|[\"'`].*[\"'`],?\
 #: Words that outrank those: whatever it did next, the line says that it is an error of the last kind.
 _FATAL = re.compile(r"\b(?:FATAL|CRITICAL|fatal error|(?i:giving up|abort(?:ing|ed)?|unrecoverable))\b")
 _LOGFMT = re.compile(r"\b(?:level|lvl|severity)=")
-#: A line so far to the right goes on with the help text of the option above it.
+#: A line so far to the right continues with the help text of the option above it.
 _HELP = " " * 8
 
 
 def goes_on(line: str) -> bool:
-    """Whether a line says that the program went on after what it names, or that this is only possible."""
+    """Whether a line says that the program continued after what it names, or that this is only possible."""
     return _GOES_ON.search(line) is not None and _FATAL.search(line) is None
 
 

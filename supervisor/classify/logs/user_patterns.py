@@ -30,7 +30,7 @@ _ONE_CHARACTER: Final = frozenset({"LITERAL", "NOT_LITERAL", "IN", "ANY"})
 #: Beside the characters that the pattern names: Latin, and a few of other scripts.
 _SAMPLE: Final = frozenset({*map(chr, range(256)), "\u0660", "\u017f", "\u212a", "\u4e2d", "\u2028"})
 
-#: Among the characters that may follow: a condition on the place, such as `$`, which may refuse each length of what stands before it.
+#: Among the characters that may follow: a condition on the place, such as `$`, which may refuse each length of what is before it.
 _A_PLACE: Final = ""
 
 Node = tuple[Any, Any]
@@ -190,7 +190,7 @@ def _inner(node: Node) -> list[list[Node]]:
 
 
 def _period(nodes: Sequence[Node]) -> int:
-    """Return how far apart two places are at least at which the literal stands with which a sequence begins; 1 where it has none."""
+    """Return how far apart two places are at least at which the literal is with which a sequence begins; 1 where it has none."""
     word = ""
     for node in nodes:
         if _name(node) == "LITERAL":

@@ -133,7 +133,7 @@ def _jump(track: _Track, value: float) -> str | None:
 
 
 def _standstill(track: _Track, reading: NumberReading) -> str | None:
-    """Return that the number stands still, from the second equal one on; its rule says how many must be."""
+    """Return that the number does not change, from the second equal one on; its rule says how many must be."""
     value, share = reading.value, track.rule.threshold
     is_exact = share > 0 or sum(letter.isdigit() for letter in reading.shown.lstrip("-+0.").partition("e")[0]) >= LEAST_DIGITS
     if not math.isfinite(value) or not is_exact:

@@ -65,7 +65,7 @@ class NumberReading(Struct, frozen=True):
     """One number that was read.
 
     capture: which of the reader's captures found it. shown: as it was printed. place: where the training stood, as far as the line shows:
-    equal for two prints of one step, empty where it shows nothing. step: its number, if the line has one. is_bar: it stands in a
+    equal for two prints of one step, empty where it shows nothing. step: its number, if the line has one. is_bar: it is in a
     progress bar, which shows a number again while the next step runs.
     """
 

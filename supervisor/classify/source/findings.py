@@ -23,7 +23,7 @@ class ScriptFinding(Struct, frozen=True):
     lines: tuple[tuple[int, int], ...] = ()
 
     def holds(self, line: int) -> bool:
-        """Return whether a rank that stands in this line may stand there because of it."""
+        """Return whether a rank that is in this line may stand there because of it."""
         return line == self.line or any(first <= line <= last for first, last in self.lines)
 
 

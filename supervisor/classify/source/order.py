@@ -185,12 +185,12 @@ def _skipped(
 
 
 def _between(skipped: Sequence[Meeting], before: Sequence[Meeting], in_body: Sequence[Meeting], loop: ast.AST | None) -> bool:
-    """Return whether a rank that skips these goes on to others: the loop comes to the same again, or others stand before."""
+    """Return whether a rank that skips these continues to others: the loop comes to the same again, or others stand before."""
     return loop is not None or any(meeting.event.line < skipped[0].event.line for meeting in (*before, *in_body))
 
 
 def _leave(handler: ast.ExceptHandler) -> ast.AST | None:
-    """Return how a handler goes on: its continue or return, or itself where it runs to its end; None where it raises or ends the rank."""
+    """Return how a handler continues: its continue or return, or itself where it runs to its end; None where it raises or ends the rank."""
     parts = list(ast.walk(handler))
     names = [chain_of(part.func)[-1] for part in parts if isinstance(part, ast.Call)]
     if any(name in _ENDS or name.startswith("assert") for name in names):

@@ -1,4 +1,4 @@
-"""Splits a script into functions, and each into its calls and its leaves (return, break, …), with the branches that each stands in."""
+"""Splits a script into functions, and each into its calls and its leaves (return, break, …), with the branches that each is in."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Branch(NamedTuple):
 
 
 class ScriptEvent(NamedTuple):
-    """A call, a yield or a leave of a function, with the branches that it stands in, outermost first."""
+    """A call, a yield or a leave of a function, with the branches that it is in, outermost first."""
 
     node: ast.AST
     path: tuple[Branch, ...]

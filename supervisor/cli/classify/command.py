@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @click.option("--explain", is_flag=True, help="Show what was weighed, what outranked what, and a row of your own for such a log.")
 @click.argument("logs", metavar="FILE|DIR|-...", nargs=-1)
 def command(invocation: Invocation, *, logs: tuple[str, ...], as_json: bool, show_rules: bool, explain: bool) -> int:
-    """Each file gets an answer. A directory with the files of one attempt gets one answer; any other stands for the files in it."""
+    """Each file gets an answer. A directory with the files of one attempt gets one answer; any other means the files in it."""
     if show_rules and not logs:
         return show_table(invocation.settings())
     return classify_logs(invocation.settings(), logs, as_json=as_json, explain=explain)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from supervisor.core.model import Evidence
 
 _MOST_ROWS = 24
-#: What stands in the row where the log names nothing that could stand there.
+#: What is in the row where the log names nothing that could stand there.
 _NO_TEXT = "the words of your error"
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Larger ones leave the processor's caches, and the allocator's arena: then each costs page faults.
 BLOCK_BYTES = 256 << 10
-#: What begins like this is no log as it stands: gzip, zstd, xz, bzip2, zip (torch's checkpoints too), ELF.
+#: What begins like this is no log as it is: gzip, zstd, xz, bzip2, zip (torch's checkpoints too), ELF.
 PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh", b"PK\x03\x04", b"\x7fELF")
 #: How long a pipe may be silent before a line on stderr says so.
 SILENT_S = 2.0

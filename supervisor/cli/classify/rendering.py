@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MOST_EVIDENCE = 5
-#: Fingerprints of logs that show no failure, and no training or good end either: what was seen stands in place of what failed.
+#: Fingerprints of logs that show no failure, and no training or good end either: what was seen is in place of what failed.
 _NOTHING_SEEN = frozenset({NOT_EARNED, "unknown:no-evidence", "unknown:not-text"})
 #: Facts that the page shows under labels of their own.
 _SHOWN = frozenset({"file", "line", "function"})
@@ -111,7 +111,7 @@ def _next(verdict: FailureVerdict) -> str:
 
 
 def _evidence_facts(answer: Answer) -> list[Fact]:
-    """Return the evidence with its places: first what the verdict stands on, then what merely follows from it."""
+    """Return the evidence with its places: first what the verdict is on, then what merely follows from it."""
     verdict = answer.verdict
     own = [fact for fact in verdict.because if not wording.is_consequence(fact, verdict)]
     follows = [fact for fact in verdict.because if fact not in own]

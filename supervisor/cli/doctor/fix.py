@@ -74,7 +74,7 @@ def _cleared(scratch: Path, name: str) -> Iterator[str]:
     for left in cleared.left:
         yield f"{name}: left alone: process {left.pid}: {left.why}"
     if cleared.left or not scratch.exists():
-        return  # what goes on may still write there
+        return  # what continues may still write there
     try:
         shutil.rmtree(scratch)
     except OSError as error:

@@ -1,6 +1,6 @@
 """Reads the losses of one attempt of a drill: what the ranks print, and what they report by worker.report.
 
-The output is read from the files in which the guardian keeps it. A report stands in the rank's heartbeat until the next one comes. A rank
+The output is read from the files in which the guardian keeps it. A report is in the rank's heartbeat until the next one comes. A rank
 has no series if a report was missed.
 """
 

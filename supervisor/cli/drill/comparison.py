@@ -53,7 +53,7 @@ class ResumeComparison(Struct, frozen=True):
 
     @property
     def is_proven(self) -> bool:
-        """Whether the training went on: by its losses alone, or by what it loaded and losses that do not contradict."""
+        """Whether the training continued: by its losses alone, or by what it loaded and losses that do not contradict."""
         return self.losses.result is LossResult.SAME or (bool(self.loaded) and self.losses.result is LossResult.NEAR)
 
     @property

@@ -1,4 +1,4 @@
-"""Gathers what the page of a job shows beside its report: where it stands, the cards of its incidents, and the ends of its logs."""
+"""Gathers what the page of a job shows beside its report: where it is, the cards of its incidents, and the ends of its logs."""
 
 from __future__ import annotations
 

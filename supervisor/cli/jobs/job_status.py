@@ -1,4 +1,4 @@
-"""Finds out where a job stands on one node: by its journal, its lock, the end of its log and, while it runs, its heartbeats."""
+"""Finds out where a job is on one node: by its journal, its lock, the end of its log and, while it runs, its heartbeats."""
 
 from __future__ import annotations
 

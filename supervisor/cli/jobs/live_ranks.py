@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
     from supervisor.view.job_view import JobView
 
-#: A rank that made no step for so long is asked what it waits for.
+#: A rank that made no step for this long is asked what it waits for.
 _STILL_S = 5.0
 #: What is read at the end of a log of saves; a row has some 200 bytes.
 _SAVES_BYTES = 4096

@@ -1,7 +1,7 @@
 """Prints the files of an attempt's ranks, whole or in part, and follows them.
 
 Bytes go through untouched, but for the times that stand before the lines where they are wanted. Where several ranks are shown, a line with
-the file's name stands before each. Following checks for growth a few times a second, through rotations and from one attempt to the next,
+the file's name is before each. Following checks for growth a few times a second, through rotations and from one attempt to the next,
 and ends when the job does.
 """
 
@@ -34,7 +34,7 @@ _CHUNK_BYTES = 1 << 16
 class LogSelection(Struct, frozen=True):
     """Which lines are printed: of one rank or of all; the last `lines` of each file; those written at `since` (Unix seconds) or later.
 
-    times: the time at which a line was begun stands before it. later_attempts: following goes on with the next attempt.
+    times: the time at which a line was begun is before it. later_attempts: following continues with the next attempt.
     """
 
     rank: int | None = None
@@ -291,7 +291,7 @@ def _title(path: Path) -> None:
 
 
 def _stamp(at: float | None) -> bytes:
-    """Return a time of today, or with its date, as it stands before a line; blanks where it is not known."""
+    """Return a time of today, or with its date, as it is before a line; blanks where it is not known."""
     return b" " * len("00:00:00 ") if at is None else _clock(int(at), int(time.time()) // 60)
 
 

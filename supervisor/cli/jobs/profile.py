@@ -44,7 +44,7 @@ _FAILED: Final = 1
 def command(  # noqa: PLR0913  one for each option
     invocation: Invocation, *, name: str | None, rank: int | None, steps: int | None, seconds: float | None, torch: bool, into: str
 ) -> int:
-    """The job goes on: it costs the ranks less than 1 % while they are sampled; a trace of torch's costs more.
+    """The job continues: it costs the ranks less than 1 % while they are sampled; a trace of torch's costs more.
 
     It writes the sampled stacks (.collapsed) and a flame graph of them (.svg). The exit code is 1 if a rank was not recorded.
     """

@@ -176,7 +176,7 @@ def manifest(  # noqa: PLR0913  what is filled in, each by name
     job = _JOB.format(
         name=name,
         nodes=nodes,
-        # so many failures of a node or of ours: each is a start that goes on from the newest checkpoint
+        # so many failures of a node or of ours: each is a start that continues from the newest checkpoint
         backoff=6 * nodes,
         again=[int(code) for code in AGAIN],
         annotations=scrape if metrics_port else "",

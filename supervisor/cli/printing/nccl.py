@@ -31,12 +31,12 @@ _GIGABIT: Final = 1000
 @click.command()
 @setting_options()
 def print_command(_invocation: Invocation) -> int:
-    """A line stands there only where NCCL would choose badly here. `set -a; . ./nccl.env; set +a` loads it; so does NCCL_CONF_FILE."""
+    """A line is there only where NCCL would choose badly here. `set -a; . ./nccl.env; set +a` loads it; so does NCCL_CONF_FILE."""
     return print_for_this_node(lambda facts: variables(facts, os.environ))
 
 
 def variables(facts: NodeFacts, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield the lines of the file. environ: of the caller: what stands there and does nothing is named."""
+    """Yield the lines of the file. environ: of the caller: what is there and does nothing is named."""
     yield f"# NCCL on {facts.title()}"
     yield "# For nodes like this one. What NCCL finds well by itself is not set: a line too many outlives its reason."
     if facts.nvlinks:

@@ -18,8 +18,8 @@ def with_verified(state: JobState, checkpoint: CheckpointRef, *, is_own: bool) -
     """Return the state that knows a good checkpoint. `is_own`: the current attempt saved it.
 
     `run.verified` is in the order of checkpointing/ordering.py, oldest first. The step alone does not give it: an attempt that went back
-    from step 100 to 60 saves 65 later. So what this attempt saves stands behind what it resumed from, and a save of an earlier attempt
-    stands before that. The step orders each part, because the watcher reports several in one scan newest first.
+    from step 100 to 60 saves 65 later. So what this attempt saves is behind what it resumed from, and a save of an earlier attempt
+    is before that. The step orders each part, because the watcher reports several in one scan newest first.
     """
     known, resume = state.run.verified, state.attempt.resume
     resumed = next((at + 1 for at, c in enumerate(known) if resume is not None and c.path == resume.path), 0)

@@ -109,7 +109,7 @@ def resumes_at_next_start(state: JobState, code: int) -> bool:
 def takes_own_only(state: JobState) -> bool:
     """Whether the next attempt gets only what this run saved.
 
-    The option of a program that only its text shows goes on with this training, and with no older one, unless this run goes on with the
+    The option of a program that only its text shows continues with this training, and with no older one, unless this run continues with the
     training of the last one. What the user declares (the option, the program, the checkpoints) holds for what earlier runs saved too.
     """
     policy = state.run.policy

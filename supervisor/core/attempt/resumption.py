@@ -90,7 +90,7 @@ def _differ(step: int | None, first_step: int | None) -> bool:
 
 
 def _first_step(attempt: Attempt) -> int | None:
-    """Return the step at which the training began; where this node's ranks do not show it, from which those of another one went on."""
+    """Return the step at which the training began; where this node's ranks do not show it, from which those of another one continued."""
     if attempt.first_step is not None:
         return attempt.first_step
     seen = (first if loaded is None else loaded for _, first, loaded in attempt.peer_starts)
@@ -128,7 +128,7 @@ def reached(state: JobState) -> int | None:
 
 
 def is_shown(state: JobState) -> bool:
-    """Return whether anything shows that this attempt went on from the checkpoint that it was given, or got beyond it."""
+    """Return whether anything shows that this attempt continued from the checkpoint that it was given, or got beyond it."""
     given, high = state.attempt.resume, state.attempt.saved_steps.highest
     beyond = given is not None and given.step is not None and high is not None and high > given.step
     return judged(state).began is Beginning.RESUMED or beyond

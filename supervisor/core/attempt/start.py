@@ -79,12 +79,12 @@ def begin_from_scratch(state: JobState, t: float, *, has_saved: bool = True) -> 
 
 
 def surely_refused(state: JobState, t: float) -> Plan | None:
-    """Return the stop that stands in for an attempt that follows a failure, where it would lose too much."""
+    """Return the stop that is in for an attempt that follows a failure, where it would lose too much."""
     return scratch_refused(state, t) if state.run.reason in RESTARTS else None
 
 
 def scratch_refused(state: JobState, t: float) -> Plan | None:
-    """Return the stop that stands in for a restart which would lose too much; None where it is allowed, or a selection decides."""
+    """Return the stop that is in for a restart which would lose too much; None where it is allowed, or a selection decides."""
     lasted = _at_stake_s(state, t)
     if not lasted:
         return None

@@ -1,4 +1,4 @@
-"""A run begins, or a successor goes on with it."""
+"""A run begins, or a successor continues with it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
-    """A person's start opens a run with fresh budgets; a successor goes on where its predecessor left, whose ranks are gone."""
+    """A person's start opens a run with fresh budgets; a successor continues where its predecessor left, whose ranks are gone."""
     if not event.continues:
         before = event.programs_seen
         run = Run(event.run_id, event.policy, unfinished_before=event.unfinished_before, goes_on=bool(before), programs=before)

@@ -38,7 +38,7 @@ class Hint(Struct, frozen=True):
         return tuple(name for _, name, _, _ in Formatter().parse(self.text) if name)
 
 
-#: What stands before a sentence, from which confidence on.
+#: What is before a sentence, from which confidence on.
 SURENESS = ((0.9, ""), (0.65, "Probably"), (0.0, "Perhaps"))
 
 
@@ -50,7 +50,7 @@ class CauseRow(Struct, frozen=True):
     #: The evidence that a verdict of this cause rests on.
     proof: str
     #: The steps that answer it, in order: the first that has a plan is taken, and the last always has one. A step that changes the next
-    #: attempt stands before `same_place`, which stops: a change that is left is better than a stop. But a GPU is blamed for a crash only
+    #: attempt is before `same_place`, which stops: a change that is left is better than a stop. But a GPU is blamed for a crash only
     #: at different places.
     ladder: tuple[str, ...]
     #: For each line of the advice its alternatives. The first whose conditions hold and with known facts is given; a line may give none.
@@ -97,7 +97,7 @@ class CauseRow(Struct, frozen=True):
     names: str = "path"
 
     def sentence(self, confidence: float | None, meaning: str = "") -> str:
-        """Return what happened, and before it how sure that is; nothing stands before what is sure, or was seen.
+        """Return what happened, and before it how sure that is; nothing is before what is sure, or was seen.
 
         meaning: of this failure, where more is known than of the cause.
         """

@@ -2,7 +2,7 @@
 
 A failure at step 120 after a checkpoint of step 80 costs the restart and the forty steps that are made again. So the time from the failure
 until step 120 is reached once more is lost, and nothing else. Progress is reported in intervals: the moment is interpolated between two
-reports. If no absolute step is known, the first progress counts as that moment.
+reports. If no absolute step is known, the first progress is treated as that moment.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ def lacks_last_save(state: JobState) -> bool:
 
 
 def _began_at_the_last_step(state: JobState) -> bool:
-    """Whether the attempt went on from the greatest step of this run, and made none."""
+    """Whether the attempt continued from the greatest step of this run, and made none."""
     attempt, run = state.attempt, state.run
     if attempt.trains or any(fact.text != "0" for fact in _beats(state, "steps")):
         return False

@@ -1,7 +1,7 @@
 """Decides by this node's findings whether an attempt may begin on it, and how to go on without a GPU.
 
 Only a finding that blocks holds an attempt back: a GPU that is lost or must be reset, a driver that does not fit its library, no space for
-one checkpoint. Every other finding is reported, and the job goes on.
+one checkpoint. Every other finding is reported, and the job continues.
 """
 
 from __future__ import annotations

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from supervisor.core.model import JobDecision
     from supervisor.core.state import Attempt, JobState, NodeReport, Run, Step
 
-#: Kinds of an end (supervisor/cluster/model.py has all), of a decision, and what stands in for one.
+#: Kinds of an end (supervisor/cluster/model.py has all), of a decision, and what is in for one.
 VOID, LEFT = "void", "left"
 RESTART, STOP, SUCCESS, LEFT_BEHIND = "restart", "stop", "success", "left_behind"
 #: Ends of an attempt in which nothing failed.
 _WITHOUT_FAILURE = frozenset({admission.MEMBERSHIP, VOID})
-#: Stages of a node whose attempt has ended, and that goes on with the job.
+#: Stages of a node whose attempt has ended, and that continues with the job.
 _REPORTED = frozenset({Stage.TEARDOWN, Stage.FOLLOWING, Stage.ADMITTING})
 #: What the ranks of the others show when a node goes: they lose their connections, or wait for it.
 _OF_A_LOSS = frozenset(

@@ -32,7 +32,7 @@ MOST_BYTES: Final = 46 << 10
 MOST_BYTES_OF_A_RANK: Final = 1536
 #: Of each kind of line; streams whose last lines are kept.
 MOST_ALIKE, MOST_TAILS = 2, 4
-#: Where a fact stands in the order above.
+#: Where a fact is in the order above.
 _ENDS, _PROVEN, _BEATS, _LINES, _TAILS = range(5)
 _STANDINGS: Final = {"exit": _ENDS, "launcher": _ENDS, "heartbeat": _BEATS, "log": _LINES, "observer": _LINES, "tail": _TAILS}
 _PROGRESS = frozenset({"progress", "recent_progress"})

@@ -89,7 +89,7 @@ def _behind_the_end(state: JobState, event: HangConfirmed) -> Step:
     """Report ranks that stand behind the end of their training (EndKind.LATE); with --on-hang restart end them, as an incident of its own.
 
     Scripts that are over are reported at once, since a thread of theirs may be uploading. What only the declared end shows is reported
-    once nothing of any rank has worked for so long that nothing more can be expected.
+    once nothing of any rank has worked for this long that nothing more can be expected.
     """
     hang, number, earlier = event.hang, state.attempt.number, state.attempt.hang
     is_first = earlier is None or earlier.kind is not HangKind.EXIT
@@ -113,7 +113,7 @@ def _behind_the_end(state: JobState, event: HangConfirmed) -> Step:
 
 
 def _end_text(state: JobState, hang: Hang) -> str:
-    """Return that the training was over, and who stands at its exit in what."""
+    """Return that the training was over, and who is at its exit in what."""
     step = hang.end_step
     if step is None and not (state.attempt.progress.relative and state.attempt.resume is not None):
         step = state.attempt.progress.step

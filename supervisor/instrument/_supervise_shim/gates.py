@@ -197,7 +197,7 @@ def _limit(text: bytes) -> int:
     return -1 if text == b"unlimited" else int(text)
 
 
-def _is_kept(name: str, module: Any) -> bool:  # noqa: ANN401 - what stands in sys.modules may be anything
+def _is_kept(name: str, module: Any) -> bool:  # noqa: ANN401 - what is in sys.modules may be anything
     """Whether it is neither ours nor the interpreter's own: those read nothing of what a script sets."""
     package = name.partition(".")[0]
     origin = imports.origin_of(module) or imports.origin_of(sys.modules.get(package))  # typing.io has none

@@ -178,7 +178,7 @@ class HeartbeatWriter:
     # what happens
 
     def ended(self, now: int) -> None:
-        """Take "import" back where the script went on after its imports: it may train by numpy, or by a rule of its own."""
+        """Take "import" back where the script continued after its imports: it may train by numpy, or by a rule of its own."""
         if self.still_ours is not None:
             self.still_ours()
         start = self.start
@@ -197,7 +197,7 @@ class HeartbeatWriter:
 
         A step of training begins when an optimizer steps that has stepped in the current one already. So two optimizers that
         alternate make one step of two calls, five critic steps and one of the generator make five, one optimizer per parameter
-        makes one step per pass, and a new optimizer for each epoch goes on counting.
+        makes one step per pass, and a new optimizer for each epoch continues counting.
         """
         try:
             now = monotonic_ns()
@@ -404,7 +404,7 @@ class HeartbeatWriter:
 
     @quiet
     def leave(self, phase: int, before: int | None) -> None:
-        """End a phase, unless the training went on to another meanwhile."""
+        """End a phase, unless the training continued to another meanwhile."""
         if before is not None and self.start is not None:
             self.start.on_phase_end(phase)
         if before is not None and self.phase_number == phase:

@@ -81,7 +81,7 @@ class ProcessState:
         return [field for field in FIELDS if getattr(self, field) != getattr(other, field)]
 
     def as_json(self, path0: str | None, base: ProcessState) -> dict[str, Any]:
-        """Return the state as JSON values, equal in two processes of one state; None stands for `path0`: the script's entry in sys.path.
+        """Return the state as JSON values, equal in two processes of one state; None means `path0`: the script's entry in sys.path.
 
         base: an earlier state of this process; of the variables those that have changed since are returned, None for one that is gone.
         """
@@ -254,7 +254,7 @@ class Libraries:
             script_folder for script_folder in script_folders if script_folder.startswith(self._below) and script_folder not in self._below
         )
 
-    def __call__(self, module: Any) -> bool:  # noqa: ANN401 - what stands in sys.modules may be anything
+    def __call__(self, module: Any) -> bool:  # noqa: ANN401 - what is in sys.modules may be anything
         """Whether it is a library's module."""
         origin = origin_of(module)
         if not origin:
@@ -264,7 +264,7 @@ class Libraries:
         return origin.startswith(self._below) and not (self._not_below and origin.startswith(self._not_below))
 
 
-def _is_initializing(module: Any) -> bool:  # noqa: ANN401 - what stands in sys.modules may be anything
+def _is_initializing(module: Any) -> bool:  # noqa: ANN401 - what is in sys.modules may be anything
     """Whether the import of a module is under way, by importlib's own mark."""
     return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 

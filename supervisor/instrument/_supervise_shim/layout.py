@@ -46,7 +46,7 @@ SOURCE_NONE, SOURCE_OPTIMIZER, SOURCE_WORKER = range(3)
 # that the script allows without a sign of life in the phase that it declared, 0 where it declared none. LOSS: the bits of the float that
 # the script reported last (worker.report), where the loss 0.0 is -0.0, so that 0 is: none. LOSSES: how many it reported. OVER = since
 # when (CLOCK_MONOTONIC ms) << 24 | steps (their last 24 bits): the script was over without an exception, or had given up its process group;
-# 0: neither. A later step shows that it went on. LEFT_OUT: how many batches all ranks left out (worker.agree). LIFE_NS: when the last
+# 0: neither. A later step shows that it continued. LEFT_OUT: how many batches all ranks left out (worker.agree). LIFE_NS: when the last
 # backward pass, or the last collective of the training thread, began. GPU_MEMORY_NS: when torch's allocator was read last (memory.py), 0:
 # never; then the five bytes of its GPU that follow mean nothing. PINNED: bytes of pinned host memory + 1, 0 where torch does not tell.
 PHASE_BITS = 3
@@ -58,7 +58,7 @@ FLAG_BACKWARD = 4  # a backward pass ran
 FLAG_ELSEWHERE = 8  # training may go on where we do not see it: another framework, or processes started by torch.multiprocessing
 FLAG_SAVE_ASKED = 16  # worker.should_save() or save_requested() returned True
 FLAG_ASKS = 32  # the script asks whether to save
-FLAG_WENT_ON = 64  # after that it went on (or ended in order) with no save under way
+FLAG_WENT_ON = 64  # after that it continued (or ended in order) with no save under way
 FLAG_SAVED = 128  # and by then a save had ended
 FLAG_OPTIMIZER = 256  # an optimizer was made: from here on "no step counted" means that none was made
 FLAG_RAN = 512  # more than imports ran: a process group, data, an evaluation, a checkpoint saved or loaded

@@ -125,7 +125,7 @@ class Preload:
         reads = Reads()
         variables: dict[str, Any] = {"__name__": "__main__", "name": name}  # a frame like the script's, to see whom a warning is for
         try:
-            exec(compile("__import__(name)", self._record["main_file"] or "<string>", "exec"), variables)  # noqa: S102 - the line stands here
+            exec(compile("__import__(name)", self._record["main_file"] or "<string>", "exec"), variables)  # noqa: S102 - the line is here
         except BaseException as error:  # noqa: BLE001 - whatever it raises, the rank imports it without us
             return f"raises {type(error).__name__}"
         finally:
@@ -252,7 +252,7 @@ def used_gpu() -> str:
 
 
 class RandomStates:
-    """The states of the global random generators. A new generator counts as unused."""
+    """The states of the global random generators. A new generator is treated as unused."""
 
     def __init__(self) -> None:
         self._last: dict[str, Any] = {}

@@ -183,7 +183,7 @@ def drop_finders(record: dict[str, Any]) -> None:
 
 
 def set_environment(env: dict[str, str]) -> None:
-    """Make os.environ this one, in its order; what is equal stays where it is, for those who look for argv beside it."""
+    """Make os.environ this one, in its order; what is equal stays where it is, for those who look for argv next to it."""
     for name in [name for name in os.environ if name not in env]:
         del os.environ[name]
     for name, value in env.items():

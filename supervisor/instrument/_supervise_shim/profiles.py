@@ -198,7 +198,7 @@ class TorchTrace:
 
 
 def _export(profiler: Any, path: str) -> None:  # noqa: ANN401 - torch is not imported here
-    """Write the trace, over nothing. Raises OSError: torch itself only prints that it could not write, and replaces what stands there."""
+    """Write the trace, over nothing. Raises OSError: torch itself only prints that it could not write, and replaces what is there."""
     with open(path, "xb"):  # noqa: PTH123 - as above
         pass
     profiler.export_chrome_trace(path)
@@ -225,7 +225,7 @@ def _operators(averages: Any) -> list[tuple[str, int, float, float]]:  # noqa: A
 
 
 def _plain(name: str) -> str:
-    """Return a name as a line of stacks holds it: a semicolon stands between two names, and a script may compile code of any name."""
+    """Return a name as a line of stacks holds it: a semicolon is between two names, and a script may compile code of any name."""
     return "".join(char if char.isprintable() else "?" for char in name.replace(";", ","))
 
 

@@ -132,7 +132,7 @@ class SaveLog:
         """Make one note after the other. If a signal's handler saves during a note, its own note comes after that one."""
         self._later.append(note)
         with self._lock:
-            if self._busy:  # this thread is in a note: it goes on once the signal handler returns
+            if self._busy:  # this thread is in a note: it continues once the signal handler returns
                 return
             self._busy = True
             try:

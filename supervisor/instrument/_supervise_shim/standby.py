@@ -1,4 +1,4 @@
-"""Waits in the place of a rank: imports what the rank was seen to import, and goes on as that rank (docs/explanation/restarts.md).
+"""Waits in the place of a rank: imports what the rank was seen to import, and continues as that rank (docs/explanation/restarts.md).
 
 The interpreter was started with the rank's own command line, and this runs where every rank of ours begins: in sitecustomize, before the
 script. So Python itself runs the script, and nothing of that is imitated. This process must not run the script without a hand-over: every

@@ -1,13 +1,13 @@
 """Samples where the training thread is, up to 20 times a second, and adds the time up by parts of a step in the heartbeat.
 
-A sample stands for the time since the one before. Its part is that of the frames: anything below a loader of data is *data*, whatever the
+A sample means the time since the one before. Its part is that of the frames: anything below a loader of data is *data*, whatever the
 innermost frame is; else the innermost frame that belongs to a part names it. On a CPU the thread sleeps in a backward pass only where
 that waits for a collective (gloo's threads do the rest), so a sleeping thread in torch's own code is *communication*. With CUDA this thread
 only launches what a step does: a sample shows data, a save, a line that waits for the GPU, or *rest*, never a forward or backward pass.
 
-The pauses are of different lengths, so that steps of one length do not meet the same one. A thread that stands still is sampled more and
+The pauses are of different lengths, so that steps of one length do not meet the same one. A thread that makes no progress is sampled more and
 more seldom. Its state is read from /proc only where its CPU clock has moved: a thread that has not run is in the state that was read last.
-So a rank that stands still reads nothing, and what looks for hangs, which counts the bytes that a rank reads, sees none of ours.
+So a rank that makes no progress reads nothing, and what looks for hangs, which counts the bytes that a rank reads, sees none of ours.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ WAIT = "wait"
 PAUSE_S = 0.075
 #: A thread that stood still in so many samples is sampled half as often, and so on, down to once in STILL_S.
 STILL_SAMPLES, STILL_S = 40, 2.0
-#: A sample stands for no more than so long: before it, the thread that samples did not run.
+#: A sample means no more than so long: before it, the thread that samples did not run.
 LONGEST_NS = 2 * int(STILL_S * 1e9)
-#: Lines that wait for the GPU are counted for so long at least; then half of what was counted goes, so that the newest counts.
+#: Lines that wait for the GPU are counted for this long at least; then half of what was counted goes, so that the newest counts.
 FADE_NS = 60 * 10**9
 
 
@@ -251,7 +251,7 @@ def _line_of(instruction: Any) -> int | None:  # noqa: ANN401 - its fields diffe
 
 
 def write_place(view: memoryview, text: str) -> None:
-    """Write a line's name into the heartbeat, if another stands there. What is too long keeps its end."""
+    """Write a line's name into the heartbeat, if another is there. What is too long keeps its end."""
     data = text.encode("utf-8", "replace")[-layout.PLACE_BYTES :].ljust(layout.PLACE_BYTES, b"\0")
     check = layout.place_sum(data)
     if view[layout.PLACE_SUM] != check:

@@ -234,7 +234,7 @@ class TorchHooks:
 
     @quiet
     def _ended(self, token: tuple[int, str] | None, result: Any, *, well: bool) -> None:
-        """Log that a save ended; one that goes on in the background gives a future back, or something that holds one."""
+        """Log that a save ended; one that continues in the background gives a future back, or something that holds one."""
         future = getattr(result, "upload_completion", result)
         if well and callable(getattr(future, "add_done_callback", None)):
             future.add_done_callback(lambda done: self._over(token, well=quiet(done.exception)() is None))
@@ -370,7 +370,7 @@ class ImportWatcher:
 
 
 def _afterwards(phase: int, before: int | None) -> int | None:
-    """Give the phase after a function that ended well: the script goes on setting up, and that is not importing any more.
+    """Give the phase after a function that ended well: the script continues setting up, and that is not importing any more.
 
     So the phase of a load ends with it: what fails before the first step, but after the load, is no proof against what was loaded.
     """

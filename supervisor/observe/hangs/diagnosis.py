@@ -147,7 +147,7 @@ def devices_text(ranks: Sequence[ComparedRank], culprits: Collection[int]) -> st
 
 
 def _behind_the_end(now: Sequence[RankActivity], ranks: Sequence[ComparedRank]) -> tuple[str, int | None]:
-    """Return who stands behind the training's end and in what, and the step that all ranks made; "" where a rank may still train."""
+    """Return who is behind the training's end and in what, and the step that all ranks made; "" where a rank may still train."""
     alive = [activity for activity in now if activity.kind is not ActivityKind.GONE]
     if not alive or not all(rank.has_ended or rank.activity.at_exit for rank in ranks):
         return "", None

@@ -118,7 +118,7 @@ class Look(Struct, frozen=True):
     took_s: float = 0.0
 
 
-def take(  # noqa: PLR0913 (what is known of the ranks, by name)
+def take(  # noqa: PLR0913 (facts of the ranks, by name)
     ranks: tuple[RankInfo, ...],
     directory: Path,
     *,

@@ -1,6 +1,6 @@
 """Finds in the source what a loop asks for again and again: a path, or a process. Pure.
 
-A rank tells what the names in its functions hold (`_supervise_shim/values.py`). The innermost loop that its stack stands in shows which of
+A rank tells what the names in its functions hold (`_supervise_shim/values.py`). The innermost loop that its stack is in shows which of
 them it polls: `while os.path.exists(self.lock): time.sleep(0.1)`. Nothing is run; what cannot be read from names and constants is passed
 over.
 """

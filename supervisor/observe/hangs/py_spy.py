@@ -1,6 +1,6 @@
 """Python stacks by py-spy, where it is installed: of processes that do not catch our signal.
 
-It reads without stopping the process: one that waits for a dead file system cannot be stopped, and one that stands still need not be.
+It reads without stopping the process: one that waits for a dead file system cannot be stopped, and one that makes no progress need not be.
 With `--native` it takes seconds: not here.
 """
 

@@ -1,7 +1,7 @@
 """What one rank does in one look: waits in a collective, or is elsewhere, and where in the user's code. Pure.
 
 A rank waits in a collective if torch's recorder has one of its that is not over, and its training thread waits: in torch's own code, or in
-C below a line of the user's (`work.wait()` is C). A rank that issued a collective and then went on to something else does not wait in it.
+C below a line of the user's (`work.wait()` is C). A rank that issued a collective and then continued to something else does not wait in it.
 Without the recorder the name of torch's function on the stack has to do, and there is no sequence number. So it is with gloo's `send`,
 `recv` and `monitored_barrier`, which no recorder has. A rank in `init_process_group` or `new_group` waits as well: for all the others.
 """

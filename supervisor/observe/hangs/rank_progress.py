@@ -3,7 +3,7 @@
 What moves in a rank that works, though slowly: its steps, its phase, the collective that it is in, the line of its training thread, the
 bytes that it reads and writes, or that a process does that it waits for. CPU time at one and the same place is no movement, because a loop
 without an end has it too: the rank is *busy*, and may go on. Wake-ups are no work: a loop that sleeps and asks again *polls*, and waits.
-Few bytes are *slow*: it goes on, and nobody can say when it ends. The counters of a rank that waits in a collective are those of its main
+Few bytes are *slow*: it continues, and nobody can say when it ends. The counters of a rank that waits in a collective are those of its main
 thread: torch's other threads wake up now and then in a rank that hangs.
 """
 
@@ -36,7 +36,7 @@ POLL_CPU_S = 0.00015
 LEAST_POLLS = 0.1
 #: Bytes read or written between two looks that show work. A thread that logs, or reads /proc, stays below.
 MOVED_BYTES = 1 << 20
-#: Bytes a second of the thread that trains, or of what it waits for, that show that it goes on. A small file that is read again every 0.1 s
+#: Bytes a second of the thread that trains, or of what it waits for, that show that it continues. A small file that is read again every 0.1 s
 #: is less.
 SLOW_BYTES = 1024
 #: How a path shows that it is of a checkpoint, whole or half-written.
@@ -148,7 +148,7 @@ def _moved_workers(before: RankLook, after: RankLook) -> str:
 
 
 def _signature(thread: ThreadStack, busy: bool) -> object:  # noqa: FBT001 - as above
-    """Return what is the same in two looks at a thread that stands still: the user's frames with their lines, and torch's functions.
+    """Return what is the same in two looks at a thread that makes no progress: the user's frames with their lines, and torch's functions.
 
     Of one that is busy it is the innermost function of the user's: a loop without an end is in different lines of it. Where that computes a
     model of torch's, it is also the place in it: an evaluation is in another layer at nearly each look.

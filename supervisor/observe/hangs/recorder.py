@@ -1,7 +1,7 @@
 """Asks a rank for its collectives, and reads what torch's flight recorder wrote as JSON; pickles are never read.
 
 The rank's own thread answers (`_supervise_shim/background.py`). It needs the GIL, so a rank that holds it in C does not answer in time. A
-collective of gloo is `scheduled` for ever, and `retired` once it is over; NCCL's goes on to `started` and `completed`. Sequence numbers
+collective of gloo is `scheduled` for ever, and `retired` once it is over; NCCL's continues to `started` and `completed`. Sequence numbers
 count the collectives of one process group, from 1; point-to-point operations have numbers of their own.
 """
 
@@ -61,7 +61,7 @@ class ProcessGroup(Struct, frozen=True):
     def pending(self) -> Collective | None:
         """The first collective that is not over: what the rank waits in, if it waits. None: all are over.
 
-        NCCL's run in their order, so what stands before one that is over is over too: the parts of a coalesced one are never marked.
+        NCCL's run in their order, so what is before one that is over is over too: the parts of a coalesced one are never marked.
         """
         over = [at for at, entry in enumerate(self.last) if entry.done]
         last = self.last[over[-1] + 1 :] if over and self.backend == "nccl" else self.last

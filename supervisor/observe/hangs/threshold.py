@@ -81,7 +81,7 @@ class StepTimes:
                 continue
             began_ns = last.sign_ns if beat.phase_since_ns >= beat.sign_ns else max(last.sign_ns, beat.phase_since_ns)
             longest_ns = max(longest_ns, beat.sign_ns - began_ns)
-            # a training that was resumed goes on from a high number: the first that is reported, or is from another source, counts nothing
+            # a training that was resumed continues from a high number: the first that is reported, or is from another source, counts nothing
             one_count = beat.step is not None and last.step is not None and beat.step_source == last.step_source
             reported = (beat.step or 0) - (last.step or 0) if one_count else 0
             steps = max(steps, beat.steps - last.steps, reported, 1)

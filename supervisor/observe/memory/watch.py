@@ -1,6 +1,6 @@
 """Samples the memory of this node's ranks every 10 s, and posts MemoryForecast where one of its limits will be reached. One per attempt.
 
-All is read from outside of the ranks, but for what torch's allocator holds, which stands in their heartbeats. The limits are the real
+All is read from outside of the ranks, but for what torch's allocator holds, which is in their heartbeats. The limits are the real
 ones: the memory that the machine has available, that of each control group above us, and each rank's GPU.
 """
 

@@ -143,7 +143,7 @@ def _is_handled(pid: int, signum: int) -> bool:
 
 
 def _wait_written(path: Path, begin: int, until: float, is_handled: Callable[[], bool]) -> None:
-    """Wait until the file has grown beyond `begin` and stands still, or until `until` on the monotonic clock.
+    """Wait until the file has grown beyond `begin` and grows no more, or until `until` on the monotonic clock.
 
     is_handled: whether who writes has not ended yet.
     """

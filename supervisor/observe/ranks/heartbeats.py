@@ -58,7 +58,7 @@ class RankHeartbeat(Struct, frozen=True):
     reported by the script or held by the optimizer. `phase` is IMPORT, INIT or LOAD only where that proves that no step was made.
     `asks`: the script asks whether to save, and `save_asked`: it was asked to. `went_on`: after that it trained on, or ended in order, with
     no save under way, and `saved`: by then a save had ended. `first_step`: the absolute step at which its training began. `total`: the one
-    with which it ends, until it goes on beyond it. `phase_limit_s`: what the script allows without a sign of life in the phase that it
+    with which it ends, until it continues beyond it. `phase_limit_s`: what the script allows without a sign of life in the phase that it
     declared.
     `loss`: the one that the script reported last (worker.report), `losses`: how many it reported. `optimizer_made`: it made one of torch's.
     `ran`: more than imports ran (a process group, data, an evaluation, a checkpoint). `loader`: a DataLoader started worker processes.
@@ -152,7 +152,7 @@ def read(path: Path, *, now_ns: int | None = None) -> tuple[RankHeartbeat, ...]:
 
 
 def _total(total: int, step: int | None) -> int | None:
-    """Return the step with which the training ends; None where it goes on beyond it: that was the end of an epoch or of another."""
+    """Return the step with which the training ends; None where it continues beyond it: that was the end of an epoch or of another."""
     return total if total > 0 and (step is None or step <= total) else None
 
 

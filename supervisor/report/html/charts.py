@@ -28,7 +28,7 @@ _STEPS_S: Final = (
 
 
 class Tick(Struct, frozen=True):
-    """A tick of an axis, and what stands at it."""
+    """A tick of an axis, and what is at it."""
 
     at: float
     text: str
@@ -122,7 +122,7 @@ class TimeAxis:
 
     @property
     def title(self) -> str:
-        """What stands at the axis."""
+        """What is at the axis."""
         zone = local(self._parts[-1][1]).strftime("%z")
         if len(self._parts) > 1:
             return f"begin of each run ({zone}); the time between two runs is left out"
@@ -163,7 +163,7 @@ def _zone_s(t: float) -> float:
 class ValueAxis:
     """An axis of numbers from `low` at the bottom to `high` at the top, widened to round ones.
 
-    A loss that runs away comes near the ends of what a float holds: there it stands at an end of the axis.
+    A loss that runs away comes near the ends of what a float holds: there it is at an end of the axis.
     """
 
     def __init__(self, low: float, high: float) -> None:

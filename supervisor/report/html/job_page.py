@@ -130,7 +130,7 @@ def job_page(job: JobPage, now: float, live: Live | None = None, *, other_runs: 
 
 
 def state_of(status: Status) -> tuple[str, str]:
-    """Return where a job stands in words, and how good that is: good, warning, bad or faint."""
+    """Return where a job is in words, and how good that is: good, warning, bad or faint."""
     tone = _STATE_TONES.get(status.state, "warning")
     if tone == "good" and status.runs:
         is_bad = status.incident is not None or status.warnings or status.forecasts

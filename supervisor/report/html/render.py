@@ -1,9 +1,9 @@
-"""Makes an HTML page of a template that stands beside this file. No other module imports jinja2.
+"""Makes an HTML page of a template that is beside this file. No other module imports jinja2.
 
 Nothing is fetched and nothing runs but what the policy of the page names; a file's names its own style alone. Each text that a template
 writes is cleaned and escaped, whoever it comes from: a log line may hold anything. A page is well-formed XML, so that a test can parse it.
 
-A template makes what stands in the page's `main`; `base.html.j2` is what every page has around it. style.css stands in each page, and has
+A template makes what is in the page's `main`; `base.html.j2` is what every page has around it. style.css is in each page, and has
 all colours, for light and for dark. No element may have a `style`: the policy refuses it.
 """
 
@@ -133,7 +133,7 @@ def _filled(table: Table) -> Table:
 
 
 def labelled(facts: Iterable[Fact]) -> list[tuple[str, list[Fact]]]:
-    """Return facts by their labels, in their order; a label of "" goes on under the one before."""
+    """Return facts by their labels, in their order; a label of "" continues under the one before."""
     rows: list[tuple[str, list[Fact]]] = []
     for fact in facts:
         if fact.label or not rows:

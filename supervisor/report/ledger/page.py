@@ -48,7 +48,7 @@ FORMULAS: Final = (
     Fact("MTBF", "time in which ranks ran / failures that nobody planned; the interval is exact for a Poisson process (Garwood 1936)"),
     Fact("advice", "Daly's higher-order estimate of the best interval (FGCS 22, 2006), from three failures on"),
 )
-#: What happened is no longer than this where its card, which has all of it, stands beside it.
+#: What happened is no longer than this where its card, which has all of it, is next to it.
 _LONGEST_WHAT = 140
 #: Of the wall clock: from here on it is shown that steps were not seen.
 _NOTABLE = 0.01

@@ -247,7 +247,7 @@ class _Soak:
         return False
 
     def _account(self, strike: Strike, result: FaultResult) -> None:
-        """Take over what supervise says: the cause, and at which step it goes on."""
+        """Take over what supervise says: the cause, and at which step it continues."""
         if ROWS[strike.kind].goes_on and not self._is_restarted(strike):
             result.again = 0
         elif result.back_s is not None:

@@ -5,8 +5,8 @@
     python bench/classification.py --check            # exit status 1, naming the pages, where they are not up to date
 
 It writes the text between the markers of the page. CORPUS.jsonl has one JSON object per line with `id`, `text`, `label`, `source`
-(owner/repository#issue), `alt` (labels that are right too) and `origin`. A log is treated as right if the cause is its label or one of `alt`.
-bench/reference.py puts the tables of the causes, the signatures and the kernel's messages into their pages.
+(owner/repository#issue), `alt` (labels that are right too) and `origin`. A log is treated as right if the cause is its label or one of
+`alt`. bench/reference.py puts the tables of the causes, the signatures and the kernel's messages into their pages.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ r"""A DDP training on unequal GPUs: each rank takes its share of the global batc
     supervise --knob batch_size:8=env:SUPERVISE_JOB_BATCH_SIZE --knob grad_accum:planned:48=plan:2.5,1 \
         -- torchrun --nproc-per-node=2 examples/uneven_ddp.py
 
-Kill a rank: the next attempt continues at the same sample. The weights are those that one process has with the whole batch, which is what the
-script does when it is run by itself.
+Kill a rank: the next attempt continues at the same sample. The weights are those that one process has with the whole batch, which is what
+the script does when it is run by itself.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def target_of(path: str, step: int | None, *, sharded: bool = False) -> str:
 
 
 def step_of(step: Any, failure: str) -> int:  # noqa: ANN401 -- whatever a script counts with
-    """Return a step that a name has room for, from whatever is treated as an integer. Raises CheckpointingError that begins with `failure`."""
+    """Return a step that a name has room for, from any kind of integer. Raises CheckpointingError that begins with `failure`."""
     try:
         number = operator.index(step)
     except TypeError:

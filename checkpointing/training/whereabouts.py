@@ -31,7 +31,7 @@ _MOST_BYTES: Final = 4096
 MOST_ASKED: Final = 16
 MOST_NAMED: Final = 4
 GONE: Final = "its process is gone"
-#: How long a rank that answers is looked at before it is treated as standing still: longer than ranks.py takes to leave a meeting that is over.
+#: How long a rank that answers is observed before it is known to stand still: longer than ranks.py takes to leave a meeting that is over.
 _STILL_S: Final = 2.0
 _C10D: Final = "torch/distributed/distributed_c10d.py"
 _COLLECTIVES: Final = frozenset({

@@ -60,7 +60,7 @@ class MissingNodes:
         self._reported = 0
 
     def begin(self) -> None:
-        """A meeting begins: who is missing is reported to it, whatever the last one was sent."""
+        """A meeting begins: it gets a report of the missing nodes, whatever the last meeting got."""
         self._since_t, self._reported = None, 0
 
     def counted(self, count: int, within_s: float) -> None:

@@ -95,7 +95,7 @@ _CHAIN = re.compile(r"^(?:The above exception was the direct cause|During handli
 _DECODERS = re.compile(
     r"/(?:json|zipfile|encodings|ctypes)/|/(?:pickle|zipfile|gzip|codecs|tarfile)\.py$|<frozen codecs>|/_supervise_shim/"
 )
-#: How the bytecode's reader names what is damaged; every import goes through its frames.
+#: How the bytecode's reader names damage; every import goes through its frames.
 _BYTECODE = "marshal data"
 DAMAGED = Claim(Cause.CACHE_CORRUPT, 0.92, transient=False)
 PASSING = Claim(Cause.IO_ERROR, 0.96, transient=True)

@@ -66,7 +66,7 @@ def classify(evidence: Iterable[Evidence]) -> FailureVerdict:
 
 
 def verdict_grounds(evidence: Iterable[Evidence]) -> VerdictGrounds:
-    """Return the verdict on this evidence, and what was weighed."""
+    """Return the verdict on this evidence, and the weighed candidates."""
     facts = admissible.facts_of_this_run(tuple(evidence))
     trained = max((f.line for f in facts if f.name == "last_progress"), default=0)
     # in a log, an end before the last training belongs to another process
@@ -127,7 +127,7 @@ def _of_a_warning(candidate: CauseCandidate, most: float) -> CauseCandidate:
 
 
 def _in_mid_run(candidate: CauseCandidate, trained: float) -> CauseCandidate:
-    """Return a candidate. Communicators are made before the first step, so what CUDA told NCCL after it is an error of the device."""
+    """Return a candidate. Communicators are made before the first step, so an error that CUDA gives NCCL after it is of the device."""
     fact, claim = candidate.fact, candidate.claim
     if claim.cause is not Cause.NCCL_INIT or not 0 < trained < fact.t or "cuda" not in fact.text.lower():
         return candidate

@@ -33,7 +33,7 @@ _RANDOM = re.compile(r"(?<![A-Za-z0-9+/=_.~-])[A-Za-z0-9+/_.~-]{19,8191}[A-Za-z0
 _JSON = re.compile(r"^[ \t]*\{[^\n]*\}[ \t]*$", re.MULTILINE)
 #: As `base64` and MIME break it into lines, all but the last of one length.
 _WRAPPED = re.compile(r"(?<![A-Za-z0-9+/=])(?:[A-Za-z0-9+/]{60,76}\r?\n){1,1000}[A-Za-z0-9+/]{1,76}={0,2}(?![A-Za-z0-9+/=])")
-#: What is under a secret's name and is none: nothing, a switch, a mask, the name of a variable. `${TOKEN:?}` looks like a name and
+#: Values under a secret's name that are no secret: nothing, a switch, a mask, the name of a variable. `${TOKEN:?}` looks like a name and
 #: its value, too.
 _NO_SECRET = re.compile(r"|none|null|true|false|\*{3,}|<[a-z _-]*>|\$[A-Z_]+|[\"']?\$\{\w+(:\?)?\}[\"']?|\?\}", re.IGNORECASE)
 #: What `digest` returns.
@@ -129,7 +129,7 @@ def secrets_in(line: str) -> Iterator[str]:
 
 
 def _plain(line: str) -> str:
-    """Return the text with what is not encoded replaced. The widest forms come first."""
+    """Return the text with the secrets that are not encoded replaced. The widest forms come first."""
     line = secret_forms.PRIVATE_KEY.sub(_hidden, line)
     if secret_forms.SECRET_OF_KUBERNETES.search(line):
         line = secret_forms.DATA_OF_KUBERNETES.sub(_hidden, line)
@@ -177,7 +177,7 @@ def _hidden_in_base64(match: re.Match[str]) -> str:
 
 
 def _hidden_leaves(value: Any) -> Any:  # noqa: ANN401  JSON
-    """Return a value under a secret's name. A number is one of ours (a count of messages): a secret is text."""
+    """Return a value under a secret's name. A number is a count of messages: a secret is text."""
     if isinstance(value, str):
         return _shown(value)
     if isinstance(value, list | tuple):

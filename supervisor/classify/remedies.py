@@ -1,7 +1,7 @@
 """What a person does about a failure: which hints of its cause (core/causes) the evidence permits. Pure.
 
 A hint names an object: a loader, a remote store, a cache, a GPU. It is given only where the evidence shows that object, because a
-remedy for what is not there costs a person an hour. Two things are a hint's condition: the facts that its text names, `{path}` say, and
+remedy for an absent fault costs a person an hour. Two things are a hint's condition: the facts that its text names, `{path}` say, and
 the `Condition`s next to it. Of the alternatives of one line the first that holds is given; a line may give none.
 
 The card, `why`, `supervise classify` and the alerts all have their remedies from here; docs/reference/causes.md lists the table.
@@ -108,7 +108,7 @@ def _not(condition: Condition, words: str) -> Condition:
 
 
 def says_other_ranks(verdict: FailureVerdict) -> bool:
-    """Whether a loader said that another number of ranks (or of replicas, shards, partitions) saved the checkpoint."""
+    """Whether a loader reports that another number of ranks (or of replicas, shards, partitions) saved the checkpoint."""
     return verdict.cause is Cause.CHECKPOINT_MISMATCH and any(fact.name.startswith(_OTHER_RANKS) for fact in verdict.because)
 
 

@@ -39,8 +39,8 @@ _SHORT_SECRET_NAME = re.compile(_SHORT_NAME, re.IGNORECASE)
 #: A quote: as it is, escaped once or often, and as HTML, a URL and JSON escape it.
 _QUOTE = r"""(?:\\+u002[27]|\\*["']|&(?:quot|apos|\#3[49]);|%2[27])"""
 #: In quotes up to the same quote, in brackets up to the closing one, in a block of YAML as far as it is indented, else one word. A comma
-#: ends the word where another name or a blank follows. A bracket continues in lines that begin as those of JSON. It may follow the name of a
-#: function.
+#: ends the word where another name or a blank follows. A bracket continues in lines that begin as those of JSON. It may follow the name of
+#: a function.
 _VALUE = (
     r"""(?:[|>][-+\d]{0,2}[ \t]*\n(?P<block>(?P<indent>[ \t]+)\S[^\n]*(?:\n(?P=indent)[^\n]*)*+)"""
     r"""|\\*(?:"{3}|'{3})(?P<triple>(?:(?!"{3}|'{3})(?s:.)){0,4096}+)(?="{3}|'{3})"""
@@ -65,7 +65,7 @@ _LIKELY = (
 _LIKELY_VALUE = re.compile(_LIKELY, re.IGNORECASE)
 #: Between the words of a command, as a shell has them or a list.
 _NEXT = r"""["']?[ \t,]+["']?"""
-#: Programs that take a secret as an argument without a telling name, and what is before it.
+#: Programs that take a secret as an argument without a telling name, and the word before it.
 _PROGRAMS: Final = {
     "curl|wget|https?": rf"""(?:-u|--(?:proxy-)?user)(?:{_NEXT}|=["']?|(?<=-u))[^\s:"',]*:""",
     r"mysql\w*|mariadb[\w-]*": "-p",
@@ -95,7 +95,7 @@ _WEBHOOK = (
     r"""(?P<name>\bhttps?://(?:[^\s/?#"'<>]*(?:hooks?|logic\.azure|hc-ping)\b[^\s/?#"'<>]*/"""
     r"""|[^\s?#"'<>]{1,200}/(?:(?:web)?hooks?|services|workflows|integrations?|ping|enqueue)/|api\.telegram\.org/bot))(?P<value>[^\s"'<>)\]]+)"""
 )
-#: Where a secret stands. The widest forms come first.
+#: The places of a secret. The widest forms come first.
 PLACED: Final = tuple(
     re.compile(pattern, re.IGNORECASE | re.MULTILINE)
     for pattern in (
@@ -115,7 +115,7 @@ PLACED: Final = tuple(
         r"(?P<name>\b(?:Bearer|Basic)\s+)(?=[\w.~+/=-]*\d)(?P<value>[\w.~+/=-]{8,})",
     )
 )
-#: What is under a telling name.
+#: The value under a telling name.
 _NAMED_FORMS: Final = (
     # a list of variables, as Kubernetes has it: the name is the value of one key, and the value that of the next
     rf"""\b(?:name|key)["']?\s*[:=]\s*["']?(?P<name>{_NAMED}["']?\s*,?\s*["']?value["']?\s*[:=]\s*){_VALUE}""",

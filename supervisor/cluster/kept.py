@@ -67,7 +67,7 @@ class KeptFile:
         self._thread: threading.Thread | None = None
 
     def read(self, kind: type[Any]) -> Any | None:  # noqa: ANN401 (of the kind)
-        """Return what is in it, None where there is nothing that can be read."""
+        """Return its content, None where nothing can be read."""
         try:
             return msgspec.convert(json.loads(self._path.read_bytes()), kind)
         except (OSError, ValueError, msgspec.ValidationError):

@@ -1,7 +1,7 @@
-"""A node's side: what it tells the coordinator, and what it reports to its core of what the coordinator says.
+"""A node's side: its messages to the coordinator, and its reports to its core about the coordinator's answers.
 
 `step(state, message) -> (state, outputs)`, without a clock and without IO. Over one connection everything comes once and in order. Over the
-next one the node says again who it is and what it remembers (Join), and, once the coordinator has shown that it knows the attempt
+next one the node sends its name and its memory again (Join), and, once the coordinator has shown that it knows the attempt
 (Welcome), all that it posted about it. `MemberState.memory` is what a node must not forget: where it differs after a step, it is on the
 node's disk (kept.py) before the outputs are carried out.
 
@@ -81,7 +81,7 @@ class MemberState(Struct, frozen=True):
 
     connected: to a coordinator; welcomed: by it, or by the last one. closed_t: since when there is no connection. answered_t: when the last
     message came. tick_t, beat_t: of the last tick and the last beat. woke_t: when a pause of this process ended. meeting: the one that
-    waits for its number. posts: those about the newest attempt, by kind and index. end: of that attempt. reported: what was reported of it.
+    waits for its number. posts: those about the newest attempt, by kind and index. end: of that attempt. reported: the reports about it.
     stalls: how often its ranks stalled.
     """
 
@@ -121,7 +121,7 @@ def new_member(memory: NodeMemory, rules: ClusterRules, t: float) -> MemberState
 
 
 def step(state: MemberState, event: MemberInput) -> Step:  # noqa: PLR0911  a row for each kind
-    """Return the next state and what is to be done. Raises nothing."""
+    """Return the next state and the actions. Raises nothing."""
     if isinstance(event, protocol.NodeTick):
         return _ticked(state, event)
     state = replace(state, t=event.t)
@@ -283,7 +283,7 @@ def _begun(state: MemberState, attempt: SharedAttempt) -> Step:
 
 
 def _decided(state: MemberState, number: int, decision: ClusterDecision, returning: int) -> Step:
-    """Act on the decision about our attempt. Who stands aside, or takes no part, only notes that the job is over."""
+    """Act on the decision about our attempt. A node that stands aside, or takes no part, only notes that the job is over."""
     attempt, memory = state.memory.attempt, state.memory
     if attempt is not None and number == attempt.number and memory.acted is None and state.open_attempt is not None:
         count = 0 if decision.is_final else returning

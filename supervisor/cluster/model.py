@@ -1,4 +1,4 @@
-"""The attempts of a job of several nodes, their ends and decisions, what is remembered of them, and the times of the protocol."""
+"""The attempts of a job of several nodes, their ends and decisions, the memory of them, and the times of the protocol."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class AttemptEnd:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDecision:
-    """What is done about an attempt. kind: RESTART, STOP, SUCCESS, or VOID: the nodes meet again, nothing is counted. text: the core's."""
+    """The decision about an attempt. kind: RESTART, STOP, SUCCESS, or VOID: the nodes meet again, nothing is counted. text: the core's."""
 
     kind: str
     text: str = ""
@@ -75,7 +75,7 @@ PLAIN_DECISIONS = {DONE: ClusterDecision(SUCCESS), VOID: ClusterDecision(VOID)}
 
 @dataclass(frozen=True, slots=True)
 class NodeMemory:
-    """What a node keeps for good: the newest attempt in which it took part, and what it did there.
+    """What a node keeps for good: the newest attempt in which it took part, and its work there.
 
     acted: the decision, None: none yet. returning: how many members come to the next meeting, 0: not known. aside: this node takes no part
     in the rest of the attempt. over: it ended as the job did without it, in a newer attempt.

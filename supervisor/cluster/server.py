@@ -40,7 +40,7 @@ _BACKLOG = 1024
 class _Connection:
     """One connection.
 
-    node: "" until its Join. is_refused: its peer was told so, and what it sends is not read. is_last: nothing is sent over it any more.
+    node: "" until its Join. is_refused: its peer knows, and its messages are not read. is_last: nothing is sent over it any more.
     """
 
     def __init__(self, lines: LineSocket, t: float) -> None:

@@ -1,4 +1,4 @@
-"""The core's Policy, made from the settings and from what is known of the command."""
+"""The core's Policy, made from the settings and from the facts of the command."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _recover(settings: Settings) -> tuple[tuple[str, tuple[tuple[str, str], ...]
 
 
 def _without_secrets(knob: Knob) -> Knob:
-    """Return the knob as the journal has it. What is set goes by the settings, never by these words."""
+    """Return the knob as the journal has it. A knob is set by the settings, never by these words."""
     if knob.name != RESUME:
         return knob
     from supervisor.classify import redact  # noqa: PLC0415  its patterns take 25 ms

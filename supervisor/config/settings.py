@@ -59,7 +59,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class JobSection:
-    """[job]: what is supervised, and where its files are. No variable is named SUPERVISE_JOB_*: those are for the ranks."""
+    """[job]: the supervised job, and the place of its files. No variable is named SUPERVISE_JOB_*: those are for the ranks."""
 
     name: str = setting(
         "",
@@ -70,7 +70,7 @@ class JobSection:
     )
     command: tuple[str, ...] = setting(
         (),
-        "The job's command, if nothing stands behind `--`.",
+        "The job's command, if nothing follows `--`.",
         "A list of words, for a unit that is started by name.",
         env="SUPERVISE_COMMAND",
     )
@@ -106,7 +106,7 @@ class JobSection:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """[checkpoints]: which files are this job's checkpoints, and what is done for them."""
+    """[checkpoints]: which files are this job's checkpoints, and their care."""
 
     paths: tuple[str, ...] = setting(
         (), "Glob of the job's checkpoint files, such as 'ckpt/*.pt'.", flag="--checkpoints", env="SUPERVISE_CHECKPOINTS"
@@ -347,7 +347,7 @@ class Settings:
         return f"supervise checkpoints quarantine {self.address(job)} --withdraw {shlex.quote(path)}"
 
     def undo_command(self, job: str, change: int) -> str:
-        """Return the command that moves back what was set aside. It works in the directories in which `address` works."""
+        """Return the command that moves a checkpoint back that was set aside. It works in the directories in which `address` works."""
         return f"supervise checkpoints undo {self.address(job)} {change}"
 
     def allow_node_command(self, node: str) -> str:

@@ -174,7 +174,7 @@ class DecisionMade(AttemptEvent, frozen=True):
 
 
 class LeftBehind(AttemptEvent, frozen=True):
-    """The job continued without this node, and what was decided about its attempt is not known any more."""
+    """The job continued without this node, and the decision about its attempt is not known any more."""
 
 
 class CoordinatorFellSilent(AttemptEvent, frozen=True):

@@ -74,7 +74,7 @@ def same_file(fd: int, other: int) -> bool:
 def open_outlets(*, ptys: bool) -> list[CommandOutput]:
     """Open what a child writes to: one outlet for both where our own stdout and stderr are one file, so that order is kept.
 
-    `ptys`: where ours is a terminal the child gets one too, so that progress bars and pdb are as without us.
+    `ptys`: where the supervisor has a terminal the child gets one too, so that progress bars and pdb are as without us.
     """
     plan = [("both", (1, 2))] if same_file(1, 2) else [("out", (1,)), ("err", (2,))]
     return [CommandOutput(name, serves, pty=ptys and os.isatty(serves[0])) for name, serves in plan]

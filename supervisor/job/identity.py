@@ -30,7 +30,7 @@ from supervisor.guardian import process_tree
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-SHM = Path("/dev/shm")  # noqa: S108  checked below: a directory of ours, and no symbolic link
+SHM = Path("/dev/shm")  # noqa: S108  checked below: a directory of this user, and no symbolic link
 #: Heartbeats and stacks of a large node need about as much; a full /dev/shm is no place for them.
 _SHM_NEEDED_BYTES = 1 << 20
 #: The page of the newest look at ranks that stood still: in an attempt's directory, and where `look_path` keeps it.
@@ -275,7 +275,7 @@ def job_dir_path(state: Path, shm: Path = SHM) -> Path:
 
 
 def make_job_dir(state: Path, shm: Path = SHM) -> Path:
-    """Make the directory for the files of the running job, in memory if possible, else in `state`. Mode 0700, ours alone.
+    """Make the directory for the files of the running job, in memory if possible, else in `state`. Mode 0700, this user's alone.
 
     Its name depends on the state directory's identity: it is the same after a restart, and differs in a container that shares
     /dev/shm. Another user's directory of that name, or a link, is left alone. Raises SuperviseError (78) if neither place will do.

@@ -158,7 +158,7 @@ class ViewTaken(Struct, frozen=True):
     before: int  # number of the record of the view before it, to which its lists and its state are added; 0: they are whole
     full: bool  # the state is whole, and the last incident is in it: once a day
     view: msgspec.Raw  # the view without its long lists; of the state what changed
-    lists: msgspec.Raw  # what was added to the lists
+    lists: msgspec.Raw  # the additions to the lists
 
 
 Body = Header | RunBegan | EventTaken | RunEnded | Note | ViewTaken
@@ -171,7 +171,7 @@ class Record(Struct, frozen=True):
 
     seq: int
     t: float
-    wall: str  # UTC as the clock on the wall said; "": as `t`
+    wall: str  # UTC of the wall clock; "": as `t`
     kind: str
     body: Body | None
 
@@ -276,7 +276,7 @@ def decode(rec: bytes) -> Record | None:
 
 
 def _complete(taken: EventTaken, t: float) -> None:
-    """Add what is beside the fields of an event and not among them."""
+    """Add the keys that are no field of an event."""
     taken.data.setdefault("t", t)
     taken.data.setdefault("attempt", taken.attempt)
 
@@ -332,7 +332,7 @@ def scan(path: Path, position: JournalPosition | None = None) -> Iterator[Record
 def frames(path: Path, *, position: JournalPosition | None = None) -> Iterator[bytes | Damage]:
     """Yield the bytes of each record that checks, and the damage between them. Reads as it goes: memory is that of one line.
 
-    `position`: as in `scan`; it is behind the line of what was yielded last.
+    `position`: as in `scan`; it is behind the line of the last yielded record.
     """
     position = position or JournalPosition()
     try:

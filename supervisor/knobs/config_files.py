@@ -106,11 +106,11 @@ def require_writable(path: str, text: str, key: str, value: str) -> None:
     """Try to write the key of a file's text, so that a failure shows at start and not at an attempt. Raises EditError."""
     form = bindings.FORMS[Path(path).suffix]
     if value_at(with_key(text, form, key, value), form, key) != value:
-        raise EditError(f"what is written at {key} is not what is read from it")
+        raise EditError(f"a written value of {key} reads back as another one")
 
 
 def key_in(path: str, text: str, key: str) -> str | None:
-    """Return what is at the key of a file's text. Raises EditError."""
+    """Return the value at the key of a file's text. Raises EditError."""
     return value_at(text, bindings.FORMS[Path(path).suffix], key)
 
 
@@ -222,7 +222,7 @@ def _plain(text: str, form: str) -> Any:  # noqa: ANN401  whatever the form hold
     try:
         return values(_round_trip().compose(text))
     except RecursionError as error:
-        raise EditError("an alias in it stands for what holds it") from error
+        raise EditError("an alias in it refers to its own parent") from error
 
 
 def _written(value: str, tag: str) -> str:

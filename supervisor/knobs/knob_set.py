@@ -99,7 +99,7 @@ class KnobSet(Struct, frozen=True):
         return (*(bound.knob for bound in self.bound), *(way.knob for way in self.resume))
 
     def resume_way(self, by: str) -> ResumeWay | None:
-        """Return how a script gets what it resumes from by the knob of `by` (Knob.by); None where no knob is its."""
+        """Return how a script gets its checkpoint by the knob of `by` (Knob.by); None where no knob is its."""
         return next((way for way in self.resume if way.knob.by == by), None)
 
     @property
@@ -191,7 +191,7 @@ class KnobSet(Struct, frozen=True):
         return argv
 
     def _set_variable(self, bound: BoundKnob, value: str | None, environment: dict[str, str]) -> None:
-        """Set the variable of ours from which a script may read its batch."""
+        """Set supervise's variable from which a script may read its batch."""
         current = bound.knob.value if value is None else value
         if current and bound.knob.name in bindings.VARIABLES and bound.knob.counts not in {"derived", bindings.PLANNED}:
             environment[bindings.VARIABLES[bound.knob.name]] = current

@@ -1,6 +1,6 @@
 """Identifies what an attempt is about to run, cheaply: so that a start that fails is not taken for a program that was changed.
 
-Three digests: the command's words, the Python files beside the script with the script's own content, and what is installed for the
+Three digests: the command's words, the Python files beside the script with the script's own content, and the packages installed for the
 interpreter that the command names. Of packages the names of their installations count, which have the versions in them and are equal on all
 nodes, where times are not. A part that cannot be read now is left out.
 """

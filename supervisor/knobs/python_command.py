@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ShimMode = Literal["rank", "launcher"]
 
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)*)?[dt]?")
-# -m and -c end CPython's options and take what is joined to them (-ummod); before them stand letters other than -W and -X, which would
+# -m and -c end CPython's options and take the text joined to them (-ummod); before them are letters other than -W and -X, which would
 # have taken the rest of the word as their value.
 _ENDS = re.compile(r"-(?P<before>[^-mcWX]*)(?P<how>[mc])(?P<rest>.*)", re.DOTALL)
 _WANTS_A_VALUE = re.compile(r"-[^-mcWX]*[WX]|--check-hash-based-pycs")

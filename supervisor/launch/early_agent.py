@@ -1,6 +1,6 @@
 """torchrun's agent, started before most of supervise is imported: it imports torch meanwhile, which takes a second.
 
-It has no attempt yet, and runs nothing of the user's before its first order. The guardian keeps what it prints until the first attempt
+It has no attempt yet, and runs nothing of the user's before its first order. The guardian keeps its output until the first attempt
 names a log folder. If the run ends before that, `close` kills the guardian, and the agent goes with it (PDEATHSIG).
 """
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 INSTRUMENT_DIR = Path(__file__).resolve().parent.parent / "instrument"
 
 RESUME, STEP = "{resume}", "{step}"
-#: What is between us and an alert sink, or a predecessor's word to its ranks.
+#: Variables between the supervisor and an alert sink, or from a predecessor to its ranks.
 _NOT_FOR_THE_JOB = ("SUPERVISE_ALERTS_", "SUPERVISE_JOB_")
 #: Without it @hydra.main prints a shortened traceback and calls sys.exit(1): the exception reaches no hook, and Python prints none.
 _HYDRA = "HYDRA_FULL_ERROR"
@@ -45,7 +45,7 @@ class ResumeHandover(Struct, frozen=True):
 
 
 def job_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment that the job would have had without us: ours less what is between others and us."""
+    """Return the environment that the job would have had without supervise: the supervisor's own, less its private variables."""
     return {key: value for key, value in strip(environ).items() if not key.startswith(_NOT_FOR_THE_JOB)}
 
 
@@ -95,7 +95,7 @@ def resume_handover(
 ) -> ResumeHandover:
     """Return how the script gets `resume` by `way` (KnobSet.resume_way); with nothing to resume nothing is added.
 
-    `command` is the user's own. It is a template of ours only where checkpoints are declared and `{resume}` is in it: elsewhere
+    `command` is the user's own. It is a template only where checkpoints are declared and `{resume}` is in it: elsewhere
     `{step}` is the script's own (a file name's template, say). A variable of the user's keeps its value while there is nothing to resume.
     """
     is_placed = bool(settings.checkpoints.paths) and any(RESUME in word for word in command)

@@ -37,7 +37,7 @@ NO_HELLO = f"it sent no hello within {HELLO_WITHIN_S:g} s"
 START_TRIES = 3  # a kill from outside, for example by the OOM killer, may come before its hello
 TERM = int(signal.SIGTERM)
 PROGRAM = Path(__file__).parent.parent / "guardian"
-#: Python itself ignores these two from its first moment; what it found before can no longer be read.
+#: Python itself ignores these two from its first moment; the earlier setting can no longer be read.
 _PYTHONS_OWN = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
 
 
@@ -129,7 +129,7 @@ class GuardianClient:
         """Start the command of an attempt; answered by spawned or spawn_failed.
 
         kind: plain, or agent: then fds[0] is the agent's end of its link, and "{link_fd}" and "{output_fd}" in argv become its
-        descriptors. The caller keeps (and closes) its fds. env: the complete environment. show: pass its output through to ours.
+        descriptors. The caller keeps (and closes) its fds. env: the complete environment. show: pass its output through.
         """
         request: SpawnRequest = {
             "do": "spawn",
@@ -177,7 +177,7 @@ class GuardianClient:
         return self._ended.is_set()
 
     def kill(self) -> None:
-        """End a guardian that does not answer; what it runs goes with it, or is swept."""
+        """End a guardian that does not answer; its children end with it, or are swept."""
         with contextlib.suppress(OSError):
             self._process.kill()
 
@@ -237,7 +237,7 @@ class GuardianClient:
     def _read(self) -> None:
         try:
             self._receive()
-        finally:  # a failure of ours in there is treated as the guardian's end: without its events we are of no use
+        finally:  # a failure in there is treated as the guardian's end: without its events the client is of no use
             self._link_ended()
 
     def _receive(self) -> None:

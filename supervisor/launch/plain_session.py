@@ -1,7 +1,7 @@
 """Any command that is not torchrun's, and stock torchrun where its agent cannot be subclassed: a child that is started once per attempt.
 
-The command is treated as rank 0. Whatever ranks it starts by itself (accelerate, deepspeed, torchrun) say hello through their heartbeats and
-leave their own error files; how they end is evidence (launched_ranks.py), and the command's end alone ends the attempt: a launcher may
+The command is treated as rank 0. Whatever ranks it starts by itself (accelerate, deepspeed, torchrun) say hello through their heartbeats
+and leave their own error files; how they end is evidence (launched_ranks.py), and the command's end alone ends the attempt: a launcher may
 start a rank again. launch/session.py lists the calls and their events.
 """
 

@@ -92,7 +92,7 @@ class SessionContext(Struct, frozen=True):
 
     guardian: returns the living one. last_sample: posts the progress that was made until now, before a rank's end is posted. ended: called
     when no rank is left. fall_back: replaces this session where torch does not fit. note: logs facts that decide nothing. left: takes what
-    the guardian could not or should not end, with the attempt's number. standbys: takes what is reported of standbys. nodes: takes what
+    the guardian could not or should not end, with the attempt's number. standbys: takes the reports of standbys. nodes: takes what
     the agent reports of the nodes. look_at_ranks: reads what the ranks of a command that left with 0 show, and calls back, on the
     loop's thread, with the failure that the command hid; with nothing where none is known.
     """

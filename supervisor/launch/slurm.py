@@ -99,7 +99,7 @@ def job_nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def host_names(text: str) -> tuple[str, ...]:
-    """Return the names of a list as Slurm writes it: n[01-03,7],login is n01, n02, n03, n7 and login. () for what is no such list."""
+    """Return the names of a list as Slurm writes it: n[01-03,7],login is n01, n02, n03, n7 and login. () for any other text."""
     words = re.findall(r"(?:[^][,]|\[[^][]*\])+", text)
     if ",".join(words) != text:
         return ()

@@ -101,7 +101,7 @@ class HealthWatch:
         self._stop: threading.Event | None = None
 
     def before(self, paths: Sequence[str], need_bytes: int, *, alone: bool = True) -> NodeHealth:
-        """Read all that may hold an attempt back. Takes DEADLINE_S at most, and the start of a process. alone: no rank of ours runs."""
+        """Read all that may hold an attempt back. Takes DEADLINE_S at most, and the start of a process. alone: no rank of the job runs."""
         wanted = tuple(name for name in self.probes if name not in self._hung)
         with self._turns(_START_TURN_S) as is_our_turn:
             if not is_our_turn:
@@ -166,7 +166,7 @@ class HealthWatch:
         return replace(finding, subject=next(uuids, finding.subject))
 
     def shared_memory(self) -> CheckResult | None:
-        """Return what is wrong with /dev/shm, None for nothing. It is memory: this never hangs, and needs no process of its own."""
+        """Return the fault of /dev/shm, None without one. It is memory: this never hangs, and needs no process of its own."""
         reading = system_files.room("host", HOST, "host.shm", system_files.SHM)
         results = registry.checks()["host_shm"](Readings((reading,)), None, self._limits)
         return next((check_result for check_result in results if check_result.result in {Result.DEGRADED, Result.FAILED}), None)

@@ -56,7 +56,7 @@ class HyperScanner:
 
 
 class UpgradingScanner:
-    """The standard library's search until a faster scanner is there: nobody waits for it, and what is found is the same.
+    """The standard library's search until a faster scanner is there: nobody waits for it, and it has the same hits.
 
     `improve` has the faster one made; it is called in a thread once there was so much output that the faster one is worth its making. Owns
     the child that makes it; `close` ends it, so that it does not outlive us.
@@ -160,7 +160,7 @@ _COMPILE_DEADLINE_S = 30.0
 
 
 def _compiled_apart(anchors: Sequence[str], python: str, meanwhile: UpgradingScanner) -> Scanner | None:
-    """Have a child compile the database; None where it did not. hyperscan itself refuses what is cut off or altered."""
+    """Have a child compile the database; None where it did not. hyperscan itself refuses a database that is cut off or altered."""
     asked = json.dumps({"path": sys.path, "expressions": _expressions(anchors)}).encode()
     # isolated and without site: whatever a user's environment adds to each interpreter's start is not wanted here
     argv = [python, "-I", "-S", "-c", _COMPILE]

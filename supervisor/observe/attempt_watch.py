@@ -55,7 +55,7 @@ ANSWER_S = 1.5
 MOST_BEGUN = 256
 LOGS_S = 1.0
 ENDS_S = 0.3  # for the thread that sees how ranks end
-KERNEL_S = ANSWER_S - 0.2  # it answers at its deadline with what it has
+KERNEL_S = ANSWER_S - 0.2  # it answers at its deadline, complete or not
 
 
 class LauncherFacts(Struct, frozen=True):
@@ -197,7 +197,7 @@ class AttemptWatch:
         deaths: Sequence[RankExit],
         launcher: LauncherFacts,
     ) -> Sources:
-        """Return who is to be asked about an attempt that has ended, and ends the watching. From any thread.
+        """Return the sources to ask about an attempt that has ended, and end the watching. From any thread.
 
         watchers: of that attempt. The next one may have begun meanwhile, where nobody waited for the evidence any longer.
         """

@@ -280,7 +280,7 @@ def _rooted(fact: Evidence, root: str, trace: str) -> Evidence:
 def logs(read: Iterable[StreamRead], *, launches: bool) -> tuple[Evidence, ...]:
     """Return the logs' evidence, each line with its rank.
 
-    `launches`: what is treated as rank 0 is a launcher of several ranks, so that a line without a prefix may be any rank's.
+    `launches`: the process treated as rank 0 is a launcher of several ranks, so that a line without a prefix may be any rank's.
     """
     facts: list[Evidence] = []
     for stream in read:
@@ -313,7 +313,7 @@ def _of_a_program(fact: Evidence) -> Evidence:
 def tails(kept: Iterable[StreamTail], read: Iterable[StreamRead], signatures: Signatures, now: float) -> tuple[Evidence, ...]:
     """Return the last lines of each stream.
 
-    Where the stream's log does not end as the stream does (a disk that took no more of it, or none) its last lines are what is read for
+    Where the stream's log does not end as the stream does (a disk that took no more of it, or none) its last lines are read for
     signatures, too.
     """
     ends = {(stream.rank, stream.name): stream.end.decode("utf-8", "replace") for stream in read if not stream.problem}

@@ -1,7 +1,7 @@
 """Watches the numbers that the ranks print and report, by the loss rules, and posts LossChanged. One for each attempt.
 
-The thread that reads the logs feeds it what it reads; the loop's thread feeds it what ranks report with worker.report, which is exact. Once
-a rank reports its loss, ours of the rules look at the log no more. A number is strange as long as it is on any rank, and is posted once.
+The thread that reads the logs feeds it the lines; the loop's thread feeds it the reports of ranks by worker.report, which is exact. Once
+a rank reports its loss, the built-in rules look at the log no more. A number is strange as long as it is on any rank, and is posted once.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LossWatch:
         self._open: dict[tuple[str, str], set[object]] = {}
         self._lock = threading.Lock()
         self._reported: dict[int, int] = {}  # rank to how many reports were read
-        self._judges: dict[int, NumberJudge] = {}  # of what is reported
+        self._judges: dict[int, NumberJudge] = {}  # of the reported numbers
         self._newest: tuple[int, float] | None = None  # of the lowest rank that shows one: its number, and its loss
 
     @property

@@ -1,7 +1,7 @@
 """What `supervise status` shows of a `Status`: its page, its ranks and its GPUs. Pure.
 
-The page begins with what is wrong, and continues with how far the training is, what it can resume from, and what it runs on. A drawing stands
-beside the numbers that it shows, never in their place.
+The page begins with what is wrong, and continues with how far the training is, what it can resume from, and what it runs on. A drawing
+stands beside the numbers that it shows, never in their place.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Lays rows and columns out for a person: at a terminal of 40 to 200 columns, in a pipe, in a file.
 
-A table is data; this module alone knows widths. A row that does not fit its line continues in the next one, in its own column; where not even
-the longest words fit, each row becomes lines of label and text. In a pipe each row is one line, aligned. A cell's tone never says what its
-text does not say.
+A table is data; this module alone knows widths. A row that does not fit its line continues in the next one, in its own column; where not
+even the longest words fit, each row becomes lines of label and text. In a pipe each row is one line, aligned. A cell's tone never says what
+its text does not say.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Passes on what is found of the checkpoints while a job runs: to the core, to the alerts, to the terminal.
+"""Passes on the findings about checkpoints while a job runs: to the core, to the alerts, to the terminal.
 
 The finders are worker threads; everything is passed to the loop's thread here.
 """

@@ -141,7 +141,7 @@ def unit_stop_s(cgroup: Path) -> float | None:
 
 
 def span_s(text: str) -> float | None:
-    """Return the seconds of a time span as systemd prints it ("1min 30s"); None for what is none, and for infinity."""
+    """Return the seconds of a time span as systemd prints it ("1min 30s"); None for another text, and for infinity."""
     parts = text.split()
     matches = [_SPAN.fullmatch(part) for part in parts]
     return sum(float(match[1]) * _UNITS_S[match[2]] for match in matches if match) if parts and all(matches) else None

@@ -76,7 +76,7 @@ class _Seen:
 class Lock:
     """A lock that is held. Methods raise OSError where the state directory fails.
 
-    `left`: when the holder before us, who is gone, last renewed its lease (Unix seconds); None where it gave the lock up.
+    `left`: when the holder before us, now gone, last renewed its lease (Unix seconds); None where it gave the lock up.
     """
 
     path: Path

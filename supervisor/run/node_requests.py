@@ -74,7 +74,7 @@ class NodeRequests:
         self._threads.start("health-check", work)
 
     def _rank_places(self, node: NodeHealth) -> tuple[Finding, ...]:
-        """Warn where the ranks of the command do not fit the GPUs, and return what is proven to fail.
+        """Warn where the ranks of the command do not fit the GPUs, and return the proven failure.
 
         A run that continues with fewer ranks than the command says is not compared.
         """
@@ -151,7 +151,7 @@ class NodeRequests:
     def gpus_by_ledger(self) -> tuple[Gpu, ...]:
         """Return the GPUs of this node by the ledger as it is now, empty where it cannot be read. In the thread that collects evidence.
 
-        What was reset since and is well is put back into use, as at a start. A GPU that could not be written down stays out of use.
+        A GPU that was reset since and is well is put back into use, as at a start. A GPU that could not be written down stays out of use.
         """
         if not all(written.is_set() for written in self._ledger_writes):
             return ()
@@ -165,7 +165,7 @@ class NodeRequests:
         return tuple(replace(gpu, quarantined=gpu.quarantined or self._of_this_run.get(gpu.uuid, "")) for gpu in gpus)
 
     def examine_shared_memory(self) -> None:
-        """Print what is wrong with /dev/shm. With GPUs the check before each attempt reports it."""
+        """Print the fault of /dev/shm. With GPUs the check before each attempt reports it."""
         if self.health.has_gpus or not self._job.settings.health.enabled:
             return
         if check_result := self.health.shared_memory():

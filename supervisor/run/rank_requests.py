@@ -1,4 +1,4 @@
-"""What is done for ranks that run: a save, the stacks of their threads."""
+"""Work for running ranks: a save, the stacks of their threads."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class RankSampling:
     that the ranks of an attempt loaded. readings: returns the newest readings of the GPUs.
     """
 
-    def __init__(  # noqa: PLR0913 (for whom, and who else takes what is read)
+    def __init__(  # noqa: PLR0913 (its user, and the other takers of the samples)
         self,
         job: Job,
         loop: Loop,
@@ -105,7 +105,7 @@ class RankSampling:
         return self._step_times.since_s(time.monotonic_ns()), self._step_times.usual_s
 
     def sample(self, ranks: Sequence[RankInfo], *, last: bool = False) -> None:
-        """Read the heartbeats and post what is new: at once if they are in memory, else in a thread, which a disk may hold up.
+        """Read the heartbeats and post the news: at once if they are in memory, else in a thread, which a disk may hold up.
 
         The `last` sample before the attempt's end posts every new step.
         """

@@ -55,7 +55,7 @@ GPU_HINT: Final = (
 #: Standbys are started only where so much memory stays free, and a tenth of it: what the ranks may need in their next minutes.
 KEEP_FREE_BYTES: Final = 8 << 30
 _KIB: Final = 1 << 10
-#: What is left of the memory to keep free when the standbys are ended.
+#: The rest of the reserved memory at which the standbys are ended.
 _ENDED_AT: Final = 0.5
 
 
@@ -91,7 +91,7 @@ class TakenRanks(Struct, frozen=True):
 
 
 class StandbyState(Struct, frozen=True):
-    """What is known of the standbys of `ranks` ranks. pids: all that live. why: why there is none, or what is left to the rank.
+    """The facts of the standbys of `ranks` ranks. pids: all that live. why: why there is none, or the modules left to the rank.
 
     is_due: there is none, and they are going to be prepared.
     """
@@ -147,10 +147,10 @@ class Standbys:
         self._cost_bytes = EXPECTED_BYTES
         self._logged: set[str] = set()  # reasons for a cold start
         self._taken: TakenRanks | None = None  # not logged yet: each of them may still start cold in place
-        self._has_hinted = False  # it was said what standbys would bring
+        self._has_hinted = False  # the gain of standbys was reported
 
     def tick(self, state: JobState) -> None:
-        """Do what is due."""
+        """Do the work that is due."""
         if self._settings.mode == "off":
             return
         now, attempt = self._loop.clock.now(), state.attempt
@@ -287,7 +287,7 @@ class Standbys:
 
 
 def importing_ranks(directory: Path, count: int) -> list[ImportingRank] | None:
-    """Return what is known of local ranks 0 to `count` - 1 of an attempt; None where one of them has not written its record."""
+    """Return the records of local ranks 0 to `count` - 1 of an attempt; None where one of them has not written its record."""
     beats = {beat.local_rank: beat for beat in heartbeats.read(directory / "heartbeat")}
     importing = []
     for local_rank in range(count):

@@ -1,6 +1,6 @@
 """`supervise -- CMD`, from the command line to the run: what must be right from the beginning, the lock, the job, and torchrun's agent.
 
-What is wrong from the beginning (no such command, a held lock, a bad webhook URL) is reported before anything starts. At the top only that
+A fault of the beginning (no such command, a held lock, a bad webhook URL) is reported before anything starts. At the top only that
 is imported which comes before the agent: the rest is imported while the agent imports torch.
 """
 
@@ -137,7 +137,8 @@ def require_allowed_nodes(settings: Settings, root: Path, node: str, command: Se
         exclusion, whose = exclusions[0], "a node that the job cannot begin without"
     else:
         return
-    hint = f"`{settings.allow_node_command(exclusion.node)}` allows it again; `sbatch --exclude={exclusion.node.partition('.')[0]}` begins elsewhere."
+    host = exclusion.node.partition(".")[0]
+    hint = f"`{settings.allow_node_command(exclusion.node)}` allows it again; `sbatch --exclude={host}` begins elsewhere."
     text = f"{whose} is excluded since {minute_text(exclusion.t)}: {exclusion.node}: {exclusion.reason}"
     raise SuperviseError(text, hint=hint, exit_code=ExitCode.BAD_NODE)
 

@@ -91,7 +91,7 @@ class Threads:
         self._failed_observers: set[str] = set()
 
     def start(self, name: str, work: Callable[[], None], *, awaited: bool = True) -> None:
-        """Run `work` in a thread. `awaited`: the loop waits for what it posts, so that its exception ends the run."""
+        """Run `work` in a thread. `awaited`: the loop waits for its post, so that its exception ends the run."""
 
         def run() -> None:
             try:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from supervisor.strategies.situation import Situation
 
 DEBUG = "TORCH_DISTRIBUTED_DEBUG"
-#: The signatures of which torch says more with the variable: the level that does it, and what it then prints.
+#: The signatures of which torch says more with the variable: the level that does it, and its output.
 _LEVELS = {
     "ddp_unsynced.unused_parameters": ("INFO", "names", "the parameters"),
     "ddp_unsynced.ready_twice": ("INFO", "parameter", "the parameter"),
@@ -116,7 +116,7 @@ def longer_timeout(situation: Situation) -> Plan | None:
 
 
 def _late(situation: Situation) -> str:
-    """Return which rank was late and what it did, by the hang's diagnosis or else by the ranks' last phases; "" where none was."""
+    """Return the late rank and its activity, by the hang's diagnosis or else by the ranks' last phases; "" where none was."""
     kind, phase = situation.fact("hang_kind"), situation.fact("hang_phase")
     if kind:
         ranks = situation.fact("hang_ranks")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from supervisor.strategies.situation import Situation
 
 _LAST = "nothing else is left after a traced attempt, unless NCCL's log shows that {} is not in use"
-#: The steps that network.allow may name: when each acts, and what it sets (docs/explanation/recovery.md).
+#: The steps that network.allow may name: when each acts, and its setting (docs/explanation/recovery.md).
 OPTIONAL = {
     "longer_timeout": (
         "one rank saved, evaluated or loaded while the others waited for it",

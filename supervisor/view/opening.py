@@ -35,7 +35,7 @@ class Past(Struct, frozen=True):
     next_seq: int  # number of the next record
     last_run: RunBegan | None
     last_end: RunEnded | None  # None: the last run has no end record
-    problems: tuple[str, ...]  # what is wrong with the journal
+    problems: tuple[str, ...]  # the faults of the journal
     incidents_before: int | None = None  # number of the earlier ones, for the next RunBegan; None if the run continues
     unrecorded_incidents: int = 0  # 1 if the supervisor died with no open incident: that death gets the next incident number
 
@@ -103,7 +103,7 @@ def open_journal(  # noqa: PLR0913 (what, for whom, and three that tests replace
 
 
 def _with_earlier(path: Path, past: Past) -> Past:
-    """Return what is known where no run is in the file: its beginning never reached the disk; the last run is in the file before."""
+    """Return the facts where no run is in the file: its beginning never reached the disk; the last run is in the file before."""
     for older in earlier(path)[:1]:
         with suppress(OSError, OtherFormatError):
             before = past_of(read_view(older))

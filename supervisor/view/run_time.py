@@ -272,7 +272,7 @@ class RunTime(Struct, omit_defaults=True):
     # --- time
 
     def _advance(self, t: float) -> None:
-        """Spend the time up to `t` with what is being done."""
+        """Spend the time up to `t` with the present activity."""
         state = self._doing()
         if state is TimeState.PRODUCTIVE and t > self.t:
             self.training.append(self._span_until(t, TimeState.TEAR_DOWN if self.stage == Stage.STOPPING else state))
@@ -350,7 +350,7 @@ class RunTime(Struct, omit_defaults=True):
         return True
 
     def _return(self, t: float, last_alive_t: float | None) -> None:
-        """Spend the time until the supervisor died with what was being done then, and the rest with its absence."""
+        """Spend the time until the supervisor died with the activity of then, and the rest with its absence."""
         absence, self.absence = self.absence, None
         left, self.left_progress = self.left_progress, None
         if absence is TimeState.WAITING and last_alive_t is not None:

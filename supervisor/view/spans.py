@@ -154,7 +154,7 @@ class RunLedger(Struct, omit_defaults=True):
         return math.fsum(_above(span, self.kept) for span in self.spans if span.state in NEW_STEPS)
 
     def add(self, span: TimeSpan) -> None:
-        """Add a span of time. So many are kept as a week has minutes; of a longer run they are joined, and their sum stays what it was."""
+        """Add a span of time. So many are kept as a week has minutes; of a longer run they are joined, and their sum stays the same."""
         add(self.spans, span, longest_s=self.window_s)
         if len(self.spans) > (self.most_spans or 2 * MOST_SPANS):
             self.window_s *= 2

@@ -32,7 +32,7 @@ _ALIKE_STEPS: Final = 1
 
 
 class StateWord(StrEnum):
-    """Where a job stands, in one word of a person's: the head of its page, and the column of a list."""
+    """A job's state, in one word for people: the head of its page, and the column of a list."""
 
     NO_RUN = "no run yet"
     STARTING = "starting"  # no rank of the first attempt made a step yet
@@ -51,7 +51,7 @@ class StateWord(StrEnum):
 class RankStatus(Struct, frozen=True):
     """One rank of this node that lives. lag: steps behind the rank of this node that is furthest. phase_s: since it began this phase.
 
-    waits: what it waits for, in words; None: nothing, or it cannot be seen from outside.
+    waits: the reason of its wait, in words; None: none, or it cannot be seen from outside.
     """
 
     rank: int
@@ -265,7 +265,7 @@ class Status(Struct, frozen=True):
 
 
 def state_of(view: JobView, *, alive: bool | None, trains: bool) -> StateWord:
-    """Return where a job stands, in one word. trains: a rank of the present attempt made a step, or does what follows one."""
+    """Return a job's state, in one word. trains: a rank of the present attempt made a step, or is behind one."""
     if view.run is None:
         return StateWord.NO_RUN
     if view.end is not None:
@@ -287,7 +287,7 @@ def end_word(exit_code: int, *, gave_up: bool) -> StateWord:
 
 
 def stage_word(stage: str, *, trains: bool, phase: str, is_again: bool) -> StateWord:
-    """Return where an attempt stands that nothing holds up. is_again: it is not the first, or an incident is open."""
+    """Return the state of an attempt that nothing holds up. is_again: it is not the first, or an incident is open."""
     if stage == Stage.STOPPING:
         return StateWord.STOPPING
     if stage == Stage.RUNNING and trains:

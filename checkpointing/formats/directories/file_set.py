@@ -8,9 +8,9 @@ number. Files that name steps of their own (`epoch_1/step-100.pt`), and a `best.
 `best.pt` beside other files may be of an earlier step than they are.
 
 Each member is examined by its own format; a directory in it that another format claims, by that one. A set is complete if it has what the
-sets next to it have: no file lists its members. A member is treated as missing if at least half of the three sets before it have it; one whose
-name has a rank's number, only if the set before has it, because the number of ranks may change. The first set of all has nothing to be
-compared with: it is complete. So is one whose directory has not the name of a save, because runs lie next to it.
+sets next to it have: no file lists its members. A member is treated as missing if at least half of the three sets before it have it; one
+whose name has a rank's number, only if the set before has it, because the number of ranks may change. The first set of all has nothing to
+be compared with: it is complete. So is one whose directory has not the name of a save, because runs lie next to it.
 """
 
 from __future__ import annotations

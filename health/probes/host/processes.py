@@ -2,9 +2,9 @@
 
 Yields, of `host`: `processes.zombies` and `processes.stuck`, lists of tables (pid, parent, command, age_s since its start, since_s, wchan),
 the oldest MOST first, and `processes.counts` (all, zombies, stuck). A disk makes processes wait in state D all the time, so that one
-is treated as stuck only if it did not run between two reads, LOOK_S apart, and ALONE_S where nobody reads again (ask.lasting). The kernel does
-not record for how long: `since_s` is since a read first found it so, which a session remembers, of zombies too. Threads of the kernel's
-own are left out: some rest in state D for ever.
+is treated as stuck only if it did not run between two reads, LOOK_S apart, and ALONE_S where nobody reads again (ask.lasting). The kernel
+does not record for how long: `since_s` is since a read first found it so, which a session remembers, of zombies too. Threads of the
+kernel's own are left out: some rest in state D for ever.
 
 psutil reads all but two things: `wchan`, which it does not have, and the command's name, for which it also reads the command line; the
 kernel may not answer that for a process in state D.

@@ -1,7 +1,7 @@
 """What a place that alerts go to must be able to do: one file for each kind of supervisor/config/sink_kinds.py, with its name.
 
 A sink writes a notification as requests, and reports the outcome of one try. sender.py decides when to try again, in which order, and
-what is kept. A sink's file is imported only when it is configured.
+the log. A sink's file is imported only when it is configured.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The receiver took the alert. `answer`: what it said, for `supervise alerts test`."""
+    """The receiver took the alert. `answer`: its text, for `supervise alerts test`."""
 
     answer: str = field(default="", compare=False)
 

@@ -94,8 +94,8 @@ class CheckpointRecorder:
     def last_of_run(self) -> Manifest | None:
         """Return the newest checkpoint of this run that is recorded. Nothing is read.
 
-        By its time alone, a file that another job saved to the same directory meanwhile is treated as this run's too. What ranks of this job
-        were seen to save goes before it.
+        By its time alone, a file that another job saved to the same directory meanwhile is treated as this run's too. What ranks of this
+        job were seen to save goes before it.
         """
         order = self._records.order.order()
         own = [save for path, save in list(self.newest.items()) if save.about.run == self._records.job.run_id and path in self._checkpoints]

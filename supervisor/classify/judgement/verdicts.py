@@ -264,7 +264,7 @@ def _subject(fact: Evidence, facts: Sequence[Evidence]) -> str:
 
 
 def _ending(fact: Evidence) -> str:
-    if fact.name == "end":  # no code was told
+    if fact.name == "end":  # no code is known
         return fact.text
     return f"was killed by {exits.signal_name(fact.text)}" if fact.name == "signal" else f"exited with code {fact.text}"
 
@@ -280,7 +280,7 @@ def _summary(best: CauseCandidate, facts: Sequence[Evidence], exception: Evidenc
     if exception is not None:
         return f"{_subject(fact, facts)} raised {_short(fact.text)}"
     whose = f"rank {fact.rank}: " if fact.rank is not None else ""
-    # a sentence about a checkpoint is ours and ends with what to do, behind paths that may be long
+    # a sentence about a checkpoint is supervise's own and ends with what to do, behind paths that may be long
     return f"{whose}{fact.text if fact.source == 'checkpoint' else _short(fact.text)}"
 
 

@@ -1,6 +1,6 @@
 """All signatures that are in use, indexed by their anchors.
 
-A user's row with the id of one of ours replaces it; any other second use of an id is a problem of the later row.
+A user's row with the id of a built-in row replaces it; any other second use of an id is a problem of the later row.
 supervisor/config/signatures.py reads the files; this folder does no IO.
 """
 

@@ -63,7 +63,7 @@ _BREAK = re.compile(r"[ \t]*\n[ \t]*")
 
 
 def _is_bare(unit: str) -> bool:
-    """Whether a kernel message stands without the prefix of the kernel's log."""
+    """Whether a kernel message has no prefix of the kernel's log."""
     return text.kernel_message(unit)[0] == unit.lstrip()
 
 
@@ -412,7 +412,7 @@ class Reader:
         strongest = strongest or trace.root
         fact_of = partial(Evidence, "log", rank=rank, t=trace.t or float(strongest.line), free_text=True, line=strongest.line, node=node)
         parts.append(fact_of(name="exception", text=strongest.text[:KEPT_TEXT]))
-        # what was raised from it has the frames of the wrappers
+        # exceptions raised from it have the frames of the wrappers
         until = trace.raised.index(strongest) + 1 if strongest.caused_next else len(trace.raised)
         shown = (frame for raised in trace.raised[:until] for frame in raised.frames)
         frames = [f'  File "{frame.path}", line {frame.line}, in {frame.function}' for frame in shown]

@@ -1,7 +1,7 @@
 r"""Signatures: rows of TOML that name the cause of a text.
 
-A row that is wrong becomes a Problem and does not affect the other rows. A row of the user's may name a cause of its own, and say in
-`meaning` and `advice` what it means and what a person does about it.
+A row that is wrong becomes a Problem and does not affect the other rows. A row of the user's may name a cause of its own:
+`meaning` and `advice` explain that to a person.
 
     [[signature]]
     id = "cuda_oom.torch"
@@ -163,11 +163,11 @@ class Problem:
 def parse(
     text: str, origin: str, messages: Messages | None = None, *, tested: bool = False
 ) -> tuple[tuple[Signature, ...], tuple[Problem, ...]]:
-    """Return the rows of a TOML file's text and what is wrong with those that are not among them. `origin` names the file.
+    """Return the rows of a TOML file's text and the faults of those that are not among them. `origin` names the file.
 
     messages: by name, the kernel messages that rows may name.
-    tested: the rows are ours. Their patterns are compiled at their first use: all of them are known to be right, and most are never used.
-    Those of the user's rows are refused if they may be slow (user_patterns.py).
+    tested: the rows are built-in. Their patterns are compiled at their first use: all of them are known to be right, and most are never
+    used. Those of the user's rows are refused if they may be slow (user_patterns.py).
     """
     try:
         document = tomllib.loads(text)
@@ -220,7 +220,7 @@ _KNOWN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Patterns:
-    """Makes the patterns of the rows of one file. own_causes: those that it names and that are none of ours."""
+    """Makes the patterns of the rows of one file. own_causes: those that it names and that are not built-in."""
 
     origin: str
     tested: bool
@@ -320,7 +320,7 @@ def _need(condition: bool, message: str) -> None:  # noqa: FBT001 (an assertion 
 
 
 def _require_cause(name: str, *, users: bool) -> None:
-    """Raise ValueError where no cause is called so. A row of the user's may name a new one, unless that looks like a slip of ours."""
+    """Raise ValueError where no cause is called so. A row of the user's may name a new one, unless it looks like a misspelt one."""
     if name in _CAUSES:
         return
     near = nearest(name, _CAUSES, likeness=0.85)

@@ -76,7 +76,7 @@ _HELP = " " * 8
 
 
 def goes_on(line: str) -> bool:
-    """Whether a line says that the program continued after what it names, or that this is only possible."""
+    """Whether a line says that the program continued after the error, or that this is only possible."""
     return _GOES_ON.search(line) is not None and _FATAL.search(line) is None
 
 
@@ -147,7 +147,7 @@ class Tail(Struct, frozen=True):
 
 
 def look(tail: Tail, read: Callable[[bytes], Sequence[Evidence]], known: Sequence[Evidence]) -> list[Evidence]:
-    """Return the evidence at the end of a log beside what is known, capped. read: returns the evidence in the bytes of a log."""
+    """Return the further evidence at the end of a log, capped. read: returns the evidence in the bytes of a log."""
     # what a program logs of a remote store it has often tried again or left out: it counts only beside a peer that waited
     stated = {
         (fact.claim.cause, fact.line)
@@ -196,7 +196,7 @@ def _start_of(tail: Tail) -> int:
 
 
 def _by_rows(data: bytes, numbers: Sequence[int], t: float, read: Callable[[bytes], Sequence[Evidence]]) -> Iterator[Evidence]:
-    """Yield what rows and tracebacks say about normalised lines; an exception without frames only where its class says what it is."""
+    """Yield what rows and tracebacks say about normalised lines; an exception without frames only where its class is telling."""
     facts = read(data + b"\n")
     framed = {fact.line for fact in facts if fact.name == "traceback"}
     for fact in facts:

@@ -33,7 +33,7 @@ MOST_SOURCE_LINES = 200
 #: Lines between a line of _IGNORED or _OF_A_THREAD and its traceback.
 MOST_LINES_BETWEEN = 2
 
-#: What is before a header in its line is more than a prefix from so many characters on.
+#: The text before a header in its line is more than a prefix from so many characters on.
 LONGEST_PREFIX = 60
 
 _HEADER = re.compile(r"(?P<before>.*?)(?:Exception Group )?Traceback \(most recent call last\)", re.DOTALL)
@@ -94,7 +94,7 @@ def frames_in(trace: str) -> list[Frame]:
 
 
 def before_header(line: str) -> str:
-    """Return what is in a line before the header of a traceback, "" if it is no more than a prefix."""
+    """Return the text of a line before the header of a traceback, "" if it is no more than a prefix."""
     match = _HEADER.match(line) if "Traceback (most recent call last" in line else None
     return match["before"] if match and len(match["before"]) >= LONGEST_PREFIX else ""
 

@@ -1,11 +1,11 @@
 r"""The user's own regular expressions: bounded texts, and only patterns that cannot backtrack for long.
 
 `re` searches without a limit and holds the interpreter meanwhile: a pattern such as `(x+x+)+y` would stop the supervisor for ever on one
-line. So a pattern is refused where it is read if it may take too many steps, and what is searched is at most LONGEST characters at once.
+line. So a pattern is refused where it is read if it may take too many steps, and a search is over at most LONGEST characters at once.
 
 Steps are counted as `re` backtracks: for each place at which a match may begin, the ways in which the pattern may match from there, and
-the characters that are read for each. A repeat has more than one way only where what follows may begin with what it repeats: `\d+ ` has
-one, `.* damaged` many. The count is an upper bound, so that a harmless pattern may be refused, but no slow one is taken. Our own
+the characters that are read for each. A repeat has more than one way only where the next step may begin with a character of the repeat:
+`\d+ ` has one, `.* damaged` many. The count is an upper bound, so that a harmless pattern may be refused, but no slow one is taken. Our own
 signatures are not counted: tests search them in hostile text.
 """
 
@@ -30,7 +30,7 @@ _ONE_CHARACTER: Final = frozenset({"LITERAL", "NOT_LITERAL", "IN", "ANY"})
 #: Beside the characters that the pattern names: Latin, and a few of other scripts.
 _SAMPLE: Final = frozenset({*map(chr, range(256)), "\u0660", "\u017f", "\u212a", "\u4e2d", "\u2028"})
 
-#: Among the characters that may follow: a condition on the place, such as `$`, which may refuse each length of what is before it.
+#: Among the characters that may follow: a condition on the place, such as `$`, which may refuse each length of the text before it.
 _A_PLACE: Final = ""
 
 Node = tuple[Any, Any]

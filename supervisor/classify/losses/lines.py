@@ -21,7 +21,7 @@ from supervisor.core.values import Struct
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-#: Lines that are read of one block, and what is read of a long one.
+#: Lines that are read of one block, and the part read of a long one.
 MOST_LINES = 64
 LONGEST = 4096
 MOST_OF_A_LINE = 16
@@ -80,7 +80,7 @@ class NumberReading(Struct, frozen=True):
 
 
 class NumberCapture(Struct, frozen=True):
-    """A pattern, and the rules that judge what it captures; `rule` is None for the losses."""
+    """A pattern, and the rules that judge its captures; `rule` is None for the losses."""
 
     words: tuple[bytes, ...]
     rule: LossRule | None = None

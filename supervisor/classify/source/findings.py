@@ -6,7 +6,7 @@ from supervisor.core.values import Struct
 
 
 class Rule(Struct, frozen=True):
-    """One rule. sees: what it finds, for the docs; write: what to write instead. cards: which cards show it: "hang", "race", or neither."""
+    """One rule. sees: its findings, for the docs; write: what to write instead. cards: which cards show it: "hang", "race", or neither."""
 
     name: str
     sees: str
@@ -15,7 +15,7 @@ class Rule(Struct, frozen=True):
 
 
 class ScriptFinding(Struct, frozen=True):
-    """What a rule found. line: where; lines: first and last of each part of the script in which a rank stands because of it."""
+    """A rule's finding. line: where; lines: first and last of each part of the script in which a rank waits because of it."""
 
     rule: Rule
     line: int

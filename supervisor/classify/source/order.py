@@ -38,7 +38,7 @@ def under_rank_test(meetings: Meetings, function: Function) -> Iterator[ScriptFi
 
 
 def _one_sided(meetings: Meetings, function: Function, rows: Sequence[tuple[Meeting, Branch]]) -> ScriptFinding | None:
-    """Return what is wrong with the collectives under one test."""
+    """Return the fault of the collectives under one test."""
     node = rows[0][1].node
     if not isinstance(node, ast.If):
         return None
@@ -59,7 +59,7 @@ def _one_sided(meetings: Meetings, function: Function, rows: Sequence[tuple[Meet
 
 
 def _called(meetings: Meetings, function: Function, node: ast.AST) -> set[str]:
-    """Return the names of what is called under a test, and in the functions of the script that are called there."""
+    """Return the names of the functions called under a test, and within the script's functions called there."""
     names = set()
     for event in function.under(node, "body", "orelse"):
         if isinstance(event.node, ast.Call):
@@ -121,7 +121,7 @@ def leaves_before(meetings: Meetings, function: Function) -> Iterator[ScriptFind
 
 
 def _is_inside(branch: Branch, loop: ast.AST | None, event: ScriptEvent) -> bool:
-    """Return whether a test stands inside of the loop that a continue or a break is of."""
+    """Return whether a test is inside of the loop that a continue or a break is of."""
     nodes = [b.node for b in event.path]
     return loop is not None and nodes.index(branch.node) > nodes.index(loop)
 

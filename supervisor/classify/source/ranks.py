@@ -36,7 +36,7 @@ class RankExpressions:
     def __init__(self, script: ParsedScript) -> None:
         self._script = script
         self._depends: dict[tuple[int, int], bool] = {}
-        self._numbers: dict[tuple[str, int, int, int], bool] = {}  # by name: what is given from each other in circles has many ways
+        self._numbers: dict[tuple[str, int, int, int], bool] = {}  # by name: values given from each other in circles have many ways
         self._tests: dict[tuple[str, int, int, bool], bool] = {}
 
     def is_rank(self, node: ast.expr | None, function: Function, hops: int = MOST_HOPS) -> bool:

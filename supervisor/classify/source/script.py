@@ -206,7 +206,7 @@ class ParsedScript:
     # what names mean
 
     def chain(self, call: ast.Call) -> list[str]:
-        """Return the names of what is called, as chain_of does."""
+        """Return the names of a call, as chain_of does."""
         if id(call) not in self._chains:
             self._chains[id(call)] = chain_of(call.func)
         return self._chains[id(call)]
@@ -229,7 +229,7 @@ class ParsedScript:
         return at
 
     def origin(self, call: ast.Call) -> str:
-        """Return the dotted origin of what is called, "" for anything that is not imported."""
+        """Return the dotted origin of a call, "" for a function that is not imported."""
         chain = self.chain(call)
         return ".".join((self.names[chain[0]], *chain[1:])) if chain[0] in self.names else ""
 
@@ -253,7 +253,7 @@ class ParsedScript:
         return own[0] if len(own) == 1 else None
 
     def _class_of(self, receiver: list[str], function: Function) -> str:
-        """Return the class of this script that an object is of: `self`, or what is given an instance once."""
+        """Return the class of this script that an object is of: `self`, or a name that is given an instance once."""
         if receiver in (["self"], ["cls"]):
             at: Function | None = function
             while at is not None and not at.owner:

@@ -1,4 +1,4 @@
-"""How a run ends, and what is reported of an incident: opened, decided, closed."""
+"""How a run ends, and the reports of an incident: opened, decided, closed."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
     actions: tuple[Action, ...] = ()
     summary = "supervise died, and its attempt with it" if state.attempt.number else "supervise died before its first attempt"
     hang = state.attempt.hang
-    if died_with_us and state.attempt.is_shared:  # the others decide about it with what is known here
+    if died_with_us and state.attempt.is_shared:  # the others decide about it with this node's facts
         is_new = state.run.incident is None
         state, opening = finish.with_incident(state, event.t, summary)
         state = state.with_run(losses=losses.since(state.run.losses, ended_t)) if is_new else state

@@ -64,7 +64,7 @@ def until(losses: Losses, t: float) -> Losses:
 def total(state: JobState) -> Losses:
     """Return the losses of a run that has ended.
 
-    If no step of the last attempt was ever seen, it counts from when its ranks were there: what it trained cannot be compared.
+    If no step of the last attempt was ever seen, it counts from the start of its ranks: their training cannot be compared.
     """
     attempt, losses = state.attempt, state.run.losses
     over_t = attempt.started_t if not attempt.trains and state.run.exit_code == 0 else attempt.over_t

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from supervisor.core.model import JobDecision
     from supervisor.core.state import Attempt, JobState, NodeReport, Run, Step
 
-#: Kinds of an end (supervisor/cluster/model.py has all), of a decision, and what is in for one.
+#: Kinds of an end (supervisor/cluster/model.py has all), of a decision, and its stand-in.
 VOID, LEFT = "void", "left"
 RESTART, STOP, SUCCESS, LEFT_BEHIND = "restart", "stop", "success", "left_behind"
 #: Ends of an attempt in which nothing failed.
@@ -206,7 +206,7 @@ def _culprit(event: ReportsGathered, verdict: FailureVerdict, members: tuple[str
 
 
 def on_decision_made(state: JobState, event: DecisionMade) -> Step:
-    """Act on it once no rank is left here. What it counts is counted on every node."""
+    """Act on it once no rank is left here. Every node counts the same."""
     if event.elsewhere:
         return _ended_elsewhere(state, event)
     if not state.attempt.is_shared or state.stage is Stage.STOPPING:

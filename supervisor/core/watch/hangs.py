@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _FOR_EVER = frozenset({HangKind.GONE, HangKind.MISMATCH})
 _LOCKED = "a restart would wait for the same file; --on-hang restart stops the run with 124"
 _SLOW = "bytes move, so it is slow and not stuck, and a restart would begin it anew"
-#: From so many steps on the step times of an attempt show what is long for it; before that a limit is a guess.
+#: From so many steps on the step times of an attempt show which time is long for it; before that a limit is a guess.
 CALIBRATION_STEPS = 20
 #: Two looks are measured, not guessed.
 SURE = 0.95
@@ -113,7 +113,7 @@ def _behind_the_end(state: JobState, event: HangConfirmed) -> Step:
 
 
 def _end_text(state: JobState, hang: Hang) -> str:
-    """Return that the training was over, and who is at its exit in what."""
+    """Return that the training was over, and the ranks at their exit, with their place."""
     step = hang.end_step
     if step is None and not (state.attempt.progress.relative and state.attempt.resume is not None):
         step = state.attempt.progress.step

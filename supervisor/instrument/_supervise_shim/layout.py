@@ -145,7 +145,7 @@ def loads_first(via: str, steps: int) -> bool:
 
 
 def proven_phase(phase: int, flags: int, age_ns: int) -> int:
-    """Return the phase, or UNKNOWN where "before the first step" is not proven: training may go on where no hook of ours is."""
+    """Return the phase, or UNKNOWN where "before the first step" is not proven: training may go on where the shim has no hook."""
     if phase not in BEFORE_TRAINING or flags & FLAG_BACKWARD:
         return phase
     blind = flags & (FLAG_ELSEWHERE | FLAG_ROUNDS) or (not flags & FLAG_AUTOGRAD and age_ns > IMPORT_PROOF_NS)
@@ -153,7 +153,7 @@ def proven_phase(phase: int, flags: int, age_ns: int) -> int:
 
 
 def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep every failure of ours out of the training: the guarded function returns None instead."""
+    """Keep every failure of the shim out of the training: the guarded function returns None instead."""
 
     def guarded(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever it is
         try:
@@ -165,7 +165,7 @@ def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrapped_as(inner: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a wrapper the name of what it wraps, as functools.wraps does; functools is not imported for that at every start."""
+    """Give a wrapper the name of the wrapped function, as functools.wraps does; functools is not imported for that at every start."""
     for name in ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__"):
         if hasattr(inner, name):
             setattr(wrapper, name, getattr(inner, name))

@@ -42,14 +42,14 @@ class Refused(Exception):  # noqa: N818 - no error: a cold start is as good
 
 
 class LeftToRank(Exception):  # noqa: N818 - as above
-    """A module that is left to the rank: its name, and what it does."""
+    """A module that is left to the rank: its name, and its side effect."""
 
 
 class Preload:
     """Imports the modules of one record. `note`: why none was imported from a point on, or "".
 
-    left_out_text: which modules are left to the rank, each with what it does, or "". read: the variables that Python code read meanwhile,
-    "*" among them where it went through all.
+    left_out_text: which modules are left to the rank, each with its side effect, or "". read: the variables that Python code read
+    meanwhile, "*" among them where it went through all.
     """
 
     def __init__(self, record: dict[str, Any], left_out: dict[str, str]) -> None:
@@ -119,7 +119,7 @@ class Preload:
         return any(name == module or name.startswith(module + ".") for module in self._left_out)
 
     def _import(self, name: str) -> str:
-        """Import a module; return what it does that leaves it to the rank, "" for nothing."""
+        """Import a module; return the side effect that leaves it to the rank, "" for none."""
         before, size, known = ProcessState(), printed_bytes(), set(sys.modules)
         gate = gates.Gate(name, before, self._at_first)
         reads = Reads()
@@ -144,7 +144,7 @@ class Preload:
         return self._broken_rule(before, after, loaded, has_printed=printed_bytes() != size) or used_gpu()
 
     def _broken_rule(self, before: ProcessState, after: ProcessState, loaded: set[str], *, has_printed: bool) -> str:
-        """Return what an import does to what the script had changed before it, or what it needs that is left out; "" for nothing."""
+        """Return the effect of an import on changes that the script had made before, or the left-out module that it needs; "" for none."""
         left_out = [name for name in loaded if self._is_left_out(name)]
         if left_out:
             return f"imports {min(left_out)}"

@@ -110,7 +110,7 @@ class ExceptionReporter:
 
     @quiet
     def _at_exit(self) -> None:
-        """Report an exception that a hook in place of ours kept; remove the empty stacks file of a process that was no rank."""
+        """Report an exception that a hook in place of the shim's kept; remove the empty stacks file of a process that was no rank."""
         if os.getpid() != self._identity.pid:
             return
         value = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
@@ -135,7 +135,7 @@ class ExceptionReporter:
             self._step_aside()
         keeps(process_identity, self._beat)
         self._beat.ended(monotonic_ns())  # before an import of our own
-        self._beat.sample_memory(monotonic_ns(), at_once=True)  # what it held when it failed
+        self._beat.sample_memory(monotonic_ns(), at_once=True)  # its memory when it failed
         import json  # noqa: PLC0415 - 3 ms at every start, for what most processes never need
 
         phase = torchhooks.died_in(trace)

@@ -1,6 +1,6 @@
 """Waits in the place of a rank: imports what the rank was seen to import, and continues as that rank (docs/explanation/restarts.md).
 
-The interpreter was started with the rank's own command line, and this runs where every rank of ours begins: in sitecustomize, before the
+The interpreter was started with the rank's own command line, and this runs where every rank of the job begins: in sitecustomize, before the
 script. So Python itself runs the script, and nothing of that is imitated. This process must not run the script without a hand-over: every
 other way out of here ends the process. Where a module has to be left to the rank (preload.py), it starts anew without that module.
 
@@ -51,7 +51,7 @@ _FD_BYTES = 4
 
 
 class StandbyOrder:
-    """What VARIABLE holds: `fd|nice|oom|modules that are left out, each with what it does|path of the record`.
+    """What VARIABLE holds: `fd|nice|oom|modules that are left out, each with its effect|path of the record`.
 
     nice and oom: the values to return to, if known.
     """

@@ -159,7 +159,7 @@ def _descriptors(pid: int, waits: ThreadWait) -> Iterator[int]:
 
 
 def _of_fd(pid: int, fd: int, around: Surroundings) -> Awaited | None:
-    """Return what is at the other end of a descriptor; None for one that has no other end that can be named."""
+    """Return the other end of a descriptor; None where it has none, or none with a name."""
     link = procfs.link(f"/proc/{pid}/fd/{fd}")
     inode = re.fullmatch(r"(socket|pipe):\[(\d+)\]", link)
     if inode is None:
@@ -219,7 +219,7 @@ def _children(pid: int, waits: ThreadWait, around: Surroundings, depth: int) -> 
 
 
 def _process(pid: int, around: Surroundings, *, depth: int) -> Awaited:
-    """Return a process that is waited for, and what it waits for itself."""
+    """Return a process that others wait for, and what this process waits for."""
     waits = procfs.waits(pid)
     lives = waits.state not in {"", "Z", "X"}
     text = shown_process(pid) if waits.state else f"process {pid}"

@@ -36,8 +36,8 @@ POLL_CPU_S = 0.00015
 LEAST_POLLS = 0.1
 #: Bytes read or written between two looks that show work. A thread that logs, or reads /proc, stays below.
 MOVED_BYTES = 1 << 20
-#: Bytes a second of the thread that trains, or of what it waits for, that show that it continues. A small file that is read again every 0.1 s
-#: is less.
+#: Bytes a second of the thread that trains, or of the process that it waits for, that show that it continues. A small file that is read
+#: again every 0.1 s is less.
 SLOW_BYTES = 1024
 #: How a path shows that it is of a checkpoint, whole or half-written.
 _OF_CHECKPOINT = re.compile(r"\.(pt|pth|ckpt|bin|safetensors|distcp|npz)\b[^/]*$|(ckpt|checkpoint|global_step|iter_\d)", re.IGNORECASE)
@@ -148,7 +148,7 @@ def _moved_workers(before: RankLook, after: RankLook) -> str:
 
 
 def _signature(thread: ThreadStack, busy: bool) -> object:  # noqa: FBT001 - as above
-    """Return what is the same in two looks at a thread that makes no progress: the user's frames with their lines, and torch's functions.
+    """Return the common frames of two looks at a thread that makes no progress: the user's frames with their lines, and torch's functions.
 
     Of one that is busy it is the innermost function of the user's: a loop without an end is in different lines of it. Where that computes a
     model of torch's, it is also the place in it: an evaluation is in another layer at nearly each look.

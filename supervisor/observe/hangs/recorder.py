@@ -61,7 +61,7 @@ class ProcessGroup(Struct, frozen=True):
     def pending(self) -> Collective | None:
         """The first collective that is not over: what the rank waits in, if it waits. None: all are over.
 
-        NCCL's run in their order, so what is before one that is over is over too: the parts of a coalesced one are never marked.
+        NCCL's run in their order, so the entries before one that is over are over too: the parts of a coalesced one are never marked.
         """
         over = [at for at, entry in enumerate(self.last) if entry.done]
         last = self.last[over[-1] + 1 :] if over and self.backend == "nccl" else self.last

@@ -46,7 +46,7 @@ def train_limit(times_s: Sequence[float], longest_s: float, least_s: float) -> f
 class StepTimes:
     """The step times of one attempt, as sampled from its heartbeats: one for each sample in which a rank made steps.
 
-    Where no step is seen, what passed between two signs of life stands for it: a backward pass or a collective. The first step begins anew.
+    Where no step is seen, the time between two signs of life takes its place: a backward pass or a collective. The first step begins anew.
 
     What passed between two steps that the same rank was seen to make counts, of the slowest rank. With steps shorter than the time between
     samples it holds several: an ordinary one is their average, and the longest may have taken all of it. The time before a change of phase
@@ -81,7 +81,7 @@ class StepTimes:
                 continue
             began_ns = last.sign_ns if beat.phase_since_ns >= beat.sign_ns else max(last.sign_ns, beat.phase_since_ns)
             longest_ns = max(longest_ns, beat.sign_ns - began_ns)
-            # a training that was resumed continues from a high number: the first that is reported, or is from another source, counts nothing
+            # a resumed training continues from a high number: the first number, or one of another source, is no step
             one_count = beat.step is not None and last.step is not None and beat.step_source == last.step_source
             reported = (beat.step or 0) - (last.step or 0) if one_count else 0
             steps = max(steps, beat.steps - last.steps, reported, 1)

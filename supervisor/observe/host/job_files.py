@@ -213,7 +213,7 @@ def _is_json(path: str) -> bool:
         with open(path, "rb") as file:  # noqa: PTH123 (a name)
             json.loads(file.read(MOST_READ))
     except OSError:
-        return True  # whatever it is, it is not seen to be damaged
+        return True  # of another kind: no damage can be shown
     except (ValueError, RecursionError):
         return False
     return True

@@ -125,7 +125,7 @@ class KernelWatch:
             kmsg.close()
 
     def _read(self, kmsg: Kmsg) -> bool:
-        """Take in what is there, up to a number of records; return whether there may be more."""
+        """Take in the waiting records, up to a number; return whether there may be more."""
         for _ in range(AT_ONCE):
             try:
                 data = kmsg.read()

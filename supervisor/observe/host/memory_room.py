@@ -47,7 +47,7 @@ def _of_machine() -> list[MemoryRoom]:
 def shortage(rooms_left: Iterable[MemoryRoom], needed: int, keep_free: int, *, part: float = 1.0) -> str:
     """Return why `needed` bytes more are too many, "" where everywhere `keep_free` and a tenth of the memory stay free after them.
 
-    part: of what is to stay free. What was started with room is given up only when less than half of that is left.
+    part: the share of the reserve. A process that was started with room is given up only when less than half of that is left.
     """
     for room in rooms_left:
         kept = int(part * max(keep_free, KEEP_FREE_PART * room.total))

@@ -36,7 +36,7 @@ class GroupCounts(Struct, frozen=True):
 
 
 class OomKillCounter:
-    """What is counted from now on, until an attempt has ended."""
+    """The counts from now on, until an attempt has ended."""
 
     def __init__(self) -> None:
         self._first = self._last = read(control_groups.read("memory"))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: Name of the fact, whose text is for people.
 NAME = "core_file"
 KERNEL = "/proc/sys/kernel"
-#: A core is written while its process dies. A file that was last changed earlier is of another death. File systems' clocks are not ours.
+#: A core is written while its process dies. A file that was last changed earlier is of another death. File systems have other clocks.
 EARLIER_S = 60.0
 _SPECIFIER = re.compile(r"%(.?)")
 

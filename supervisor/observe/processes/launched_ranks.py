@@ -1,9 +1,9 @@
 """Which ranks a plain command started by itself, and how they end: Lightning's own children, the ranks of accelerate and of mpirun.
 
-They are no children of ours, so nobody reports their end. A process below the guardian is such a rank if its environment has LOCAL_RANK and
-WORLD_SIZE (or mpirun's names for them), and its parent's is not the same rank's: a loader process has its rank's environment. A pidfd shows
-when it ends; how it ended is in /proc/PID/stat until its parent has reaped it. One that was reaped at once has vanished, which may have
-been an end in order.
+They are no children of the supervisor, so nobody reports their end. A process below the guardian is such a rank if its environment has
+LOCAL_RANK and WORLD_SIZE (or mpirun's names for them), and its parent's is not the same rank's: a loader process has its rank's
+environment. A pidfd shows when it ends; how it ended is in /proc/PID/stat until its parent has reaped it. One that was reaped at once has
+vanished, which may have been an end in order.
 
 The reading of an environment can hang, so a thread of this module does it and nobody waits for it.
 """

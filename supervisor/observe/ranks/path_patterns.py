@@ -97,7 +97,7 @@ def _grows(stem: str, start: int, end: int) -> bool:
 
 
 def _without(stem: str, spans: list[tuple[int, int]], instead: str) -> str:
-    """Return the stem with what is at `spans` replaced; the rest is escaped where it is part of a pattern."""
+    """Return the stem with the text at `spans` replaced; the rest is escaped where it is part of a pattern."""
     parts, at = [], 0
     for start, end in spans:
         parts += [escaped(stem[at:start]), instead]

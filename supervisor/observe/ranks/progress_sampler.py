@@ -70,7 +70,7 @@ class ProgressSampler:
         self._ceiling_posted = self._program_sought = self._program_posted = self._asking_posted = self._saved_posted = False
 
     def sample(self, t: float, ranks: Sequence[RankInfo], beats: Sequence[RankHeartbeat], *, last: bool = False) -> None:
-        """Take a sample of the heartbeats and post what is new. The `last` sample before the attempt's end posts every new step."""
+        """Take a sample of the heartbeats and post the news. The `last` sample before the attempt's end posts every new step."""
         self._post_silence(t, ranks, beats)
         seen = [beat for beat in beats if beat.pid]
         if last or any(beat.steps > 0 for beat in seen):
@@ -108,7 +108,7 @@ class ProgressSampler:
             self._post(self._posted)
 
     def _changed_memory(self) -> tuple[RankMemory, ...]:
-        """Return the ranks that hold most; () where that is about what it was when it was reported last: a job reports all day."""
+        """Return the ranks that hold most; () where that is about the same as in the last report: a job reports all day."""
         newest = self._memory()[:MOST_RANKS]
         if _is_alike(newest, self._posted_memory):
             return ()

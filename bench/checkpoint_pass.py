@@ -1,4 +1,4 @@
-"""One checkpoint under `supervise`: how long until it is verified and uploaded, what is read for it, and what the training pays.
+"""One checkpoint under `supervise`: the time until it is verified and uploaded, its reads, and its cost for the training.
 
 In: --gb, the size of each kind of checkpoint (8 where the disk has 24 GB free; a smaller one is the same measurement on less), --rounds.
 Out: one JSON object on stdout. Kinds: one file of --gb; 64 files of a 64th of it; files of 1 MB, 250 a GB. Each is made before, and
@@ -58,7 +58,7 @@ AT_ONCE: Final = 4  # as many files as the reader process sends at once
 LOOK_S: Final = 0.02
 ASK_S: Final = 0.2
 IDLE_S: Final = 2.0
-FIRST_BYTES: Final = 4 << 20  # what is read beyond the idle rate once the pass has begun
+FIRST_BYTES: Final = 4 << 20  # bytes read beyond the idle rate once the pass has begun
 JOB = """
 import array, os, time, torch
 torch.set_num_threads(1)
@@ -180,7 +180,7 @@ def start(place: Path, mirror: Mirror) -> Run:
         JOB,
     ]
     with (place / "stdout").open("wb") as out, (place / "stderr").open("wb") as err:
-        process = subprocess.Popen(  # noqa: S603 -- what is measured
+        process = subprocess.Popen(  # noqa: S603 -- the measured command
             words, cwd=place, env=environment() | reach(mirror.endpoint), stdin=subprocess.DEVNULL, stdout=out, stderr=err
         )
     return Run("supervise", place, process)

@@ -2,7 +2,7 @@
 
 Both jobs of a pair live at the same time, and take turns: one side's ranks are stopped (SIGSTOP) while the other's run for a fraction
 of a second. So whatever else the machine does falls on both alike, which pairs of whole runs do not reach: they differed by several
-per cent on a busy machine. What is left is the luck of each process (where its memory lies), and for that there are many pairs.
+per cent on a busy machine. The rest is the luck of each process (where its memory lies), and for that there are many pairs.
 Each rank's CPU time is read from its CPU clock by us, at the end of a step; the number of steps is read from a file that rank 0 writes.
 What runs beside the ranks (launcher, agent, supervisor, guardian) is never stopped: its CPU time counts per second of the clock.
 """

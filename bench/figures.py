@@ -1,4 +1,4 @@
-"""The figures of the bench: what was measured, what was aimed at, and whether it was reached.
+"""The figures of the bench: the measured value, its aim, and whether it was reached.
 
 In: plain numbers. Out: `Figure` values, which print as one JSON object each. Pure.
 """

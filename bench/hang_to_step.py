@@ -2,7 +2,7 @@
 
 In: --rounds N, --watch-s S. Out: one JSON object on stdout: seconds of each run, medians, and what a step costs. The runs of a round follow
 each other, so that a machine that is busy is busy for all. Plain torchrun is watched for --watch-s seconds. A job of a round has two gloo
-ranks with steps of 50 ms, and no checkpoints: what is measured is how long it takes to see the hang, not how fast a script loads.
+ranks with steps of 50 ms, and no checkpoints: the figure is the time to see the hang, not how fast a script loads.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def step_us(beat: HeartbeatWriter) -> dict[str, float]:
         took["with"].append(1e6 * timeit.timeit(optimizer.step, timer=time.process_time, number=STEPS) / STEPS)
         handle.remove()
     pairs = [with_us - without for with_us, without in zip(took["with"], took["without"], strict=True)]
-    best = min(took["with"]) - min(took["without"])  # what is left where nobody else used the processor
+    best = min(took["with"]) - min(took["without"])  # the rest where nobody else used the processor
     return {name: statistics.median(values) for name, values in took.items()} | {
         "difference": statistics.median(pairs),
         "difference_of_best": best,

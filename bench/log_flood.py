@@ -1,4 +1,4 @@
-"""A rank that prints 100 MB/s for ten seconds: what that adds to its steps, and whether what was not kept was counted.
+"""A rank that prints 100 MB/s for ten seconds: the time that this adds to its steps, and whether the dropped lines were counted.
 
 On both sides stdout is a regular file, as under nohup or Slurm. Under `supervise` the bytes go through a pipe and the guardian, and
 into the job's own bounded logs besides.

@@ -33,7 +33,7 @@ _FILES: Final = (
 
 
 def exit_codes() -> list[tuple[str, str, str, str]]:
-    """Return the exit codes of ours, and those of the job in their places: code, name, meaning, remedy."""
+    """Return supervise's exit codes, and those of the job in their places: code, name, meaning, remedy."""
     rows = {code.value: (str(code.value), code.name, code.meaning, code.remedy) for code in ExitCode}
     rows[1] = (
         "1\u201363",

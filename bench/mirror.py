@@ -1,10 +1,10 @@
-"""What bringing a checkpoint to S3 and back costs: ours beside `aws s3 cp`, boto3's transfer manager, and s5cmd, on one Swift server.
+"""The cost of bringing a checkpoint to S3 and back: supervise beside `aws s3 cp`, boto3's transfer manager, and s5cmd, on one Swift server.
 
-Prints one JSON object: for each client and direction the medians of its CPU seconds, MB/s and peak memory, and their ratios to ours. The
-clients take turns within each round, and each download is compared with what was uploaded.
-Server and clients share one machine: the CPU seconds are the figure to look at, MB/s say nothing about a network. Ours is the process
-that a job has (the manifest, whose making is the watcher's, is there before), and a restore with every part compared. Each other client
-is installed from PyPI into an environment of its own beside the server's, which is kept.
+Prints one JSON object: for each client and direction the medians of its CPU seconds, MB/s and peak memory, and their ratios to supervise's.
+The clients take turns within each round, and each download is compared with its upload.
+Server and clients share one machine: the CPU seconds are the figure to look at, MB/s say nothing about a network. Supervise's is the
+process that a job has (the manifest, whose making is the watcher's, is there before), and a restore with every part compared. Each other
+client is installed from PyPI into an environment of its own beside the server's, which is kept.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _round(bench: Bench, number: int, costs: dict[tuple[str, str], list[Cost]]) 
         back.mkdir()
         costs.setdefault((name, "down"), []).append(_measure(down, environ, mib))
         if _sha(back / "ckpt.pt") != expected:
-            raise SystemExit(f"{name}: what came back is not what was sent")
+            raise SystemExit(f"{name}: the download differs from the upload")
         shutil.rmtree(back)
         sys.stderr.write(f"round {number} {name}: {costs[name, 'up'][-1]} {costs[name, 'down'][-1]}\n")
     shutil.rmtree(work)

@@ -38,7 +38,7 @@ def main() -> None:
         sys.exit("no C compiler to build the fake NVML with")
     with tempfile.TemporaryDirectory() as place:
         library, state = Path(place, "libnvidia-ml.so.1"), Path(place, "state")
-        subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-pthread", "-w", "-o", library, FAKE], check=True)  # noqa: S603 -- ours
+        subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-pthread", "-w", "-o", library, FAKE], check=True)  # noqa: S603 -- our own command
         state.write_text(f"count {GPUS}\n", "utf-8")
         environ = {**os.environ, "LD_LIBRARY_PATH": place, "FAKE_NVML_STATE": str(state)}
         figures = {**sweeps(environ), **sampling(environ), **preflight(environ), **hang(environ, state)}
@@ -100,7 +100,7 @@ def _children_s() -> float:
 
 
 def hang(environ: dict[str, str], state: Path) -> dict[str, tuple[float, float]]:
-    """Return how long after its deadline a hang in the driver is told."""
+    """Return how long after its deadline a hang in the driver is reported."""
     runner = Runner(environ=environ)
     runner.sample(("pci",), Ask())
     state.write_text(f"count {GPUS}\n3.hang_ms.nvmlDeviceGetTemperature 600000\n", "utf-8")
@@ -111,7 +111,7 @@ def hang(environ: dict[str, str], state: Path) -> dict[str, tuple[float, float]]
     runner.close()
     if now.table(OUTCOME, "probe:nvml")["state"] != "hung":
         sys.exit("the hang was not noticed")
-    return {"a hang is told, seconds after its deadline": (late, 1.0)}
+    return {"a hang is reported, seconds after its deadline": (late, 1.0)}
 
 
 if __name__ == "__main__":

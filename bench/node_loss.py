@@ -84,7 +84,7 @@ def one_run(kind: str, place: Path, watch_s: float) -> float | None:
             with (place / f"out-{node}").open("wb") as out:
                 words = command(kind, network, node, place)
                 variables = environment() | {"GLOO_SOCKET_IFNAME": "eth0"}
-                processes.append(subprocess.Popen(words, cwd=place, env=variables, stdout=out, stderr=out))  # noqa: S603  what is measured
+                processes.append(subprocess.Popen(words, cwd=place, env=variables, stdout=out, stderr=out))  # noqa: S603  the measured command
         deadline = time.monotonic() + 180
         while len({rank for rank, _ in steps(place)}) < NODES or len(steps(place)) < WARM_STEPS * NODES:
             if time.monotonic() > deadline:

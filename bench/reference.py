@@ -163,7 +163,7 @@ def networks() -> str:
 
 
 def endings() -> str:
-    """Return what is done about each way in which the ranks of an attempt may leave."""
+    """Return the action about each way in which the ranks of an attempt may leave."""
     return _table(("how the ranks left", "what is done"), KINDS.values())
 
 

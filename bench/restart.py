@@ -57,7 +57,7 @@ RESTARTS_WITHIN_S = 90.0
 TRAINS_S = 4.0
 #: Steps at the beginning of a job that say nothing about its pace.
 WARM_STEPS = 20
-#: Beside what is measured each step is a line in a file.
+#: Beside the measured work each step is a line in a file.
 JOB = [str(Path(__file__).with_name("restart_job.py"))]
 
 
@@ -107,7 +107,7 @@ def newest_ranks(place: Path) -> Ranks:
 
 
 def needed(kind: str, job: str) -> dict[str, str]:
-    """Return the variables that a job needs; what it imports is installed first. Raises MissingError where something is missing."""
+    """Return the variables that a job needs; its imports are installed first. Raises MissingError where something is missing."""
     if kind == "standby" and STANDBY is None:
         raise MissingError("this supervise has no --standby")
     try:

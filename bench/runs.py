@@ -63,7 +63,7 @@ class Run:
     read: Callable[[Path], Ranks] = ranks_of_job
 
     def ranks(self) -> Ranks:
-        """Return what is known of the ranks by now."""
+        """Return the known facts of the ranks by now."""
         return self.read(self.place)
 
     def rank_pids(self) -> list[int]:
@@ -131,7 +131,7 @@ def start_command(kind: str, place: Path, command: Sequence[str], read: Callable
     """Start `command` in `place`, which gets its stdout and stderr as files: as it is, or where `kind` is "supervise", under us."""
     own_words = ["supervise", "--job", "bench", "--state-dir", str(place / "state"), "--"] if kind == "supervise" else []
     with (place / "stdout").open("wb") as out, (place / "stderr").open("wb") as err:
-        process = subprocess.Popen(  # noqa: S603  # what is measured
+        process = subprocess.Popen(  # noqa: S603  # the measured command
             [*own_words, *command], cwd=place, env=environment() | variables, stdin=subprocess.DEVNULL, stdout=out, stderr=err
         )
     return Run(kind, place, process, read)

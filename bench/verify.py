@@ -1,7 +1,7 @@
-"""What it costs to prove a checkpoint, in GB per CPU-second, beside what people use instead, on the same file in the page cache.
+"""The cost of proving a checkpoint, in GB per CPU-second, beside the tools that people use instead, on the same file in the page cache.
 
 In: --mib, --rounds. Out: one JSON object on stdout; `measure` gives the same to the bench. All cases are interleaved, one after the other
-in each round, and the medians are told with the extremes: CPU seconds are those of the whole process, threads included, so that a loaded
+in each round, and the medians are shown with the extremes: CPU seconds are those of the whole process, threads included, so that a loaded
 machine adds little to them. GB are 10^9 bytes.
 """
 
@@ -70,7 +70,7 @@ def _sha256(path: Path) -> None:
 
 
 def cases(path: Path) -> dict[str, Callable[[], object]]:
-    """Give what is compared; each reads the whole file."""
+    """Give the compared cases; each reads the whole file."""
     verification = verify(str(path))
     manifest = check.build(verification)
     return {

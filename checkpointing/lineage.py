@@ -4,7 +4,7 @@ A run's `began` is the wall time of its start in seconds, but always later than 
 run stays the newest if the clock was set back, or is behind the clock of the node whose checkpoint was restored.
 
 A file without a manifest belongs to the last attempt that had begun when the file was modified. If a file server's clock is seconds behind
-ours, an attempt's first save may thus be counted to the attempt before.
+this node's, an attempt's first save may thus be counted to the attempt before.
 
 A roll-back is first tried: it is in memory alone until an attempt trained from an older checkpoint (`accuse`). Without that proof the next
 run knows nothing of it.

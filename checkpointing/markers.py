@@ -16,9 +16,9 @@ from typing import Final
 class MarkerKind(StrEnum):
     """Where a marker is."""
 
-    NAME = "name"  # in the save's own name; `form` is a pattern, and without what it matches the name is that of the ended save
+    NAME = "name"  # in the save's own name; `form` is a pattern, and the name without its match is that of the ended save
     BESIDE = "beside"  # a file beside the save; `form` has the save's name as {}
-    TRACKER = "tracker"  # `form` is the file's name; `saves` are the names that it stands for, with their number in braces
+    TRACKER = "tracker"  # `form` is the file's name; `saves` are the names that it points to, with their number in braces
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Marker:
 
 MARKERS: Final = (
     Marker("scripts", MarkerKind.NAME, r"\.tmp(?:[-.].*)?$", "write to a temporary name, then os.replace"),
-    Marker("scripts", MarkerKind.NAME, r"\.partial$", "as wget and curl name what is not whole"),
+    Marker("scripts", MarkerKind.NAME, r"\.partial$", "as wget and curl name unfinished files"),
     Marker("huggingface_hub", MarkerKind.NAME, r"\.incomplete$", "huggingface_hub/file_download.py: BLOB.incomplete"),
     Marker("transformers", MarkerKind.NAME, r"^\.?tmp-", "transformers 4.36 to 4.39, trainer.py: tmp-checkpoint-N"),
     Marker("nemo", MarkerKind.NAME, r"-unfinished$", "the marker itself is no save"),
@@ -55,7 +55,7 @@ MARKERS: Final = (
     ),
     Marker("deepspeed", MarkerKind.TRACKER, "latest", "deepspeed/runtime/engine.py: save_checkpoint(save_latest=True)", "global_step{:d}"),
 )
-#: Parts of a path by which people call what is not finished, or where it is made. Too weak a mark to pass a checkpoint over.
+#: Parts of a path by which people call unfinished files, or the place of their making. Too weak a mark to pass a checkpoint over.
 _WORDS: Final = re.compile(
     r"(?:^|[._/-])(?:tmp|temp|stag(?:e|ed|ing)|part(?:ial)?|unfinished|incomplete|in_?progress|wip|saving|pending|torn|half)"
     r"(?:[._/-]|\d|$)",
@@ -85,7 +85,7 @@ def unfinished(path: str) -> str:
             marker = row.form.format(beside)
             if os.path.isfile(marker):  # noqa: PTH113 -- paths are plain strings throughout the package (a directory is somebody's own)
                 name = marker.rpartition("/")[2]
-                return f"{name} stands beside it: to {row.framework} the save has not ended until that file is removed"
+                return f"{name} is beside it: to {row.framework} the save has not ended until that file is removed"
     return ""
 
 
@@ -117,7 +117,7 @@ def _tracker_of(path: str) -> tuple[str, str] | None:
 def missing_tracker(path: str) -> tuple[str, str] | None:
     """Return the tracker in which a framework would look for the save at `path`, or for the one of which that is a part.
 
-    It comes with what it would hold. None if it is there, or if the name is that of no such save.
+    It comes with its would-be content. None if it is there, or if the name is that of no such save.
     """
     above = path.rstrip("/")
     for _ in range(_MOST_LEVELS_UP):

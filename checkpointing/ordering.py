@@ -148,7 +148,7 @@ def age(  # noqa: PLR0913 -- the parts of a key
 
 
 def saved_order(manifest: Manifest) -> tuple[int, int]:
-    """Return the key that sorts what was saved last to the end, newer or not: a script may step back within an attempt.
+    """Return the key that sorts the last save to the end, newer or not: a script may step back within an attempt.
 
     The time, then the step, because saves within one tick of a clock have one time.
     """

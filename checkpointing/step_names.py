@@ -53,7 +53,7 @@ def is_temporary(path: str) -> bool:
 
 
 def is_set_aside(path: str) -> bool:
-    """Return whether a path lies in a directory of what was set aside, or is one: no checkpoint of the job."""
+    """Return whether a path lies in a directory of files set aside, or is one: no checkpoint of the job."""
     return ASIDE in path.split("/")
 
 

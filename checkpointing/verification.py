@@ -108,7 +108,7 @@ def _verify_tree(path: str, reading: ReadOptions, *, bulk: bool, own: bool) -> V
 
 @dataclass(frozen=True, slots=True)
 class VerifiedPart:
-    """A part of a checkpoint that lies on the disks of several nodes: what is here is whole. absent, leads: as in PartExamination.
+    """A part of a checkpoint that lies on the disks of several nodes: the part here is whole. absent, leads: as in PartExamination.
 
     `found` is about the files that are here. It never says that there is a whole checkpoint at the path.
     """

@@ -1,7 +1,7 @@
-"""Train under `supervise`, kill a rank with kill -9, tear the newest checkpoint, and show what was made of it.
+"""Train under `supervise`, kill a rank with kill -9, tear the newest checkpoint, and show the recovery.
 
 `make demo` runs this. In: nothing. Out: the job's own output, the incident card, exit code 0 where the training finished and the
-card could be told; 1 with the reason where not. Everything is written below ./demo-run, which the next demo removes.
+card could be shown; 1 with the reason where not. Everything is written below ./demo-run, which the next demo removes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def prepare() -> None:
 
 
 def start() -> subprocess.Popen[bytes]:
-    """Start the training under `supervise`, its output going where ours goes."""
+    """Start the training under `supervise`, its output going where this script's goes."""
     supervise = ["supervise", "--job", "demo", "--state-dir", str(STATE)]
     supervise += ["--checkpoints", f"{CHECKPOINTS}/*.pt", "--resume-args", "--resume {resume}"]
     # torchrun would set the first, and say so in four lines; the demo needs no numpy, and torch warns in each rank where there is none

@@ -1,4 +1,4 @@
-"""A training that resumes: atomic saves, a save when it is told to, and a resume that finds the newest whole one.
+"""A training that resumes: atomic saves, a save on request, and a resume that finds the newest whole one.
 
     supervise -- torchrun --nproc-per-node=2 examples/resumable.py --steps 1000
 

@@ -127,7 +127,7 @@ class Thresholds:
 
 
 def thresholds(words: Iterable[str]) -> Thresholds:
-    """Return the thresholds with those of `words`, NAME=VALUE, in place of ours. Raises ValueError naming what is wrong."""
+    """Return the thresholds with those of `words`, NAME=VALUE, in place of the defaults. Raises ValueError naming the fault."""
     types = {field.name: float if field.type == "float" else int for field in fields(Thresholds)}
     chosen: dict[str, float] = {}
     for word in words:

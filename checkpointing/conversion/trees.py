@@ -189,7 +189,7 @@ def _unwrapped(key: Hashable) -> Any:  # noqa: ANN401 -- a key of any type stays
 
 
 def weights_of(tree: Tree) -> tuple[Path, list[Path]]:
-    """Return the path of the model's weights in a tree, () for all of it, and the paths of what is beside or in it and no weight."""
+    """Return the path of the model's weights in a tree, () for all of it, and the paths of the other entries beside or in it."""
     path: Path = ()
     while isinstance(tree, Mapping):
         holder = next((key for key in _HOLDERS if isinstance(tree.get(key), Mapping) and _has_tensors(tree[key])), None)

@@ -1,7 +1,7 @@
 """The formats that checkpoints come in: one row per format, one file per row, imported when a file is met that needs it.
 
-A format says whether a file, or a directory, is its own (`claims`) and what is in it (`examine`). It raises nothing about it: what is
-wrong with it is the answer. What comes out of a format is about bytes only; identity, changes while reading and the names of
+A format says whether a file, or a directory, is its own (`claims`) and examines its content (`examine`). It raises nothing about it: what
+is wrong with it is the answer. What comes out of a format is about bytes only; identity, changes while reading and the names of
 checkpoints are `verify`'s. The format of a directory hands its files to the formats of files (`examine_member`): what makes a file whole
 is decided in one place.
 """
@@ -104,7 +104,7 @@ class PartFormat(Protocol):
 
 
 EDGE_BYTES: Final = 512
-TORCH_SUFFIXES: Final = (".pt", ".pth", ".ckpt")  # what is named so is meant to be a checkpoint, whatever is in it
+TORCH_SUFFIXES: Final = (".pt", ".pth", ".ckpt")  # a file with such a name is meant to be a checkpoint, whatever is in it
 # The order is that of asking.
 FORMATS: Final = (
     ("torch_zip", "checkpointing.formats.torch_zip"),

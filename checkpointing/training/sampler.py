@@ -29,7 +29,7 @@ class UnevenSampler:
 
     An epoch is the data set, shuffled by `seed` and the epoch's number, and cut into global batches; a rank has `plan.samples` of each,
     from `plan.offset` on. The last incomplete global batch is left out (`drop_last`), or filled up from the epoch's beginning. Each
-    pass is an epoch: the one in which it stands, from where it is, then the next.
+    pass is an epoch: the present one, from its position on, then the next.
 
     The state counts samples of all ranks, so it also continues under another plan. It is behind a global batch from the moment in which
     this rank's last index of it is dealt. A DataLoader with worker processes asks ahead: set `position` in the state that you save then, to
@@ -60,7 +60,7 @@ class UnevenSampler:
         self.set_epoch(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of another epoch. In the epoch in which it stands it has no effect."""
+        """Go to the beginning of another epoch. In the present epoch it has no effect."""
         if epoch != self.epoch:
             self.epoch, self._position = epoch, 0
 

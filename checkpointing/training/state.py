@@ -4,7 +4,7 @@
     if found is not None:
         apply(found.state, model, optimizer)
 
-What is taken are the training's own tensors (of FSDP2 the shards, DTensors), through torch.distributed.checkpoint.state_dict, not copies.
+The values are the training's own tensors (of FSDP2 the shards, DTensors), through torch.distributed.checkpoint.state_dict, not copies.
 
 *Names.* A wrapper holds the module in an attribute (`module`, `_orig_mod`, …), which is in torch's keys. `plain_name` walks from the
 model along a key and leaves these out. `module` is left out only where its holder is one of torch's wrappers: a module of the user's may
@@ -145,7 +145,7 @@ def plain_name(model: torch.nn.Module, key: str) -> str:
 
 
 def _inner_name(at: Any) -> str:  # noqa: ANN401 -- a module, a tensor, None
-    """Return the attribute in which a wrapper holds its module; "" for what is none."""
+    """Return the attribute in which a wrapper holds its module; "" for another object."""
     if not isinstance(at, torch.nn.Module):
         return ""
     children = at._modules  # noqa: SLF001 -- the wrappers forward other attributes to the module that they hold

@@ -50,7 +50,7 @@ class OwnTask:
 
 
 class RankPlace(NamedTuple):
-    """Where another rank stands, as it answers. Each part is "" where it is not known."""
+    """The place of another rank, by its answer. Each part is "" where it is not known."""
 
     #: As in OwnTask; or the collective of all ranks that its training thread waits in.
     task: str = ""
@@ -69,7 +69,7 @@ class _OwnAddress:
 
 
 def show(store: Any, rank: int) -> None:  # noqa: ANN401 -- torch's store
-    """Let the other ranks of this store ask where this thread stands. Raises nothing: without it a rank is named without its line."""
+    """Let the other ranks of this store ask for this thread's place. Raises nothing: without it a rank is named without its line."""
     with _OwnAddress.lock, contextlib.suppress(Exception):
         if not _OwnAddress.address:
             _OwnAddress.address = _listen()
@@ -99,7 +99,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def ask(store: Any, rank: int) -> RankPlace:  # noqa: ANN401 -- torch's store
-    """Return where a rank stands. Takes ANSWER_S at most; nothing is known of one that never showed an address."""
+    """Return the place of a rank. Takes ANSWER_S at most; nothing is known of one that never showed an address."""
     try:
         key = f"{_KEYS}/{rank}"
         if not store.check([key]):
@@ -107,7 +107,7 @@ def ask(store: Any, rank: int) -> RankPlace:  # noqa: ANN401 -- torch's store
         host, port, password = store.get(key).decode().split()
         if ipaddress.ip_address(host).is_loopback:  # it is on the host of MASTER_ADDR, whose own name may be 127.0.1.1 there (Debian)
             host = os.environ.get("MASTER_ADDR", host)
-    except Exception:  # noqa: BLE001 -- torch's store raises what it likes; the caller has an error of its own to raise
+    except Exception:  # noqa: BLE001 -- torch's store may raise anything; the caller has an error of its own to raise
         return RankPlace()
     try:
         with socket.create_connection((host, int(port)), timeout=ANSWER_S) as connection:
@@ -136,8 +136,8 @@ def described(store: Any, ranks: Sequence[int], task: str = "") -> str:  # noqa:
         if task and rank_place.task == task:
             continue
         where = rank_place.where
-        stands = where if not where or where.startswith("its ") else f"it stands at {where}"
-        texts.append(f"rank {rank} did not" + (f": {stands}" if stands else ""))
+        place = where if not where or where.startswith("its ") else f"it stands at {where}"
+        texts.append(f"rank {rank} did not" + (f": {place}" if stands else ""))
     return ", ".join(texts) + (f", and {unnamed} more" if texts and unnamed else "")
 
 

@@ -49,7 +49,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """What is too slow: its time, that of the others (median), and how many they are."""
+    """A slow subject: its time, that of the others (median), and how many they are."""
 
     kind: Kind
 

@@ -66,7 +66,7 @@ def is_shared(me: Member, members: Sequence[Member]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """One rank, and what it uses."""
+    """One rank, and its resources."""
 
     store: SharedStore
     peers: Peers

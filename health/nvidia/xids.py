@@ -4,9 +4,9 @@ A kernel line holds the number: `NVRM: Xid (PCI:0000:3d:00): 79, ...`.
 
 Source: NVIDIA's Xid catalogue (https://docs.nvidia.com/deploy/xid-errors, the edition of 2025-10-29, as transcribed in leptonai/gpud
 at 4a8de33), compared with NVIDIA/NVSentinel's mapping and facebookresearch/gcm's list; read 2026-11-21. Where they disagree the
-catalogue's "immediate action" stands, except for 64: a row remap that failed is a reason for replacement, so the same GPU is not
+catalogue's "immediate action" holds, except for 64: a row remap that failed is a reason for replacement, so the same GPU is not
 tried again. Two limits of the numbers: 144 to 150 say IGNORE or RESET_GPU depending on further registers of the line (45 of 94 rules
-say IGNORE), and from R550 on the driver itself announces what is needed through Xid 154.
+say IGNORE), and from R550 on the driver itself announces the repair through Xid 154.
 
 health/nvidia/xid_registers.py decodes the rest of a line: NVLink registers, and an announced recovery.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class XidOrigin(StrEnum):
-    """What is at fault."""
+    """The faulty part."""
 
     APP = "app"
     HARDWARE = "hardware"

@@ -90,7 +90,7 @@ def _mounts(controller: str, mountinfo: str) -> Iterator[tuple[int, str, str]]:
 def _upwards(version: int, path: str, mounted: str, mount: Path) -> Iterator[ControlGroup]:
     directory = mount / (path.removeprefix(mounted) if mounted != "/" else path).strip("/")
     shared = version == 1 and mounted == path == "/" and _namespace() == FIRST_NAMESPACE
-    # mounted from outside of our namespace, or not as far down as where we are: what it shows has other groups in it
+    # mounted from outside of our namespace, or not as far down as where we are: it shows other groups
     if ".." in Path(mounted).parts or ".." in Path(path).parts or not directory.is_dir():
         shared, directory = True, mount
     for level in (directory, *directory.parents)[:_LEVELS]:

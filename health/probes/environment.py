@@ -6,7 +6,7 @@ ask.options["script"], git in ask.options["code"] (default: the working director
     env.versions   a table: python, kernel, driver, torch, torch_git, cuda, nccl, packages by name
     env.compat     a library of CUDA's for an older driver (cuda-compat): its path; "" for none
     env.python     the interpreter: the supervisor's own, which a job may not share
-    env.variables  those of PREFIXES and NAMES in ask.environ, but for what is named like a secret
+    env.variables  those of PREFIXES and NAMES in ask.environ, but for those named like a secret
     env.slurm      job, step: their numbers, of a job of Slurm; step "" outside of srun; missing: how its tasks do not fit, "" where they do
     env.script     path, digest: of the job's script, where one is named
     env.code       root, head, branch, dirty (how many files), changed (a digest of what differs from head)
@@ -68,7 +68,7 @@ _GIT_S: Final = 3.0
 
 
 def read(ask: Ask) -> Iterator[Reading]:
-    """Yield what is known, the code last: a work tree on a slow disk takes long."""
+    """Yield the facts, the code last: a work tree on a slow disk takes long."""
     yield Reading(NAME, HOST, "env.python", sys.executable)
     yield Reading(NAME, HOST, "env.versions", _versions(ask))
     yield Reading(NAME, HOST, "env.compat", _compat(ask))

@@ -47,7 +47,7 @@ _COMPRESSED: Final = (".gz", ".xz", ".bz2", ".zst")
 
 
 def read(ask: Ask) -> Iterator[Reading]:
-    """Yield what is read in a session of its own."""
+    """Yield the readings of a session of its own."""
     opened = session()
     try:
         yield from opened.read(ask)
@@ -163,7 +163,7 @@ def _tail(path: Path, most: int) -> list[str]:
 
 
 def _rotated(path: Path, most: int) -> list[str]:
-    """Return the end of the file that `path` was until it was rotated: what was written a minute before midnight is there."""
+    """Return the end of the file that `path` was until it was rotated: lines of a minute before midnight are there."""
     with suppress(OSError, ValueError):
         earlier = [file for file in path.parent.glob(f"{path.name}[.-]*") if file.suffix not in _COMPRESSED and file.is_file()]
         return _tail(max(earlier, key=lambda file: file.stat().st_mtime), most)

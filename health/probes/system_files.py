@@ -40,7 +40,7 @@ def link_name(path: str | Path) -> str:
 
 def listed(path: str | Path) -> list[str]:
     """Return the sorted names in a directory. Raises OSError."""
-    return sorted(os.listdir(path))  # noqa: PTH208 -- names are what is wanted
+    return sorted(os.listdir(path))  # noqa: PTH208 -- names are wanted
 
 
 def problem(error: OSError, subject: str | Path = "") -> str:
@@ -59,7 +59,7 @@ def unread(probe: str, subject: str, name: str, error: OSError, path: str | Path
 
 
 def room(probe: str, subject: str, name: str, path: str) -> Reading:
-    """Return a reading of how large the file system at a path is and what is free, in bytes. On a dead one it hangs."""
+    """Return a reading of the size and the free part of the file system at a path, in bytes. On a dead one it hangs."""
     try:
         space = os.statvfs(path)
     except OSError as error:

@@ -1,7 +1,7 @@
 """Completion for bash, zsh and fish: `supervise completion`, and the answers that the shell then asks for.
 
-click makes both from the commands themselves. What it cannot know is here: that everything behind `--` is the job's own command, which the
-shell completes by itself.
+click makes both from the commands themselves. A fact that it cannot know is here: that everything behind `--` is the job's own command,
+which the shell completes by itself.
 """
 
 from __future__ import annotations

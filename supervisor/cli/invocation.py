@@ -93,7 +93,7 @@ class Invocation(Struct, frozen=True):
         command = self.command or settings.job.command
         if not command:
             raise SuperviseError(
-                "no command given: nothing stands behind `--`" if self.command is not None else "no command given",
+                "no command given: nothing follows `--`" if self.command is not None else "no command given",
                 hint="Write it behind `--`, as in `supervise -- torchrun train.py`; `supervise --help` shows all options.",
                 exit_code=ExitCode.USAGE,
             )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from supervisor.core.model import Knob
 
 _ENV = "env:"
-#: Stands between the digest of a secret and its cause; no value of a user begins with a digest.
+#: The mark between the digest of a secret and its cause; no value of a user begins with a digest.
 _OF_ROW: Final = f" of [{RECOVER_KEY}."
 _CAUSES = tuple(cause.value for cause in Cause if cause is not Cause.NONE and cause not in FROM_OUTSIDE)
 _KNOBS = tuple(name for name in bindings.NAMES if name != RESUME)

@@ -139,7 +139,7 @@ class Run(Struct, frozen=True):
     steps_back: int = 0  # checkpoints that its plans rejected
     detours: tuple[tuple[str, str], ...] = ()  # of its overrides for the network: what health showed as the cause of each
     traced: bool = False  # the attempts record what their collectives do
-    # how far it came, and from what it can resume
+    # its progress, and its checkpoints to resume from
     high_water: int | None = None
     saved_high_water: int = 0  # greatest step of a verified checkpoint; stepping back does not lower it
     reached: int | None = None  # greatest step that its ranks made or saved before the newest attempt; None: none is known

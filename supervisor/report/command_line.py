@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: For a secret that is under no telling name, such as one in a URL. The name must not be one that a shell has already: USER.
 _NO_NAME: Final = "SECRET"
-#: What is before a value: `--hub-token=`, `API_KEY=`, `"token": "`, and an option alone.
+#: The name before a value: `--hub-token=`, `API_KEY=`, `"token": "`, and an option alone.
 _NAME = re.compile(r"(?P<name>[A-Za-z][\w.-]*)[\"']?(?:[ =:]+[\"']?)?$")
 
 
@@ -73,7 +73,7 @@ def start_again(invocation: Sequence[str], cwd: str, options: Sequence[str] = ()
 
 
 def _variable(before: str) -> str:
-    """Return the name of a variable for a value, by what is before it."""
+    """Return the name of a variable for a value, by the word before it."""
     from supervisor.classify import secret_forms  # noqa: PLC0415  as above
 
     match = _NAME.search(before)

@@ -1,4 +1,4 @@
-"""Makes the card of the newest decision, and keeps it with what was found, next to it, in the incident's files."""
+"""Makes the card of the newest decision, and keeps it with the evidence in the incident's files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class IncidentCards:
         self._files = IncidentFiles(lambda file, cause: log.write(LogEvent.LOG_LOST, file=file, error=cause))
 
     def selected(self, event: CheckpointSelected) -> None:
-        """Note what was done to the job's own checkpoints before the next attempt."""
+        """Note the repairs of the job's own checkpoints before the next attempt."""
         self._repaired = {event.attempt: (*self._repaired.get(event.attempt, ()), *event.repaired)}
 
     def evidence(self, incident: int, attempt: int, facts: Sequence[Evidence]) -> None:
@@ -70,7 +70,7 @@ class IncidentCards:
         self._write(resumed.incident, "card.txt", self._card(decision, resumed))
 
     def ending(self, result: str, begins: str) -> None:
-        """Complete the card of a run that ends: with what is verified once no rank is left, and how the job is started again.
+        """Complete the card of a run that ends: with the verified checkpoints once no rank is left, and how the job is started again.
 
         result: the newest checkpoint in words, "" for none. begins: from what the next start would go on. A training that was over is not
         started again: its card names the result.

@@ -1,4 +1,4 @@
-"""The last line of a run: how far it came, what its failures cost, and what is left to resume from. Pure."""
+"""The last line of a run: how far it came, the cost of its failures, and the checkpoint to resume from. Pure."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _reached(state: JobState) -> str:
 
 
 def _cost(state: JobState) -> str:
-    """Return how many incidents there were, and the time that they cost; at least that, where no absolute step shows what is made again."""
+    """Return how many incidents there were, and the time that they cost; at least that, where no absolute step shows the repeated work."""
     total, attempt = losses.total(state), state.attempt
     if not total.incidents:
         return ", no incident"

@@ -1,4 +1,4 @@
-"""What `supervise status --all-nodes` shows: where each node of a job stands, and how old that is. Pure."""
+"""The page of `supervise status --all-nodes`: the state of each node of a job, and its age. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 UNKNOWN = "unknown"
-#: How a node stands that takes no part any more, or of which nothing is known.
+#: The state of a node that takes no part any more, or of which nothing is known.
 _TONES = {"lost": Tone.BAD, "supervise died": Tone.BAD, "hung": Tone.BAD, UNKNOWN: Tone.WARNING, "left": Tone.WARNING}
 #: Where a node's line comes from.
 SOURCES = {"here": "this node", "coordinator": "by the coordinator", "journal": "by its journal", None: "nothing is known of it"}
@@ -26,8 +26,8 @@ class NodeStatus(Struct, frozen=True):
     """One node. number: among the nodes of the newest attempt, None: it takes no part in it. None elsewhere: not known.
 
     state: a StateWord, `lost`, `left`, `done`, `waits to join`, or UNKNOWN. why: it is lost, or has left. step: of its rank that is
-    furthest behind. ranks: those that live. step_s: seconds of a step, and own_s: what of it the node needs by itself. health: what is
-    found to be wrong with it. age_s: how old this is. source: a key of SOURCES.
+    furthest behind. ranks: those that live. step_s: seconds of a step, and own_s: the part that the node needs by itself. health: the
+    faults found in it. age_s: how old this is. source: a key of SOURCES.
     """
 
     node: str

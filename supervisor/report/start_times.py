@@ -1,6 +1,6 @@
 """Splits the time from a failure (or from the launch) to the first training step into its parts, for each start of the ranks.
 
-A part is named for what it ends with, and reaches back to the moment before it. So the parts add up to the whole, whatever is known. A
+A part is named for its end, and reaches back to the moment before it. So the parts add up to the whole, whatever is known. A
 moment that nothing showed leaves its time to the next one. Of a part that ran beside an earlier one (the nodes met while ranks were still
 being ended) only the time beyond that one counts.
 """

@@ -1,7 +1,7 @@
 """What `supervise status` shows of a `Status`: its page, its ranks and its GPUs. Pure.
 
-The page begins with what is wrong, and continues with how far the training is, what it can resume from, and what it runs on. A drawing
-stands beside the numbers that it shows, never in their place.
+The page begins with the problems, and continues with the training's progress, its checkpoints, and its machine. A drawing
+is beside the numbers that it shows, never in their place.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def rendered(status: Status, address: str, surface: Surface) -> str:
 
 
 def status_page(status: Status, address: str, *, width: int = UNKNOWN_WIDTH) -> FactPage:
-    """Return the page. address: the options by which our other commands find the job. width: in cells, for what is drawn; 0: nothing is."""
+    """Return the page. address: the options by which our other commands find the job. width: of drawings in cells; 0: none."""
     title = f"{'drill of ' * status.drill}job {status.job} on {status.node}: {status.state_text}"
     facts = [
         *_first_incident(status),
@@ -221,7 +221,7 @@ def _left_out(status: Status) -> list[Fact]:
 
 
 def _ranks(status: Status, address: str) -> list[Fact]:
-    """Return how many ranks and nodes there are, and who is behind; the table below the page has each."""
+    """Return how many ranks and nodes there are, and which are behind; the table below the page has each."""
     ranks, facts = status.ranks, []
     if not ranks:
         facts += [Fact("ranks", "none runs")] if status.runs else []
@@ -318,7 +318,7 @@ def _node(status: Status) -> list[Fact]:
 
 
 def _finding(finding: Finding) -> str:
-    """Return a finding as a sentence: what it is about appears once."""
+    """Return a finding as a sentence: its subject appears once."""
     subject = finding.subject.removeprefix("path:")
     return f"{finding.result}: {finding.reason if subject in finding.reason else f'{subject}: {finding.reason}'}"
 
@@ -359,7 +359,7 @@ def _supervise(status: Status) -> str:
 
 
 def _alerts(status: Status, address: str) -> list[Fact]:
-    """Return what is wrong with this run's alerts; in its place, where it was asked for, a line for each alert of the job."""
+    """Return the faults of this run's alerts; on request, a line for each alert of the job."""
     if status.alert_list is UNSET:
         return [Fact("alerts", f"{status.alerts}; supervise status -v {address}", Tone.WARNING)] if status.alerts else []
     alerts, dropped = status.alert_list, status.alerts_dropped if status.alerts_dropped is not UNSET else {}

@@ -38,7 +38,7 @@ class Cell(Struct, frozen=True):
 
 
 class Table(Struct, frozen=True):
-    """Rows of as many cells as there are columns. empty: what is there where there is no row. title: "" for none."""
+    """Rows of as many cells as there are columns. empty: the text where there is no row. title: "" for none."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell | str, ...], ...]
@@ -53,7 +53,7 @@ def drawn(shown: Iterable[FactPage | Table], surface: Surface) -> str:
 
 
 def render_table(table: Table, surface: Surface = Surface()) -> str:
-    """Return the table as text, without a line feed at its end; a column in which nothing stands is left out."""
+    """Return the table as text, without a line feed at its end; an empty column is left out."""
     lines = heading(table.title, Tone.STRONG, surface) if table.title else []
     if not table.rows:
         return "\n".join([*lines, *(folded(table.empty, surface.width) if table.empty else [])])

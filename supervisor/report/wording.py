@@ -1,6 +1,6 @@
-"""The words of the card, of `why`, of `status` and of the unit: what happened, where, what was done, what to do. Pure.
+"""The words of the card, of `why`, of `status` and of the unit: the event, its place, the action, what to do. Pure.
 
-Each function returns a text, or the facts of one label. Observers have names of their own (`error_file`, `cgroup`); here stands what a
+Each function returns a text, or the facts of one label. Observers have names of their own (`error_file`, `cgroup`); here is what a
 person calls them.
 """
 
@@ -68,7 +68,7 @@ START_PARTS = {
 }
 #: Of so many parts the two longest are named first.
 _MANY_PARTS = 4
-#: What a library writes around the sentence that tells, and what is left of it.
+#: The words of a library around the telling sentence, and the part to keep.
 _ESSENCES = (
     (re.compile(r"\[\S*gloo/\S+\] ?(.*?)(?:\. .*|\.?$)"), r"gloo: \1"),
     (re.compile(r"oom-kill:.*?oom_memcg=([^,]+),.*?task=([^,]+),pid=(\d+).*"), r"OOM killer: \2 (pid \3), limit of cgroup \1"),
@@ -249,7 +249,7 @@ def victims(verdict: FailureVerdict) -> list[int]:
 
 
 def done_text(plan: Plan, attempt: int) -> str:
-    """Return what was done about the failure of `attempt`."""
+    """Return the action about the failure of `attempt`."""
     if plan.kind is PlanKind.STOP:
         return f"stopped with exit code {plan.exit_code}: {plan.reason}"
     wait = f"after {span_text(plan.delay_s)}" if plan.delay_s >= 1.0 else ""
@@ -260,7 +260,7 @@ def done_text(plan: Plan, attempt: int) -> str:
 
 
 def done_facts(decision: ReportDecision, *, at: str = "") -> list[Fact]:
-    """Return what supervise did, what it changed, and its notes, but for the one with a command. `at`: is before it."""
+    """Return supervise's action, its change, and its notes, but for the one with a command. `at`: is before it."""
     plan = decision.plan
     is_told = all(f"{row.how} {row.old} → {row.new}" in plan.reason for row in plan.changes)
     changed = "" if is_told and plan.nproc is None else changes(plan)
@@ -274,7 +274,7 @@ def done_facts(decision: ReportDecision, *, at: str = "") -> list[Fact]:
 def do_facts(plan: Plan, *, is_over: bool, waits: str = "") -> list[Fact]:
     """Return what a person does: the command, or the first thing; then what else may help.
 
-    is_over: nobody continues with the run. waits: what is done by itself meanwhile, and until when.
+    is_over: nobody continues with the run. waits: the automatic next step, and its time.
     """
     commands = [match.groups() for note in plan.notes if (match := _COMMAND.fullmatch(note))]
     if commands:
@@ -292,7 +292,7 @@ def do_facts(plan: Plan, *, is_over: bool, waits: str = "") -> list[Fact]:
 
 
 def again_facts(start: NextStart) -> list[Fact]:
-    """Return the command that starts the job again, and from what it would begin."""
+    """Return the command that starts the job again, and the checkpoint that it would begin from."""
     text, variables = start.command.text, start.command.variables
     facts = [Fact(AGAIN, text, copied=True)] if text else []
     facts += [Fact("", f"set {', '.join(variables)} first: secrets are not shown")] if variables else []
@@ -331,7 +331,7 @@ def beginning(report: ReportResume) -> str:
 
 
 def _given_text(report: ReportResume, given_step: int) -> str:
-    """Return which other checkpoint the attempt was given, and what it costs that it loaded an older one."""
+    """Return which other checkpoint the attempt was given, and the cost of loading an older one."""
     given = f", although it was given {report.resume_from} (step {given_step})"
     if report.step is None or report.step > given_step:
         return given
@@ -377,7 +377,7 @@ def core_text(facts: Sequence[Evidence], verdict: FailureVerdict | None) -> str:
 
 
 def first_of(repairs: Sequence[tuple[str, str]]) -> str:
-    """Return the first (path, what was done or found there) as a text, and how many more there are."""
+    """Return the first (path, action or finding) as a text, and how many more there are."""
     path, repair = repairs[0]
     more = f", and {len(repairs) - 1} more" if len(repairs) > 1 else ""
     return f"{path}: {repair}{more}"

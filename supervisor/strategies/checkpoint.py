@@ -47,7 +47,7 @@ RACE_FIX_HINT = (
 )
 
 
-@ladder_step("stop (65): the ranks loaded another training's checkpoint, and would save over ours")
+@ladder_step("stop (65): the ranks loaded another training's checkpoint, and would save over this one's")
 def foreign_checkpoint(situation: Situation) -> Plan | None:
     """Stop (65) if the attempt loaded another training's checkpoint: another attempt would load it again, and save over this run's own."""
     path = situation.fact(FOREIGN_CHECKPOINT)

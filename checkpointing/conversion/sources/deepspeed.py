@@ -123,7 +123,7 @@ def _frozen(states: dict[int, Any]) -> dict[str, LazyTensor]:
 
 
 def _cut(name: str, shape: tuple[int, ...], parts: Sequence[tuple[LazyTensor, int, int]]) -> LazyTensor:
-    """Return a parameter out of parts of flat tensors; what is longer is padding."""
+    """Return a parameter out of parts of flat tensors; the rest is padding."""
     count = math.prod(shape)
     if sum(size for _, _, size in parts) < count:
         raise CheckpointingError(f"{name} has {count} numbers, and the ranks hold fewer of it", hint=_DAMAGED)

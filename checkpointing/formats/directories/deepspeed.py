@@ -66,7 +66,7 @@ def _own_files(tree: Tree) -> list[str]:
 
 
 def _combined(tree: Tree, scans: dict[str, PickleScan | None], ranks: list[Examination], *, bulk: bool) -> Examination:
-    """Look at each file by itself, and compare them. `ranks`: what was found of the numbers of ranks."""
+    """Look at each file by itself, and compare them. `ranks`: the findings about the numbers of ranks."""
     parts = rank_shards.examine_each(tree, scans, bulk=bulk)
     model = {name: scan for name, scan in scans.items() if name.endswith("_model_states.pt")}
     optimizer = {name: scan for name, scan in scans.items() if name.endswith("_optim_states.pt")}

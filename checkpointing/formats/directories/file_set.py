@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
 NAME: Final = "file_set"
-#: What is named so is a member that must be whole.
+#: A file with such a name is a member that must be whole.
 MEMBER_SUFFIXES: Final = (*TORCH_SUFFIXES, ".bin", ".safetensors")
 _WEIGHTS: Final = re.compile(r"(?<![a-z])(model|net|network|weights|params|pytorch_model|state_dict|ema)(?![a-z])", re.IGNORECASE)
 _OPTIMIZER: Final = re.compile(r"(?<![a-z])opt(im|imizer)?(s|_?states?)?(?![a-z])", re.IGNORECASE)
@@ -83,7 +83,7 @@ def is_optimizer(name: str) -> bool:
 def single_files(tree: Tree) -> list[str]:
     """Return the files directly in a directory that no format claims which are checkpoints by themselves.
 
-    None in a directory of one save: what is in it is the beginning of another format's checkpoint.
+    None in a directory of one save: its content is the beginning of another format's checkpoint.
     """
     files = sorted(name for name in tree.entries if "/" not in name and _is_member(name))
     return files if _are_several(tree, files) or not (_is_named(tree) or _has_parts(files)) else []
@@ -202,7 +202,7 @@ def _of_two_saves(parts: list[Examination]) -> Examination | None:
     return Examination(Verdict.BAD, f"its files are of steps {steps[0]} and {steps[-1]}: of two saves")
 
 
-# what is complete
+# completeness
 
 
 def _wanted(path: str) -> set[str]:
@@ -277,7 +277,7 @@ def _names_below(path: str, levels: int = MOST_LEVELS) -> Iterator[str]:
                 waiting.append((f"{prefix}{name}/", level - 1))
 
 
-# what is a set
+# sets
 
 
 def _is_named(tree: Tree) -> bool:

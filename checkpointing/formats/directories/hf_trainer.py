@@ -9,7 +9,7 @@ Names (transformers/trainer.py, 4.36 to 5.23, _save_checkpoint; trainer_state.js
     trainer_state.json                                                                   its global_step is that of the directory's name
     training_args.bin, config.json and others                                            must be whole where they are there
 
-A loop of a user's own often saves under these names. What it needs beside the weights nobody else knows: what is there must be whole.
+A loop of a user's own often saves under these names. Nobody else knows its other files: those that are there must be whole.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PICKLES: Final = re.compile(r"(optimizer|scheduler|scaler|rng_state(_\d+)?|trai
 
 
 def claims(tree: Tree) -> bool:
-    """Claim what has the trainer's state in it, and what is named as its checkpoints are and has anything else of them."""
+    """Claim a directory with the trainer's state, and one with the name of its checkpoints and any other file of them."""
     top = tree.top()
     if any(_NAME.fullmatch(name) for name in tree.directories if "/" not in name):
         return False  # the output directory, with checkpoints in it
@@ -61,7 +61,7 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:
 
 
 def _read_state(tree: Tree) -> tuple[int | None, int | None, list[Examination]]:
-    """Return step and epoch of the trainer's state, and what is wrong with it."""
+    """Return step and epoch of the trainer's state, and its fault."""
     if tree.file(_STATE) is None:
         examination = examine_member(tree, _STATE, bulk=False)
         why = f"{_STATE} is missing: the save did not end" if examination.verdict is Verdict.INCOMPLETE else examination.reason

@@ -133,7 +133,7 @@ _DANGEROUS_PACKAGES: Final = (
     "torch._inductor",
     "torch._appdirs",
     "torch.fx.graph_module",
-    # each of these evaluates, unpickles or imports what it is given, and no checkpoint names any of it
+    # each of these evaluates, unpickles or imports its argument, and no checkpoint names any of it
     "torch.fx._graph_pickler",
     "torch.fx.experimental",
     "torch.fx.operator_schemas",

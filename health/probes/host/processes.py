@@ -63,7 +63,7 @@ class Processes:
         self._since: dict[tuple[int, float, tuple[float, ...]], float] = {}
 
     def read(self, ask: Ask) -> Iterator[Reading]:
-        """Yield what is seen now."""
+        """Yield the present readings."""
         psutil_root.use(ask)
         proc = ask.at("/proc")
         try:
@@ -113,7 +113,7 @@ def _status(process: psutil.Process) -> str:
 
 
 def _states(pids: Iterator[int]) -> list[_ProcessState]:
-    """Return what is known of each process that is still there; read anew, because psutil keeps the start of a process that it listed."""
+    """Return the facts of each process that is still there; read anew, because psutil keeps the start of a process that it listed."""
     states = []
     for pid in pids:
         with contextlib.suppress(psutil.Error, OSError):  # it is gone

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from health.model import Ask
 
 NAME: Final = "names"
-#: What is kept of the deadline for telling what did not answer.
+#: The part of the deadline that is kept for the report of the names without an answer.
 _RESERVE_S: Final = 0.5
 _MOST: Final = 64
 

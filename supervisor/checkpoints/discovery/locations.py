@@ -27,7 +27,7 @@ class CheckpointLocations:
         self._cwd = str(job.cwd)
         self._discovery = discovery
         by_option = job.settings.knobs.resume.kind is not None or any("{resume}" in word for word in job.command)
-        # without its option such a script begins from scratch, and overwrites what is there, also what nobody can verify
+        # without its option such a script begins from scratch, and overwrites the files there, also those that nobody can verify
         self._by_option = by_option and not job.settings.job.resumes_itself
 
     def declared(self, cache: ListingCache | None = None) -> Listing:
@@ -70,7 +70,7 @@ class CheckpointLocations:
         return any(path == candidate.path for candidate in self.declared().candidates)
 
     def covers(self, listing: Listing) -> Callable[[str], bool]:
-        """Return a function that says whether declared candidates of a listing hold what was saved at a path.
+        """Return a function that says whether declared candidates of a listing hold a save at a path.
 
         They do if one has the same path, lies in it, or lies around it.
         """
@@ -88,7 +88,7 @@ class CheckpointLocations:
         return ""
 
     def without_candidates(self) -> tuple[str, ...]:
-        """Return a line for each declared pattern that matches something and no checkpoint: what it matches, what to declare instead."""
+        """Return a line for each declared pattern that matches only other files: its matches, and the pattern to declare instead."""
         lines: list[str] = []
         for pattern, path in self.declared().without:
             instead = self.instead_of(path)

@@ -3,8 +3,8 @@
 Whoever can write to a mirror can name any path in a manifest, and a job that `checkpoints.restore_from` names had another
 working directory. A new
 file outside of this job's directories is at best not found by its script, and at worst a program that a shell or Python runs. So these are
-allowed: the working directory and the directories that the command names (--output-dir /ckpt), without what is hidden in them or a program
-there; what is declared with --checkpoints; and the locations that were discovered on this node. Only links to these directories are read.
+allowed: the working directory and the directories that the command names (--output-dir /ckpt), without hidden files in them or a program
+there; the paths of --checkpoints; and the locations that were discovered on this node. Only links to these directories are read.
 """
 
 from __future__ import annotations

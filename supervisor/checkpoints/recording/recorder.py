@@ -87,7 +87,7 @@ class CheckpointRecorder:
         return known is not None and write.after is not None and known.identity == Identity(*write.after)
 
     def forget(self, path: str) -> None:
-        """Drop what is recorded of a checkpoint that was removed."""
+        """Drop the records of a checkpoint that was removed."""
         self._records.manifests.forget(path)
         self.newest.pop(path, None)
 

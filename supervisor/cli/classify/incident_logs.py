@@ -70,7 +70,7 @@ class _Fed(Struct, frozen=True):
 
 
 def logs_at(place: str) -> Iterator[Log]:
-    """Yield the incidents that a path, or - for standard input, stands for."""
+    """Yield the incidents at a path, or of standard input for -."""
     path = Path(place)
     if place == STDIN or not path.is_dir():
         yield Log(place, (Stream((path,), log_files.rank_of(path)),))
@@ -92,7 +92,7 @@ def logs_at(place: str) -> Iterator[Log]:
             else:
                 yield Log(str(file), (Stream((file,)),))
     if left_out:
-        stdio.say(f"left out of {place} what is packed, or a program: {left_out} files")
+        stdio.say(f"left out of {place} packed files and programs: {left_out} files")
 
 
 def size_of(log: Log) -> int | None:
@@ -146,7 +146,7 @@ def read(
 
 
 def _with_texture(evidence: tuple[Evidence, ...], texture: Texture) -> tuple[Evidence, ...]:
-    """Return the evidence, with what is known of bytes that are no text."""
+    """Return the evidence, with the facts of bytes that are no text."""
     return (*evidence, Evidence("log", _NOT_TEXT, texture.problem)) if texture.problem else evidence
 
 

@@ -34,7 +34,7 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-#: Of UTF-16 without a mark every other byte is NUL in what is mostly ASCII, and next to none of the others is.
+#: Of UTF-16 without a mark every other byte is NUL in mostly ASCII text, and next to none of the others is.
 _SAMPLE_BYTES = 4096
 _LEAST_SAMPLE_BYTES = 16
 _MOSTLY, _HARDLY = 0.6, 0.02
@@ -97,7 +97,7 @@ def _await(fd: int, name: str) -> None:
     try:
         waiting.register(fd, select.POLLIN)
         if not waiting.poll(SILENT_S * 1000):
-            stdio.say(f"waiting for what is written to {name}")
+            stdio.say(f"waiting for lines of {name}")
             waiting.poll()
     except PermissionError:  # poll knows nothing of it: it is no pipe
         return

@@ -2,7 +2,7 @@
 
 A log with few failures is read whole. One that is full of anchors would take seconds for each ten megabytes and shows nothing new in them.
 After WHOLE_HITS anchors, a shape of line (its text without the figures) that was read ENOUGH times is only sampled. The end of the log is
-always read whole. Line numbers hold: newlines are counted in what is left out. Memory is bounded by LAST_BYTES and MOST_SHAPES. The
+always read whole. Line numbers hold: newlines are counted in omitted parts. Memory is bounded by LAST_BYTES and MOST_SHAPES. The
 sample depends on the log alone, not on the clock.
 """
 
@@ -25,7 +25,7 @@ WHOLE_HITS = 20_000
 #: A block with fewer hits, one in so many bytes, is read whole: most of it costs nothing.
 SPARSE_BYTES = 1024
 LAST_BYTES = 1 << 20
-#: What is left out or read, at lines' ends, and how often it is read though it says nothing new.
+#: The sizes of omitted and of read parts, at lines' ends, and how often a part is read though it says nothing new.
 PART_BYTES = 4096
 EVERY = 32
 ENOUGH = 8
@@ -101,7 +101,7 @@ class FloodReader:
 
 
 class _Counting:
-    """A scanner that counts what it finds."""
+    """A scanner that counts its hits."""
 
     def __init__(self, scanner: Scanner) -> None:
         self._scanner = scanner

@@ -28,7 +28,7 @@ _MOST_LINES = 100_000
 
 
 class _RankStream(Struct):
-    """One file, and what was read of it. last: the newest number of each name."""
+    """One file, and its numbers so far. last: the newest number of each name."""
 
     offset: int = 0
     reader: NumberReader = field(default_factory=lambda: NumberReader(_LOSSES, _MOST_LINES))
@@ -46,7 +46,7 @@ class AttemptLosses:
         self._steps: dict[tuple[str, str], list[int | None]] = {}
 
     def read(self) -> None:
-        """Read what was printed and reported since the last call."""
+        """Read the prints and reports since the last call."""
         for beat in heartbeats.read(self._heartbeat):
             self._take_report(beat)
         for path in sorted(self._output.glob("rank-*")):

@@ -37,7 +37,7 @@ def version() -> int:
 
 
 def confine(writable: Iterable[str]) -> None:
-    """Let this thread, and what it starts from now on, write below these directories only. Absent ones are passed over.
+    """Let this thread, and its children from now on, write below these directories only. Absent ones are passed over.
 
     Raises SuperviseError (78).
     """

@@ -49,7 +49,7 @@ _MOST_SAVES = 5
 
 
 class ResumeOrder(Struct, frozen=True):
-    """What is rehearsed. at_step: the least step at which `rank` is killed."""
+    """The rehearsal. at_step: the least step at which `rank` is killed."""
 
     at_step: int
     rank: int

@@ -11,7 +11,7 @@ from supervisor.job.local_time import clock_text
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: What is read of all streams together, and of each at least: many ranks write much the same.
+#: The bytes to read of all streams together, and of each at least: many ranks write much the same.
 _BYTES, _LEAST_BYTES = 256 << 10, 4 << 10
 
 

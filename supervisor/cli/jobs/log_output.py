@@ -87,7 +87,7 @@ class _Stream:
             return False
 
     def print_rest(self) -> None:
-        """Print what the part has behind the place where this stands."""
+        """Print the part from the present place on."""
         out = sys.stdout.buffer
         at = os.lseek(self.fd, 0, os.SEEK_CUR)
         while data := os.read(self.fd, _CHUNK_BYTES):
@@ -167,7 +167,7 @@ def _show(place: Path, files: Sequence[tuple[Path, list[Path]]], selection: LogS
 
 
 def _print_parts(current: Path, parts: Sequence[Path], selection: LogSelection, *, several: bool) -> _Stream | None:
-    """Print what is selected of one stream. Returns it, at its end; None if it vanished."""
+    """Print the selected lines of one stream. Returns it, at its end; None if it vanished."""
     stream: _Stream | None = None
     titled = not several
     for part, at in _starts(parts, selection):

@@ -1,4 +1,4 @@
-"""`supervise ls`: the jobs whose files lie in one state directory, and where each stands."""
+"""`supervise ls`: the jobs whose files lie in one state directory, and the state of each."""
 
 from __future__ import annotations
 

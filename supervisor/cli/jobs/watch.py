@@ -1,4 +1,4 @@
-"""Shows a page again and again in its place, until what it shows is over or a person presses Ctrl-C."""
+"""Shows a page again and again in its place, until its subject is over or a person presses Ctrl-C."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ _PAGE: Final = re.compile(r"(jobs/[^/?#]+/[^/?#]+(\?runs=all)?)?")
 
 
 class RequestGate:
-    """What is before each request: its host must be ours, and its reader must know the token. It adds the headers of each answer."""
+    """The check before each request: its host must be this server, its reader must know the token. It adds the headers of each answer."""
 
     def __init__(self, app: ASGIApp, access: PageAccess) -> None:
         self._app, self._access = app, access

@@ -1,4 +1,4 @@
-"""What the list says of a job: a row made of where each of its nodes stands. Pure."""
+"""The row of a job in the list, made of the states of its nodes. Pure."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _incident_text(last: IncidentStatus) -> str:
 def joined(rows: Iterable[JobRow]) -> list[JobRow]:
     """Return a row for each job. rows: of each job and node, the last changed first.
 
-    The nodes that met last are one job: of them the row that is most urgent stands for all. One that met them before, and left, is shown
+    The nodes that met last are one job: of them the most urgent row is for all. One that met them before, and left, is shown
     with them; one that never did has a row of its own.
     """
     by_job: dict[str, list[JobRow]] = {}

@@ -68,7 +68,7 @@ def _reason(hang: Hang) -> str:
 
 
 def _devices(hang: Hang) -> str:
-    """Return what the GPUs of the ranks do: it proves nothing, and a person may know what it means."""
+    """Return what the GPUs of the ranks do: it proves nothing, and a person may know its meaning."""
     return f"; {hang.devices}" if hang.devices else ""
 
 

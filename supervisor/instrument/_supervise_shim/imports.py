@@ -353,7 +353,7 @@ def unusual_start() -> str:
 def customized() -> str:
     """Return which module of the user's ran before the script, in plain words; "" if none did."""
     names = [name for name in ("sitecustomize", "usercustomize") if name in sys.modules]  # our own leaves sys.modules
-    return f"a {names[0]} of yours runs before the script" if names else ""
+    return f"your own {names[0]} runs before the script" if names else ""
 
 
 def _tracing() -> tuple[Any, ...]:

@@ -33,11 +33,11 @@ _HOUR_S = 3600.0
 
 
 class IncidentCost(Struct, frozen=True):
-    """One incident: what it was, and what it cost. planned: it came from outside, and is no failure.
+    """One incident and its cost. planned: it came from outside, and is no failure.
 
     mttd_s: from the failure, or the last progress, until supervise knew it. mttr_s: from the failure to the first step after it. parts:
     of the newest restart, as report/start_times.py splits it. lost_steps: made before, and not in the checkpoint that was resumed from.
-    lost_s: its time that was no new step; rank_hours: the same for each rank. what: the sentence of its card; summary: what was observed.
+    lost_s: its time that was no new step; rank_hours: the same for each rank. what: the sentence of its card; summary: the observation.
     None: not recorded.
     """
 
@@ -62,7 +62,7 @@ class IncidentCost(Struct, frozen=True):
 
 
 class SavingAdvice(Struct, frozen=True):
-    """How often to save: what a save costs, what it is done at now, and what would be best, all in seconds."""
+    """How often to save: the cost of a save, the present interval, and the best one, all in seconds."""
 
     save_s: float
     best_s: float

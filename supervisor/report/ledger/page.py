@@ -50,14 +50,14 @@ FORMULAS: Final = (
 )
 #: What happened is no longer than this where its card, which has all of it, is next to it.
 _LONGEST_WHAT = 140
-#: Of the wall clock: from here on it is shown that steps were not seen.
+#: Of the wall clock: from this share on the page shows the time without known steps.
 _NOTABLE = 0.01
-#: What was noticed sooner, or cost less, was so at once, or nothing.
+#: A shorter time to notice is shown as at once; a smaller cost as nothing.
 LEAST_S = 0.05
 
 
 def report_pages(report: JobReport, address: str, *, all_runs: bool = False) -> list[FactPage | Table]:
-    """Return what is shown. address: the options by which our other commands find the job."""
+    """Return the page. address: the options by which our other commands find the job."""
     page = FactPage(report_title(report), tuple(report_facts(report, address, all_runs=all_runs)), Tone.STRONG)
     tables = (state_table(report.figures), incident_table(report), node_table(report))
     return [page, tables[0], *(table for table in tables[1:] if table.rows)]
@@ -133,7 +133,7 @@ def _incident_row(incident: IncidentCost, when: str) -> tuple[str, ...]:
 
 
 def incident_text(incident: IncidentCost) -> str:
-    """Return an incident in one line: what happened, and what it cost."""
+    """Return an incident in one line: the event, and its cost."""
     steps = "" if not incident.lost_steps else f" and {_count(incident.lost_steps, 'step')}"
     return f"incident {incident.number}: {cut(_happened(incident), _LONGEST_WHAT)}; cost {span_text(incident.lost_s)}{steps}"
 

@@ -81,7 +81,7 @@ class SoakReport(Struct):
         return bool(self.faults) and not self.has_failed and not is_different and not any(fault.is_finding for fault in self.faults)
 
     def pages(self, address: str) -> tuple[FactPage | Table, ...]:
-        """Return what is shown: the outcome, and a row for each fault. address: the options that find the job, "" if its files are gone."""
+        """Return the page: the outcome, and a row for each fault. address: the options that find the job, "" if its files are gone."""
         facts = []
         if self.elapsed_s:
             share = f"{self.new_steps_s / self.elapsed_s:.0%} of {span_text(self.elapsed_s)} with faults made steps for the first time"

@@ -136,8 +136,8 @@ def described(store: Any, ranks: Sequence[int], task: str = "") -> str:  # noqa:
         if task and rank_place.task == task:
             continue
         where = rank_place.where
-        place = where if not where or where.startswith("its ") else f"it stands at {where}"
-        texts.append(f"rank {rank} did not" + (f": {place}" if stands else ""))
+        location = where if not where or where.startswith("its ") else f"it stands at {where}"
+        texts.append(f"rank {rank} did not" + (f": {location}" if location else ""))
     return ", ".join(texts) + (f", and {unnamed} more" if texts and unnamed else "")
 
 

@@ -174,7 +174,7 @@ class ProgressBar:
         is_silent = unit != SECONDS and silent_s >= _SILENT_S
         rate = 0.0 if is_silent or now - begun < _DELAY_S else (done - before) / (now - begun)
         if is_narrow and total and unit != SECONDS:
-            text = ", ".join(part for part in (f"{done / total:.0%}", left_text(done, total, rate)) if part)
+            text = ", ".join(amount for amount in (f"{done / total:.0%}", left_text(done, total, rate)) if amount)
         else:
             text = progress_text(done, total, 0.0 if is_narrow else rate, unit)
         return f"{text}, nothing for {span_text(silent_s)}" if is_silent else text

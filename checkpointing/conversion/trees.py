@@ -185,7 +185,7 @@ def without_prefixes(tree: Tree) -> tuple[Tree, int]:
 def _unwrapped(key: Hashable) -> Any:  # noqa: ANN401 -- a key of any type stays as it is
     if not isinstance(key, str):
         return key
-    return ".".join(part for part in key.split(".") if part not in _WRAPPERS) or key
+    return ".".join(name for name in key.split(".") if name not in _WRAPPERS) or key
 
 
 def weights_of(tree: Tree) -> tuple[Path, list[Path]]:

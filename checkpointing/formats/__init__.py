@@ -198,10 +198,10 @@ def examine_member(tree: Tree, name: str, *, bulk: bool) -> Examination:
     )
 
 
-def nested(name: str, part: Examination) -> Examination:
+def nested(name: str, examination: Examination) -> Examination:
     """Make the examination of a directory a part of the one that holds it under `name`."""
-    reason = f"{name}: {part.reason}" if part.reason else ""
-    return replace(part, reason=reason, place=NOWHERE, format="", files=(), non_finite=prefixed(f"{name}/", part.non_finite))
+    reason = f"{name}: {examination.reason}" if examination.reason else ""
+    return replace(examination, reason=reason, place=NOWHERE, format="", files=(), non_finite=prefixed(f"{name}/", examination.non_finite))
 
 
 def prefixed(prefix: str, entries: Iterable[NonFinite]) -> tuple[NonFinite, ...]:
@@ -229,14 +229,16 @@ def combine(parts: Iterable[Examination], place: StepPosition = NOWHERE, *, form
     A part that nothing can prove makes the whole unverifiable; leave out what does not belong to the checkpoint.
     """
     examined = list(parts)
-    present = {part.verdict for part in examined}
+    present = {examination.verdict for examination in examined}
     verdict = next((grade for grade in _GRAVEST if grade in present), Verdict.VERIFIED)
-    ordered = [part for part in examined if part.verdict is verdict] + [part for part in examined if part.verdict is not verdict]
-    reasons = list(dict.fromkeys(why for part in ordered for why in (part.reason, *part.also) if why))
+    ordered = [examination for examination in examined if examination.verdict is verdict] + [
+        examination for examination in examined if examination.verdict is not verdict
+    ]
+    reasons = list(dict.fromkeys(why for examination in ordered for why in (examination.reason, *examination.also) if why))
     if len(reasons) > _MOST_REASONS:
         reasons[_MOST_REASONS:] = [f"and {len(reasons) - _MOST_REASONS} more"]
-    levels = [part.level for part in examined if part.level]
+    levels = [examination.level for examination in examined if examination.level]
     level = min(levels, key=_LEVELS.index, default="layout") if verdict is Verdict.VERIFIED else ""
-    unlisted = tuple(dict.fromkeys(call for part in examined for call in part.unlisted))[:_MOST_REASONS]
-    non_finite = listed(non_finite for part in examined for non_finite in part.non_finite)
+    unlisted = tuple(dict.fromkeys(call for examination in examined for call in examination.unlisted))[:_MOST_REASONS]
+    non_finite = listed(non_finite for examination in examined for non_finite in examination.non_finite)
     return Examination(verdict, next(iter(reasons), ""), place, level, tuple(reasons[1:]), format, files, non_finite, unlisted)

@@ -142,12 +142,12 @@ def _members(source: FileReader, records: dict[bytes, ZipRecord]) -> dict[bytes,
         if b"/" not in name and name.endswith(_MEMBER_SUFFIXES) and record.method == zip_layout.STORED
     )
     parts = {zip_record.name: source.window(zip_record.data, zip_record.packed_bytes) for zip_record in named}
-    return {name: part for name, part in parts.items() if _begins_as_torch(part)}
+    return {name: member for name, member in parts.items() if _begins_as_torch(member)}
 
 
 def _examine_members(source: FileReader, records: dict[bytes, ZipRecord], members: dict[bytes, FileReader], *, bulk: bool) -> Examination:
     """Examine each member as the file that it is, and with `bulk` the other records' CRCs. The worst decides."""
-    examinations = {name: examine(part, TORCH_SUFFIXES[0], bulk=bulk) for name, part in members.items()}
+    examinations = {name: examine(member, TORCH_SUFFIXES[0], bulk=bulk) for name, member in members.items()}
     try:
         for record in records.values() if bulk else ():
             if record.name not in members:
@@ -155,9 +155,9 @@ def _examine_members(source: FileReader, records: dict[bytes, ZipRecord], member
     except zip_layout.ZipDamaged as error:
         return Examination(Verdict.BAD, str(error))
     for verdict in (Verdict.BAD, Verdict.DANGEROUS, Verdict.UNVERIFIABLE, Verdict.FOREIGN):
-        for name, part in examinations.items():
-            if part.verdict is verdict:
-                return replace(part, reason=f"{zip_layout.show(name)}: {part.reason}", place=NOWHERE)
+        for name, member in examinations.items():
+            if member.verdict is verdict:
+                return replace(member, reason=f"{zip_layout.show(name)}: {member.reason}", place=NOWHERE)
     non_finite = tuple(tensor for examination in examinations.values() for tensor in examination.non_finite)
     unlisted = tuple(dict.fromkeys(name for examination in examinations.values() for name in examination.unlisted))
     return Examination(Verdict.VERIFIED, level=LEVEL if bulk else "directory", non_finite=non_finite, unlisted=unlisted)

@@ -216,10 +216,10 @@ class FileReader:
 
     def window(self, offset: int, length: int) -> FileReader:
         """Return a part of the file as if it were a file of its own. It borrows the descriptor: it is not closed, nor outlives this."""
-        part = copy.copy(self)
-        part._begin = self._begin + offset  # noqa: SLF001 -- one of our own kind
-        part.size = max(0, min(length, self.size - offset))
-        return part
+        window = copy.copy(self)
+        window._begin = self._begin + offset  # noqa: SLF001 -- one of our own kind
+        window.size = max(0, min(length, self.size - offset))
+        return window
 
     def read(self, offset: int, length: int) -> bytes:
         """Read exactly `length` bytes at `offset`; the caller bounds `length`. Raises Short, Interrupted, OSError."""

@@ -314,7 +314,7 @@ def _non_finite_row(entry: NonFinite) -> dict[str, Any]:
 
 def _inner_path(value: object) -> str:
     path = _text(value)
-    if any(part in ("", ".", "..") for part in path.split("/")) or "\0" in path:
+    if any(segment in ("", ".", "..") for segment in path.split("/")) or "\0" in path:
         raise ManifestDamaged(f"{path!r} leads out of the checkpoint")
     return path
 

@@ -204,7 +204,7 @@ def _write_shards(state: Any, temporary: str, final: str, together: Ranks) -> No
     from torch.distributed.checkpoint.stateful import Stateful  # noqa: PLC0415
 
     # DCP would ask for these where the others wait for it without learning of an error
-    parts = {name: part.state_dict() if isinstance(part, Stateful) else part for name, part in state.items()}
+    parts = {name: value.state_dict() if isinstance(value, Stateful) else value for name, value in state.items()}
     # DCP makes the directory where it is missing: a rank on a disk of its own would save its part where nobody looks for it
     sees_it = os.path.isdir(temporary)  # noqa: PTH112 -- as above
     if not together.meet(vote=sees_it).yes:

@@ -183,7 +183,7 @@ def _collective(frame: FrameType | None) -> str:
 
 
 def _is_library(path: str) -> bool:
-    return path.startswith(_LIBRARIES) or any(part in path for part in _NOT_THE_USERS)
+    return path.startswith(_LIBRARIES) or any(directory in path for directory in _NOT_THE_USERS)
 
 
 def _answer_all(listener: socket.socket, password: str, thread: int) -> None:

@@ -184,14 +184,14 @@ class Correlator:
         """Add the parts that came just before: they are no findings by themselves."""
         if builder.form.role is Role.PART:
             return
-        for part in reversed(self._builders[-16:]):
-            kinds = _BELONGS.get(part.form.code, {part.kind})
-            alike = builder.kind in kinds and may_be_same(part.pci, builder.pci)
-            if part.form.role is Role.PART and not part.dropped and alike and part.is_near(entry, EVENT_S):
-                part.dropped = True
-                builder.count += part.count
-                if "uuid" in part.fields:
-                    builder.fields.setdefault("uuid", part.fields["uuid"])
+        for earlier in reversed(self._builders[-16:]):
+            kinds = _BELONGS.get(earlier.form.code, {earlier.kind})
+            alike = builder.kind in kinds and may_be_same(earlier.pci, builder.pci)
+            if earlier.form.role is Role.PART and not earlier.dropped and alike and earlier.is_near(entry, EVENT_S):
+                earlier.dropped = True
+                builder.count += earlier.count
+                if "uuid" in earlier.fields:
+                    builder.fields.setdefault("uuid", earlier.fields["uuid"])
 
     def _end(self, entry: Entry, match: KernelMatch) -> None:
         subject = match.groups.get("subject", "")

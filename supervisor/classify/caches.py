@@ -146,8 +146,8 @@ def _named(text: str, trace: str) -> tuple[DiskCache | None, str]:
     for path in (match[0].rstrip(".") for match in _PATH.finditer(text)):
         if (cache := of_path(path)) is not None:
             return cache, path
-    for part in _CHAIN.split(trace):
-        raised_in = next((frame for frame in reversed(_OF_FRAME.findall(part)) if not _DECODERS.search(frame)), "")
+    for trace_part in _CHAIN.split(trace):
+        raised_in = next((frame for frame in reversed(_OF_FRAME.findall(trace_part)) if not _DECODERS.search(frame)), "")
         if raised_in.startswith("<frozen importlib") and _BYTECODE not in text:
             continue
         if (cache := next((row for row in CACHES if any(reader in raised_in for reader in row.readers)), None)) is not None:

@@ -117,7 +117,7 @@ class ExceptionRow(Struct, frozen=True):
 
 
 def _rows(claim: Claim, *parts: str, classes: Iterable[str] = ()) -> tuple[ExceptionRow, ...]:
-    return tuple(ExceptionRow(claim, classes=frozenset(classes), frame=part) for part in parts)
+    return tuple(ExceptionRow(claim, classes=frozenset(classes), frame=frame) for frame in parts)
 
 
 _REMOTE = Claim(Cause.STORAGE_REMOTE, 0.8, transient=True)

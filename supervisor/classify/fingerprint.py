@@ -46,7 +46,7 @@ def fingerprint(cause: Cause, kind: str, detail: str, frames: Iterable[str] = ()
     known = "" if phase in {"", "unknown"} else phase
     # first: without its digits a secret is no longer recognised. Another node may have another key
     shown = normalised(redact.MARKED.sub("<hidden>", redact.text(detail)))
-    return ":".join(part for part in (cause.value, kind, shown, *frames, known) if part)
+    return ":".join(field for field in (cause.value, kind, shown, *frames, known) if field)
 
 
 def normalised(text: str) -> str:

@@ -205,6 +205,6 @@ def _forms(value: str) -> Iterable[str]:
     forms = [value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], quote(raw, safe=""), quote_plus(raw), raw.hex()]
     for offset, first in enumerate((0, 2, 3)):
         encoded = base64.b64encode(bytes(offset) + raw).decode("ascii")
-        part = encoded[first : (offset + len(raw)) * 8 // 6]
-        forms += [form for form in (part, part.replace("+", "-").replace("/", "_")) if len(form) >= _SHORTEST_FORM]
+        core = encoded[first : (offset + len(raw)) * 8 // 6]
+        forms += [form for form in (core, core.replace("+", "-").replace("/", "_")) if len(form) >= _SHORTEST_FORM]
     return dict.fromkeys(forms)

@@ -90,7 +90,7 @@ def has_loader(verdict: FailureVerdict) -> bool:
         (f.source, f.name, f.text) == ("heartbeat", "loader", "workers") for f in verdict.because
     ):
         return True
-    return any("DataLoader worker" in f.text or any(part in f.text for part in _LOADER_FRAMES) for f in verdict.because)
+    return any("DataLoader worker" in f.text or any(frame in f.text for frame in _LOADER_FRAMES) for f in verdict.because)
 
 
 def _says(pattern: re.Pattern[str]) -> Holds:

@@ -357,8 +357,8 @@ class Settings:
     def value(self, key: str) -> Value:
         """Return the value of the dotted `key`."""
         node: Any = self
-        for part in key.split("."):
-            node = getattr(node, part)
+        for name in key.split("."):
+            node = getattr(node, name)
         return node  # type: ignore[no-any-return]  # a leaf of the tree: ROWS names no other
 
 
@@ -367,13 +367,13 @@ def with_values(settings: Settings, values: dict[str, Value], origins: dict[str,
 
     def rebuilt(node: Any, prefix: str) -> Any:  # noqa: ANN401  any section
         changes = {}
-        for part in dataclasses.fields(node):
-            key = f"{prefix}{part.name}"
-            child = getattr(node, part.name)
+        for field in dataclasses.fields(node):
+            key = f"{prefix}{field.name}"
+            child = getattr(node, field.name)
             if dataclasses.is_dataclass(child):
-                changes[part.name] = rebuilt(child, f"{key}.")
+                changes[field.name] = rebuilt(child, f"{key}.")
             elif key in values:
-                changes[part.name] = values[key]
+                changes[field.name] = values[key]
         return dataclasses.replace(node, **changes)
 
     tree: Settings = rebuilt(settings, "")

@@ -216,7 +216,7 @@ def state_root(node_state: Path) -> Path:
 
 def is_drill(node_state: Path) -> bool:
     """Return whether a job is that of a drill, by the directory of its files."""
-    return any(part.startswith(DRILL_PREFIX) for part in node_state.parts)
+    return any(segment.startswith(DRILL_PREFIX) for segment in node_state.parts)
 
 
 def job_files(node_state: Path) -> Path:
@@ -245,8 +245,8 @@ def make_node_state(state_dir: str, cwd: Path, job: str, node: str) -> Path:
     root = cwd / state_dir
     # a group may share the root. Each directory below belongs to one user; every start checks that
     _make(root, owners={0, os.geteuid()}, others=stat.S_IWOTH)
-    for part in (root / job, root / job / "nodes", root / job / "nodes" / node):
-        _make(part, owners={os.geteuid()})
+    for directory in (root / job, root / job / "nodes", root / job / "nodes" / node):
+        _make(directory, owners={os.geteuid()})
     path = node_state(state_dir, cwd, job, node)
     probe = path / f".writable-{os.getpid()}"
     try:

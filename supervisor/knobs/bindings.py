@@ -271,7 +271,7 @@ def _inserted(words: list[str], at: int, *new: str) -> list[str]:
 
 def _last_pair(argv: Sequence[str], pair: Pair) -> tuple[int, int, str] | None:
     """Return the word that the template matches, where the match begins in it, and the knob's value; of several the last."""
-    before, after = (re.escape(part) for part in pair.template.split("{}"))
+    before, after = (re.escape(side) for side in pair.template.split("{}"))
     form = re.compile(f"{before}(.*){after}", re.DOTALL)
     last, end = None, _end(argv)
     for hit in _hits(argv, Flag((pair.flag,))):

@@ -43,12 +43,12 @@ class EditError(Exception):
 def value_at(text: str, form: str, key: str) -> str | None:
     """Return the value at `key`; None: there is none, or null. Raises EditError for a map or a list."""
     node: Any = _plain(text, form) if form == "toml" else _tree(text, form)
-    for part in key.split("."):
+    for name in key.split("."):
         if not isinstance(node, dict):
             raise EditError(f"{key} runs through something that has no keys")
-        if part not in node:
+        if name not in node:
             return None
-        node = node[part]
+        node = node[name]
     if isinstance(node, dict | list):
         raise EditError(f"{key} is no single value")
     if form == "yaml" and type(node) is str:
@@ -140,12 +140,12 @@ def _put(document: dict[str, Any], form: str, key: str, value: str | None) -> No
     """Set the value at the key, or take it away; tables on the way to it are made."""
     *parents, leaf = key.split(".")
     node: Any = document
-    for part in parents:
-        if value is None and part not in node:
+    for name in parents:
+        if value is None and name not in node:
             return
-        if node.get(part) is None and (part not in node or form == "yaml"):
-            node[part] = importlib.import_module("tomlkit").table() if form == "toml" else {}
-        node = node[part]
+        if node.get(name) is None and (name not in node or form == "yaml"):
+            node[name] = importlib.import_module("tomlkit").table() if form == "toml" else {}
+        node = node[name]
         if not isinstance(node, dict):
             raise EditError(f"{key} runs through something that has no keys")
     if value is None:

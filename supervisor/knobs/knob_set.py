@@ -201,10 +201,10 @@ class KnobSet(Struct, frozen=True):
         if name not in _ALLOCATOR:
             return {name: value}
         name = next((known for known in _ALLOCATOR if self.environ.get(known)), name)
-        users = [part for part in self.environ.get(name, "").split(",") if part]
-        added = [part for part in value.split(",") if part]
-        new = {part.partition(":")[0].strip() for part in added}
-        return {name: ",".join([*(part for part in users if part.partition(":")[0].strip() not in new), *added])}
+        users = [pair for pair in self.environ.get(name, "").split(",") if pair]
+        added = [pair for pair in value.split(",") if pair]
+        new = {pair.partition(":")[0].strip() for pair in added}
+        return {name: ",".join([*(pair for pair in users if pair.partition(":")[0].strip() not in new), *added])}
 
     def _copies(
         self, argv: list[str], edits: Mapping[FileKey, str], texts: Mapping[str, str], directory: Path, world_size: int | None

@@ -38,8 +38,8 @@ def measure(command: Sequence[str], cwd: Path, environ: Mapping[str, str]) -> tu
 
 def _digest(parts: Iterable[bytes]) -> str:
     digest = hashlib.sha256()
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little") + part)
+    for content in parts:
+        digest.update(len(content).to_bytes(8, "little") + content)
     return digest.hexdigest()[:16]
 
 

@@ -63,7 +63,7 @@ def declared_way(settings: Settings) -> ResumeWay | None:
     knob = settings.knobs.resume
     if knob.kind is None:
         return None
-    args = " ".join(part for part in (knob.args, knob.switch) if part)
+    args = " ".join(words for words in (knob.args, knob.switch) if words)
     return ResumeWay(Knob(RESUME, "", args, counts=knob.kind), args)
 
 

@@ -230,8 +230,8 @@ def _hostfile(file: Path) -> dict[str, int]:
 
 def _slots_of(text: str, host: str) -> tuple[str, ...] | None:
     """Return the slots of this host in a filter such as worker-0@worker-1:0,2: () is all of them, None: it is not named."""
-    for part in text.split("@"):
-        name, _, slots = part.partition(":")
+    for entry in text.split("@"):
+        name, _, slots = entry.partition(":")
         if name and name == host:
             return tuple(slot.strip() for slot in slots.split(",") if slot.strip())
     return None

@@ -114,8 +114,8 @@ def _expanded(word: str) -> Iterator[str]:
     if brackets is None:
         yield word
         return
-    for part in brackets[1].split(","):
-        first, dash, last = part.partition("-")
+    for range_text in brackets[1].split(","):
+        first, dash, last = range_text.partition("-")
         # the first number's width is that of all: [08-10] is 08, 09, 10
         for number in range(int(first), int(last) + 1) if dash else (int(first),):
             for rest in _expanded(word[brackets.end() :]):

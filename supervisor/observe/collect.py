@@ -257,8 +257,8 @@ def claims(facts: Iterable[Evidence], signatures: Signatures) -> tuple[Evidence,
     for fact in facts:
         if fact.name == "exception":
             trace = traces.get((fact.source, fact.rank), "")
-            for text, part in direct_causes(trace):
-                claimed += match.claims(replace(fact, text=text[: match.KEPT_TEXT]), catalogue, part)
+            for text, trace_part in direct_causes(trace):
+                claimed += match.claims(replace(fact, text=text[: match.KEPT_TEXT]), catalogue, trace_part)
             claimed += match.claims(fact, catalogue, trace)
     return tuple(claimed)
 

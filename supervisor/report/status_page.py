@@ -336,7 +336,7 @@ def number_list(numbers: Iterable[int]) -> str:
 
 def _start(start: StartTimes) -> str:
     """Return how long the newest start took, and its two longest parts; `report` has all."""
-    longest = sorted(start.parts.items(), key=lambda part: -part[1])[:2]
+    longest = sorted(start.parts.items(), key=lambda row: -row[1])[:2]
     parts = ", ".join(f"{span_text(took_s)} {wording.START_PARTS.get(name, name)}" for name, took_s in longest)
     since = {"launch": "the launch", "failure": "the failure"}.get(start.after, "nodes asked to join")
     until = "first step" if start.trained else "no step, though"

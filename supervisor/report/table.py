@@ -112,7 +112,7 @@ def _row_lines(columns: Sequence[Column], row: Sequence[Cell], widths: Sequence[
         for column, cell, width in zip(columns, row, widths, strict=True)
     ]
     lines = []
-    for number in range(max(len(part) for part in parts)):
+    for number in range(max(len(cell_lines) for cell_lines in parts)):
         line, blanks = "", 0  # blanks: not yet written, as none stand at the end of a line
         for at, (column, cell, width) in enumerate(zip(columns, row, widths, strict=True)):
             text = parts[at][number] if number < len(parts[at]) else ""

@@ -353,7 +353,7 @@ def start_text(start: StartTimes) -> str:
     since = "the launch" if start.after == "launch" else "the failure" if start.after == "failure" else "nodes asked to join"
     known = [(took_s, f"{took_s:.2f} s {START_PARTS.get(name, name)}") for name, took_s in start.parts.items() if round(took_s, 2) > 0]
     until = "" if start.trained else ", without a first step"
-    longest = [text for _, text in sorted(known, key=lambda part: -part[0])[:2]] if len(known) >= _MANY_PARTS else []
+    longest = [text for _, text in sorted(known, key=lambda row: -row[0])[:2]] if len(known) >= _MANY_PARTS else []
     most = f" (most: {', '.join(longest)})" if longest else ""
     return f"{start.total_s:.2f} s since {since}{until}{most}: {', '.join(text for _, text in known)}"
 
@@ -433,7 +433,9 @@ def _distinct(lines: Iterable[str]) -> list[str]:
 def _holds(line: str, other: str) -> bool:
     """Whether `line` says what `other` says: `rank 1 raised E: text` holds `output of rank 1: E: text`."""
     text = clean(other).removesuffix("…")
-    return bool(text) and (text in line or any(part in line for part in (text.partition(": ")[2], text.partition(" raised ")[2]) if part))
+    return bool(text) and (
+        text in line or any(text_part in line for text_part in (text.partition(": ")[2], text.partition(" raised ")[2]) if text_part)
+    )
 
 
 def _telling_line(fact: Evidence) -> str:

@@ -133,7 +133,7 @@ def unit_stop_s(cgroup: Path) -> float | None:
     """Return the TimeoutStopSec of the unit that this process is of; None for infinity too."""
     paths = control_groups.own_path("name=systemd", cgroup)
     path = paths.get(1) or paths.get(2, "")
-    unit = next((part for part in reversed(path.split("/")) if part.endswith(".service")), "")
+    unit = next((segment for segment in reversed(path.split("/")) if segment.endswith(".service")), "")
     if not unit:
         return None
     whose = ["--user"] if "/user@" in path else []
@@ -143,7 +143,7 @@ def unit_stop_s(cgroup: Path) -> float | None:
 def span_s(text: str) -> float | None:
     """Return the seconds of a time span as systemd prints it ("1min 30s"); None for another text, and for infinity."""
     parts = text.split()
-    matches = [_SPAN.fullmatch(part) for part in parts]
+    matches = [_SPAN.fullmatch(word) for word in parts]
     return sum(float(match[1]) * _UNITS_S[match[2]] for match in matches if match) if parts and all(matches) else None
 
 

@@ -164,7 +164,7 @@ class Standbys:
             self._drop("a stop was requested")
         elif now >= self._due_t and self._state is not None and self._state.pids:
             self._due_t = now + MEMORY_LOOK_S
-            if why := self._shortage(0, part=_ENDED_AT):
+            if why := self._shortage(0, share=_ENDED_AT):
                 self._drop(why)
         elif now >= self._due_t and not self._done and attempt.ranks:
             self._look(attempt.number, attempt.ranks, now)
@@ -238,8 +238,8 @@ class Standbys:
             self._done = True
             session.prepare_standbys(attempt, str(self._job.attempt_dir(attempt)), commands)
 
-    def _shortage(self, needed: int, *, part: float = 1.0) -> str:
-        return memory_room.shortage(memory_room.rooms(), needed, KEEP_FREE_BYTES, part=part)
+    def _shortage(self, needed: int, *, share: float = 1.0) -> str:
+        return memory_room.shortage(memory_room.rooms(), needed, KEEP_FREE_BYTES, share=share)
 
     def _drop(self, why: str) -> None:
         session, self._done = self._session(), True

@@ -214,9 +214,9 @@ def training_spans(waiting: Iterable[TimeSpan], steps: tuple[int, int] | None, h
         change_t = span.begin_t + min(max(again * whole_s - done_s, 0.0), span.took_s)
         for begin_t, end_t, state in ((span.begin_t, change_t, TimeState.REWORK), (change_t, span.end_t, TimeState.PRODUCTIVE)):
             if end_t > begin_t:
-                part = replace(span, begin_t=begin_t, end_t=end_t, state=state)
+                piece = replace(span, begin_t=begin_t, end_t=end_t, state=state)
                 begin, end = (first + (done_s + t - span.begin_t) / whole_s * (last - first) for t in (begin_t, end_t))
-                yield part if steps is None else replace(part, first_step=begin, last_step=end)
+                yield piece if steps is None else replace(piece, first_step=begin, last_step=end)
         done_s += span.took_s
 
 
@@ -237,7 +237,7 @@ def with_state(spans: list[TimeSpan], between: tuple[float, float], state: TimeS
             replace(time_span, begin_t=first, end_t=last, state=state, incident=incident, first_step=None, last_step=None),
             replace(time_span, begin_t=last),
         )
-        spans += [part for part in parts if part.took_s > 0]
+        spans += [piece for piece in parts if piece.took_s > 0]
 
 
 def with_degraded(spans: Sequence[TimeSpan]) -> list[TimeSpan]:

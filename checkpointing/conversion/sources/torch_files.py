@@ -36,9 +36,9 @@ class Unknown:
 
     def __setstate__(self, state: object) -> None:
         """Keep the attributes: FSDP's shards are read from them."""
-        for part in state if isinstance(state, tuple) else (state,):
-            if isinstance(part, dict):
-                self.__dict__.update(part)
+        for values in state if isinstance(state, tuple) else (state,):
+            if isinstance(values, dict):
+                self.__dict__.update(values)
 
 
 class ShardedTensor(torch.Tensor):

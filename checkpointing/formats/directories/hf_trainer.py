@@ -124,8 +124,8 @@ def _deepspeed(tree: Tree, *, bulk: bool) -> Iterator[Examination]:
     """Look at DeepSpeed's own directory, which the file `latest` next to it names."""
     steps = sorted(name for name in tree.directories if _DEEPSPEED.fullmatch(name))
     for name in steps:
-        part = deepspeed.examine(tree.sub(name), bulk=bulk)
-        yield nested(name, part)
+        examination = deepspeed.examine(tree.sub(name), bulk=bulk)
+        yield nested(name, examination)
     if tree.file("latest") is not None:
         latest = tree.read_small("latest", 1 << 12).decode("utf-8", "replace").strip()
         if latest not in steps:

@@ -88,7 +88,9 @@ def _examine_sharded(tree: Tree, *, bulk: bool) -> Examination:
 
 def _layout(ranks: list[str], scans: dict[str, PickleScan | None]) -> Examination | None:
     """Compare the directories with the sizes that the arguments tell, else with the largest rank among them."""
-    places = {tuple(int(part) for part in match.groups() if part is not None): rank for rank in ranks if (match := _RANK.fullmatch(rank))}
+    places = {
+        tuple(int(number) for number in match.groups() if number is not None): rank for rank in ranks if (match := _RANK.fullmatch(rank))
+    }
     width = max(map(len, places))
     odd = [rank for place, rank in places.items() if len(place) != width]
     if odd:

@@ -61,12 +61,12 @@ class Thing:
     storage: str | None = None
     parts: list[tuple[object, object]] | None = None
 
-    def hold(self, name: object, part: object) -> None:
+    def hold(self, name: object, value: object) -> None:
         """Keep a part that may hold tensors, with its name."""
-        if isinstance(part, (Thing, Number, tuple)):
+        if isinstance(value, (Thing, Number, tuple)):
             if self.parts is None:
                 self.parts = []
-            self.parts.append((name, part))
+            self.parts.append((name, value))
 
     def take_call(self, function: GlobalName, arguments: object) -> None:  # noqa: ARG002 -- RetainedObject keeps it
         """Keep what made it: a parameter holds a tensor, an object its state."""
@@ -93,11 +93,11 @@ class RetainedObject(Thing):
     arguments: tuple[object, ...] = ()
     state: object = None
 
-    def hold(self, name: object, part: object) -> None:
+    def hold(self, name: object, value: object) -> None:
         """Keep any part."""
         if self.parts is None:
             self.parts = []
-        self.parts.append((name, part))
+        self.parts.append((name, value))
 
     def take_call(self, function: GlobalName, arguments: object) -> None:
         """Keep the function's name and all arguments."""

@@ -117,15 +117,15 @@ def _named(top: object, storages: dict[str, Storage]) -> tuple[Storage, ...]:
         if key is not None:
             names.setdefault(key, name)
         parts = thing.parts if isinstance(thing, Thing) else enumerate(thing) if isinstance(thing, tuple) else None
-        for part, inner_thing in parts or ():
+        for inner_name, inner_thing in parts or ():
             if isinstance(inner_thing, (Thing, Number, tuple)) and id(inner_thing) not in seen and len(seen) < _MOST_NAMED:
                 seen.add(id(inner_thing))
-                waiting.append((_joined(name, part), inner_thing))
+                waiting.append((_joined(name, inner_name), inner_thing))
     return tuple(replace(storage, name=names.get(key, "")) for key, storage in storages.items())
 
 
-def _joined(name: str, part: object) -> str:
-    text = part[:MOST_NAME] if isinstance(part, str) else str(part) if is_count(part) else "" if part == "" else "?"
+def _joined(name: str, key: object) -> str:
+    text = key[:MOST_NAME] if isinstance(key, str) else str(key) if is_count(key) else "" if key == "" else "?"
     return (f"{name}.{text}" if name and text else name or text)[:MOST_NAME]
 
 

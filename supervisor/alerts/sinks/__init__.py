@@ -93,9 +93,9 @@ def make(options: SinkOptions) -> AlertSink:
     return cast("_SinkModule", import_module(f"{__name__}.{options.kind}")).make(options)
 
 
-def request(sent: Notification, body: dict[str, Any] | list[Any], part: int = 0) -> AlertRequest:
+def request(sent: Notification, body: dict[str, Any] | list[Any], number: int = 0) -> AlertRequest:
     """Return the request of one notification. part: its number if the notification is several requests."""
-    event_id = sent.event_id if not part else f"{int(sent.event_id, 16) ^ part:032x}"
+    event_id = sent.event_id if not number else f"{int(sent.event_id, 16) ^ number:032x}"
     return AlertRequest(event_id, dump(body), title(sent, AlertDetail.SUMMARY))
 
 

@@ -150,5 +150,5 @@ def _above(path: str) -> Iterator[str]:
 
 def _before_wildcard(pattern: str) -> str:
     parts = pattern.split("/")
-    plain = next((at for at, part in enumerate(parts) if has_wildcard(part)), len(parts))
+    plain = next((at for at, segment in enumerate(parts) if has_wildcard(segment)), len(parts))
     return "/".join(parts[:plain]) or "/"

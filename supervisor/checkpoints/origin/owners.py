@@ -87,7 +87,7 @@ class CheckpointOwners:
 
     def _is_named(self, path: str) -> bool:
         """Return whether the user's command, or a declaration without wildcards, names this very path."""
-        words = (part for word in self._job.command for part in (word, word.partition("=")[2]))
+        words = (argument for word in self._job.command for argument in (word, word.partition("=")[2]))
         declared = (pattern for pattern in self._job.settings.checkpoints.paths if not has_wildcard(pattern))
         cwd = str(self._job.cwd)
         return any(

@@ -198,8 +198,13 @@ class Reader:
 
     def evidence(self) -> tuple[Evidence, ...]:
         """Return the evidence so far."""
-        raised = [part for _, parts in self._tracebacks for part in parts]
-        known = {(part.name, part.line + i) for part in raised if part.claim is not None for i in range(part.text.count("\n") + 1)}
+        raised = [raised_fact for _, parts in self._tracebacks for raised_fact in parts]
+        known = {
+            (raised_fact.name, raised_fact.line + i)
+            for raised_fact in raised
+            if raised_fact.claim is not None
+            for i in range(raised_fact.text.count("\n") + 1)
+        }
         facts = [*self._facts, *raised, *(fact for fact in self._hits if (fact.name, fact.line) not in known)]
         return tuple(sorted(facts, key=lambda e: (e.line, e.name)))
 
@@ -227,7 +232,7 @@ class Reader:
                 and self._number - written.last_line <= LINES_AFTERWARDS
                 and written.last_line > survived
             ):
-                self._tracebacks[index] = (written, [replace(part, free_text=False) for part in parts])
+                self._tracebacks[index] = (written, [replace(raised_fact, free_text=False) for raised_fact in parts])
         return (*self._with_sources(self.evidence()), Evidence("log", "read", f"{self._number} lines", line=self._number), *after)
 
     def _look_again(self, after: Sequence[Evidence]) -> None:

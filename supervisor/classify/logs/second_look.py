@@ -90,8 +90,8 @@ def unwrapped(line: str) -> list[str]:
     if not values and "\\n" in line and ("Error" in line or "Traceback" in line):
         whole = _unescaped(line)
     parts: list[str] = []
-    for part in whole.split("\n"):
-        parts += [_REPR.sub(r"\g<kind>: \g<message>", begun.rstrip()) for begun in _BEGINS.split(part) if begun.strip()]
+    for piece in whole.split("\n"):
+        parts += [_REPR.sub(r"\g<kind>: \g<message>", begun.rstrip()) for begun in _BEGINS.split(piece) if begun.strip()]
     return parts
 
 
@@ -121,15 +121,15 @@ def _parts(tail: bytes, number: int, judged: AbstractSet[int]) -> Iterator[_Part
             yield None
             continue
         if goes_on(shown):
-            yield from (_Part(part, at, shown, only_end=True) for part in unwrapped(shown) if footers.read(part))
+            yield from (_Part(piece, at, shown, only_end=True) for piece in unwrapped(shown) if footers.read(piece))
             yield None
             continue
         line = text.read(shown.encode("utf-8", "replace"))
         if line.kernel is not None:
             yield None
             continue
-        for part in unwrapped(line.text):
-            yield _Part(part, at, shown)
+        for piece in unwrapped(line.text):
+            yield _Part(piece, at, shown)
 
 
 class Tail(Struct, frozen=True):

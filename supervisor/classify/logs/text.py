@@ -213,7 +213,7 @@ def is_error(text: str) -> bool:
 
 def behind_bars(text: str) -> str:
     """Return the text behind the progress bars of a line, the line itself if nothing follows, or if it has none."""
-    if "]" not in text or not any(part in text for part in _RATES):
+    if "]" not in text or not any(rate in text for rate in _RATES):
         return text
     end = max((match.end() for match in _BAR_TAIL.finditer(text)), default=0)
     return text[end:].lstrip() or text

@@ -122,12 +122,12 @@ def direct_causes(trace: str) -> list[tuple[str, str]]:
     """
     *parts, _ = trace.rpartition(HANDLED)[2].split(DIRECT)
     causes = []
-    for part in parts:
+    for trace_part in parts:
         finder = Finder()
-        for number, line in enumerate(part.splitlines(), start=1):
+        for number, line in enumerate(trace_part.splitlines(), start=1):
             finder.feed(Line(line), number)
         raised = [printed_exception for traceback in finder.finish() for printed_exception in traceback.raised]
-        causes += [(raised[-1].text, part)] if raised else []
+        causes += [(raised[-1].text, trace_part)] if raised else []
     return causes
 
 

@@ -186,7 +186,7 @@ def _inner(node: Node) -> list[list[Node]]:
         return [list(argument)]
     if name in {"ASSERT", "ASSERT_NOT"}:
         return [list(argument[1])]
-    return [list(part) for part in argument[1:] if part is not None] if name == "GROUPREF_EXISTS" else []
+    return [list(group) for group in argument[1:] if group is not None] if name == "GROUPREF_EXISTS" else []
 
 
 def _period(nodes: Sequence[Node]) -> int:
@@ -211,5 +211,5 @@ def _numbers(value: object) -> Iterator[int]:
     if isinstance(value, int):
         yield int(value)
     elif isinstance(value, (list, tuple, _parser.SubPattern)):
-        for part in value:
-            yield from _numbers(part)
+        for item in value:
+            yield from _numbers(item)

@@ -192,11 +192,11 @@ def _between(skipped: Sequence[Meeting], before: Sequence[Meeting], in_body: Seq
 def _leave(handler: ast.ExceptHandler) -> ast.AST | None:
     """Return how a handler continues: its continue or return, or itself where it runs to its end; None where it raises or ends the rank."""
     parts = list(ast.walk(handler))
-    names = [chain_of(part.func)[-1] for part in parts if isinstance(part, ast.Call)]
+    names = [chain_of(node.func)[-1] for node in parts if isinstance(node, ast.Call)]
     if any(name in _ENDS or name.startswith("assert") for name in names):
         return None
-    leave = next((part for part in parts if isinstance(part, ast.Continue | ast.Return)), None)
-    raises = any(isinstance(part, ast.Raise | ast.Break | ast.Assert) for part in parts)
+    leave = next((node for node in parts if isinstance(node, ast.Continue | ast.Return)), None)
+    raises = any(isinstance(node, ast.Raise | ast.Break | ast.Assert) for node in parts)
     return leave or (None if raises else handler)
 
 

@@ -181,9 +181,9 @@ class ParsedScript:
                     blocks.append((name, value, (*path, Branch(statement, name))))
                 elif isinstance(value[0], ast.ExceptHandler | ast.match_case):
                     inner = (*path, Branch(statement, name))
-                    blocks += [(name, part.body, (*inner, Branch(part, "body"))) for part in value]
+                    blocks += [(name, child.body, (*inner, Branch(child, "body"))) for child in value]
                 else:
-                    expressions += [part for part in value if isinstance(part, ast.AST)]
+                    expressions += [child for child in value if isinstance(child, ast.AST)]
         calls, rest = _parts(expressions)
         function.events += [ScriptEvent(node, path) for node in calls]
         function.parts += rest
@@ -322,5 +322,5 @@ def _parts(expressions: Sequence[ast.AST]) -> tuple[list[ast.AST], list[ast.AST]
             if isinstance(value, ast.AST):
                 stack.append(value)
             elif isinstance(value, list):
-                stack += [part for part in value if isinstance(part, ast.AST)]
+                stack += [child for child in value if isinstance(child, ast.AST)]
     return sorted(calls, key=lambda node: (node.lineno, node.col_offset)) if len(calls) > 1 else calls, rest  # type: ignore[attr-defined]

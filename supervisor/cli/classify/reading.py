@@ -56,10 +56,10 @@ class Texture:
 
     def take(self, block: bytes) -> None:
         """Judge a block by its beginning."""
-        part = block[:_JUDGED_BYTES]
-        self.judged += len(part)
-        self.nul += part.count(0)
-        self.control += len(part.translate(None, _NOT_CONTROL))
+        sample = block[:_JUDGED_BYTES]
+        self.judged += len(sample)
+        self.nul += sample.count(0)
+        self.control += len(sample.translate(None, _NOT_CONTROL))
 
     @property
     def problem(self) -> str:
@@ -129,10 +129,10 @@ def _encoding(block: bytes) -> str | None:
     """Return the name of an encoding that is not made of ASCII's bytes, by the beginning of a log; None: it is as it should be."""
     if marked := next((name for mark, name in _MARKS if block.startswith(mark)), None):
         return marked
-    part = block[: min(len(block), _SAMPLE_BYTES) & ~1]
-    if len(part) < _LEAST_SAMPLE_BYTES:
+    sample = block[: min(len(block), _SAMPLE_BYTES) & ~1]
+    if len(sample) < _LEAST_SAMPLE_BYTES:
         return None
-    even, odd = (part[start::2].count(0) / (len(part) // 2) for start in (0, 1))
+    even, odd = (sample[start::2].count(0) / (len(sample) // 2) for start in (0, 1))
     if odd >= _MOSTLY and even <= _HARDLY:
         return "utf-16-le"
     return "utf-16-be" if even >= _MOSTLY and odd <= _HARDLY else None

@@ -52,7 +52,7 @@ class Answer(Struct, frozen=True):
 
     def place(self, fact: Evidence) -> tuple[str, int]:
         """Return the file and the line of a fact; ("", 0) where they are not known."""
-        at = bisect_right(self.parts, fact.line, key=lambda part: part.first_line) - 1
+        at = bisect_right(self.parts, fact.line, key=lambda stretch: stretch.first_line) - 1
         if fact.line <= 0 or at < 0:
             return "", 0
         return self.parts[at].name, fact.line - self.parts[at].first_line + 1

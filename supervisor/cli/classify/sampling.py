@@ -78,20 +78,20 @@ class FloodReader:
             end = block.find(b"\n", min(at + PART_BYTES, last) - 1) + 1
             parts.append(block[at:end])
             at = end
-        known = [self._is_known(part) for part in parts]
+        known = [self._is_known(chunk) for chunk in parts]
         kept = [block[:first]]
-        for index, part in enumerate(parts):
+        for index, chunk in enumerate(parts):
             if all(known[max(0, index - 1) : index + 2]):
                 self._known_parts += 1
-                kept.append(part if self._known_parts % EVERY == 0 else b"\n" * part.count(b"\n"))
+                kept.append(chunk if self._known_parts % EVERY == 0 else b"\n" * chunk.count(b"\n"))
             else:
-                kept.append(part)
+                kept.append(chunk)
         return b"".join((*kept, block[last:]))
 
-    def _is_known(self, part: bytes) -> bool:
+    def _is_known(self, chunk: bytes) -> bool:
         """Whether each line of it was seen often; they are counted."""
         known = True
-        for line in part.split(b"\n"):
+        for line in chunk.split(b"\n"):
             shape = hash(line.translate(None, _VARYING))
             times = self._seen.get(shape, 0)
             if times < ENOUGH and (times or len(self._seen) < MOST_SHAPES):

@@ -93,7 +93,7 @@ class MemoryWatch:
 
     def evidence(self) -> tuple[Evidence, ...]:
         """Return who held the host's memory at the last sample, and who had grown before; () where it was never read."""
-        parts = sorted(self._held.items(), key=lambda part: (-part[1], part[0]))[: _MOST_NAMED + 1]
+        parts = sorted(self._held.items(), key=lambda row: (-row[1], row[0]))[: _MOST_NAMED + 1]
         texts = []
         for name, size in parts:
             trend = self._trends.get(name, MemoryTrend())
@@ -152,7 +152,7 @@ class MemoryWatch:
     def _growth(self, forecast: TrendForecast) -> list[tuple[str, float]]:
         """Return who holds the host's memory and by how much each grew in the window of a forecast, the one that grew most first."""
         grown = ((name, self._trends[name].grown(forecast.window_s)) for name in self._held if name in self._trends)
-        return sorted(grown, key=lambda part: -part[1])
+        return sorted(grown, key=lambda row: -row[1])
 
     def _culprit(self, forecast: TrendForecast | None) -> int | None:
         """Return the rank that grew most, by itself or by its loader workers; None: it was none of them."""

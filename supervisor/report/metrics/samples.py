@@ -157,9 +157,9 @@ def _of_the_node(live: LiveFacts) -> Iterator[MetricSample]:
         for reading in live.readings.of("gpu.identity")
         if isinstance(reading.value, dict)
     }
-    for metric, name, part, unit in _GPU_READINGS:
+    for metric, name, field, unit in _GPU_READINGS:
         for reading in live.readings.of(name):
-            value = reading.value.get(part) if isinstance(reading.value, dict) else reading.value
+            value = reading.value.get(field) if isinstance(reading.value, dict) else reading.value
             if reading.subject in named and isinstance(value, int | float) and live.now - reading.t < live.fresh_s:
                 yield MetricSample(metric, value * unit, (named[reading.subject], reading.subject.removeprefix("gpu:")))
     for gpu in live.state.gpus:

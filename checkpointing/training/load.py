@@ -1,8 +1,8 @@
 """Loads the newest checkpoint that is proven whole, the same one on every rank.
 
-    found = load_latest("ckpt", map_location=device)
-    if found is not None:
-        model.load_state_dict(found.state["model"])
+    checkpoint = load_latest("ckpt", map_location=device)
+    if checkpoint is not None:
+        model.load_state_dict(checkpoint.state["model"])
 
 Rank 0 proposes the newest that it can verify. A rank that sees another file there (a disk of the node's own) verifies it too. All ranks
 pass over a checkpoint that one of them lacks. If there are checkpoints and none is good, CheckpointingError lists them: training never

@@ -1,8 +1,8 @@
 """Takes the state of a training under names that do not depend on how the model is wrapped, and gives it back.
 
-    found = load_latest("ckpt", into={**state(model, optimizer), "step": 0})
-    if found is not None:
-        apply(found.state, model, optimizer)
+    checkpoint = load_latest("ckpt", into={**state(model, optimizer), "step": 0})
+    if checkpoint is not None:
+        apply(checkpoint.state, model, optimizer)
 
 The values are the training's own tensors (of FSDP2 the shards, DTensors), through torch.distributed.checkpoint.state_dict, not copies.
 

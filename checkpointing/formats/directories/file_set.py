@@ -95,7 +95,7 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:
     if not any(member.verdict is not Verdict.FOREIGN for member in parts):
         return Examination(Verdict.FOREIGN, "a directory, and no file in it is a checkpoint")
     kept = [member for member in parts if member.verdict is not Verdict.FOREIGN]
-    kept += rank_shards.found_problems((missing(tree.path, names), _of_two_saves(kept)))
+    kept += rank_shards.without_none((missing(tree.path, names), _of_two_saves(kept)))
     places = sorted((member.place for member in kept if member.place.step is not None), key=lambda place: (not place.sure, place.loose))
     place = places[0] if places else next((member.place for member in kept if member.place.epoch is not None), StepPosition())
     return combine((replace(member, format="") for member in kept), place, files=tuple(sorted(names)))

@@ -51,7 +51,7 @@ def command(  # noqa: PLR0913  one for each option
     verbose: bool,
     as_json: bool,
 ) -> int:
-    """Without --job it shows the most recent job here. The exit code is 0, whatever the job does, but for --probe.
+    """Without --job it shows the most recent job here. The exit code is 0, whatever the job does, except with --probe.
 
     --stacks looks at the ranks of this node and their DataLoader workers. The job is not affected. It takes 10 s at most.
     """

@@ -1,16 +1,22 @@
-"""The tables of the documentation that are made from the tables in the code. `page_text` puts them into their pages for the site."""
+"""The tables of the documentation that are made from the rows in the code. `page_text` puts them into their pages for the site.
+
+python bench/reference.py PAGE     # print a page, such as exit-codes.md, with its tables
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
 import classification
 import click
+import faults
+import programs
 import stages
 from man_page import exit_codes
-from page_tables import filled
+from page_tables import filled, find_page
 
 from health import registry
 from health.checks.node_environments import MUST_AGREE
@@ -207,6 +213,16 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "node-health.md": {"agree": variables_that_agree},
     "recovery.md": {"endings": endings, "ladder_steps": ladder_steps, "networks": networks},
     "causes.md": {"causes": classification.of_causes},
+    "classification-scores.md": {
+        "reliability": classification.of_reliability,
+        **{corpus: partial(classification.of_corpus, corpus) for corpus in ("produced", "written", "public")},
+    },
+    "known-programs.md": {
+        "programs": programs.knob_table,
+        "layouts": programs.layout_table,
+        "resume": programs.resume_table,
+        "faults": faults.fault_table,
+    },
     "signatures.md": {"launchers": classification.of_launchers, "signatures": classification.of_signatures},
     "kernel-log.md": {"kernel messages": classification.of_kernel_messages, "xids": classification.of_xids},
     "stages.md": {"drawing": stages.drawing, "events": stages.events, "timers": stages.timers},
@@ -217,3 +233,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
 def page_text(path: Path) -> str:
     """Return the text of a page with its tables. Exits where one has no place, or a place has no table."""
     return filled(path, path.read_text(encoding="utf-8"), TABLES.get(path.name, {}))
+
+
+if __name__ == "__main__":
+    print(page_text(find_page(sys.argv[1])))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import re
+import subprocess
+import sys
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
@@ -145,6 +147,13 @@ def test_every_cause_is_documented_with_its_meaning_evidence_ladder_and_what_to_
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.name)
 def test_the_tables_of_a_page_have_their_places(page: Path) -> None:
     assert "<!-- table: " not in page_text(page.name)
+
+
+@pytest.mark.process
+def test_a_page_is_printed_with_its_tables_in_a_checkout() -> None:
+    command = [sys.executable, "bench/reference.py", "known-programs.md"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603  as the pages say
+    assert (printed.returncode, printed.stdout.strip()) == (0, page_text("known-programs.md").strip()), printed.stderr
 
 
 def test_every_row_of_which_a_table_is_made_has_its_text() -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import classification
 import click
 import faults
+import fields
 import programs
 import stages
 from man_page import exit_codes
@@ -22,6 +23,7 @@ from health import registry
 from health.checks.node_environments import MUST_AGREE
 from supervisor.classify.losses import rules
 from supervisor.classify.source.findings import RULES
+from supervisor.cli.classify import rendering
 from supervisor.cli.commands import COMMANDS, HIDDEN, load_command
 from supervisor.config import loss_rules as own_loss_rules
 from supervisor.config.alert_settings import SINK_ROWS
@@ -29,10 +31,22 @@ from supervisor.config.loss_settings import RULE_ROWS
 from supervisor.config.recover_settings import RECOVER_ROWS
 from supervisor.config.settings import ROWS
 from supervisor.core.failure.rank_endings import KINDS
+from supervisor.core.model import Finding, RankMemory
 from supervisor.core.setting_columns import MOST, MOST_SECONDS
+from supervisor.core.state import Stage
+from supervisor.core.step_shares import StepShares
+from supervisor.core.training_events import MemoryForecast
+from supervisor.journal.records import StartTimes
+from supervisor.report.ledger.document import run_document
+from supervisor.report.ledger.figures import Figures, IncidentCost, JobReport, NodeShare, SavingAdvice, SlowSpan
 from supervisor.report.log_events import LogEvent
 from supervisor.report.metrics.table import Metric
+from supervisor.report.nodes_page import JobNodesStatus, NodeStatus
+from supervisor.report.step_section import Scaling
 from supervisor.strategies import LADDER_STEPS, LADDERS, network
+from supervisor.view import status
+from supervisor.view.spans import TimeState
+from supervisor.view.status import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -200,10 +214,57 @@ def metrics() -> str:
     return _table(("metric", "kind", "labels", "what it says"), rows)
 
 
+def field_table(head: Sequence[str], *sources: object, **inner: object) -> str:
+    """Return the table of what the comments in the source say of the entries of classes or functions (fields.py)."""
+    return _table(head, [row for source in sources for row in fields.rows(source, **inner)])
+
+
+_KEYS = ("key", "what it says")
+#: The tables of docs/reference/json.md.
+JSON = {
+    "status": partial(
+        field_table,
+        _KEYS,
+        Status,
+        ranks=status.RankStatus,
+        supervisor=status.SupervisorStatus,
+        loss=status.LossCurve,
+        start=StartTimes,
+        hang=status.HangStatus,
+        forecasts=status.ForecastStatus,
+        waits=status.WaitedNodes,
+        standby=status.StandbyStatus,
+        saved=status.StoredCheckpoint,
+        gpus=status.GpuStatus,
+        health=Finding,
+        last_incident=status.IncidentStatus,
+        step_shares=StepShares,
+        alert_list=status.ListedAlert,
+    ),
+    "nodes": partial(field_table, _KEYS, JobNodesStatus, nodes=NodeStatus),
+    "report": partial(
+        field_table,
+        _KEYS,
+        JobReport,
+        Figures,
+        runs=run_document,
+        incidents=IncidentCost,
+        nodes=NodeShare,
+        slow=SlowSpan,
+        memory=RankMemory,
+        forecasts=MemoryForecast,
+        scaling=Scaling,
+        step_shares=StepShares,
+        advice=SavingAdvice,
+    ),
+    "classify": partial(field_table, _KEYS, rendering.as_dict, evidence=rendering.evidence_document),
+}
+
 #: Each table by its page and its name.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "settings.md": {section: partial(settings, section) for section in dict.fromkeys(row.key.rpartition(".")[0] for row in LISTED)},
     "exit-codes.md": {"exit codes": lambda: _table(("code", "name", "meaning", "what to do"), map(_with_name, exit_codes()))},
+    "json.md": JSON,
     "log-events.md": {"log events": log_events},
     "metrics.md": {"metrics": metrics},
     "hangs.md": {"script rules": script_rules},
@@ -223,9 +284,16 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "resume": programs.resume_table,
         "faults": faults.fault_table,
     },
+    "pages.md": {"states": partial(field_table, ("state", "what it is"), status.StateWord)},
+    "time-ledger.md": {"states": partial(field_table, ("state", "the time in which"), TimeState)},
     "signatures.md": {"launchers": classification.of_launchers, "signatures": classification.of_signatures},
     "kernel-log.md": {"kernel messages": classification.of_kernel_messages, "xids": classification.of_xids},
-    "stages.md": {"drawing": stages.drawing, "events": stages.events, "timers": stages.timers},
+    "stages.md": {
+        "stages": partial(field_table, ("stage", "what is going on"), Stage),
+        "drawing": stages.drawing,
+        "events": stages.events,
+        "timers": stages.timers,
+    },
     "preemption.md": {"signals": stages.signals, "answers": stages.answers},
 }
 

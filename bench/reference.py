@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import classification
@@ -30,7 +33,7 @@ from supervisor.strategies import LADDER_STEPS, LADDERS, network
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
+    from types import ModuleType
 
     from supervisor.core.setting_columns import SettingRow
 
@@ -194,12 +197,32 @@ def metrics() -> str:
     return _table(("metric", "kind", "labels", "what it says"), rows)
 
 
+def _comparison() -> ModuleType:
+    """Return the module that compares the policies of a fleet. It is imported late: a checkout alone has it, and few pages need it."""
+    sys.path.append(str(Path(__file__).parents[1]))
+    try:
+        return import_module("tests.simulation.fleet.comparison")
+    finally:
+        sys.path.pop()
+
+
+def fleet_faults() -> str:
+    """Return how each published fault is played."""
+    return str(_comparison().faults_table())
+
+
+def fleet_times() -> str:
+    """Return the times that the simulation of a fleet assumes."""
+    return str(_comparison().assumptions_table())
+
+
 #: Each table by its page and its name.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "settings.md": {section: partial(settings, section) for section in dict.fromkeys(row.key.rpartition(".")[0] for row in LISTED)},
     "exit-codes.md": {"exit codes": lambda: _table(("code", "name", "meaning", "what to do"), map(_with_name, exit_codes()))},
     "log-events.md": {"log events": log_events},
     "metrics.md": {"metrics": metrics},
+    "fleet.md": {"faults": fleet_faults, "times": fleet_times},
     "hangs.md": {"script rules": script_rules},
     "loss-and-pace.md": {"loss rules": loss_rules},
     "commands.md": {"commands": commands},

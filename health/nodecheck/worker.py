@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -62,9 +61,7 @@ def wait_members(store: SharedStore, peers: Peers, world: int, reporter: Progres
 
 def is_shared(me: Member, members: Sequence[Member]) -> bool:
     """Return whether other ranks compute on this machine's CPU too: each of them would use all its cores."""
-    return me.device == "cpu" and any(
-        other.rank != me.rank and other.device == "cpu" and other.machine == me.machine for other in members
-    )
+    return me.device == "cpu" and any(other.rank != me.rank and other.device == "cpu" and other.machine == me.machine for other in members)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import sys
 from functools import partial
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import classification
@@ -50,7 +52,7 @@ from supervisor.view.status import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
+    from types import ModuleType
 
     from supervisor.core.setting_columns import SettingRow
 
@@ -259,6 +261,24 @@ JSON = {
     ),
     "classify": partial(field_table, _KEYS, rendering.as_dict, evidence=rendering.evidence_document),
 }
+def _comparison() -> ModuleType:
+    """Return the module that compares the policies of a fleet. It is imported late: a checkout alone has it, and few pages need it."""
+    sys.path.append(str(Path(__file__).parents[1]))
+    try:
+        return import_module("tests.simulation.fleet.comparison")
+    finally:
+        sys.path.pop()
+
+
+def fleet_faults() -> str:
+    """Return how each published fault is played."""
+    return str(_comparison().faults_table())
+
+
+def fleet_times() -> str:
+    """Return the times that the simulation of a fleet assumes."""
+    return str(_comparison().assumptions_table())
+
 
 #: Each table by its page and its name.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
@@ -267,6 +287,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "json.md": JSON,
     "log-events.md": {"log events": log_events},
     "metrics.md": {"metrics": metrics},
+    "fleet.md": {"faults": fleet_faults, "times": fleet_times},
     "hangs.md": {"script rules": script_rules},
     "loss-and-pace.md": {"loss rules": loss_rules},
     "commands.md": {"commands": commands},

@@ -261,6 +261,8 @@ JSON = {
     ),
     "classify": partial(field_table, _KEYS, rendering.as_dict, evidence=rendering.evidence_document),
 }
+
+
 def _comparison() -> ModuleType:
     """Return the module that compares the policies of a fleet. It is imported late: a checkout alone has it, and few pages need it."""
     sys.path.append(str(Path(__file__).parents[1]))

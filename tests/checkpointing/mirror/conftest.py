@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from typing import TYPE_CHECKING
 
@@ -15,13 +14,6 @@ from tests.checkpointing.mirror.process import Directory, Place
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-
-@pytest.fixture(scope="session")
-def for_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a directory that all workers of this run know; it stands beside their own."""
-    own = tmp_path_factory.getbasetemp()
-    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture(scope="session")

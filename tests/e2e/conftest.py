@@ -164,7 +164,7 @@ class Supervised:
 
     def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(  # noqa: S603  # the program under test
-            words, cwd=self.place, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False
+            words, cwd=self.place, env=clean_environment(), capture_output=True, text=True, check=False
         )
 
     def ask_again(self, *words: str) -> subprocess.CompletedProcess[str]:

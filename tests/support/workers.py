@@ -12,6 +12,7 @@ import atexit
 import os
 import signal
 import sys
+import tempfile
 import warnings
 from collections import deque
 from itertools import pairwise
@@ -98,9 +99,7 @@ def _work(session: pytest.Session, groups: Iterator[Items], name: str, link: Con
     """Run the tests in this process, with a capture, a place for files and a reporter of its own."""
     config = session.config
     atexit._clear()  # noqa: SLF001  what the first process has to do at its end is not ours
-    capture: Any = config.pluginmanager.getplugin("capturemanager")
-    capture.stop_global_capturing()  # its files are shared with the first process
-    capture.start_global_capturing()
+    _capture_apart(config)
     terminal: Any = config.pluginmanager.getplugin("terminalreporter")
     terminal._tw._file = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SLF001, SIM115  until the process ends
     factory: Any = config._tmp_path_factory  # type: ignore[attr-defined]  # noqa: SLF001
@@ -112,6 +111,15 @@ def _work(session: pytest.Session, groups: Iterator[Items], name: str, link: Con
             config.hook.pytest_runtest_protocol(item=item, nextitem=after)  # after the last test only the session's fixtures are kept
             if session.shouldfail or session.shouldstop:
                 return
+
+
+def _capture_apart(config: pytest.Config) -> None:
+    """Capture into files that are not shared with the first process. Loggers that were made at an import keep their streams."""
+    capture: Any = config.pluginmanager.getplugin("capturemanager")
+    if config.getoption("capture") == "fd":
+        for stream in (capture._global_capturing.out, capture._global_capturing.err):  # noqa: SLF001  there is no public way
+            with tempfile.TemporaryFile() as file:
+                os.dup2(file.fileno(), stream.tmpfile.fileno(), inheritable=False)
 
 
 def _heard(session: pytest.Session, worker: _Worker, groups: Sequence[Items], kind: str, content: Any) -> None:  # noqa: ANN401  of each kind another

@@ -45,7 +45,7 @@ class NodeCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What one node found of its row of a candidate. reason: why it cannot be loaded there, "" where it can.
+    """One node's verdict on its row of a candidate. reason: why it cannot be loaded there, "" where it can.
 
     step, digest, level and nan (names of weights that hold NaN) are known to the nodes that read it (`reads`). missing: not all parts
     of the save are in a mirror; coming: this node still sent its own when it asked. silent: no byte came from its disk. reading: it still

@@ -41,7 +41,7 @@ _LEVELS: Final = 3  # a run's directory, one for each of its parts, the checkpoi
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a look for checkpoints gave."""
+    """The result of a search for checkpoints."""
 
     #: Without repetition, sorted by path.
     candidates: tuple[Candidate, ...]

@@ -99,7 +99,7 @@ def is_unchanged(identity: Identity, recorded: Identity) -> bool:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Lineage:
-    """Which attempt of which run wrote a checkpoint. The default means unknown, and comes before all others.
+    """The run and the attempt that wrote a checkpoint. The default means unknown, and comes before all others.
 
     `began`: when the run began, in seconds since the epoch; see checkpointing/lineage.py.
     """

@@ -75,7 +75,7 @@ class SourceCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class TensorRow:
-    """What must be the same before and after: type, shape, and the CRC-64/NVME of the numbers."""
+    """The facts that a conversion must keep: type, shape, and the CRC-64/NVME of the numbers."""
 
     dtype: str
     shape: tuple[int, ...]

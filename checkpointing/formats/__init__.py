@@ -41,7 +41,7 @@ NOWHERE: Final = StepPosition()
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What a format found: the verdict, why, and where in the training the content says it was saved.
+    """The finding of a format: the verdict, its reason, and the step and epoch in the content.
 
     `level` as in model.Verification. `also` are further reasons. `format` is set where the row's own name would say too little.
     `files` are the members of a directory that belong to the checkpoint; () means all that are in it. `non_finite` are tensors that
@@ -62,7 +62,7 @@ class Examination:
 
 @dataclass(frozen=True, slots=True)
 class PartExamination:
-    """What a format found in a directory that is a part of a checkpoint: the other files lie on the disks of other nodes.
+    """The finding of a format in a directory that is a part of a checkpoint: the other files lie on the disks of other nodes.
 
     found: about the files here; VERIFIED says that each of them is whole. absent: the missing files, as (relative path, size in bytes or
     None). leads: the files here show which files there must be.
@@ -74,7 +74,7 @@ class PartExamination:
 
 
 class Format(Protocol):
-    """What the module of a file's format offers."""
+    """The interface of a file's format."""
 
     def claims(self, head: bytes, tail: bytes, suffix: str) -> bool:
         """Return whether a file is this format's by its first EDGE_BYTES, its last, and its suffix (names.suffix_of)."""
@@ -87,7 +87,7 @@ class Format(Protocol):
 
 
 class TreeFormat(Protocol):
-    """What the module of a directory's format offers."""
+    """The interface of a directory's format."""
 
     def claims(self, tree: Tree) -> bool:
         """Return whether a directory is this format's, by the names directly in it: often no more was listed yet (Tree.names_of)."""
@@ -97,7 +97,7 @@ class TreeFormat(Protocol):
 
 
 class PartFormat(Protocol):
-    """What the module of a directory's format offers in addition, if a part of it may lie on each node's own disk."""
+    """The further interface of a directory's format, if a part of it may lie on each node's own disk."""
 
     def examine_part(self, tree: Tree) -> PartExamination | None:
         """Look at the files that are here; None if none is missing, or if nothing shows that it is a part. Raises OSError, Interrupted."""

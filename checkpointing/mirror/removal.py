@@ -1,4 +1,4 @@
-"""Which checkpoints of a mirror the policy removes, and their removal. Functions raise BackendError."""
+"""Chooses and removes the checkpoints of a mirror beyond the policy. Functions raise BackendError."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class CheckpointReader(Protocol):
-    """What reads checkpoints: this process (OnePass), or another one."""
+    """A reader of checkpoints: this process (OnePass), or another one."""
 
     def read(self, order: ReadCheckpoint, stopped: threading.Event) -> CheckpointRead:
         """Read a checkpoint once. Raises Interrupted once `stopped` is set."""

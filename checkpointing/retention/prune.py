@@ -65,7 +65,7 @@ class Pruned:
 
 @dataclass(frozen=True, slots=True)
 class PrunedRow:
-    """What the catalogue holds of one that was removed. `reason`: by which rule; `t`: wall time in seconds."""
+    """The catalogue's row of a removed one. `reason`: the rule; `t`: wall time in seconds."""
 
     path: str
     identity: Identity

@@ -75,7 +75,7 @@ class PairTrial:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one rank measured in one pair trial. partner: NOBODY if it had none in this round.
+    """The measures of one rank in one pair trial. partner: NOBODY if it had none in this round.
 
     seconds: of every trial, by kind. failure: "" or what failed and where. own: it failed on this rank alone, whoever the partner.
     absent: the partner was gone, so the rank tried nothing.

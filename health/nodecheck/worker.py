@@ -25,7 +25,7 @@ _LOOK_S: Final = 0.5
 
 
 class PairMeter(Protocol):
-    """What measures."""
+    """The measuring part."""
 
     def measure_pair(self, pair_trial: PairTrial | None, phase: int, number: int) -> Sample:
         """Return what a pair trial showed."""

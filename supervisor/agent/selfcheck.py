@@ -165,7 +165,7 @@ def no_pidfds() -> list[str]:
 
 
 def missing(rows: tuple[TorchRequirement, ...] = ROWS) -> list[str]:
-    """What of torch does not fit, as "module:name: why"."""
+    """Return the parts of torch that do not fit, as "module:name: why"."""
     misfits = [(row, _misfit(row)) for row in rows]
     return [f"{row.module}:{row.name}: {why}" for row, why in misfits if why]
 

@@ -30,7 +30,7 @@ MOST_GATHERED: Final = 32
 
 
 class NotificationState(StrEnum):
-    """What a notification means to its thread."""
+    """The meaning of a notification for its thread."""
 
     FIRING = "firing"
     UPDATED = "updated"

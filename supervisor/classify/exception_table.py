@@ -1,4 +1,4 @@
-r"""What an exception that no signature matches proves: by its class and module and the frames that it came through, then by its message.
+r"""The meaning of an exception that no signature matches: by its class and module and the frames that it came through, then by its message.
 
 One table (ROWS): the first row that fits counts. A class is compared by its unqualified name where a row names classes, because the same
 class travels under several module paths (torch.OutOfMemoryError and torch.cuda.OutOfMemoryError are one); by its module where a row names

@@ -1,4 +1,4 @@
-"""Which package to install for a module that is missing.
+"""Names the package to install for a missing module.
 
 Only well-known modules: `pip install NAME` with the name of an unknown one may install a stranger's package, and the module may be a file
 of the program's own. Modules whose package of that name on PyPI is another one (apex, clip, mmcv) are left out.

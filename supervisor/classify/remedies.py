@@ -1,4 +1,4 @@
-"""What a person does about a failure: which hints of its cause (core/causes) the evidence permits. Pure.
+"""Chooses a person's remedy for a failure: the hints of its cause (core/causes) that the evidence permits. Pure.
 
 A hint names an object: a loader, a remote store, a cache, a GPU. It is given only where the evidence shows that object, because a
 remedy for an absent fault costs a person an hour. Two things are a hint's condition: the facts that its text names, `{path}` say, and

@@ -57,7 +57,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 
 class Invocation(Struct, frozen=True):
-    """What stood on the command line.
+    """The words of the command line.
 
     flags: by setting key. config: of --config. command: behind `--`; None: there was no `--`. assignments: of each --set.
     """

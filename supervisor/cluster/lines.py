@@ -213,7 +213,7 @@ class LineListener:
 
 
 class Inbox(Generic[_Item]):
-    """What other threads give to the thread that waits in a selector. Its descriptor is there with the inbox as its data."""
+    """Items from other threads to the thread that waits in a selector. Its descriptor is there with the inbox as its data."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._items: deque[_Item] = deque()

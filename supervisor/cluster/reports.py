@@ -70,7 +70,7 @@ def decode_reports(
 
 
 class HangNews(Struct, frozen=True):
-    """What the coordinator tells all nodes of an attempt. acting: the node that alerts, and ends the attempt where that is due.
+    """The coordinator's message to all nodes of an attempt. acting: the node that alerts, and ends the attempt where that is due.
 
     hang: None: there is none (any more), for the reason `text`.
     """

@@ -108,7 +108,7 @@ class CoordinatorServer:
 
     @property
     def memory(self) -> CoordinatorMemory:
-        """What the next coordinator begins with."""
+        """Return the state with which the next coordinator begins."""
         return self._state.memory
 
     def give(self, message: CoordinatorInput) -> None:

@@ -1,4 +1,4 @@
-"""What the value of a setting must be: its type, its range, and the form of some texts. A wrong one is an error with all three. Pure."""
+"""Checks the value of a setting: its type, its range, and the form of some texts. A wrong one is an error with all three. Pure."""
 
 from __future__ import annotations
 

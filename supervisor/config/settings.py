@@ -184,7 +184,7 @@ class ResumeKnob:
 
     @property
     def kind(self) -> ResumeKind | None:
-        """What the script gets; None: nothing is declared."""
+        """The value that the script gets; None: nothing is declared."""
         from supervisor.core.model import ResumeKind  # noqa: PLC0415  12 ms that --help need not pay
 
         if "{resume}" in self.args or "{step}" in self.args:

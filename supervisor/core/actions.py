@@ -15,7 +15,7 @@ SIGTERM = 15
 
 
 class AttemptAction(Struct, frozen=True):
-    """What every action on one attempt has."""
+    """The fields of every action on one attempt."""
 
     attempt: int
 

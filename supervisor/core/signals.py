@@ -21,7 +21,7 @@ BURST_S = 0.25
 
 
 class Meaning(StrEnum):
-    """What a signal says."""
+    """The meaning of a signal."""
 
     PERSON = "person"
     END = "end"
@@ -91,7 +91,7 @@ class SignalMoment(StrEnum):
 
 
 class MomentRow(NamedTuple):
-    """What each meaning leads to at a moment."""
+    """The effect of each meaning at a moment."""
 
     person: SignalEffect
     end: SignalEffect

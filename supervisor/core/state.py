@@ -95,7 +95,7 @@ class SavedSteps(Struct, frozen=True):
 
 
 class Losses(Struct, frozen=True):
-    """What the failures of a run cost (core/failure/losses.py)."""
+    """The cost of a run's failures (core/failure/losses.py)."""
 
     incidents: int = 0  # how many there were
     lost_s: float = 0.0  # seconds
@@ -115,7 +115,7 @@ class Admission(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True):
-    """What a run keeps over its attempts: its rules, its budgets, and what its plans changed."""
+    """The state of a run over its attempts: its rules, its budgets, and the changes of its plans."""
 
     id: str = ""
     policy: Policy = Policy()
@@ -271,7 +271,7 @@ class Attempt(Struct, frozen=True):
 
 
 class NodeReport(Struct, frozen=True):
-    """What one node saw of an attempt, once its ranks are gone. Its times are by the clock of the node that judges."""
+    """One node's evidence of an attempt, once its ranks are gone. Its times are by the clock of the node that judges."""
 
     node: str
     attempt: Attempt

@@ -75,7 +75,7 @@ class StepShares(Struct, frozen=True, omit_defaults=True):
 
     @property
     def sentence(self) -> str:
-        """Which ranks wait for what; "" where all are alike."""
+        """The ranks that wait and their reasons; "" where all are alike."""
         if self.rank is not None and self.reason is not None:
             does, waits = _reason(self.reason, self.of_rank, self.disk), f"{self.others_wait} % for rank {self.rank}"
             return f"rank {self.rank} {does}, {'the other waits' if self.ranks == 2 else 'the others wait'} {waits}"  # noqa: PLR2004 (a pair)

@@ -1,4 +1,4 @@
-"""What a guardian says once its supervisor has died and all processes are ended: one message to the coordinator of the job's nodes.
+"""A guardian's message to the coordinator of the job's nodes, once its supervisor has died and all processes have ended.
 
 The others then wait for nothing that runs no more. The supervisor prepares the message: nothing here knows its form.
 """

@@ -51,7 +51,7 @@ _INHERITED = ("limits", "cgroup", "oom_score_adj")
 
 
 class StartFacts:
-    """What a standby was started with.
+    """The command and the environment of a standby.
 
     `renewed`: variables that may change: RENEWED, and those that its imports may read and did not (MAY_CHANGE in the shim's standby.py).
     """

@@ -31,7 +31,7 @@ _LONGEST_ROOT: Final = 400
 
 
 class SeenLoop(Struct, frozen=True):
-    """What the file of a loop says. until_s: monotonic seconds. ready: its ranks train, or run and cannot be seen to.
+    """The content of a loop's file. until_s: monotonic seconds. ready: its ranks train, or run and cannot be seen to.
 
     root: the state directory of the job, "": not known.
     """

@@ -53,7 +53,7 @@ _FRAME = re.compile(rb'\{"crc":"([0-9a-f]{8})","len":([0-9]{1,10}),"rec":')
 
 
 class Header(Struct, frozen=True):
-    """What the file is. `version` is that of the format."""
+    """The kind of the file. `version` is that of the format."""
 
     job: str
     node: str
@@ -152,7 +152,7 @@ SUMMARY = "summary"
 
 
 class ViewTaken(Struct, frozen=True):
-    """What the records up to here say of the job (supervisor/view/snapshot.py): nothing new, and all that a reader needs of them."""
+    """The view of the job after the records up to here (supervisor/view/snapshot.py): nothing new, and all that a reader needs of them."""
 
     version: int  # of the view's fields
     before: int  # number of the record of the view before it, to which its lists and its state are added; 0: they are whole

@@ -85,7 +85,7 @@ class Listener(Protocol):
 
 
 class ViewKeeper(Protocol):
-    """What makes the views of a journal that stand among its records (supervisor/view/keeping.py)."""
+    """The maker of the views among the records of a journal (supervisor/view/keeping.py)."""
 
     def take(self, line: bytes) -> None:
         """Take the line of a record."""
@@ -122,7 +122,7 @@ class _Pending(Struct, frozen=True):
 
 
 class _Shared(Struct):
-    """What caller, writer and notifier share, under `Journal._changed`."""
+    """The data that caller, writer and notifier share, under `Journal._changed`."""
 
     next_seq: int
     waiting: deque[_Pending] = field(default_factory=deque)  # the oldest first; it stays here until it is written

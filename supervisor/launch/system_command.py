@@ -26,7 +26,7 @@ SCONTROL_S: Final = 10.0
 
 
 class SystemCommandResult(Struct, frozen=True):
-    """What a program wrote, and its exit code; 127 and nothing where it could not be run."""
+    """The output of a program, and its exit code; 127 and nothing where it could not be run."""
 
     text: str
     code: int

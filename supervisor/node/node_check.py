@@ -56,7 +56,7 @@ class NodeCheckPlace(Struct, frozen=True):
 
 
 class NodeCheckResult(Struct, frozen=True):
-    """What came of the check, the same on all nodes.
+    """The result of the check, the same on all nodes.
 
     unfit: the nodes that failed, by their number among the nodes of the attempt, each with the finding. not_excluded: those of them that
     could not be taken out of use. may_leave: whether they may leave alone: none of them would come back, or takes the coordinator with it.

@@ -28,7 +28,7 @@ _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 
 
 class Sentence(Struct, frozen=True):
-    """What may be folded; a line that may not is a str."""
+    """Lines that may be folded; a line that may not is a str."""
 
     text: str
     indent: str = ""

@@ -48,7 +48,7 @@ class NodeStatus(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What people call it: its host, and its number among the others."""
+        """Its name for people: its host, and its number among the others."""
         return self.node if self.number is None else f"{self.node}:{self.number}"
 
     @property

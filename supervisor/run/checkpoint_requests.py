@@ -1,4 +1,4 @@
-"""What an attempt resumes from: chosen here, or together with the other nodes. And what a failure makes of the checkpoints before it.
+"""Chooses the checkpoint of an attempt, here or together with the other nodes, and judges the older ones after a failure.
 
 All of it waits for disks, and some for other nodes, so it runs in threads.
 """

@@ -39,7 +39,7 @@ class OtherNodes(Protocol):
 
     @property
     def own_name(self) -> str:
-        """What the protocol calls this node; "" before nodes have met."""
+        """The protocol's name of this node; "" before nodes have met."""
         ...
 
     @property

@@ -56,7 +56,7 @@ _FIRST_GATHER = 1
 
 
 class AttemptOrders(Struct, frozen=True):
-    """What the protocol orders of the session that runs the attempts, with the number of the attempt first; and of the guardian.
+    """The protocol's orders to the session that runs the attempts, with the number of the attempt first; and to the guardian.
 
     publish: show the others the port and the key of the coordinator. renumber: the other number. complete: all ranks of all nodes exited 0.
     last_word: host, port and message that the guardian sends once this supervisor has died.
@@ -297,7 +297,7 @@ class JobNodes:
 
     @property
     def own_name(self) -> str:
-        """What the protocol calls this node; "" before nodes have met."""
+        """The protocol's name of this node; "" before nodes have met."""
         return "" if self._client is None else self._client.name
 
     @property

@@ -60,7 +60,7 @@ _ENDED_AT: Final = 0.5
 
 
 class RecordedImports(msgspec.Struct):
-    """What the supervisor reads of a rank's record of its imports (instrument/_supervise_shim/imports.py).
+    """The fields that the supervisor reads of a rank's record of its imports (instrument/_supervise_shim/imports.py).
 
     refused: why the rank's process can have no standby.
     """

@@ -1,4 +1,4 @@
-"""What the ledger is made of: spans of time, each in one state, and what a run's spans add up to.
+"""The data of the ledger: spans of time, each in one state, and the sums of a run's spans.
 
 The spans of a run follow each other without a gap, from its first record to its end. So their sum is the wall clock by construction; what
 may be wrong is a state, never the sum.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TimeState(StrEnum):
-    """What the time of a run was spent with. docs/reference/time-ledger.md has their meanings; the order is that of the report."""
+    """The uses of a run's time. docs/reference/time-ledger.md has their meanings; the order is that of the report."""
 
     PRODUCTIVE = "productive"
     DEGRADED = "degraded"

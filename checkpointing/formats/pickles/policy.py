@@ -28,7 +28,7 @@ from typing import Final
 
 
 class Judgement(Enum):
-    """What a global is to us."""
+    """The class of a global in this policy."""
 
     KNOWN = "known"
     UNKNOWN = "unknown"

@@ -28,7 +28,7 @@ _OF_EVERY_RANK: Final = ("dcp", "fsdp", "deepspeed", "megatron", "hf_trainer", "
 
 
 class CheckpointSender(Protocol):
-    """What sends checkpoints to the mirrors."""
+    """The sender of checkpoints to the mirrors."""
 
     def is_sending(self, path: str, name: str) -> bool:
         """Return whether a checkpoint is still to be sent. name: its keys.nonce_of."""
@@ -63,7 +63,7 @@ class MirroredSaves:
 
 
 class _Save(NamedTuple):
-    """What decides which node sends a save. layout: its format, "" before it is read."""
+    """The facts that decide which node sends a save. layout: its format, "" before it is read."""
 
     path: str
     identity: Identity

@@ -1,4 +1,4 @@
-"""Who holds the memory of a full GPU: the process that ran out, other processes of its job, or foreign processes.
+"""Names the holders of a full GPU's memory: the process that ran out, other processes of its job, or foreign processes.
 
 The fields come from the message that `cuda_oom.torch` matched, the job's pids from other evidence. Uncertain numbers are left out. A wrong
 owner misleads the recovery: it does nothing although a smaller batch would help, or it shrinks a job that is not the cause.

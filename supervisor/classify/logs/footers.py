@@ -100,7 +100,7 @@ _NODE_OF = re.compile(r"(?:^srun: error: |\bon (?:node|host) )(?P<node>[\w.-]{1,
 
 
 class LauncherRow(Struct, frozen=True):
-    """What prints an end, whose end that is, and its words. pattern: for words that are no sentence of the grammar."""
+    """A printed end: its program, its subject, and its words. pattern: for words that are no sentence of the grammar."""
 
     name: str
     whose: str

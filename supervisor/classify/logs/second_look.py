@@ -100,7 +100,7 @@ def _unescaped(value: str) -> str:
 
 
 class _Part(Struct, frozen=True):
-    """What a line says. number: of its line. line: as it was written, without colours.
+    """A statement of a line. number: of its line. line: as it was written, without colours.
 
     only_end: the line is left out but for the end of a process that it reports: an operator logs a pod's end as a warning.
     """

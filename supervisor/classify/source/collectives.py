@@ -1,4 +1,4 @@
-"""Which calls are collectives of all ranks, also those in functions of the same script."""
+"""Finds calls of collectives of all ranks, also those in functions of the same script."""
 
 from __future__ import annotations
 

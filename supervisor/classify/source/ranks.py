@@ -1,4 +1,4 @@
-"""Which expressions are a rank or the number of ranks, and which tests differ between ranks."""
+"""Finds expressions of a rank or of the number of ranks, and tests that differ between ranks."""
 
 from __future__ import annotations
 

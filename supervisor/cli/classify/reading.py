@@ -48,7 +48,7 @@ _MOST_CONTROL = 0.05
 
 @dataclass(slots=True)
 class Texture:
-    """What the bytes of a log are like. NULs count for nothing where there is text beside them: a sparse file has holes of them."""
+    """The kind of a log's bytes. NULs count for nothing where there is text beside them: a sparse file has holes of them."""
 
     judged: int = 0
     nul: int = 0

@@ -45,7 +45,7 @@ def require_steps(settings: Settings) -> None:
 
 
 class Decision(Struct, frozen=True):
-    """What supervise decided about a failure of the job, and when (Unix seconds)."""
+    """Supervise's decision about a failure of the job, and its time (Unix seconds)."""
 
     t: float
     verdict: FailureVerdict

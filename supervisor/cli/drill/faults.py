@@ -73,7 +73,7 @@ class Struck(Struct, frozen=True):
 
 
 class Account(Struct, frozen=True):
-    """What the journal says since the fault. Times are Unix seconds; None: it did not happen.
+    """The journal's facts since the fault. Times are Unix seconds; None: it did not happen.
 
     noticed: an alert or an incident, and its text. opened_t: the incident or the stop, without which the job continues as it is.
     """

@@ -38,7 +38,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 class NodeJournal(Struct, frozen=True):
-    """What the state directory has of one node. name: by which the other nodes know it, "" where it has met none."""
+    """One node in the state directory. name: by which the other nodes know it, "" where it has met none."""
 
     place: JobFiles
     view: JobView

@@ -19,7 +19,7 @@ _TAIL_BYTES, _MOST_LINES = 1 << 15, 300
 
 
 class LoggedProgress(Struct, frozen=True):
-    """What the end of the log shows: the newest count of steps, and the losses in their order, each with its step if the line has one."""
+    """The facts at the end of the log: the newest count of steps, and the losses in their order, each with its step if the line has one."""
 
     count: StepCount | None = None
     losses: tuple[tuple[int | None, float], ...] = ()

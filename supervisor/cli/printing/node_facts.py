@@ -32,7 +32,7 @@ _ROOT: Final = Path("/")
 
 
 class NodeFacts(Struct, frozen=True):
-    """What this node has.
+    """The facts of this node.
 
     gpus: those that a job sees which this shell starts; 0 where none is there, or where their number is not known: no_gpus then says why.
     gpu_name: of them all, joined where they differ. precision: bf16, fp16 or fp32, "" where unknown. nvlinks: that are up on each GPU; None

@@ -28,7 +28,7 @@ _LONGEST = 160
 
 
 class RowGroup(StrEnum):
-    """Which part of the list a job is in, the most urgent first. The value is that of the filter `state`."""
+    """The part of the list that a job is in, the most urgent first. The value is that of the filter `state`."""
 
     NEEDS = "needs"  # it hangs, waits for nodes, failed or lost its supervisor: somebody should look
     RUNS = "runs"

@@ -43,7 +43,7 @@ _NUMBERS: Final = frozenset({"progress", "step", "rate", "time left", "changed"}
 
 
 class JobFilter(Struct, frozen=True):
-    """Which jobs the list has. name: a part of it; state: "" or the value of a RowGroup."""
+    """The choice of jobs in the list. name: a part of it; state: "" or the value of a RowGroup."""
 
     name: str = ""
     state: str = ""
@@ -55,7 +55,7 @@ class JobFilter(Struct, frozen=True):
 
 
 class PageAddress(Struct, frozen=True):
-    """Which page: that of a job on a node, or with "" the list. all_runs: of all that are kept, not of the last one only."""
+    """The address of a page: that of a job on a node, or with "" the list. all_runs: of all that are kept, not of the last one only."""
 
     job: str = ""
     node: str = ""

@@ -151,7 +151,7 @@ def _wanted_check(state: JobState) -> str:
 
 
 class Agreement(NamedTuple):
-    """What the choice of all nodes means here. begins: this node continues to begin from what they chose."""
+    """The effect of all nodes' choice here. begins: this node continues, and begins from their choice."""
 
     state: JobState
     actions: tuple[Action, ...] = ()

@@ -54,7 +54,7 @@ FIELDS = (*SETTABLE, *SEEN, "signals", "threads", "at_exit", "loggers", "outputs
 
 
 class ProcessState:
-    """What a script can change and an import can see; compared field by field. `handlers`: of the root logger, not compared."""
+    """State that a script can change and an import can see; compared field by field. `handlers`: of the root logger, not compared."""
 
     __slots__ = (*FIELDS, "handlers")
 

@@ -1,4 +1,4 @@
-"""What the ranks and the supervisor agree on: the heartbeat file's fields, the files' names, how a process is named.
+"""The common layout of the ranks and the supervisor: the heartbeat file's fields, the files' names, how a process is named.
 
 Imported by both sides, under two names; standard library only and nothing happens on import.
 """

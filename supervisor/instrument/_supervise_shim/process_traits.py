@@ -1,4 +1,4 @@
-"""What makes a standby look like the rank that starts cold: output, priority, environment, /proc (docs/explanation/restarts.md)."""
+"""Makes a standby look like the rank that starts cold: output, priority, environment, /proc (docs/explanation/restarts.md)."""
 # ruff: noqa: PTH123,PTH208 - pathlib is imported where the rank imports it
 
 from __future__ import annotations

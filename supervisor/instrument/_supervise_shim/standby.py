@@ -51,7 +51,7 @@ _FD_BYTES = 4
 
 
 class StandbyOrder:
-    """What VARIABLE holds: `fd|nice|oom|modules that are left out, each with its effect|path of the record`.
+    """The value of VARIABLE: `fd|nice|oom|modules that are left out, each with its effect|path of the record`.
 
     nice and oom: the values to return to, if known.
     """

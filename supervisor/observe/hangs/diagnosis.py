@@ -158,7 +158,7 @@ def _behind_the_end(now: Sequence[RankActivity], ranks: Sequence[ComparedRank]) 
         alike.setdefault(f"{text}{place}", []).append(activity)
     nodes = _nodes(ranks)
     parts = [
-        f"{_named(activities, nodes)} {'stands' if len(activities) == 1 else 'stand'} at {'its' if len(activities) == 1 else 'their'} exit"
+        f"{_named(activities, nodes)} {'stands at its exit' if len(activities) == 1 else 'stand at their exit'}"
         f"{': ' if text.startswith('a thread') else ' '}{text}".rstrip()
         for text, activities in list(alike.items())[:MOST_KINDS]
     ]

@@ -34,7 +34,7 @@ _LONGEST_SOURCE = 2_000_000
 
 
 class HeldFrame(Struct, frozen=True):
-    """What one function of the main thread holds."""
+    """The values in one function of the main thread."""
 
     file: str
     line: int

@@ -74,7 +74,7 @@ class FileWait(Struct, frozen=True):
 
 
 class ThreadWait(Struct, frozen=True):
-    """What the main thread waits for, as the kernel shows it.
+    """The reason of the main thread's wait, as the kernel shows it.
 
     state: the letter of /proc/PID/stat, "" if the process is gone. wchan: the kernel's function that it sleeps in, "" running or unknown.
     call: name or number of the system call, with its arguments. stack: the kernel's functions, the innermost first.

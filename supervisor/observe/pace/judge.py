@@ -67,7 +67,7 @@ class RankSample(Struct, frozen=True):
 
 
 class PaceNews(Struct, frozen=True):
-    """What became slow, or is so no more (`is_over`). rank: whose, None for a drop. text: without the rank's GPU."""
+    """A change of pace: slow, or slow no more (`is_over`). rank: the slow one, None for a drop. text: without the rank's GPU."""
 
     kind: PaceKind
     text: str

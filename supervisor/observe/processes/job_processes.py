@@ -1,4 +1,4 @@
-"""Which processes are the job's, and of which rank: turns a pid in the kernel's log into a rank.
+"""Knows the processes of the job, and their ranks: turns a pid in the kernel's log into a rank.
 
 It knows the ranks, what descended from the guardian every few seconds, and asks /proc: a process that the kernel is just killing still
 has its parents there. Other pids are strangers. In a pid namespace of our own every pid is unknown, because the kernel's log names the

@@ -1,4 +1,4 @@
-"""Which ranks a plain command started by itself, and how they end: Lightning's own children, the ranks of accelerate and of mpirun.
+"""Finds the ranks that a plain command started by itself, and their ends: Lightning's own children, the ranks of accelerate and of mpirun.
 
 They are no children of the supervisor, so nobody reports their end. A process below the guardian is such a rank if its environment has
 LOCAL_RANK and WORLD_SIZE (or mpirun's names for them), and its parent's is not the same rank's: a loader process has its rank's

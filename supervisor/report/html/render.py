@@ -42,7 +42,7 @@ _NO_CHARACTER: Final = re.compile("[\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd
 
 
 class Live(Struct, frozen=True):
-    """What a page that is served has beyond a file. Addresses are relative, so that a proxy may serve it below a path of its own.
+    """The additions of a served page to a file's. Addresses are relative, so that a proxy may serve it below a path of its own.
 
     script: of the script that keeps it up to date, "" for none. home: of the list of jobs, "" on the list itself. now: Unix seconds, when
     it was made.

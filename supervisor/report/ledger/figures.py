@@ -70,7 +70,7 @@ class SavingAdvice(Struct, frozen=True):
 
 
 class Figures(Struct, frozen=True):
-    """What several runs, or one, add up to. Seconds; None: not recorded.
+    """The totals of one or more runs. Seconds; None: not recorded.
 
     ettr, goodput: shares of the wall clock. mtbf_s: None below three failures; mtbf_range_s: the 90 % interval, its upper end None where
     nothing failed. ran_s: in which ranks could fail. step_s: the median time of a step.

@@ -2,7 +2,7 @@
 
 `find` goes by patterns, `find_in` through one directory; `checkpoints_in` also shows what a resume does not take.
 
-A directory that a format claims is one candidate, and its content is none. Where a pattern matches several files in such a directory
+A directory that a format claims is one candidate, and its files are not. Where a pattern matches several files in such a directory
 (`step-*/*.pt`), the directory is meant. Of any other directory that matches, the checkpoints directly in it are candidates, and the files
 named like one. No file of a checkpoint is read. `problems` names what could not be listed: "could not look" differs from "nothing there".
 A pattern whose directory does not exist matches nothing: so a job begins. The listing skips hidden and temporary names and resolves
@@ -250,7 +250,7 @@ def _without_members(candidates: list[Candidate]) -> Iterator[Candidate]:
 
 
 def _candidates(path: str, problems: list[tuple[str, str]]) -> Iterator[Candidate]:
-    """Yield what a matched path is: itself, or the checkpoints directly in a directory that is none itself."""
+    """Yield what a matched path is: itself, or the checkpoints directly in a directory that is no checkpoint."""
     name = path.rpartition("/")[2]
     if name.startswith(".") or step_names.is_temporary(name) or step_names.is_set_aside(path):
         return

@@ -165,7 +165,7 @@ def newest_first(
 
 
 def _read(backend: Backend, place: MirrorLocation | Unjoined) -> MirroredCheckpoint | tuple[str, str]:
-    """Read a checkpoint's manifest. Join parts that their nodes did not live to join; else return their key, and why they are none."""
+    """Read a checkpoint's manifest. Join parts that their nodes did not join before their end; else return their key, and why not."""
     if isinstance(place, MirrorLocation):
         return MirroredCheckpoint(backend, place, read_manifest(backend, place))
     whole, why = joining.joined(backend, place.location.key, place.documents)

@@ -157,7 +157,7 @@ class PartSink:
         self._buffer.end_pass()
 
     def _begun(self, path: str) -> _FilePass | None:
-        """Return the file of the checkpoint that was opened at a path; None for one that is none of it."""
+        """Return the file of the checkpoint that was opened at a path; None for another file."""
         real = os.path.realpath(path)
         member = real.removeprefix(f"{self._root}/") if self._is_tree else self._name
         if self._is_tree and member == real:

@@ -77,7 +77,7 @@ class PairTrial:
 class Sample:
     """The measures of one rank in one pair trial. partner: NOBODY if it had none in this round.
 
-    seconds: of every trial, by kind. failure: "" or what failed and where. own: it failed on this rank alone, whoever the partner.
+    seconds: of every trial, by kind. failure: "" or what failed and where. own: it failed on this rank alone, with any partner.
     absent: the partner was gone, so the rank tried nothing.
     """
 

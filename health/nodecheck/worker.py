@@ -1,4 +1,4 @@
-"""A rank's way through the rounds: it measures with each partner, reports, and continues, whoever is gone.
+"""A rank's way through the rounds: it measures with each partner, reports, and continues, also where ranks are gone.
 
 A rank waits for its present partner only. A rank that hangs therefore holds up its partners alone, each for the timeout of one trial.
 """

@@ -73,7 +73,7 @@ OF_NETWORKS = _names(
 OF_A_GONE_WORKER = frozenset({"ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError"})
 #: What a mistake in the code of a data set, a transform or a collate function raises: no other data would help.
 OF_MISTAKES = frozenset({"KeyError", "NameError", "UnboundLocalError", "AttributeError", "TypeError", "NotImplementedError"})
-#: Exceptions of faults in the program or in its configuration, as long as nothing else explains them. FileNotFoundError is none: a
+#: Exceptions of faults in the program or in its configuration, as long as nothing else explains them. FileNotFoundError is not one: a
 #: mount comes late, another job writes the file; nor is FileExistsError, which two ranks race for.
 _OF_THE_PROGRAM = OF_MISTAKES | _names(
     "ValueError IndexError ImportError SyntaxError IndentationError TabError ZeroDivisionError IsADirectoryError NotADirectoryError"

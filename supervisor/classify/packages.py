@@ -55,7 +55,7 @@ _FITS_TORCH = MappingProxyType(
 
 
 def install_text(facts: Mapping[str, str]) -> str:
-    """Return the command that installs what a verdict's facts name, and where; "" if it is none of the known packages.
+    """Return the command that installs the package in a verdict's facts, and where; "" for an unknown package.
 
     Python names the first part that is missing: of `sklearn.future` the package itself is there, in another version.
     """

@@ -216,7 +216,7 @@ class NodeClient:
         """In a thread of its own: a host that is gone, or a name that nobody resolves, takes seconds, and time passes here."""
         try:
             sock = socket.create_connection((address.host, address.port), timeout=CONNECT_S)
-        except (OSError, ValueError, OverflowError):  # ValueError: a name that is none
+        except (OSError, ValueError, OverflowError):  # ValueError: no valid name
             self._tries.append((address, None))
         else:
             if self._is_closing:

@@ -48,7 +48,7 @@ _KEY = re.compile(r"[\w-]+(\.[\w-]+)*")
 # SUPERVISE_JOB_* is what ranks are given (a supervisor may run within a job); the others are what Kubernetes puts into every container
 # of a namespace that has a Service named "supervise" or "supervise-ui" (kubernetes.io/docs/concepts/services-networking/service).
 _NOT_CONFIGURATION = re.compile(r"SUPERVISE_(JOB_.*|(\w+_)?(SERVICE_(HOST|PORT.*)|PORT(_.*)?))")
-# Reading these from a file found in the working directory would let whoever wrote that directory choose them.
+# Reading these from a file found in the working directory would let the directory's writer choose them.
 _NEVER_FROM_FOUND_FILE = {
     "ui.token_file": "secret named",
     "alerts.sink.url_file": "secret named",

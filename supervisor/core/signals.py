@@ -40,7 +40,7 @@ class SignalRow(NamedTuple):
 SIGNALS: dict[Meaning, SignalRow] = {
     Meaning.PERSON: SignalRow((SIGINT,), "a person ends the job, and waits: nothing is saved for it", "130"),
     Meaning.NOTICE: SignalRow((SIGUSR1, SIGUSR2), "a scheduler's notice: the end is coming, and the job is to go on later", "75"),
-    Meaning.END: SignalRow((SIGTERM, SIGHUP), "the end, from whoever", "75 where the ranks saved, else 143 (129 for HUP)"),
+    Meaning.END: SignalRow((SIGTERM, SIGHUP), "the end, from any sender", "75 where the ranks saved, else 143 (129 for HUP)"),
 }
 _MEANINGS = {signum: meaning for meaning, row in SIGNALS.items() for signum in row.signals}
 

@@ -50,7 +50,7 @@ class PaceChanged(AttemptEvent, frozen=True):
 
     kind: str  # straggler or drop (observe/pace/judge.py)
     text: str  # the slow subject
-    rank: int | None = None  # whose, None where it is none alone
+    rank: int | None = None  # the rank, None where it is not one alone
     is_over: bool = False  # it is as fast as before
     # number of the slow node among those of the attempt, which were compared (observe/pace/nodes.py); None: the ranks of this node were
     node: int | None = None

@@ -53,5 +53,5 @@ class LastWord:
                 connection.shutdown(socket.SHUT_WR)
                 while connection.recv(4096):  # until the coordinator has read it, and closes
                     pass
-        except (OSError, ValueError, OverflowError):  # nobody is there, or the name is none
+        except (OSError, ValueError, OverflowError):  # no one listens, or the name is wrong
             return

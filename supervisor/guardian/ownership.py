@@ -313,7 +313,7 @@ def _doubt(environment: list[bytes] | OSError | None, cookie: str) -> str:
 
 # --- the children of the supervisor ---
 
-# one list for the process, as the kernel keeps one of its children: whoever waits for any of them must know those that have an owner
+# one list for the process, as the kernel keeps one of its children: a waiter for any of them must know those that have an owner
 _started: list[subprocess.Popen[Any]] = []
 _starting = threading.Lock()
 
@@ -473,7 +473,7 @@ def end_recorded(records: Iterable[ProcessRecord], boot_id: str, grace_s: float 
     for record in {(record.pid, record.start_ticks): record for record in records}.values():
         process = process_tree.read(record.pid)
         if record.boot_id != boot_id or process is None or process.start_ticks != record.start_ticks or not process.alive:
-            continue  # it has ended; whoever has the pid now is a stranger
+            continue  # it has ended; the process with this pid now is a stranger
         unproven = _unproven(record, process)
         if unproven is not None:
             left.append(unproven)

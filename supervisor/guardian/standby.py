@@ -1,6 +1,6 @@
 """Starts standbys and hands ranks over to them: the parent's side of instrument/_supervise_shim/standby.py.
 
-Used by whoever will be the rank's parent (the agent, or the guardian for a plain command), on its main thread. A standby that died, hangs,
+Used by the rank's future parent (the agent, or the guardian for a plain command), on its main thread. A standby that died, hangs,
 is stopped or refuses costs a cold start and nothing else: each way out of `hand_over` but True leaves no process behind.
 """
 

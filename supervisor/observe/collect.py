@@ -104,13 +104,13 @@ def exits(  # noqa: PLR0913  facts of the ends, each by name
     first: RankExit | None = None
     for death in sorted((*deaths, *ends), key=lambda death: death.at_ns):
         if isinstance(death, VanishedRank):
-            if first is None:  # after a failure, whoever goes was ended
+            if first is None:  # after a failure, a rank that goes was ended
                 t, fields = clock.at_monotonic_ns(death.at_ns), (("pid", str(death.pid)),)  # a shell may print how that pid ended
                 facts.append(Evidence("exit", "vanished", GONE, rank=death.rank, t=t, fields=fields))
             continue
         t = clock.at_monotonic_ns(death.at_ns)
         if death.rank < 0 or (not death.failed and (first is not None or (stopped_t is not None and t >= stopped_t))):
-            continue  # after a failure, or our stop, whoever leaves with 0 was asked to
+            continue  # after a failure, or our stop, a rank that leaves with 0 was asked to
         name, text = ("signal", str(death.signal)) if death.signal is not None else ("exit_code", str(death.code))
         is_term = (
             death.signal == signal.SIGTERM or death.code == exits_of.OF_A_SIGNAL + signal.SIGTERM

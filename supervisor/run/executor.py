@@ -213,7 +213,7 @@ class Executor:
         unmade, refused, applied = "", None, None
         try:
             (self._job.scratch / "save-now").unlink(missing_ok=True)  # it was for the attempt before
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # whoever empties /dev/shm may have taken all of it
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # a cleaner of /dev/shm may have removed all of it
             heartbeats.create(directory / "heartbeat", SLOTS)
         except OSError as error:
             unmade = f"no heartbeats in {directory}: {error.strerror}; progress is unknown"
@@ -371,7 +371,7 @@ class Executor:
         self._loop.call_soon(swept)
 
     def ended(self) -> None:
-        """No rank is left: whoever waits for the attempt's last words need not wait longer."""
+        """No rank is left: waiters for the attempt's last words need not wait longer."""
         self._factory.checkpoints.ended()
         self.nodes.no_meeting()
         self._gone.set()

@@ -179,7 +179,7 @@ class Standbys:
             self._reporter.started([GPU_HINT])
         if why:
             self._refuse(why)
-        else:  # whoever had those of the attempt before may have died before it could report
+        else:  # the owner of the last attempt's may have died before it could report
             self._set(StandbyState(why=NOT_YET, is_due=True), is_logged=self._state is not None and bool(self._state.pids))
 
     def _refusal(self, state: JobState) -> str:
@@ -281,7 +281,7 @@ class Standbys:
             return
         self._state = state
         data = {"ready": state.ready, "private_mib": state.private_kib // _KIB, "pids": list(state.pids)}
-        self.record(Note(STANDBYS, state.text, data))  # first: whoever reads the log finds it in status
+        self.record(Note(STANDBYS, state.text, data))  # first: a reader of the log finds it in status
         if is_logged:
             self._reporter.note("standby.reported", {"attempt": self._attempt, **data, "text": state.text})
 

@@ -172,7 +172,7 @@ class RunLedger(Struct, omit_defaults=True):
         self._thin_out()
 
     def sample_not_finite(self, t: float, attempt: int, step: int) -> None:
-        """Take that the loss was not finite. It is no pace, so it is none of the newest samples."""
+        """Note that the loss was not finite. It is no pace, so it is no sample."""
         self.samples.append(PaceSample(t, attempt, step, is_finite=False))
         self._thin_out()
 

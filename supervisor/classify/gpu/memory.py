@@ -60,7 +60,7 @@ def _by_amount(amounts: list[int], fields: Mapping[str, str]) -> dict[str, str]:
 
 
 def _bytes(text: str) -> int:
-    """Return an amount of memory; more than any GPU has for a text that is none, which a user's row may extract."""
+    """Return an amount of memory; more than any GPU has for any other text, which a user's row may extract."""
     try:
         return int(FIELD_TYPES["bytes"](text))
     except (ValueError, OverflowError):

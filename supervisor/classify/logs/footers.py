@@ -9,7 +9,7 @@
     verb  = died, crashed, exited, failed, was killed, …
     code  = "exit code", "return code", "status" … number | "signal" number | SIGNAL | the words of a shell
 
-What only supposes an end ("if a worker exits with code 1") is none, and an exit code of 0 is none. What a launcher prints in another form
+A supposed end ("if a worker exits with code 1") does not count, nor does an exit code of 0. What a launcher prints in another form
 has a pattern in `LAUNCHERS`; a shell's notice is in `_NOTICES`. An end gives evidence of source "exit", as if the supervisor had seen
 it. But `t` is 0: the order in a launcher's table does not show which process ended first.
 """

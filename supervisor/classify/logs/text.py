@@ -83,7 +83,7 @@ _ECHO = re.compile(
     )""",
     re.VERBOSE,
 )
-#: A record of a logger in key=value form (Go's and Kubernetes' logs) is none of them.
+#: A record of a logger in key=value form (Go's and Kubernetes' logs) is not one of them.
 _RECORD = re.compile(r"(?:time|ts|t)=\S{1,64} (?:level|lvl)=")
 _OPTIONS = re.compile(r"(?:^|\s)--[a-z][\w-]+(?:[= ]|$)")
 #: A line with so many options is a command.

@@ -76,7 +76,7 @@ def _is_equal(given: str, right: str) -> bool:
 def page_access(at: ListenAddress, token: str, node_names: Iterable[str], *, fresh: str) -> PageAccess:
     """Return who may read the page. token: of the settings. node_names: of this machine. fresh: the token if there is none.
 
-    Raises SuperviseError where a fresh one is not enough: whoever reads from elsewhere must have it from somebody.
+    Raises SuperviseError where a fresh one is not enough: a reader from elsewhere must get it from a person.
     """
     if token and len(token) < SHORTEST_TOKEN:
         raise SuperviseError(f"the page's token is too short: {len(token)} characters", hint=_HINT)

@@ -71,7 +71,7 @@ class CauseRow(Struct, frozen=True):
     of_peers: bool = False
     #: Whether it shows itself as a job in which nothing moves.
     stands_still: bool = False
-    #: Whether it may pass by itself, though it is none of the infrastructure: a hang, and a host's memory, which others use too.
+    #: Whether it may pass by itself, though it is not of the infrastructure: a hang, and a host's memory, which others use too.
     may_pass: bool = False
     #: What a restart waits for, in words; "": for nothing.
     waits_for: str = ""

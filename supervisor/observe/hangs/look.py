@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 ANSWER_S = 2.0
 #: For what the functions of a rank's main thread hold: one that polls answers at once.
 VALUES_S = 0.5
-#: A wait for a file that is over sooner is none.
+#: A shorter wait for a file does not count.
 MOMENT_S = 0.5
 #: Of the processes that one rank started, so many are read.
 MOST_WORKERS = 32

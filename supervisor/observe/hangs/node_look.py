@@ -103,7 +103,7 @@ def bounded(frame: NodeLook, compared_ranks: Sequence[ComparedRank]) -> str:
 
 
 def text_without(number: int, problem: str, life: str = "") -> str:
-    """Return what a node sends that cannot look at its ranks, for the reason `problem`. life: why they are none that could hang."""
+    """Return the message of a node that cannot look at its ranks, for the reason `problem`. life: why they could not hang."""
     return _text(NodeLook(number, problem=problem, still_s=0.0 if life else None, life=life, has_lived=bool(life)))
 
 

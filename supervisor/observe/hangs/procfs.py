@@ -1,7 +1,7 @@
 """Reads what the kernel knows of one process: its state, its counters, and the file that its main thread waits for.
 
 psutil reads neither the counters of a thread nor wait channels, kernel stacks and system calls. What may not be read is empty: the kernel
-stack is root's, and the system call is that of whoever may trace the process. Nothing here asks a file system, which may be the one that
+stack is root's, and the system call is for those who may trace the process. Nothing here asks a file system, which may be the one that
 does not answer: the path comes from the link of the descriptor, the mount from `fdinfo` and `mountinfo`.
 """
 

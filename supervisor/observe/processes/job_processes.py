@@ -77,7 +77,7 @@ class JobProcesses:
                 at = parents[at]
             known[pid] = attempt.ranks.get(at)
         with self._lock:
-            if self._attempt is attempt:  # else another has begun meanwhile, and these pids are none of its
+            if self._attempt is attempt:  # else another has begun meanwhile, and these pids are not of it
                 self._attempt = _AttemptProcesses(attempt.ranks, known, tuple(parents))
 
     def whose(self, pid: int) -> tuple[ProcessOwner, int | None]:

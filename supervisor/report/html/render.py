@@ -1,7 +1,7 @@
 """Makes an HTML page of a template that is beside this file. No other module imports jinja2.
 
 Nothing is fetched and nothing runs but what the policy of the page names; a file's names its own style alone. Each text that a template
-writes is cleaned and escaped, whoever it comes from: a log line may hold anything. A page is well-formed XML, so that a test can parse it.
+writes is cleaned and escaped, whatever its source: a log line may hold anything. A page is well-formed XML, so that a test can parse it.
 
 A template makes the page's `main`; `base.html.j2` is the frame of every page. style.css is in each page, and has
 all colours, for light and for dark. No element may have a `style`: the policy refuses it.

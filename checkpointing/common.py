@@ -79,7 +79,7 @@ Candidates = tuple[NodeCheckpoint, ...]
 def order(candidates: Sequence[Candidates], saves: Sequence[Sequence[NodeSave]]) -> list[Candidates | str]:
     """Return candidates (in their order) and the names of saves in one order, newest first. `saves`: of each node.
 
-    A save goes before the first candidate that is not newer. What this run saved is newer than what another run did; within this run the
+    A save goes before the first candidate that is not newer. A save of this run is newer than one of another run; within this run the
     attempt counts, then the step. Of a save that every node has whole there is a candidate too; that goes first.
     """
     rows: dict[str, NodeSave] = {}

@@ -45,7 +45,7 @@ class Listing:
 
     #: Without repetition, sorted by path.
     candidates: tuple[Candidate, ...]
-    #: What could not be read, as (path, reason).
+    #: The unread paths, as (path, reason).
     problems: tuple[tuple[str, str], ...] = ()
     #: Each pattern that matched something and no candidate, with the first path that it matched.
     without: tuple[tuple[str, str], ...] = ()
@@ -55,7 +55,7 @@ class _Walk:
     """One walk: collects problems, and gives up after `_MOST_ENTRIES`.
 
     `named` says that a directory was reached by its own name, not by a wildcard: that one it is a problem not to be allowed to list.
-    What a wildcard merely passes (lost+found in a mount's root) is no business of the job's.
+    A file that a wildcard merely passes (lost+found in a mount's root) does not concern the job.
     """
 
     def __init__(self, cache: ListingCache | None) -> None:

@@ -141,7 +141,7 @@ class Candidate:
         return self.mtime_ns or self.identity.mtime_ns
 
 
-#: What a training keeps beside its weights, by any part of a tensor's name ("optimizer.state.0.exp_avg", "best_loss").
+#: Tensors that a training keeps beside its weights, by any part of a tensor's name ("optimizer.state.0.exp_avg", "best_loss").
 _BESIDE_WEIGHTS: Final = re.compile(r"optim|sched|scaler|loss|metric|rng|grad|exp_avg|momentum|monitor", re.IGNORECASE)
 #: More tensors than these are not listed one by one; weights are listed first.
 MOST_NON_FINITE: Final = 256

@@ -1,7 +1,7 @@
 """The formats that checkpoints come in: one row per format, one file per row, imported when a file is met that needs it.
 
 A format says whether a file, or a directory, is its own (`claims`) and examines its content (`examine`). It raises nothing about it: what
-is wrong with it is the answer. What comes out of a format is about bytes only; identity, changes while reading and the names of
+is wrong with it is the answer. A format's result is about bytes only; identity, changes while reading and the names of
 checkpoints are `verify`'s. The format of a directory hands its files to the formats of files (`examine_member`): what makes a file whole
 is decided in one place.
 """

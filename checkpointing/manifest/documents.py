@@ -429,7 +429,7 @@ class Manifests:
 
 
 VERIFIED: Final = RowTable("verified", Manifest, lambda row: row.path)
-#: What this node holds of checkpoints whose other files lie on the disks of other nodes.
+#: The parts on this node of checkpoints whose other files lie on the disks of other nodes.
 PART: Final = RowTable("part", Manifest, lambda row: row.path)
 
 

@@ -62,7 +62,7 @@ def other_jobs(backend: Backend, job: str, seen: Callable[[], object]) -> Iterat
 
 
 def _level(backend: Backend, prefix: str, seen: Callable[[], object]) -> list[Stored]:
-    """List what has a prefix, without what lies deeper. What a directory holds is never listed to learn that it is there."""
+    """List the keys with a prefix, without deeper ones. A directory's content is never listed to learn that it is there."""
 
     def level() -> Iterator[Stored]:
         for stored in backend.list(prefix, shallow=True):

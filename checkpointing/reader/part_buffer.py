@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from checkpointing.mirror.upload import CheckpointUpload
 
 BUDGET_BYTES: Final = 256 << 20
-#: What a pass takes before any part of it was sent: three parts, so that two are ready while a mirror that keeps up takes the first.
+#: The memory of a pass before any part of it was sent: three parts, so that two are ready while a mirror that keeps up takes the first.
 FIRST_BYTES: Final = 96 << 20
 
 

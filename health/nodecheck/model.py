@@ -26,7 +26,7 @@ class Kind(StrEnum):
     OVERLAP = "compute and all-reduce at once"
 
 
-#: What belongs to a pair.
+#: The works of a pair.
 TOGETHER: Final = (Kind.SMALL, Kind.LARGE, Kind.SWAP, Kind.OVERLAP)
 
 

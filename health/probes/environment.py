@@ -45,7 +45,7 @@ NAMES: Final = (
     "CUBLAS_WORKSPACE_CONFIG",
 )
 _LINKER: Final = ("LD_LIBRARY_PATH",)
-#: What a training step is made of; `nvidia-*` are torch's own CUDA libraries.
+#: The packages of a training step; `nvidia-*` are torch's own CUDA libraries.
 PACKAGES: Final = (
     "accelerate",
     "apex",

@@ -56,8 +56,8 @@ _SIGN = (
     r"""|[|│](?=[ \t])|(?<=[ \t])\.{4,}(?=[ \t]))"""
 )
 _BETWEEN = rf"""(?:{_QUOTE})?\]?\s*{_SIGN}\s*{_SCHEME}(?:[bfru]{{1,2}}(?=\\*["']))?"""
-#: What looks like a secret where neither a strong name nor a sign shows it: "token c4f09aa17b", ('TOKEN', 'c4f09aa17b'). Quantities and
-#: paths do not.
+#: Words that look like a secret where neither a strong name nor a sign shows it: "token c4f09aa17b", ('TOKEN', 'c4f09aa17b'). Quantities
+#: and paths do not.
 _LIKELY = (
     r"(?!\d[\d.]*(?:e[+-]?\d+)?[a-z%]{0,3}(?:/\w*)?(?![\w.]))(?!\.{0,2}/)"
     r"(?P<value>(?=[\w.~+/=@!#$%^*-]{0,200}?\d)(?=[^a-z\s]{0,200}[a-z])[\w.~+/=@!#$%^*-]{8,})"

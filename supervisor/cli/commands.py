@@ -97,7 +97,7 @@ OPTIONS: Final[dict[str, tuple[str, ...]]] = {
 HIDDEN: Final = frozenset({"systemd run", "systemd alert", "slurm", "slurm exit-code", "slurm requeue"})
 
 
-#: What options and arguments that name a file are called in a command's help.
+#: The name in help of options and arguments that take a file.
 PATHS: Final = frozenset({"FILE", "DIR", "DIRECTORY", "PATH", "PATHS", "INTO", "GLOB"})
 
 

@@ -37,7 +37,7 @@ _OURS = frozenset({"config", "assignments", "takeover"})
 #: How the usage of a command that takes a CMD shows where it is.
 BEFORE_CMD = "[OPTIONS] -- CMD..."
 
-#: What the value of a setting is called in a command's help, where that is not its type.
+#: The name of a setting's value in a command's help, where that is not its type.
 _VALUES = {
     "job.state_dir": "DIRECTORY",
     "checkpoints.paths": "GLOB",

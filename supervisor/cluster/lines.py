@@ -41,7 +41,7 @@ _Item = TypeVar("_Item")
 
 
 class MessageTooLong(OSError):  # noqa: N818  it says what happened
-    """The peer sends a message of more bytes than are taken. What follows on the connection is not read."""
+    """The peer sends a message that is too long. Later bytes of the connection are not read."""
 
 
 class ClosedByPeer(OSError):  # noqa: N818  likewise

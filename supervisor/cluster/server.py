@@ -269,7 +269,7 @@ class CoordinatorServer:
         self._send(connection, wire.encode(protocol.Refusal(reason)))
 
     def _take(self, message: CoordinatorInput) -> None:
-        """Have the coordinator answer. What a broken connection brings while the answers are sent comes after them."""
+        """Have the coordinator answer. Events of a connection that breaks while the answers are sent come after them."""
         if self._is_stepping:
             self._inbox.give(message)
             return

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from supervisor.core.values import Struct
 
-#: What hands a checkpoint to a script of which no flag is known.
+#: The way of a checkpoint to a script without a known flag.
 RESUME_OPTION = "--resume-args '--YOUR-FLAG {resume}'"
 
 

@@ -93,7 +93,7 @@ class AttemptStarted(AttemptEvent, frozen=True):
 class ProgramIdentified(AttemptEvent, frozen=True):
     """The program of the attempt, as it lies on the disk: digests by name (command, script, packages).
 
-    What cannot be read now is left out, because a file system that does not answer is no change of the program.
+    A file that cannot be read now is left out, because a file system that does not answer is no change of the program.
     """
 
     program: tuple[tuple[str, str], ...]

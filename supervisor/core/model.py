@@ -2,7 +2,7 @@
 
 Job > Run > Attempt > Rank. A *job* is what a person means by "my training"; a *run* is one start of it by a person; an *attempt* is
 one life of the whole worker group, and its number is the fence: it only grows within a run, across restarts of the
-supervisor too, and every message that speaks of ranks carries it. What went wrong is data, never an exception:
+supervisor too, and every message that speaks of ranks carries it. A failure is data, never an exception:
 
     Evidence (an observed fact)  ->  FailureVerdict (the cause, and how sure)  ->  Plan (what the next attempt changes, or a stop)
 

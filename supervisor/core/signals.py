@@ -98,7 +98,7 @@ class MomentRow(NamedTuple):
     notice: SignalEffect
 
 
-#: What each signal does. In ENDED nothing is left to end.
+#: The effect of each signal. In ENDED nothing is left to end.
 EFFECTS: dict[SignalMoment, MomentRow] = {
     SignalMoment.NO_RANK: MomentRow(SignalEffect.FINISH, SignalEffect.FINISH, SignalEffect.FINISH),
     SignalMoment.STARTING: MomentRow(SignalEffect.STOP, SignalEffect.STOP, SignalEffect.STOP),

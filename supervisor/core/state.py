@@ -3,7 +3,7 @@
     JobState > run: Run > what one start of the job by a person keeps over its attempts
              > attempt: Attempt > the facts of the current attempt, or of the last one where none runs
 
-A new run is `run=Run(...)`, a new attempt is `attempt=Attempt(...)`: nothing of the one before stays. What outlives a run is in
+A new run is `run=Run(...)`, a new attempt is `attempt=Attempt(...)`: nothing of the one before stays. State that outlives a run is in
 JobState itself. A fact that is not in here cannot influence a decision.
 
 The journal stores the state beside each decision, and a takeover continues from the last one (supervisor/view/job_facts.py). Every field

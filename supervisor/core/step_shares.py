@@ -26,7 +26,7 @@ PART_NAMES: Final = {
 }
 PARTS: Final = tuple(PART_NAMES)
 DATA, COMPUTE, COMMUNICATION, OPTIMIZER, CHECKPOINT, GPU, REST = range(len(PARTS))
-#: What a rank does that the others wait for, with its share in percent.
+#: The work of a rank that the others wait for, with its share in percent.
 _REASONS: Final = {
     DATA: "waits {} % of the time for data",
     COMPUTE: "spends {} % of the time in forward and backward",

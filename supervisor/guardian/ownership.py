@@ -381,7 +381,7 @@ class Orphans:
     def _strangers(self, processes: dict[int, ProcessStat]) -> set[int]:
         """Select, among our children, those that are not proven to be the job's; what descends from the others is remembered.
 
-        What we started ourselves, as the reader process, has its own owner.
+        A process that the supervisor itself started, such as the reader, has its own owner.
         """
         with _starting:
             owned = {process.pid for process in _started if process.poll() is None}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PREPARING, READY, REFUSED, GONE = "preparing", "ready", "refused", "gone"
 VARIABLE = "SUPERVISE_JOB_STANDBY"
-#: What every attempt gets anew, and no library reads while it is imported.
+#: Variables that every attempt gets anew, and that no library reads while it is imported.
 RENEWED = frozenset(
     {
         "MASTER_ADDR",
@@ -45,7 +45,7 @@ RENEWED = frozenset(
 )
 KILLED_S = 0.5
 _PACKET = 4096
-#: What a process inherits beside its environment. A change of these means that a cold rank would start with other ones.
+#: State that a process inherits beside its environment. A change of these means that a cold rank would start with other ones.
 _STATUS = ("Umask:", "Uid:", "Gid:", "Groups:", "SigBlk:", "SigIgn:", "CapEff:", "CapBnd:", "NoNewPrivs:", "Seccomp:", "Cpus_allowed:")
 _INHERITED = ("limits", "cgroup", "oom_score_adj")
 

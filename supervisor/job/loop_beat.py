@@ -54,7 +54,7 @@ class SeenLoop(Struct, frozen=True):
 
 
 class LoopBeat:
-    """Writes the file of one run's loop. What cannot be written is left out: the job continues."""
+    """Writes the file of one run's loop. A failed write is left out: the job continues."""
 
     def __init__(self, scratch: Path, job: str, root: str = "") -> None:
         me = this_process()

@@ -82,7 +82,7 @@ class RunBegan(Struct, frozen=True):
 
 
 class EventTaken(Struct, frozen=True, omit_defaults=True):
-    """One event and what `decide` made of it. What equals its default is left out, in the values below too."""
+    """One event and the result of `decide`. A default value is left out, in the values below too."""
 
     event: str  # name of its class
     data: dict[str, Any]  # its fields
@@ -214,7 +214,7 @@ def event_taken(  # noqa: PLR0913 (a record's fields)
 ) -> EventTaken:
     """Return the record of an event: its fields and those of the actions, each under the name of its class.
 
-    What the nodes of an attempt reported is in the journal of each: of a thousand nodes it would be one record of many MiB.
+    The report of each node of an attempt is in its own journal: of a thousand nodes it would be one record of many MiB.
     """
     event = replace(event, reports=()) if isinstance(event, events.ReportsGathered) else event
     acts = tuple((type(action).__name__, lean(action)) for action in taken)

@@ -184,7 +184,7 @@ class Session(Protocol):
         ...
 
 
-#: What ends as soon as it gets TERM needs less.
+#: A process that ends at once on TERM needs less.
 LEAST_GRACE_S = 1.0
 
 

@@ -37,7 +37,7 @@ _MOST_CHARACTERS: Final = 300
 _FAILED: Final = "failed"
 #: Checks whose finding is about a rank of its own.
 _OF_RANKS: Final = frozenset({"node_presence", "node_failures", "node_compute", "node_links"})
-#: What a rank of another job would be taken for.
+#: The name for a rank of another job.
 _NOT_INHERITED: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
 
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     Sources = Mapping[str, Callable[[], Iterable[Evidence]]]
 
-#: What a source gets once the ranks are gone. The verdict waits for the slowest.
+#: The time that a source gets once the ranks are gone. The verdict waits for the slowest.
 ANSWER_S = 1.5
 #: Attempts whose beginning is remembered, to tell which one wrote a file.
 MOST_BEGUN = 256

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from supervisor.observe.hangs.recorder import ProcessGroup
     from supervisor.report.layout import Surface
 
-#: What a fork of a rank shows below this loop are the frames of the rank.
+#: The frames of a fork below this loop are those of its rank.
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 
 

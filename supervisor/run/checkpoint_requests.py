@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from supervisor.run.node_requests import NodeRequests
     from supervisor.run.threads import Threads
 
-#: What a checkpoint may have caused: after it nothing is believed that was verified earlier.
+#: Causes that a checkpoint may have: after them no earlier verdict is trusted.
 SUSPECTS = frozenset({Cause.CHECKPOINT_CORRUPT, Cause.CHECKPOINT_MISMATCH, Cause.NAN_LOSS})
 #: How often the thread that waits for other nodes checks whether the attempt is still to begin.
 AGREE_POLL_S = 0.5

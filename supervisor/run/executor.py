@@ -1,6 +1,6 @@
 """Carries out the core's actions, one function for each (core/actions.py). The answers come back as events.
 
-What can wait for a disk runs in a worker thread. node_requests.py acts on the node and its GPUs, rank_requests.py on ranks that go on
+Work that can wait for a disk runs in a worker thread. node_requests.py acts on the node and its GPUs, rank_requests.py on ranks that go on
 running, checkpoint_requests.py on what they resume from.
 """
 
@@ -62,9 +62,9 @@ if TYPE_CHECKING:
 
 #: Heartbeat slots where the number of local ranks is not known beforehand (accelerate, deepspeed).
 SLOTS = 64
-#: What the guardian gets to leave at the end.
+#: The time that the guardian gets to leave at the end.
 LEAVE_DEADLINE_S = 6.0
-#: What the guardian gets to end everything: more than its own grace and KILL take.
+#: The time that the guardian gets to end everything: more than its own grace and KILL take.
 END_DEADLINE_S = 8.0
 LEAVE_GRACE_S = 2.0
 #: After so long a warning reports that the start of an attempt waits for a disk.
@@ -237,7 +237,7 @@ class Executor:
         return tuple(place for place, gpu in enumerate(gpus) if not action.gpus or gpu.uuid in action.gpus)
 
     def _with_precision(self, applied: AttemptCommand, action: act.BeginAttempt) -> AttemptCommand:
-        """Give the ranks the number format that all GPUs have. What those of other nodes have is not known here."""
+        """Give the ranks the number format that all GPUs have. The formats of other nodes' GPUs are not known here."""
         gpus = action.gpus or tuple(gpu.uuid for gpu in self._loop.state.gpus)
         name = "" if self._factory.has_several_nodes else precision(self.node.health.last_readings(), gpus)
         return replace(applied, environment={**applied.environment, "SUPERVISE_JOB_PRECISION": name}) if name else applied

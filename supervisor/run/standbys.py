@@ -41,13 +41,13 @@ MOST_LOOK_S: Final = 30.0
 #: A record grows until the first backward pass: DDP and the optimizers import torch._dynamo. If neither is seen it counts after this time.
 UNSEEN_STEPS_S: Final = 20.0
 MEMORY_LOOK_S: Final = 2.0
-#: What one standby is expected to cost before one was measured: CPU torch needs 150 to 220 MiB.
+#: The expected memory of one standby before one was measured: CPU torch needs 150 to 220 MiB.
 EXPECTED_BYTES: Final = 400 << 20
 #: Why there is none at first.
 NOT_YET: Final = "the ranks have not begun to train"
 SOON: Final = "they are prepared in a moment"
 GPUS_VISIBLE: Final = "GPUs are visible (--standby on has them there)"
-#: What they would bring there, once a run.
+#: The line about their possible gain, once a run.
 GPU_HINT: Final = (
     "standbys are off where GPUs are visible; --standby on keeps an interpreter beside each rank that has imported what the rank imports"
     " and touches no GPU, so a restart skips the seconds of the imports"

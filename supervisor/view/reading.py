@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     ReadReport = Callable[[str, int, int], None]
 
 Item = TypeVar("Item")
-#: What one step backwards from the end reads, in bytes.
+#: The bytes of one step backwards from the end.
 _BLOCK_BYTES = 1 << 18
 #: The kind of a record is within its first bytes.
 _KIND_WITHIN = 160

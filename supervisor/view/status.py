@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Exit codes of a run that was stopped from outside: it did not fail.
 STOPPED_CODES: Final = frozenset({ExitCode.REQUEUE, 128 + signal.SIGINT, 128 + signal.SIGTERM})
-#: What follows on an attempt, and no first one begins with.
+#: Stages that follow on an attempt, and that no first one begins with.
 _AFTER_AN_ATTEMPT: Final = frozenset({Stage.TEARDOWN, Stage.FOLLOWING, Stage.ADMITTING, Stage.WAITING})
 #: So many steps behind the furthest rank is no difference: a rank ends its step a moment after another.
 _ALIKE_STEPS: Final = 1

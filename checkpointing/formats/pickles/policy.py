@@ -8,7 +8,7 @@ The rule, as docs/reference/checkpoint-verdicts.md states it for users:
 * UNKNOWN: everything else: a training script's own class, the rest of the standard library (`string.Template`, `os.stat_result`).
 
 This is about names that a pickle only refers to (an activation function in a module): a dangerous one is refused, an unknown one is noted.
-What a pickle may *call* is a closed list
+The calls that a pickle may make are a closed list
 (`may_be_called`): (a) the value types above, (b) classes of known packages, (c) functions listed one by one in `_REBUILD`. No package's
 functions are allowed as a whole, because some of them load libraries or evaluate text. Whether an unlisted call is accepted depends on the
 file's writer, which the caller of `verify` knows. Two calls are DANGEROUS in every file: of the result of another call, and of a

@@ -180,7 +180,7 @@ class MirrorFeed:
         """Return whether this node sends a checkpoint: one that its ranks saved; of what no hook saw, the node of rank 0.
 
         Of a directory that ranks of several nodes saved together, the first of these nodes sends it. No hook sees
-        safetensors written by a plain `open`, C++ writers and other processes. What they save must be declared, and new.
+        safetensors written by a plain `open`, C++ writers and other processes. Their saves must be declared, and new.
         """
         records, discovery = self._records, self._records.discovery
         if records.several_nodes and self._shared.is_saved_by_another(save.path, save.identity, discovery):

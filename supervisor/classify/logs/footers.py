@@ -23,7 +23,7 @@ from supervisor.classify.exits import END_SIGNALS, SIGNAL_NUMBERS
 from supervisor.core.model import Evidence
 from supervisor.core.values import Struct
 
-#: What a shell prints for a child that died of a signal (bash, dash), and srun for a task.
+#: Lines of a shell about a child that died of a signal (bash, dash), and srun for a task.
 _SHELL = {
     "Killed": 9,
     "Segmentation fault": 11,
@@ -82,7 +82,7 @@ _SUPPOSED = re.compile(
 _OF_OTHERS = ("root causes", "DataLoader worker")
 _OTHERWISE = re.compile(r"[^.;]{0,48}?\b(?:or|if|when|unless|as (?:asked|expected|requested))\b", re.IGNORECASE)
 _SENTENCE = re.compile(r".*[.;!?]\s", re.DOTALL)
-#: Who has ended without a code, by words that leave no doubt.
+#: Ends without a code, by words that leave no doubt.
 _WITHOUT_CODE = re.compile(
     rf"(?<!\b0 ){_WHO}(?:[ #:=-]{{1,3}}[\w./]{{1,40}}){{0,4}}? (?:has |have |was |were |is |are )?"
     r"(?P<end>(?:(?:exited|terminated|died) |exits )(?:unexpectedly|abnormally|prematurely)"

@@ -217,7 +217,7 @@ def _by_rows(data: bytes, numbers: Sequence[int], t: float, read: Callable[[byte
 
 
 def _listed(parts: Sequence[_Part | None], rank: int | None, t: float) -> list[Evidence]:
-    """Return what the closed lists find. What comes later in one line happened later."""
+    """Return what the closed lists find. Later words of one line happened later."""
     squashed: list[str] = []
     starts: list[int] = []
     of_parts: list[_Part] = []

@@ -40,7 +40,7 @@ _ACCELERATE = frozenset({"gather", "gather_for_metrics", "reduce", "pad_across_p
 _CHECKPOINT = frozenset(
     {"torch.distributed.checkpoint.save", "torch.distributed.checkpoint.load", "torch.distributed.checkpoint.async_save"}
 )
-#: What gives a model whose backward exchanges gradients.
+#: Calls that give a model whose backward exchanges gradients.
 _WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel", "fully_shard"})
 _GROUPS = frozenset({"group", "process_group", "pg"})
 #: Packages of which no function is a collective, besides those of Python itself.

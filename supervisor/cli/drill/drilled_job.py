@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 POLL_S = 0.1
-#: What a job takes beyond its own stop deadline to be gone.
+#: The time that a job takes beyond its own stop deadline to be gone.
 END_MARGIN_S = 30.0
 
 

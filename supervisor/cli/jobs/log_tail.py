@@ -26,7 +26,7 @@ class LoggedProgress(Struct, frozen=True):
 
 
 def log_tail(attempt: Path, rank: int) -> LoggedProgress:
-    """Return what the rank's newest output shows. attempt: the directory of its captured output. What cannot be read shows nothing."""
+    """Return the facts of the rank's newest output. attempt: the directory of its captured output. An unreadable log has none."""
     ends = [end for name in ("out", "err", "log") if (end := end_of(attempt / f"rank-{rank}.{name}", _TAIL_BYTES)) is not None]
     if not ends:
         return LoggedProgress()

@@ -1,6 +1,6 @@
 """The facts of this node that the printed files are made of: GPUs, processors, memory, interfaces, InfiniBand and RoCE ports.
 
-What could not be read is absent: a file then has no line that would need it. The probes of `supervise doctor` read GPUs, processors and
+An unread fact is absent: a file then has no line that would need it. The probes of `supervise doctor` read GPUs, processors and
 memory under a deadline, in processes of their own.
 """
 

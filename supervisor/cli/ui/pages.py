@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from supervisor.report.html.job_page import JobPage
     from supervisor.report.html.render import Page
 
-#: What a page may load, run and ask for: its style, our script, ourselves. Nothing may frame it.
+#: The sources that a page may load, run and ask for: its style, our script, ourselves. Nothing may frame it.
 SERVED_POLICY: Final = (
     POLICY.replace("form-action 'none'", "form-action 'self'")
     + "; script-src 'self'; connect-src 'self'; img-src data:; frame-ancestors 'none'"

@@ -88,7 +88,7 @@ _MOST_SAID = 160
 _OF_NATIVE_CODE = frozenset({4, 6, 7, 8, 11})
 #: Causes that only say that another rank is gone. Nobody is killed because another one left.
 _OF_PEERS = frozenset(exits.OF_PEERS) - {Cause.KILLED_UNKNOWN}
-#: What the death of a process in its teardown looks like: an abort, a crash, a peer that is gone, or nothing but a code.
+#: Causes of a process that dies in its teardown: an abort, a crash, a peer that is gone, or nothing but a code.
 _OF_TEARDOWNS = frozenset(
     {
         *exits.OF_PEERS,

@@ -1,7 +1,7 @@
 """Takes a look at the ranks of this node: what each of them, and each process below it, does now.
 
 All processes are read at once, each by a thread of its own that may never come back: reading /proc of a process in a dead file system can
-block. What has not answered by the deadline is left out, and the look shows it.
+block. A process without an answer by the deadline is left out, and the look shows it.
 
 A look disturbs its subject: the signal wakes the main thread, and the recorder's thread needs CPU time. So a process's counters are read
 before it is asked for anything (`before`) and again when all has been answered (`after`). Two looks are compared from the `after` of the

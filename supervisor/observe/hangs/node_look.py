@@ -1,7 +1,7 @@
 """One node's report on its ranks to the coordinator, in a look at all nodes: a text of 64 KiB at most, whatever its ranks do. Pure.
 
 A node compares its own looks, because their counters and their clock are its own; it sends what its two newest looks show. A process
-group, and a stack, appears once for all ranks that share it, and the members of a group as runs of numbers. What is too long loses its
+group, and a stack, appears once for all ranks that share it, and the members of a group as runs of numbers. A long text loses its
 stacks first, then the members of the groups, then ranks that wait like the others.
 """
 

@@ -39,7 +39,7 @@ _UNRECORDED = _POINT_TO_POINT | {"monitored_barrier"}
 #: Functions of the standard library in which a main thread waits for another thread of its process.
 _JOINS = {"join", "_wait_for_tstate_lock", "result", "wait", "_join", "_shutdown"}
 AT_EXIT = "at its exit"
-#: What a function of a library shows that a rank does, and the phase: (module, functions, text, phase). The first on the stack counts.
+#: The activity and the phase that a library's function shows: (module, functions, text, phase). The first on the stack counts.
 _ACTIVITIES: tuple[tuple[str, tuple[str, ...], str, Phase], ...] = (
     ("torch/utils/data/dataloader.py", (), "in DataLoader.__next__", Phase.DATA),
     ("torch/distributed/checkpoint/state_dict_saver.py", (), "in torch.distributed.checkpoint.save", Phase.CHECKPOINT),

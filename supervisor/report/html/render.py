@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 _PACKAGE: Final = "supervisor.report.html"
 STYLE: Final = resources.files(_PACKAGE).joinpath("style.css").read_text(encoding="utf-8")
-#: What a page may load and run: its own style, known by its digest, and nothing else. A served page adds its own needs.
+#: The sources that a page may load and run: its own style, known by its digest, and nothing else. A served page adds its own needs.
 POLICY: Final = (
     f"default-src 'none'; style-src 'sha256-{base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()}'; "
     "base-uri 'none'; form-action 'none'"
 )
-#: What no page may hold: halves of characters (a path that is not UTF-8), what Unicode sets apart for no use, and what turns the
+#: Characters that no page may hold: halves of characters (a path that is not UTF-8), those that Unicode never uses, and those that turn the
 #: direction of the text that follows.
 _NO_CHARACTER: Final = re.compile("[\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 

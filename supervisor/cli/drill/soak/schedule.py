@@ -16,7 +16,7 @@ from supervisor.core.values import Struct
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-#: What the end of a job may take of the hours, at most a tenth of them.
+#: The time of a job's end within the hours, at most a tenth of them.
 END_S: Final = 30.0
 #: By how much the quiet run may be slower than the new steps of the run with faults were, before it has to end before that run's last step.
 QUIET_SLACK: Final = 1.15

@@ -1,8 +1,8 @@
-"""Write the table of faults in docs/reference/known-programs.md, and the README's table of frameworks, from tests/programs/table.py.
+"""Make the table of faults of docs/reference/known-programs.md, and write the README's table of frameworks, from tests/programs/table.py.
 
 How a program resumes, and which batch is known, is what supervise finds for its command and script.
 
-python bench/faults.py             # write it
+python bench/faults.py             # write the README's
 python bench/faults.py --check     # exit status 1 where it is not up to date
 """
 
@@ -23,13 +23,13 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from tests.programs.table import EACH, FAULTS, NOT_RUN, PROGRAMS, Cell, TrainingProgram, cells  # noqa: E402 -- the checkout is not on the path of a script
 
-PAGE, README = ROOT / "docs" / "reference" / "known-programs.md", ROOT / "README.md"
+README = ROOT / "README.md"
 SCRIPTS = ROOT / "tests" / "programs" / "scripts"
 TITLES = {fault.name: fault.title for fault in FAULTS}
 
 
-def table() -> str:
-    """Return the table, with the reasons and the command lines below it."""
+def fault_table() -> str:
+    """Return the table of the faults, with the reasons and the command lines below it."""
     cells_by_name = {(cell.program, cell.fault): cell for cell in cells()}
     reasons: list[str] = []
     lines = [f"| program | {' | '.join(TITLES[name] for name in EACH)} | also |", "|---" * (len(EACH) + 2) + "|"]
@@ -92,18 +92,13 @@ def _command(program: TrainingProgram) -> str:
 
 
 def main() -> int:
-    """Write the pages, or check them."""
-    wanted = {path: replace_table(path, path.read_text(encoding="utf-8"), *table) for path, table in _tables().items()}
+    """Write the README, or check it."""
+    page = README.read_text(encoding="utf-8")
+    wanted = replace_table(README, page, "frameworks", frameworks())
     if "--check" in sys.argv[1:]:
-        return int(any(path.read_text(encoding="utf-8") != page for path, page in wanted.items()))
-    for path, page in wanted.items():
-        path.write_text(page, encoding="utf-8")
+        return int(page != wanted)
+    README.write_text(wanted, encoding="utf-8")
     return 0
-
-
-def _tables() -> dict[Path, tuple[str, str]]:
-    """Return page → name and text of the table in it."""
-    return {PAGE: ("faults", table()), README: ("frameworks", frameworks())}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Puts tables into pages of the documentation.
 
-A table that is made from the code is in no page: `<!-- table: NAME -->` marks its place, and `filled` puts it there when the site is
-built (docs/conf.py). A table of measurements is between the markers of its name, and its script writes it anew:
+A table stands in no page of docs/: `<!-- table: NAME -->` marks its place, and `filled` puts it there when the site is built
+(docs/conf.py). A table of the README, which is read as it is, or of a long simulation stands between the markers of its name, and its
+script writes it anew:
 
 <!-- NAME: written by bench/SCRIPT.py -->
 ...

@@ -1,16 +1,8 @@
-"""Write the tables of docs/reference/known-programs.md from supervisor/knobs/programs.toml.
-
-python bench/programs.py             # write it
-python bench/programs.py --check     # exit status 1 where it is not up to date
-"""
+"""Make the tables of docs/reference/known-programs.md that are rows of supervisor/knobs/programs.toml."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-from page_tables import replace_table
 
 from supervisor.knobs.bindings import NAMES
 from supervisor.knobs.programs import layouts, programs
@@ -18,12 +10,11 @@ from supervisor.knobs.programs import layouts, programs
 if TYPE_CHECKING:
     from supervisor.knobs.programs import KnobRow, Program, ResumeRow
 
-PAGE = Path(__file__).parents[1] / "docs" / "reference" / "known-programs.md"
 COUNTS = {"gpu": "per GPU", "global": "global", "rank": "per rank", "world": "over all ranks", "derived": "derived", "": ""}
 DEFAULTS = {"script": "the script's own", "datamodule": "the data module's", "keyword": "the script's own, or 1", "": "none: must be given"}
 
 
-def table() -> str:
+def knob_table() -> str:
     """Return the table, with the list of sources below it."""
     lines = ["| program | recognised by | knob | place | counts | where it is not given |", "|---|---|---|---|---|---|"]
     for program in programs():
@@ -90,19 +81,3 @@ def _identity(program: Program) -> str:
     if program.executes:
         ways.append(f"the script runs `{program.executes}` by exec and divides `{program.divides}` by the ranks")
     return ", or ".join(ways)
-
-
-def main() -> int:
-    """Write the page, or check it."""
-    page = PAGE.read_text(encoding="utf-8")
-    wanted = page
-    for name, text in (("programs", table()), ("layouts", layout_table()), ("resume", resume_table())):
-        wanted = replace_table(PAGE, wanted, name, text)
-    if "--check" in sys.argv[1:]:
-        return int(wanted != page)
-    PAGE.write_text(wanted, encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -160,7 +160,7 @@ def is_empty(target: str) -> bool:
 
 
 def move_missing_files(partial: str, target: str, manifest: Manifest) -> None:
-    """Move the downloaded files into the directory that has the others. The one that makes it look whole is last. Raises FileExistsError."""
+    """Move the downloaded files into the directory that has the others. The last one makes it look whole. Raises FileExistsError."""
     for file in sorted(manifest.files, key=lambda file: (file.path.startswith("."), file.path)):
         place = f"{target}/{file.path}"
         durable.make_directory(os.path.dirname(place), 0o755)  # noqa: PTH120 -- strings throughout the package

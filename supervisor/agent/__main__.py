@@ -97,7 +97,7 @@ def _run(controller: Any, link: SupervisorLink, options: argparse.Namespace, arg
     from torch.distributed.elastic.utils.logging import get_logger  # noqa: PLC0415
     from torch.distributed.launcher import api  # noqa: PLC0415
 
-    from supervisor.agent import elastic  # noqa: PLC0415
+    from supervisor.agent import elastic, selfcheck  # noqa: PLC0415
     from supervisor.agent.spawn import OutputChannel  # noqa: PLC0415
 
     entry = launch if options.entry == "launch" else run
@@ -124,6 +124,8 @@ def _run(controller: Any, link: SupervisorLink, options: argparse.Namespace, arg
     gc.freeze()
     gc.enable()
     link.send(hello)
+    for line in selfcheck.missing(selfcheck.loaded()):
+        sys.stderr.write(f"supervise: torch {torch.__version__} does not fit: {line}\n")
     controller.start()
     # not in torch's own log: every attempt has a store of its own in any case; this only keeps torch from serving a useless one
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")

@@ -236,10 +236,10 @@ class Hang(Struct, frozen=True):
 class Finding(Struct, frozen=True):
     """A health check's result on one part of this node, as far as a decision or a person needs it (docs/guides/health.md)."""
 
-    check: str
+    check: str  # of which check
     subject: str  # as health/model.py names it (`gpu:UUID`, `path:/data`, `host`)
     result: str  # ok, degraded or failed
-    reason: str
+    reason: str  # why
     command: str = ""  # what repairs it, or shows more
     blocks: bool = False  # no attempt may begin on it
     event: str = ""  # what happened (`xid 79`), "" for a state
@@ -375,11 +375,11 @@ class Progress(Struct, frozen=True):
 class RankMemory(Struct, frozen=True, array_like=True):
     """The memory of a rank, in bytes; None: not known."""
 
-    rank: int
+    rank: int  # its number
     resident: int | None = None  # its process, shared pages included
     loaders: int | None = None  # its loader workers and all other processes below it, each shared page counted once where that is known
     gpu_allocated: int | None = None  # by torch's allocator, at the end of a step
-    gpu_reserved: int | None = None
+    gpu_reserved: int | None = None  # what the allocator holds
     gpu_peak: int | None = None  # the most that was allocated
     gpu_limit: int | None = None  # of its GPU, or of the share that the script allows itself
     pinned: int | None = None  # of the host, by torch

@@ -40,17 +40,17 @@ from supervisor.core.values import Struct, replace
 class Stage(StrEnum):
     """The stage of the job. docs/reference/stages.md has the drawing, made from the table in core/machine.py."""
 
-    NEW = "new"
-    SELECTING = "selecting"  # the newest verified checkpoint is being selected
-    CHECKING = "checking"  # the checkpoint is chosen; whether this node can be used is awaited
-    STARTING = "starting"  # an attempt was ordered; no rank is known yet
-    RUNNING = "running"
-    TEARDOWN = "teardown"  # a rank failed: ranks are being stopped and evidence is being collected
-    FOLLOWING = "following"  # this node has reported its evidence: the decision for all nodes is awaited
-    ADMITTING = "admitting"  # healthy ranks are being stopped so that waiting nodes can join
-    WAITING = "waiting"  # a restart is decided and backs off
-    STOPPING = "stopping"  # a stop was requested; ranks are saving or being stopped
-    ENDED = "ended"
+    NEW = "new"  # Nothing has begun.
+    SELECTING = "selecting"  # The newest verified checkpoint is searched.
+    CHECKING = "checking"  # The checkpoint is chosen. The examination of this node is awaited.
+    STARTING = "starting"  # An attempt is ordered; no rank is known yet. Several nodes meet in this stage and agree on a checkpoint.
+    RUNNING = "running"  # The ranks run.
+    TEARDOWN = "teardown"  # A rank failed. The others are stopped, and evidence is collected.
+    FOLLOWING = "following"  # This node has reported what it saw. The decision for all nodes is awaited.
+    ADMITTING = "admitting"  # Healthy ranks are stopped so that the nodes can meet anew, with those that wait.
+    WAITING = "waiting"  # A restart is decided, and its delay runs.
+    STOPPING = "stopping"  # A stop was requested.
+    ENDED = "ended"  # The run is over.
 
 
 class StopRequest(Struct, frozen=True):

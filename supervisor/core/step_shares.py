@@ -58,13 +58,13 @@ class RankShares(Struct, frozen=True):
 class StepShares(Struct, frozen=True, omit_defaults=True):
     """Where the steps of this node's ranks go. Percent. In JSON and in the journal, what does not apply is left out."""
 
-    parts: tuple[int, ...]  # of each of PARTS, the mean of the ranks
-    ranks: int = 1
-    rank: int | None = None  # the others wait for this one; None: for none that is seen here
-    of_rank: tuple[int, ...] = ()  # its own
-    others_wait: int = 0  # what the others wait
-    reason: int | None = None  # the part of which it has more than the others
-    disk: int = 0  # of the time of `rank`, or of all ranks on average, on a disk
+    parts: tuple[int, ...]  # percent of data, compute, communication, optimizer, checkpoint, gpu and rest: the mean of the ranks
+    ranks: int = 1  # how many
+    rank: int | None = None  # the others wait for this one; none is named where none is seen here
+    of_rank: tuple[int, ...] = ()  # its own parts
+    others_wait: int = 0  # percent that the others wait
+    reason: int | None = None  # the number of the part, from 0, of which it has more than the others
+    disk: int = 0  # percent of the time of `rank`, or of all ranks on average, on a disk
     place: str = ""  # the line that waits for the GPU most
 
     def differs(self, other: StepShares) -> bool:

@@ -30,14 +30,14 @@ class LossChanged(AttemptEvent, frozen=True):
 class MemoryForecast(AttemptEvent, frozen=True):
     """An amount of memory will be used up soon, if it is used as it grew so far; or it will not any more (observe/memory/forecast.py)."""
 
-    subject: str  # the memory that is used up: "host", or "gpu" and the rank
+    subject: str  # what is used up: `host`, or `gpu` and the rank
     text: str  # how much is used and who grew
     out_t: float = 0.0  # when it is used up, Unix seconds
     doubt_s: float = 0.0  # as much earlier or later
-    step: int | None = None  # the training's step by then; None: unknown
+    step: int | None = None  # the training's step by then
     rank: int | None = None  # whose GPU it is, or which rank grew most with its loader workers
     is_repeat: bool = False  # it was forecast before, for another time
-    is_over: bool = False
+    is_over: bool = False  # it will not be used up any more
 
     @property
     def about(self) -> str:

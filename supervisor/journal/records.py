@@ -134,17 +134,13 @@ START_TIMES = "start_times"
 
 
 class StartTimes(Struct, frozen=True):
-    """Where the time of one start of the ranks went. after: launch, failure or membership.
+    """Where the time of one start of the ranks went."""
 
-    parts: seconds by name, in order; a part that is not known is missing. They add up to total_s. trained: they reach to the first
-    training step.
-    """
-
-    attempt: int
-    after: str
-    total_s: float
-    parts: dict[str, float] = field(default_factory=dict)
-    trained: bool = True
+    attempt: int  # which
+    after: str  # launch, failure or membership
+    total_s: float  # the sum of the parts
+    parts: dict[str, float] = field(default_factory=dict)  # seconds by name, in order; a part that is not known is missing
+    trained: bool = True  # they reach to the first training step
 
 
 #: The name of the note with the last line of a run (report/last_line.py): `data` has path and step of its newest verified checkpoint.

@@ -19,21 +19,25 @@ if TYPE_CHECKING:
 
 
 class TimeState(StrEnum):
-    """The uses of a run's time. docs/reference/time-ledger.md has their meanings; the order is that of the report."""
+    """The uses of a run's time, in the order of the report."""
 
-    PRODUCTIVE = "productive"
+    PRODUCTIVE = "productive"  # the ranks made steps that no attempt of this run had made before; an evaluation counts too
+    # they did so at less than 80 % of the run's median speed, over a minute and ten steps at least; in a run of more than a week over two
+    # minutes, then four
     DEGRADED = "degraded"
-    REWORK = "rework"
-    CHECKPOINT_STALL = "checkpoint_stall"
-    UNMEASURED = "unmeasured"
-    START_AND_LOAD = "start_and_load"
-    DETECTION = "detection"
+    REWORK = "rework"  # steps were made again, up to the highest step that the run had reached before the failure
+    CHECKPOINT_STALL = "checkpoint_stall"  # the slowest rank saved a checkpoint, for 1 s or longer
+    UNMEASURED = "unmeasured"  # ranks ran, and no step of theirs was seen, in no part of the attempt
+    START_AND_LOAD = "start_and_load"  # an attempt was prepared, until its first step: selection, launch, import, load, compile
+    DETECTION = "detection"  # something had failed, or stood still since the last progress, and supervise did not know it yet
+    # ranks were being stopped, or saved because a stop was requested; at the end of a run also our own work after the last rank
     TEAR_DOWN = "tear_down"
-    DECISION = "decision"
-    HEALTH = "health"
+    DECISION = "decision"  # no rank was left, and the plan was not made yet: evidence, verdict, the decision of another node
+    HEALTH = "health"  # the attempt waited for the examination of its node alone
+    # a restart was decided and waited (backoff, a full disk, a network that is down), or nobody supervised: supervise had died
     WAITING = "waiting"
-    PREEMPTED = "preempted"
-    UNACCOUNTED = "unaccounted"
+    PREEMPTED = "preempted"  # the run had ended with 75, and was not started again yet
+    UNACCOUNTED = "unaccounted"  # records are missing, and what stands on both sides differs
 
 
 #: Steps that no attempt of the run had made before.

@@ -59,23 +59,24 @@ class Answer(Struct, frozen=True):
 
 
 def as_dict(answer: Answer) -> dict[str, Any]:
-    """Return what `--json` prints (docs/reference/json.md)."""
+    """Return what `--json` prints."""
     verdict = answer.verdict
     runner_up = {"cause": verdict.runner_up.value, "confidence": verdict.runner_up_confidence} if verdict.runner_up else None
     return {
-        "path": answer.path,
-        "cause": verdict.cause.value,
-        "confidence": verdict.confidence,
-        "rank": verdict.rank,
-        "gpu": verdict.gpu or None,
-        "node": verdict.node or None,
-        "transient": verdict.transient,
-        "fingerprint": verdict.fingerprint,
-        "summary": clean(verdict.summary),
-        "runner_up": runner_up,
-        "facts": {name: redact.text(value) for name, value in verdict.facts},
+        "path": answer.path,  # as given, or as found in a directory
+        "cause": verdict.cause.value,  # one of the causes
+        "confidence": verdict.confidence,  # 0 to 1
+        "rank": verdict.rank,  # of the culprit, null if the evidence does not name it
+        "gpu": verdict.gpu or None,  # likewise: an index, a UUID or a PCI id
+        "node": verdict.node or None,  # likewise
+        "transient": verdict.transient,  # whether a second start of the same program may well succeed
+        "fingerprint": verdict.fingerprint,  # equal for two occurrences of one failure
+        "summary": clean(verdict.summary),  # a sentence
+        "runner_up": runner_up,  # `cause` and `confidence` of the next most likely other cause, or null
+        "facts": {name: redact.text(value) for name, value in verdict.facts},  # values from the evidence, all as text: bytes, seconds
+        # what the loss rules find strange at the end of the log: a list of texts
         "strange": [redact.text(clean(text)) for text in answer.strange],
-        "evidence": [_evidence(answer, fact) for fact in verdict.because],
+        "evidence": [evidence_document(answer, fact) for fact in verdict.because],  # the strongest first
     }
 
 
@@ -152,14 +153,15 @@ def text_of(fact: Evidence) -> str:
     return lines[-1] if fact.name == "traceback" else " ".join(lines)
 
 
-def _evidence(answer: Answer, fact: Evidence) -> dict[str, Any]:
+def evidence_document(answer: Answer, fact: Evidence) -> dict[str, Any]:
+    """Return a fact as `--json` prints it; of several logs with the file that it stands in."""
     name, line = answer.place(fact)
     row = {
-        "line": line or None,
-        "rank": fact.rank,
-        "source": fact.source,
-        "signature": fact.name if fact.claim is not None else None,
-        "text": redact.text(text_of(fact)),
+        "line": line or None,  # its number, or null
+        "rank": fact.rank,  # whose output it is
+        "source": fact.source,  # what observed it
+        "signature": fact.name if fact.claim is not None else None,  # null where none
+        "text": redact.text(text_of(fact)),  # in one line
     }
     return row | {"file": name or None} if len(answer.parts) > 1 else row
 

@@ -1,4 +1,4 @@
-"""Reads how far each rank was, and when, before its first step (`start-<local rank>.json`, docs/explanation/instrumentation.md)."""
+"""Reads how far each rank was, and when, before its first step (`start-<local rank>.json`, docs/reference/pages.md)."""
 
 from __future__ import annotations
 

@@ -64,11 +64,11 @@ class Examination:
 class PartExamination:
     """The finding of a format in a directory that is a part of a checkpoint: the other files lie on the disks of other nodes.
 
-    found: about the files here; VERIFIED says that each of them is whole. absent: the missing files, as (relative path, size in bytes or
+    present: about the files here; VERIFIED says that each of them is whole. absent: the missing files, as (relative path, size in bytes or
     None). leads: the files here show which files there must be.
     """
 
-    found: Examination
+    present: Examination
     absent: tuple[tuple[str, int | None], ...]
     leads: bool
 
@@ -141,7 +141,7 @@ def examine_part(tree: Tree) -> PartExamination | None:
     return (
         None
         if part_examination is None
-        else replace(part_examination, found=replace(part_examination.found, format=part_examination.found.format or claimant[0]))
+        else replace(part_examination, present=replace(part_examination.present, format=part_examination.present.format or claimant[0]))
     )
 
 

@@ -124,7 +124,7 @@ def part_of(order: ReadCheckpoint, job: str, reading: ReadOptions) -> PartRead |
     part = verify_part(order.path, reading, own=order.own)
     if part is None:
         return None
-    document = _document(part.found, job, reading)
+    document = _document(part.present, job, reading)
     return PartRead(document, part.absent, part.leads) if document else None
 
 

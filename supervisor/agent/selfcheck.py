@@ -41,7 +41,7 @@ C10D = "torch.distributed"
 class TorchRequirement:
     """A name of torch's: `accepts` are arguments it must take, `calls` names its code must still use.
 
-    `name` may hold names of several versions, as "new|old". `without`: what is lost where the row does not fit.
+    `name` may hold names of several versions, as "new|old". `without`: the loss where the row does not fit.
     """
 
     module: str

@@ -46,7 +46,7 @@ class Stage(StrEnum):
     STARTING = "starting"  # An attempt is ordered; no rank is known yet. Several nodes meet in this stage and agree on a checkpoint.
     RUNNING = "running"  # The ranks run.
     TEARDOWN = "teardown"  # A rank failed. The others are stopped, and evidence is collected.
-    FOLLOWING = "following"  # This node has reported what it saw. The decision for all nodes is awaited.
+    FOLLOWING = "following"  # This node has reported its evidence. The decision for all nodes is awaited.
     ADMITTING = "admitting"  # Healthy ranks are stopped so that the nodes can meet anew, with those that wait.
     WAITING = "waiting"  # A restart is decided, and its delay runs.
     STOPPING = "stopping"  # A stop was requested.

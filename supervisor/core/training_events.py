@@ -30,7 +30,7 @@ class LossChanged(AttemptEvent, frozen=True):
 class MemoryForecast(AttemptEvent, frozen=True):
     """An amount of memory will be used up soon, if it is used as it grew so far; or it will not any more (observe/memory/forecast.py)."""
 
-    subject: str  # what is used up: `host`, or `gpu` and the rank
+    subject: str  # the memory that is used up: `host`, or `gpu` and the rank
     text: str  # how much is used and who grew
     out_t: float = 0.0  # when it is used up, Unix seconds
     doubt_s: float = 0.0  # as much earlier or later

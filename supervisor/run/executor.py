@@ -30,7 +30,7 @@ from supervisor.launch.session import SessionContext
 from supervisor.node.visible_gpus import precision
 from supervisor.observe import collect
 from supervisor.observe.attempt_watch import AttemptWatch
-from supervisor.observe.processes.launched_ranks import with_found
+from supervisor.observe.processes.launched_ranks import with_launched
 from supervisor.observe.ranks import heartbeats
 from supervisor.run.checkpoint_requests import CheckpointRequests
 from supervisor.run.evidence_collection import EvidenceCollection, FailedAttempt
@@ -173,7 +173,7 @@ class Executor:
         launched_ranks = self.watch.rank_ends
         if launched_ranks is None or state.stage is not Stage.RUNNING:
             return
-        ranks = with_found(state.attempt.live_ranks, launched_ranks.ranks)
+        ranks = with_launched(state.attempt.live_ranks, launched_ranks.ranks)
         if ranks != state.attempt.live_ranks:
             self._loop.post(RanksFound(self._loop.clock.now(), state.attempt.number, ranks, max(launched_ranks.world_size, len(ranks))))
 

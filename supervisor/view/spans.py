@@ -37,7 +37,7 @@ class TimeState(StrEnum):
     # a restart was decided and waited (backoff, a full disk, a network that is down), or nobody supervised: supervise had died
     WAITING = "waiting"
     PREEMPTED = "preempted"  # the run had ended with 75, and was not started again yet
-    UNACCOUNTED = "unaccounted"  # records are missing, and what stands on both sides differs
+    UNACCOUNTED = "unaccounted"  # records are missing, and the two sides differ
 
 
 #: Steps that no attempt of the run had made before.

@@ -211,14 +211,14 @@ def _end(info: RankInfo, at_ns: int) -> RankExit | VanishedRank:
     return RankExit(rank, pid, at_ns, code=os.WEXITSTATUS(status))
 
 
-def with_found(ranks: tuple[RankInfo, ...], found: tuple[RankInfo, ...]) -> tuple[RankInfo, ...]:
+def with_launched(ranks: tuple[RankInfo, ...], launched: tuple[RankInfo, ...]) -> tuple[RankInfo, ...]:
     """Return the ranks found, and of those known each whose rank and local rank no other process has.
 
     The command is local rank 0 until another process is: Lightning's command is a rank itself, and starts the others.
     """
-    numbers, local_ranks = {info.rank for info in found}, {info.local_rank for info in found}
+    numbers, local_ranks = {info.rank for info in launched}, {info.local_rank for info in launched}
     kept = (info for info in ranks if info.rank not in numbers and info.local_rank not in local_ranks)
-    return tuple(sorted((*kept, *found), key=lambda info: info.rank))
+    return tuple(sorted((*kept, *launched), key=lambda info: info.rank))
 
 
 def _environment(pid: int) -> dict[str, str]:

@@ -46,7 +46,7 @@ T = TypeVar("T")
 class MovedFile:
     """The result of a request. `to`: the new place; "" with the `reason` if nothing was moved.
 
-    `note`: why it lies inside the directory that the script lists; "" where it lies next to it.
+    `note`: why it lies inside the directory that the script lists; "" where it lies beside that directory.
     """
 
     to: str

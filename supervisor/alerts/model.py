@@ -30,7 +30,7 @@ class AlertSeverity(StrEnum):
 
 
 class AlertEvent(StrEnum):
-    """An event: of an incident, or (from RECURRING_FAILURE on, the core's `Alert.kind`) next to it."""
+    """An event: of an incident, or (from RECURRING_FAILURE on, the core's `Alert.kind`) of the job beside it."""
 
     OPENED = "opened"
     RESOLVED = "resolved"

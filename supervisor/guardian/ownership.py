@@ -52,7 +52,7 @@ DETACH = b"SUPERVISE_JOB_DETACH=1"
 #: Time that a process gets to vanish after KILL before it is reported as left (uninterruptible sleep, a fork bomb).
 AFTER_KILL_S = 3.0
 #: An environment is read under its process's own memory lock. A process that holds it in uninterruptible sleep does not answer.
-#: The wait for one answer before others are asked next to it, and the wait for all answers of one round.
+#: The wait for one answer before others are asked too, and the wait for all answers of one round.
 SLOW_ANSWER_S = 0.2
 ANSWERS_S = 0.5
 #: The wait for a process that was recorded: on a machine under load a late answer is no sign of uninterruptible sleep.
@@ -321,7 +321,7 @@ _starting = threading.Lock()
 def started(start: Callable[[], subprocess.Popen[AnyStr]]) -> subprocess.Popen[AnyStr]:
     """Start a child whose end its owner waits for.
 
-    Whatever in the supervisor starts a child must do so by this. Every other ended child is treated as adopted and is reaped here, so that
+    Every start of a child in the supervisor must go through this. Every other ended child is treated as adopted and is reaped here, so that
     its starter would read exit status 0.
     """
     with _starting:

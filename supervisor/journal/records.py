@@ -46,7 +46,7 @@ class OtherFormatError(SuperviseError):
         )
 
 
-#: A clock on the wall that is so near to `t` is not written next to it.
+#: A wall clock this near to `t` is not written again.
 SAME_CLOCK_S = 1.0
 _OPEN = b'{"crc":"'
 _FRAME = re.compile(rb'\{"crc":"([0-9a-f]{8})","len":([0-9]{1,10}),"rec":')

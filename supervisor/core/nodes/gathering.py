@@ -159,7 +159,7 @@ class Agreement(NamedTuple):
 
 
 def take_agreement(state: JobState, event: CheckpointSelected) -> Agreement:
-    """Take over what all nodes chose together, and what they agreed on next to it; or end where they, or this one, cannot go on."""
+    """Take over the common choice of all nodes and their other agreements; or end where they, or this one, cannot go on."""
     if not state.attempt.awaits_agreement:
         return Agreement(state)
     if event.peer_leaves:

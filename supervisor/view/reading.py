@@ -159,7 +159,7 @@ class ViewFollower:
         self._begin()
 
     def _begin(self) -> None:
-        self._position, self.view = JournalPosition(), JobView()  # up to the last look; `copied` is for who keeps it
+        self._position, self.view = JournalPosition(), JobView()  # up to the last look; `copied` is for its keepers
         self._mark: tuple[int, int, int, int] | None = None
 
     def advance(self) -> bool:

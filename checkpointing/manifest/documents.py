@@ -69,13 +69,13 @@ class About:
 
     @property
     def lineage(self) -> Lineage | None:
-        """Which attempt of which run saved it, None if that was not recorded."""
+        """The run and the attempt that saved it, None if they were not recorded."""
         return None if self.began is None or self.attempt is None else Lineage(self.began, self.run, self.attempt)
 
 
 @dataclass(frozen=True, slots=True)
 class NodePart:
-    """Which part of a save a manifest describes, where each node has a part on its own disk. node: its number in the attempt.
+    """The part of a save that a manifest describes, where each node has a part on its own disk. node: its number in the attempt.
 
     absent: the missing files of the checkpoint, as (path, size in bytes or None). leads: it shows which files there must be.
     """
@@ -429,7 +429,7 @@ class Manifests:
 
 
 VERIFIED: Final = RowTable("verified", Manifest, lambda row: row.path)
-#: What this node holds of checkpoints whose other files lie on the disks of other nodes.
+#: The parts on this node of checkpoints whose other files lie on the disks of other nodes.
 PART: Final = RowTable("part", Manifest, lambda row: row.path)
 
 

@@ -49,6 +49,28 @@ def rows(source: type | FunctionType | ModuleType, **inner: type | FunctionType)
             yield from ((f"`{name}.{key}`", words) for key, words in described(inner[name]).items())
 
 
+def names(module: ModuleType, *listed: str) -> Iterator[str]:
+    """Yield a heading, a signature and the docstring for each of the listed names of a module."""
+    for name in listed:
+        thing = getattr(module, name)
+        text = re.sub(r"\s*\(docs/[^)]*\)", "", inspect.getdoc(thing) or "")
+        yield f"## {name}"
+        if inspect.isroutine(thing) or "__init__" in vars(thing):
+            yield f"    {name}({', '.join(_parameters(inspect.signature(thing)))})"
+        yield text
+
+
+def _parameters(signature: inspect.Signature) -> Iterator[str]:
+    is_keyword = False
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not is_keyword:
+            is_keyword = True
+            yield "*"
+        default = parameter.default
+        text = repr(default) if default is None or isinstance(default, str | float | int | tuple) else "…"
+        yield parameter.name if default is parameter.empty else f"{parameter.name}={text}"
+
+
 def tables_of_rows(*modules: ModuleType) -> Iterator[tuple[str, str]]:
     """Yield (name, meaning) of each table of rows of the modules (checkpointing/io/row_file.py)."""
     for module in modules:

@@ -19,12 +19,14 @@ import stages
 from man_page import exit_codes
 from page_tables import filled, find_page
 
+import checkpointing
 from checkpointing import formats, lineage, markers, rejections
 from checkpointing.manifest import documents
 from checkpointing.retention import aside, copies, prune
 from health import registry
 from health.checks.node_environments import MUST_AGREE
 from health.kernellog.model import LogFinding
+from supervisor import worker
 from supervisor.alerts.model import EVENTS, AlertEvent
 from supervisor.alerts.text import document
 from supervisor.checkpoints.discovery import record
@@ -64,7 +66,7 @@ from supervisor.view.status import Status
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
-    from types import FunctionType
+    from types import FunctionType, ModuleType
 
     from supervisor.core.setting_columns import SettingRow
 
@@ -250,6 +252,11 @@ def field_table(head: Sequence[str], *sources: type | FunctionType, **inner: typ
     return _table(head, [row for source in sources for row in fields.rows(source, **inner)])
 
 
+def names(module: ModuleType, *listed: str) -> str:
+    """Return what the docstrings of a library say of its names (fields.py)."""
+    return "\n\n".join(fields.names(module, *listed))
+
+
 def catalogue() -> str:
     """Return the tables of rows of the checkpoints' catalogue."""
     modules = (documents, copies, mirrored, aside, waiting, prune, rejections, lineage, record, baseline, meeting)
@@ -340,11 +347,42 @@ JSON = {
     "classify": partial(field_table, _KEYS, rendering.as_dict, evidence=rendering.evidence_document),
 }
 
+#: The names of `checkpointing` and of `supervisor.worker`, in the order of their pages.
+LIBRARY = (
+    "save",
+    "load_latest",
+    "state",
+    "apply",
+    "UnevenSampler",
+    "verify",
+    "find",
+    "newest",
+    "latest",
+    "Mirror",
+    "Verdict",
+    "CheckpointingError",
+)
+CALLS = (
+    "heartbeat",
+    "report",
+    "phase",
+    "should_save",
+    "save_requested",
+    "saved",
+    "agree",
+    "barrier",
+    "batch_plan",
+    "resume_from",
+    "resume_step",
+)
+
 #: Each table by its page and its name.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "settings.md": {section: partial(settings, section) for section in dict.fromkeys(row.key.rpartition(".")[0] for row in LISTED)},
     "exit-codes.md": {"exit codes": lambda: _table(("code", "name", "meaning", "what to do"), map(_with_name, exit_codes()))},
     "json.md": JSON,
+    "library-checkpointing.md": {"names": partial(names, checkpointing, *LIBRARY)},
+    "library-worker.md": {"names": partial(names, worker, *CALLS), "plan": partial(field_table, ("field", "what it is"), worker.BatchPlan)},
     "log-events.md": {"log events": log_events},
     "metrics.md": {"metrics": metrics},
     "hangs.md": {"script rules": script_rules},

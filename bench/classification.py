@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 CORPUS = ROOT / "tests" / "corpus"
-#: Answers to logs that no rule had seen: the confidence that was told, how many answers with it were right, of how many.
+#: Answers to logs that no rule had seen: the stated confidence, how many answers with it were right, of how many.
 RELIABILITY = ROOT / "bench" / "reliability.csv"
 #: The scores on each corpus, as `measured` gives them: one of them is not in the repository.
 SCORES = ROOT / "bench" / "scores.json"
 #: Answers that a row of the reliability table needs at least.
 FEWEST_ANSWERS = 30
-#: What the largest frameworks of a corpus are measured for, and what is none.
+#: The measures of the largest frameworks of a corpus, and the empty one.
 MOST_FRAMEWORKS = 8
 NO_FRAMEWORKS = frozenset({"", "raw", "kernel", "pytorch"})
 #: Causes on which the job itself may be changed: its batch, its GPUs, the checkpoint that it resumes from.
@@ -64,7 +64,7 @@ CHANGES_A_JOB = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Reliability:
-    """Answers told with confidences of some tenths: lowest 0.7 for 0.7 to 0.799. right: how many of `answers` were right."""
+    """Answers with stated confidences of some tenths: lowest 0.7 for 0.7 to 0.799. right: how many of `answers` were right."""
 
     lowest: float
     highest: float
@@ -231,7 +231,7 @@ def of_frameworks(samples: Sequence[Sample]) -> str:
 
 
 def of_calibration(answers: Sequence[Scored]) -> str:
-    """Return how often answers were right, by the tenth that they were told with, where there are enough."""
+    """Return how often answers were right, by the tenth of their stated confidence, where there are enough."""
     tenths: dict[int, list[Scored]] = {}
     for scored_answer in answers:
         tenths.setdefault(int(10 * scored_answer.confidence + 1e-9), []).append(scored_answer)
@@ -253,7 +253,7 @@ def of_decisions(answers: Sequence[Scored]) -> list[tuple[str, int, int]]:
 
 
 def reliability(scoring: str) -> list[Reliability]:
-    """Return how often answers were right, by the tenth that they were told with, the surest first. Tenths with few answers are joined."""
+    """Return how often answers were right, by tenths of their stated confidence, the surest first. Tenths with few answers are joined."""
     tenths: dict[int, Counter[str]] = {}
     for row in csv.DictReader(RELIABILITY.read_text(encoding="utf-8").splitlines()):
         if row["scoring"] == scoring:
@@ -273,7 +273,7 @@ def _joined(above: Reliability, below: Reliability) -> Reliability:
 
 
 def of_reliability() -> str:
-    """Return the table of told confidences and how often they were right, for each scoring."""
+    """Return the table of stated confidences and how often they were right, for each scoring."""
     scorings = {"first": "before any rule was changed, 365 logs", "last": "after, 235 of them"}
     rows = [
         (

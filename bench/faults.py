@@ -30,18 +30,18 @@ TITLES = {fault.name: fault.title for fault in FAULTS}
 
 def fault_table() -> str:
     """Return the table of the faults, with the reasons and the command lines below it."""
-    found = {(cell.program, cell.fault): cell for cell in cells()}
+    cells_by_name = {(cell.program, cell.fault): cell for cell in cells()}
     reasons: list[str] = []
     lines = [f"| program | {' | '.join(TITLES[name] for name in EACH)} | also |", "|---" * (len(EACH) + 2) + "|"]
     for program in PROGRAMS:
-        own = [_mark(found[program.name, name], reasons) for name in EACH]
-        others = [cell for cell in found.values() if cell.program == program.name and cell.fault not in EACH]
+        own = [_mark(cells_by_name[program.name, name], reasons) for name in EACH]
+        others = [cell for cell in cells_by_name.values() if cell.program == program.name and cell.fault not in EACH]
         also = [f"{TITLES[cell.fault]} {_mark(cell, reasons)}" for cell in others]
         note = f" {_number(program.inexact, reasons)}" if program.inexact else ""
         lines.append(f"| {program.title}{note} | {' | '.join(own)} | {'; '.join(also)} |")
     lines += ["", *(f"{number}. {reason}." for number, reason in enumerate(reasons, 1))]
     lines += ["", "| program | the command line that was run |", "|---|---|"]
-    lines += [f'| <a id="{one.name}"></a>{one.title} | {_command(one)} |' for one in PROGRAMS]
+    lines += [f'| <a id="{framework.name}"></a>{framework.title} | {_command(framework)} |' for framework in PROGRAMS]
     lines += ["", *(f"- **{name}** is not in the table: {reason}." for name, reason in NOT_RUN.items())]
     return "\n".join(lines)
 
@@ -52,10 +52,10 @@ def frameworks() -> str:
     for framework, group in groupby(PROGRAMS, key=lambda program: program.framework):
         programs = list(group)
         resumes = dict.fromkeys(_resumes(program) for program in programs)
-        batch = next((f"`{shlex.join(one.oom_options)}`" for one in programs if one.oom_options), "nothing")
+        batch = next((f"`{shlex.join(row.oom_options)}`" for row in programs if row.oom_options), "nothing")
         links: dict[str, str] = {}
-        for one in sorted(programs, key=lambda one: len(one.environment)):
-            links.setdefault(one.launcher, f"[{one.launcher}](docs/reference/known-programs.md#{one.name})")
+        for row in sorted(programs, key=lambda row: len(row.environment)):
+            links.setdefault(row.launcher, f"[{row.launcher}](docs/reference/known-programs.md#{row.name})")
         lines.append(f"| {framework} | {' or '.join(resumes)} | {batch} | {', '.join(links.values())} |")
     return "\n".join(lines)
 
@@ -64,8 +64,8 @@ def _resumes(program: TrainingProgram) -> str:
     """Return how supervise finds that a program resumes."""
     place = SCRIPTS / program.folder
     settings = loading.load({}, {}, place, system_file=place / "supervise.toml")
-    found = job_knobs.find(settings, program.command, {**os.environ, **dict(program.environment)}, place)
-    return f"`{found.resume[0].knob.how}` is added" if found.resume else "by itself"
+    knobs = job_knobs.find(settings, program.command, {**os.environ, **dict(program.environment)}, place)
+    return f"`{knobs.resume[0].knob.how}` is added" if knobs.resume else "by itself"
 
 
 def _mark(cell: Cell, reasons: list[str]) -> str:

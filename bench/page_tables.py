@@ -8,7 +8,7 @@ script writes it anew:
 ...
 <!-- end of NAME -->
 
-A link in a table names the page alone, as in `hangs.md#what-is-done`; the page that the table stands in gets the path to it.
+A link in a table names the page alone, as in `hangs.md#what-is-done`; the page that the table is in gets the path to it.
 """
 
 from __future__ import annotations

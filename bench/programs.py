@@ -21,9 +21,9 @@ def knob_table() -> str:
         rows = [(name, row) for name in NAMES if (row := program.knobs.get(name)) is not None]
         lines += [_line(program, name, row, first=not number) for number, (name, row) in enumerate(rows)]
         if not rows:
-            who = f"{program.title} (`{program.name}`) | {_identity(program)}"
+            program_cells = f"{program.title} (`{program.name}`) | {_identity(program)}"
             file = f"the file of `{program.deepspeed[0]}`"
-            lines.append(f"| {who} | `batch_size`, `grad_accum` | {file} | per GPU, per rank | {DEFAULTS['']} |")
+            lines.append(f"| {program_cells} | `batch_size`, `grad_accum` | {file} | per GPU, per rank | {DEFAULTS['']} |")
     sources = [
         f"- **{program.title}**: {program.source}; checked {program.checked}."
         + (f" Not enabled with {', '.join(f'`{word}`' for word in program.blocks)}." if program.blocks else "")
@@ -57,21 +57,21 @@ def resume_table() -> str:
 
 
 def _conditions(row: ResumeRow) -> list[str]:
-    found = [f"{' or '.join(f'`{flag}`' for flag in row.itself)} is on, in the command or its file"] if row.itself else []
-    found += [f"`{row.subcommand}` is the first word of the command"] if row.subcommand else []
+    conditions = [f"{' or '.join(f'`{flag}`' for flag in row.itself)} is on, in the command or its file"] if row.itself else []
+    conditions += [f"`{row.subcommand}` is the first word of the command"] if row.subcommand else []
     kinds = {".": "the script reads `{}`", "-": "its parser has `{}`"}
-    found += [kinds.get(one[0], "the script compares `{}`").format(one.replace("=", " == ")) for one in row.shows]
+    conditions += [kinds.get(shown[0], "the script compares `{}`").format(shown.replace("=", " == ")) for shown in row.shows]
     if row.value_of:
-        found.append(f"`{row.value_of} DIR` in the command; with `{row.flags[0]} DIR` beside it, it resumes by itself")
-    found += [f"the command does not have `{flag}`" for flag in row.blocks]
-    return found
+        conditions.append(f"`{row.value_of} DIR` in the command; with `{row.flags[0]} DIR` beside it, it resumes by itself")
+    conditions += [f"the command does not have `{flag}`" for flag in row.blocks]
+    return conditions
 
 
 def _line(program: Program, name: str, row: KnobRow, *, first: bool) -> str:
     place = f"`${row.env}`" if row.env else ", ".join(f"`{flags[0]}`" for flags in row.spellings)
     default = DEFAULTS.get(row.default, row.default)
-    who = f"{program.title} (`{program.name}`) | {_identity(program)}" if first else " | "
-    return f"| {who} | `{name}` | {place} | {COUNTS[row.counts]} | {default} |"
+    program_cells = f"{program.title} (`{program.name}`) | {_identity(program)}" if first else " | "
+    return f"| {program_cells} | `{name}` | {place} | {COUNTS[row.counts]} | {default} |"
 
 
 def _identity(program: Program) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import sys
 from functools import partial
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import classification
@@ -65,7 +67,6 @@ from supervisor.view.status import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
     from types import FunctionType, ModuleType
 
     from supervisor.core.setting_columns import SettingRow
@@ -211,12 +212,12 @@ def ladder_steps() -> str:
 
 def networks() -> str:
     """Return the steps that act only if the user names them."""
-    rows = [(f"`{name}`", when, what, f"`{network.enabling(name)}`") for name, (when, what) in network.OPTIONAL.items()]
+    rows = [(f"`{name}`", when, effect, f"`{network.enabling(name)}`") for name, (when, effect) in network.OPTIONAL.items()]
     return _table(("step", "when it acts", "what it sets", "permitted by"), rows)
 
 
 def endings() -> str:
-    """Return what is done about each way in which the ranks of an attempt may leave."""
+    """Return the action about each way in which the ranks of an attempt may leave."""
     return _table(("how the ranks left", "what is done"), KINDS.values())
 
 
@@ -376,6 +377,26 @@ CALLS = (
     "resume_step",
 )
 
+
+def _comparison() -> ModuleType:
+    """Return the module that compares the policies of a fleet. It is imported late: a checkout alone has it, and few pages need it."""
+    sys.path.append(str(Path(__file__).parents[1]))
+    try:
+        return import_module("tests.simulation.fleet.comparison")
+    finally:
+        sys.path.pop()
+
+
+def fleet_faults() -> str:
+    """Return how each published fault is played."""
+    return str(_comparison().faults_table())
+
+
+def fleet_times() -> str:
+    """Return the times that the simulation of a fleet assumes."""
+    return str(_comparison().assumptions_table())
+
+
 #: Each table by its page and its name.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "settings.md": {section: partial(settings, section) for section in dict.fromkeys(row.key.rpartition(".")[0] for row in LISTED)},
@@ -385,6 +406,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "library-worker.md": {"names": partial(names, worker, *CALLS), "plan": partial(field_table, ("field", "what it is"), worker.BatchPlan)},
     "log-events.md": {"log events": log_events},
     "metrics.md": {"metrics": metrics},
+    "fleet.md": {"faults": fleet_faults, "times": fleet_times},
     "hangs.md": {"script rules": script_rules},
     "loss-and-pace.md": {"loss rules": loss_rules},
     "commands.md": {"commands": commands},

@@ -1,7 +1,7 @@
-"""Train under `supervise`, kill a rank with kill -9, tear the newest checkpoint, and show what was made of it.
+"""Train under `supervise`, kill a rank with kill -9, tear the newest checkpoint, and show the recovery.
 
 `make demo` runs this. In: nothing. Out: the job's own output, the incident card, exit code 0 where the training finished and the
-card could be told; 1 with the reason where not. Everything is written below ./demo-run, which the next demo removes.
+card could be shown; 1 with the reason where not. Everything is written below ./demo-run, which the next demo removes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def prepare() -> None:
 
 
 def start() -> subprocess.Popen[bytes]:
-    """Start the training under `supervise`, its output going where ours goes."""
+    """Start the training under `supervise`, its output going where this script's goes."""
     supervise = ["supervise", "--job", "demo", "--state-dir", str(STATE)]
     supervise += ["--checkpoints", f"{CHECKPOINTS}/*.pt", "--resume-args", "--resume {resume}"]
     # torchrun would set the first, and say so in four lines; the demo needs no numpy, and torch warns in each rank where there is none
@@ -73,20 +73,20 @@ def status() -> dict[str, Any]:
     answer = ask("status", "--json")
     if answer.returncode != 0 or not answer.stdout.strip():
         return {}
-    found: dict[str, Any] = json.loads(answer.stdout)
-    return found
+    fields: dict[str, Any] = json.loads(answer.stdout)
+    return fields
 
 
-def wait_for(what: str, look: Callable[[], Found | None], job: subprocess.Popen[bytes], deadline: float) -> Found:
+def wait_for(condition: str, look: Callable[[], Found | None], job: subprocess.Popen[bytes], deadline: float) -> Found:
     """Return the first answer of `look` that is not None; end the demo where the job ends or the time is up before."""
     while time.monotonic() < deadline:
-        found = look()
-        if found is not None:
-            return found
+        result = look()
+        if result is not None:
+            return result
         if job.poll() is not None:
-            sys.exit(f"[demo] the job ended with {job.returncode} before {what}")
+            sys.exit(f"[demo] the job ended with {job.returncode} before {condition}")
         time.sleep(0.02)
-    sys.exit(f"[demo] waited {DEADLINE_S:.0f} s in vain for {what}")
+    sys.exit(f"[demo] waited {DEADLINE_S:.0f} s in vain for {condition}")
 
 
 def pid_of_rank_1() -> int | None:
@@ -96,8 +96,8 @@ def pid_of_rank_1() -> int | None:
 
 def newest_checkpoint(*, at_least: int) -> Path | None:
     """Return the newest checkpoint once there are so many: the demo leaves a good one before it."""
-    found = sorted(CHECKPOINTS.glob("*.pt"))
-    return found[-1] if len(found) >= at_least else None
+    checkpoints = sorted(CHECKPOINTS.glob("*.pt"))
+    return checkpoints[-1] if len(checkpoints) >= at_least else None
 
 
 def break_it(job: subprocess.Popen[bytes], deadline: float) -> None:

@@ -16,7 +16,7 @@ class LossChanged(AttemptEvent, frozen=True):
     rule: str  # its id (classify/losses/rules.py)
     kind: str  # the rule's
     name: str  # of the number
-    text: str  # what is strange, without rank and step
+    text: str  # the strange change, without rank and step
     rank: int | None = None  # the first one of which it is known
     step: int | None = None
     is_over: bool = False  # it is good again
@@ -49,7 +49,7 @@ class PaceChanged(AttemptEvent, frozen=True):
     """The training became slow, or is as fast as before: docs/explanation/loss-and-pace.md."""
 
     kind: str  # straggler or drop (observe/pace/judge.py)
-    text: str  # what is slow
+    text: str  # the slow subject
     rank: int | None = None  # whose, None where it is none alone
     is_over: bool = False  # it is as fast as before
     # number of the slow node among those of the attempt, which were compared (observe/pace/nodes.py); None: the ranks of this node were

@@ -46,7 +46,7 @@ class OtherFormatError(SuperviseError):
         )
 
 
-#: A clock on the wall that is so near to `t` is not written beside it.
+#: A clock on the wall that is so near to `t` is not written next to it.
 SAME_CLOCK_S = 1.0
 _OPEN = b'{"crc":"'
 _FRAME = re.compile(rb'\{"crc":"([0-9a-f]{8})","len":([0-9]{1,10}),"rec":')
@@ -162,7 +162,7 @@ class Record(Struct, frozen=True):
 
     seq: int
     t: float
-    wall: str  # UTC as the clock on the wall said; "": as `t`
+    wall: str  # UTC of the wall clock; "": as `t`
     kind: str
     body: Body | None
 
@@ -205,7 +205,7 @@ def event_taken(  # noqa: PLR0913 (a record's fields)
 ) -> EventTaken:
     """Return the record of an event: its fields and those of the actions, each under the name of its class.
 
-    What the nodes of an attempt reported stands in the journal of each: of a thousand nodes it would be one record of many MiB.
+    What the nodes of an attempt reported is in the journal of each: of a thousand nodes it would be one record of many MiB.
     """
     event = replace(event, reports=()) if isinstance(event, events.ReportsGathered) else event
     acts = tuple((type(action).__name__, lean(action)) for action in taken)
@@ -267,7 +267,7 @@ def decode(rec: bytes) -> Record | None:
 
 
 def _complete(taken: EventTaken, t: float) -> None:
-    """Add what stands beside the fields of an event and not among them."""
+    """Add the keys that are no field of an event."""
     taken.data.setdefault("t", t)
     taken.data.setdefault("attempt", taken.attempt)
 
@@ -323,7 +323,7 @@ def scan(path: Path, position: JournalPosition | None = None) -> Iterator[Record
 def frames(path: Path, *, position: JournalPosition | None = None) -> Iterator[bytes | Damage]:
     """Yield the bytes of each record that checks, and the damage between them. Reads as it goes: memory is that of one line.
 
-    `position`: as in `scan`; it is behind the line of what was yielded last.
+    `position`: as in `scan`; it is behind the line of the last yielded record.
     """
     position = position or JournalPosition()
     try:

@@ -1,4 +1,4 @@
-"""What `supervise status --all-nodes` shows: where each node of a job stands, and how old that is. Pure."""
+"""The page of `supervise status --all-nodes`: the state of each node of a job, and its age. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 UNKNOWN = "unknown"
-#: How a node stands that takes no part any more, or of which nothing is known.
+#: The state of a node that takes no part any more, or of which nothing is known.
 _TONES = {"lost": Tone.BAD, "supervise died": Tone.BAD, "hung": Tone.BAD, UNKNOWN: Tone.WARNING, "left": Tone.WARNING}
 #: Where a node's line comes from.
 SOURCES = {"here": "this node", "coordinator": "by the coordinator", "journal": "by its journal", None: "nothing is known of it"}

@@ -1,4 +1,4 @@
-"""Where a job stands on one node: the values of `supervise status`, of its JSON, and of every page that shows a job. Pure.
+"""Where a job is on one node: the values of `supervise status`, of its JSON, and of every page that shows a job. Pure.
 
 The names of the fields are those of the JSON, and docs/reference/json.md has their comments. Times are Unix seconds, ages seconds; None is
 not known.
@@ -33,7 +33,7 @@ _ALIKE_STEPS: Final = 1
 
 
 class StateWord(StrEnum):
-    """Where a job stands, in one word of a person's: the head of its page, and the column of a list."""
+    """A job's state, in one word for people: the head of its page, and the column of a list."""
 
     NO_RUN = "no run yet"  # its journal records no run
     STARTING = "starting"  # no rank of the first attempt has made a step
@@ -262,7 +262,7 @@ class Status(Struct, frozen=True):
 
 
 def state_of(view: JobView, *, alive: bool | None, trains: bool) -> StateWord:
-    """Return where a job stands, in one word. trains: a rank of the present attempt made a step, or does what follows one."""
+    """Return a job's state, in one word. trains: a rank of the present attempt made a step, or is behind one."""
     if view.run is None:
         return StateWord.NO_RUN
     if view.end is not None:
@@ -284,7 +284,7 @@ def end_word(exit_code: int, *, gave_up: bool) -> StateWord:
 
 
 def stage_word(stage: str, *, trains: bool, phase: str, is_again: bool) -> StateWord:
-    """Return where an attempt stands that nothing holds up. is_again: it is not the first, or an incident is open."""
+    """Return the state of an attempt that nothing holds up. is_again: it is not the first, or an incident is open."""
     if stage == Stage.STOPPING:
         return StateWord.STOPPING
     if stage == Stage.RUNNING and trains:

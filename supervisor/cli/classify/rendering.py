@@ -1,7 +1,7 @@
 """Renders the answer of `supervise classify`: a JSON object, a page of labelled facts, or a line of a table.
 
 Pure. The text has no control characters, no escapes, and no values that look secret. The page has the words of the card
-(report/wording.py): what, where, do, evidence. A log says nothing of what was done.
+(report/wording.py): what, where, do, evidence. A log says nothing of the action.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MOST_EVIDENCE = 5
-#: Fingerprints of logs that show no failure, and no training or good end either: what was seen stands in place of what failed.
+#: Fingerprints of logs that show no failure, and no training or good end either: the observation is in place of the failure.
 _NOTHING_SEEN = frozenset({NOT_EARNED, "unknown:no-evidence", "unknown:not-text"})
 #: Facts that the page shows under labels of their own.
 _SHOWN = frozenset({"file", "line", "function"})
@@ -51,8 +51,8 @@ class Answer(Struct, frozen=True):
     evidence: tuple[Evidence, ...] = ()
 
     def place(self, fact: Evidence) -> tuple[str, int]:
-        """Return the file and the line in it where a fact stands; ("", 0) where that is not known."""
-        at = bisect_right(self.parts, fact.line, key=lambda part: part.first_line) - 1
+        """Return the file and the line of a fact; ("", 0) where they are not known."""
+        at = bisect_right(self.parts, fact.line, key=lambda stretch: stretch.first_line) - 1
         if fact.line <= 0 or at < 0:
             return "", 0
         return self.parts[at].name, fact.line - self.parts[at].first_line + 1
@@ -101,7 +101,7 @@ def page(answer: Answer) -> FactPage:
 
 
 def _what(verdict: FailureVerdict) -> str:
-    """Return what happened, as a sentence; of a log that shows nothing, what was looked for."""
+    """Return what happened, as a sentence; of a log that shows nothing, the causes looked for."""
     return wording.capital(clean(verdict.summary)) if verdict.fingerprint in _NOTHING_SEEN else wording.what_text(verdict)
 
 
@@ -112,7 +112,7 @@ def _next(verdict: FailureVerdict) -> str:
 
 
 def _evidence_facts(answer: Answer) -> list[Fact]:
-    """Return the evidence with its places: first what the verdict stands on, then what merely follows from it."""
+    """Return the evidence with its places: first what the verdict is on, then what merely follows from it."""
     verdict = answer.verdict
     own = [fact for fact in verdict.because if not wording.is_consequence(fact, verdict)]
     follows = [fact for fact in verdict.because if fact not in own]

@@ -33,6 +33,8 @@ class Rejection:
     kind: str = "torn"
 
 
+#: By path: the `identity` that is not handed out, `kind` (`torn`, `incomplete`, `dangerous`, `mixed`, `quarantined`), `reason`, and since
+#: when (`t`).
 REJECTED: Final = RowTable("rejected", Rejection, lambda row: row.path)
 
 

@@ -105,22 +105,45 @@ class PartFormat(Protocol):
 
 EDGE_BYTES: Final = 512
 TORCH_SUFFIXES: Final = (".pt", ".pth", ".ckpt")  # a file with such a name is meant to be a checkpoint, whatever is in it
-# The order is that of asking.
+# The order is that of asking. What each is, and what is checked of it.
 FORMATS: Final = (
+    # `torch.save` since 1.6, or an archive of such files (stable-baselines3's `.zip`; `lightning`: with `pytorch-lightning_version` in it):
+    # the list above, and the numbers; in an archive each member, and the checksums of what lies beside them
     ("torch_zip", "checkpointing.formats.torch_zip"),
+    # `torch.save` before, or with `_use_new_zipfile_serialization=False`: magic number, each pickle to its end, the list of storages
+    # against those that the objects refer to, each storage's count, the file's length to the byte, the numbers
     ("torch_legacy", "checkpointing.formats.torch_legacy"),
+    # one file: header, no gap and no overlap, length to the byte, the numbers
     ("safetensors", "checkpointing.formats.safetensors"),
+    # any other pickle: nothing in it proves that it is whole
     ("plain_pickle", "checkpointing.formats.plain_pickle"),
+    # any other file that is named like a checkpoint: nothing in it proves that it is whole
     ("unproven", "checkpointing.formats.unrecognised"),
 )
 TREE_FORMATS: Final = (
+    # `global_step500/`: as many shards as `dp_world_size` and `mp_world_size` say, none of another world or step, which the optimizer
+    # counts for itself
     ("deepspeed", "checkpointing.formats.directories.deepspeed"),
+    # `iter_0000500/` or `release/`: a directory for each pair of ranks that the saved arguments tell, the same files in each, one
+    # iteration; DCP directories with `common.pt`
     ("megatron", "checkpointing.formats.directories.megatron"),
+    # `checkpoint-500/` of transformers' Trainer: weights; `trainer_state.json`, which is written last, and its step that of the name;
+    # optimizer, scheduler and random states of each rank, or none of the three, of one step as far as they count theirs (a script that
+    # saves under these names, without the Trainer's `training_args.bin` and log, needs none of them); DeepSpeed's and FSDP's directories in
+    # it
     ("hf_trainer", "checkpointing.formats.directories.hf_trainer"),
+    # a directory of `save_state`: weights, DCP directories in it, `random_states_<rank>.pkl`, which is written last
     ("accelerate", "checkpointing.formats.directories.accelerate"),
+    # one torch file for each rank (`model_world_size_4_rank_3.pt`): a file of each rank, all of one step
     ("fsdp", "checkpointing.formats.directories.fsdp_rank_files"),
+    # a directory of `torch.distributed.checkpoint`: `.metadata` without running it; every shard; items one after the other to the shard's
+    # end; a tensor's pieces make up all of it; each item as `torch_zip`; shards of a later save, where the files' times or the optimizer's
+    # counts of steps tell them
     ("dcp", "checkpointing.formats.directories.dcp"),
+    # shards with `model.safetensors.index.json` or `pytorch_model.bin.index.json`: every shard of the index and the tensors that it puts
+    # there, each as `safetensors`
     ("safetensors_index", "checkpointing.formats.directories.safetensors_index"),
+    # any other directory of one save: each file by its own format, JSON as JSON, directories in it by theirs; that none is missing
     ("file_set", "checkpointing.formats.directories.file_set"),
 )
 

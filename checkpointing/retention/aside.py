@@ -56,23 +56,22 @@ class MovedFile:
 
 @dataclass(frozen=True, slots=True)
 class AsideChange:
-    """A recorded change: `kind` is "moved" (path -> to) or "put_back" (at path, made from the copy `to`).
+    """A recorded change."""
 
-    `phase`: "intent" before the change, then "done" or "failed"; "undone" once it was reversed. Where only the intent is there, the file
-    system shows whether the change was made. `t`: wall time in seconds.
-    """
-
-    id: int
-    kind: str
-    path: str
-    to: str
-    identity: Identity
-    attempt: int
-    reason: str
-    t: float
+    id: int  # counts the job's changes on this node from 1
+    kind: str  # `moved`: the user's file was renamed; `put_back`: a copy of ours was put in its place
+    path: str  # from where it was moved, or where it was put
+    to: str  # to where, or the copy that it was made from
+    identity: Identity  # of what was moved, or put there
+    attempt: int  # after which attempt
+    reason: str  # why
+    t: float  # wall time in seconds
+    # `intent` before the change, then `done` or `failed`; `undone` when it was reversed. With the intent alone the file system shows
+    # whether it was made
     phase: str = "intent"
 
 
+#: By number: what was set aside, or put back.
 MOVED: Final = RowTable("moved", AsideChange, lambda row: str(row.id))
 
 

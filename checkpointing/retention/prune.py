@@ -75,6 +75,8 @@ class PrunedRow:
     t: float
 
 
+#: By path: a checkpoint that `checkpoints.keep` removed: `identity`, `step`, `n_bytes`, by which rule (`reason`) and when (`t`); the last
+#: 4,096 of them.
 PRUNED: Final = RowTable("pruned", PrunedRow, lambda row: row.path)
 
 

@@ -88,9 +88,13 @@ class LoggedRun:
     run: str
 
 
+#: By pattern: where checkpoints were discovered: saves that were logged (`saved`, `in_training`), attempts that loaded (`loaded`), `data`.
 LOCATION: Final = RowTable("location", Location, lambda row: row.pattern)
+#: By path: what a rank of the last run wrote.
 WRITE: Final = RowTable("write", Write, lambda row: row.path)
+#: By path: a directory that a rank of the last run made.
 MADE: Final = RowTable("made", MadeDirectory, lambda row: row.path)
+#: One row: the run of `write` and `made`.
 LOGGED: Final = RowTable("logged", LoggedRun, lambda _row: "")
 
 

@@ -36,6 +36,8 @@ class MirroredRow:
     t: float
 
 
+#: By mirror and path: a checkpoint that a mirror holds whole: `identity`, the `key` there, and since when that is known (`t`); it is not
+#: sent again.
 MIRRORED: Final = RowTable("mirrored", MirroredRow, lambda row: f"{row.mirror} {row.path}")
 
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 PINS: Final = "pins"
 
 
+#: By nonce: a checkpoint on its way to the mirrors: its manifest, how its files are held, when it was saved (`at`), and which mirrors have
+#: it (`done`) or some of it (`begun`).
 WAITING: Final = RowTable(WAITING_TABLE, SendCheckpoint, lambda row: row.id)
 
 

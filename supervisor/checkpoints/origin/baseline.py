@@ -34,7 +34,9 @@ class LayBefore:
     identity: Identity
 
 
+#: One row: the declared patterns when what lay there was looked at.
 LOOKED: Final = RowTable("looked_before", LookedBefore, lambda _row: "")
+#: By path: what lay there before the job wrote: no mirror gets it.
 BEFORE: Final = RowTable("lay_before", LayBefore, lambda row: row.path)
 
 

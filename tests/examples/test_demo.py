@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -27,6 +28,9 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 OUR_PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+#: The width of a character in rich's pictures of a terminal.
+CELL = 12.2
 
 pytestmark = pytest.mark.process
 
@@ -90,6 +94,18 @@ def test_the_demo_recovers_from_a_killed_rank_and_a_torn_checkpoint_within_90_s(
 
 
 @pytest.mark.slow
+def test_the_time_that_the_demo_prints_is_measured_from_its_own_kill_to_the_first_step(shown: Shown) -> None:
+    line = r"from kill -9 to the first step of both new ranks: ([\d.]+) s, of which ([\d.]+) s imports"
+    printed = re.search(line, shown.done.stderr)
+    card = re.search(r"^  restart +([\d.]+) (m?s) since the failure", shown.done.stdout, re.MULTILINE)
+    assert printed
+    assert card
+    since_failure_s = float(card[1]) / (1000 if card[2] == "ms" else 1)
+    assert since_failure_s - 0.02 <= float(printed[1]) <= since_failure_s + 2.0, "the supervisor sees the death after the kill"
+    assert float(printed[2]) <= float(printed[1])
+
+
+@pytest.mark.slow
 def test_the_time_ledger_of_the_demos_job_adds_up(shown: Shown) -> None:
     assert check_ledgers_below(shown.place) == 1
 
@@ -124,14 +140,23 @@ def rows(told: str) -> dict[str, str]:
     return {label: masked(text) for label, text in found.items()}
 
 
+def drawn(picture: str) -> str:
+    """Return the text in a picture of a terminal (bench/first_screen.py): each piece in its column of its line."""
+    lines: dict[float, str] = {}
+    for x, y, piece in re.findall(r'<text class="[^"]*-r\d+" x="([\d.]+)" y="([\d.]+)"[^>]*>(.*?)</text>', picture):
+        column = round(float(x) / CELL)
+        lines[float(y)] = lines.get(float(y), "").ljust(column) + html.unescape(piece).replace("\xa0", " ")
+    return "\n".join(lines[y].rstrip() for y in sorted(lines)).strip()
+
+
 @pytest.mark.slow
 def test_the_readmes_first_screen_is_what_the_demo_prints(shown: Shown) -> None:
-    shown_texts = re.findall(r"^```text\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
-    at_the_terminal = shown_texts[0]
-    (told,) = [text for text in shown_texts if text.startswith("-- incident")]
-    printed = [masked(line) for line in shown.done.stderr.splitlines() if line.startswith("supervise: ")]
+    (at_the_terminal,) = re.findall(r"^```text\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+    printed = [masked(line) for line in shown.done.stderr.splitlines() if line.startswith(("supervise: ", "[demo] from "))]
     opening = next(at for at, line in enumerate(printed, start=1) if "journal and logs" in line)  # the last line that opens every run
-    assert [masked(line) for line in at_the_terminal.splitlines()] == printed[opening:]
+    printed = [line for line in printed[opening:] if "starting attempt" not in line]  # of a machine that is slow to begin
+    assert [masked(line) for line in at_the_terminal.splitlines()] == printed
+    told = drawn((ROOT / "docs" / "images" / "why.svg").read_text(encoding="utf-8"))
     real = "-- incident" + shown.done.stdout.partition("-- incident")[2]
     shows, is_so = rows(told), rows(real)
     assert list(shows) == list(is_so)

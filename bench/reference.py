@@ -1,21 +1,31 @@
-"""The tables of the documentation that are made from the tables in the code. `page_text` puts them into their pages for the site."""
+"""The tables of the documentation that are made from the rows in the code. `page_text` puts them into their pages for the site.
+
+python bench/reference.py PAGE     # print a page, such as exit-codes.md, with its tables
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import classification
 import click
+import faults
+import fields
+import programs
 import stages
 from man_page import exit_codes
-from page_tables import filled
+from page_tables import filled, find_page
 
 from health import registry
 from health.checks.node_environments import MUST_AGREE
 from supervisor.classify.losses import rules
 from supervisor.classify.source.findings import RULES
+from supervisor.cli.classify import rendering
 from supervisor.cli.commands import COMMANDS, HIDDEN, load_command
 from supervisor.config import loss_rules as own_loss_rules
 from supervisor.config.alert_settings import SINK_ROWS
@@ -23,14 +33,26 @@ from supervisor.config.loss_settings import RULE_ROWS
 from supervisor.config.recover_settings import RECOVER_ROWS
 from supervisor.config.settings import ROWS
 from supervisor.core.failure.rank_endings import KINDS
+from supervisor.core.model import Finding, RankMemory
 from supervisor.core.setting_columns import MOST, MOST_SECONDS
+from supervisor.core.state import Stage
+from supervisor.core.step_shares import StepShares
+from supervisor.core.training_events import MemoryForecast
+from supervisor.journal.records import StartTimes
+from supervisor.report.ledger.document import run_document
+from supervisor.report.ledger.figures import Figures, IncidentCost, JobReport, NodeShare, SavingAdvice, SlowSpan
 from supervisor.report.log_events import LogEvent
 from supervisor.report.metrics.table import Metric
+from supervisor.report.nodes_page import JobNodesStatus, NodeStatus
+from supervisor.report.step_section import Scaling
 from supervisor.strategies import LADDER_STEPS, LADDERS, network
+from supervisor.view import status
+from supervisor.view.spans import TimeState
+from supervisor.view.status import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
+    from types import ModuleType
 
     from supervisor.core.setting_columns import SettingRow
 
@@ -158,12 +180,12 @@ def ladder_steps() -> str:
 
 def networks() -> str:
     """Return the steps that act only if the user names them."""
-    rows = [(f"`{name}`", when, what, f"`{network.enabling(name)}`") for name, (when, what) in network.OPTIONAL.items()]
+    rows = [(f"`{name}`", when, effect, f"`{network.enabling(name)}`") for name, (when, effect) in network.OPTIONAL.items()]
     return _table(("step", "when it acts", "what it sets", "permitted by"), rows)
 
 
 def endings() -> str:
-    """Return what is done about each way in which the ranks of an attempt may leave."""
+    """Return the action about each way in which the ranks of an attempt may leave."""
     return _table(("how the ranks left", "what is done"), KINDS.values())
 
 
@@ -194,12 +216,80 @@ def metrics() -> str:
     return _table(("metric", "kind", "labels", "what it says"), rows)
 
 
+def field_table(head: Sequence[str], *sources: object, **inner: object) -> str:
+    """Return the table of what the comments in the source say of the entries of classes or functions (fields.py)."""
+    return _table(head, [row for source in sources for row in fields.rows(source, **inner)])
+
+
+_KEYS = ("key", "what it says")
+#: The tables of docs/reference/json.md.
+JSON = {
+    "status": partial(
+        field_table,
+        _KEYS,
+        Status,
+        ranks=status.RankStatus,
+        supervisor=status.SupervisorStatus,
+        loss=status.LossCurve,
+        start=StartTimes,
+        hang=status.HangStatus,
+        forecasts=status.ForecastStatus,
+        waits=status.WaitedNodes,
+        standby=status.StandbyStatus,
+        saved=status.StoredCheckpoint,
+        gpus=status.GpuStatus,
+        health=Finding,
+        last_incident=status.IncidentStatus,
+        step_shares=StepShares,
+        alert_list=status.ListedAlert,
+    ),
+    "nodes": partial(field_table, _KEYS, JobNodesStatus, nodes=NodeStatus),
+    "report": partial(
+        field_table,
+        _KEYS,
+        JobReport,
+        Figures,
+        runs=run_document,
+        incidents=IncidentCost,
+        nodes=NodeShare,
+        slow=SlowSpan,
+        memory=RankMemory,
+        forecasts=MemoryForecast,
+        scaling=Scaling,
+        step_shares=StepShares,
+        advice=SavingAdvice,
+    ),
+    "classify": partial(field_table, _KEYS, rendering.as_dict, evidence=rendering.evidence_document),
+}
+
+
+def _comparison() -> ModuleType:
+    """Return the module that compares the policies of a fleet. It is imported late: a checkout alone has it, and few pages need it."""
+    sys.path.append(str(Path(__file__).parents[1]))
+    try:
+        return import_module("tests.simulation.fleet.comparison")
+    finally:
+        sys.path.pop()
+
+
+def fleet_faults() -> str:
+    """Return how each published fault is played."""
+    return str(_comparison().faults_table())
+
+
+def fleet_times() -> str:
+    """Return the times that the simulation of a fleet assumes."""
+    return str(_comparison().assumptions_table())
+
+
 #: Each table by its page and its name.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "settings.md": {section: partial(settings, section) for section in dict.fromkeys(row.key.rpartition(".")[0] for row in LISTED)},
     "exit-codes.md": {"exit codes": lambda: _table(("code", "name", "meaning", "what to do"), map(_with_name, exit_codes()))},
+    "json.md": JSON,
     "log-events.md": {"log events": log_events},
     "metrics.md": {"metrics": metrics},
+    "fleet.md": {"faults": fleet_faults, "times": fleet_times},
     "hangs.md": {"script rules": script_rules},
     "loss-and-pace.md": {"loss rules": loss_rules},
     "commands.md": {"commands": commands},
@@ -207,9 +297,26 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "node-health.md": {"agree": variables_that_agree},
     "recovery.md": {"endings": endings, "ladder_steps": ladder_steps, "networks": networks},
     "causes.md": {"causes": classification.of_causes},
+    "classification-scores.md": {
+        "reliability": classification.of_reliability,
+        **{corpus: partial(classification.of_corpus, corpus) for corpus in ("produced", "written", "public")},
+    },
+    "known-programs.md": {
+        "programs": programs.knob_table,
+        "layouts": programs.layout_table,
+        "resume": programs.resume_table,
+        "faults": faults.fault_table,
+    },
+    "pages.md": {"states": partial(field_table, ("state", "what it is"), status.StateWord)},
+    "time-ledger.md": {"states": partial(field_table, ("state", "the time in which"), TimeState)},
     "signatures.md": {"launchers": classification.of_launchers, "signatures": classification.of_signatures},
     "kernel-log.md": {"kernel messages": classification.of_kernel_messages, "xids": classification.of_xids},
-    "stages.md": {"drawing": stages.drawing, "events": stages.events, "timers": stages.timers},
+    "stages.md": {
+        "stages": partial(field_table, ("stage", "what is going on"), Stage),
+        "drawing": stages.drawing,
+        "events": stages.events,
+        "timers": stages.timers,
+    },
     "preemption.md": {"signals": stages.signals, "answers": stages.answers},
 }
 
@@ -217,3 +324,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
 def page_text(path: Path) -> str:
     """Return the text of a page with its tables. Exits where one has no place, or a place has no table."""
     return filled(path, path.read_text(encoding="utf-8"), TABLES.get(path.name, {}))
+
+
+if __name__ == "__main__":
+    print(page_text(find_page(sys.argv[1])))

@@ -1,6 +1,6 @@
 """Choose what all nodes of a job resume from: the newest checkpoint that every node has, and can load.
 
-Each node lists what it has as rows of `NodeCheckpoint`, the newest first. `candidates` returns those that may be one checkpoint on all
+Each node lists its checkpoints as rows of `NodeCheckpoint`, the newest first. `candidates` returns those that may be one checkpoint on all
 nodes. Each node then proves its own row of a candidate (`Proof`), and `accepted` judges the proofs. Every node calls both with the same
 values, so every node comes to the same answer, and no node decides for the others.
 

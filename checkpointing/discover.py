@@ -55,7 +55,7 @@ class _Walk:
     """One walk: collects problems, and gives up after `_MOST_ENTRIES`.
 
     `named` says that a directory was reached by its own name, not by a wildcard: that one it is a problem not to be allowed to list.
-    What a wildcard merely passes (lost+found in a mount's root) is neither ours nor the job's to read.
+    What a wildcard merely passes (lost+found in a mount's root) is no business of the job's.
     """
 
     def __init__(self, cache: ListingCache | None) -> None:
@@ -89,7 +89,7 @@ class _Walk:
         return self._cache.candidates(path, inode, lambda: tuple(_candidates(path, self.problems)))
 
     def of_sets(self, matched: list[tuple[str, int]]) -> list[tuple[str, int]]:
-        """Return what is matched, with a directory that a format claims in the place of the files in it.
+        """Return the matches, with a directory that a format claims in the place of the files in it.
 
         Only if the pattern matches several files in at least one such directory: `step-*/model.pt` means the file.
         """
@@ -182,7 +182,7 @@ def _scan(directory: str) -> list[os.DirEntry[str]]:
 def find(patterns: str | Iterable[str], cwd: str | None = None, cache: ListingCache | None = None, *, declared: bool = False) -> Listing:
     """List the candidates that glob patterns match, sorted by path; no file of a checkpoint is read.
 
-    Raises nothing: what could not be listed is in `problems`. `**` stands for any directories, none included, and does not follow links to
+    Raises nothing: unlisted directories are in `problems`. `**` matches any directories, none included, and does not follow links to
     directories. A pattern whose directory does not exist matches nothing.
 
     cwd: what patterns are relative to; None is the working directory. cache: a path that has not changed for long is not read at each
@@ -223,7 +223,7 @@ def checkpoints_in(path: str) -> list[str]:
 
 
 def _each_once(rows: list[tuple[str, Candidate]]) -> tuple[Candidate, ...]:
-    """Return each checkpoint once, sorted by path, without what lies in another one. `rows`: the path that was matched, and what it is."""
+    """Return each checkpoint once, sorted by path, without those inside another one. `rows`: the matched path, and its kind."""
     best: dict[tuple[int, int], tuple[tuple[bool, bool, str], Candidate]] = {}
     for path, candidate in rows:
         # of a file's several names the one that says a step is the most useful, and the same one wins each time

@@ -4,7 +4,7 @@ A run's `began` is the wall time of its start in seconds, but always later than 
 run stays the newest if the clock was set back, or is behind the clock of the node whose checkpoint was restored.
 
 A file without a manifest belongs to the last attempt that had begun when the file was modified. If a file server's clock is seconds behind
-ours, an attempt's first save may thus be counted to the attempt before.
+this node's, an attempt's first save may thus be counted to the attempt before.
 
 A roll-back is first tried: it is in memory alone until an attempt trained from an older checkpoint (`accuse`). Without that proof the next
 run knows nothing of it.
@@ -82,7 +82,7 @@ class Lineages:
     """The lineages of one job on this node."""
 
     def __init__(self, catalogue: CheckpointCatalogue, run: str = "") -> None:
-        """Read what earlier runs recorded. `run`: the one that goes on now, "" for a reader."""
+        """Read what earlier runs recorded. `run`: the one that continues now, "" for a reader."""
         self._catalogue = catalogue
         self._lock = threading.Lock()  # of the record; not held while waiting for a disk
         self._writing = threading.Lock()

@@ -44,7 +44,7 @@ def count_text(count: int, noun: str) -> str:
 
 
 class CheckpointingError(Exception):
-    """An error of ours: "what failed: subject: cause", and a hint that names what to do. A bad checkpoint is data, not an error."""
+    """An error of this package: "what failed: subject: cause", and a hint that names what to do. A bad checkpoint is data, not an error."""
 
     def __init__(self, message: str, *, hint: str) -> None:
         """Keep the two apart, so that a caller can print them its own way."""
@@ -114,7 +114,7 @@ UNKNOWN_LINEAGE = Lineage()
 
 @dataclass(frozen=True, slots=True)
 class NamedStep:
-    """A step read out of a file name. `sure`: beside the number stands "step" or "iteration", and no epoch whose step it might be."""
+    """A step read out of a file name. `sure`: beside the number is "step" or "iteration", and no epoch whose step it might be."""
 
     step: int
     sure: bool
@@ -205,7 +205,7 @@ class Verification:
     reason: str = ""
     #: Of the whole run; None if neither content nor name has it.
     step: int | None = None
-    #: For VERIFIED what was checked, else "": "directory" (metadata alone), "layout" (all that a format without checksums allows),
+    #: For VERIFIED the checked part, else "": "directory" (metadata alone), "layout" (all that a format without checksums allows),
     #: "structure" (every checksum as well); others: candidates.py.
     level: str = ""
     #: (epoch, step) if content and name have only that.

@@ -63,7 +63,7 @@ def _verify(path: str, reading: ReadOptions, *, bulk: bool, own: bool) -> Verifi
         return _without_content(path, identity_of(path), Verdict.FOREIGN, f"{error.what}, and no format that is known here")
     except OSError as error:
         return _without_content(path, identity_of(path), Verdict.UNKNOWN, _why(error))
-    if path.endswith(_INDEX):  # an index names the files beside it
+    if path.endswith(_INDEX):  # an index names the files next to it
         source.close()
         below = _verify_tree(os.path.dirname(path) or ".", reading, bulk=bulk, own=own)  # noqa: PTH120 -- strings throughout the package
         return replace(below, path=path, identity=Identity.of(source.stat_opened))
@@ -108,7 +108,7 @@ def _verify_tree(path: str, reading: ReadOptions, *, bulk: bool, own: bool) -> V
 
 @dataclass(frozen=True, slots=True)
 class VerifiedPart:
-    """A part of a checkpoint that lies on the disks of several nodes: what is here is whole. absent, leads: as in PartExamination.
+    """A part of a checkpoint that lies on the disks of several nodes: the part here is whole. absent, leads: as in PartExamination.
 
     `found` is about the files that are here. It never says that there is a whole checkpoint at the path.
     """

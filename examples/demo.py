@@ -1,7 +1,7 @@
 """Train under `supervise`, tear the newest checkpoint, kill a rank with kill -9, and show the restart and how long it took.
 
 `make demo` runs this. In: nothing. Out: the job's own output, the incident card, exit code 0 where the training finished and the
-card could be told; 1 with the reason where not. Everything is written below ./demo-run, which the next demo removes.
+card could be shown; 1 with the reason where not. Everything is written below ./demo-run, which the next demo removes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def prepare() -> None:
 
 
 def start() -> subprocess.Popen[bytes]:
-    """Start the training under `supervise`, its output going where ours goes."""
+    """Start the training under `supervise`, its output going where this script's goes."""
     supervise = ["supervise", "--job", "demo", "--state-dir", str(STATE)]
     supervise += ["--checkpoints", f"{CHECKPOINTS}/*.pt", "--resume-args", "--resume {resume}"]
     # torchrun would set the first, and say so in four lines; the demo needs no numpy, and torch warns in each rank where there is none
@@ -77,20 +77,20 @@ def status() -> dict[str, Any]:
     answer = ask("status", "--json")
     if answer.returncode != 0 or not answer.stdout.strip():
         return {}
-    found: dict[str, Any] = json.loads(answer.stdout)
-    return found
+    fields: dict[str, Any] = json.loads(answer.stdout)
+    return fields
 
 
-def wait_for(what: str, look: Callable[[], Found | None], job: subprocess.Popen[bytes], deadline: float) -> Found:
+def wait_for(condition: str, look: Callable[[], Found | None], job: subprocess.Popen[bytes], deadline: float) -> Found:
     """Return the first answer of `look` that is not None; end the demo where the job ends or the time is up before."""
     while time.monotonic() < deadline:
-        found = look()
-        if found is not None:
-            return found
+        result = look()
+        if result is not None:
+            return result
         if job.poll() is not None:
-            sys.exit(f"[demo] the job ended with {job.returncode} before {what}")
+            sys.exit(f"[demo] the job ended with {job.returncode} before {condition}")
         time.sleep(0.02)
-    sys.exit(f"[demo] waited {DEADLINE_S:.0f} s in vain for {what}")
+    sys.exit(f"[demo] waited {DEADLINE_S:.0f} s in vain for {condition}")
 
 
 def pid_of_rank_1() -> int | None:

@@ -228,8 +228,8 @@ def step_of(path: Path) -> int:
 
 def prune(directory: Path, newest: int, keep: int) -> None:
     """Remove our own older checkpoints, all but the last `keep` up to step `newest`."""
-    ours = sorted((path for path in directory.glob("step-*.pt") if step_of(path) <= newest), key=step_of)
-    for path in ours[: -max(keep, 1)]:
+    own_files = sorted((path for path in directory.glob("step-*.pt") if step_of(path) <= newest), key=step_of)
+    for path in own_files[: -max(keep, 1)]:
         path.unlink(missing_ok=True)
 
 

@@ -45,7 +45,7 @@ class Thresholds:
     throttled_share: float = 0.05
     #: Streaming clocks under load, as a share of what the GPU can do, below which a GPU is named when its siblings are above.
     clock_share_under_load: float = 0.75
-    #: Utilisation in percent from which a GPU counts as under load: links and clocks are lowered when it idles.
+    #: Utilisation in percent from which a GPU is treated as under load: links and clocks are lowered when it idles.
     load_percent: float = 50.0
     #: Enforced power limit as a share of the default.
     power_cap_share: float = 0.98
@@ -127,7 +127,7 @@ class Thresholds:
 
 
 def thresholds(words: Iterable[str]) -> Thresholds:
-    """Return the thresholds with those of `words`, NAME=VALUE, in place of ours. Raises ValueError naming what is wrong."""
+    """Return the thresholds with those of `words`, NAME=VALUE, in place of the defaults. Raises ValueError naming the fault."""
     types = {field.name: float if field.type == "float" else int for field in fields(Thresholds)}
     chosen: dict[str, float] = {}
     for word in words:

@@ -1,7 +1,7 @@
 """The formats that checkpoints come in: one row per format, one file per row, imported when a file is met that needs it.
 
-A format says whether a file, or a directory, is its own (`claims`) and what is in it (`examine`). It raises nothing about it: what is
-wrong with it is the answer. What comes out of a format is about bytes only; identity, changes while reading and the names of
+A format says whether a file, or a directory, is its own (`claims`) and examines its content (`examine`). It raises nothing about it: what
+is wrong with it is the answer. What comes out of a format is about bytes only; identity, changes while reading and the names of
 checkpoints are `verify`'s. The format of a directory hands its files to the formats of files (`examine_member`): what makes a file whole
 is decided in one place.
 """
@@ -44,7 +44,7 @@ class Examination:
     """What a format found: the verdict, why, and where in the training the content says it was saved.
 
     `level` as in model.Verification. `also` are further reasons. `format` is set where the row's own name would say too little.
-    `files` are the members of a directory that belong to the checkpoint; () stands for all that are in it. `non_finite` are tensors that
+    `files` are the members of a directory that belong to the checkpoint; () means all that are in it. `non_finite` are tensors that
     hold NaN or Inf: a note, whatever the verdict. `unlisted` is what its pickles would call beyond the list of known names:
     `verify` decides about that, because it depends on who wrote the file.
     """
@@ -104,7 +104,7 @@ class PartFormat(Protocol):
 
 
 EDGE_BYTES: Final = 512
-TORCH_SUFFIXES: Final = (".pt", ".pth", ".ckpt")  # what is named so is meant to be a checkpoint, whatever is in it
+TORCH_SUFFIXES: Final = (".pt", ".pth", ".ckpt")  # a file with such a name is meant to be a checkpoint, whatever is in it
 # The order is that of asking.
 FORMATS: Final = (
     ("torch_zip", "checkpointing.formats.torch_zip"),
@@ -178,7 +178,7 @@ def examine_file(source: FileReader, path: str, *, bulk: bool) -> Examination:
 
 
 def examine_member(tree: Tree, name: str, *, bulk: bool) -> Examination:
-    """Look at one file of a directory by itself; its name stands before each reason. Raises OSError and Interrupted."""
+    """Look at one file of a directory by itself; its name is before each reason. Raises OSError and Interrupted."""
     entry = tree.entries.get(name)
     if entry is None:
         return Examination(Verdict.INCOMPLETE, f"{name} is missing")
@@ -198,10 +198,10 @@ def examine_member(tree: Tree, name: str, *, bulk: bool) -> Examination:
     )
 
 
-def nested(name: str, part: Examination) -> Examination:
+def nested(name: str, examination: Examination) -> Examination:
     """Make the examination of a directory a part of the one that holds it under `name`."""
-    reason = f"{name}: {part.reason}" if part.reason else ""
-    return replace(part, reason=reason, place=NOWHERE, format="", files=(), non_finite=prefixed(f"{name}/", part.non_finite))
+    reason = f"{name}: {examination.reason}" if examination.reason else ""
+    return replace(examination, reason=reason, place=NOWHERE, format="", files=(), non_finite=prefixed(f"{name}/", examination.non_finite))
 
 
 def prefixed(prefix: str, entries: Iterable[NonFinite]) -> tuple[NonFinite, ...]:
@@ -229,14 +229,16 @@ def combine(parts: Iterable[Examination], place: StepPosition = NOWHERE, *, form
     A part that nothing can prove makes the whole unverifiable; leave out what does not belong to the checkpoint.
     """
     examined = list(parts)
-    present = {part.verdict for part in examined}
+    present = {examination.verdict for examination in examined}
     verdict = next((grade for grade in _GRAVEST if grade in present), Verdict.VERIFIED)
-    ordered = [part for part in examined if part.verdict is verdict] + [part for part in examined if part.verdict is not verdict]
-    reasons = list(dict.fromkeys(why for part in ordered for why in (part.reason, *part.also) if why))
+    ordered = [examination for examination in examined if examination.verdict is verdict] + [
+        examination for examination in examined if examination.verdict is not verdict
+    ]
+    reasons = list(dict.fromkeys(why for examination in ordered for why in (examination.reason, *examination.also) if why))
     if len(reasons) > _MOST_REASONS:
         reasons[_MOST_REASONS:] = [f"and {len(reasons) - _MOST_REASONS} more"]
-    levels = [part.level for part in examined if part.level]
+    levels = [examination.level for examination in examined if examination.level]
     level = min(levels, key=_LEVELS.index, default="layout") if verdict is Verdict.VERIFIED else ""
-    unlisted = tuple(dict.fromkeys(call for part in examined for call in part.unlisted))[:_MOST_REASONS]
-    non_finite = listed(non_finite for part in examined for non_finite in part.non_finite)
+    unlisted = tuple(dict.fromkeys(call for examination in examined for call in examination.unlisted))[:_MOST_REASONS]
+    non_finite = listed(non_finite for examination in examined for non_finite in examination.non_finite)
     return Examination(verdict, next(iter(reasons), ""), place, level, tuple(reasons[1:]), format, files, non_finite, unlisted)

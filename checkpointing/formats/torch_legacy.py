@@ -36,11 +36,11 @@ _TEXT_OPCODES: Final = frozenset(("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8
 _COUNT: Final = struct.Struct("<q")
 
 
-class _Torn(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
+class _Torn(Exception):  # noqa: N818 -- a fact about the file, not a program error
     """The file's parts contradict each other, or it ends early."""
 
 
-class _Unread(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
+class _Unread(Exception):  # noqa: N818 -- a fact about the file, not a program error
     """More than we are willing to read."""
 
 

@@ -5,7 +5,7 @@ Two rules, neither of which compares a file's time with our clock for more than 
 A path is read again after a tenth of the time for which it stood still, at most `MOST_S`, or at once if another inode has the name.
 So a save that replaces a file is seen at the next listing, and one that rewrites it in place late by a tenth of the pause between saves,
 unless the caller knows of it (`forget`).
-Of a directory the modification time is compared besides, so that what is new in it is seen at once.
+Of a directory the modification time is compared besides, so that a new entry is seen at once.
 A directory's names are listed again if its modification time moved. That time may have a granularity of two seconds (FAT, old NFS), in
 which a second change would not show: names that were listed sooner than `_SETTLED_S` after the time was first seen are listed again.
 """

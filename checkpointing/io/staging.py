@@ -85,7 +85,7 @@ def temporary_for(final: str, kind: str = "tmp") -> str:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether the name is one that this module gives, of a leftover or of what is being written."""
+    """Whether the name is one that this module gives, of a leftover or of a file in writing."""
     return _LEFTOVER.fullmatch(name) is not None
 
 
@@ -110,7 +110,7 @@ def put(place: Staged, *, is_replacing: bool = True) -> None:
         aside = _replace_in_two_steps(place)
     durable.sync_directory(parent)
     if aside:
-        with contextlib.suppress(OSError):  # the new one stands; a later save sweeps the old one
+        with contextlib.suppress(OSError):  # the new one is there; a later save sweeps the old one
             remove(aside)
 
 

@@ -59,7 +59,7 @@ class ReadOptions:
 
 
 class Tree:
-    """What is in a directory. `entries` holds files and whatever else is no directory, `directories` those, both by relative path."""
+    """The content of a directory. `entries` holds files and whatever else is no directory, `directories` those, both by relative path."""
 
     def __init__(self, path: str, reading: ReadOptions | None = None, *, levels: int = MOST_LEVELS) -> None:
         """List `path`, no deeper than `levels` directories (1: its own names alone, 0: nothing yet). Raises OSError."""
@@ -109,7 +109,7 @@ class Tree:
         return frozenset(name for name in (*self.entries, *self.directories) if "/" not in name)
 
     def file(self, name: str) -> TreeEntry | None:
-        """Return the entry of a regular file; None where there is none, or something else stands."""
+        """Return the entry of a regular file; None where there is none, or something else is there."""
         entry = self.entries.get(name)
         return entry if entry is not None and not entry.what else None
 

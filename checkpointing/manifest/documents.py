@@ -37,7 +37,7 @@ _SAVE: Final = re.compile(r"[0-9a-f]{16}")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._=-]")
 
 
-class ManifestDamaged(Exception):  # noqa: N818 -- a fact about a document, not an error of ours
+class ManifestDamaged(Exception):  # noqa: N818 -- a fact about a document, not a program error
     """The document was changed or cut short, or one of its paths leads out of the checkpoint."""
 
 
@@ -314,7 +314,7 @@ def _non_finite_row(entry: NonFinite) -> dict[str, Any]:
 
 def _inner_path(value: object) -> str:
     path = _text(value)
-    if any(part in ("", ".", "..") for part in path.split("/")) or "\0" in path:
+    if any(segment in ("", ".", "..") for segment in path.split("/")) or "\0" in path:
         raise ManifestDamaged(f"{path!r} leads out of the checkpoint")
     return path
 

@@ -26,7 +26,7 @@ _LOOK_S: Final = 0.5  # how soon a restore that is given up is seen
 def fetch(
     checkpoint: MirroredCheckpoint, beside: str, workers: int, fetched: Callable[[int, int], None], stall_timeout: StallTimeout
 ) -> int:
-    """Download a checkpoint; return how many bytes were. What was downloaded before and is right stays. Raises BackendError, OSError.
+    """Download a checkpoint; return how many bytes were. Right parts of an earlier download stay. Raises BackendError, OSError.
 
     `fetched` gets the bytes that are there, and all.
     """

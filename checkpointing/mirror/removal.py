@@ -67,7 +67,7 @@ def remove_incomplete(backend: Backend, job: str, before: float, is_wanted: Call
 
     They are what a pass sent of a checkpoint that was bad, or gone, when a process could have gone on with it. Yield the key of each, and
     of its objects those that may not be removed. is_wanted: whether an upload below a key is to go on. Should another supervisor go on
-    with one in this very moment, it lists all objects before it writes the manifest, and sends again what is missing.
+    with one in this very moment, it lists all objects before it writes the manifest, and sends missing ones again.
     """
     for key in listing.incomplete(backend, job):
         objects = list(backend.list(key))

@@ -111,7 +111,7 @@ def read_once(
 
 
 def digested(verification: Verification, job: str, reading: ReadOptions, number: int = 0) -> CheckpointRead:
-    """Return a verdict with the digests of what is verified; without them if it changed meanwhile. Raises Interrupted.
+    """Return a verdict with the digests of a verified checkpoint; without them if it changed meanwhile. Raises Interrupted.
 
     What `reading` was followed in is not read again.
     """
@@ -129,7 +129,7 @@ def part_of(order: ReadCheckpoint, job: str, reading: ReadOptions) -> PartRead |
 
 
 def _document(verification: Verification, job: str, reading: ReadOptions) -> str:
-    """Return the manifest of what was verified; "" if it changed meanwhile, or can no longer be read. Raises Interrupted."""
+    """Return the manifest of a verified checkpoint; "" if it changed meanwhile, or can no longer be read. Raises Interrupted."""
     try:
         return documents.encode(check.build(verification, About(job), reading=reading)).decode("ascii")
     except (check.CheckpointChanged, OSError):

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from checkpointing.catalogue import CheckpointCatalogue
 
-_MOST_ROWS: Final = 4096  # of what was removed: the oldest rows go
-_NAME: Final = re.compile(r"pruned-(\d+)-(\d+)-(\d+)")  # inode, size and modification time: what was verified
+_MOST_ROWS: Final = 4096  # of removed checkpoints: the oldest rows go
+_NAME: Final = re.compile(r"pruned-(\d+)-(\d+)-(\d+)")  # inode, size and modification time of the verified one
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ def _remove_by(hidden: str, manifest: Manifest) -> str:
 
 
 def _give_back(hidden: str, catalogue: CheckpointCatalogue) -> None:
-    """Rename what was written meanwhile back to where the catalogue says that it was. Raises OSError."""
+    """Rename a directory written meanwhile back to its place in the catalogue. Raises OSError."""
     home = next((row.path for row in catalogue.each(PRUNED) if hidden.endswith(f"/{_name(row.identity)}")), None)
     if home is not None:
         durable.rename_exclusive(hidden, home)
@@ -191,5 +191,5 @@ def _name(identity: Identity | None) -> str:
 
 
 def _destroy(hidden: str) -> None:
-    with contextlib.suppress(FileNotFoundError):  # another supervisor, which completes what was cut short, was faster
+    with contextlib.suppress(FileNotFoundError):  # another supervisor, which completes a removal that was cut short, was faster
         staging.remove(hidden)

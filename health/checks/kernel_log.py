@@ -96,7 +96,7 @@ def _judged(row: dict[str, Json], read_t: float) -> CheckResult | None:
         "kernel_log",
         f"pci:{pci}" if pci else KERNEL,
         Result.FAILED if failed else Result.DEGRADED,
-        ": ".join(parts[:2]) + "".join(f"; {part}" for part in parts[2:]),
+        ": ".join(parts[:2]) + "".join(f"; {detail}" for detail in parts[2:]),
         (line if t is None else stamped(t) + _UPTIME.sub("", line, count=1),),
         repair,
         look=_LOOK,

@@ -91,7 +91,7 @@ _NCCL_REFUSES: Final = "NCCL refuses ranks of another version (`Mismatched NCCL 
 
 @dataclass(frozen=True, slots=True)
 class NodeDifference:
-    """One thing that is not the same on all nodes. values: by node, "unset" for none. effect: what it does, "" where that is not known."""
+    """One thing that is not the same on all nodes. values: by node, "unset" for none. effect: its effect, "" where that is not known."""
 
     what: str
     values: Mapping[str, str]

@@ -37,7 +37,7 @@ class Options:
     """How a check is made; the same on every rank.
 
     deadline_s: until the verdict, in any case. join_s: for a rank to join. trial_s: for one operation of a pair. stale_s: a rank without a
-    heartbeat for so long is gone. rounds: of the tournament. faults: of a rehearsal.
+    heartbeat for this long is gone. rounds: of the tournament. faults: of a rehearsal.
     """
 
     world: int

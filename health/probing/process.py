@@ -1,7 +1,7 @@
 """`python -P health/probing/process.py`: runs probes for its parent, which kills it when one hangs.
 
 It reads the requests of messages.py on stdin and writes the answers to stdout. A probe that fails costs its own answer only. When stdin
-ends the process ends at once with what it started, also in the midst of a read: nobody would read the answer. It keeps a probe's session
+ends the process ends at once with its children, also in the midst of a read: nobody would read the answer. It keeps a probe's session
 if the request asks for a lasting one.
 """
 
@@ -43,7 +43,7 @@ def main() -> None:
     """Answer requests until stdin ends."""
     requests: SimpleQueue[bytes | None] = SimpleQueue()
     out = os.dup(1)
-    os.dup2(2, 1)  # what a library prints is no answer of ours
+    os.dup2(2, 1)  # a library's prints are no answer
     threading.Thread(target=_listen, args=(requests,), name="requests", daemon=True).start()
     sessions: dict[str, ProbeSession] = {}
     _send(out, {"ready": True})
@@ -90,7 +90,7 @@ def _send(out: int, answer: ProberAnswer) -> None:
 
 def _end() -> NoReturn:
     """End at once, with what a probe started: whoever asks may be gone, and then nobody else ends that."""
-    if os.getsid(0) == os.getpid():  # else the group is not ours alone: somebody runs us from a shell
+    if os.getsid(0) == os.getpid():  # else the group has other processes: somebody runs this from a shell
         os.killpg(0, signal.SIGKILL)
     os._exit(0)
 

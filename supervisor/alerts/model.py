@@ -30,7 +30,7 @@ class AlertSeverity(StrEnum):
 
 
 class AlertEvent(StrEnum):
-    """What happened: to an incident, or (from RECURRING_FAILURE on, the core's `Alert.kind`) beside it."""
+    """What happened: to an incident, or (from RECURRING_FAILURE on, the core's `Alert.kind`) next to it."""
 
     OPENED = "opened"
     RESOLVED = "resolved"
@@ -75,7 +75,7 @@ class AlertEvent(StrEnum):
 class ThreadEffect(StrEnum):
     """What an event does to its thread (threads.py)."""
 
-    OPEN = "open"  # the thread fires, or goes on firing
+    OPEN = "open"  # the thread fires, or continues firing
     JOIN = "join"  # goes with a thread that fires; else it is a message by itself
     CLOSE = "close"  # the thread is calm
     ONCE = "once"  # a message by itself
@@ -200,7 +200,7 @@ EVENTS: Final = {
     ),
     AlertEvent.TEST: AlertEventRow(_INFO, "test", _ONCE, "This is a test of `supervise alerts test`. Nothing happened."),
 }  # fmt: skip
-#: With these the job is restarted; with every other it goes on as it is, or has ended.
+#: With these the job is restarted; with every other it continues as it is, or has ended.
 RESTARTING: Final = frozenset({
     AlertEvent.OPENED, AlertEvent.RECURRING_FAILURE, AlertEvent.MEMORY_HELD, AlertEvent.BATCH_CHANGED, AlertEvent.GPU_QUARANTINED,
 })  # fmt: skip
@@ -214,7 +214,7 @@ _OF_INCIDENTS: Final = _OF_FAILURES | {"scratch", "resume", "change"}
 class AlertAction(StrEnum):
     """What supervise did or is about to do: a closed list, so that no reason text can carry a path."""
 
-    NONE = "none"  # nothing: the job goes on as it is
+    NONE = "none"  # nothing: the job continues as it is
     RESTART = "restart"
     STOP = "stop"
     RESUMED = "resumed"
@@ -241,7 +241,7 @@ class OutgoingAlert(Struct, frozen=True):
     failed_on: str = ""  # the node that failed or is slow, where the job has several
     confidence: float | None = None
     subject: str = ""  # tells two threads of one kind apart (a GPU)
-    exit_code: int | None = None  # of the run, None while it goes on
+    exit_code: int | None = None  # of the run, None while it continues
     hints: tuple[str, ...] = ()  # what a person does; they name no path and no address
     sentence: str = ""  # what happened, as the card has it; as `lines`
     lines: tuple[str, ...] = ()  # may hold paths and log lines; sent with detail `lines` only

@@ -68,7 +68,7 @@ class AlertRouter(Struct):
             self._keep(route, threads.calm_thread(route.threads, kind, now, subject))
 
     def tick(self, now: float, *, closing: bool = False) -> None:
-        """Send what is due."""
+        """Send the due messages."""
         for route in self.routes:
             if not route.threads:
                 continue

@@ -1,7 +1,7 @@
 """Writes a notification for people: a title, sentences, facts and a command, as far as the sink's `detail` allows. Pure.
 
     none     job, whether a person is needed, state, severity, time, incident, command
-    summary  adds node, what happened, run, cause, confidence, rank, FILE:LINE of the user's code, step, attempt, what is done, what to do,
+    summary  adds node, what happened, run, cause, confidence, rank, FILE:LINE of the user's code, step, attempt, the action, what to do,
              and sentences made of these
     lines    adds lines of evidence, paths and the text of the event, with secrets replaced by digests
 
@@ -60,7 +60,7 @@ def title(sent: Notification, detail: AlertDetail) -> str:
 
 
 def sentences(sent: Notification, detail: AlertDetail) -> str:
-    """Return what happened, what is done about it, and what a person does, in sentences."""
+    """Return what happened, the action about it, and a person's task, in sentences."""
     if detail is AlertDetail.NONE:
         return "supervise reports a change of this job."
     return " ".join(filter(None, (_happened(sent, detail), *_joined(sent), _doing(sent), _to_do(sent))))
@@ -154,7 +154,7 @@ def _is_restarted(alert: OutgoingAlert) -> bool:
 
 
 def needs_person(sent: Notification) -> bool:
-    """Whether nothing goes on until a person has looked, or harm is done meanwhile."""
+    """Whether nothing continues until a person has looked, or harm is done meanwhile."""
     alert = sent.alert
     if sent.state is NotificationState.RESOLVED:
         return False
@@ -188,7 +188,7 @@ def _subject(sent: Notification) -> str:
 
 
 def _first_part(sentence: str) -> str:
-    """Return what stands before the first comma, colon or full stop, as it stands within a sentence."""
+    """Return the words before the first comma, colon or full stop, as they are within a sentence."""
     part = _PAUSE.split(sentence, maxsplit=1)[0]
     return part if part[:2].isalpha() and part[:2].isupper() else part[:1].lower() + part[1:]
 
@@ -223,14 +223,14 @@ def _happened(sent: Notification, detail: AlertDetail) -> str:
 
 
 def _where(alert: OutgoingAlert) -> list[str]:
-    """Return rank and node, the line of the user's code, and the step; "" for what is not known."""
+    """Return rank and node, the line of the user's code, and the step; "" for an unknown one."""
     rank, node = alert.own_place
     whose = f"{'' if rank is None else f'rank {rank}'}{f' on {node}' if node else ''}".strip()
     return [whose, alert.own_code, f"step {alert.step}" if alert.step is not None else ""]
 
 
 def _placed(sentence: str, where: list[str]) -> str:
-    """Return a sentence with what is known of its place before its full stop."""
+    """Return a sentence with its known place before its full stop."""
     known = ", ".join(filter(None, where))
     return f"{sentence.removesuffix('.')} ({known})." if known else sentence
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class CheckpointWatch:
     """Does the work of the watcher's thread for one job."""
 
-    def __init__(  # noqa: PLR0913 -- what is done to a checkpoint, in this order
+    def __init__(  # noqa: PLR0913 -- the steps for a checkpoint, in this order
         self,
         records: CheckpointRecords,
         recorder: CheckpointRecorder,

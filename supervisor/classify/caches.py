@@ -95,7 +95,7 @@ _CHAIN = re.compile(r"^(?:The above exception was the direct cause|During handli
 _DECODERS = re.compile(
     r"/(?:json|zipfile|encodings|ctypes)/|/(?:pickle|zipfile|gzip|codecs|tarfile)\.py$|<frozen codecs>|/_supervise_shim/"
 )
-#: How the bytecode's reader names what is damaged; every import goes through its frames.
+#: How the bytecode's reader names damage; every import goes through its frames.
 _BYTECODE = "marshal data"
 DAMAGED = Claim(Cause.CACHE_CORRUPT, 0.92, transient=False)
 PASSING = Claim(Cause.IO_ERROR, 0.96, transient=True)
@@ -146,8 +146,8 @@ def _named(text: str, trace: str) -> tuple[DiskCache | None, str]:
     for path in (match[0].rstrip(".") for match in _PATH.finditer(text)):
         if (cache := of_path(path)) is not None:
             return cache, path
-    for part in _CHAIN.split(trace):
-        raised_in = next((frame for frame in reversed(_OF_FRAME.findall(part)) if not _DECODERS.search(frame)), "")
+    for trace_part in _CHAIN.split(trace):
+        raised_in = next((frame for frame in reversed(_OF_FRAME.findall(trace_part)) if not _DECODERS.search(frame)), "")
         if raised_in.startswith("<frozen importlib") and _BYTECODE not in text:
             continue
         if (cache := next((row for row in CACHES if any(reader in raised_in for reader in row.readers)), None)) is not None:

@@ -73,7 +73,7 @@ OF_NETWORKS = _names(
 OF_A_GONE_WORKER = frozenset({"ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError"})
 #: What a mistake in the code of a data set, a transform or a collate function raises: no other data would help.
 OF_MISTAKES = frozenset({"KeyError", "NameError", "UnboundLocalError", "AttributeError", "TypeError", "NotImplementedError"})
-#: Exceptions of what is wrong in the program or in its configuration, as long as nothing else explains them. FileNotFoundError is none: a
+#: Exceptions of faults in the program or in its configuration, as long as nothing else explains them. FileNotFoundError is none: a
 #: mount comes late, another job writes the file; nor is FileExistsError, which two ranks race for.
 _OF_THE_PROGRAM = OF_MISTAKES | _names(
     "ValueError IndexError ImportError SyntaxError IndentationError TabError ZeroDivisionError IsADirectoryError NotADirectoryError"
@@ -91,7 +91,7 @@ OF_VALUES = frozenset({"ValueError", "KeyError", "IndexError", "TypeError", "Att
 
 
 class ExceptionRow(Struct, frozen=True):
-    """A row: what an exception must be, None or empty for anything, and what it then claims.
+    """A row: the conditions on an exception, None or empty for anything, and its claim.
 
     modules: of its class, at the beginning. classes: unqualified. frame: a part of the path of a frame that it came through. raised_in: a
     part of the innermost frame's path. message: is searched in its text.
@@ -117,7 +117,7 @@ class ExceptionRow(Struct, frozen=True):
 
 
 def _rows(claim: Claim, *parts: str, classes: Iterable[str] = ()) -> tuple[ExceptionRow, ...]:
-    return tuple(ExceptionRow(claim, classes=frozenset(classes), frame=part) for part in parts)
+    return tuple(ExceptionRow(claim, classes=frozenset(classes), frame=frame) for frame in parts)
 
 
 _REMOTE = Claim(Cause.STORAGE_REMOTE, 0.8, transient=True)
@@ -150,7 +150,7 @@ ROWS: tuple[ExceptionRow, ...] = (
             r"An error occurred \((?:404|NoSuchKey|NoSuchBucket)\)|\b404 (?:Client Error|Not Found)|Error 404\b|Client error '40[04]"
         ),
     ),
-    # a library's tracker reports to a service; what it refuses at the start is a setting
+    # a library's tracker reports to a service; its refusal at the start is about a setting
     ExceptionRow(_REMOTE, modules=("wandb", "mlflow", "comet_ml", "neptune"), classes=frozenset({"CommError", "RestException", "Error"})),
     *(ExceptionRow(_CONFIGURATION, modules=(name,)) for name in ("wandb", "mlflow", "comet_ml", "neptune")),
     # the library's own exceptions, and those of networks that came through its code
@@ -215,7 +215,7 @@ ROWS: tuple[ExceptionRow, ...] = (
         "torch/distributed/checkpoint/filesystem.py",
         classes=("FileNotFoundError", "EOFError", "UnpicklingError", "BadZipFile"),
     ),
-    # data: the readers of samples by their module, then what was raised where a sample is read
+    # data: the readers of samples by their module, then exceptions from the read of a sample
     ExceptionRow(
         _DATA,
         modules=(
@@ -280,7 +280,7 @@ _OF_DEVICE_MEMORY = re.compile(r"(?:torch|cupy)\.|(?:[\w.]*[.(])?OutOfMemoryErro
 _OF_ALLOCATORS = re.compile(
     r"[\w.]*MemoryError(?::\s*$|$|:.*(?:alloc|[Oo]ut of memory|[Nn]ot enough memory|[Ii]nsufficient memory))", re.DOTALL
 )
-#: A message that tells what somebody else said.
+#: A message that quotes somebody else.
 _REPORTS = re.compile(r"\b(?:reported|said|says|wrote|expected)\b")
 #: In the message of a ValueError only a text as long as a sentence counts, outside of quotation marks.
 LONG_ENOUGH = 30
@@ -289,7 +289,7 @@ _PATH = re.compile(r'File "([^"\n]{1,1024})", line \d')
 
 
 def _listed(kind: str, text: str) -> Claim | None:
-    """Return what the closed lists say about a message, None where it quotes: a wrong value, or what somebody else said."""
+    """Return what the closed lists say about a message, None where it quotes: a wrong value, or somebody else's words."""
     if exits.is_consequence(text) or _REPORTS.search(text):
         return None
     if kind not in OF_VALUES:
@@ -314,7 +314,7 @@ def claim_of(text: str, trace: str = "") -> Claim:
 
 
 def is_own_mistake(text: str) -> bool:
-    """Whether an exception "Type: message" is of what is wrong in the program, and comes again with the same program."""
+    """Whether an exception "Type: message" is of a fault in the program, and comes again with the same program."""
     kind = exits.exception_type(text)
     return kind in _OF_THE_PROGRAM or (kind == "RuntimeError" and _REFUSED.search(text[:_MOST_OF_A_MESSAGE]) is not None)
 

@@ -61,5 +61,5 @@ def install_text(facts: Mapping[str, str]) -> str:
     """
     module = facts.get("module", "")
     package = _NAMED_OTHERWISE.get(module) or (module if module in _NAMED_ALIKE else "")
-    line, what = (f"pip install {package}", "") if package else _FITS_TORCH.get(facts.get("misfit", ""), ("", ""))
-    return f"`{line}` in the job's environment{f', where {what}' if what else ''}" if line else ""
+    line, condition = (f"pip install {package}", "") if package else _FITS_TORCH.get(facts.get("misfit", ""), ("", ""))
+    return f"`{line}` in the job's environment{f', where {condition}' if condition else ''}" if line else ""

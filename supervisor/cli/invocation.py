@@ -34,7 +34,7 @@ COMPLETE_VARIABLE = "_SUPERVISE_COMPLETE"
 #: The attribute of a command's function that says whether it takes a CMD.
 _TAKES_COMMAND = "takes_command"
 _OURS = frozenset({"config", "assignments", "takeover"})
-#: How the usage of a command that takes a CMD shows where it stands.
+#: How the usage of a command that takes a CMD shows where it is.
 BEFORE_CMD = "[OPTIONS] -- CMD..."
 
 #: What the value of a setting is called in a command's help, where that is not its type.
@@ -93,7 +93,7 @@ class Invocation(Struct, frozen=True):
         command = self.command or settings.job.command
         if not command:
             raise SuperviseError(
-                "no command given: nothing stands behind `--`" if self.command is not None else "no command given",
+                "no command given: nothing follows `--`" if self.command is not None else "no command given",
                 hint="Write it behind `--`, as in `supervise -- torchrun train.py`; `supervise --help` shows all options.",
                 exit_code=ExitCode.USAGE,
             )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from supervisor.cluster.model import ClusterRules, SharedAttempt
     from supervisor.cluster.records import CoordinatorState, NodeRecord
 
-#: A usual step may take so many times its time before it counts as missing.
+#: A usual step may take so many times its time before it is treated as missing.
 _USUAL_STEPS = 2.0
 
 
@@ -76,8 +76,8 @@ def _loss(state: CoordinatorState, node: str, steps: _Steps) -> str:
 def _may_train(state: CoordinatorState, record: NodeRecord | None, closed_s: float, steps: _Steps) -> bool:
     """Whether the ranks of a node that cannot be reached may live.
 
-    A node says in each beat how long ago its ranks ended a step; what it does not say later, it does not know. The node that cannot be
-    reached ends its ranks by the same rule, so that what it said last counts too. Where no member can be reached nobody knows: they may
+    A node says in each beat how long ago its ranks ended a step; a fact that it does not repeat is no longer known. The node that cannot be
+    reached ends its ranks by the same rule, so that its last message counts too. Where no member can be reached nobody knows: they may
     train on together, and each ends its ranks after `wait_s` without a coordinator.
     """
     if not steps.reached:

@@ -64,14 +64,14 @@ class Gone(_Message, frozen=True):
 
 
 class AskNodes(_Message, frozen=True):
-    """A reader, who is no node, asks which nodes the coordinator knows. Answered by KnownNodes."""
+    """A reader, which is no node, asks for the nodes that the coordinator knows. Answered by KnownNodes."""
 
 
 # the coordinator to a node
 
 
 class Welcome(_Message, frozen=True):
-    """Answers Join: the newest attempt as the coordinator has it. returning: as in Decided. What was gathered in it already comes next."""
+    """Answers Join: the newest attempt as the coordinator has it. returning: as in Decided. The posts that it has already come next."""
 
     host: str
     attempt: SharedAttempt | None = None
@@ -94,7 +94,7 @@ class Ended(_Message, frozen=True):
 
 
 class Decided(_Message, frozen=True):
-    """What is done about the attempt. returning: how many of its members come to the next meeting, 0: not known."""
+    """The decision about the attempt. returning: how many of its members come to the next meeting, 0: not known."""
 
     number: int
     decision: ClusterDecision
@@ -186,7 +186,7 @@ class FromNode(Struct, frozen=True):
 class NodeClosed(Struct, frozen=True):
     """The newest connection of a node has ended, or leads nowhere. Not given where a newer one has taken its place.
 
-    unreachable_s: its host did not answer for so long before.
+    unreachable_s: its host did not answer for this long before.
     """
 
     t: float
@@ -257,7 +257,7 @@ class LinkOpened(Struct, frozen=True):
 
 
 class LinkClosed(Struct, frozen=True):
-    """The connection has ended, or leads nowhere. unreachable_s: the coordinator's host did not answer for so long before."""
+    """The connection has ended, or leads nowhere. unreachable_s: the coordinator's host did not answer for this long before."""
 
     t: float
     unreachable_s: float = 0.0
@@ -338,7 +338,7 @@ class RanksSaved(Struct, frozen=True):
 
 
 class AttemptReport(Struct, frozen=True):
-    """This node's ranks are gone, and this is what it saw."""
+    """This node's ranks are gone; it sends its evidence."""
 
     t: float
     text: str
@@ -383,7 +383,7 @@ class ActOn(Struct, frozen=True):
 
 
 class StepAside(Struct, frozen=True):
-    """The job has gone on without this node, and what was decided about its attempt is not known any more."""
+    """The job has continued without this node, and the decision about its attempt is not known any more."""
 
     attempt: SharedAttempt
 

@@ -76,5 +76,5 @@ class CoordinatorState(Struct, frozen=True):
         return tuple(node for node in attempt.members if node not in self.absences)
 
     def posted(self, kind: str, index: int = 0) -> Mapping[str, str]:
-        """Return what was posted of a kind, by node."""
+        """Return the posts of a kind, by node."""
         return self.posts.get((kind, index), {})

@@ -1,4 +1,4 @@
-"""Texts of other nodes, whose version may be another: what a node saw of an attempt (its Post), what was decided, how ranks began."""
+"""Texts of other nodes, whose version may be another: a node's evidence of an attempt (its Post), the decision, how ranks began."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 SYSTEM_FILE = Path("/etc/supervise/config.toml")
 LOCAL_NAME = "supervise.toml"
-#: Names the file that replaces LOCAL_NAME; the only variable of ours that is no setting.
+#: Names the file that replaces LOCAL_NAME; supervise's only variable that is no setting.
 CONFIG_VARIABLE = "SUPERVISE_CONFIG"
 
 _BY_KEY = {row.key: row for row in ROWS}
@@ -167,7 +167,7 @@ def _digest(value: Value) -> str:
 
 
 def _from_systemd(environ: Mapping[str, str], take: Any) -> None:  # noqa: ANN401  load's own closure
-    """Take systemd's StateDirectory=. It is weaker than any file: it is the unit's, not ours."""
+    """Take systemd's StateDirectory=. It is weaker than any file: it belongs to the unit."""
     if directory := environ.get("STATE_DIRECTORY", "").split(":")[0]:
         take(_BY_KEY["job.state_dir"], directory, Origin("environment", "STATE_DIRECTORY"))
 

@@ -1,4 +1,4 @@
-"""What is known of checkpoints beside those that were verified (CheckpointRef in model.py): unused, not found, loaded."""
+"""The facts of checkpoints, apart from the verified ones (CheckpointRef in model.py): unused, not found, loaded."""
 
 from __future__ import annotations
 

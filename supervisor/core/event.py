@@ -8,10 +8,10 @@ from supervisor.core.values import Struct
 class JobEvent(Struct, frozen=True):
     """What every event has."""
 
-    t: float  # when it happened (core/model.py)
+    t: float  # when it happened
 
 
 class AttemptEvent(JobEvent, frozen=True):
     """What every event of one attempt has."""
 
-    attempt: int  # the fence: of another attempt than the state's it is void
+    attempt: int  # in which attempt: of another than the state's it is void

@@ -1,4 +1,4 @@
-"""What each signal says, and what it does at each moment of a job: data, from which the tables of docs/guides/preemption.md are made.
+"""The meaning of each signal, and its effect at each moment of a job: data, from which the tables of docs/guides/preemption.md are made.
 
 `stop.py` looks the answer up and carries it out. Two signals of one meaning within BURST_S are one request: terminals, wrappers and
 schedulers double them, and systemd's SendSIGHUP= sends HUP at once after TERM.
@@ -61,7 +61,7 @@ def asks_end(stop: StopRequest) -> bool:
 
 
 class SignalEffect(StrEnum):
-    """What is done about a signal, as people are told it. INT and HUP go to the ranks as they are, for any other signal they get TERM."""
+    """The action about a signal, in words for people. INT and HUP go to the ranks as they are, for any other signal they get TERM."""
 
     FINISH = "the run ends at once"
     STOP = "TERM (INT, HUP), and KILL after `stop.deadline_s`"
@@ -78,7 +78,7 @@ class SignalEffect(StrEnum):
 
 
 class SignalMoment(StrEnum):
-    """Where a job is when a signal comes: its stage, and what earlier signals have led to. Told as people are."""
+    """Where a job is when a signal comes: its stage, and the effect of earlier signals, in words for people."""
 
     NO_RANK = "no rank lives: a checkpoint is selected, the node is examined, a restart waits (NEW, SELECTING, CHECKING, WAITING)"
     STARTING = "the ranks are being started (STARTING)"

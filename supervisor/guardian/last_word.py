@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LastWord:
-    """The message of the newest request, and where it goes; without a request nothing is said."""
+    """The message of the newest request, and where it goes; without a request it sends nothing."""
 
     __slots__ = ("_address", "_message", "_thread")
 

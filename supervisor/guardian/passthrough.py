@@ -34,7 +34,7 @@ class Passthrough:
         self.closed = False
         self.dropped_bytes = 0
         self.error: str | None = None
-        self.line_unfinished = False  # what was written last has no line end
+        self.line_unfinished = False  # the last write has no line end
         self._on_room = on_room
         self._on_closed = on_closed
         self._on_loss = on_loss

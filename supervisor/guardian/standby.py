@@ -79,13 +79,13 @@ def refusal(at_start: StartFacts, argv: Sequence[str], env: Mapping[str, str], c
 
 def inherited() -> dict[str, str]:
     """Return what a child of the calling thread inherits, by name, as /proc words it."""
-    found = {name: _read(name) for name in _INHERITED}
+    values = {name: _read(name) for name in _INHERITED}
     for line in _read("status").splitlines():
         name, _, value = line.partition("\t")
         if name in _STATUS:
-            found[name] = value
-    found["nice"] = str(os.getpriority(os.PRIO_PROCESS, 0))
-    return found
+            values[name] = value
+    values["nice"] = str(os.getpriority(os.PRIO_PROCESS, 0))
+    return values
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

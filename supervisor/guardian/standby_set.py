@@ -31,7 +31,7 @@ class StandbySet:
 
     @property
     def pids(self) -> set[int]:
-        """The pids of those that were not seen to end."""
+        """The pids of those without a known end."""
         return {standby.pid for standby in self._standbys.values()}
 
     def prepare(self, attempt: int, starts: Mapping[int, Callable[[], Standby]]) -> None:

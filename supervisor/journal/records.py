@@ -46,7 +46,7 @@ class OtherFormatError(SuperviseError):
         )
 
 
-#: A clock on the wall that is so near to `t` is not written beside it.
+#: A clock on the wall that is so near to `t` is not written next to it.
 SAME_CLOCK_S = 1.0
 _OPEN = b'{"crc":"'
 _FRAME = re.compile(rb'\{"crc":"([0-9a-f]{8})","len":([0-9]{1,10}),"rec":')
@@ -134,17 +134,13 @@ START_TIMES = "start_times"
 
 
 class StartTimes(Struct, frozen=True):
-    """Where the time of one start of the ranks went. after: launch, failure or membership.
+    """Where the time of one start of the ranks went."""
 
-    parts: seconds by name, in order; a part that is not known is missing. They add up to total_s. trained: they reach to the first
-    training step.
-    """
-
-    attempt: int
-    after: str
-    total_s: float
-    parts: dict[str, float] = field(default_factory=dict)
-    trained: bool = True
+    attempt: int  # which
+    after: str  # launch, failure or membership
+    total_s: float  # the sum of the parts
+    parts: dict[str, float] = field(default_factory=dict)  # seconds by name, in order; a part that is not known is missing
+    trained: bool = True  # they reach to the first training step
 
 
 #: The name of the note with the last line of a run (report/last_line.py): `data` has path and step of its newest verified checkpoint.
@@ -158,7 +154,7 @@ class ViewTaken(Struct, frozen=True):
     before: int  # number of the record of the view before it, to which its lists and its state are added; 0: they are whole
     full: bool  # the state is whole, and the last incident is in it: once a day
     view: msgspec.Raw  # the view without its long lists; of the state what changed
-    lists: msgspec.Raw  # what was added to the lists
+    lists: msgspec.Raw  # the additions to the lists
 
 
 Body = Header | RunBegan | EventTaken | RunEnded | Note | ViewTaken
@@ -171,7 +167,7 @@ class Record(Struct, frozen=True):
 
     seq: int
     t: float
-    wall: str  # UTC as the clock on the wall said; "": as `t`
+    wall: str  # UTC of the wall clock; "": as `t`
     kind: str
     body: Body | None
 
@@ -214,7 +210,7 @@ def event_taken(  # noqa: PLR0913 (a record's fields)
 ) -> EventTaken:
     """Return the record of an event: its fields and those of the actions, each under the name of its class.
 
-    What the nodes of an attempt reported stands in the journal of each: of a thousand nodes it would be one record of many MiB.
+    What the nodes of an attempt reported is in the journal of each: of a thousand nodes it would be one record of many MiB.
     """
     event = replace(event, reports=()) if isinstance(event, events.ReportsGathered) else event
     acts = tuple((type(action).__name__, lean(action)) for action in taken)
@@ -276,7 +272,7 @@ def decode(rec: bytes) -> Record | None:
 
 
 def _complete(taken: EventTaken, t: float) -> None:
-    """Add what stands beside the fields of an event and not among them."""
+    """Add the keys that are no field of an event."""
     taken.data.setdefault("t", t)
     taken.data.setdefault("attempt", taken.attempt)
 
@@ -332,7 +328,7 @@ def scan(path: Path, position: JournalPosition | None = None) -> Iterator[Record
 def frames(path: Path, *, position: JournalPosition | None = None) -> Iterator[bytes | Damage]:
     """Yield the bytes of each record that checks, and the damage between them. Reads as it goes: memory is that of one line.
 
-    `position`: as in `scan`; it is behind the line of what was yielded last.
+    `position`: as in `scan`; it is behind the line of the last yielded record.
     """
     position = position or JournalPosition()
     try:

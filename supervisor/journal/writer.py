@@ -69,7 +69,7 @@ def _shortened(taken: EventTaken, before: JobState) -> EventTaken:
 
 
 class Listener(Protocol):
-    """Who is notified of the journal's condition. Called from the journal's thread: put it into a queue and return."""
+    """The listener for the journal's condition. Called from the journal's thread: put it into a queue and return."""
 
     def journal_synced(self, seq: int) -> None:
         """Every record up to `seq` is durable."""
@@ -166,7 +166,7 @@ class Journal:
     def record(self, event: Event, actions: tuple[Action, ...], state: JobState, *, durable: bool) -> int:
         """Take a decision: the event, what `decide` answered, and the state after it.
 
-        The state is written whole beside what is decided about a failure and where the record before it was lost; else what changed of it.
+        The state is written whole with a decision about a failure and where the record before it was lost; else only its changes.
         """
         with self._changed:
             whole = self._recorded is None or any(isinstance(action, ReportDecision) for action in actions)
@@ -315,7 +315,7 @@ class Journal:
                 call()
 
     def _next_calls(self) -> list[Callable[[], None]]:
-        """Return what is to be reported, waiting for it and watching the clock; nothing at all when the writer has ended."""
+        """Return the next report, waiting for it and watching the clock; nothing at all when the writer has ended."""
         shared = self._shared
         with self._changed:
             while not shared.calls and not shared.through:

@@ -65,9 +65,9 @@ def _resume_option(argv: Sequence[str], text: ScriptText) -> str:
 
 
 def _of_command(argv: Sequence[str], name: str) -> str:
-    """Return the declaration of the flag, or of Hydra's word, that stands in the command with a value that the knob can have."""
+    """Return the declaration of the flag, or of Hydra's word, that is in the command with a value that the knob can have."""
     if name in SWITCHES:
-        return ""  # what stands there is on already
+        return ""  # a present option is on already
     places = [(rank, place) for word in argv for rank, place in _places(word, name)]
     known = [(rank, place) for rank, place in places if declaration.is_value(name, bindings.read(argv, place) or "")]
     if not known:

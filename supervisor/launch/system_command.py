@@ -37,7 +37,7 @@ def run_system_command(
 ) -> SystemCommandResult | None:
     """Return what a program answers, None where it does not end within the deadline.
 
-    environ: its own, default ours; PATH counts. with_errors: what it writes to its standard error is of its answer.
+    environ: its own, by default this process's; PATH counts. with_errors: its standard error is a part of its answer.
     """
     answers: list[SystemCommandResult] = []
     running: list[subprocess.Popen[bytes]] = []

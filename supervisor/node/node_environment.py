@@ -112,7 +112,7 @@ class EnvironmentComparison:
         self._text = text
         self._warn = warn
         self._clock = clock
-        self._peers: list[tuple[str, Readings]] = []  # of all nodes, where they differ: the name of each, and what it read
+        self._peers: list[tuple[str, Readings]] = []  # of all nodes, where they differ: the name of each, and its readings
         self.digest = hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""
 
     def now(self) -> float:

@@ -27,7 +27,7 @@ _MOST_ROWS = 8
 
 
 class Measured(Struct, frozen=True):
-    """An attempt that ran out of a GPU's memory. batch: what it ran with, or why that is not known."""
+    """An attempt that ran out of a GPU's memory. batch: its batch, or why that is not known."""
 
     attempt: int
     lack: shortage.Shortage

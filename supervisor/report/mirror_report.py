@@ -75,7 +75,7 @@ class MirrorReport:
         if seconds < STALLED_S:
             if stalled in self._troubled:
                 self.took(MirrorRecovered("", "stalled"))
-        elif not any(what in _HOLDS_UP for what, _ in self._troubled):
+        elif not any(trouble in _HOLDS_UP for trouble, _ in self._troubled):
             message = f"a verified checkpoint has waited for {seconds / 60:.0f} minutes to be uploaded, and no byte is sent"
             self.took(MirrorAlert("stalled", "", message, "see the events mirror.reported in supervise.log"))
 

@@ -1,6 +1,6 @@
 """Splits the time from a failure (or from the launch) to the first training step into its parts, for each start of the ranks.
 
-A part is named for what it ends with, and reaches back to the moment before it. So the parts add up to the whole, whatever is known. A
+A part is named for its end, and reaches back to the moment before it. So the parts add up to the whole, whatever is known. A
 moment that nothing showed leaves its time to the next one. Of a part that ran beside an earlier one (the nodes met while ranks were still
 being ended) only the time beyond that one counts.
 """
@@ -103,10 +103,10 @@ class StartClock:
         if moment is not None:
             self._set(moment, event.t)
 
-    def noted(self, what: str) -> None:
+    def noted(self, event: str) -> None:
         """Note a moment that only the agent reports."""
-        if what in _REPORTS:
-            self.reached(_REPORTS[what])
+        if event in _REPORTS:
+            self.reached(_REPORTS[event])
 
     def incident_opened(self, attempt: int) -> None:
         """Begin where nothing else showed a failure: a hang, a NaN, a node's health."""

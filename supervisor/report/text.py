@@ -10,7 +10,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 
 def escaped(line: str) -> str:
-    """Return a line of ours, which may quote foreign text, with escapes for what is no character of UTF-8 or that a terminal would obey."""
+    """Return supervise's own line, which may quote foreign text, with escapes for bytes that are not UTF-8 or that a terminal obeys."""
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), line.encode("utf-8", "backslashreplace").decode())
 
 

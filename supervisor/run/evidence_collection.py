@@ -43,7 +43,7 @@ ANSWER_DEADLINE_S = 1.0
 
 
 class FailedAttempt(Struct, frozen=True):
-    """What is known of an attempt when it fails.
+    """The facts of an attempt when it fails.
 
     ranks_gone: set when no rank of it is left. began_ns: when it began, by CLOCK_MONOTONIC. session: None where it was not given to one.
     """

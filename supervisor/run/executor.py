@@ -100,7 +100,7 @@ class Executor:
         self._guardian = LivingGuardian(factory, loop, self._on_guardian, self._on_guardian_died)
         self._sweeps_at_end = False
         self._session: Session | None = None
-        # What the session was given. The state has what was ordered, which may still wait for the journal or for the user's disk.
+        # The session's order. The state has the newest order, which may still wait for the journal or for the user's disk.
         self._given: act.BeginAttempt | act.GatherNodes | None = None
         self._command: AttemptCommand | None = None
         self._preparing = False
@@ -248,8 +248,8 @@ class Executor:
     def _not_prepared(self, attempt: int) -> None:
         if self._preparing and self._loop.state.awaits_ranks(attempt):
             names = self.left.names
-            what = f"{names} survives KILL" if names else f"{self._job.cwd} (or a file that a knob changes) does not answer"
-            text = f"attempt {attempt} is not started yet: {what}"
+            reason = f"{names} survives KILL" if names else f"{self._job.cwd} (or a file that a knob changes) does not answer"
+            text = f"attempt {attempt} is not started yet: {reason}"
             self._reporter.print_message(act.PrintMessage("warning", text))
 
     def _prepared(
@@ -418,7 +418,7 @@ class Executor:
         now, attempt = self._loop.clock.now(), self._loop.state.attempt.number
         self._loop.post(LauncherExited(now, attempt, "guardian", code, signum))
 
-    # what is asked of the observers
+    # the requests to the observers
 
     def _collect(self, action: act.CollectEvidence) -> None:
         """Evidence is whole when the ranks are gone; it is taken at the deadline where they are not."""

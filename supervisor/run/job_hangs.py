@@ -127,7 +127,7 @@ class JobHangs:
             nodes.look_taken(number, node_look.text_without(number, "", f"its stage is {state.stage}"))
 
     def _on_news(self, news: HangNews) -> None:
-        """Take what the coordinator found: the hang stands in the state of each node, and one of them acts."""
+        """Take what the coordinator found: the hang is in the state of each node, and one of them acts."""
         state, nodes, attempt = self._loop.state, self._nodes, news.attempt
         if nodes is None or state.stage is not Stage.RUNNING or state.attempt.number != attempt:
             return

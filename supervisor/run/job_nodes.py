@@ -122,9 +122,9 @@ class JobNodes:
             client.find_at(client.address)
 
     def _known_about(self, memory: NodeMemory | None) -> MemberOutput | None:
-        """Return what is known about the attempt of the journal, None where the nodes have to decide about it, or it is over.
+        """Return the facts of the attempt of the journal, None where the nodes have to decide about it, or it is over.
 
-        The supervisor before this one may have ended between the decision and its record. Or what it kept is not there: it could not be
+        The supervisor before this one may have ended between the decision and its record. Or its file is not there: it could not be
         written, or the journal came along from another node. Then nobody awaits a report of this node.
         """
         attempt, stage = self._loop.state.attempt, self._loop.state.stage

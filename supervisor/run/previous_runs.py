@@ -22,7 +22,7 @@ KEPT_RUNS: Final = 5
 
 
 def began(job: Job, *, continues: bool, incidents_before: int | None) -> RunBegan:
-    """Return the record that a run of this job begins now in this process, or goes on in it."""
+    """Return the record that a run of this job begins now in this process, or continues in it."""
     me = identity.this_process()
     return RunBegan(
         run_id=job.run_id,

@@ -33,7 +33,7 @@ STOPS = tuple(signum for row in SIGNALS.values() for signum in row.signals)
 class StopSignals:
     """Turns signals into events of one run. `ignored`: those that were ignored when we were started stay so.
 
-    requested: a stop was requested. The state learns that only when the loop runs, and what is done before that must end too.
+    requested: a stop was requested. The state learns that only when the loop runs, and work before that must end too.
     received: the signals of all requests. What waits after the loop has ended is shortened by them.
     """
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from supervisor.strategies.situation import Situation
 
 DEBUG = "TORCH_DISTRIBUTED_DEBUG"
-#: The signatures of which torch says more with the variable: the level that does it, and what it then prints.
+#: The signatures of which torch says more with the variable: the level that does it, and its output.
 _LEVELS = {
     "ddp_unsynced.unused_parameters": ("INFO", "names", "the parameters"),
     "ddp_unsynced.ready_twice": ("INFO", "parameter", "the parameter"),
@@ -116,7 +116,7 @@ def longer_timeout(situation: Situation) -> Plan | None:
 
 
 def _late(situation: Situation) -> str:
-    """Return which rank was late and what it did, by the hang's diagnosis or else by the ranks' last phases; "" where none was."""
+    """Return the late rank and its activity, by the hang's diagnosis or else by the ranks' last phases; "" where none was."""
     kind, phase = situation.fact("hang_kind"), situation.fact("hang_phase")
     if kind:
         ranks = situation.fact("hang_ranks")
@@ -177,6 +177,6 @@ def unsynced(situation: Situation) -> Plan | None:
 
 
 def _signature(situation: Situation) -> str:
-    """Return the id of the signature that the verdict stands on, "" for none."""
+    """Return the id of the signature that the verdict is on, "" for none."""
     cause = Cause.DDP_UNSYNCED
     return next((fact.name for fact in situation.verdict.because if fact.claim is not None and fact.claim.cause is cause), "")

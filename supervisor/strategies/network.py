@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from supervisor.strategies.situation import Situation
 
 _LAST = "nothing else is left after a traced attempt, unless NCCL's log shows that {} is not in use"
-#: The steps that network.allow may name: when each acts, and what it sets (docs/explanation/recovery.md).
+#: The steps that network.allow may name: when each acts, and its setting (docs/explanation/recovery.md).
 OPTIONAL = {
     "longer_timeout": (
         "one rank saved, evaluated or loaded while the others waited for it",
@@ -78,7 +78,7 @@ PLAIN_RESTARTS = 2
 
 
 def still_permitted(overrides: tuple[tuple[str, str], ...], policy: Policy) -> tuple[tuple[str, str], ...]:
-    """Return the overrides of a run that goes on, less those whose step is permitted no more, or whose variable the user sets by now.
+    """Return the overrides of a run that continues, less those whose step is permitted no more, or whose variable the user sets by now.
 
     What a row [recover.CAUSE] sets is permitted by it.
     """

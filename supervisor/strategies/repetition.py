@@ -33,7 +33,7 @@ AT_ONCE_S = 10.0
 LONGER = 1.5
 #: A cause that may pass is deterministic after so many failures at one step, of which the first and the last are so far apart.
 _SURE_AFTER, _SURE_AFTER_S = 3, 900.0
-#: What was tried where no step answered, in words.
+#: The attempts where no step answered, in words.
 _TRIED_ELSEWHERE = {"coordinator": "what the coordinator decided", "takeover": "a takeover"}
 
 

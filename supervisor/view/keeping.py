@@ -20,7 +20,7 @@ FULL_EVERY: Final = 24
 class JobViewKeeper:
     """The view of one journal, for its writer; one thread at a time calls it.
 
-    view: what the journal says already. base: the view in its last view record, from which the next one goes on; None: there is none.
+    view: what the journal says already. base: the view in its last view record, from which the next one continues; None: there is none.
     """
 
     def __init__(self, view: JobView, base: JobView | None, *, every_s: float = EVERY_S) -> None:

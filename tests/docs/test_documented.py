@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import re
+import subprocess
+import sys
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
@@ -22,7 +24,6 @@ from supervisor.config.loss_settings import RULE_ROWS, RULES_KEY
 from supervisor.config.recover_settings import RECOVER_KEY, RECOVER_ROWS
 from supervisor.config.settings import ROWS
 from supervisor.core.model import Cause
-from supervisor.core.state import Stage
 from supervisor.errors import ExitCode
 from supervisor.report.log_events import LogEvent
 from supervisor.report.metrics.table import Metric
@@ -71,9 +72,7 @@ def test_every_variable_that_the_ranks_are_given_is_documented() -> None:
     assert set(re.findall(r"SUPERVISE_JOB_\w+", page)) == given - between_us
 
 
-def test_every_stage_of_a_job_and_every_layout_of_a_checkpoint_is_documented() -> None:
-    (stages,) = [row[1] for row in table("json.md") if row[0] == "`stage`"]
-    assert stages.split(", ") == [stage.value for stage in Stage]
+def test_every_layout_of_a_checkpoint_is_documented() -> None:
     (layouts,) = [row[1] for row in table("checkpoint-format.md") if row[0] == "`layout`"]
     assert {*dict(FORMATS), *dict(TREE_FORMATS)} <= set(re.findall(r"`(\w+)`", layouts))
 
@@ -145,6 +144,13 @@ def test_every_cause_is_documented_with_its_meaning_evidence_ladder_and_what_to_
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.name)
 def test_the_tables_of_a_page_have_their_places(page: Path) -> None:
     assert "<!-- table: " not in page_text(page.name)
+
+
+@pytest.mark.process
+def test_a_page_is_printed_with_its_tables_in_a_checkout() -> None:
+    command = [sys.executable, "bench/reference.py", "known-programs.md"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603  as the pages say
+    assert (printed.returncode, printed.stdout.strip()) == (0, page_text("known-programs.md").strip()), printed.stderr
 
 
 def test_every_row_of_which_a_table_is_made_has_its_text() -> None:

@@ -286,7 +286,7 @@ def test_a_rank_out_of_a_standby_hands_the_record_on(libraries: Libraries) -> No
 
 def test_a_usercustomize_is_refused(libraries: Libraries) -> None:
     state, why, _ = libraries.prepare("", usercustomize="")
-    assert (state, why) == (REFUSED, "a usercustomize of yours runs before the script")
+    assert (state, why) == (REFUSED, "your own usercustomize runs before the script")
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def _listed(row: dict[str, Json]) -> list[Json]:
 def _unreachable_name(subject: str, row: dict[str, Json], own_addresses: set[str]) -> CheckResult | None:
     """Return the result for our own name where others of the job do not find us by it, None where nothing speaks for that.
 
-    torchrun hands on the name (pytorch#150532: `socket.getfqdn()` becomes MASTER_ADDR); gloo listens on what it is resolved to, else on
+    torchrun hands on the name (pytorch#150532: `socket.getfqdn()` becomes MASTER_ADDR); gloo listens on its resolved address, else on
     loopback (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, createDefaultDevice).
     """
     evidence = tuple(map(str, _listed(row)))

@@ -43,7 +43,7 @@ class _Timex(ctypes.Structure):
 
 
 def read(ask: Ask) -> Iterator[Reading]:
-    """Yield what is known."""
+    """Yield the readings."""
     given = ask.options.get("clock")
     if isinstance(given, dict):
         for name, value in given.items():

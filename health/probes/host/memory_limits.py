@@ -35,7 +35,7 @@ _LIMITS: Final = {
 
 
 def read(ask: Ask) -> Iterator[Reading]:
-    """Yield what is there."""
+    """Yield the readings."""
     psutil_root.use(ask)
     yield _made("host.memory", _memory())
     yield _made("host.oom_kills", system_files.table(ask.at("/proc/vmstat")).get("oom_kill"))

@@ -180,7 +180,7 @@ def _hung(ask: Ask, path: str, pid: int, after: str = "") -> Reading:
 
 
 def _left_behind(ask: Ask, mark: str) -> int | None:
-    """Return a process of ours for this path that was ended, and that the kernel does not let go; None where there is none."""
+    """Return a prober for this path that was ended, and that the kernel does not let go; None where there is none."""
     try:
         names = os.listdir(ask.at("/proc"))  # noqa: PTH208 -- names
     except OSError:

@@ -42,7 +42,7 @@ class HttpSink:
 
     def requests(self, sent: Notification) -> Sequence[AlertRequest]:
         """Write the notification as this service takes it."""
-        return [request(sent, body, part) for part, body in enumerate(self._bodies(sent, self._detail))]
+        return [request(sent, body, number) for number, body in enumerate(self._bodies(sent, self._detail))]
 
     def deliver(self, event_id: str, body: bytes, deadline_s: float) -> Outcome:
         """Try once, in at most `deadline_s` from name look-up to status line."""

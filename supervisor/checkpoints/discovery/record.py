@@ -96,7 +96,7 @@ LOGGED: Final = RowTable("logged", LoggedRun, lambda _row: "")
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryRecord:
-    """What is recorded of one job: its locations by pattern, and by path what ranks of `run` wrote, and the directories that they made."""
+    """The record of one job: its locations by pattern, and by path what ranks of `run` wrote, and the directories that they made."""
 
     locations: dict[str, Location] = field(default_factory=dict)
     writes: dict[str, Write] = field(default_factory=dict)

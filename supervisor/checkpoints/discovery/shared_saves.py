@@ -55,7 +55,7 @@ class SharedSaves:
         self._began[path] = {**others, rank: (steps, t)}
 
     def take(self) -> SharedSave | None:
-        """Return what was found, once in a run."""
+        """Return the findings, once in a run."""
         if self._found is None or self._is_reported:
             return None
         self._is_reported = True

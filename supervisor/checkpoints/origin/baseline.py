@@ -47,7 +47,7 @@ class Baseline:
         self._files: dict[str, LayBefore] | None = None
 
     def take(self, candidates: Iterable[Candidate]) -> None:
-        """Record what is there, unless that was done for the same patterns before."""
+        """Record the present files, unless that was done for the same patterns before."""
         before = {row.path: row for row in self._catalogue.all(BEFORE)}
         looked = self._catalogue.get(LOOKED)
         if looked == self._looked:

@@ -97,7 +97,7 @@ class Provenance:
     def trusts(self, path: str) -> bool:
         """Return whether this job wrote what lies at a path, so that calls of its own classes in it are no danger.
 
-        A content is trusted, and not the path: what was put there since is anybody's. If no save is logged, or ranks of other nodes
+        A content is trusted, and not the path: a file put there since is anybody's. If no save is logged, or ranks of other nodes
         write too, every file is trusted. `checkpoints.trusted` trusts the declared ones.
         """
         if self._is_all_trusted or (self._discovery is not None and self._discovery.is_as_left(path)):

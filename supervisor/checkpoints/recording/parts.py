@@ -67,7 +67,7 @@ class PartRecorder:
         manifest = decode(part.manifest.encode("ascii"))
         if manifest.identity != identity:
             return None
-        # a save is logged before it writes: if none was logged by now, what was read is of the one that ended before
+        # a save is logged before it writes: if none was logged by now, the bytes read are of the one that ended before
         records.absorb_logs()
         if self._save_of(path) != save:
             return None

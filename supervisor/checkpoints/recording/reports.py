@@ -39,7 +39,7 @@ class CheckpointAlert:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCopied:
-    """A copy, at `place`, is held of the newest checkpoint of a location that an attempt was not seen to load."""
+    """A copy, at `place`, is held of the newest checkpoint of a location that an attempt did not visibly load."""
 
     unused: UnusedCheckpoints
     place: str
@@ -56,7 +56,7 @@ class CheckpointPruned:
 
 @dataclass(frozen=True, slots=True)
 class WatcherFailed:
-    """The watcher failed by itself, and goes on."""
+    """The watcher failed by itself, and continues."""
 
     text: str
 

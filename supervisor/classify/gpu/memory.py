@@ -40,12 +40,12 @@ def holders(fields: Mapping[str, str], own: Collection[str]) -> dict[str, str]:
         return _by_amount([amount for _, amount in listed], fields)
     of_job = [(pid, amount) for pid, amount in listed if pid is not None and pid in own]
     others = [(pid, amount) for pid, amount in listed if pid is not None and pid not in own]
-    found = {"other_bytes": str(sum(amount for _, amount in others))}
+    fields_of_holders = {"other_bytes": str(sum(amount for _, amount in others))}
     if others:
-        found["other_pids"] = " ".join(pid for pid, _ in others)
+        fields_of_holders["other_pids"] = " ".join(pid for pid, _ in others)
     if of_job:
-        found |= {"own_pids": " ".join(pid for pid, _ in of_job), "own_bytes": str(sum(amount for _, amount in of_job))}
-    return found
+        fields_of_holders |= {"own_pids": " ".join(pid for pid, _ in of_job), "own_bytes": str(sum(amount for _, amount in of_job))}
+    return fields_of_holders
 
 
 def _by_amount(amounts: list[int], fields: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,7 @@
     code  = "exit code", "return code", "status" … number | "signal" number | SIGNAL | the words of a shell
 
 What only supposes an end ("if a worker exits with code 1") is none, and an exit code of 0 is none. What a launcher prints in another form
-has a pattern in `LAUNCHERS`; a shell's notice stands in `_NOTICES`. An end gives evidence of source "exit", as if the supervisor had seen
+has a pattern in `LAUNCHERS`; a shell's notice is in `_NOTICES`. An end gives evidence of source "exit", as if the supervisor had seen
 it. But `t` is 0: the order in a launcher's table does not show which process ended first.
 """
 
@@ -69,7 +69,7 @@ _CODE = re.compile(
 _BEFORE = re.compile(rf"(?:(?P<end>\b(?:{_ENDS})\b)|(?P<meets>\b(?:{_MEETS})\b)|{_VERB}){_GAP}$", re.IGNORECASE)
 _LAST_WHO = re.compile(rf".*(?P<who>{_WHO})", re.IGNORECASE | re.DOTALL)
 _NEXT_WHO = re.compile(rf"[^.;\n]{{0,24}}?{_WHO}", re.IGNORECASE)
-#: Nothing but marks, times and a level stands before a verb that begins a report.
+#: Nothing but marks, times and a level is before a verb that begins a report.
 _NOTHING = re.compile(r"(?:[\W\d_T]|\b(?:ERROR|FATAL|CRITICAL|WARNING|INFO|Z)\b){0,80}", re.IGNORECASE)
 _QUOTED = re.compile(r"['\"\])>][,:]?(?: (?:was|has|is))?\s*$")
 #: Words of a sentence that reports no end, but speaks of one.
@@ -357,7 +357,7 @@ def _signal_in(groups: dict[str, str | None]) -> int | None:
 
 def _fact(groups: dict[str, str | None], line: str, end: str = "failed") -> tuple[Evidence, ...]:
     """Return the evidence of an end; () for an exit code of 0. end: the verb, where there is neither code nor signal."""
-    code = int(told) if (told := groups.get("code")) else None
+    code = int(code_text) if (code_text := groups.get("code")) else None
     signum = _signal_in(groups)
     if signum is None and code is not None:
         signum = signal_of(code)

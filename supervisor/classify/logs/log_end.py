@@ -1,4 +1,4 @@
-"""Reads the end of a log: whether training went on, with losses that are no number, whether another run began, what its last words are.
+"""Reads the end of a log: whether training continued, with losses that are no number, whether another run began, what its last words are.
 
 Only the last lines are read (match.TAIL_BYTES), so a log of any size costs the same.
 """
@@ -116,7 +116,7 @@ def begun_again(tail: bytes, number: int, last: int) -> list[Evidence]:
     """Return the evidence that a new run began after the last traceback: the same lines follow it that stood before it.
 
     A file may hold several runs (nohup.out, a log that is appended to). The lines of a run's beginning are equal in all of them; those
-    of a run that goes on hold numbers that grow.
+    of a run that continues hold numbers that grow.
     """
     if not last:
         return []
@@ -138,7 +138,7 @@ _LAST_WORDS = re.compile(rf"\S.{{0,400}}?(?P<notice>(?:{'|'.join(footers.WORDS)}
 
 
 def last_words(tail: bytes, number: int, rank: int | None) -> list[Evidence]:
-    """Return how the process ended, if a shell's notice stands at the end of the log's last line, behind other output.
+    """Return how the process ended, if a shell's notice is at the end of the log's last line, behind other output.
 
     Elsewhere such a text may be anything, a sample of the training data too.
     """

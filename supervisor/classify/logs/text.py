@@ -129,7 +129,7 @@ def read(data: bytes, *, whole: bool = True) -> Line:
     if (match := _SYSLOG.fullmatch(text)) and match["node"]:  # first: the time would match a prefix below
         return Line(text, node=match["node"], kernel=match["text"])
     for _ in range(_MOST_PREFIXES):
-        match = next((found for prefix in _PREFIXES if (found := prefix.match(text))), None)
+        match = next((prefix_match for prefix in _PREFIXES if (prefix_match := prefix.match(text))), None)
         if match is None:
             break
         groups = match.groupdict()
@@ -212,8 +212,8 @@ def is_error(text: str) -> bool:
 
 
 def behind_bars(text: str) -> str:
-    """Return what stands behind the progress bars of a line, the line itself if nothing does, or if it has none."""
-    if "]" not in text or not any(part in text for part in _RATES):
+    """Return the text behind the progress bars of a line, the line itself if nothing follows, or if it has none."""
+    if "]" not in text or not any(rate in text for rate in _RATES):
         return text
     end = max((match.end() for match in _BAR_TAIL.finditer(text)), default=0)
     return text[end:].lstrip() or text

@@ -138,7 +138,7 @@ class Meetings:
         return tuple(sorted(rows, key=lambda meeting: meeting.op == BACKWARD))
 
     def _is_certain(self, event: ScriptEvent, function: Function) -> bool:
-        """Return whether no test but one for several ranks stands above an event, or above a return before it."""
+        """Return whether no test but one for several ranks is above an event, or above a return before it."""
         leaves = [leave for leave in function.events if isinstance(leave.node, ast.Return) and leave.line < event.line]
         tests = [b.node.test for e in (event, *leaves) for b in e.path if isinstance(b.node, ast.If)]
         return self.test_of(event, function) is None and all(_SEVERAL.search(ast.unparse(test)) for test in tests)
@@ -180,7 +180,7 @@ class Meetings:
 
 
 def within(event: ScriptEvent, node: ast.AST, *blocks: str) -> bool:
-    """Return whether an event stands within a statement; in one of `blocks` of it if any is given."""
+    """Return whether an event is within a statement; in one of `blocks` of it if any is given."""
     return any(branch.node is node and (not blocks or branch.block in blocks) for branch in event.path)
 
 

@@ -50,7 +50,7 @@ def _of_settings(settings: Settings, environ: Mapping[str, str]) -> Iterator[str
         yield value
         if "://" in value:
             parts = re.split(r"[/?&=#]", value.partition("://")[2])[1:]
-            yield from (part for part in parts if len(part) >= _SHORTEST_PART and any(letter.isdigit() for letter in part))
+            yield from (word for word in parts if len(word) >= _SHORTEST_PART and any(letter.isdigit() for letter in word))
     yield from redact.secrets_in(
         "\n".join(f"{key}  {json.dumps(row.value, ensure_ascii=False)}" for key, row in settings_shown(settings).items())
     )

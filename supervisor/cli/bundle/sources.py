@@ -177,7 +177,7 @@ def _end_of_all(parts: Sequence[Path], most: int) -> bytes:
         return data
     line_end = re.search(rb"[\r\n]", data)
     if line_end is None:
-        raise AbsentError(f"its last {bytes_text(len(data))} are one line: whether half a secret stands in it cannot be known")
+        raise AbsentError(f"its last {bytes_text(len(data))} are one line: it may hold half a secret")
     return data[line_end.end() :]
 
 

@@ -49,7 +49,7 @@ class VerifiedAs(Struct, frozen=True):
 
 
 class CopiedTo(Struct, frozen=True):
-    """A copy of ours: where it lies, since when (Unix seconds), and which run holds it."""
+    """A backup copy: where it lies, since when (Unix seconds), and which run holds it."""
 
     place: str
     t: float
@@ -89,7 +89,7 @@ def facts_of_all(settings: Settings, records: RecordedCheckpoints, discovered: S
     copies, mirrored = Copies(records.catalogue, 0).all(), records.catalogue.all(MIRRORED)
     facts = []
     for candidate in _candidates(settings, records, discovered):
-        # what is recorded of another content of its path is not said of this one
+        # a record of another content of its path is not about this one
         path, identity = candidate.path, candidate.identity
         rejection, manifest = records.rejections.get(path, identity), records.manifests.facts(path)
         manifest = manifest if manifest is not None and manifest.identity == identity else None
@@ -159,7 +159,7 @@ def _writer(records: RecordedCheckpoints, candidate: Candidate, run: str, before
 
 
 def numbers_text(manifest: Manifest) -> str:
-    """Return what is not finite in a verified checkpoint, and whether an earlier one of its run was finite there."""
+    """Return the entries that are not finite in a verified checkpoint, and whether an earlier one of its run was finite there."""
     return numerics.report(manifest) or note_of(manifest.non_finite)
 
 

@@ -201,7 +201,7 @@ def _names(checkpoint: MirroredCheckpoint) -> tuple[str, ...]:
 
 
 def _fetch(same: Sequence[MirroredCheckpoint], into: str, out: Output) -> restore.Restored:
-    """Fetch the first that is whole of what is the same in several mirrors. Raises what the last of them does."""
+    """Fetch the first whole one of the same object in several mirrors. Raises the error of the last one."""
 
     def fetch(checkpoint: MirroredCheckpoint) -> restore.Restored:
         with out.progress(f"restoring {checkpoint.manifest.name}") as bar:

@@ -51,7 +51,7 @@ class RecordedCheckpoints:
 
 
 def records_of(settings: Settings, job: str | None, directory: str) -> Path | None:
-    """Return where a job recorded what it knows of its checkpoints: `job`'s, else the last one here that recorded any in `directory`."""
+    """Return the place of a job's records of checkpoints: `job`'s, else the last one here that recorded any in `directory`."""
     root = state_root(settings)
     if job is not None and any(place.job == job for place in places_in(root)):
         return find_job(root, job).directory / DIRECTORY

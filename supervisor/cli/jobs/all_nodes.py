@@ -122,7 +122,7 @@ def _coordinator_answer(journals: Sequence[NodeJournal]) -> tuple[KnownNodes | N
 
 
 def _by_coordinator(known: KnownNode, journals: Sequence[NodeJournal]) -> NodeStatus:
-    """Return where a node stands by what the coordinator has of it; a node that is here is shown as it is now."""
+    """Return the state of a node by the coordinator's records; this node is shown as it is now."""
     from supervisor.cluster.reader import NodeStanding  # noqa: PLC0415  not for --help
 
     number = known.index if known.index >= 0 else None
@@ -181,7 +181,7 @@ def _by_journal(member: str, number: int, journals: Sequence[NodeJournal]) -> No
 
 
 def _of_journal(journal: NodeJournal, number: int | None) -> NodeStatus:
-    """Return where a node stands by its own files."""
+    """Return the state of a node by its own files."""
     status = status_from(journal.place, journal.view, journal.alive)
     is_here = bool(status.supervisor.alive)
     health = "; ".join(clean(finding.reason) for finding in status.health if finding.result != "ok")

@@ -1,4 +1,4 @@
-"""Finds out where a job stands on one node: by its journal, its lock, the end of its log and, while it runs, its heartbeats."""
+"""Finds out where a job is on one node: by its journal, its lock, the end of its log and, while it runs, its heartbeats."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _TRAINS = frozenset({Phase.TRAIN, Phase.CHECKPOINT, Phase.EVAL})
 
 
 def status_of(place: JobFiles, gpus: LiveGpus | None = None) -> Status:
-    """Return where the job stands. gpus: asks NVML, where the job has GPUs and runs here; None: nobody does."""
+    """Return the job's state. gpus: asks NVML, where the job has GPUs and runs here; None: nobody does."""
     view, alive = view_of(place)
     show_problems(view)
     return status_from(place, view, alive, gpus)
@@ -67,7 +67,7 @@ def status_from(
     gpus: LiveGpus | None = None,
     tail: LoggedProgress | None = None,
 ) -> Status:
-    """Return where the job stands by a view that was read, as `status_of`. tail: what its log showed a moment ago; None: it is read."""
+    """Return the job's state by a view that was read, as `status_of`. tail: what its log showed a moment ago; None: it is read."""
     run, end, now = view.run, view.end, time.time()
     runs = alive is not False and end is None
     asked = gpus if gpus is not None and runs and view.gpus and place.node == identity.node_name() else None

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from supervisor.classify.losses.lines import NumberReading
     from supervisor.classify.step_counts import StepCount  # noqa: TC004  its patterns take time
 
-#: What is read of each stream, and of its lines.
+#: The bytes to read of each stream, and of its lines.
 _TAIL_BYTES, _MOST_LINES = 1 << 15, 300
 
 

@@ -59,7 +59,7 @@ _NOT_ENDED: Final = 1
 def command(invocation: Invocation, *, wait_s: float, hurry: bool) -> int:
     """Without --job it stops the one job that runs here. A script that calls worker.should_save saves first.
 
-    The exit code is 0 if the job does not run any more, or did not run. It is 1 if the job did not end in time; the stop goes on then.
+    The exit code is 0 if the job does not run any more, or did not run. It is 1 if the job did not end in time; the stop continues then.
     """
     settings = invocation.settings_to_read_with()
     return stop(settings, invocation.job(settings), wait_s=wait_s, hurry=hurry)

@@ -83,7 +83,7 @@ def node_facts(
     root: Path = _ROOT,
     addresses: Mapping[str, Sequence[str]] | None = None,
 ) -> NodeFacts:
-    """Return the facts. environ: of the job to be. show: gets what is waited for. root: holds /sys and /proc. addresses: by interface."""
+    """Return the facts. environ: of the future job. show: gets the awaited work. root: holds /sys and /proc. addresses: by interface."""
     with closing(Runner(environ, awaited=lambda names: show(f"waiting for {', '.join(names)}" if names else ""))) as runner:
         now = runner.sweep(_PROBES, Ask(root=str(root)))
     show("reading interfaces and ports")
@@ -149,7 +149,7 @@ def _least(*values: Json) -> int | None:
 
 
 def print_for_this_node(lines: Callable[[NodeFacts], Iterable[str]]) -> int:
-    """Print the file that is made of this node's facts; a status line says what is read meanwhile. Returns 0."""
+    """Print the file that is made of this node's facts; a status line names the present read. Returns 0."""
     with progress() as bar:
         facts = node_facts(os.environ, bar.begin)
     stdio.write(sys.stdout, "\n".join(lines(facts)))

@@ -1,4 +1,4 @@
-"""What the list says of a job: a row made of where each of its nodes stands. Pure."""
+"""The row of a job in the list, made of the states of its nodes. Pure."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def row_of(status: Status, view: JobView, address: str, changed_t: float) -> Job
     state, tone = state_of(status)
     total = status.total_steps if status.total_steps and status.step is not None and not status.step_relative else None
     saved = max(filter(None, (status.saved, status.verified)), key=lambda stored: -stored.age_s, default=None)
-    what, do, look = _need(status, address)
-    group = RowGroup.NEEDS if what else RowGroup.RUNS if status.runs and status.run else RowGroup.ENDED
+    need, do, look = _need(status, address)
+    group = RowGroup.NEEDS if need else RowGroup.RUNS if status.runs and status.run else RowGroup.ENDED
     return JobRow(
         job=status.job,
         node=status.node,
@@ -90,7 +90,7 @@ def row_of(status: Status, view: JobView, address: str, changed_t: float) -> Job
         group=group,
         state=state,
         tone=tone,
-        what=clean(what),
+        what=clean(need),
         where="" if status.last_incident is None or status.state is not StateWord.FAILED else clean(status.last_incident.where),
         do=clean(do),
         look=look,
@@ -134,7 +134,7 @@ def _incident_text(last: IncidentStatus) -> str:
 def joined(rows: Iterable[JobRow]) -> list[JobRow]:
     """Return a row for each job. rows: of each job and node, the last changed first.
 
-    The nodes that met last are one job: of them the row that is most urgent stands for all. One that met them before, and left, is shown
+    The nodes that met last are one job: of them the most urgent row is for all. One that met them before, and left, is shown
     with them; one that never did has a row of its own.
     """
     by_job: dict[str, list[JobRow]] = {}

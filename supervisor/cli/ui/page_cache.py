@@ -40,7 +40,7 @@ class PageCache:
             began = time.monotonic()
             page = await asyncio.to_thread(self._make, at)
             ended = time.monotonic()
-            stays_s = max(self._stays_s, _SHARE * (ended - began)) if page.is_whole else 0.0  # what is read for the first time is read once
+            stays_s = max(self._stays_s, _SHARE * (ended - began)) if page.is_whole else 0.0  # a page of a first read is read once
             self._pages[at] = ended + stays_s, page
             self._pages.move_to_end(at)
             while len(self._pages) > _MOST_KEPT:

@@ -144,7 +144,7 @@ def _live(html_page: Page, now: float) -> LivePage:
 
 
 def message_page(title: str, text: str, *, up: str, status: int) -> LivePage:
-    """Return a page that says what is wrong, with a link to the list."""
+    """Return a page that names the problem, with a link to the list."""
     return LivePage(page("message.html.j2", title, live=Live(home=f"{up}./"), text=text).html, status=status)
 
 

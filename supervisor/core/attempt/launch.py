@@ -1,4 +1,4 @@
-"""From the launcher's first word to the ranks: what torch reports, what is about to run, which ranks there are."""
+"""From the launcher's first word to the ranks: torch's reports, the program that will run, the ranks that exist."""
 
 from __future__ import annotations
 

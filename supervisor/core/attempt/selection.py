@@ -27,7 +27,7 @@ _NUMBER = re.compile(r"\d+")
 def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
     """Begin from the chosen one. If none of those that we hand over is good any more, stop (65): a person may begin from scratch.
 
-    If the script itself chooses among discovered ones, what is known of them stops nothing. Several nodes have chosen together.
+    If the script itself chooses among discovered ones, the facts about them stop nothing. Several nodes have chosen together.
     """
     shared: tuple[Action, ...] = ()
     if event.agreement:

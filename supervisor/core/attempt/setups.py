@@ -32,7 +32,7 @@ def of(state: JobState) -> Setup:
 
 
 def own_change(state: JobState) -> OwnChange | None:
-    """Return how the attempt differs from what is known to start; None where nothing does, or the program may be another one."""
+    """Return how the attempt differs from a setup that is known to start; None where nothing does, or the program may be another one."""
     before, now = state.run.starts_with, of(state)
     if not 0 < before.attempt < now.attempt or not state.attempt.same_program:
         return None
@@ -90,7 +90,7 @@ def _ranks_before(state: JobState, now: Setup) -> Setup:
 
 
 def forgotten(run: Run) -> Run:
-    """Return the run whose user changed what plans may change: what it starts with is to be seen again. Its program stays known."""
+    """Return the run whose user changed what plans may change: its setup must prove its start again. Its program stays known."""
     return replace(run, starts_with=Setup(program=run.starts_with.program), unworkable=(), least_nodes=0, all_ranks=False)
 
 

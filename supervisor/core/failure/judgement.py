@@ -47,7 +47,7 @@ def on_evidence_collected(state: JobState, event: EvidenceCollected) -> Step:
 
 
 def on_evidence_overdue(state: JobState, t: float) -> Step:
-    """The observers do not answer: judge by what was seen without them. A stop does not wait for them."""
+    """The observers do not answer: judge by the evidence without them. A stop does not wait for them."""
     if state.stage is Stage.STOPPING:
         return stop.take_evidence(state, ())
     if state.attempt.evidence is not None:

@@ -61,7 +61,7 @@ _RESUME_DIFFERS = _NodesApart(
 
 
 def on_nodes_missing(state: JobState, event: NodesMissing) -> Step:
-    """Wait for as many nodes as the attempt needs, for so long and not for ever; a node that comes meanwhile is taken."""
+    """Wait for as many nodes as the attempt needs, for this long and not for ever; a node that comes meanwhile is taken."""
     attempt = state.attempt
     if not attempt.awaits_agreement or attempt.members:
         return state, ()
@@ -151,7 +151,7 @@ def _wanted_check(state: JobState) -> str:
 
 
 class Agreement(NamedTuple):
-    """What the choice of all nodes means here. begins: this node goes on to begin from what they chose."""
+    """What the choice of all nodes means here. begins: this node continues to begin from what they chose."""
 
     state: JobState
     actions: tuple[Action, ...] = ()
@@ -159,7 +159,7 @@ class Agreement(NamedTuple):
 
 
 def take_agreement(state: JobState, event: CheckpointSelected) -> Agreement:
-    """Take over what all nodes chose together, and what they agreed on beside it; or end where they, or this one, cannot go on."""
+    """Take over what all nodes chose together, and what they agreed on next to it; or end where they, or this one, cannot go on."""
     if not state.attempt.awaits_agreement:
         return Agreement(state)
     if event.peer_leaves:

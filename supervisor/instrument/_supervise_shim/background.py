@@ -1,4 +1,4 @@
-"""The one thread of ours in a rank: it answers the questions in a FIFO, and samples where the training thread is.
+"""The shim's one thread in a rank: it answers the questions in a FIFO, and samples the place of the training thread.
 
 It begins at the first process group or the first step. Between two things to do it waits in poll(2). It takes no signal, is in no list of
 `threading`, and needs the GIL: while C code holds that, nothing is sampled and nobody is answered. Who asks writes a word into the FIFO:
@@ -42,7 +42,7 @@ class BackgroundThread:
 
     @property
     def threads(self) -> int:
-        """How many threads of this process are ours."""
+        """How many threads of this process are the shim's."""
         return 1 if self._fifo else 0
 
     @quiet

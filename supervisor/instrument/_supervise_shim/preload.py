@@ -42,14 +42,14 @@ class Refused(Exception):  # noqa: N818 - no error: a cold start is as good
 
 
 class LeftToRank(Exception):  # noqa: N818 - as above
-    """A module that is left to the rank: its name, and what it does."""
+    """A module that is left to the rank: its name, and its side effect."""
 
 
 class Preload:
     """Imports the modules of one record. `note`: why none was imported from a point on, or "".
 
-    left_out_text: which modules are left to the rank, each with what it does, or "". read: the variables that Python code read meanwhile,
-    "*" among them where it went through all.
+    left_out_text: which modules are left to the rank, each with its side effect, or "". read: the variables that Python code read
+    meanwhile, "*" among them where it went through all.
     """
 
     def __init__(self, record: dict[str, Any], left_out: dict[str, str]) -> None:
@@ -119,13 +119,13 @@ class Preload:
         return any(name == module or name.startswith(module + ".") for module in self._left_out)
 
     def _import(self, name: str) -> str:
-        """Import a module; return what it does that leaves it to the rank, "" for nothing."""
+        """Import a module; return the side effect that leaves it to the rank, "" for none."""
         before, size, known = ProcessState(), printed_bytes(), set(sys.modules)
         gate = gates.Gate(name, before, self._at_first)
         reads = Reads()
         variables: dict[str, Any] = {"__name__": "__main__", "name": name}  # a frame like the script's, to see whom a warning is for
         try:
-            exec(compile("__import__(name)", self._record["main_file"] or "<string>", "exec"), variables)  # noqa: S102 - the line stands here
+            exec(compile("__import__(name)", self._record["main_file"] or "<string>", "exec"), variables)  # noqa: S102 - the line is here
         except BaseException as error:  # noqa: BLE001 - whatever it raises, the rank imports it without us
             return f"raises {type(error).__name__}"
         finally:
@@ -144,7 +144,7 @@ class Preload:
         return self._broken_rule(before, after, loaded, has_printed=printed_bytes() != size) or used_gpu()
 
     def _broken_rule(self, before: ProcessState, after: ProcessState, loaded: set[str], *, has_printed: bool) -> str:
-        """Return what an import does to what the script had changed before it, or what it needs that is left out; "" for nothing."""
+        """Return the effect of an import on changes that the script had made before, or the left-out module that it needs; "" for none."""
         left_out = [name for name in loaded if self._is_left_out(name)]
         if left_out:
             return f"imports {min(left_out)}"
@@ -252,7 +252,7 @@ def used_gpu() -> str:
 
 
 class RandomStates:
-    """The states of the global random generators. A new generator counts as unused."""
+    """The states of the global random generators. A new generator is treated as unused."""
 
     def __init__(self) -> None:
         self._last: dict[str, Any] = {}

@@ -1,6 +1,6 @@
-"""Waits in the place of a rank: imports what the rank was seen to import, and goes on as that rank (docs/explanation/restarts.md).
+"""Waits in the place of a rank: imports what the rank was seen to import, and continues as that rank (docs/explanation/restarts.md).
 
-The interpreter was started with the rank's own command line, and this runs where every rank of ours begins: in sitecustomize, before the
+The interpreter was started with the rank's own command line, and this runs where every rank of the job begins: in sitecustomize, before the
 script. So Python itself runs the script, and nothing of that is imitated. This process must not run the script without a hand-over: every
 other way out of here ends the process. Where a module has to be left to the rank (preload.py), it starts anew without that module.
 
@@ -51,7 +51,7 @@ _FD_BYTES = 4
 
 
 class StandbyOrder:
-    """What VARIABLE holds: `fd|nice|oom|modules that are left out, each with what it does|path of the record`.
+    """What VARIABLE holds: `fd|nice|oom|modules that are left out, each with its effect|path of the record`.
 
     nice and oom: the values to return to, if known.
     """
@@ -102,7 +102,7 @@ class WaitingProcess:
 
         record = json.loads(source)
         try:
-            made, preload = self._prepare(source, record, make)
+            program, preload = self._prepare(source, record, make)
         except Refused as refused:
             self._refuse(str(refused))
         except LeftToRank as module:
@@ -120,22 +120,22 @@ class WaitingProcess:
         may_change = [] if "*" in preload.read else [name for name in MAY_CHANGE if name not in preload.read]
         self._send({"ready": True, "may_change": may_change, **facts})
         gates = self._take_over(record, preload, title, fixed)
-        made.keep_back(gates)
+        program.keep_back(gates)
         collections.go_on()
-        return made
+        return program
 
     def _prepare(self, source: bytes, record: dict[str, Any], make: Callable[[bytes], Any]) -> tuple[Any, Preload]:
         if record["refused"]:
             raise Refused(record["refused"])
         if not record["modules"].keys() >= {*NEEDED}:
             raise Refused("the rank does not import torch")
-        made = make(source)
+        program = make(source)
         preload = Preload(record, self._order.left_out)
         preload.run()
         preload.check()
         if any(os.fstat(fd).st_size > MOST_OUTPUT_BYTES for fd in self._outputs):
             raise Refused("its imports print too much")
-        return made, preload
+        return program, preload
 
     # messages
 

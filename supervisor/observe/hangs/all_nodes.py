@@ -104,7 +104,7 @@ class AllNodesWatch:
         self._ask()
 
     def take(self, t: float, looked_t: float, look: AllLooks) -> None:
-        """Take a look that came, and that was asked for at `looked_t`."""
+        """Take a look that came. looked_t: the time of its request."""
         is_due = self._asked_t is not None or looked_t - self._looked_t >= CONFIRM_S
         self._looked_t = looked_t
         self._asked_t, self._due_t = None, None

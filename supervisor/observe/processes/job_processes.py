@@ -65,9 +65,9 @@ class JobProcesses:
             if by_pid != self._attempt.ranks or not by_pid:
                 self._attempt = _AttemptProcesses(by_pid, {})
 
-    def add_descendants(self, found: Iterable[process_tree.ProcessStat]) -> None:
+    def add_descendants(self, processes: Iterable[process_tree.ProcessStat]) -> None:
         """Take the descendants of the guardian now. Earlier ones are remembered: they may have died since."""
-        attempt, parents = self._attempt, {process.pid: process.ppid for process in found}
+        attempt, parents = self._attempt, {process.pid: process.ppid for process in processes}
         known = dict(attempt.known) if len(attempt.known) < MOST_KNOWN else {}
         for pid in parents:
             at = pid

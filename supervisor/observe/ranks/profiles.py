@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: A rank answers at once, unless C code holds its GIL.
 ANSWER_S = 5.0
-#: After its recording it writes what it recorded: torch needs long for the trace of many operators.
+#: After its recording it writes the file: torch needs long for the trace of many operators.
 WRITE_S = 120.0
 MOST_BYTES = 256 * 1024 * 1024
 

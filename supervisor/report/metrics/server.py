@@ -54,7 +54,7 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
             self.handle_request()
 
     def stop(self) -> None:
-        """Stop soon. What is being sent may end with the process."""
+        """Stop soon. An answer under way may end with the process."""
         self._stop.set()
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401  socketserver's own

@@ -524,7 +524,7 @@ def test_a_stranger_under_the_name_of_what_was_moved_is_not_moved_back(torn: Pat
     (tmp_path / "theirs").write_bytes(b"theirs")
     (tmp_path / "theirs").replace(to)
     before = but_ours(tmp_path)
-    assert ["is not what was moved there" in undone.problem for undone in aside.undo()] == [True]
+    assert ["is not the file that was moved there" in undone.problem for undone in aside.undo()] == [True]
     assert but_ours(tmp_path) == before
 
 

@@ -87,5 +87,5 @@ class TimeBox(Struct, frozen=True):
         return self.total_s - self.end_s - quiet_s - elapsed_s
 
     def need_s(self, known_s: float | None, notice_s: float) -> float:
-        """Return what the job needs to come back from a fault. known_s: what it took for one of the kind; notice_s: until it is noticed."""
+        """Return the time that the job needs to come back from a fault. known_s: its time for one of the kind; notice_s: until notice."""
         return self.first_start_s * FIRST_STARTS + notice_s if known_s is None else known_s * BACK_SLACK

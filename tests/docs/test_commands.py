@@ -35,7 +35,7 @@ READING = {
     "supervise config show": "--resume {resume}",
     "supervise print torchrun -- python train.py": "exec supervise -- torchrun --standalone --nproc-per-node=",
 }
-DEMO = "tests/examples/test_demo.py::test_the_demo_recovers_from_a_killed_rank_and_a_torn_checkpoint_within_90_s"
+DEMO = "tests/examples/test_demo.py::test_the_demo_recovers_from_a_killed_rank_and_a_torn_checkpoint"
 FIRST_SCREEN = "tests/docs/test_first_screen.py::"
 DEMO_WHY = "tests/examples/test_demo.py::test_the_reading_commands_for_the_demos_job_are_right"
 CPU_ONLY = "TORCH_INDEX=https://download.pytorch.org/whl/cpu"

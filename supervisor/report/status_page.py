@@ -88,8 +88,10 @@ def status_page(status: Status, address: str, *, width: int = UNKNOWN_WIDTH) -> 
 def incident_facts(status: Status) -> list[Fact]:
     """Return how many incidents there were, and how the last one ended; one that is not over is at the head of the page."""
     last = status.last_incident
-    if last is None or _is_first(status):
-        return [Fact("incidents", str(status.incidents) if status.incidents else "none")]
+    if last is None:
+        return [Fact("incidents", f"none in this run, {status.incidents} before" if status.incidents else "none")]
+    if _is_first(status):
+        return [Fact("incidents", str(status.incidents))]
     outcome = last.outcome.replace("_", " ")
     facts = [Fact("incidents", f"{status.incidents}, the last is incident {last.number} at {clock_text(last.opened)}: {outcome}")]
     return facts + [replace(fact, tone=Tone.FAINT) for fact in (*_incident(last, last.what), Fact("done", last.done)) if fact.text]

@@ -174,7 +174,7 @@ if sys.argv[3] == "raise":
         router.sender.enqueue(router.routes[0].queue, single(alert))
     router.enqueue(alert)
     while count_dropped(place) < 600 - CAP or len(kept(place)) < CAP or len(opened(place).all(THREADS)) < 2:
-        time.sleep(0.01)
+        time.sleep(0.25)
     print("full", flush=True)
     signal.pause()
 router.tick(now + 100)

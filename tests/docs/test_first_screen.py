@@ -96,7 +96,7 @@ def test_a_gpu_with_a_memory_error_goes_out_of_use_and_a_webhook_is_called(
 ) -> None:
     address, posted = received
     terminal.environ.update({name: four_gpus.environ[name] for name in ("LD_LIBRARY_PATH", "FAKE_NVML_STATE")})
-    terminal.environ.update(_SUPERVISE_TEST_INTERVALS="0.04")
+    terminal.environ.update(_SUPERVISE_TEST_INTERVALS="0.04", UNTIL_ERROR="1")
     knobs = "--knob batch_size=--batch-size --knob grad_accum:1=--accum --min-gpus 3"
     job = f"torchrun --standalone --nproc-per-node=4 {ROOT}/tests/jobs/gpu_fault.py --batch-size=6 --accum=1"
     run = terminal.start(f"supervise --job bert {knobs} {shlex.join(webhook(address))} -- {job}")

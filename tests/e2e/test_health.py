@@ -86,7 +86,7 @@ def test_an_error_of_a_gpus_memory_takes_it_out_of_use_and_the_job_goes_on_with_
     supervise: Callable[..., Supervised], four_gpus: FakeNvml, ranks: str
 ) -> None:
     job = [*torchrun(4), JOB, "--batch-size=6", "--accum=1", *(["--gloo"] if ranks == "gloo" else [])]
-    run = supervise(*job, options=(*KNOBS, "--min-gpus=3"), **around(four_gpus))
+    run = supervise(*job, options=(*KNOBS, "--min-gpus=3"), UNTIL_ERROR="1", **around(four_gpus))
     wait_for_training(run)
     four_gpus.set({"2.ecc_unc_vol": 1, "2.ecc_unc_agg": 1, "2.remap_unc": 1, "2.remap_pending": 1})
     assert run.exit_code() == 0
@@ -110,7 +110,7 @@ def test_ranks_of_a_replica_go_on_together_or_not_at_all_and_the_batch_is_that_o
     supervise: Callable[..., Supervised], four_gpus: FakeNvml
 ) -> None:
     job = [*torchrun(4), JOB, "--batch-size=6", "--accum=1", "--model-parallel=2"]
-    run = supervise(*job, options=(*KNOBS, "--model-parallel=2", "--min-gpus=1"), **around(four_gpus))
+    run = supervise(*job, options=(*KNOBS, "--model-parallel=2", "--min-gpus=1"), UNTIL_ERROR="1", **around(four_gpus))
     wait_for_training(run)
     four_gpus.set({"2.ecc_unc_vol": 1, "2.ecc_unc_agg": 1, "2.remap_unc": 1, "2.remap_pending": 1})
     assert run.exit_code(120) == 0
@@ -133,7 +133,7 @@ def test_ranks_of_a_replica_go_on_together_or_not_at_all_and_the_batch_is_that_o
 def test_without_leave_to_run_on_fewer_it_ends_with_69_naming_the_gpu_and_so_does_the_next_start(
     supervise: Callable[..., Supervised], four_gpus: FakeNvml
 ) -> None:
-    run = supervise(*torchrun(4), JOB, **around(four_gpus))
+    run = supervise(*torchrun(4), JOB, UNTIL_ERROR="1", **around(four_gpus))
     wait_for_training(run)
     four_gpus.set({"1.ecc_unc_vol": 2, "1.ecc_unc_agg": 2, "1.field.230": 1})
     assert run.exit_code() == 69

@@ -3,6 +3,8 @@
 The GPU's own state is the fake NVML's ($FAKE_NVML_STATE): a rank reads it before each step, and where its GPU has counted an
 uncorrectable memory error it aborts, as CUDA's runtime makes torch do. Which GPU a rank has, it knows from CUDA_VISIBLE_DEVICES.
 
+$UNTIL_ERROR: it trains beyond its last step until a GPU has counted an error. A test that counts one may be slow.
+
 `--accum` is of one rank; with `--gloo` the ranks step together, and with `--model-parallel N` those of one replica too, as a framework with
 tensor parallelism does: it refuses a world that N does not divide, and its global batch is that of the replicas. `log` has a line per step
 and rank:
@@ -12,6 +14,7 @@ rank, step, micro-batch, accumulation, global batch, UUID of the GPU, attempt.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import time
 from pathlib import Path
@@ -28,10 +31,15 @@ def uuid_of(local_rank: int) -> str:
     return shown.split(",")[local_rank] if shown else f"GPU-00000000-0000-4000-8000-{local_rank:012d}"
 
 
+def counts() -> dict[str, int]:
+    """Return how many errors each GPU has counted, by the GPU's number."""
+    rows = (line.split(" ", 1) for line in Path(os.environ["FAKE_NVML_STATE"]).read_text().splitlines())
+    return {name.partition(".")[0]: int(value) for name, value in rows if name.endswith(".ecc_unc_vol")}
+
+
 def errors_of(uuid: str) -> int:
     """Return how many errors the GPU has counted."""
-    rows = dict(line.split(" ", 1) for line in Path(os.environ["FAKE_NVML_STATE"]).read_text().splitlines())
-    return int(rows.get(f"{int(uuid.rpartition('-')[2])}.ecc_unc_vol", "0"))
+    return counts().get(str(int(uuid.rpartition("-")[2])), 0)
 
 
 class Alone:
@@ -117,7 +125,9 @@ def main() -> None:
     peers = Replicas(args.model_parallel) if args.model_parallel else Together() if args.gloo else Alone()
     uuid, attempt = uuid_of(int(os.environ["LOCAL_RANK"])), os.environ.get("SUPERVISE_JOB_ATTEMPT", "0")
     before = errors_of(uuid)
-    for step in range(1, args.steps + 1):
+    for step in itertools.count(1):
+        if step > args.steps and (any(counts().values()) or "UNTIL_ERROR" not in os.environ):
+            break
         time.sleep(args.step_ms / 1e3)
         if errors_of(uuid) > before and not args.immune:
             os.abort()

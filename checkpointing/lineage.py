@@ -1,4 +1,4 @@
-"""What a node remembers of the runs and attempts of a job that wrote checkpoints, and of the roll-backs between them.
+"""A node's memory of the runs and attempts of a job that wrote checkpoints, and of the roll-backs between them.
 
 A run's `began` is the wall time of its start in seconds, but always later than the checkpoints and starts known of earlier runs. So a new
 run stays the newest if the clock was set back, or is behind the clock of the node whose checkpoint was restored.
@@ -55,8 +55,13 @@ class AbandonedPath:
     last: Lineage
 
 
+#: By run: when the run `began` (seconds), and `attempts`: pairs of a number and when that attempt began (nanoseconds, wall time).
 RUN: Final = RowTable("run", LineageRun, lambda row: row.run)
+#: By lineage, step and path: what a step back gave up: all that the lineage `last` and earlier ones saved at `step` or beyond. Where
+#: `step` is null, only what stood at `path`, or has the manifest id `content`. `supervise checkpoints quarantine --withdraw PATH` removes
+#: those of a path.
 STEPPED_BACK: Final = RowTable("stepped_back", RollBack, lambda row: f"{row.last.run} {row.last.attempt} {row.step} {row.path}")
+#: By path: a person removed the checkpoint there before a run began: copies of the lineage `last` and earlier ones are not used.
 ABANDONED: Final = RowTable("abandoned", AbandonedPath, lambda row: row.path)
 
 

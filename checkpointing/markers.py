@@ -16,7 +16,8 @@ from typing import Final
 class MarkerKind(StrEnum):
     """Where a marker is."""
 
-    NAME = "name"  # in the save's own name; `form` is a pattern, and the name without its match is that of the ended save
+    # in the save's own name, such as `saves`; `form` is a pattern, and without what it matches the name is that of the ended save
+    NAME = "name"
     BESIDE = "beside"  # a file beside the save; `form` has the save's name as {}
     TRACKER = "tracker"  # `form` is the file's name; `saves` are the names that it points to, with their number in braces
 
@@ -33,11 +34,11 @@ class Marker:
 
 
 MARKERS: Final = (
-    Marker("scripts", MarkerKind.NAME, r"\.tmp(?:[-.].*)?$", "write to a temporary name, then os.replace"),
-    Marker("scripts", MarkerKind.NAME, r"\.partial$", "as wget and curl name unfinished files"),
-    Marker("huggingface_hub", MarkerKind.NAME, r"\.incomplete$", "huggingface_hub/file_download.py: BLOB.incomplete"),
-    Marker("transformers", MarkerKind.NAME, r"^\.?tmp-", "transformers 4.36 to 4.39, trainer.py: tmp-checkpoint-N"),
-    Marker("nemo", MarkerKind.NAME, r"-unfinished$", "the marker itself is no save"),
+    Marker("scripts", MarkerKind.NAME, r"\.tmp(?:[-.].*)?$", "write to a temporary name, then os.replace", "NAME.tmp-77"),
+    Marker("scripts", MarkerKind.NAME, r"\.partial$", "as wget and curl name unfinished files", "NAME.partial"),
+    Marker("huggingface_hub", MarkerKind.NAME, r"\.incomplete$", "huggingface_hub/file_download.py", "BLOB.incomplete"),
+    Marker("transformers", MarkerKind.NAME, r"^\.?tmp-", "transformers 4.36 to 4.39, trainer.py", "tmp-checkpoint-N"),
+    Marker("nemo", MarkerKind.NAME, r"-unfinished$", "the marker itself is no save", "NAME-unfinished"),
     Marker("nemo", MarkerKind.BESIDE, "{}-unfinished", "nemo/utils/callbacks/nemo_model_checkpoint.py: UNFINISHED_CHECKPOINT_SUFFIX"),
     Marker(
         "megatron",

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _MOST_NAMES: Final = 1000
 _MOST_RACES: Final = 26  # names that other jobs took between our look and our rename
 _LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
-#: What may be another way inside the listed directory: the one above belongs to somebody else, is mounted elsewhere, or is read only.
+#: Errors for which the listed directory may serve: the one above belongs to somebody else, is mounted elsewhere, or is read only.
 _ELSEWHERE: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV, errno.ELOOP, errno.ENOTDIR})
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ T = TypeVar("T")
 class MovedFile:
     """The result of a request. `to`: the new place; "" with the `reason` if nothing was moved.
 
-    `note`: why it lies inside the directory that the script lists; "" where it lies next to it.
+    `note`: why it lies inside the directory that the script lists; "" where it lies beside that directory.
     """
 
     to: str
@@ -56,23 +56,22 @@ class MovedFile:
 
 @dataclass(frozen=True, slots=True)
 class AsideChange:
-    """A recorded change: `kind` is "moved" (path -> to) or "put_back" (at path, made from the copy `to`).
+    """A recorded change."""
 
-    `phase`: "intent" before the change, then "done" or "failed"; "undone" once it was reversed. Where only the intent is there, the file
-    system shows whether the change was made. `t`: wall time in seconds.
-    """
-
-    id: int
-    kind: str
-    path: str
-    to: str
-    identity: Identity
-    attempt: int
-    reason: str
-    t: float
+    id: int  # counts the job's changes on this node from 1
+    kind: str  # `moved`: the user's file was renamed; `put_back`: a copy of ours was put in its place
+    path: str  # from where it was moved, or where it was put
+    to: str  # to where, or the copy that it was made from
+    identity: Identity  # of what was moved, or put there
+    attempt: int  # after which attempt
+    reason: str  # why
+    t: float  # wall time in seconds
+    # `intent` before the change, then `done` or `failed`; `undone` when it was reversed. With the intent alone the file system shows
+    # whether it was made
     phase: str = "intent"
 
 
+#: By number: what was set aside, or put back.
 MOVED: Final = RowTable("moved", AsideChange, lambda row: str(row.id))
 
 

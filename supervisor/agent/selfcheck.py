@@ -41,7 +41,7 @@ C10D = "torch.distributed"
 class TorchRequirement:
     """A name of torch's: `accepts` are arguments it must take, `calls` names its code must still use.
 
-    `name` may hold names of several versions, as "new|old". `without`: what is lost where the row does not fit.
+    `name` may hold names of several versions, as "new|old". `without`: the loss where the row does not fit.
     """
 
     module: str
@@ -234,7 +234,7 @@ def no_pidfds() -> list[str]:
 
 
 def missing(rows: tuple[TorchRequirement, ...] = ROWS) -> list[str]:
-    """What of torch does not fit, as "module:name: why: what is lost"."""
+    """Return the parts of torch that do not fit, as "module:name: why: the loss"."""
     misfits = [(row, _misfit(row)) for row in rows]
     return [": ".join(filter(None, (f"{row.module}:{row.name}", why, row.without))) for row, why in misfits if why]
 

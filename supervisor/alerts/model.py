@@ -30,14 +30,14 @@ class AlertSeverity(StrEnum):
 
 
 class AlertEvent(StrEnum):
-    """What happened: to an incident, or (from RECURRING_FAILURE on, the core's `Alert.kind`) next to it."""
+    """An event: of an incident, or (from RECURRING_FAILURE on, the core's `Alert.kind`) of the job beside it."""
 
-    OPENED = "opened"
-    RESOLVED = "resolved"
-    STOPPED = "stopped"
-    GIVEN_UP = "given_up"
-    RECURRING_FAILURE = "recurring_failure"
-    GPU_QUARANTINED = "gpu_quarantined"
+    OPENED = "opened"  # Something failed; not after your Ctrl-C.
+    RESOLVED = "resolved"  # The training made progress again.
+    STOPPED = "stopped"  # Somebody stopped the job meanwhile.
+    GIVEN_UP = "given_up"  # Nothing permitted would help: a person has to look.
+    RECURRING_FAILURE = "recurring_failure"  # At the third time in a run.
+    GPU_QUARANTINED = "gpu_quarantined"  # Until `supervise nodes clear`, or for 7 days.
     MEMORY_HELD = "memory_held"
     BATCH_CHANGED = "batch_changed"
     CHANGE_IGNORED = "change_ignored"
@@ -46,23 +46,23 @@ class AlertEvent(StrEnum):
     RESUME_SUSPECT = "resume_suspect"
     FOREIGN_CHECKPOINT = "foreign_checkpoint"
     SAVE_GONE = "save_gone"
-    NO_CHECKPOINT = "no_checkpoint"
+    NO_CHECKPOINT = "no_checkpoint"  # None was verified for `alerts.no_checkpoint_s`.
     MIRROR_FAILING = "mirror_failing"
     MIRROR_RECOVERED = "mirror_recovered"
-    MIRROR_BEHIND = "mirror_behind"
+    MIRROR_BEHIND = "mirror_behind"  # For an hour the mirrors never held all checkpoints.
     ONLY_HERE = "only_here"
     DISK_FILLING = "disk_filling"
     NOT_FINITE = "not_finite"
     NO_COPY = "no_copy"
     HEARTBEAT_FAILING = "heartbeat_failing"
     NODE_HEALTH = "node_health"
-    HANG = "hang"
+    HANG = "hang"  # The attempt was not ended.
     STRANGE_LOSS = "strange_loss"
     SLOW_TRAINING = "slow_training"
     STRAGGLER = "straggler"
     MEMORY_FORECAST = "memory_forecast"
-    RUN_STARTED = "run_started"
-    RUN_FINISHED = "run_finished"
+    RUN_STARTED = "run_started"  # Only with `runs = true`.
+    RUN_FINISHED = "run_finished"  # Only with `runs = true`.
     UNIT_FAILED = "unit_failed"
     TEST = "test"
 
@@ -73,7 +73,7 @@ class AlertEvent(StrEnum):
 
 
 class ThreadEffect(StrEnum):
-    """What an event does to its thread (threads.py)."""
+    """The effect of an event on its thread (threads.py)."""
 
     OPEN = "open"  # the thread fires, or continues firing
     JOIN = "join"  # goes with a thread that fires; else it is a message by itself
@@ -212,7 +212,7 @@ _OF_INCIDENTS: Final = _OF_FAILURES | {"scratch", "resume", "change"}
 
 
 class AlertAction(StrEnum):
-    """What supervise did or is about to do: a closed list, so that no reason text can carry a path."""
+    """Supervise's action, done or next: a closed list, so that no reason text can carry a path."""
 
     NONE = "none"  # nothing: the job continues as it is
     RESTART = "restart"

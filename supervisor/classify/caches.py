@@ -1,6 +1,6 @@
 r"""The caches that a training's libraries keep on disk, and the errors of a damaged file in one: pure.
 
-A file of a cache is made anew where it is missing, so the repair of a damaged one is to delete it. Who reads it names another culprit: a
+A file of a cache is made anew where it is missing, so the repair of a damaged one is to delete it. Its reader names another culprit: a
 half-written library is an ImportError, a half-written table a JSONDecodeError. So the path decides, or the library's own function that
 read the file and raised.
 
@@ -71,7 +71,7 @@ CACHES = (
     DiskCache("a library", r"/\.cache/", (), "XDG_CACHE_HOME"),
 )  # fmt: skip
 
-#: What a file says that was cut short, or of which another process wrote a part: to the loader of libraries, JSON, pickle, marshal, zip,
+#: Errors about a file that was cut short, or of which another process wrote a part: of the loader of libraries, JSON, pickle, marshal, zip,
 #: Arrow, safetensors.
 _DAMAGED = re.compile(
     r"file too short|invalid ELF header|\.so[\w.]*: (?:undefined symbol|cannot open shared object file)"
@@ -83,7 +83,7 @@ _DAMAGED = re.compile(
     r"|(?:device )?kernel image is invalid|^[\w.]*EOFError\b|unexpected end of|UnicodeDecodeError"
     r"|^(?:builtins\.)?(?:SyntaxError|IndentationError)\b"
 )
-#: What a file server says of a file that another machine replaced, and what a rank meets whose peer renamed the file first.
+#: Errors of a file server about a file that another machine replaced, and of a rank whose peer renamed the file first.
 _STALE = re.compile(r"\[Errno 116\]|Stale (?:NFS )?file handle|\bESTALE\b")
 _MISSED = re.compile(r"(?:^|: )FileNotFoundError: \[Errno 2\]")
 _PATH = re.compile(r"(?<![\w.])(?:~|/)[^\s'\"():,;<>\[\]]{2,1024}")

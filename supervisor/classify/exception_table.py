@@ -1,4 +1,4 @@
-r"""What an exception that no signature matches proves: by its class and module and the frames that it came through, then by its message.
+r"""The meaning of an exception that no signature matches: by its class and module and the frames that it came through, then by its message.
 
 One table (ROWS): the first row that fits counts. A class is compared by its unqualified name where a row names classes, because the same
 class travels under several module paths (torch.OutOfMemoryError and torch.cuda.OutOfMemoryError are one); by its module where a row names
@@ -71,9 +71,9 @@ OF_NETWORKS = _names(
 #: memory from a thread of that worker (multiprocessing/resource_sharer.py). Often this is the only report, because the loader checked its
 #: workers a moment too early.
 OF_A_GONE_WORKER = frozenset({"ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError"})
-#: What a mistake in the code of a data set, a transform or a collate function raises: no other data would help.
+#: Exceptions of a mistake in the code of a data set, a transform or a collate function: no other data would help.
 OF_MISTAKES = frozenset({"KeyError", "NameError", "UnboundLocalError", "AttributeError", "TypeError", "NotImplementedError"})
-#: Exceptions of faults in the program or in its configuration, as long as nothing else explains them. FileNotFoundError is none: a
+#: Exceptions of faults in the program or in its configuration, as long as nothing else explains them. FileNotFoundError is not one: a
 #: mount comes late, another job writes the file; nor is FileExistsError, which two ranks race for.
 _OF_THE_PROGRAM = OF_MISTAKES | _names(
     "ValueError IndexError ImportError SyntaxError IndentationError TabError ZeroDivisionError IsADirectoryError NotADirectoryError"
@@ -264,7 +264,7 @@ ROWS: tuple[ExceptionRow, ...] = (
     ExceptionRow(Claim(Cause.HANG_NO_ERROR, 0.6, transient=True), modules=("ray",), classes=frozenset({"GetTimeoutError"})),
     ExceptionRow(Claim(Cause.GPU_DRIVER, 0.75), modules=("pynvml",)),
 )
-#: What the device's libraries raise where the lists do not know the message.
+#: Exceptions of the device's libraries whose message the lists do not know.
 _OF_DEVICES = (
     ExceptionRow(Claim(Cause.CUDA_ILLEGAL_ACCESS, 0.55, consequence_of=exits.ANY), classes=frozenset({"AcceleratorError", "CudaError"})),
     ExceptionRow(

@@ -1,8 +1,8 @@
-"""What a person does about a failure: which hints of its cause (core/causes) the evidence permits. Pure.
+"""Chooses a person's remedy for a failure: the hints of its cause (core/causes) that the evidence permits. Pure.
 
 A hint names an object: a loader, a remote store, a cache, a GPU. It is given only where the evidence shows that object, because a
 remedy for an absent fault costs a person an hour. Two things are a hint's condition: the facts that its text names, `{path}` say, and
-the `Condition`s next to it. Of the alternatives of one line the first that holds is given; a line may give none.
+the `Condition`s beside that line. Of the alternatives of one line the first that holds is given; a line may give none.
 
 The card, `why`, `supervise classify` and the alerts all have their remedies from here; docs/reference/causes.md lists the table.
 """

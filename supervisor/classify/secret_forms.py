@@ -56,8 +56,8 @@ _SIGN = (
     r"""|[|│](?=[ \t])|(?<=[ \t])\.{4,}(?=[ \t]))"""
 )
 _BETWEEN = rf"""(?:{_QUOTE})?\]?\s*{_SIGN}\s*{_SCHEME}(?:[bfru]{{1,2}}(?=\\*["']))?"""
-#: What looks like a secret where neither a strong name nor a sign shows it: "token c4f09aa17b", ('TOKEN', 'c4f09aa17b'). Quantities and
-#: paths do not.
+#: Words that look like a secret where neither a strong name nor a sign shows it: "token c4f09aa17b", ('TOKEN', 'c4f09aa17b'). Quantities
+#: and paths do not.
 _LIKELY = (
     r"(?!\d[\d.]*(?:e[+-]?\d+)?[a-z%]{0,3}(?:/\w*)?(?![\w.]))(?!\.{0,2}/)"
     r"(?P<value>(?=[\w.~+/=@!#$%^*-]{0,200}?\d)(?=[^a-z\s]{0,200}[a-z])[\w.~+/=@!#$%^*-]{8,})"
@@ -90,7 +90,7 @@ _URL_QUERY = (
     r"""(?P<name>[?&;](?:[\w-]*(?:signature|credential|hmac)[\w-]*|sig|(?:[\w-]*_)?key|code|jwt|sas|jsessionid|phpsessid|sid)=)"""
     r"""(?P<value>[^\s&"'<>]{4,})"""
 )
-#: Addresses of which whoever knows them may post: incoming webhooks, pings, a bot's methods.
+#: Addresses to which everybody who knows them may post: incoming webhooks, pings, a bot's methods.
 _WEBHOOK = (
     r"""(?P<name>\bhttps?://(?:[^\s/?#"'<>]*(?:hooks?|logic\.azure|hc-ping)\b[^\s/?#"'<>]*/"""
     r"""|[^\s?#"'<>]{1,200}/(?:(?:web)?hooks?|services|workflows|integrations?|ping|enqueue)/|api\.telegram\.org/bot))(?P<value>[^\s"'<>)\]]+)"""
@@ -205,7 +205,7 @@ def is_secret(name: str, value: object) -> bool:
 def is_random(word: str) -> bool:
     """Return whether a word was drawn by chance from capitals, small letters and digits: a token whose issuer nobody knows.
 
-    Hashes, UUIDs and ids in small letters, paths, addresses, names of classes and kernels, and the mangled names of C++ are none.
+    Hashes, UUIDs and ids in small letters, paths, addresses, names of classes and kernels, and the mangled names of C++ are no secrets.
     """
     if word[0] in "/~" or ("/" in word and "." in word) or word.startswith("0x") or word.lstrip(".").startswith("_Z"):
         return False

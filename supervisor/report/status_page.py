@@ -1,4 +1,4 @@
-"""What `supervise status` shows of a `Status`: its page, its ranks and its GPUs. Pure.
+"""Shows a `Status` for `supervise status`: its page, its ranks and its GPUs. Pure.
 
 The page begins with the problems, and continues with the training's progress, its checkpoints, and its machine. A drawing
 is beside the numbers that it shows, never in their place.

@@ -7,9 +7,11 @@ import json
 import re
 import subprocess
 import sys
+from enum import Enum
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING
 
 import click
@@ -25,10 +27,11 @@ from supervisor.config.recover_settings import RECOVER_KEY, RECOVER_ROWS
 from supervisor.config.settings import ROWS
 from supervisor.core.model import Cause
 from supervisor.errors import ExitCode
+from supervisor.journal.records import KINDS
 from supervisor.report.log_events import LogEvent
 from supervisor.report.metrics.table import Metric
 from supervisor.strategies import LADDER_STEPS
-from tests.support.pages import DOCS, page_text
+from tests.support.pages import DOCS, page_text, reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,8 +76,7 @@ def test_every_variable_that_the_ranks_are_given_is_documented() -> None:
 
 
 def test_every_layout_of_a_checkpoint_is_documented() -> None:
-    (layouts,) = [row[1] for row in table("checkpoint-format.md") if row[0] == "`layout`"]
-    assert {*dict(FORMATS), *dict(TREE_FORMATS)} <= set(re.findall(r"`(\w+)`", layouts))
+    assert {*dict(FORMATS), *dict(TREE_FORMATS)} <= set(first_words("checkpoint-verdicts.md"))
 
 
 def test_the_sections_of_the_settings_page_are_those_of_a_file() -> None:
@@ -127,7 +129,7 @@ def test_an_exit_code_is_called_reserved_exactly_as_long_as_nothing_ends_with_it
 
 def test_every_alert_is_documented_with_its_severity_and_action() -> None:
     severities = {severity.value for severity in AlertSeverity}
-    rows = [row for row in table("alert-format.md") if len(row) == 3 and row[1].strip("`") in severities]
+    rows = [row for row in table("alert-format.md") if len(row) == 4 and row[1].strip("`") in severities]
     assert {row[0].strip("`"): row[1].strip("`") for row in rows} == {event.value: event.row.severity.value for event in AlertEvent}
     assert {event.row.severity for event in AlertEvent} == set(AlertSeverity)
     (actions,) = [row[1] for row in table("alert-format.md") if row[0] == "`action`"]
@@ -161,6 +163,22 @@ def test_every_row_of_which_a_table_is_made_has_its_text() -> None:
     }
     rows |= {row.id: row.source for row in signatures.read()[0].rows}
     assert [name for name, text in rows.items() if not text.strip()] == []
+
+
+def entries(source: type | FunctionType) -> set[str]:
+    """Return what a table of this class or function must explain; of a function that is known to no more than its comments."""
+    if isinstance(source, type) and issubclass(source, Enum):
+        return {member.value for member in source}
+    return set(getattr(source, "__struct_fields__", None) or getattr(source, "__dataclass_fields__", ()))
+
+
+def test_every_field_of_which_a_table_is_made_says_what_it_is() -> None:
+    tables = [made for tables in reference().TABLES.values() for made in tables.values()]
+    listed = [made for made in tables if isinstance(made, partial) and made.func is reference().field_table]
+    sources = {source for made in listed for source in (*made.args[1:], *made.keywords.values())} | {*KINDS.values()}
+    assert len(sources) > 40
+    untold = {source.__name__: entries(source) - {*reference().fields.described(source)} for source in sources}
+    assert {name: fields for name, fields in untold.items() if fields - {"figures"}} == {}  # its own fields stand in its place
 
 
 def test_every_ladder_step_is_documented() -> None:

@@ -1,4 +1,4 @@
-"""Who holds the memory of a full GPU: the process that ran out, other processes of its job, or foreign processes.
+"""Names the holders of a full GPU's memory: the process that ran out, other processes of its job, or foreign processes.
 
 The fields come from the message that `cuda_oom.torch` matched, the job's pids from other evidence. Uncertain numbers are left out. A wrong
 owner misleads the recovery: it does nothing although a smaller batch would help, or it shrinks a job that is not the cause.
@@ -60,7 +60,7 @@ def _by_amount(amounts: list[int], fields: Mapping[str, str]) -> dict[str, str]:
 
 
 def _bytes(text: str) -> int:
-    """Return an amount of memory; more than any GPU has for a text that is none, which a user's row may extract."""
+    """Return an amount of memory; more than any GPU has for any other text, which a user's row may extract."""
     try:
         return int(FIELD_TYPES["bytes"](text))
     except (ValueError, OverflowError):

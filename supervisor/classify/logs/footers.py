@@ -9,7 +9,7 @@
     verb  = died, crashed, exited, failed, was killed, …
     code  = "exit code", "return code", "status" … number | "signal" number | SIGNAL | the words of a shell
 
-What only supposes an end ("if a worker exits with code 1") is none, and an exit code of 0 is none. What a launcher prints in another form
+A supposed end ("if a worker exits with code 1") does not count, nor does an exit code of 0. What a launcher prints in another form
 has a pattern in `LAUNCHERS`; a shell's notice is in `_NOTICES`. An end gives evidence of source "exit", as if the supervisor had seen
 it. But `t` is 0: the order in a launcher's table does not show which process ended first.
 """
@@ -23,7 +23,7 @@ from supervisor.classify.exits import END_SIGNALS, SIGNAL_NUMBERS
 from supervisor.core.model import Evidence
 from supervisor.core.values import Struct
 
-#: What a shell prints for a child that died of a signal (bash, dash), and srun for a task.
+#: Lines of a shell about a child that died of a signal (bash, dash), and srun for a task.
 _SHELL = {
     "Killed": 9,
     "Segmentation fault": 11,
@@ -82,7 +82,7 @@ _SUPPOSED = re.compile(
 _OF_OTHERS = ("root causes", "DataLoader worker")
 _OTHERWISE = re.compile(r"[^.;]{0,48}?\b(?:or|if|when|unless|as (?:asked|expected|requested))\b", re.IGNORECASE)
 _SENTENCE = re.compile(r".*[.;!?]\s", re.DOTALL)
-#: Who has ended without a code, by words that leave no doubt.
+#: Ends without a code, by words that leave no doubt.
 _WITHOUT_CODE = re.compile(
     rf"(?<!\b0 ){_WHO}(?:[ #:=-]{{1,3}}[\w./]{{1,40}}){{0,4}}? (?:has |have |was |were |is |are )?"
     r"(?P<end>(?:(?:exited|terminated|died) |exits )(?:unexpectedly|abnormally|prematurely)"
@@ -100,7 +100,7 @@ _NODE_OF = re.compile(r"(?:^srun: error: |\bon (?:node|host) )(?P<node>[\w.-]{1,
 
 
 class LauncherRow(Struct, frozen=True):
-    """What prints an end, whose end that is, and its words. pattern: for words that are no sentence of the grammar."""
+    """A printed end: its program, its subject, and its words. pattern: for words that are no sentence of the grammar."""
 
     name: str
     whose: str

@@ -65,7 +65,7 @@ def trained_on_without_number(tail: bytes, number: int, rank: int | None, t: flo
     return [Evidence("log", "nan_loss.trained_on", last[0][:200], rank, t or float(number), free_text=True, line=number, claim=claim)]
 
 
-#: A good end, in the last lines of a program: its own words, its trainer's, its launcher's. A shell's "done" is none.
+#: A good end, in the last lines of a program: its own words, its trainer's, its launcher's. A shell's "done" does not count.
 _DONE = r"(?i:finished|completed?|done|succeeded|ended)"
 _WORK = r"(?i:(?:pre-?)?training|fine-?tuning|eval(?:uation)?|fit(?:ting)?|validation|testing|epochs?|steps?|iterations?|experiment|run)"
 _WELL = re.compile(

@@ -5,7 +5,7 @@ failures costs almost nothing. A Reader accepts any bytes and holds bounded memo
 
     line        a line without colours and prefixes; a carriage return ends a line too, because progress bars print it
     kernel      the message of a line of the kernel's log
-    logged      a line that calls itself an error, where no row for lines matches it: who wrote it continued
+    logged      a line that calls itself an error, where no row for lines matches it: its writer continued
     exception   "Type: message" with all lines of the message, for each exception of a traceback, or for one without a traceback
 
 Never searched: source code that a traceback quotes, and printed settings, help and commands (`text.is_echo`). If a benign row matches a

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 #: The units of text in which a pattern can be searched; see classify/logs/match.py.
 PLACES = ("exception", "line", "kernel", "logged")
-#: What the names of signatures end with that are searched in the lines which call themselves an error.
+#: The end of the names of signatures that are searched in lines which call themselves an error.
 LOGGED = ".survived"
 #: Shorter anchors are too common: each occurrence costs a search.
 SHORTEST_ANCHOR = 4

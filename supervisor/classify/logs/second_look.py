@@ -100,7 +100,7 @@ def _unescaped(value: str) -> str:
 
 
 class _Part(Struct, frozen=True):
-    """What a line says. number: of its line. line: as it was written, without colours.
+    """A statement of a line. number: of its line. line: as it was written, without colours.
 
     only_end: the line is left out but for the end of a process that it reports: an operator logs a pod's end as a warning.
     """
@@ -217,7 +217,7 @@ def _by_rows(data: bytes, numbers: Sequence[int], t: float, read: Callable[[byte
 
 
 def _listed(parts: Sequence[_Part | None], rank: int | None, t: float) -> list[Evidence]:
-    """Return what the closed lists find. What comes later in one line happened later."""
+    """Return what the closed lists find. Later words of one line happened later."""
     squashed: list[str] = []
     starts: list[int] = []
     of_parts: list[_Part] = []

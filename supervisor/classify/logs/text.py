@@ -83,7 +83,7 @@ _ECHO = re.compile(
     )""",
     re.VERBOSE,
 )
-#: A record of a logger in key=value form (Go's and Kubernetes' logs) is none of them.
+#: A record of a logger in key=value form (Go's and Kubernetes' logs) is not one of them.
 _RECORD = re.compile(r"(?:time|ts|t)=\S{1,64} (?:level|lvl)=")
 _OPTIONS = re.compile(r"(?:^|\s)--[a-z][\w-]+(?:[= ]|$)")
 #: A line with so many options is a command.
@@ -145,7 +145,7 @@ def read(data: bytes, *, whole: bool = True) -> Line:
     return Line(text, rank, node or host, kernel=kernel, echo=is_echo(text))
 
 
-#: What a prefix may consist of: a time, a tag in brackets, "host process[pid]:", "name |".
+#: The parts of a prefix: a time, a tag in brackets, "host process[pid]:", "name |".
 _DATE = r"(?:[A-Z][a-z]{2} {1,2}\d{1,2}|\d{2,4}[-/.]\d{1,2}[-/.]\d{1,4})"
 _TIME = rf"(?:{_DATE}[T ,]{{1,2}})?\d{{1,2}}:\d\d(?::\d\d(?:[.,]\d{{1,9}})?)?(?:Z|[+-]\d\d:?\d\d)?:?"
 _TAG = (

@@ -43,7 +43,7 @@ _KIND = (
     r"(?:\([A-Za-z_][\w.]*\))?"  # RayTaskError(OutOfMemoryError)
 )
 _RAISED = re.compile(rf"(?P<kind>{_KIND})(?:: (?P<message>.*)|:)?$", re.DOTALL)
-#: What the name of a class of exceptions has: a capital letter, or such a word. Else it is the rest of a frame that a terminal folded.
+#: The sign of an exception's class name: a capital letter, or such a word. Else it is the rest of a frame that a terminal folded.
 _NAMED = re.compile(r"(?:^|\.)_*(?:\w*[A-Z]\w*|\w*(?:error|timeout|exception|interrupt|exit))(?:\([\w.]+\))?$")
 # Without a frame above it, a line is an exception only if its name is that of one.
 _BARE = re.compile(

@@ -53,7 +53,7 @@ _QUALIFIERS = frozenset(
 )
 #: A name with loss as a word of its own (not glossary, colossal).
 _WHOLE = re.compile(r"(?<![A-Za-z])[Ll]oss|(?<=[a-z])Loss|(?i:train|val|valid|test|eval|avg|total|mean)loss|LOSS")
-#: What the name of a loss that is not the training's has.
+#: The words in the name of a loss that is not the training's.
 _NOT_OF_TRAINING = re.compile(r"(?<![a-z])(?:val|valid|validation|test|eval|evaluation)(?![a-z])", re.IGNORECASE)
 _BAR = re.compile(r"\d{1,3}%\||\d+it \[|\|\s*(\d+)/(?:\d+|\?) \[")
 _COUNT = re.compile(r"(\d+)/(?:\d+|\?) ?\[|(\d+)it \[")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from supervisor.classify.source.script import Function, ScriptEvent
 
-#: What makes shards even, ends the loop after so many steps, or lets a rank end before its peers.
+#: Calls and options that make shards even, end the loop after so many steps, or let a rank end before its peers.
 _EVENS = re.compile(
     r"drop_last|even_batches|split_batches|\bJoin\b|\.join\(\w*model|with .*\.join\(|[Pp]add?(ed|ing)?\b|max_steps|steps_per_epoch"
     r"|num_steps|total_steps|max_iters|num_samples|num_batches|islice\([^,\n]+,[^,\n]+\)"

@@ -21,7 +21,7 @@ _LOADS = frozenset({"torch.load", "safetensors.torch.load_file"})
 _MAY_CHOOSE = re.compile(
     r"rank|main|master|primary|chief|zero|lead|sav|proc|writ|log|host|node|dist|gpu|local|world|worker|shard", re.IGNORECASE
 )
-#: What makes one path of several parts, and changes nothing of whose it is.
+#: Calls that join a path from several parts, and do not change its owner.
 _JOINS = frozenset({"join", "Path", "str", "abspath", "expanduser", "with_suffix", "with_name", "format", "fspath"})
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
 #: A path is followed through so many callers, and of so many functions it is asked who calls them.

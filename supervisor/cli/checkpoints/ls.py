@@ -1,6 +1,6 @@
 """`supervise checkpoints ls`: what the catalogue says of a job's checkpoints on this node, or what a mirror holds.
 
-The members of the JSON are in docs/reference/checkpoint-format.md, "What `ls` prints". No checkpoint is read.
+No checkpoint is read.
 """
 
 from __future__ import annotations

@@ -111,5 +111,5 @@ def has_wildcard(text: str) -> bool:
 
 
 def escaped(text: str) -> str:
-    """Return the pattern that matches the text alone (glob.escape; a slash is none of its business)."""
+    """Return the pattern that matches the text alone (glob.escape, which leaves slashes)."""
     return _MAGIC.sub(lambda match: f"[{match[0]}]", text)

@@ -1,10 +1,9 @@
-"""What holds for every test: ordinary signals, how many examples hypothesis tries, which files come first, workers, and shards.
+"""What holds for every test: ordinary signals, how many examples hypothesis tries, which files come first, and shards.
 
 Whoever runs the tests in the background of a script has INT and QUIT ignored for them (POSIX: asynchronous lists of a shell without job
 control), and an ignored signal is handed down to everything that a test starts. What is to be ignored, a test says itself.
 
-`--workers 5` runs the tests in five forks of this process (tests/support/workers.py), `--shard 2/4` runs the second of four parts. A file
-is never divided: its fixtures are built once.
+`--shard 2/4` runs the second of four parts. A file is never divided: its fixtures are built once.
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 
 from tests.support.figures import Figures
 from tests.support.shards import dealt
-from tests.support.workers import run_in_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,26 +50,48 @@ _PATIENCE = 6.0
 #: A slow test that may take longer than this runs in any worker; the other tests of a file share one, and so their fixtures.
 _APART_S = 1800.0
 
+_POPEN_EXIT = subprocess.Popen.__exit__
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Take `--figures`, `--eager-hangs`, `--standbys`, `--workers` and `--shard`."""
+    """Take `--figures`, `--eager-hangs`, `--standbys` and `--shard`."""
     parser.addoption("--figures", action="store_true", help="assert what may be spent, too: for `-m bench` on an idle machine")
     parser.addoption(
         "--eager-hangs", action="store_true", help="each supervised run ends what hangs, by limits ten times shorter: none may"
     )
     parser.addoption("--standbys", action="store_true", help="each supervised run has standbys; else only those of tests that ask for them")
-    parser.addoption("--workers", type=int, default=0, help="run the tests in so many forks of this process, the heaviest files first")
     parser.addoption("--shard", metavar="I/N", default="1/1", help="run the files of the I-th of N parts")
 
 
+def _end_of_a_with(process: subprocess.Popen[Any], kind: type[BaseException] | None, *raised: Any) -> None:  # noqa: ANN401  as Popen's own
+    """Kill the process where the test has failed: Popen awaits its end, and a program that waits for the test never ends."""
+    if kind is not None:
+        process.kill()
+    _POPEN_EXIT(process, kind, *raised)
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Before the first test is read."""
-    for name in ("COLUMNS", "LINES"):  # a shell may export them: pages are laid out as for a pipe
+    """In each process that runs tests, before the first."""
+    subprocess.Popen.__exit__ = _end_of_a_with  # type: ignore[method-assign]
+    for name in ("COLUMNS", "LINES"):  # xdist gives them to its workers: pages are laid out as for a pipe
         os.environ.pop(name, None)
     Figures.asserted = config.getoption("--figures")
     for signum, handler in _ORDINARY.items():
         if signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, handler)
+    if hasattr(config, "workerinput") and config.args == config.getini("testpaths"):
+        config.args = _turned(config.rootpath, config.args, config.workerinput)
+
+
+def _turned(root: Path, folders: list[str], worker: dict[str, Any]) -> list[str]:
+    """Return what is below the folders, from another place on in each worker: in a new checkout each compiles a part of it for all.
+
+    The order of the tests is not that of the files (`pytest_collection_modifyitems`).
+    """
+    below = sorted(str(path.relative_to(root)) for folder in folders for path in (root / folder).glob("[a-z]*/"))
+    number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+    first = len(below) * number // count
+    return below[first:] + below[:first]
 
 
 @pytest.fixture(autouse=True)
@@ -94,24 +115,12 @@ def pytest_collection() -> Iterator[object]:
         gc.enable()
 
 
-def _group(item: pytest.Item) -> str:
-    """Return what the tests have in common that one worker must run together."""
-    patience = item.get_closest_marker("timeout")
-    apart = item.get_closest_marker("slow") and patience and patience.args[0] > _APART_S
-    return item.nodeid if apart else item.nodeid.partition("::")[0]
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """Run the tests in workers, where there are to be any."""
-    count = session.config.getoption("--workers")
-    if not count or session.testsfailed or session.config.option.collectonly:
-        return None  # pytest's own
-    groups: dict[str, list[pytest.Item]] = {}
-    for item in session.items:
-        groups.setdefault(_group(item), []).append(item)
-    run_in_workers(session, list(groups.values()), count)
-    return True
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Name the tests that one worker must run together (`--dist loadgroup`)."""
+    if getattr(item.config.option, "loadgroup", False):
+        patience = item.get_closest_marker("timeout")
+        apart = item.get_closest_marker("slow") and patience and patience.args[0] > _APART_S
+        item.add_marker(pytest.mark.xdist_group(item.name if apart else item.nodeid.partition("::")[0]))
 
 
 def _weight(item: pytest.Item) -> float:
@@ -143,15 +152,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left:
         config.hook.pytest_deselected(items=left)
     items[:] = [item for item in items if item.path in mine]
-    if config.getoption("--workers"):  # one process alone keeps the order of the command line
+    if hasattr(config, "workerinput"):  # one process alone keeps the order of the command line
         items.sort(key=lambda item: (-weights[item.path], item.path))
 
 
 @pytest.fixture(scope="session")
-def for_all_workers(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
-    """Give a directory that all workers of this run know; it stands beside their own."""
+def for_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a directory that all workers of this run know; it is next to their own."""
     own = tmp_path_factory.getbasetemp()
-    return own.parent if pytestconfig.getoption("--workers") else own
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture

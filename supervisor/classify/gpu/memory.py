@@ -10,9 +10,9 @@ recognise its own process. Then it is the entry that holds at least as much as t
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
+from supervisor.classify.expressions import expression
 from supervisor.classify.logs.rows import FIELD_TYPES
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: The types of the fields that `holders` adds.
 KINDS = {"process_in_use": "bytes", "own_pids": "str", "own_bytes": "bytes", "other_pids": "str", "other_bytes": "bytes"}
-_HOLDER = re.compile(r"(?:Process (?P<pid>\d+)|this process) has (?P<amount>[\d.]+ \w+) memory in use")
+_HOLDER = expression(r"(?:Process (?P<pid>\d+)|this process) has (?P<amount>[\d.]+ \w+) memory in use")
 #: NVML's "not available" is the largest integer, which torch prints as an amount.
 _ABSURD = 1 << 56
 #: Amounts are printed with two decimals.

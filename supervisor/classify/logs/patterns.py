@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Protocol
 
+from supervisor.classify.expressions import expression
 from supervisor.core.values import Struct
 
-_GROUP = re.compile(r"\(\?P<(\w+)>")
+_GROUP = expression(r"\(\?P<(\w+)>")
 
 
 class PatternMatch(Protocol):

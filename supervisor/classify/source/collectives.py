@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import builtins
-import re
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
+from supervisor.classify.expressions import expression
 from supervisor.classify.source.ranks import RankExpressions
 
 if TYPE_CHECKING:
@@ -58,13 +58,13 @@ _PLAIN_PACKAGES = sys.stdlib_module_names | {
     "rich",
 }
 #: A method of which the name suggests that ranks may meet in it.
-_MAY_MEET = re.compile(
+_MAY_MEET = expression(
     r"barrier|sync|wait|reduce|gather|broadcast|scatter|all_|step|backward|train|eval|valid|fit|save|load|run|forward|main|test|launch|join"
 )
 
 
 #: A test that asks whether there are several ranks.
-_SEVERAL = re.compile(r"is_initialized|is_available|world|distributed|ddp|num_processes")
+_SEVERAL = expression(r"is_initialized|is_available|world|distributed|ddp|num_processes")
 #: A function with more of them was not written by hand, and is left out.
 MOST_COLLECTIVES = 100
 #: Calls of functions of the script within each other are followed so far.

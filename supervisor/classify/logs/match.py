@@ -14,8 +14,8 @@ line or an exception, no other row does.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 import re
+from bisect import bisect_right
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Protocol

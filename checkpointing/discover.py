@@ -2,7 +2,7 @@
 
 `find` goes by patterns, `find_in` through one directory; `checkpoints_in` also shows what a resume does not take.
 
-A directory that a format claims is one candidate, and its content is none. Where a pattern matches several files in such a directory
+A directory that a format claims is one candidate, and its files are not. Where a pattern matches several files in such a directory
 (`step-*/*.pt`), the directory is meant. Of any other directory that matches, the checkpoints directly in it are candidates, and the files
 named like one. No file of a checkpoint is read. `problems` names what could not be listed: "could not look" differs from "nothing there".
 A pattern whose directory does not exist matches nothing: so a job begins. The listing skips hidden and temporary names and resolves
@@ -41,11 +41,11 @@ _LEVELS: Final = 3  # a run's directory, one for each of its parts, the checkpoi
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a look for checkpoints gave."""
+    """The result of a search for checkpoints."""
 
     #: Without repetition, sorted by path.
     candidates: tuple[Candidate, ...]
-    #: What could not be read, as (path, reason).
+    #: The unread paths, as (path, reason).
     problems: tuple[tuple[str, str], ...] = ()
     #: Each pattern that matched something and no candidate, with the first path that it matched.
     without: tuple[tuple[str, str], ...] = ()
@@ -55,7 +55,7 @@ class _Walk:
     """One walk: collects problems, and gives up after `_MOST_ENTRIES`.
 
     `named` says that a directory was reached by its own name, not by a wildcard: that one it is a problem not to be allowed to list.
-    What a wildcard merely passes (lost+found in a mount's root) is no business of the job's.
+    A file that a wildcard merely passes (lost+found in a mount's root) does not concern the job.
     """
 
     def __init__(self, cache: ListingCache | None) -> None:
@@ -250,7 +250,7 @@ def _without_members(candidates: list[Candidate]) -> Iterator[Candidate]:
 
 
 def _candidates(path: str, problems: list[tuple[str, str]]) -> Iterator[Candidate]:
-    """Yield what a matched path is: itself, or the checkpoints directly in a directory that is none itself."""
+    """Yield what a matched path is: itself, or the checkpoints directly in a directory that is no checkpoint."""
     name = path.rpartition("/")[2]
     if name.startswith(".") or step_names.is_temporary(name) or step_names.is_set_aside(path):
         return

@@ -1,4 +1,4 @@
-"""What a node remembers of the runs and attempts of a job that wrote checkpoints, and of the roll-backs between them.
+"""A node's memory of the runs and attempts of a job that wrote checkpoints, and of the roll-backs between them.
 
 A run's `began` is the wall time of its start in seconds, but always later than the checkpoints and starts known of earlier runs. So a new
 run stays the newest if the clock was set back, or is behind the clock of the node whose checkpoint was restored.

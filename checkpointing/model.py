@@ -99,7 +99,7 @@ def is_unchanged(identity: Identity, recorded: Identity) -> bool:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Lineage:
-    """Which attempt of which run wrote a checkpoint. The default means unknown, and comes before all others.
+    """The run and the attempt that wrote a checkpoint. The default means unknown, and comes before all others.
 
     `began`: when the run began, in seconds since the epoch; see checkpointing/lineage.py.
     """
@@ -141,7 +141,7 @@ class Candidate:
         return self.mtime_ns or self.identity.mtime_ns
 
 
-#: What a training keeps beside its weights, by any part of a tensor's name ("optimizer.state.0.exp_avg", "best_loss").
+#: Tensors that a training keeps beside its weights, by any part of a tensor's name ("optimizer.state.0.exp_avg", "best_loss").
 _BESIDE_WEIGHTS: Final = re.compile(r"optim|sched|scaler|loss|metric|rng|grad|exp_avg|momentum|monitor", re.IGNORECASE)
 #: More tensors than these are not listed one by one; weights are listed first.
 MOST_NON_FINITE: Final = 256

@@ -45,7 +45,7 @@ class Age(NamedTuple):
 
     @property
     def lineage(self) -> Lineage:
-        """Who wrote it."""
+        """Its writer."""
         return Lineage(-self.began, self.run, -self.attempt)
 
     @property

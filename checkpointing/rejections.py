@@ -1,4 +1,4 @@
-"""Which files must not be resumed from. The files themselves stay untouched.
+"""The files that no attempt may resume from. The files themselves stay untouched.
 
 A rejection holds for one identity of one path, so a rewritten file is free again. `add` returns when the rows are durable. Losing them
 costs one more reading of each torn file.

@@ -1,4 +1,4 @@
-"""Chooses what to resume from: the newest checkpoint that is proven whole. What must not be resumed from is rejected on the way.
+"""Chooses the checkpoint to resume from: the newest that is proven whole. Bad ones are rejected on the way.
 
 The order is that of checkpointing/ordering.py: by run, attempt and step. Three things make that more than a sort:
 
@@ -58,14 +58,14 @@ class Selection:
     rejected: Why = ()
     #: The newest MOST_OLDER behind the chosen one, oldest first, as (path, step or None), unread.
     older: tuple[tuple[str, int | None], ...] = ()
-    #: What matched and is no checkpoint.
+    #: Matches that are no checkpoint.
     foreign: Why = ()
     #: The chosen one lies elsewhere. Of our own copy `chosen.path` is the copy: it can be read there, or put back. Of a mirror's it is the
     #: home, where nothing may be yet: it must be restored first.
     spare: Spare | None = None
     #: Those that are whole, hold NaN, and gave way to an older one.
     not_finite: Why = ()
-    #: What a person should know of the choice.
+    #: Notes for people about the choice.
     notes: tuple[str, ...] = ()
     #: Those that could run code, those of earlier selections included.
     dangerous: Why = ()

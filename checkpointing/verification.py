@@ -36,7 +36,7 @@ def verify(
 ) -> Verification:
     """Return whether a file or directory is a whole checkpoint, and which step it holds.
 
-    Raises nothing about the checkpoint: damage is BAD, what cannot be read UNKNOWN, each with its `reason`. No pickle is executed. What its
+    Raises nothing about the checkpoint: damage is BAD, an unreadable one UNKNOWN, each with its `reason`. No pickle is executed. What its
     framework marks as unfinished (markers.py) is WRITING, and is not read: the mark is no part of its identity.
 
     bulk: False reads directory and metadata only, milliseconds at any size; VERIFIED then has the level "directory": enough for the step,
@@ -110,10 +110,10 @@ def _verify_tree(path: str, reading: ReadOptions, *, bulk: bool, own: bool) -> V
 class VerifiedPart:
     """A part of a checkpoint that lies on the disks of several nodes: the part here is whole. absent, leads: as in PartExamination.
 
-    `found` is about the files that are here. It never says that there is a whole checkpoint at the path.
+    `present` is about the files that are here. It never says that there is a whole checkpoint at the path.
     """
 
-    found: Verification
+    present: Verification
     absent: tuple[tuple[str, int | None], ...]
     leads: bool
 
@@ -132,7 +132,7 @@ def verify_part(path: str, reading: ReadOptions, *, own: bool = False) -> Verifi
             return None
     except (OSError, Short):
         return None
-    verification = _conclude(path, tree.identity, replace(part.found, files=part.found.files or tree.files), own=own)
+    verification = _conclude(path, tree.identity, replace(part.present, files=part.present.files or tree.files), own=own)
     return VerifiedPart(verification, part.absent, part.leads) if verification.verdict is Verdict.VERIFIED else None
 
 

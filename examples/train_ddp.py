@@ -68,6 +68,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--keep", type=int, default=3, help="checkpoints to keep")
     parser.add_argument("--log-every", type=int, default=10)
     parser.add_argument("--step-ms", type=float, default=0, help="the least time of a step, so that a person can watch so small a model")
+    parser.add_argument(
+        "--on-term", choices=("save", "end"), default="save", help="save: a checkpoint of the last step first; end: at once"
+    )
     parser.add_argument("--resume", type=Path, help="checkpoint to go on from")
     return parser.parse_args()
 
@@ -350,7 +353,8 @@ def train(args: argparse.Namespace, device: torch.device) -> bool:
     if args.resume:
         training.load(args.resume, device)
     term_seen: list[int] = []
-    signal.signal(signal.SIGTERM, lambda signum, _frame: term_seen.append(signum))
+    if args.on_term == "save":
+        signal.signal(signal.SIGTERM, lambda signum, _frame: term_seen.append(signum))
     batches = iter(loader_from(training.position, args, corpus))
     origin = f"resumed from {args.resume}" if args.resume else "started"
     say(f"{origin} at step {training.step}: {dist.get_world_size()} ranks on {device.type}")

@@ -49,7 +49,7 @@ WORST_FIRST: Final = (Result.FAILED, Result.DEGRADED, Result.UNKNOWN, Result.OK,
 
 
 class Repair(StrEnum):
-    """What a person or a fleet should do, in the words for people. RESTART_JOB is done by the supervisor; CONFIGURE is a setting."""
+    """The repair by a person or a fleet, in the words for people. RESTART_JOB is done by the supervisor; CONFIGURE is a setting."""
 
     NONE = "none"
     RESTART_JOB = "restart_job"
@@ -152,7 +152,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What one check found about one subject.
+    """The finding of one check about one subject.
 
     reason: a sentence without a final dot. evidence: the values that prove it. command: repairs it, as it is typed, or says how; "" where
     none does. look: commands that change nothing and show more. blocks: no attempt should start while this holds. event: the name of an

@@ -1,4 +1,4 @@
-"""Which probes there are, and which modules hold checks. Both tables are literal, so that they can be read and searched."""
+"""The probes, and the modules of checks. Both tables are literal, so that they can be read and searched."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Thresholds:
     #: And that are worth a word while a job runs: what writes a checkpoint may wait for seconds.
     stuck_reported_s: float = 20.0
     #: Seconds that the clock may be off: logs of nodes are merged by it, and tokens of object stores expire (S3 refuses at 900).
-    #: What systemd-timesyncd's longest interval makes of a good clock: 2048 s at the kernel's 500 ppm is 1.02 s of possible error.
+    #: The error of a good clock at systemd-timesyncd's longest interval: 2048 s at the kernel's 500 ppm is 1.02 s of possible error.
     clock_error_s: float = 2.0
     clock_error_failed_s: float = 300.0
     #: Share of periods in which a cgroup was held back for its CPU quota.

@@ -91,7 +91,7 @@ class ExitCode(IntEnum):
 
 
 class SuperviseError(Exception):
-    """What failed, and the command that helps.
+    """An error for people: the failure, and the command that helps.
 
     message: "what failed: subject: cause", lower case. hint: an imperative sentence naming the command or setting.
     """

@@ -75,7 +75,7 @@ class SourceCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class TensorRow:
-    """What must be the same before and after: type, shape, and the CRC-64/NVME of the numbers."""
+    """The facts that a conversion must keep: type, shape, and the CRC-64/NVME of the numbers."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -158,7 +158,7 @@ def placed(tree: Tree, path: Path, leaf: Any) -> None:  # noqa: ANN401 -- any le
 def without_prefixes(tree: Tree) -> tuple[Tree, int]:
     """Return a tree without the prefixes of wrappers in its keys, and how many keys had one.
 
-    `module.` is DDP's where every key next to it has it. Raises CheckpointingError where two keys become the same.
+    `module.` is DDP's where every neighbour key has it. Raises CheckpointingError where two keys become the same.
     """
     n_changed = 0
 

@@ -1,7 +1,7 @@
 """The formats that checkpoints come in: one row per format, one file per row, imported when a file is met that needs it.
 
 A format says whether a file, or a directory, is its own (`claims`) and examines its content (`examine`). It raises nothing about it: what
-is wrong with it is the answer. What comes out of a format is about bytes only; identity, changes while reading and the names of
+is wrong with it is the answer. A format's result is about bytes only; identity, changes while reading and the names of
 checkpoints are `verify`'s. The format of a directory hands its files to the formats of files (`examine_member`): what makes a file whole
 is decided in one place.
 """
@@ -41,7 +41,7 @@ NOWHERE: Final = StepPosition()
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What a format found: the verdict, why, and where in the training the content says it was saved.
+    """The finding of a format: the verdict, its reason, and the step and epoch in the content.
 
     `level` as in model.Verification. `also` are further reasons. `format` is set where the row's own name would say too little.
     `files` are the members of a directory that belong to the checkpoint; () means all that are in it. `non_finite` are tensors that
@@ -62,19 +62,19 @@ class Examination:
 
 @dataclass(frozen=True, slots=True)
 class PartExamination:
-    """What a format found in a directory that is a part of a checkpoint: the other files lie on the disks of other nodes.
+    """The finding of a format in a directory that is a part of a checkpoint: the other files lie on the disks of other nodes.
 
-    found: about the files here; VERIFIED says that each of them is whole. absent: the missing files, as (relative path, size in bytes or
+    present: about the files here; VERIFIED says that each of them is whole. absent: the missing files, as (relative path, size in bytes or
     None). leads: the files here show which files there must be.
     """
 
-    found: Examination
+    present: Examination
     absent: tuple[tuple[str, int | None], ...]
     leads: bool
 
 
 class Format(Protocol):
-    """What the module of a file's format offers."""
+    """The interface of a file's format."""
 
     def claims(self, head: bytes, tail: bytes, suffix: str) -> bool:
         """Return whether a file is this format's by its first EDGE_BYTES, its last, and its suffix (names.suffix_of)."""
@@ -87,7 +87,7 @@ class Format(Protocol):
 
 
 class TreeFormat(Protocol):
-    """What the module of a directory's format offers."""
+    """The interface of a directory's format."""
 
     def claims(self, tree: Tree) -> bool:
         """Return whether a directory is this format's, by the names directly in it: often no more was listed yet (Tree.names_of)."""
@@ -97,7 +97,7 @@ class TreeFormat(Protocol):
 
 
 class PartFormat(Protocol):
-    """What the module of a directory's format offers in addition, if a part of it may lie on each node's own disk."""
+    """The further interface of a directory's format, if a part of it may lie on each node's own disk."""
 
     def examine_part(self, tree: Tree) -> PartExamination | None:
         """Look at the files that are here; None if none is missing, or if nothing shows that it is a part. Raises OSError, Interrupted."""
@@ -155,7 +155,7 @@ PART_FORMATS: Final = ("dcp", "deepspeed")
 def examine_part(tree: Tree) -> PartExamination | None:
     """Return what a directory holds of a checkpoint that lies on the disks of several nodes.
 
-    None if it is whole, if it is no part, or if its format is none of PART_FORMATS. Raises OSError and Interrupted.
+    None if it is whole, if it is no part, or if its format is not in PART_FORMATS. Raises OSError and Interrupted.
     """
     claimant = tree_format_of(tree)
     if claimant is None or claimant[0] not in PART_FORMATS:
@@ -164,7 +164,7 @@ def examine_part(tree: Tree) -> PartExamination | None:
     return (
         None
         if part_examination is None
-        else replace(part_examination, found=replace(part_examination.found, format=part_examination.found.format or claimant[0]))
+        else replace(part_examination, present=replace(part_examination.present, format=part_examination.present.format or claimant[0]))
     )
 
 

@@ -38,7 +38,7 @@ _COUNTS: Final = {
     "torch DoubleStorage": struct.Struct("<d"),
 }
 _MEMBER_SUFFIXES: Final = tuple(suffix.encode() for suffix in TORCH_SUFFIXES)
-#: What torch.save writes before the objects, and at the end of the file.
+#: Records that torch.save writes before the objects, and at the end of the file.
 _BESIDE_OBJECTS: Final = frozenset(
     (b"version", b"byteorder", b".format_version", b".storage_alignment", b".data/version", b".data/serialization_id")
 )

@@ -46,7 +46,7 @@ class _CachedPath:
 
 
 class ListingCache:
-    """What one thread listed before. Times are monotonic seconds; `wall` only guesses for how long a file stood still before we came."""
+    """The earlier listing of one thread. Times are monotonic seconds; `wall` only estimates how long a file was at rest before."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
         """Begin with nothing."""

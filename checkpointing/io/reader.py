@@ -142,7 +142,7 @@ class BackgroundThrottle(Throttle):
 
 
 class Follower(Protocol):
-    """Gets the bytes of one file in their order, each once, from the reads of whoever examines it."""
+    """Gets the bytes of one file in their order, each once, from the reads of its examiner."""
 
     @property
     def n_bytes(self) -> int:
@@ -232,7 +232,7 @@ class FileReader:
     def bulk(self, offset: int, length: int) -> Iterator[memoryview]:
         """Yield as `stream` does, for bytes that are read once, in the order of the file: the follower gets them, and the bytes before.
 
-        So whoever examines a file from its beginning to its end also computes its digest, and nothing is read twice.
+        So an examination of a file from its beginning to its end also computes its digest, and nothing is read twice.
         """
         begin, follower = self._begin + offset, self.follower
         if follower is None:

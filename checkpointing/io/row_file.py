@@ -106,7 +106,7 @@ class RowFile:
 
     @property
     def problem(self) -> str | None:
-        """What could not be written last, or read, in one line."""
+        """The last failed write or read, in one line."""
         return self.not_written or self._not_compacted or self._unreadable or self._damaged
 
     @property

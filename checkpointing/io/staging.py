@@ -1,9 +1,9 @@
 """Writes files and directories beside their place, and gives them their name only when they are whole and durable.
 
 The temporary name is `.NAME.tmp-<8 hex digits of the node><12 random>`; listings of checkpoints skip hidden names. The writer holds a lock
-on it, and the lock dies with the writer: so `sweep` knows what a killed writer of this node left. What another node left goes by its age
-(leftovers.py). A directory that is replaced may be called `.NAME.old-…` for a moment. If its writer is killed in that moment, `bring_back`
-gives it its name back.
+on it, and the lock dies with the writer: so `sweep` knows the leftovers of a killed writer of this node. Those of another node go by their
+age (leftovers.py). A directory that is replaced may be called `.NAME.old-…` for a moment. If its writer is killed in that moment,
+`bring_back` gives it its name back.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class Tree:
 
     @property
     def identity(self) -> Identity:
-        """What the tree is now, as it was listed."""
+        """The identity of the tree, as it was listed."""
         return Identity.of_tree(self.stat, ((entry.name, entry.st) for entry in self.entries.values() if not entry.what))
 
     @property
@@ -127,7 +127,7 @@ class Tree:
 
     @property
     def interrupted(self) -> Callable[[], bool]:
-        """What says that reading is to be given up."""
+        """The event that ends the reading."""
         return self._reading.interrupted
 
     def read_small(self, name: str, limit: int = _MOST_SMALL_BYTES) -> bytes:

@@ -69,13 +69,13 @@ class About:
 
     @property
     def lineage(self) -> Lineage | None:
-        """Which attempt of which run saved it, None if that was not recorded."""
+        """The run and the attempt that saved it, None if they were not recorded."""
         return None if self.began is None or self.attempt is None else Lineage(self.began, self.run, self.attempt)
 
 
 @dataclass(frozen=True, slots=True)
 class NodePart:
-    """Which part of a save a manifest describes, where each node has a part on its own disk. node: its number in the attempt.
+    """The part of a save that a manifest describes, where each node has a part on its own disk. node: its number in the attempt.
 
     absent: the missing files of the checkpoint, as (path, size in bytes or None). leads: it shows which files there must be.
     """

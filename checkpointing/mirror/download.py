@@ -50,7 +50,7 @@ def fetch(
             fetched(done, manifest.n_bytes)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        for future in futures:  # whoever takes the lock next must not meet a writer
+        for future in futures:  # the next owner of the lock must not meet a writer
             _wait(future, stall_timeout)
     return n_fetched
 

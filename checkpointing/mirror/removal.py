@@ -1,4 +1,4 @@
-"""Which checkpoints of a mirror the policy removes, and their removal. Functions raise BackendError."""
+"""Chooses and removes the checkpoints of a mirror beyond the policy. Functions raise BackendError."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _newest_part_at(backend: Backend, upload: Stored) -> float:
 def remove(backend: Backend, key: str) -> int:
     """Remove a checkpoint, its manifest first: a manifest must not outlive its data. Return the number of removed objects.
 
-    The manifests of parts go before it: whoever found them alone would join them again.
+    The manifests of parts go before it: a node that finds them alone would join them again.
     """
     n_removed = 1
     for stored in list(backend.list(key + PARTS)) if holds_parts(key) else ():

@@ -130,7 +130,7 @@ class CheckpointUpload:
     def abandon(self) -> tuple[str, ...]:
         """Abort and remove the sent parts of a save that turned out bad, manifest first. Return the keys that may not be removed.
 
-        What a manifest vouches for that this upload did not write stays: the mirror may be right where the disk went bad since. So do the
+        Objects of a manifest that this upload did not write stay: the mirror may be right where the disk went bad since. So do the
         parts of other nodes, and they are not joined. Raises BackendError.
         """
         self._is_failing = True

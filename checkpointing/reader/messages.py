@@ -15,11 +15,11 @@ from checkpointing.model import Verification
 
 
 class ReaderCommand(msgspec.Struct, frozen=True, tag_field="cmd", omit_defaults=True):
-    """What the process is to do."""
+    """The orders to the process."""
 
 
 class ReaderEvent(msgspec.Struct, frozen=True, tag_field="ev"):
-    """What the process reports."""
+    """The reports of the process."""
 
 
 # commands
@@ -178,7 +178,7 @@ class MirrorAlert(ReaderEvent, frozen=True, tag="alert"):
 
 
 class MirrorRecovered(ReaderEvent, frozen=True, tag="recovered"):
-    """That trouble is over."""
+    """A trouble is over."""
 
     mirror: str
     what: str

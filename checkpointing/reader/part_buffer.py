@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from checkpointing.mirror.upload import CheckpointUpload
 
 BUDGET_BYTES: Final = 256 << 20
-#: What a pass takes before any part of it was sent: three parts, so that two are ready while a mirror that keeps up takes the first.
+#: The memory of a pass before any part of it was sent: three parts, so that two are ready while a mirror that keeps up takes the first.
 FIRST_BYTES: Final = 96 << 20
 
 
@@ -157,7 +157,7 @@ class PartSink:
         self._buffer.end_pass()
 
     def _begun(self, path: str) -> _FilePass | None:
-        """Return the file of the checkpoint that was opened at a path; None for one that is none of it."""
+        """Return the file of the checkpoint that was opened at a path; None for another file."""
         real = os.path.realpath(path)
         member = real.removeprefix(f"{self._root}/") if self._is_tree else self._name
         if self._is_tree and member == real:

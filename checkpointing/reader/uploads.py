@@ -155,7 +155,7 @@ class Uploads:
     def finish(self, deadline_s: float) -> None:
         """End the pauses, and wait until every worker is idle, or until the time is up. One whose mirror is away tries on.
 
-        What nobody will complete is abandoned meanwhile.
+        Uploads that no one will complete are abandoned meanwhile.
         """
         until = time.monotonic() + deadline_s
         self.drop_passed()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _MOST_NAMES: Final = 1000
 _MOST_RACES: Final = 26  # names that other jobs took between our look and our rename
 _LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
-#: What may be another way inside the listed directory: the one above belongs to somebody else, is mounted elsewhere, or is read only.
+#: Errors for which the listed directory may serve: the one above belongs to somebody else, is mounted elsewhere, or is read only.
 _ELSEWHERE: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV, errno.ELOOP, errno.ENOTDIR})
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ T = TypeVar("T")
 class MovedFile:
     """The result of a request. `to`: the new place; "" with the `reason` if nothing was moved.
 
-    `note`: why it lies inside the directory that the script lists; "" where it lies next to it.
+    `note`: why it lies inside the directory that the script lists; "" where it lies beside that directory.
     """
 
     to: str

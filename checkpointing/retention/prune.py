@@ -65,7 +65,7 @@ class Pruned:
 
 @dataclass(frozen=True, slots=True)
 class PrunedRow:
-    """What the catalogue holds of one that was removed. `reason`: by which rule; `t`: wall time in seconds."""
+    """The catalogue's row of a removed one. `reason`: the rule; `t`: wall time in seconds."""
 
     path: str
     identity: Identity
@@ -146,7 +146,7 @@ def _recorded(manifest: Manifest, catalogue: CheckpointCatalogue, reason: str) -
 def finish(paths: Iterable[str], catalogue: CheckpointCatalogue) -> None:
     """Complete the removals that a kill cut short, for checkpoints that lie where these paths do.
 
-    What the script wrote between our look and our rename goes back to its place, if that is free.
+    A file that the script wrote between our look and our rename goes back to its place, if that is free.
     """
     listed = {os.path.dirname(path): path for path in paths}  # noqa: PTH120 -- paths are plain strings throughout the package
     for directory in {place.path for path in listed.values() for place in aside.places(path)}:

@@ -237,7 +237,7 @@ def _proposal(verification: Verification) -> _Proposal:
 
 
 def _whole(identity: Identity) -> tuple[int, int]:
-    """Return what all nodes see alike. An inode number is none of it: some shared file systems give each mount its own."""
+    """Return the facts that all nodes see alike. An inode number is not among them: some shared file systems give each mount its own."""
     return (identity.size, identity.mtime_ns)
 
 

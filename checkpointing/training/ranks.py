@@ -69,7 +69,7 @@ class RankAnswer:
 class Ranks:
     """The ranks that do one thing together. Made by `ranks()`."""
 
-    #: What failed if they do not, for errors.
+    #: The failure if they do not, for errors.
     failure: str
     rank: int = 0
     world: int = 1

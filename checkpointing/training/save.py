@@ -4,7 +4,7 @@
     save(state, "ckpt", step=step, sharded=True)     ckpt/step-00000100/, every rank's own part, through torch.distributed.checkpoint
     save(state, "ckpt/last.pt")                      exactly this file
 
-In torch.distributed every rank must call it at the same place; outside, each process that calls it saves. What fails on one rank is raised
+In torch.distributed every rank must call it at the same place; outside, each process that calls it saves. A failure of one rank is raised
 on all (checkpointing/training/ranks.py): there as it was, elsewhere as CheckpointingError. An error of the disk is a CheckpointingError
 everywhere.
 """

@@ -43,7 +43,7 @@ _NOT_THE_USERS: Final = ("/site-packages/", "/dist-packages/", "<frozen ", "/sup
 
 
 class OwnTask:
-    """What this process does together with other ranks, by its own word."""
+    """The work of this process together with other ranks, by its own word."""
 
     task = ""  # what its training thread waits in; "": nothing that others wait in too
     work = ""  # the meeting to which a thread comes that is at work in the same call; "": none

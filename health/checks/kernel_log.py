@@ -24,7 +24,7 @@ RECENT_S: Final = 86400.0
 #: The most events that are reported one by one.
 MOST_SHOWN: Final = 50
 _LOOK: Final = ("dmesg -T",)
-#: What the kernel writes before a line: seconds since it started, which nobody can read.
+#: The kernel's prefix of a line: seconds since it started, which people cannot read.
 _UPTIME: Final = re.compile(r"\[ *\d+\.\d+\] ")
 _ALLOW: Final = "sudo sysctl kernel.dmesg_restrict=0"
 

@@ -355,7 +355,7 @@ def _of_journal(row: dict[str, Any], line: str, number: int) -> Entry | None:
 
 
 def _seconds(us: str) -> float | None:
-    """Return the seconds of a count of microseconds, None where it is none."""
+    """Return the seconds of a count of microseconds, None for another text."""
     return int(us) / 1e6 if _COUNT.fullmatch(us) else None
 
 

@@ -1,4 +1,4 @@
-"""Which ranks are alive, by the heartbeats that each rank writes to the shared store.
+"""Knows the living ranks, by the heartbeats that each rank writes to the shared store.
 
 Each rank measures the age of a heartbeat by its own clock, so the clocks of the nodes need not agree.
 """

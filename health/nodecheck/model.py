@@ -26,7 +26,7 @@ class Kind(StrEnum):
     OVERLAP = "compute and all-reduce at once"
 
 
-#: What belongs to a pair.
+#: The works of a pair.
 TOGETHER: Final = (Kind.SMALL, Kind.LARGE, Kind.SWAP, Kind.OVERLAP)
 
 
@@ -75,9 +75,9 @@ class PairTrial:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one rank measured in one pair trial. partner: NOBODY if it had none in this round.
+    """The measures of one rank in one pair trial. partner: NOBODY if it had none in this round.
 
-    seconds: of every trial, by kind. failure: "" or what failed and where. own: it failed on this rank alone, whoever the partner.
+    seconds: of every trial, by kind. failure: "" or what failed and where. own: it failed on this rank alone, with any partner.
     absent: the partner was gone, so the rank tried nothing.
     """
 

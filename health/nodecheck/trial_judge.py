@@ -31,7 +31,7 @@ class Limits:
 
     #: Matrix products: GPUs of one model differ by some percent (SuperBench: 3-5 % between healthy A100s).
     compute: float = 1.25
-    #: What a pair does: other switches, other NUMA nodes.
+    #: The work of a pair: other switches, other NUMA nodes.
     pair: float = 1.5
     #: The same where ranks share a machine's CPU: its time is not all theirs.
     crowded_compute: float = 1.6

@@ -1,4 +1,4 @@
-"""A rank's way through the rounds: it measures with each partner, reports, and continues, whoever is gone.
+"""A rank's way through the rounds: it measures with each partner, reports, and continues, also where ranks are gone.
 
 A rank waits for its present partner only. A rank that hangs therefore holds up its partners alone, each for the timeout of one trial.
 """
@@ -25,7 +25,7 @@ _LOOK_S: Final = 0.5
 
 
 class PairMeter(Protocol):
-    """What measures."""
+    """The measuring part."""
 
     def measure_pair(self, pair_trial: PairTrial | None, phase: int, number: int) -> Sample:
         """Return what a pair trial showed."""

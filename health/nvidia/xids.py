@@ -35,7 +35,7 @@ class XidOrigin(StrEnum):
 
 
 class Action(StrEnum):
-    """What brings the GPU back into use. RESTART: of the job alone. DRAIN: a person must inspect it."""
+    """The repair that brings the GPU back into use. RESTART: of the job alone. DRAIN: a person must inspect it."""
 
     IGNORE = "ignore"
     RESTART = "restart"
@@ -72,7 +72,7 @@ class GpuPart(StrEnum):
 
 
 class Effect(StrEnum):
-    """What a code is for a job that was running on the GPU."""
+    """The meaning of a code for a job that was running on the GPU."""
 
     GPU = "gpu"  # the GPU needs a reset, a reboot or a person before it can be used
     PROCESS = "process"  # the process is ended, the GPU continues
@@ -97,7 +97,7 @@ class Xid:
 
     @property
     def effect(self) -> Effect:
-        """What the code is for a job, from the code alone."""
+        """The meaning of the code for a job, from the code alone."""
         if self.code in UNUSED:
             return Effect.UNLISTED
         if self.code in NVLINK_5:

@@ -1,4 +1,4 @@
-"""What the job will run on: versions, variables, and the code's revision, all without importing any of it.
+"""Reads the job's environment: versions, variables, and the code's revision, all without importing any of it.
 
 Reads importlib.metadata and torch/version.py of the interpreter that runs this, /sys/module/nvidia, ask.environ, the file
 ask.options["script"], git in ask.options["code"] (default: the working directory). Yields, of `host`:
@@ -45,7 +45,7 @@ NAMES: Final = (
     "CUBLAS_WORKSPACE_CONFIG",
 )
 _LINKER: Final = ("LD_LIBRARY_PATH",)
-#: What a training step is made of; `nvidia-*` are torch's own CUDA libraries.
+#: The packages of a training step; `nvidia-*` are torch's own CUDA libraries.
 PACKAGES: Final = (
     "accelerate",
     "apex",

@@ -1,4 +1,4 @@
-"""What probes share: small files of /proc and /sys as text, the room of a file system, why one could not be read. No probe itself."""
+"""The common part of probes: small files of /proc and /sys as text, the room of a file system, why one is unread. No probe itself."""
 
 from __future__ import annotations
 

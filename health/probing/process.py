@@ -73,7 +73,7 @@ def _readings(module: str, ask: Ask, sessions: dict[str, ProbeSession]) -> Itera
 
 
 def _listen(requests: SimpleQueue[bytes | None]) -> None:
-    """Hand requests on. Ends the process when whoever asks is gone: a thread of its own, because the other may hang in a driver."""
+    """Hand requests on. Ends the process when the asker is gone: a thread of its own, because the other may hang in a driver."""
     for line in sys.stdin.buffer:
         requests.put(line)
     _end()
@@ -89,7 +89,7 @@ def _send(out: int, answer: ProberAnswer) -> None:
 
 
 def _end() -> NoReturn:
-    """End at once, with what a probe started: whoever asks may be gone, and then nobody else ends that."""
+    """End at once, with what a probe started: the asker may be gone, and then nobody else ends that."""
     if os.getsid(0) == os.getpid():  # else the group has other processes: somebody runs this from a shell
         os.killpg(0, signal.SIGKILL)
     os._exit(0)

@@ -225,7 +225,7 @@ class Runner:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                     env=self._environ,
-                    start_new_session=True,  # what a terminal sends is for its foreground, and a probe is none of it
+                    start_new_session=True,  # a terminal's signals are for its foreground, and a probe is not in it
                 )
             )
         except OSError as error:

@@ -30,7 +30,7 @@ YEARS = timedelta(days=36_500)  # more than any clock is wrong
 
 
 class RoundListener(Protocol):
-    """Who has this node meet the others, as a rendezvous sees it (attempt_controller.py).
+    """The caller that has this node meet the others, as a rendezvous sees it (attempt_controller.py).
 
     over_for_all: no node of the job continues.
     """

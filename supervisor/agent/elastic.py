@@ -86,7 +86,7 @@ class GatedAgent(LocalElasticAgent):
         self._controller.met(rendezvous)
 
     def _prepare(self, worker_group: Any, go: Go) -> None:  # noqa: ANN401
-        """What differs between attempts. TORCHELASTIC_RESTART_COUNT becomes attempt - 1, so no attempt directory is used twice.
+        """The variables of one attempt. TORCHELASTIC_RESTART_COUNT becomes attempt - 1, so no attempt directory is used twice.
 
         Of several nodes this comes twice: before they meet, and when they have agreed on the number, and on what the ranks are given.
         """

@@ -351,7 +351,7 @@ def encode(message: AgentMessage | Command) -> bytes:
 
 
 def decode_command(line: bytes) -> Command:
-    """Return the command in one line. Raises ValueError where it is none, or a field has another type."""
+    """Return the command in one line. Raises ValueError for another line, or where a field has another type."""
     try:
         fields = json.loads(line)
         command: Command = _as_type(fields, COMMANDS[fields.pop("do")])

@@ -41,7 +41,7 @@ C10D = "torch.distributed"
 class TorchRequirement:
     """A name of torch's: `accepts` are arguments it must take, `calls` names its code must still use.
 
-    `name` may hold names of several versions, as "new|old". `without`: what is lost where the row does not fit.
+    `name`, and each of `calls`, may hold names of several versions, as "new|old". `without`: what is lost where the row does not fit.
     """
 
     module: str
@@ -174,7 +174,7 @@ OTHERS: tuple[TorchRequirement, ...] = (
         "torch.distributed.rendezvous",
         "_create_c10d_store",
         ("hostname", "port", "rank", "world_size"),
-        ("_torchelastic_use_agent_store",),
+        ("_agent_store_serves|_torchelastic_use_agent_store",),  # torch 2.14 asks in a function of its own
         _SECOND_GROUP,
     ),
     TorchRequirement("torch.distributed.rendezvous", "_torchelastic_use_agent_store", without=_SECOND_GROUP),
@@ -234,7 +234,7 @@ def no_pidfds() -> list[str]:
 
 
 def missing(rows: tuple[TorchRequirement, ...] = ROWS) -> list[str]:
-    """What of torch does not fit, as "module:name: why: what is lost"."""
+    """Return the parts of torch that do not fit, as "module:name: why: the loss"."""
     misfits = [(row, _misfit(row)) for row in rows]
     return [": ".join(filter(None, (f"{row.module}:{row.name}", why, row.without))) for row, why in misfits if why]
 
@@ -296,7 +296,7 @@ def _misfit(row: TorchRequirement) -> str:
     if row.calls:
         code = getattr(inspect.unwrap(there), "__code__", None)
         used = _names(code) if code else set()
-        lost = [name for name in row.calls if name not in used]
+        lost = [names for names in row.calls if used.isdisjoint(names.split("|"))]
         if lost:
             return f"does not use {', '.join(lost)}"
     return ""

@@ -30,7 +30,7 @@ class AlertSeverity(StrEnum):
 
 
 class AlertEvent(StrEnum):
-    """What happened: to an incident, or (from RECURRING_FAILURE on, the core's `Alert.kind`) next to it."""
+    """An event: of an incident, or (from RECURRING_FAILURE on, the core's `Alert.kind`) of the job beside it."""
 
     OPENED = "opened"  # Something failed; not after your Ctrl-C.
     RESOLVED = "resolved"  # The training made progress again.
@@ -73,7 +73,7 @@ class AlertEvent(StrEnum):
 
 
 class ThreadEffect(StrEnum):
-    """What an event does to its thread (threads.py)."""
+    """The effect of an event on its thread (threads.py)."""
 
     OPEN = "open"  # the thread fires, or continues firing
     JOIN = "join"  # goes with a thread that fires; else it is a message by itself
@@ -212,7 +212,7 @@ _OF_INCIDENTS: Final = _OF_FAILURES | {"scratch", "resume", "change"}
 
 
 class AlertAction(StrEnum):
-    """What supervise did or is about to do: a closed list, so that no reason text can carry a path."""
+    """Supervise's action, done or next: a closed list, so that no reason text can carry a path."""
 
     NONE = "none"  # nothing: the job continues as it is
     RESTART = "restart"

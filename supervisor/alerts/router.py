@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class AlertFilter(Struct, frozen=True):
-    """What a sink wants."""
+    """The filter of a sink."""
 
     severity: AlertSeverity = AlertSeverity.INFO  # the least
     runs: bool = False  # the start and the end of a run too

@@ -318,7 +318,7 @@ class AlertSender:
 
     def _write_log(self, *entries: LogEntry) -> None:
         for event, fields in entries:
-            with contextlib.suppress(Exception):  # whoever logs may be as stuck as what we report
+            with contextlib.suppress(Exception):  # the logger may be as stuck as the reported part
                 self._log(event, fields)
 
 

@@ -6,8 +6,8 @@ of a sink the newest `CAP` of each are kept, because their ids show that an aler
 
 `SpoolWriter` writes in a thread of its own, so that a disk that hangs delays neither the deciding loop nor the sending. It keeps what is to
 be written by row: an alert that is dropped or delivered before its turn is never written, so a flood costs little. Alerts are written
-before the threads in which they count as sent. What the disk refuses (full, read-only, gone) is reported once, stays in memory, and is
-tried again with the next row, at the latest after `RETRY_S`.
+before the threads in which they count as sent. A refusal of the disk (full, read-only, gone) is reported once; the row stays in memory, and
+is tried again with the next row, at the latest after `RETRY_S`.
 
 `supervise alerts replay` is another process. Its deliveries are in a file of its own, `alerts-replayed.jsonl`.
 """

@@ -3,7 +3,7 @@
 Rules:
 
 1. All incidents of a job are one thread, so a loop of restarts is one alert that updates. A GPU, a mirror, the disk have their own.
-2. What happens to a thread within `GATHER_S` is one notification: `opened` and `given_up` of one instant are one.
+2. All events of a thread within `GATHER_S` are one notification: `opened` and `given_up` of one instant are one.
 3. A thread that fires is updated when the cause or the action changes, when it becomes critical, when an event joins it (such as a changed
    batch), and at its 2nd, 4th, 8th … failure. Other repetitions count and are not sent.
 4. A thread is resolved once it was calm for `settle_s`; at the end of the run each that is calm. A new failure before that is an update.
@@ -30,7 +30,7 @@ MOST_GATHERED: Final = 32
 
 
 class NotificationState(StrEnum):
-    """What a notification means to its thread."""
+    """The meaning of a notification for its thread."""
 
     FIRING = "firing"
     UPDATED = "updated"

@@ -72,7 +72,7 @@ class JobCheckpoints:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What could not be read or recorded, last, each in one line."""
+        """The last failed reads and records, each in one line."""
         return self.records.problems
 
     def began(self, attempt: int) -> None:

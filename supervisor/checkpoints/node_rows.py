@@ -1,4 +1,4 @@
-"""What each node tells the others while they agree on a checkpoint (node_agreement.py): rows of JSON, and what those of all nodes show."""
+"""The messages of nodes that agree on a checkpoint (node_agreement.py): rows of JSON, and conclusions from those of all nodes."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class CheckpointRecords:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What could not be read or recorded, last, each in one line."""
+        """The last failed reads and records, each in one line."""
         return tuple(problem for problem in (self.catalogue.problem, self.copies.problem) if problem)
 
     def begin_run(self) -> None:

@@ -224,7 +224,7 @@ class Retention:
 
     @property
     def _policy(self) -> rules.RetentionPolicy:
-        """What stays of our copies, and of the job's own checkpoints where a person asked for that."""
+        """Return the backup copies that stay, and the job's own checkpoints that do where a person set a limit."""
         return rules.RetentionPolicy(self._settings.keep or rules.RetentionPolicy().newest, self._settings.keep_every or None)
 
 

@@ -14,11 +14,11 @@ Every fact that supports a cause is a candidate. Three rules choose, in this ord
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from supervisor.classify import caches, exception_table, exits
 from supervisor.classify.exceptions import UNCAUGHT, Exceptions
+from supervisor.classify.expressions import expression
 from supervisor.classify.judgement import admissible
 from supervisor.classify.judgement.candidate import CONVINCING, ENDS, CauseCandidate, field_of, trained_until
 from supervisor.classify.judgement.roots import roots
@@ -43,7 +43,7 @@ OWN_CODE = ("by", "program")
 #: which the other ranks print at the end of any peer, a good end too.
 OF_A_WARNING = 0.7
 OF_A_NATIVE_WARNING = 0.35
-_WARNING = re.compile(
+_WARNING = expression(
     r"\s{0,8}(?:\S{1,400}:\d+: [A-Z]\w{0,60}Warning: |(?P<native>\[W(?:\d{3,4} )?[\d:. ]{0,24}\w{1,60}\.(?:cpp|h|cc):\d+\]))"
 )
 #: The most for an exception that only a log's tail shows: it may be an old one.

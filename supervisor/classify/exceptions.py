@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 UNCAUGHT = frozenset({("error_file", "exception"), ("launcher", "exception"), ("log", "exception"), ("tail", "last_exception")})
 #: A rank read what another one was writing: evidence that means the exception that it led to.
 RACE = ("checkpoint", "race")
-#: What in the script explains a race, or collectives that differ (source/standing.py).
+#: The lines of the script that explain a race, or collectives that differ (source/standing.py).
 REASON = ("script", "reason")
 
 

@@ -23,21 +23,22 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, quote_plus
 
 from supervisor.classify import secret_forms
+from supervisor.classify.expressions import expression
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-_BASE64 = re.compile(r"(?<![A-Za-z0-9+/=_-])[A-Za-z0-9+/_-]{12,8192}={0,2}")
-_RANDOM = re.compile(r"(?<![A-Za-z0-9+/=_.~-])[A-Za-z0-9+/_.~-]{19,8191}[A-Za-z0-9]={0,2}")
+_BASE64 = expression(r"(?<![A-Za-z0-9+/=_-])[A-Za-z0-9+/_-]{12,8192}={0,2}")
+_RANDOM = expression(r"(?<![A-Za-z0-9+/=_.~-])[A-Za-z0-9+/_.~-]{19,8191}[A-Za-z0-9]={0,2}")
 #: A line of JSON: its texts are judged as they are, without the escapes.
-_JSON = re.compile(r"^[ \t]*\{[^\n]*\}[ \t]*$", re.MULTILINE)
+_JSON = expression(r"^[ \t]*\{[^\n]*\}[ \t]*$", re.MULTILINE)
 #: As `base64` and MIME break it into lines, all but the last of one length.
-_WRAPPED = re.compile(r"(?<![A-Za-z0-9+/=])(?:[A-Za-z0-9+/]{60,76}\r?\n){1,1000}[A-Za-z0-9+/]{1,76}={0,2}(?![A-Za-z0-9+/=])")
+_WRAPPED = expression(r"(?<![A-Za-z0-9+/=])(?:[A-Za-z0-9+/]{60,76}\r?\n){1,1000}[A-Za-z0-9+/]{1,76}={0,2}(?![A-Za-z0-9+/=])")
 #: Values under a secret's name that are no secret: nothing, a switch, a mask, the name of a variable. `${TOKEN:?}` looks like a name and
 #: its value, too.
-_NO_SECRET = re.compile(r"|none|null|true|false|\*{3,}|<[a-z _-]*>|\$[A-Z_]+|[\"']?\$\{\w+(:\?)?\}[\"']?|\?\}", re.IGNORECASE)
+_NO_SECRET = expression(r"|none|null|true|false|\*{3,}|<[a-z _-]*>|\$[A-Z_]+|[\"']?\$\{\w+(:\?)?\}[\"']?|\?\}", re.IGNORECASE)
 #: What `digest` returns.
-MARKED: Final = re.compile(rf"{secret_forms.MARK}[0-9a-f]{{8}}>")
+MARKED: Final = expression(rf"{secret_forms.MARK}[0-9a-f]{{8}}>")
 #: Under these names stand digests without a key, of texts that may hold a secret.
 _OPEN_DIGESTS: Final = frozenset({"command_digest"})
 #: A shorter value, or a word of small letters up to the second, is in too much ordinary text: AUTH_MODE=default.

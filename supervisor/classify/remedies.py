@@ -1,8 +1,8 @@
-"""What a person does about a failure: which hints of its cause (core/causes) the evidence permits. Pure.
+"""Chooses a person's remedy for a failure: the hints of its cause (core/causes) that the evidence permits. Pure.
 
 A hint names an object: a loader, a remote store, a cache, a GPU. It is given only where the evidence shows that object, because a
 remedy for an absent fault costs a person an hour. Two things are a hint's condition: the facts that its text names, `{path}` say, and
-the `Condition`s next to it. Of the alternatives of one line the first that holds is given; a line may give none.
+the `Condition`s beside that line. Of the alternatives of one line the first that holds is given; a line may give none.
 
 The card, `why`, `supervise classify` and the alerts all have their remedies from here; docs/reference/causes.md lists the table.
 """
@@ -13,6 +13,7 @@ import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from supervisor.classify.expressions import expression
 from supervisor.classify.packages import install_text
 from supervisor.core.causes import CAUSE_TABLE
 from supervisor.core.model import Cause, FailureVerdict, HangKind, Phase
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 
 #: From this share of the GPU or this amount on, memory is worth a hint.
 _LEAST_SHARE, _LEAST_BYTES = 0.1, 1 << 30
-_INFINIBAND = re.compile(r"\bibv_|\bmlx\d|NET/IB|InfiniBand|Got completion with error|\bRoCE\b")
-_HUB = re.compile(r"huggingface|\bhf\.co\b|HfHub|LocalEntryNotFound|CAS service|We couldn't connect to 'https://", re.IGNORECASE)
-_REFUSED = re.compile(r"(?i)expired|credential|forbidden|unauthori[sz]ed|access ?denied|signature|\b40[137]\b|\b451\b")
+_INFINIBAND = expression(r"\bibv_|\bmlx\d|NET/IB|InfiniBand|Got completion with error|\bRoCE\b")
+_HUB = expression(r"huggingface|\bhf\.co\b|HfHub|LocalEntryNotFound|CAS service|We couldn't connect to 'https://", re.IGNORECASE)
+_REFUSED = expression(r"(?i)expired|credential|forbidden|unauthori[sz]ed|access ?denied|signature|\b40[137]\b|\b451\b")
 _LOADER_FRAMES = ("torch/utils/data/dataloader.py", "torch/utils/data/_utils/")
-_CLIENTS_OF_SERVERS = re.compile(
+_CLIENTS_OF_SERVERS = expression(
     r"vllm_client|/vllm/|/sglang/|init_communicator|weights?_update_group|(?:reward|rollout)_(?:server|client)"
 )
-_SAVES = re.compile(r"(?:^|_)save(?:_|$)")
+_SAVES = expression(r"(?:^|_)save(?:_|$)")
 _IN_DOCS = {
     "gpu": "ID",
     "node": "NODE",
@@ -45,7 +46,7 @@ _IN_DOCS = {
     "cache_writer": "ATTEMPT",
     "oom_memcg": "CGROUP",
 }
-_NAMED = re.compile(r"\{(\w+)\}")
+_NAMED = expression(r"\{(\w+)\}")
 
 
 #: Signatures of a loader's own words, that another number of ranks saved.

@@ -32,7 +32,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "profile": ("jobs.profile:command", "Record where the ranks of a running job spend their time: a flame graph, a trace."),
     "logs": ("jobs.logs:command", "Print the output of the ranks."),
     "stop": ("jobs.stop:command", "Stop a job: let it save, wait for its end, and show what became of it."),
-    "bundle": ("bundle.command:command", "Pack what explains an incident into one file without secrets, for whoever helps."),
+    "bundle": ("bundle.command:command", "Pack the facts of an incident into one file without secrets, for a helper."),
     "plan": ("start.plan:command", "Show what a recovery may change in CMD, and the answer to each cause. CMD does not run."),
     "doctor": ("doctor.command:command", "Check nodes, or a saved kernel log: the faults, and their repair."),
     "classify": ("classify.command:command", "Name the cause of a failure from any log: files, directories, standard input (-)."),
@@ -97,7 +97,7 @@ OPTIONS: Final[dict[str, tuple[str, ...]]] = {
 HIDDEN: Final = frozenset({"systemd run", "systemd alert", "slurm", "slurm exit-code", "slurm requeue"})
 
 
-#: What options and arguments that name a file are called in a command's help.
+#: The name in help of options and arguments that take a file.
 PATHS: Final = frozenset({"FILE", "DIR", "DIRECTORY", "PATH", "PATHS", "INTO", "GLOB"})
 
 

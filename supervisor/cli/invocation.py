@@ -37,7 +37,7 @@ _OURS = frozenset({"config", "assignments", "takeover"})
 #: How the usage of a command that takes a CMD shows where it is.
 BEFORE_CMD = "[OPTIONS] -- CMD..."
 
-#: What the value of a setting is called in a command's help, where that is not its type.
+#: The name of a setting's value in a command's help, where that is not its type.
 _VALUES = {
     "job.state_dir": "DIRECTORY",
     "checkpoints.paths": "GLOB",
@@ -57,7 +57,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 
 class Invocation(Struct, frozen=True):
-    """What stood on the command line.
+    """The words of the command line.
 
     flags: by setting key. config: of --config. command: behind `--`; None: there was no `--`. assignments: of each --set.
     """

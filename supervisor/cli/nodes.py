@@ -1,4 +1,4 @@
-"""`supervise nodes`: lists the nodes of a job and of the ledgers next to it; excludes a node, or allows it again."""
+"""`supervise nodes`: lists the nodes of a job and of its state directory's ledgers; excludes a node, or allows it again."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def prepare() -> None:
     """Open the closed ones of descriptors 0, 1, 2, and let no text fail to print.
 
-    The next file that is opened would take a closed one's number, and be written to by whoever prints.
+    The next file that is opened would take a closed one's number, and get all prints.
     """
     for fd in (0, 1, 2):
         try:

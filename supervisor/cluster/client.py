@@ -4,7 +4,7 @@ The supervisor's loop gives it what happens here, the ticks too: so a loop that 
 comes back by `emit`, from this thread. `find_at` names the coordinator's host, after each meeting of the agents. Where it does not answer,
 this tries again without end, and nobody waits for it.
 
-What the node must not forget, and where it found the coordinator, is kept (`keep`) before anything that follows from it is done.
+The node's lasting memory, and the coordinator's place, are kept (`keep`) before any action that follows from them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 THREAD = "cluster-member"
 CONNECT_S = 3.0
 RETRY_S = 0.5
-#: What a node gives its last messages to be read.
+#: The time that a node gives its last messages to be read.
 _GOODBYE_S = 1.0
 #: Answers of which the one with the shortest way gives the offset of the clocks.
 _SAMPLES = 30
@@ -216,7 +216,7 @@ class NodeClient:
         """In a thread of its own: a host that is gone, or a name that nobody resolves, takes seconds, and time passes here."""
         try:
             sock = socket.create_connection((address.host, address.port), timeout=CONNECT_S)
-        except (OSError, ValueError, OverflowError):  # ValueError: a name that is none
+        except (OSError, ValueError, OverflowError):  # ValueError: no valid name
             self._tries.append((address, None))
         else:
             if self._is_closing:

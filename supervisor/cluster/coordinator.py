@@ -252,7 +252,7 @@ def _decided(state: CoordinatorState, decision: ClusterDecision) -> Step:
 
 
 def _returning(state: CoordinatorState, node: str) -> int:
-    """Return how many members come to the next meeting. 0 to one that was lost: it is none of them, and would begin with one too few."""
+    """Return how many members come to the next meeting. 0 to one that was lost: it is not among them, and would begin with one too few."""
     attempt = state.memory.attempt
     live = () if attempt is None else state.live(attempt)
     return len(live) if node in live and set(live) <= state.nodes.keys() else 0

@@ -1,4 +1,4 @@
-"""What a node keeps of the protocol over the end of its supervisor, in two small files beside its journal.
+"""Keeps a node's memory of the protocol over the end of its supervisor, in two small files beside its journal.
 
     cluster/node.json           what this node took part in (NodeMemory), and where the coordinator was
     cluster/coordinator.json    on its host: the newest attempt, its end and the decision about it, its port and its key

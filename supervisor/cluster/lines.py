@@ -41,7 +41,7 @@ _Item = TypeVar("_Item")
 
 
 class MessageTooLong(OSError):  # noqa: N818  it says what happened
-    """The peer sends a message of more bytes than are taken. What follows on the connection is not read."""
+    """The peer sends a message that is too long. Later bytes of the connection are not read."""
 
 
 class ClosedByPeer(OSError):  # noqa: N818  likewise
@@ -213,7 +213,7 @@ class LineListener:
 
 
 class Inbox(Generic[_Item]):
-    """What other threads give to the thread that waits in a selector. Its descriptor is there with the inbox as its data."""
+    """Items from other threads to the thread that waits in a selector. Its descriptor is there with the inbox as its data."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._items: deque[_Item] = deque()

@@ -25,7 +25,7 @@ _USUAL_STEPS = 2.0
 
 
 class _Steps(Struct, frozen=True):
-    """What the members know of each other's steps.
+    """The members' knowledge of each other's steps.
 
     limit_s: so long no step ends where the ranks do not live. ago_s: for how long none has ended, by the last beats of those that are
     connected, None: they do not see any. reached: whether any is connected.

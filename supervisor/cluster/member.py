@@ -127,7 +127,7 @@ def step(state: MemberState, event: MemberInput) -> Step:  # noqa: PLR0911  a ro
     state = replace(state, t=event.t)
     match event:
         case protocol.LinkOpened():
-            # a host that is stopped lets in whoever comes, and says nothing
+            # a stopped host accepts every connection, and sends nothing
             state = replace(state, answered_t=state.t) if state.welcomed else state
             memory = state.memory
             join = protocol.Join(memory.node, memory.attempt, memory.acted, memory.aside)

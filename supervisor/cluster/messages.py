@@ -45,7 +45,7 @@ class Meet(_Message, frozen=True):
 
 
 class Post(_Message, frozen=True):
-    """What a node has to say about attempt `number`; the first of a kind and index counts.
+    """A node's report about attempt `number`; the first of a kind and index counts.
 
     kind: FAILURE, MEMBERSHIP, LEFT, VOID (these end the attempt), QUIT, DONE, SAVED, GATHER (index: which all-gather), BEGAN, REPORT,
     STALLED (index: how often it stalled), LOOK (index: which round).
@@ -125,7 +125,7 @@ class LookWanted(_Message, frozen=True):
 
 
 class Looked(_Message, frozen=True):
-    """What the looks of all nodes showed (run/job_hangs.py): a hang, or that there is none."""
+    """The result of the looks of all nodes (run/job_hangs.py): a hang, or that there is none."""
 
     number: int
     text: str
@@ -145,7 +145,7 @@ class Refusal(_Message, frozen=True):
 
 
 class KnownNode(Struct, frozen=True):
-    """What the coordinator knows of one node.
+    """The coordinator's facts of one node.
 
     index: among the members of the newest attempt, -1: it waits to join. age_s: since its last message, None: none came. absence: why it
     takes no part in the attempt any more (`lost: …`, `left: …`, `done`), "": it takes part. standing: of its last beat. reached: its
@@ -240,7 +240,7 @@ class LooksDue(Struct, frozen=True):
 
 
 class LooksJudged(Struct, frozen=True):
-    """What the core found in looks. Sent to all members."""
+    """The core's findings in looks. Sent to all members."""
 
     t: float
     number: int

@@ -75,7 +75,7 @@ PLAIN_DECISIONS = {DONE: ClusterDecision(SUCCESS), VOID: ClusterDecision(VOID)}
 
 @dataclass(frozen=True, slots=True)
 class NodeMemory:
-    """What a node keeps for good: the newest attempt in which it took part, and its work there.
+    """The lasting memory of a node: the newest attempt in which it took part, and its work there.
 
     acted: the decision, None: none yet. returning: how many members come to the next meeting, 0: not known. aside: this node takes no part
     in the rest of the attempt. over: it ended as the job did without it, in a newer attempt.
@@ -91,7 +91,7 @@ class NodeMemory:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorMemory:
-    """What a coordinator keeps for good: the newest attempt, its end and the decision about it. None: none yet."""
+    """The lasting memory of a coordinator: the newest attempt, its end and the decision about it. None: none yet."""
 
     attempt: SharedAttempt | None = None
     end: AttemptEnd | None = None

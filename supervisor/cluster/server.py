@@ -108,7 +108,7 @@ class CoordinatorServer:
 
     @property
     def memory(self) -> CoordinatorMemory:
-        """What the next coordinator begins with."""
+        """Return the state with which the next coordinator begins."""
         return self._state.memory
 
     def give(self, message: CoordinatorInput) -> None:
@@ -269,7 +269,7 @@ class CoordinatorServer:
         self._send(connection, wire.encode(protocol.Refusal(reason)))
 
     def _take(self, message: CoordinatorInput) -> None:
-        """Have the coordinator answer. What a broken connection brings while the answers are sent comes after them."""
+        """Have the coordinator answer. Events of a connection that breaks while the answers are sent come after them."""
         if self._is_stepping:
             self._inbox.give(message)
             return

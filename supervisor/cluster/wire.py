@@ -68,17 +68,17 @@ def last_word(key: str, node: str) -> str:
 
 
 def to_coordinator(message: bytes) -> ToCoordinator:
-    """Return the message of a node, a guardian or a reader. Raises msgspec.DecodeError where it is none, or a field has another type."""
+    """Return the message of a node, a guardian or a reader. Raises msgspec.DecodeError for any other message."""
     return _decoded(message, ToCoordinator)  # type: ignore[no-any-return]
 
 
 def to_node(message: bytes) -> FromTheCoordinator | Refusal:
-    """Return a message of the coordinator. Raises msgspec.DecodeError where it is none, or a field has another type."""
+    """Return a message of the coordinator. Raises msgspec.DecodeError for any other message."""
     return _decoded(message, FromTheCoordinator | Refusal)  # type: ignore[no-any-return]
 
 
 def to_reader(message: bytes) -> KnownNodes | Refusal:
-    """Return the answer to a reader. Raises msgspec.DecodeError where it is none, or a field has another type."""
+    """Return the answer to a reader. Raises msgspec.DecodeError for any other message."""
     return _decoded(message, KnownNodes | Refusal)  # type: ignore[no-any-return]
 
 

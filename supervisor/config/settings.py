@@ -159,7 +159,7 @@ class Checkpoints:
         "Encryption on the S3 server: `AES256`, `aws:kms` or `aws:kms:KEY`.",
         "Where S3 is, and with which keys, is read from the variables and files of AWS ([the mirror](mirror.md#s3)).",
     )
-    requester_pays: bool = setting(False, "The bucket's owner lets whoever asks pay for the requests: agree to that.")  # noqa: FBT003 -- the default
+    requester_pays: bool = setting(False, "The bucket's owner lets the requester pay for the requests: agree to that.")  # noqa: FBT003 -- the default
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class ResumeKnob:
 
     @property
     def kind(self) -> ResumeKind | None:
-        """What the script gets; None: nothing is declared."""
+        """The value that the script gets; None: nothing is declared."""
         from supervisor.core.model import ResumeKind  # noqa: PLC0415  12 ms that --help need not pay
 
         if "{resume}" in self.args or "{step}" in self.args:

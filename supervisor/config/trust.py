@@ -1,6 +1,6 @@
 """Reads a file only if nobody but the caller and root could have written it.
 
-That holds for the file and for each directory above it: whoever may write one of them could rename the file.
+That holds for the file and for each directory above it: a user who may write one of them could rename the file.
 """
 
 from __future__ import annotations

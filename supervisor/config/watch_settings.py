@@ -10,7 +10,7 @@ from supervisor.core.setting_columns import setting
 
 @dataclass(frozen=True, slots=True)
 class HangSection:
-    """[hang]: when a job is treated as standing still, and the action (docs/explanation/hangs.md)."""
+    """[hang]: the time after which a job makes no progress, and the action (docs/explanation/hangs.md)."""
 
     action: Literal["warn", "restart", "auto"] = setting(
         "auto",

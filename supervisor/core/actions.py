@@ -15,7 +15,7 @@ SIGTERM = 15
 
 
 class AttemptAction(Struct, frozen=True):
-    """What every action on one attempt has."""
+    """The fields of every action on one attempt."""
 
     attempt: int
 
@@ -208,7 +208,7 @@ class Alert(Struct, frozen=True):
     # the rank that a hang is blamed on, that the others wait for or whose memory grows, and its node; None and "": unknown, or several
     culprit: tuple[int | None, str] = (None, "")
     code: str = ""  # where the culprits of a hang stand, as FILE:LINE; "": unknown
-    when: str = ""  # what a forecast is of, and when it comes true; "": the alert is none
+    when: str = ""  # the subject of a forecast, and its time; "": the alert is no forecast
 
 
 class OpenIncident(Struct, frozen=True):

@@ -91,9 +91,9 @@ class AttemptStarted(AttemptEvent, frozen=True):
 
 
 class ProgramIdentified(AttemptEvent, frozen=True):
-    """What the attempt is about to run, as it lies on the disk: digests by name (command, script, packages).
+    """The program of the attempt, as it lies on the disk: digests by name (command, script, packages).
 
-    What cannot be read now is left out, because a file system that does not answer is no change of the program.
+    A file that cannot be read now is left out, because a file system that does not answer is no change of the program.
     """
 
     program: tuple[tuple[str, str], ...]

@@ -36,7 +36,7 @@ follow. `TIMERS` has what each timer means. docs/reference/stages.md is drawn fr
     health/     checks (of this node, before an attempt and while one runs), findings (what follows from them), detours
     watch/      hangs, loss_and_pace, memory
 
-What several nodes add to an event is a call of nodes/ from its one function.
+The part of an event for several nodes is a call of nodes/ from its one function.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ CHOSEN = (Stage.CHECKING, Stage.STARTING, Stage.WAITING, Stage.ENDED)
 #: A failure is judged.
 JUDGED = (*WANTED, Stage.WAITING)
 
-#: Every event has exactly one row. In any other stage it is answered with nothing (`decide`). What may come in ENDED begins the next run.
+#: Every event has exactly one row. In any other stage it has no effect (`decide`). An event that may come in ENDED begins the next run.
 EVENTS: dict[type, EventRow] = {
     SupervisorStarted: EventRow(ANY, takeover.on_supervisor_started, _leads(ANY, *WANTED) | _leads(LIVES | ENDS, Stage.FOLLOWING, *WANTED)),
     LauncherStarted: EventRow(BEFORE_THE_END, launch.on_launcher_started, _leads([Stage.STARTING], *WANTED)),
@@ -274,7 +274,7 @@ EVENTS: dict[type, EventRow] = {
 }
 
 
-#: What a timer means in the stage that set it. Those of "teardown" and "stop" end what has not ended, in every stage (on_timer_fired).
+#: The meaning of a timer in the stage that set it. Those of "teardown" and "stop" end all that still runs, in every stage (on_timer_fired).
 TIMERS: dict[tuple[str, Stage], Callable[[JobState, float], Step]] = {
     ("select", Stage.SELECTING): selection.on_select_overdue,
     ("select", Stage.STARTING): selection.on_select_overdue,

@@ -2,7 +2,7 @@
 
 Job > Run > Attempt > Rank. A *job* is what a person means by "my training"; a *run* is one start of it by a person; an *attempt* is
 one life of the whole worker group, and its number is the fence: it only grows within a run, across restarts of the
-supervisor too, and every message that speaks of ranks carries it. What went wrong is data, never an exception:
+supervisor too, and every message that speaks of ranks carries it. A failure is data, never an exception:
 
     Evidence (an observed fact)  ->  FailureVerdict (the cause, and how sure)  ->  Plan (what the next attempt changes, or a stop)
 
@@ -90,7 +90,7 @@ FROM_OUTSIDE = frozenset({Cause.PREEMPTED, Cause.INTERRUPTED})
 
 
 class Phase(StrEnum):
-    """What a rank was doing, as its instrumentation saw it; UNKNOWN where it could not."""
+    """The activity of a rank by its instrumentation; UNKNOWN where that could not see it."""
 
     UNKNOWN = "unknown"
     IMPORT = "import"
@@ -115,7 +115,7 @@ class Launcher(StrEnum):
 
 
 class ResumeKind(StrEnum):
-    """What a script gets to resume from a checkpoint: `Knob.counts` of the knob RESUME."""
+    """The form in which a script gets its checkpoint: `Knob.counts` of the knob RESUME."""
 
     PATH = "path"  # of the checkpoint
     SWITCH = "switch"  # words without a path, with which it finds the checkpoint
@@ -156,13 +156,13 @@ class RankExit(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """Who ended, and how, for people."""
+        """The process and its end, for people."""
         how = f"killed by signal {self.signal}" if self.signal is not None else f"exit code {self.code}"
         return f"rank {self.rank}: {how}"
 
 
 class Claim(Struct, frozen=True, gc=False):  # as Evidence
-    """What a signature concludes from its match. The evidence carries it, so that a verdict can be explained without the signatures."""
+    """The conclusion of a signature from its match. The evidence carries it, so that a verdict can be explained without the signatures."""
 
     cause: Cause
     weight: float  # its confidence if no other evidence exists, 0..1
@@ -192,7 +192,7 @@ class Evidence(Struct, frozen=True, gc=False):  # a fact holds no cycle, and a l
 
 
 class HangKind(StrEnum):
-    """What a hang is, as two looks at the ranks showed it. The first that is proven counts."""
+    """The kind of a hang by two looks at the ranks. The first that is proven counts."""
 
     GONE = "gone"  # a rank's process is gone, and nobody ended the attempt
     MISMATCH = "mismatch"  # ranks of one process group wait in collectives of it that differ: they wait for ever
@@ -301,7 +301,7 @@ class Gpu(Struct, frozen=True):
 
 
 class Change(Struct, frozen=True):
-    """What a plan sets."""
+    """The setting of a plan."""
 
     knob: str  # its name, or `env:NAME`
     old: str  # "" unknown
@@ -373,7 +373,7 @@ class Progress(Struct, frozen=True):
 
 
 class RankMemory(Struct, frozen=True, array_like=True):
-    """What a rank held of the memory, in bytes; None: not known."""
+    """The memory of a rank, in bytes; None: not known."""
 
     rank: int  # its number
     resident: int | None = None  # its process, shared pages included
@@ -446,7 +446,7 @@ class JobDecision(Struct, frozen=True):
 
 
 class Policy(Struct, frozen=True):
-    """What decisions depend on: sections of the settings, the facts of the command, and constants that a test may replace."""
+    """The rules for decisions: sections of the settings, the facts of the command, and constants that a test may replace."""
 
     launcher: Launcher = Launcher.ELASTIC
     restart: Restart = Restart()

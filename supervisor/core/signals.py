@@ -21,7 +21,7 @@ BURST_S = 0.25
 
 
 class Meaning(StrEnum):
-    """What a signal says."""
+    """The meaning of a signal."""
 
     PERSON = "person"
     END = "end"
@@ -40,7 +40,7 @@ class SignalRow(NamedTuple):
 SIGNALS: dict[Meaning, SignalRow] = {
     Meaning.PERSON: SignalRow((SIGINT,), "a person ends the job, and waits: nothing is saved for it", "130"),
     Meaning.NOTICE: SignalRow((SIGUSR1, SIGUSR2), "a scheduler's notice: the end is coming, and the job is to go on later", "75"),
-    Meaning.END: SignalRow((SIGTERM, SIGHUP), "the end, from whoever", "75 where the ranks saved, else 143 (129 for HUP)"),
+    Meaning.END: SignalRow((SIGTERM, SIGHUP), "the end, from any sender", "75 where the ranks saved, else 143 (129 for HUP)"),
 }
 _MEANINGS = {signum: meaning for meaning, row in SIGNALS.items() for signum in row.signals}
 
@@ -91,14 +91,14 @@ class SignalMoment(StrEnum):
 
 
 class MomentRow(NamedTuple):
-    """What each meaning leads to at a moment."""
+    """The effect of each meaning at a moment."""
 
     person: SignalEffect
     end: SignalEffect
     notice: SignalEffect
 
 
-#: What each signal does. In ENDED nothing is left to end.
+#: The effect of each signal. In ENDED nothing is left to end.
 EFFECTS: dict[SignalMoment, MomentRow] = {
     SignalMoment.NO_RANK: MomentRow(SignalEffect.FINISH, SignalEffect.FINISH, SignalEffect.FINISH),
     SignalMoment.STARTING: MomentRow(SignalEffect.STOP, SignalEffect.STOP, SignalEffect.STOP),

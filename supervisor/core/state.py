@@ -3,7 +3,7 @@
     JobState > run: Run > what one start of the job by a person keeps over its attempts
              > attempt: Attempt > the facts of the current attempt, or of the last one where none runs
 
-A new run is `run=Run(...)`, a new attempt is `attempt=Attempt(...)`: nothing of the one before stays. What outlives a run is in
+A new run is `run=Run(...)`, a new attempt is `attempt=Attempt(...)`: nothing of the one before stays. State that outlives a run is in
 JobState itself. A fact that is not in here cannot influence a decision.
 
 The journal stores the state beside each decision, and a takeover continues from the last one (supervisor/view/job_facts.py). Every field
@@ -46,7 +46,7 @@ class Stage(StrEnum):
     STARTING = "starting"  # An attempt is ordered; no rank is known yet. Several nodes meet in this stage and agree on a checkpoint.
     RUNNING = "running"  # The ranks run.
     TEARDOWN = "teardown"  # A rank failed. The others are stopped, and evidence is collected.
-    FOLLOWING = "following"  # This node has reported what it saw. The decision for all nodes is awaited.
+    FOLLOWING = "following"  # This node has reported its evidence. The decision for all nodes is awaited.
     ADMITTING = "admitting"  # Healthy ranks are stopped so that the nodes can meet anew, with those that wait.
     WAITING = "waiting"  # A restart is decided, and its delay runs.
     STOPPING = "stopping"  # A stop was requested.
@@ -95,7 +95,7 @@ class SavedSteps(Struct, frozen=True):
 
 
 class Losses(Struct, frozen=True):
-    """What the failures of a run cost (core/failure/losses.py)."""
+    """The cost of a run's failures (core/failure/losses.py)."""
 
     incidents: int = 0  # how many there were
     lost_s: float = 0.0  # seconds
@@ -115,7 +115,7 @@ class Admission(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True):
-    """What a run keeps over its attempts: its rules, its budgets, and what its plans changed."""
+    """The state of a run over its attempts: its rules, its budgets, and the changes of its plans."""
 
     id: str = ""
     policy: Policy = Policy()
@@ -271,7 +271,7 @@ class Attempt(Struct, frozen=True):
 
 
 class NodeReport(Struct, frozen=True):
-    """What one node saw of an attempt, once its ranks are gone. Its times are by the clock of the node that judges."""
+    """One node's evidence of an attempt, once its ranks are gone. Its times are by the clock of the node that judges."""
 
     node: str
     attempt: Attempt

@@ -26,7 +26,7 @@ PART_NAMES: Final = {
 }
 PARTS: Final = tuple(PART_NAMES)
 DATA, COMPUTE, COMMUNICATION, OPTIMIZER, CHECKPOINT, GPU, REST = range(len(PARTS))
-#: What a rank does that the others wait for, with its share in percent.
+#: The work of a rank that the others wait for, with its share in percent.
 _REASONS: Final = {
     DATA: "waits {} % of the time for data",
     COMPUTE: "spends {} % of the time in forward and backward",
@@ -75,7 +75,7 @@ class StepShares(Struct, frozen=True, omit_defaults=True):
 
     @property
     def sentence(self) -> str:
-        """Which ranks wait for what; "" where all are alike."""
+        """The ranks that wait and their reasons; "" where all are alike."""
         if self.rank is not None and self.reason is not None:
             does, waits = _reason(self.reason, self.of_rank, self.disk), f"{self.others_wait} % for rank {self.rank}"
             return f"rank {self.rank} {does}, {'the other waits' if self.ranks == 2 else 'the others wait'} {waits}"  # noqa: PLR2004 (a pair)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from supervisor.core.model import CheckpointRef, Evidence, RankExit
     from supervisor.core.state import JobState, Step
 
-#: What ranks get after a second signal, until KILL.
+#: The time that ranks get after a second signal, until KILL.
 HURRY_GRACE_S = 2.0
 #: The share of the time left that is reserved for TERM to KILL, and as much for the supervisor's own end, at most.
 RESERVED_SHARE = 0.2

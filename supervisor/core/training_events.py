@@ -30,7 +30,7 @@ class LossChanged(AttemptEvent, frozen=True):
 class MemoryForecast(AttemptEvent, frozen=True):
     """An amount of memory will be used up soon, if it is used as it grew so far; or it will not any more (observe/memory/forecast.py)."""
 
-    subject: str  # what is used up: `host`, or `gpu` and the rank
+    subject: str  # the memory that is used up: `host`, or `gpu` and the rank
     text: str  # how much is used and who grew
     out_t: float = 0.0  # when it is used up, Unix seconds
     doubt_s: float = 0.0  # as much earlier or later
@@ -50,7 +50,7 @@ class PaceChanged(AttemptEvent, frozen=True):
 
     kind: str  # straggler or drop (observe/pace/judge.py)
     text: str  # the slow subject
-    rank: int | None = None  # whose, None where it is none alone
+    rank: int | None = None  # the rank, None where it is not one alone
     is_over: bool = False  # it is as fast as before
     # number of the slow node among those of the attempt, which were compared (observe/pace/nodes.py); None: the ranks of this node were
     node: int | None = None

@@ -1,6 +1,6 @@
 """Entry: `python -I -S <this directory> --link-fd N …`.
 
-The package is made importable under the name `guardian`, from the end of sys.path, so that no file next to it can shadow the
+The package is made importable under the name `guardian`, from the end of sys.path, so that no file beside it can shadow the
 standard library and `supervisor/__init__.py` (which others may own) is never run.
 """
 

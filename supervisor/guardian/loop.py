@@ -34,7 +34,7 @@ IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT,
 #: After the supervisor's death: the time between TERM and KILL, and when all must be over, from its death on (4 s are promised).
 TERM_GRACE_S = 1.0
 GONE_WITHIN_S = 3.5
-#: What a save gets that is asked for at the supervisor's death; not more, for all must be over after GONE_WITHIN_S.
+#: The time for a save that is requested at the supervisor's death; not more, for all must be over after GONE_WITHIN_S.
 SAVE_GRACE_S = 2.0
 LOG_FLUSH_S = 5.0  # the time in which the disk may take the end of the logs; nobody waits
 EXIT_BUG = 70
@@ -171,7 +171,7 @@ class GuardianLoop:
             self._tick_s = min(_LAST_TICK_S, 1.5 * self._tick_s)
 
     def _spared(self, scope: str) -> set[int]:
-        """Return the pids that are spared, each with what descends from it. A standby is none of the attempt's processes."""
+        """Return the pids that are spared, each with its descendants. A standby is no process of the attempt."""
         if scope == "all":
             return set()
         return self._children.standby.pids | (self._children.pids if scope == "orphans" else set())

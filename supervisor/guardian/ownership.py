@@ -52,7 +52,7 @@ DETACH = b"SUPERVISE_JOB_DETACH=1"
 #: Time that a process gets to vanish after KILL before it is reported as left (uninterruptible sleep, a fork bomb).
 AFTER_KILL_S = 3.0
 #: An environment is read under its process's own memory lock. A process that holds it in uninterruptible sleep does not answer.
-#: The wait for one answer before others are asked next to it, and the wait for all answers of one round.
+#: The wait for one answer before others are asked too, and the wait for all answers of one round.
 SLOW_ANSWER_S = 0.2
 ANSWERS_S = 0.5
 #: The wait for a process that was recorded: on a machine under load a late answer is no sign of uninterruptible sleep.
@@ -313,7 +313,7 @@ def _doubt(environment: list[bytes] | OSError | None, cookie: str) -> str:
 
 # --- the children of the supervisor ---
 
-# one list for the process, as the kernel keeps one of its children: whoever waits for any of them must know those that have an owner
+# one list for the process, as the kernel keeps one of its children: a waiter for any of them must know those that have an owner
 _started: list[subprocess.Popen[Any]] = []
 _starting = threading.Lock()
 
@@ -321,7 +321,7 @@ _starting = threading.Lock()
 def started(start: Callable[[], subprocess.Popen[AnyStr]]) -> subprocess.Popen[AnyStr]:
     """Start a child whose end its owner waits for.
 
-    Whatever in the supervisor starts a child must do so by this. Every other ended child is treated as adopted and is reaped here, so that
+    Every start of a child in the supervisor must go through this. Every other ended child is treated as adopted and is reaped here, so that
     its starter would read exit status 0.
     """
     with _starting:
@@ -381,7 +381,7 @@ class Orphans:
     def _strangers(self, processes: dict[int, ProcessStat]) -> set[int]:
         """Select, among our children, those that are not proven to be the job's; what descends from the others is remembered.
 
-        What we started ourselves, as the reader process, has its own owner.
+        A process that the supervisor itself started, such as the reader, has its own owner.
         """
         with _starting:
             owned = {process.pid for process in _started if process.poll() is None}
@@ -473,7 +473,7 @@ def end_recorded(records: Iterable[ProcessRecord], boot_id: str, grace_s: float 
     for record in {(record.pid, record.start_ticks): record for record in records}.values():
         process = process_tree.read(record.pid)
         if record.boot_id != boot_id or process is None or process.start_ticks != record.start_ticks or not process.alive:
-            continue  # it has ended; whoever has the pid now is a stranger
+            continue  # it has ended; the process with this pid now is a stranger
         unproven = _unproven(record, process)
         if unproven is not None:
             left.append(unproven)

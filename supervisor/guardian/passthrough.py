@@ -86,7 +86,7 @@ class Passthrough:
             try:
                 rest = rest[os.write(self.fd, rest) :]
                 self.line_unfinished = not rest and not data.endswith(b"\n")
-            except BlockingIOError:  # whoever opened it made it non-blocking
+            except BlockingIOError:  # its opener made it non-blocking
                 waiting = select.poll()
                 waiting.register(self.fd, select.POLLOUT)
                 waiting.poll(1000)

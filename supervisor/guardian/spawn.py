@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Outlet(Protocol):
-        """What a child's descriptors `serves` are copies of."""
+        """The descriptors of which a child's `serves` are copies."""
 
         child_fd: int
         serves: tuple[int, ...]

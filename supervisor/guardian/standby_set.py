@@ -1,4 +1,4 @@
-"""The standbys of one attempt, by local rank: started by whoever will be the ranks' parent, used once, or dropped.
+"""The standbys of one attempt, by local rank: started by the ranks' future parent, used once, or dropped.
 
 The torchrun agent has one for each of its ranks, and the guardian has one for a plain command. Standard library only, and one thread: a
 child is tied to the thread that starts it (PDEATHSIG).

@@ -31,7 +31,7 @@ _LONGEST_ROOT: Final = 400
 
 
 class SeenLoop(Struct, frozen=True):
-    """What the file of a loop says. until_s: monotonic seconds. ready: its ranks train, or run and cannot be seen to.
+    """The content of a loop's file. until_s: monotonic seconds. ready: its ranks train, or run and cannot be seen to.
 
     root: the state directory of the job, "": not known.
     """
@@ -54,7 +54,7 @@ class SeenLoop(Struct, frozen=True):
 
 
 class LoopBeat:
-    """Writes the file of one run's loop. What cannot be written is left out: the job continues."""
+    """Writes the file of one run's loop. A failed write is left out: the job continues."""
 
     def __init__(self, scratch: Path, job: str, root: str = "") -> None:
         me = this_process()

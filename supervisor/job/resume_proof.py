@@ -41,7 +41,7 @@ _TESTS: Final = "`supervise drill resume` tests it in about a minute"
 
 
 class ProvenCommand(Struct, frozen=True):
-    """What a proof holds for."""
+    """The subject of a proof."""
 
     command: str
     script: str

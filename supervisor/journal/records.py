@@ -46,14 +46,14 @@ class OtherFormatError(SuperviseError):
         )
 
 
-#: A clock on the wall that is so near to `t` is not written next to it.
+#: A wall clock this near to `t` is not written again.
 SAME_CLOCK_S = 1.0
 _OPEN = b'{"crc":"'
 _FRAME = re.compile(rb'\{"crc":"([0-9a-f]{8})","len":([0-9]{1,10}),"rec":')
 
 
 class Header(Struct, frozen=True):
-    """What the file is. `version` is that of the format."""
+    """The kind of the file. `version` is that of the format."""
 
     job: str  # its name
     node: str  # its name
@@ -78,7 +78,7 @@ class RunBegan(Struct, frozen=True):
 
 
 class EventTaken(Struct, frozen=True, omit_defaults=True):
-    """One event and what `decide` made of it. What equals its default is left out, in the values below too."""
+    """One event and the result of `decide`. A default value is left out, in the values below too."""
 
     event: str  # name of a class in `supervisor/core/events.py`
     data: dict[str, Any]  # its fields; `t` is that of the record, `attempt` that of the body unless it says another
@@ -143,7 +143,7 @@ SUMMARY = "summary"
 
 
 class ViewTaken(Struct, frozen=True):
-    """What the records up to here say of the job (supervisor/view/snapshot.py): nothing new, and all that a reader needs of them."""
+    """The view of the job after the records up to here (supervisor/view/snapshot.py): nothing new, and all that a reader needs of them."""
 
     version: int  # of the view
     before: int  # the number of the view from which the lists go on; 0: all of them are in this one
@@ -205,7 +205,7 @@ def event_taken(  # noqa: PLR0913 (a record's fields)
 ) -> EventTaken:
     """Return the record of an event: its fields and those of the actions, each under the name of its class.
 
-    What the nodes of an attempt reported is in the journal of each: of a thousand nodes it would be one record of many MiB.
+    The report of each node of an attempt is in its own journal: of a thousand nodes it would be one record of many MiB.
     """
     event = replace(event, reports=()) if isinstance(event, events.ReportsGathered) else event
     acts = tuple((type(action).__name__, lean(action)) for action in taken)

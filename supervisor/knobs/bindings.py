@@ -41,7 +41,7 @@ ON = "on"
 PLANNED = "planned"
 #: `Knob.counts` of a flag that a row of the user's writes without a value (row_flags.py); its value is ON where it is in the command.
 ALONE = "alone"
-#: What a knob's number may count; the first is the default.
+#: The units of a knob's number; the first is the default.
 COUNTS = {"batch_size": ("gpu", "global"), "grad_accum": ("rank", "world", "derived", PLANNED)}
 
 #: The variables from which a script may read a knob's value.

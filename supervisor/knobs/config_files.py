@@ -1,7 +1,7 @@
 """Reads or sets keys in the text of a configuration file; every other value of the file stays as it is.
 
 The libraries of each form do both: json, ruamel.yaml in its round-trip form (it keeps tags, anchors and how a value is written, so that
-`no` or `1e-4` mean to every reader what they meant before), and tomlkit. What they wrote is read again: a text in which another value than
+`no` or `1e-4` mean to every reader what they meant before), and tomlkit. The written text is read again: a text in which another value than
 the wanted ones differs is refused. Layout may differ, and in JSON the first of two equal keys goes: the last counts for every reader.
 ruamel.yaml and tomlkit are imported where such a file is read or edited and nowhere else; the extra `files` brings them
 (docs/guides/knobs.md).

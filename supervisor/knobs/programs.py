@@ -1,7 +1,7 @@
 """Recognises which well-known program a command runs: by `knobs.program`, its module, or what the script's text imports and calls.
 
-A flag's name alone never identifies a program. What only the text shows is a plan: its knobs are used once a rank was seen to train with
-that program (supervisor/instrument). A script that cannot be read is not recognised.
+A flag's name alone never identifies a program. A program known by its text alone is a plan: its knobs are used once a rank was seen to
+train with that program (supervisor/instrument). A script that cannot be read is not recognised.
 """
 
 from __future__ import annotations

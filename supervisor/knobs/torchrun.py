@@ -120,7 +120,7 @@ def _is_option(word: str, option: str) -> bool:
 
 
 def figure(text: str) -> int:
-    """Return the number of a launcher's option, 0 where it is none in figures."""
+    """Return the number of a launcher's option, 0 where it is not in figures."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else 0
 
 

@@ -95,7 +95,7 @@ def agent_argv(settings: Settings, command: Torchrun | None) -> list[str] | None
 
 
 def agent_environment(job: Job) -> dict[str, str]:
-    """Return the agent's environment. What an attempt's ranks find next to it comes with the attempt."""
+    """Return the agent's environment. Further variables of an attempt's ranks come with the attempt."""
     environ = job_environment(job.environ)
     environ |= {"SUPERVISE_JOB_COOKIE": job.cookie, "SUPERVISE_JOB_DIR": str(job.scratch)}
     environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")

@@ -456,7 +456,7 @@ class ElasticSession:
 
 
 def decode(line: bytes) -> AgentMessage:
-    """Return the message in one line of the link. Raises msgspec.DecodeError where it is none, or a field has another type."""
+    """Return the message in one line of the link. Raises msgspec.DecodeError for any other message."""
     try:
         row = json.loads(line)  # msgspec's decoder refuses lone surrogates, which stand for a name that is not UTF-8
         kind = MESSAGES[row.pop("ev")]

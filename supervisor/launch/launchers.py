@@ -1,7 +1,7 @@
-"""What a launcher's command asks of this node: how many ranks, and which GPUs it names for them (torchrun, accelerate, DeepSpeed, srun).
+"""The request of a launcher's command to this node: its number of ranks, and their GPUs (torchrun, accelerate, DeepSpeed, srun).
 
 Read as each launcher reads it: torch/distributed/run.py, accelerate 1.15 (commands/launch.py, utils/launch.py) and DeepSpeed 0.18
-(launcher/runner.py, launcher/launch.py). What starts its ranks by itself (torch.multiprocessing, a shell's script) says nothing.
+(launcher/runner.py, launcher/launch.py). A program that starts its ranks by itself (torch.multiprocessing, a shell's script) says nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs any command except torchrun, and stock torchrun where supervise cannot subclass its agent: one child for each attempt.
 
-The command is treated as rank 0. Whatever ranks it starts by itself (accelerate, deepspeed, torchrun) say hello through their heartbeats
+The command is treated as rank 0. Ranks that it starts by itself (accelerate, deepspeed, torchrun) say hello through their heartbeats
 and leave their own error files; how they end is evidence (launched_ranks.py), and the command's end alone ends the attempt: a launcher may
 start a rank again. launch/session.py lists the calls and their events.
 """

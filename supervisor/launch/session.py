@@ -1,4 +1,4 @@
-"""What the executor needs of a session, which runs the attempts of one command, and what all kinds of sessions share.
+"""The interface of a session, which runs the attempts of one command, and the common part of all kinds of sessions.
 
 A session runs on the loop's thread only, so it has no lock. It answers with events; a missing command or a dead agent is an event too. The
 processes themselves are the guardian's. Every attempt ends in one order: its ranks are gone, the guardian ends what else descends from
@@ -59,7 +59,7 @@ class DecidingLoop(Protocol):
 
 
 class StandbyListener(Protocol):
-    """Who orders standbys, as a session sees it (supervisor/run/standbys.py)."""
+    """The owner of standbys, as a session sees it (supervisor/run/standbys.py)."""
 
     def reported(self, attempt: int, pids: Sequence[int], *, ready: int, private_kib: int, why: str) -> None:
         """Take the state of the standbys: all that live, how many are ready, and why one was refused."""
@@ -71,7 +71,7 @@ class StandbyListener(Protocol):
 
 
 class NodesListener(Protocol):
-    """Who speaks with the other nodes, as a session sees it (supervisor/run/job_nodes.py)."""
+    """The link to the other nodes, as a session sees it (supervisor/run/job_nodes.py)."""
 
     @property
     def returning(self) -> int:
@@ -115,12 +115,12 @@ class Session(Protocol):
 
     @property
     def facts(self) -> tuple[Evidence, ...]:
-        """What the launcher itself reported about the current attempt's end."""
+        """The launcher's own report about the current attempt's end."""
         ...
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """What the launcher reported of the ranks' interpreter: versions of python, torch, CUDA and NCCL. Empty: nothing."""
+        """The launcher's report of the ranks' interpreter: versions of python, torch, CUDA and NCCL. Empty: nothing."""
         ...
 
     def gather(self, action: GatherNodes) -> None:
@@ -184,7 +184,7 @@ class Session(Protocol):
         ...
 
 
-#: What ends as soon as it gets TERM needs less.
+#: A process that ends at once on TERM needs less.
 LEAST_GRACE_S = 1.0
 
 

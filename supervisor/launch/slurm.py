@@ -129,7 +129,7 @@ def _repeated(text: str) -> tuple[int, ...]:
 
 
 class SlurmStart(Struct, frozen=True):
-    """What a start in Slurm makes of its place. variables: complete torchrun's options. line: reports them; warning; each "" for none."""
+    """The settings of a start by its place in Slurm. variables: complete torchrun's options. line: reports them; warning; "" for none."""
 
     variables: dict[str, str]
     line: str = ""

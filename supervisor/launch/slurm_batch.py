@@ -33,7 +33,7 @@ Report = tuple[Literal["info", "warning"], str]
 
 
 class NoticeRequest(Struct, frozen=True):
-    """What `--signal` asks for. name: of the signal, without SIG. seconds: before the time limit. to_script: to the batch script alone."""
+    """The request of `--signal`. name: of the signal, without SIG. seconds: before the time limit. to_script: to the batch script alone."""
 
     name: str
     seconds: int

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _MOST_BYTES: Final = 1 << 20
-_START_S: Final = 0.5  # how long whoever gives up waits for a start that is under way
+_START_S: Final = 0.5  # how long a caller that gives up waits for a start that is under way
 _NOT_RUN: Final = 127  # as a shell reports it
 #: For an answer of Slurm's controller.
 SCONTROL_S: Final = 10.0
 
 
 class SystemCommandResult(Struct, frozen=True):
-    """What a program wrote, and its exit code; 127 and nothing where it could not be run."""
+    """The output of a program, and its exit code; 127 and nothing where it could not be run."""
 
     text: str
     code: int

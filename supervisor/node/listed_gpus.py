@@ -27,7 +27,7 @@ _NO_DRIVER: Final = (9, 12)
 
 
 class GpuFinding(Struct, frozen=True):
-    """What a check finds wrong with a GPU. result: `failed` or `degraded`."""
+    """A fault of a GPU by a check. result: `failed` or `degraded`."""
 
     check: str
     result: str

@@ -145,7 +145,7 @@ def made_apart(anchors: Sequence[str], python: str = sys.executable) -> Upgradin
     return UpgradingScanner(anchors, improve)
 
 
-#: What the child runs. It gets our own path, so that it finds the very hyperscan that we would.
+#: The program of the child. It gets our own path, so that it finds the very hyperscan that we would.
 _COMPILE = """
 import json, sys
 asked = json.load(sys.stdin)

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     Sources = Mapping[str, Callable[[], Iterable[Evidence]]]
 
-#: What a source gets once the ranks are gone. The verdict waits for the slowest.
+#: The time that a source gets once the ranks are gone. The verdict waits for the slowest.
 ANSWER_S = 1.5
 #: Attempts whose beginning is remembered, to tell which one wrote a file.
 MOST_BEGUN = 256
@@ -59,7 +59,7 @@ KERNEL_S = ANSWER_S - 0.2  # it answers at its deadline, complete or not
 
 
 class LauncherFacts(Struct, frozen=True):
-    """What the ranks' parents know: the guardian's last lines of each stream (waits for its answer), and the launcher's facts.
+    """The facts of the ranks' parents: the guardian's last lines of each stream (waits for its answer), and the launcher's facts.
 
     overrides: what the attempt was started with instead of the user's own values (Run.overrides).
     """
@@ -70,7 +70,7 @@ class LauncherFacts(Struct, frozen=True):
 
 
 class Watchers(Struct):
-    """What watches one attempt. rank_ends: of a plain command that starts its ranks by itself. problem: why one is missing."""
+    """The watchers of one attempt. rank_ends: of a plain command that starts its ranks by itself. problem: why one is missing."""
 
     logs: LogWatch | None = None
     kernel: KernelWatch | None = None

@@ -41,7 +41,7 @@ TAIL_LINES = 12
 SAME_END = 200
 #: Line numbers are a stream's own; this tells those of one process's streams apart, because evidence names no stream.
 LINES_APART = 1_000_000_000
-#: What only compares the lines of one file with each other.
+#: Facts that only compare the lines of one file with each other.
 LINES_ONLY = frozenset({"read", "last_progress"})
 #: A command ends so soon after its program failed, at the latest: a launcher checks now and then.
 FOLLOWS_NS = 30 * 10**9
@@ -104,13 +104,13 @@ def exits(  # noqa: PLR0913  facts of the ends, each by name
     first: RankExit | None = None
     for death in sorted((*deaths, *ends), key=lambda death: death.at_ns):
         if isinstance(death, VanishedRank):
-            if first is None:  # after a failure, whoever goes was ended
+            if first is None:  # after a failure, a rank that goes was ended
                 t, fields = clock.at_monotonic_ns(death.at_ns), (("pid", str(death.pid)),)  # a shell may print how that pid ended
                 facts.append(Evidence("exit", "vanished", GONE, rank=death.rank, t=t, fields=fields))
             continue
         t = clock.at_monotonic_ns(death.at_ns)
         if death.rank < 0 or (not death.failed and (first is not None or (stopped_t is not None and t >= stopped_t))):
-            continue  # after a failure, or our stop, whoever leaves with 0 was asked to
+            continue  # after a failure, or our stop, a rank that leaves with 0 was asked to
         name, text = ("signal", str(death.signal)) if death.signal is not None else ("exit_code", str(death.code))
         is_term = (
             death.signal == signal.SIGTERM or death.code == exits_of.OF_A_SIGNAL + signal.SIGTERM
@@ -196,7 +196,7 @@ def errors_of_ranks(directory: Path, ranks: Sequence[RankInfo], clock: Clock, si
 def hidden(facts: Iterable[Evidence], trained_t: float) -> tuple[Evidence, ...]:
     """Return what shows that ranks failed after `trained_t`, when a training last began; nothing if none failed by itself.
 
-    What failed before that was made good. A rank that was asked to end did as its command wanted, which then left with 0.
+    An earlier failure was made good. A rank that was asked to end did as its command wanted, which then left with 0.
     """
     kept = tuple(fact for fact in facts if fact.source not in {"exit", "error_file"} or fact.t > trained_t)
     is_failure = any(
@@ -212,7 +212,7 @@ def _of_the_command(scan: error_files.ErrorScan, ranks: Sequence[RankInfo], deat
     """Return the exception of the program that a plain command ran as its only rank; None where that is not sure.
 
     A launcher of one process gives it no RANK (`accelerate launch` of one), and one that failed before it trained has claimed none: it is
-    the one process whose exception the command's own end followed at once. What a helper raised long before is not.
+    the one process whose exception the command's own end followed at once. An exception of a helper long before is not.
     """
     death = next((death for death in deaths if len(ranks) == 1 and death.rank == ranks[0].rank and death.failed), None)
     if death is None:
@@ -334,7 +334,7 @@ def tails(kept: Iterable[StreamTail], read: Iterable[StreamRead], signatures: Si
     return tuple(facts)
 
 
-#: What a decision's record keeps of one fact: the journal is no archive, evidence.json beside the card has all of it.
+#: The bytes of one fact in a decision's record: the journal is no archive, evidence.json beside the card has all of it.
 RECORDED_CHARACTERS = 2000
 
 
@@ -345,7 +345,7 @@ _RECORDED_LINE = 400
 def without_secrets(facts: Iterable[Evidence]) -> list[Evidence]:
     """Return the facts with each likely secret as a digest: they go into the journal, incident files and alerts.
 
-    What they claim was read from the texts as they were.
+    Their claims were read from the original texts.
     """
     return [
         replace(fact, text=redact.text(fact.text), fields=tuple((name, redact.text(value)) for name, value in fact.fields))

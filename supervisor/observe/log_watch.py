@@ -7,7 +7,7 @@ read gathers all of them into one block, and it reports nothing of files on othe
 30 us. A read is followed by a pause of four times its length, so that no flood takes more than a fifth of one processor.
 
 If more than one pass's share of a file (`most`, at most FILE_BYTES) is unread, half a share is read at its beginning and half at its end.
-What lies between is skipped and counted. If the time is up before the first half is read, the rest waits for the next pass, unless the
+The middle is skipped and counted. If the time is up before the first half is read, the rest waits for the next pass, unless the
 file is more than BEHIND shares behind. On the last pass nothing waits.
 """
 
@@ -56,9 +56,9 @@ PASS_S = 0.25
 LAST_S = 0.04
 #: The end of each stream is read in any case: the error that killed a rank is there.
 LAST_BYTES = 8 * 1024
-#: The kernel notes the time of a write as of its last tick, 1 to 10 ms ago. What a rank writes of another one's death must not precede it.
+#: The kernel notes the time of a write as of its last tick, 1 to 10 ms ago. A rank's lines about another one's death must not precede it.
 FILE_TICK_S = 0.01
-#: What a file server reports of a file may be so old (nfs(5): acregmin).
+#: A file server's facts of a file may be so old (nfs(5): acregmin).
 SEEN_LATE_S = 3.0
 #: The bytes kept of each stream's end, to see whether the file has all that was written.
 END_BYTES = 4096

@@ -1,4 +1,4 @@
-"""What fits into a GPU in which micro-batch, for `supervise plan --fit`: from a checkpoint's headers and what an attempt ran out of.
+"""Computes the micro-batch that fits into a GPU, for `supervise plan --fit`: from a checkpoint's headers and an attempt's lack of memory.
 
 With plain data parallelism each GPU holds the parameters, as many gradients, and the optimizer's states. What an attempt held and asked for
 when its memory ran out shows what a sample needs beside that, at least: the rest of that step is not known. No GPU's peak is recorded

@@ -1,4 +1,4 @@
-"""What the spool of a job says of its alerts, for `status`: a line for the page, and each alert for its list."""
+"""The alerts in the spool of a job, for `status`: a line for the page, and each alert for its list."""
 
 from __future__ import annotations
 

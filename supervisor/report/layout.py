@@ -54,7 +54,7 @@ class Fact(Struct, frozen=True):
 
 
 class FactPage(Struct, frozen=True):
-    """What a card, `why`, `status` or `classify` shows. Texts may hold anything: they are cleaned here, each into one line."""
+    """A page of a card, `why`, `status` or `classify`. Texts may hold anything: they are cleaned here, each into one line."""
 
     title: str
     facts: tuple[Fact, ...]
@@ -62,7 +62,7 @@ class FactPage(Struct, frozen=True):
 
 
 class Surface(Struct, frozen=True):
-    """What a page is laid out for. folds: whether it has an edge. A pipe has none: a row of a table is one line there."""
+    """The medium of a page. folds: whether it has an edge. A pipe has none: a row of a table is one line there."""
 
     width: int = UNKNOWN_WIDTH
     colour: bool = False

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "console", "json", "ecs"]
-#: What goes to the writing threads: the event's name, its level, all its fields.
+#: An item for the writing threads: the event's name, its level, all its fields.
 LogRecord = tuple[str, LogLevel, dict[str, object]]
 
 

@@ -95,5 +95,5 @@ def death_text(death: ReaderDied) -> str:
 
 
 def _renamed(fields: dict[str, Any]) -> dict[str, Any]:
-    """What the log's own fields are called by stays theirs."""
+    """Return the fields with other names where the log has its own fields of that name."""
     return {f"mirror_{key}" if key in {"what", "event", "level", "t"} else key: value for key, value in fields.items()}

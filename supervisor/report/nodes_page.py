@@ -37,13 +37,13 @@ class NodeStatus(Struct, frozen=True):
     gpus_out_of_use: int = 0  # how many of its GPUs
     step_s: float | None = None  # seconds of a step over the last minute
     own_s: float | None = None  # what of it the node needs by itself
-    health: str | None = None  # what is found to be wrong with the node
+    health: str | None = None  # the faults found in the node
     age_s: float | None = None  # how old this is, in seconds
     source: str | None = None  # where it comes from
 
     @property
     def name(self) -> str:
-        """What people call it: its host, and its number among the others."""
+        """Its name for people: its host, and its number among the others."""
         return self.node if self.number is None else f"{self.node}:{self.number}"
 
     @property

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from supervisor.knobs.knob_set import KnobSet
 
 _SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".bin", ".npz", ".tar")
-#: What a script's text has that takes the checkpoint from us: the variable, `checkpointing.load_latest` or `supervisor.worker.resume_from`.
+#: The sign in a script that takes its checkpoint from supervise: the variable, `checkpointing.load_latest` or `worker.resume_from`.
 _READS_CHECKPOINT = re.compile(rb"SUPERVISE_JOB_RESUME_FROM|\bload_latest\b|\bresume_from\b")
 _NOTHING = "nothing can be changed, because"
 _BATCH_WORDS = {"batch_size": "batch size", "grad_accum": "gradient accumulation"}

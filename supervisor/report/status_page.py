@@ -1,4 +1,4 @@
-"""What `supervise status` shows of a `Status`: its page, its ranks and its GPUs. Pure.
+"""Shows a `Status` for `supervise status`: its page, its ranks and its GPUs. Pure.
 
 The page begins with the problems, and continues with the training's progress, its checkpoints, and its machine. A drawing
 is beside the numbers that it shows, never in their place.
@@ -88,8 +88,10 @@ def status_page(status: Status, address: str, *, width: int = UNKNOWN_WIDTH) -> 
 def incident_facts(status: Status) -> list[Fact]:
     """Return how many incidents there were, and how the last one ended; one that is not over is at the head of the page."""
     last = status.last_incident
-    if last is None or _is_first(status):
-        return [Fact("incidents", str(status.incidents) if status.incidents else "none")]
+    if last is None:
+        return [Fact("incidents", f"none in this run, {status.incidents} before" if status.incidents else "none")]
+    if _is_first(status):
+        return [Fact("incidents", str(status.incidents))]
     outcome = last.outcome.replace("_", " ")
     facts = [Fact("incidents", f"{status.incidents}, the last is incident {last.number} at {clock_text(last.opened)}: {outcome}")]
     return facts + [replace(fact, tone=Tone.FAINT) for fact in (*_incident(last, last.what), Fact("done", last.done)) if fact.text]

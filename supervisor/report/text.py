@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _LONGEST = 1000
-#: What moves the cursor, retitles the window or turns the rest of a line round (Unicode TR9); \t and \n do not.
+#: Characters that move the cursor, retitle the window or turn the rest of a line round (Unicode TR9); \t and \n do not.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 

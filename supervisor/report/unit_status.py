@@ -1,4 +1,4 @@
-"""What systemd is shown of a run: the unit's status line, and when its start is over. Pure."""
+"""The messages about a run to systemd: the unit's status line, and when its start is over. Pure."""
 
 from __future__ import annotations
 

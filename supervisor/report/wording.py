@@ -39,7 +39,7 @@ _TELLING = ("exception", "traceback", "last_exception", "signal", "exit_code", "
 _EXCEPTIONS = frozenset({"exception", "last_exception"})
 _ENDS = frozenset({"exit", "launcher"})
 _LAST_OUTPUT = "last output"
-#: What an observer is called. Of an exception and of an end the sentence itself says it.
+#: The name of an observer for people. Of an exception and of an end the sentence itself says it.
 _OBSERVERS = {
     "error_file": "traceback",
     "tail": _LAST_OUTPUT,
@@ -54,7 +54,7 @@ _OBSERVERS = {
     "checkpoint": "checkpoint",
     "observer": "not examined",
 }
-#: What the parts of a start are called (report/start_times.py).
+#: The names of the parts of a start (report/start_times.py).
 START_PARTS = {
     "teardown": "tear-down",
     "backoff": "wait",

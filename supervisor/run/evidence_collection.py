@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from supervisor.run.node_requests import NodeRequests
     from supervisor.run.threads import Threads
 
-#: What the guardian gets to answer with the last lines of the ranks.
+#: The time that the guardian gets to answer with the last lines of the ranks.
 ANSWER_DEADLINE_S = 1.0
 
 

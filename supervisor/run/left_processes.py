@@ -1,6 +1,6 @@
 """Reports the processes of the job that were not ended, and has the next attempt wait for those that KILL did not end.
 
-What such a process waits for is read by threads of its own: /proc may hang as the process does, and there may be a hundred of them.
+Threads of their own read the reasons of such waits: /proc may hang as the process does, and there may be a hundred of them.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
 
 @dataclass(frozen=True, slots=True)
 class LockRecord:
-    """What a lock file holds. `since` is wall time; `released` marks the record that an owner links behind itself when it leaves."""
+    """The content of a lock file. `since` is wall time; `released` marks the record that an owner links behind itself when it leaves."""
 
     token: str
     process: ProcessId

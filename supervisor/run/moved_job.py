@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from supervisor.job.job import Job
 
 JOURNAL: Final = "journal.jsonl"
-#: What belongs to the job and not to the node: the cards of its incidents, and the facts of its checkpoints.
+#: Files of the job and not of the node: the cards of its incidents, and the facts of its checkpoints.
 _BESIDE: Final = ("incidents", "checkpoints")
 
 

@@ -1,7 +1,7 @@
 """This node and its GPUs: examined before an attempt and while it runs, listed once, taken out of use if they fail.
 
-What waits for a driver or a disk runs in a worker thread, but for `list_gpus`, which runs before the loop. An examination that goes wrong
-does not hold back an attempt.
+Work that waits for a driver or a disk runs in a worker thread, except `list_gpus`, which runs before the loop. An examination that goes
+wrong does not hold back an attempt.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ def unfinished(past: Past, job: Job) -> bool:
 def programs_seen(past: Past, job: Job) -> tuple[str, ...]:
     """Return the programs that the last run's ranks were seen to run, if HUP or TERM ended it and its command is started again.
 
-    Who starts the same command again after any other end may want a new training. If the last run was ended before it recorded a state, the
-    state is that of the run before it, which must have been ended so, too.
+    A person who starts the same command again after any other end may want a new training. If the last run was ended before it recorded a
+    state, the state is that of the run before it, which must have been ended so, too.
     """
     last, end, run = past.last_run, past.last_end, past.state.run
     if not unfinished(past, job) or last is None or end is None:

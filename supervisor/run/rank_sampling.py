@@ -205,7 +205,7 @@ class RankLooks:
 
     def _keep(self, text: str) -> None:
         if self.directory is not None:
-            with contextlib.suppress(OSError):  # whoever reads it reports that it is missing
+            with contextlib.suppress(OSError):  # its reader reports that it is missing
                 staging.write(str(self.directory / LOOK_FILE), text.encode(errors="replace"), is_durable=False)
 
 

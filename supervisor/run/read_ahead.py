@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 128 * 1024
 #: So much of a file is asked about at once, whether it is in memory.
 BLOCK_BYTES = 64 << 20
-#: The part of the free memory that may be taken: whoever loads a checkpoint needs as much again.
+#: The part of the free memory that may be taken: the loading rank needs as much again.
 PART = 0.5
 #: Names of a rank's own file: torch's distributed checkpoints, DeepSpeed's ZeRO without tensor parallelism, the Trainer's random numbers.
 _RANK_OF_FILE = re.compile(r"__(\d+)_\d+\.distcp|(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_00_\w+\.pt|rng_state_(\d+)\.pth")

@@ -41,13 +41,13 @@ MOST_LOOK_S: Final = 30.0
 #: A record grows until the first backward pass: DDP and the optimizers import torch._dynamo. If neither is seen it counts after this time.
 UNSEEN_STEPS_S: Final = 20.0
 MEMORY_LOOK_S: Final = 2.0
-#: What one standby is expected to cost before one was measured: CPU torch needs 150 to 220 MiB.
+#: The expected memory of one standby before one was measured: CPU torch needs 150 to 220 MiB.
 EXPECTED_BYTES: Final = 400 << 20
 #: Why there is none at first.
 NOT_YET: Final = "the ranks have not begun to train"
 SOON: Final = "they are prepared in a moment"
 GPUS_VISIBLE: Final = "GPUs are visible (--standby on has them there)"
-#: What they would bring there, once a run.
+#: The line about their possible gain, once a run.
 GPU_HINT: Final = (
     "standbys are off where GPUs are visible; --standby on keeps an interpreter beside each rank that has imported what the rank imports"
     " and touches no GPU, so a restart skips the seconds of the imports"
@@ -60,7 +60,7 @@ _ENDED_AT: Final = 0.5
 
 
 class RecordedImports(msgspec.Struct):
-    """What the supervisor reads of a rank's record of its imports (instrument/_supervise_shim/imports.py).
+    """The fields that the supervisor reads of a rank's record of its imports (instrument/_supervise_shim/imports.py).
 
     refused: why the rank's process can have no standby.
     """
@@ -179,7 +179,7 @@ class Standbys:
             self._reporter.started([GPU_HINT])
         if why:
             self._refuse(why)
-        else:  # whoever had those of the attempt before may have died before it could report
+        else:  # the owner of the last attempt's may have died before it could report
             self._set(StandbyState(why=NOT_YET, is_due=True), is_logged=self._state is not None and bool(self._state.pids))
 
     def _refusal(self, state: JobState) -> str:
@@ -281,7 +281,7 @@ class Standbys:
             return
         self._state = state
         data = {"ready": state.ready, "private_mib": state.private_kib // _KIB, "pids": list(state.pids)}
-        self.record(Note(STANDBYS, state.text, data))  # first: whoever reads the log finds it in status
+        self.record(Note(STANDBYS, state.text, data))  # first: a reader of the log finds it in status
         if is_logged:
             self._reporter.note("standby.reported", {"attempt": self._attempt, **data, "text": state.text})
 

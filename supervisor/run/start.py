@@ -165,7 +165,7 @@ def _the_rest() -> type[JobRun]:
 def _require_right(settings: Settings, knobs: KnobSet) -> tuple[Problem, ...]:
     """Raise SuperviseError for a wrong setting before anything starts; return the problems that only leave a signature out.
 
-    What nobody set is right, and what judges it is not imported: the agent waits for each import here.
+    A default is right, and its check is not imported: the agent waits for each import here.
     """
     health = settings.health
     names = (health.evict_on, health.thresholds, settings.network.allow, settings.recover)

@@ -42,7 +42,7 @@ _NAMED = frozenset({"ddp_unsynced.unused_parameters", "ddp_unsynced.ready_twice"
 _DEFAULT_TIMEOUT_S = 600.0
 #: The timeout grows by this factor, at most so often without progress, and to this limit.
 _LONGER, _TIMES, _LONGEST_S = 3, 2, 14_400.0
-#: What a rank does for long while its peers wait for it.
+#: Long activities of a rank while its peers wait for it.
 _SLOW = frozenset({Phase.CHECKPOINT, Phase.EVAL, Phase.DATA, Phase.LOAD, Phase.INIT})
 #: torch finds unused parameters when the second step begins.
 _EARLY_STEPS = 2

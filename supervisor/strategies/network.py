@@ -66,7 +66,7 @@ TRANSPORTS = {
 }
 #: The variable by which the ranks get a longer default timeout of their process groups, in seconds, and the knob that does it in a command.
 TIMEOUT, TIMEOUT_KNOB = "SUPERVISE_JOB_GROUP_TIMEOUT_S", "group_timeout"
-#: What each step of OPTIONAL sets: knobs, or `env:NAME`.
+#: The settings of each step of OPTIONAL: knobs, or `env:NAME`.
 _SETS = {
     "longer_timeout": (f"env:{TIMEOUT}", TIMEOUT_KNOB),
     "interface": tuple(f"env:{name}" for name in SOCKETS),
@@ -80,7 +80,7 @@ PLAIN_RESTARTS = 2
 def still_permitted(overrides: tuple[tuple[str, str], ...], policy: Policy) -> tuple[tuple[str, str], ...]:
     """Return the overrides of a run that continues, less those whose step is permitted no more, or whose variable the user sets by now.
 
-    What a row [recover.CAUSE] sets is permitted by it.
+    A row [recover.CAUSE] permits its own settings.
     """
     refused = {knob for step, knobs in _SETS.items() if step not in policy.network.allow for knob in knobs}
     theirs = {f"env:{name}" for name, _ in policy.variables}

@@ -1,4 +1,4 @@
-"""What the sizes in an out-of-memory message say of the micro-batch that can fit. Amounts are bytes of one GPU.
+"""Computes the micro-batch that can fit from the sizes in an out-of-memory message. Amounts are bytes of one GPU.
 
 torch refuses an allocation when its memory and the request together exceed its limit. If all of that grew with the
 micro-batch, a micro-batch of micro x room / (held + asked) would just fit. Parameters and optimizer states do not grow with it, so that

@@ -12,7 +12,7 @@ from supervisor.core.values import Struct, field, replace
 from supervisor.journal.records import MIRRORED, START_TIMES, EventTaken, Note
 
 _ACTIONS = frozenset(kind.value for kind in PlanKind)
-#: What begins an attempt after the first without a failure.
+#: Reasons of an attempt after the first without a failure.
 NO_FAILURE = ("membership", "takeover")
 
 

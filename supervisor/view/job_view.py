@@ -1,4 +1,4 @@
-"""What a journal says of a job on one node: where it is, each incident from beginning to end, where its time went, its counts.
+"""A job on one node by its journal: its state, each incident from beginning to end, where its time went, its counts.
 
 `JobView` is the one fold of the records; a takeover, `status`, `why`, `report`, `ui` and the metrics read it. `decide` is not run for it,
 because its rules may have changed: the decisions and the state stand in the records. An event or a field that this supervise does not know

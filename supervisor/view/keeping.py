@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 #: So often a view is written, in seconds of the job's clock.
 EVERY_S: Final = 3600.0
-#: One view of so many is full: whoever looks at the end of a journal reads back to it.
+#: One view of so many is full: a reader of the end of a journal reads back to it.
 FULL_EVERY: Final = 24
 
 

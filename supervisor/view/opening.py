@@ -27,7 +27,7 @@ MAX_PROBLEMS = 20
 
 
 class Past(Struct, frozen=True):
-    """What a start takes over from the journal of the runs before it."""
+    """The facts that a start takes over from the journal of earlier runs."""
 
     state: JobState  # the last recorded one; where none was, a fresh one that holds only the number of incidents
     records: int  # how many the journal has

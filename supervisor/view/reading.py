@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     ReadReport = Callable[[str, int, int], None]
 
 Item = TypeVar("Item")
-#: What one step backwards from the end reads, in bytes.
+#: The bytes of one step backwards from the end.
 _BLOCK_BYTES = 1 << 18
 #: The kind of a record is within its first bytes.
 _KIND_WITHIN = 160
@@ -159,7 +159,7 @@ class ViewFollower:
         self._begin()
 
     def _begin(self) -> None:
-        self._position, self.view = JournalPosition(), JobView()  # up to the last look; `copied` is for who keeps it
+        self._position, self.view = JournalPosition(), JobView()  # up to the last look; `copied` is for its keepers
         self._mark: tuple[int, int, int, int] | None = None
 
     def advance(self) -> bool:

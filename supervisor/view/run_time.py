@@ -32,7 +32,7 @@ from supervisor.view.spans import (
     with_state,
 )
 
-#: What the time is spent with in each stage; RUNNING and the ends of an attempt depend on its ranks too (`_doing`).
+#: The use of time in each stage; RUNNING and the ends of an attempt depend on its ranks too (`_doing`).
 _STAGES: Final = {
     Stage.CHECKING: TimeState.HEALTH,
     Stage.WAITING: TimeState.WAITING,
@@ -46,7 +46,7 @@ _STAGES: Final = {
 _TRAINS: Final = frozenset({Stage.RUNNING, Stage.STOPPING})
 _LIVES: Final = frozenset({Stage.STARTING, Stage.RUNNING})
 _BEFORE_FIRST_STEP: Final = frozenset(phase.value for phase in BEFORE_FIRST_STEP)
-#: What stood still, or was dead, before it was known.
+#: States of a job that stood still, or was dead, before it was known.
 _UNNOTICED: Final = NEW_STEPS | {TimeState.REWORK, TimeState.UNMEASURED, TimeState.START_AND_LOAD, TimeState.CHECKPOINT_STALL}
 
 

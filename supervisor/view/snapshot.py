@@ -30,7 +30,7 @@ _Row = TypeVar("_Row")
 
 
 class Addition(Struct, Generic[_Row], frozen=True, array_like=True):
-    """What became of a list since the view before."""
+    """The change of a list since the view before."""
 
     kept: int = 0  # how many of its first rows are still there
     rows: list[_Row] = field(default_factory=list)  # the rows behind them

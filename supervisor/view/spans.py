@@ -1,4 +1,4 @@
-"""What the ledger is made of: spans of time, each in one state, and what a run's spans add up to.
+"""The data of the ledger: spans of time, each in one state, and the sums of a run's spans.
 
 The spans of a run follow each other without a gap, from its first record to its end. So their sum is the wall clock by construction; what
 may be wrong is a state, never the sum.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TimeState(StrEnum):
-    """What the time of a run was spent with, in the order of the report."""
+    """The uses of a run's time, in the order of the report."""
 
     PRODUCTIVE = "productive"  # the ranks made steps that no attempt of this run had made before; an evaluation counts too
     # they did so at less than 80 % of the run's median speed, over a minute and ten steps at least; in a run of more than a week over two
@@ -37,7 +37,7 @@ class TimeState(StrEnum):
     # a restart was decided and waited (backoff, a full disk, a network that is down), or nobody supervised: supervise had died
     WAITING = "waiting"
     PREEMPTED = "preempted"  # the run had ended with 75, and was not started again yet
-    UNACCOUNTED = "unaccounted"  # records are missing, and what stands on both sides differs
+    UNACCOUNTED = "unaccounted"  # records are missing, and the two sides differ
 
 
 #: Steps that no attempt of the run had made before.
@@ -176,7 +176,7 @@ class RunLedger(Struct, omit_defaults=True):
         self._thin_out()
 
     def sample_not_finite(self, t: float, attempt: int, step: int) -> None:
-        """Take that the loss was not finite. It is no pace, so it is none of the newest samples."""
+        """Note that the loss was not finite. It is no pace, so it is no sample."""
         self.samples.append(PaceSample(t, attempt, step, is_finite=False))
         self._thin_out()
 

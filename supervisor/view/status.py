@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Exit codes of a run that was stopped from outside: it did not fail.
 STOPPED_CODES: Final = frozenset({ExitCode.REQUEUE, 128 + signal.SIGINT, 128 + signal.SIGTERM})
-#: What follows on an attempt, and no first one begins with.
+#: Stages that follow on an attempt, and that no first one begins with.
 _AFTER_AN_ATTEMPT: Final = frozenset({Stage.TEARDOWN, Stage.FOLLOWING, Stage.ADMITTING, Stage.WAITING})
 #: So many steps behind the furthest rank is no difference: a rank ends its step a moment after another.
 _ALIKE_STEPS: Final = 1
@@ -56,11 +56,11 @@ class RankStatus(Struct, frozen=True):
     local_rank: int  # its number on this node
     pid: int  # of its process
     step: int | None = None  # the last that it made
-    phase: str = "unknown"  # what it does
+    phase: str = "unknown"  # its activity
     lag: int | None = None  # steps behind the furthest rank of this node
     memory_bytes: int | None = None  # resident, without its children
     phase_s: float | None = None  # seconds in this phase
-    waits: str | None = None  # what it waits for, in words; null: nothing, or it cannot be seen from outside
+    waits: str | None = None  # the reason of its wait, in words; null: none, or it cannot be seen from outside
     time_shares: dict[str, int] | None = None  # percent of its time by the parts of a step
     gpu_allocated_bytes: int | None = None  # by torch, at the end of its last step; the same below
     gpu_reserved_bytes: int | None = None  # what the allocator holds
@@ -179,13 +179,13 @@ class ListedAlert(Struct, frozen=True):
 
 
 class Status(Struct, frozen=True):
-    """Where a job stands on one node."""
+    """The state of a job on one node."""
 
     job: str  # its name
     node: str  # host name
     run: str  # the run's id
-    state: StateWord  # where the job stands, as one of the words of a page
-    stage: str  # where its state machine stands
+    state: StateWord  # the job's state, as one of the words of a page
+    stage: str  # the stage of its state machine
     attempt: int  # the current one, or the last
     step: int | None  # of the rank that is furthest behind; null is not 0
     step_relative: bool  # true: counted from where the attempt began, because the script reports no step
@@ -212,7 +212,7 @@ class Status(Struct, frozen=True):
     start: StartTimes | None = None  # where the time of the attempt's start went; null: it has made no step
     hang: HangStatus | None = None  # that holds, or held when the run ended
     forecasts: tuple[ForecastStatus, ...] = ()  # memory that will be used up
-    warnings: tuple[str, ...] = ()  # what is strange about the loss and the pace: texts
+    warnings: tuple[str, ...] = ()  # strange facts of the loss and the pace: texts
     world_size: int | None = None  # the ranks of all nodes; null while none lives
     nodes: tuple[str, ...] = ()  # the hosts of the attempt by group rank; empty for a job of one node
     waits: WaitedNodes | None = None  # for missing nodes; null where none is missing
@@ -226,7 +226,7 @@ class Status(Struct, frozen=True):
     health: tuple[Finding, ...] = ()  # what the last examination of this node found
     examined: float | None = None  # when that was
     last_incident: IncidentStatus | None = None  # in the words of the card; null: there was none
-    last_decision: str | None = None  # what was decided last, and why; null before the first
+    last_decision: str | None = None  # the last decision, and why; null before the first
     exit_code: int | None = None  # of the run that ended; null while there is none, and for a supervisor that died
     # which tensors of the newest checkpoint turned to NaN or Inf in this run, and the last finite step; null where none did
     numbers: str | None = None

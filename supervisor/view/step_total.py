@@ -1,8 +1,8 @@
 """How many steps the training has in all, by facts from several sides. Pure.
 
-What the script itself reports counts. Else what its log counts up to (`step 10/120`), where its count is that of the steps; or an option of
-its command (`--max_steps 120`); or its epochs, where the log shows how many steps one has. A total that the steps contradict is none, and
-where the log may count the steps of an epoch or of all, the total is unknown.
+The script's own report counts. Else the end of its log's count (`step 10/120`), where its count is that of the steps; or an option of
+its command (`--max_steps 120`); or its epochs, where the log shows how many steps one has. A total that the steps contradict does not
+count, and where the log may count the steps of an epoch or of all, the total is unknown.
 """
 
 from __future__ import annotations

@@ -278,7 +278,7 @@ def _notes(tree: Tree, shards: dict[str, list[Item]]) -> Iterator[Examination]:
 
 
 def _files(tree: Tree, shards: dict[str, list[Item]]) -> tuple[str, ...]:
-    """Return the members; a temporary file and shards of another save are none. What else lies there is a trainer's, and belongs to it."""
+    """Return the members; a temporary file and shards of another save are not. Other files there are a trainer's, and of the save."""
     return tuple(name for name in tree.files if name in shards or not (name.endswith((_SHARD, ".tmp"))))
 
 

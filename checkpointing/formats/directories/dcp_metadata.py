@@ -51,7 +51,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What the checkpoint's files must hold. `missing`: items that the metadata names but gives no place.
+    """The required content of the checkpoint's files. `missing`: items that the metadata names but gives no place.
 
     `uncovered`: tensors whose pieces have fewer elements than the tensor.
     """

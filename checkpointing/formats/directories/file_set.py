@@ -50,7 +50,7 @@ MEMBER_SUFFIXES: Final = (*TORCH_SUFFIXES, ".bin", ".safetensors")
 _WEIGHTS: Final = re.compile(r"(?<![a-z])(model|net|network|weights|params|pytorch_model|state_dict|ema)(?![a-z])", re.IGNORECASE)
 _OPTIMIZER: Final = re.compile(r"(?<![a-z])opt(im|imizer)?(s|_?states?)?(?![a-z])", re.IGNORECASE)
 _RANK: Final = re.compile(r"(?<![a-z])(rank|shard|part|node|gpu|tp|pp|dp|mp)[-_=. ]?\d+", re.IGNORECASE)
-#: What an evaluation writes there, often minutes after the save, and not each time.
+#: Files that an evaluation writes there, often minutes after the save, and not each time.
 _RESULTS: Final = re.compile(r"(?<![a-z])(eval\w*|val(id\w*)?|metrics?|results?|scores?|samples?|predictions?)(?![a-z])", re.IGNORECASE)
 #: Words by which a script keeps several saves side by side: each file is a checkpoint of its own.
 _CHOICE: Final = re.compile(r"(?<![a-z])(best|last|latest|final|newest)(?![a-z])", re.IGNORECASE)

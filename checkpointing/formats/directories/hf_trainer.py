@@ -140,8 +140,8 @@ def _scheduler(tree: Tree, step: int | None) -> Iterator[Examination]:
         return
     last = rank_shards.integer_outermost(rank_shards.scan_of(tree, "scheduler.pt"), "last_epoch")
     counted = rank_shards.integer_anywhere(rank_shards.scan_of(tree, "optimizer.pt"), facts.COUNTED)
-    # where a step is skipped, the scheduler pauses with the optimizer; where both are begun anew, neither is treated as the trainer;
-    # and an optimizer that was put together by hand is treated as no save would
+    # where a step is skipped, the scheduler pauses with the optimizer; where both begin anew, neither has the count of the trainer;
+    # and an optimizer put together by hand has a count that no save has
     if last == step and counted is not None and counted != step and _was_saved(tree, counted):
         yield Examination(Verdict.BAD, f"optimizer.pt is of step {counted}, {_STATE} and scheduler.pt of step {step}: files of two saves")
     if last is not None and last > step:

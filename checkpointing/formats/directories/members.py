@@ -1,4 +1,4 @@
-"""What the formats of directories share: how they look at JSON documents, at the files beside the weights, and at sharded states."""
+"""The common part of the formats of directories: checks of JSON documents, of the files beside the weights, and of sharded states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The weights of a model in a directory: one file, or several that an index names. What transformers and accelerate write.
+"""The weights of a model in a directory: one file, or several that an index names. The format of transformers and accelerate.
 
 Between the files it finds those that the index names and that are missing, and tensors that are not where the index says. The layout is
 huggingface_hub's:

@@ -8,10 +8,10 @@ The rule, as docs/reference/checkpoint-verdicts.md states it for users:
 * UNKNOWN: everything else: a training script's own class, the rest of the standard library (`string.Template`, `os.stat_result`).
 
 This is about names that a pickle only refers to (an activation function in a module): a dangerous one is refused, an unknown one is noted.
-What a pickle may *call* is a closed list
+The calls that a pickle may make are a closed list
 (`may_be_called`): (a) the value types above, (b) classes of known packages, (c) functions listed one by one in `_REBUILD`. No package's
 functions are allowed as a whole, because some of them load libraries or evaluate text. Whether an unlisted call is accepted depends on the
-file's writer, which the caller of `verify` knows. Two calls are DANGEROUS whoever wrote them: of the result of another call, and of a
+file's writer, which the caller of `verify` knows. Two calls are DANGEROUS in every file: of the result of another call, and of a
 method of a known package's class (`is_method`).
 
 machine.py applies the rule while scanner.py reads a pickle; torch_pickle.py turns the result into the verdict on a file. The metadata of
@@ -28,7 +28,7 @@ from typing import Final
 
 
 class Judgement(Enum):
-    """What a global is to us."""
+    """The class of a global in this policy."""
 
     KNOWN = "known"
     UNKNOWN = "unknown"
@@ -297,7 +297,7 @@ def is_dtype(module: str, name: str) -> bool:
 
 @functools.lru_cache(_CACHED)
 def may_be_called(module: str, name: str) -> bool:
-    """Return whether a global is on the list of what a checkpoint's pickle may call, whoever wrote it.
+    """Return whether a global is on the list of calls for every checkpoint's pickle.
 
     False unless `judge` returns KNOWN.
     """

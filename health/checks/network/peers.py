@@ -119,7 +119,7 @@ def net_reach(now: Readings, _before: Readings | None, limits: Thresholds) -> It
     failed="taken: by whom is named; not permitted",
 )
 def net_ports(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
-    """Are the ports that the job will listen on free? Who holds one that is not is named."""
+    """Are the ports that the job will listen on free? The holder of a taken one is named."""
     states = now.of("listen.state")
     if not states:
         yield CheckResult("net_ports", HOST, Result.SKIPPED, "no port is known that the job will listen on")

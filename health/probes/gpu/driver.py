@@ -1,4 +1,4 @@
-"""The driver as the system shows it, without its library: the loaded module, and the fabric manager next to it.
+"""The driver as the system shows it, without its library: the loaded module, and the fabric manager.
 
 Reads /sys/module/nvidia/version, the bus, /proc/*/comm. Yields `driver.loaded` (a version, `not_supported` where none is loaded),
 `fabric.manager` (a table: switches on the bus, running). In a container the manager's process is hidden.

@@ -60,7 +60,7 @@ def _memory() -> Json:
 
 
 def _limits() -> Json:
-    """Return the limits of this process, which has those of whoever asks."""
+    """Return the limits of this process, which has those of the asker."""
     limits = {name: resource.getrlimit(limit) for name, limit in _LIMITS.items()}
     return {name: [None if value == resource.RLIM_INFINITY else value for value in values] for name, values in limits.items()}
 

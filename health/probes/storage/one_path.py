@@ -20,7 +20,7 @@ import time
 
 _ARGUMENTS = 4
 _BLOCK = 1 << 20
-#: What a file system answers that knows no file without a name.
+#: The answers of a file system that knows no file without a name.
 _NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
 
 

@@ -1,4 +1,4 @@
-"""What a place that alerts go to must be able to do: one file for each kind of supervisor/config/sink_kinds.py, with its name.
+"""The interface of a sink of alerts: one file for each kind of supervisor/config/sink_kinds.py, with its name.
 
 A sink writes a notification as requests, and reports the outcome of one try. sender.py decides when to try again, in which order, and
 the log. A sink's file is imported only when it is configured.
@@ -73,7 +73,7 @@ StartProgram = Callable[[tuple[str, ...], dict[str, str]], subprocess.Popen[byte
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """What a sink is made of. `secret`: the key that signs, of the integration, or the password. `start` starts the program of `exec`."""
+    """The options of a sink. `secret`: the key that signs, of the integration, or the password. `start` starts the program of `exec`."""
 
     kind: str
     url: str = ""

@@ -1,4 +1,4 @@
-"""What all sinks over HTTP share: bodies made of a notification, posted to one address."""
+"""The common part of all sinks over HTTP: bodies made of a notification, posted to one address."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Location:
 
     @property
     def kind(self) -> str:
-        """What the location is taken for: checkpoint, candidate, or seen."""
+        """The standing of the location: checkpoint, candidate, or seen."""
         if self.data or not self.saved:
             return "seen"
         if self.loaded:
@@ -46,7 +46,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """What a rank of this run wrote to one path."""
+    """The writes of a rank of this run to one path."""
 
     path: str
     attempt: int

@@ -37,7 +37,7 @@ WAITING: Final = RowTable(WAITING_TABLE, SendCheckpoint, lambda row: row.id)
 
 
 class WaitingUploads:
-    """What waits of one job on this node. Thread-safe."""
+    """The waiting uploads of one job on this node. Thread-safe."""
 
     def __init__(self, catalogue: CheckpointCatalogue, directory: Path) -> None:
         """Read what waits since an earlier run. `directory`: that of the catalogue."""

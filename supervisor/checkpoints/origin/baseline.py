@@ -1,4 +1,4 @@
-"""What lay at the declared patterns before this job wrote there: a mirror gets only what came later.
+"""The files at the declared patterns before this job wrote there: a mirror gets only later ones.
 
 It is taken once for the job's patterns, before the first rank starts, and outlives a run: what one run saved last and could not send is
 still a change to the next. A time would not do, since the clock of a network file system is another machine's. It is in the catalogue.

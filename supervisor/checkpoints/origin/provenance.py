@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class CheckpointWriter(Enum):
-    """Who wrote a checkpoint, as far as this node knows."""
+    """The writer of a checkpoint, as far as this node knows."""
 
     #: Ranks of this node logged a save of it, in this run or the one before.
     RANKS = auto()
@@ -38,7 +38,7 @@ class CheckpointWriter(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOrigin:
-    """Who wrote a checkpoint, and when."""
+    """The writer of a checkpoint, and the time."""
 
     writer: CheckpointWriter
     #: Run and attempt, from the records or else from the time; UNKNOWN_LINEAGE if neither shows it.

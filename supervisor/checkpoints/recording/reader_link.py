@@ -49,7 +49,7 @@ _MOST_DEATHS: Final = 3  # a checkpoint at which the process died so often is no
 
 
 class ReadFailed(Exception):  # noqa: N818 -- a fact about the read
-    """A checkpoint could not be read, for a reason that is none of its formats'."""
+    """A checkpoint could not be read, for a reason outside of its formats."""
 
 
 @dataclass(slots=True)

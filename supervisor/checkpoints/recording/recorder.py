@@ -137,7 +137,7 @@ class CheckpointRecorder:
         return manifest, bool(numerics.turned(manifest)) and not (last is not None and numerics.turned(last))
 
     def _report_turned(self, manifest: Manifest, *, is_new: bool) -> None:
-        """Report it once it is recorded, so that whoever asks `status` after the alert sees it there."""
+        """Report it once it is recorded, so that a `status` after the alert shows it."""
         if is_new:
             self._report(CheckpointAlert(CheckpointTrouble.NOT_FINITE, numerics.report(manifest)))
 

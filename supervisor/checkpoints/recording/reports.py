@@ -1,4 +1,4 @@
-"""What the background work on a job's checkpoints reports to the run, as typed values."""
+"""The reports of the background work on a job's checkpoints to the run, as typed values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from supervisor.core.model import CheckpointRef
 
 
 class CheckpointTrouble(StrEnum):
-    """What a person should look at while the job trains. The value is the alert's kind."""
+    """A matter that a person should look at while the job trains. The value is the alert's kind."""
 
     DISK_FILLING = "disk_filling"
     NOT_FINITE = "not_finite"

@@ -1,4 +1,4 @@
-"""What the other nodes of a job recorded of the same checkpoints, if they share the state directory.
+"""The other nodes' records of the same checkpoints, if they share the state directory.
 
 One node reads a shared checkpoint and records its digests. The others take its manifest if it is of the content that they see. Device and
 inode differ between mounts, so size and modification time are compared; of a directory the hash of all its files.

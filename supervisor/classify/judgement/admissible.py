@@ -23,6 +23,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from supervisor.classify import exits
+from supervisor.classify.expressions import expression
 from supervisor.classify.logs.rows import LOGGED
 from supervisor.core.causes import causes_where
 from supervisor.core.model import Cause
@@ -48,7 +49,7 @@ _KILL = "9"
 _NO_EXCEPTIONS_END = frozenset({"4", "7", "8", _KILL, "11"})
 _ANY = "*"
 #: One line of an exception as Python prints it. Programs also print such lines for exceptions that they caught or read elsewhere.
-ONE_LINE = re.compile(r"[ \t]*[A-Za-z_][\w.]*(?:Error|Exception|OutOfMemory)(?:: .*)?", re.DOTALL)
+ONE_LINE = expression(r"[ \t]*[A-Za-z_][\w.]*(?:Error|Exception|OutOfMemory)(?:: .*)?", re.DOTALL)
 
 
 def facts_of_this_run(facts: Sequence[Evidence]) -> tuple[Evidence, ...]:

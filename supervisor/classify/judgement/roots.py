@@ -1,4 +1,4 @@
-"""Which candidates follow from others, and which are left: the roots of an incident."""
+"""Removes candidates that follow from others; the rest are the roots of an incident."""
 
 from __future__ import annotations
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from supervisor.classify import exception_table, exits, peers, unsynced
 from supervisor.classify.exceptions import RACE, REASON, UNCAUGHT, Exceptions
+from supervisor.classify.expressions import expression
 from supervisor.classify.fingerprint import fingerprint, frames_of, place_of
 from supervisor.classify.gpu import memory as gpu_memory
 from supervisor.classify.gpu import xid
@@ -22,7 +22,7 @@ MEETING = ("network", "meeting")
 #: Ends that need not be failures, as (name, text): exit code 0, and the launcher's TERM.
 NO_FAILURES = frozenset({("exit_code", "0"), ("signal", "15")})
 #: A bar that is full, a count that is reached.
-_FULL = re.compile(r"\b100%|(?<![\d.])(\d{1,9})/\1(?![\d.])")
+_FULL = expression(r"\b100%|(?<![\d.])(\d{1,9})/\1(?![\d.])")
 #: The confidence in NONE: the program reported a good end; it trained, and the last line is no unfinished step; the log stops in mid-run.
 ENDED_WELL, TRAINED, MID_RUN = 0.9, 0.8, 0.5
 #: Of UNKNOWN where a log shows no failure, and neither training nor an end.

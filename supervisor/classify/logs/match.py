@@ -5,7 +5,7 @@ failures costs almost nothing. A Reader accepts any bytes and holds bounded memo
 
     line        a line without colours and prefixes; a carriage return ends a line too, because progress bars print it
     kernel      the message of a line of the kernel's log
-    logged      a line that calls itself an error, where no row for lines matches it: who wrote it continued
+    logged      a line that calls itself an error, where no row for lines matches it: its writer continued
     exception   "Type: message" with all lines of the message, for each exception of a traceback, or for one without a traceback
 
 Never searched: source code that a traceback quotes, and printed settings, help and commands (`text.is_echo`). If a benign row matches a
@@ -14,14 +14,15 @@ line or an exception, no other row does.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
+import re
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from supervisor.classify import exits
 from supervisor.classify.exception_table import OF_VALUES
+from supervisor.classify.expressions import expression
 from supervisor.classify.logs import footers, log_end, text
 from supervisor.classify.logs.bounded_sample import BoundedSample
 from supervisor.classify.logs.rows import ANY_CAUSE, Signature
@@ -59,7 +60,7 @@ KEPT_TEXT = 2000
 NARROWEST_TERMINAL = 60
 
 _ENDS = re.compile(rb"[\r\n]")
-_BREAK = re.compile(r"[ \t]*\n[ \t]*")
+_BREAK = expression(r"[ \t]*\n[ \t]*")
 
 
 def _is_bare(unit: str) -> bool:
@@ -198,13 +199,9 @@ class Reader:
 
     def evidence(self) -> tuple[Evidence, ...]:
         """Return the evidence so far."""
-        raised = [raised_fact for _, parts in self._tracebacks for raised_fact in parts]
-        known = {
-            (raised_fact.name, raised_fact.line + i)
-            for raised_fact in raised
-            if raised_fact.claim is not None
-            for i in range(raised_fact.text.count("\n") + 1)
-        }
+        raised = [fact for _, parts in self._tracebacks for fact in parts]
+        claims = [fact for fact in raised if fact.claim is not None]
+        known = {(fact.name, fact.line + i) for fact in claims for i in range(fact.text.count("\n") + 1)}
         facts = [*self._facts, *raised, *(fact for fact in self._hits if (fact.name, fact.line) not in known)]
         return tuple(sorted(facts, key=lambda e: (e.line, e.name)))
 

@@ -37,6 +37,7 @@ import tomllib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from supervisor.classify.expressions import expression
 from supervisor.classify.logs.patterns import MessagePattern, OwnPattern, Pattern, groups_of
 from supervisor.classify.logs.user_patterns import UserPattern
 from supervisor.core.causes import ADVICE, CAUSE_TABLE, MEANING
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 
 #: The units of text in which a pattern can be searched; see classify/logs/match.py.
 PLACES = ("exception", "line", "kernel", "logged")
-#: What the names of signatures end with that are searched in the lines which call themselves an error.
+#: The end of the names of signatures that are searched in lines which call themselves an error.
 LOGGED = ".survived"
 #: Shorter anchors are too common: each occurrence costs a search.
 SHORTEST_ANCHOR = 4
@@ -68,10 +69,10 @@ MOST_RANKS = 1_000_000
 _CAUSES = frozenset(cause.value for cause in Cause)
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
-_AMOUNT = re.compile(r"\s*([\d,]+(?:\.\d+)?)\s*(?:([kmgtp]?)(?:i?b|bytes)?)?\s*", re.IGNORECASE)
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|milliseconds?|s|sec|secs|seconds?|m|min|minutes?|h|hours?)?\s*", re.IGNORECASE)
+_AMOUNT = expression(r"\s*([\d,]+(?:\.\d+)?)\s*(?:([kmgtp]?)(?:i?b|bytes)?)?\s*", re.IGNORECASE)
+_DURATION = expression(r"\s*(\d+(?:\.\d+)?)\s*(ms|milliseconds?|s|sec|secs|seconds?|m|min|minutes?|h|hours?)?\s*", re.IGNORECASE)
 _MILLISECONDS = frozenset({"ms", "millisecond", "milliseconds"})
-_CLOCK = re.compile(r"\s*(\d+):(\d\d):(\d\d(?:\.\d+)?)\s*")
+_CLOCK = expression(r"\s*(\d+):(\d\d):(\d\d(?:\.\d+)?)\s*")
 
 Value = int | float | str
 

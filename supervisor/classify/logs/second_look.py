@@ -18,6 +18,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from supervisor.classify import exception_table, exits
+from supervisor.classify.expressions import expression
 from supervisor.classify.logs import closed_lists, footers, log_end, text
 from supervisor.classify.logs.rows import ANY_CAUSE, LOGGED
 from supervisor.core.model import Cause, Evidence
@@ -32,27 +33,27 @@ SURE = 0.6
 
 #: Keys of a log's record: what makes an object one, and what holds its texts. Training data may be JSON too, with a "text" of anything.
 _OF_ERRORS = "exc|exc_info|exc_text|exception|error|err|stack|stacktrace|stack_trace|traceback|stderr"
-_RECORD = re.compile(rf"[\"'](?i:level|levelname|lvl|severity|logger|{_OF_ERRORS})[\"']\s{{0,4}}:")
+_RECORD = expression(rf"[\"'](?i:level|levelname|lvl|severity|logger|{_OF_ERRORS})[\"']\s{{0,4}}:")
 _KEYS = rf"{_OF_ERRORS}|msg|message|log|event|reason|details?"
-_VALUE = re.compile(rf"[\"'](?i:{_KEYS})[\"']\s{{0,4}}:\s{{0,4}}(?:\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)')")
-_FIELD = re.compile(rf"\b(?i:{_KEYS})=(?:\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)')")
-_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_VALUE = expression(rf"[\"'](?i:{_KEYS})[\"']\s{{0,4}}:\s{{0,4}}(?:\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)')")
+_FIELD = expression(rf"\b(?i:{_KEYS})=(?:\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)')")
+_ESCAPE = expression(r"\\(.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": ""}
 _KIND = (
     r"(?:(?:[A-Za-z_]\w*\.){0,8}[A-Z]\w*(?:Error|Exception|Interrupt|OutOfMemory|Failure)"
     r"|(?:[a-z_]\w*\.){1,8}(?:errors?|exceptions?|_exceptions)\.[A-Z]\w*)"
 )
 #: Where in a line another thing begins that stood on a line of its own: an exception behind a prefix (prose has a word before it).
-_BEGINS = re.compile(
+_BEGINS = expression(
     rf"(?:(?<=[\]:>|)}}=-]\s)|(?<=[\]:>|=(\t])|(?<=failed with )|(?<=raised )|(?<=due to )|(?<=caused by ))(?={_KIND}(?:: |\(['\"]))"
     r"|(?<=[^\s\"'`])(?=Traceback \(most recent call last\)|\[rank\d{1,6}\]:|terminate called |what\(\): )"
     r"|(?<=[^\s\"'`])(?=slurmstepd: |srun: error: |NVRM: )"
     r"|(?<=[^\s\d:T\"'`-])(?=\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)"
     r"|(?<=[^\s>\"'`])(?=  File \"[^\"\n]{1,400}\", line \d)"
 )
-_REPR = re.compile(rf"(?P<kind>{_KIND})\((?P<quote>['\"])(?P<message>.*?)(?P=quote),?\)", re.DOTALL)
+_REPR = expression(rf"(?P<kind>{_KIND})\((?P<quote>['\"])(?P<message>.*?)(?P=quote),?\)", re.DOTALL)
 #: A line that says that the program continued, or that speaks of a failure as a possibility.
-_GOES_ON = re.compile(
+_GOES_ON = expression(
     r"(?i:\b(?:retry(?:ing)?|re-?tried|attempt \d|fall(?:s|ing)? ?back|skip(?:s|ping|ped)?|ignor(?:es?|ed|ing)|continu(?:es?|ing)|going on|"
     r"goes on|left out|leaving out|left random|instead|recovered|resolved|succeeded|will be used|(?:is|are) (?:off|used|disabled|complete)|"
     r"not used|taking|reading (?:the|it)|keeping|kept|counting in|building it|training on|resum(?:es?|ed|ing)|starts? fresh|"
@@ -67,10 +68,10 @@ _GOES_ON = re.compile(
 )
 #: A line that quotes: source code, a comment, an item of a list, a text in quotation marks, a message that any process may write to the
 #: kernel's buffer.
-_QUOTES = re.compile(r"\s*(?:#|//|raise |except |-{1,2} [\"'`]|[\"'`].*[\"'`],?\s*$|\d{1,4},\d+,\d+,[^;]{1,80};)")
+_QUOTES = expression(r"\s*(?:#|//|raise |except |-{1,2} [\"'`]|[\"'`].*[\"'`],?\s*$|\d{1,4},\d+,\d+,[^;]{1,80};)")
 #: Words that outrank those: whatever it did next, the line says that it is an error of the last kind.
-_FATAL = re.compile(r"\b(?:FATAL|CRITICAL|fatal error|(?i:giving up|abort(?:ing|ed)?|unrecoverable))\b")
-_LOGFMT = re.compile(r"\b(?:level|lvl|severity)=")
+_FATAL = expression(r"\b(?:FATAL|CRITICAL|fatal error|(?i:giving up|abort(?:ing|ed)?|unrecoverable))\b")
+_LOGFMT = expression(r"\b(?:level|lvl|severity)=")
 #: A line so far to the right continues with the help text of the option above it.
 _HELP = " " * 8
 
@@ -100,7 +101,7 @@ def _unescaped(value: str) -> str:
 
 
 class _Part(Struct, frozen=True):
-    """What a line says. number: of its line. line: as it was written, without colours.
+    """A statement of a line. number: of its line. line: as it was written, without colours.
 
     only_end: the line is left out but for the end of a process that it reports: an operator logs a pod's end as a warning.
     """
@@ -217,7 +218,7 @@ def _by_rows(data: bytes, numbers: Sequence[int], t: float, read: Callable[[byte
 
 
 def _listed(parts: Sequence[_Part | None], rank: int | None, t: float) -> list[Evidence]:
-    """Return what the closed lists find. What comes later in one line happened later."""
+    """Return what the closed lists find. Later words of one line happened later."""
     squashed: list[str] = []
     starts: list[int] = []
     of_parts: list[_Part] = []

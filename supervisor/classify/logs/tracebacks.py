@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify import exits
 from supervisor.classify.exception_table import OF_VALUES
+from supervisor.classify.expressions import expression
 from supervisor.classify.logs.text import Line
 from supervisor.core.values import Struct, field
 
@@ -36,17 +37,17 @@ MOST_LINES_BETWEEN = 2
 #: The text before a header in its line is more than a prefix from so many characters on.
 LONGEST_PREFIX = 60
 
-_HEADER = re.compile(r"(?P<before>.*?)(?:Exception Group )?Traceback \(most recent call last\)", re.DOTALL)
-_FRAME = re.compile(r'(?P<indent>\s*)File "(?P<path>[^"\n]{1,1024})", line (?P<line>\d{1,9})(?:, in (?P<function>.{1,256}))?\s*$')
+_HEADER = expression(r"(?P<before>.*?)(?:Exception Group )?Traceback \(most recent call last\)", re.DOTALL)
+_FRAME = expression(r'(?P<indent>\s*)File "(?P<path>[^"\n]{1,1024})", line (?P<line>\d{1,9})(?:, in (?P<function>.{1,256}))?\s*$')
 _KIND = (
     r"(?:[A-Za-z_][\w]*\.|<locals>\.){0,12}[A-Za-z_]\w*"  # pkg.module.outer.Type
     r"(?:\([A-Za-z_][\w.]*\))?"  # RayTaskError(OutOfMemoryError)
 )
-_RAISED = re.compile(rf"(?P<kind>{_KIND})(?:: (?P<message>.*)|:)?$", re.DOTALL)
-#: What the name of a class of exceptions has: a capital letter, or such a word. Else it is the rest of a frame that a terminal folded.
-_NAMED = re.compile(r"(?:^|\.)_*(?:\w*[A-Z]\w*|\w*(?:error|timeout|exception|interrupt|exit))(?:\([\w.]+\))?$")
+_RAISED = expression(rf"(?P<kind>{_KIND})(?:: (?P<message>.*)|:)?$", re.DOTALL)
+#: The sign of an exception's class name: a capital letter, or such a word. Else it is the rest of a frame that a terminal folded.
+_NAMED = expression(r"(?:^|\.)_*(?:\w*[A-Z]\w*|\w*(?:error|timeout|exception|interrupt|exit))(?:\([\w.]+\))?$")
 # Without a frame above it, a line is an exception only if its name is that of one.
-_BARE = re.compile(
+_BARE = expression(
     r"(?P<kind>(?:[A-Za-z_]\w*\.){0,12}[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Exit|Failure|OutOfMemory)(?:\([A-Za-z_][\w.]*\))?"
     r"|(?:[a-z_]\w*\.){1,12}(?:[a-z]*error|timeout)"  # socket.gaierror, struct.error
     r"|(?:[a-z_]\w*\.){1,12}(?:errors?|_?exceptions?)\.[A-Z]\w*)"  # omegaconf.errors.MissingMandatoryValue
@@ -57,22 +58,22 @@ _BARE = re.compile(
 HANDLED = "During handling of the above exception, another exception occurred:"
 DIRECT = "The above exception was the direct cause of the following exception:"
 _CHAIN = (HANDLED, DIRECT)
-_GROUP_MARGIN = re.compile(r"\s*(?:\||\+-[+-]*(?: \d+ -+)?(?=$|-)|\+(?= Exception Group))\s?")
+_GROUP_MARGIN = expression(r"\s*(?:\||\+-[+-]*(?: \d+ -+)?(?=$|-)|\+(?= Exception Group))\s?")
 #: Lines before a traceback that ended nothing: of a finalizer, of logging itself, of an exit handler.
 _IGNORED = ("Exception ignored in", "--- Logging error ---", "Error in atexit.", "Exception ignored on")
 #: threading prints this before the traceback of a thread; the program continues.
 _OF_A_THREAD = "Exception in thread "
-_OF_TRACKERS = re.compile(r"[/\\](?:wandb|mlflow|tensorboard\w*|comet_ml|neptune|clearml|aim|swanlab)[/\\]")
+_OF_TRACKERS = expression(r"[/\\](?:wandb|mlflow|tensorboard\w*|comet_ml|neptune|clearml|aim|swanlab)[/\\]")
 #: pytest puts this before the lines of an exception.
 _PYTEST = "E   "
-_FIGURES = re.compile(r"\d+")
-_BOX = re.compile(r"^\s*│(?P<inside>.*?)│?\s*$")
-_BOX_EDGE = re.compile(r"^\s*[╭╰][─ ]")
-_BOX_FRAME = re.compile(r"\s*(?P<path>(?:/|<|\.{0,2}/|[A-Za-z]:\\|~|\w[\w./-]*\.py)[^:│]*):(?P<line>\d+) in (?P<function>[\w<>.]+)")
+_FIGURES = expression(r"\d+")
+_BOX = expression(r"^\s*│(?P<inside>.*?)│?\s*$")
+_BOX_EDGE = expression(r"^\s*[╭╰][─ ]")
+_BOX_FRAME = expression(r"\s*(?P<path>(?:/|<|\.{0,2}/|[A-Za-z]:\\|~|\w[\w./-]*\.py)[^:│]*):(?P<line>\d+) in (?P<function>[\w<>.]+)")
 #: multiprocessing puts these around a child's traceback.
 _QUOTES = '"""'
 # Lines that never belong to a message: of loggers and launchers, progress bars, C++ reports.
-_FOREIGN = re.compile(
+_FOREIGN = expression(
     r"\[?\d{4}-\d\d-\d\d[T _]\d\d:\d\d|\d\d:\d\d:\d\d|\[?[EWIF]\d{4} \d\d:|\[[A-Z]+\] |(?:ERROR|WARNING|INFO|DEBUG|CRITICAL)\b"
     r"|terminate called|Fatal Python error|={10,}|-{20,}|\*{10,}|\s*\d{1,3}%\||srun: |slurmstepd: "
     r"|\w+:\d+:\d+ \[\d\] NCCL |Epoch\b|Exception (?:in thread|ignored in) |\{'loss'"
@@ -430,7 +431,7 @@ def _cost(frame: Frame) -> int:
 
 def _prefix(before: str) -> re.Pattern[str]:
     """Return a pattern for the logger's prefix before the header, with any digits: it may stand before the other lines too."""
-    return re.compile(_FIGURES.sub(r"\\d+", re.escape(before.rstrip())) + f"[ ]{{0,{len(before) - len(before.rstrip())}}}")
+    return expression(_FIGURES.sub(r"\\d+", re.escape(before.rstrip())) + f"[ ]{{0,{len(before) - len(before.rstrip())}}}")
 
 
 def _nested(before: str, message: list[str]) -> bool:

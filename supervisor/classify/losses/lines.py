@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from supervisor.classify.expressions import expression
 from supervisor.classify.logs import text
 from supervisor.classify.losses.rules import LossRule
 from supervisor.core.values import Struct
@@ -28,14 +29,14 @@ MOST_OF_A_LINE = 16
 #: The literals of a line with a loss.
 WORDS = ("loss", "Loss", "LOSS")
 
-_LOSS = re.compile(
+_LOSS = expression(
     r"""(?:(?P<before>[A-Za-z]+)[ ])?
     (?P<name>[\w/.-]{0,40}?loss(?:es)?\d{0,3}(?:[_/]\w{0,24})?(?:[ ](?:train|val|avg))?)(?=["'\s:=|([-])
     ["']?\s{0,3}(?:[:=|]|->|is\b)?\s{0,8}["'\[(]{0,2}(?:tensor\(|(?:np|numpy)\.float\d+\()?\s?
     (?P<value>[-+]?(?:nan|inf(?:inity)?|\d+(?:\.\d*)?(?:e[-+]?\d+)?|\.\d+))(?![\w%/])(?!,\d)""",
     re.IGNORECASE | re.VERBOSE,
 )
-_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
+_WORD = expression(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 #: A word of a name that makes it no loss of the training.
 _NO_LOSS = frozenset(
     (  # noqa: SIM905 - a list has a line for each word
@@ -52,13 +53,13 @@ _QUALIFIERS = frozenset(
     ).split()
 )
 #: A name with loss as a word of its own (not glossary, colossal).
-_WHOLE = re.compile(r"(?<![A-Za-z])[Ll]oss|(?<=[a-z])Loss|(?i:train|val|valid|test|eval|avg|total|mean)loss|LOSS")
-#: What the name of a loss that is not the training's has.
-_NOT_OF_TRAINING = re.compile(r"(?<![a-z])(?:val|valid|validation|test|eval|evaluation)(?![a-z])", re.IGNORECASE)
-_BAR = re.compile(r"\d{1,3}%\||\d+it \[|\|\s*(\d+)/(?:\d+|\?) \[")
-_COUNT = re.compile(r"(\d+)/(?:\d+|\?) ?\[|(\d+)it \[")
-_STEP = re.compile(r"(?i)\b(?:global_?step|step|iter|iteration|it|batch|update)s?\b[\"']?\s{0,3}[:=#]?\s{0,3}\[?\s{0,6}(\d+)")
-_EPOCH = re.compile(r"(?i)\bepoch\b[\"']?\s{0,3}[:=#]?\s{0,3}\[?\s{0,6}([\d.]+)")
+_WHOLE = expression(r"(?<![A-Za-z])[Ll]oss|(?<=[a-z])Loss|(?i:train|val|valid|test|eval|avg|total|mean)loss|LOSS")
+#: The words in the name of a loss that is not the training's.
+_NOT_OF_TRAINING = expression(r"(?<![a-z])(?:val|valid|validation|test|eval|evaluation)(?![a-z])", re.IGNORECASE)
+_BAR = expression(r"\d{1,3}%\||\d+it \[|\|\s*(\d+)/(?:\d+|\?) \[")
+_COUNT = expression(r"(\d+)/(?:\d+|\?) ?\[|(\d+)it \[")
+_STEP = expression(r"(?i)\b(?:global_?step|step|iter|iteration|it|batch|update)s?\b[\"']?\s{0,3}[:=#]?\s{0,3}\[?\s{0,6}(\d+)")
+_EPOCH = expression(r"(?i)\bepoch\b[\"']?\s{0,3}[:=#]?\s{0,3}\[?\s{0,6}([\d.]+)")
 
 
 class NumberReading(Struct, frozen=True):

@@ -46,7 +46,7 @@ class RuleKind(StrEnum):
 
 
 class NamePattern(Protocol):
-    """What judges the names of numbers: a pattern of `re`, or one that may give up."""
+    """The matcher for the names of numbers: a pattern of `re`, or one that may give up."""
 
     def fullmatch(self, text: str, /) -> object | None:
         """Return a match where the whole text matches, else None."""

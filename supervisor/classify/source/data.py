@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-import re
 from typing import TYPE_CHECKING
 
+from supervisor.classify.expressions import expression
 from supervisor.classify.source.collectives import Meetings, within
 from supervisor.classify.source.findings import EPOCH, SEED, UNEVEN, ScriptFinding
 from supervisor.classify.source.script import LOOPS, argument, chain_of
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
     from supervisor.classify.source.script import Function, ScriptEvent
 
-#: What makes shards even, ends the loop after so many steps, or lets a rank end before its peers.
-_EVENS = re.compile(
+#: Calls and options that make shards even, end the loop after so many steps, or let a rank end before its peers.
+_EVENS = expression(
     r"drop_last|even_batches|split_batches|\bJoin\b|\.join\(\w*model|with .*\.join\(|[Pp]add?(ed|ing)?\b|max_steps|steps_per_epoch"
     r"|num_steps|total_steps|max_iters|num_samples|num_batches|islice\([^,\n]+,[^,\n]+\)"
 )
 #: Without one of these no rank takes a part by its number.
-_TAKES = re.compile(r"::|islice|range|%")
+_TAKES = expression(r"::|islice|range|%")
 _SAMPLERS = frozenset({"torch.utils.data.distributed.DistributedSampler", "torch.utils.data.DistributedSampler"})
 #: Programs that call set_epoch, or seed, by themselves.
 _BY_THEMSELVES = frozenset({"accelerate", "lightning", "pytorch_lightning", "transformers", "ignite", "composer", "ray", "fabric"})
@@ -37,11 +37,11 @@ def uneven(meetings: Meetings, text: str) -> Iterator[ScriptFinding]:
     if not _TAKES.search(text) or _EVENS.search(text) or not _loops(meetings) or _divides_by_world(meetings):
         return
     for function in meetings.script.functions:
-        for expression, line in _shards(meetings, function):
+        for shard, line in _shards(meetings, function):
             yield ScriptFinding(
                 UNEVEN,
                 line,
-                f"each rank takes `{expression}`: some get more batches than others unless the number divides, and wait for the others",
+                f"each rank takes `{shard}`: some get more batches than others unless the number divides, and wait for the others",
                 _loops(meetings),
             )
 

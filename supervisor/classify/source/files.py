@@ -6,6 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from supervisor.classify.expressions import expression
 from supervisor.classify.source.collectives import Meetings, within
 from supervisor.classify.source.findings import DEVICES, LOAD, SAVE, ScriptFinding
 from supervisor.classify.source.script import LEAVES, LOOPS, argument, chain_of
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 _SAVES = frozenset({"torch.save", "safetensors.torch.save_file"})
 _LOADS = frozenset({"torch.load", "safetensors.torch.load_file"})
 #: A test with such a word may choose the rank that saves.
-_MAY_CHOOSE = re.compile(
+_MAY_CHOOSE = expression(
     r"rank|main|master|primary|chief|zero|lead|sav|proc|writ|log|host|node|dist|gpu|local|world|worker|shard", re.IGNORECASE
 )
-#: What makes one path of several parts, and changes nothing of whose it is.
+#: Calls that join a path from several parts, and do not change its owner.
 _JOINS = frozenset({"join", "Path", "str", "abspath", "expanduser", "with_suffix", "with_name", "format", "fspath"})
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
 #: A path is followed through so many callers, and of so many functions it is asked who calls them.

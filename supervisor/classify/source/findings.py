@@ -1,4 +1,4 @@
-"""What the rules find: each rule is a row, each finding a line with a sentence and what to write."""
+"""The findings of the rules: each rule is a row, each finding a line with a sentence and its repair."""
 
 from __future__ import annotations
 

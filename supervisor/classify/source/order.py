@@ -19,7 +19,7 @@ _ALIKE = frozenset(
     {"StopIteration", "StopAsyncIteration", "KeyboardInterrupt", "ImportError", "ModuleNotFoundError", "NotImplementedError", "SystemExit"}
     | {"GeneratorExit", "AttributeError", "BrokenPipeError"}
 )
-#: What makes a process group, which may be of the ranks under a test alone.
+#: Calls that make a process group, which may be of the ranks under a test alone.
 _GROUPS = frozenset({"init_process_group", "init_rpc", "new_group"})
 _ENDS = frozenset({"exit", "_exit", "abort", "quit", "destroy_process_group", "kill", "raise_signal"})
 

@@ -1,4 +1,4 @@
-"""Which expressions are a rank or the number of ranks, and which tests differ between ranks."""
+"""Finds expressions of a rank or of the number of ranks, and tests that differ between ranks."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class RankExpressions:
     ) -> bool:
         """Return whether a test is true on some ranks alone; with `holds` False, whether it is false on some ranks alone.
 
-        One that asks whether there are ranks at all (`rank != -1`) is none. `saves and rank == 0` may be false on all ranks.
+        A test whether there are ranks at all (`rank != -1`) does not. `saves and rank == 0` may be false on all ranks.
         """
         if node is None or hops <= 0:
             return False

@@ -28,7 +28,7 @@ _SHORTEST_PART: Final = 8
 
 
 def known_secrets(settings: Settings, environ: Mapping[str, str], processes: Iterable[int]) -> KnownSecrets:
-    """Return them. processes: the supervisor and its ranks, as far as they live. A value that is the path of a file is none."""
+    """Return them. processes: the supervisor and its ranks, as far as they live. The path of a file is not a secret."""
     import psutil  # noqa: PLC0415  for this command only
 
     secrets = [*_of_settings(settings, environ), *_of_environment(environ)]

@@ -1,8 +1,8 @@
 """`supervise checkpoints convert`: writes a checkpoint in another format, and verifies the target before it gets its name.
 
 This process verifies the source, holds the place of the target, and follows another one, which alone imports torch, reads and writes
-(checkpointing/conversion/process.py). The target grows in a directory next to it, which is locked. Whoever finds that directory without a
-lock finds the leftover of a convert that was killed.
+(checkpointing/conversion/process.py). The target grows in a directory next to it, which is locked. A process that finds that directory
+without a lock finds the leftover of a convert that was killed.
 """
 
 from __future__ import annotations

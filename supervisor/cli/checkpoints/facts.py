@@ -1,4 +1,4 @@
-"""What the catalogue says of each checkpoint of a job. No checkpoint is read."""
+"""The catalogue's facts of each checkpoint of a job. No checkpoint is read."""
 
 from __future__ import annotations
 

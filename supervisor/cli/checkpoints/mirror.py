@@ -77,7 +77,7 @@ def restore_command(invocation: Invocation, *, to: str | None, as_json: bool) ->
 
 
 def backends_of(settings: Settings) -> tuple[Backend, ...]:
-    """Give the mirrors of the settings; none is asked anything yet. Raises SuperviseError where there is none, or one is no place."""
+    """Give the mirrors of the settings, without any request. Raises SuperviseError where there is none, or one has no valid address."""
     if not settings.checkpoints.mirror:
         raise SuperviseError(
             "no mirror is known", hint="name one with --mirror s3://BUCKET/PREFIX, or under [checkpoints] in the file of settings"

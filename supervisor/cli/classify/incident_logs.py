@@ -182,7 +182,7 @@ def _feed(  # noqa: PLR0913 (all that takes a block)
 def _of_many(evidence: tuple[Evidence, ...], before: int, changed_at: float) -> tuple[Evidence, ...]:
     """Return the evidence of one stream of several, fit to stand beside that of the others: lines are counted on from `before`.
 
-    What the stream itself shows to have been survived is left out, for after this its progress says nothing. Times are those of its
+    Errors that the stream itself survived are left out, for after this its progress says nothing. Times are those of its
     file's last change (0: not known): a rank that died first wrote its last line first.
     """
     survived = max((fact.line for fact in evidence if fact.name == "progress"), default=0)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Larger ones leave the processor's caches, and the allocator's arena: then each costs page faults.
 BLOCK_BYTES = 256 << 10
-#: What begins like this is no log as it is: gzip, zstd, xz, bzip2, zip (torch's checkpoints too), ELF.
+#: The first bytes of files that are no log as they are: gzip, zstd, xz, bzip2, zip (torch's checkpoints too), ELF.
 PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh", b"PK\x03\x04", b"\x7fELF")
 #: How long a pipe may be silent before a line on stderr says so.
 SILENT_S = 2.0
@@ -38,7 +38,7 @@ _MARKS = (
 _SAMPLE_BYTES = 4096
 _LEAST_SAMPLE_BYTES = 16
 _MOSTLY, _HARDLY = 0.6, 0.02
-#: What no text holds: control characters but for those that move and colour (\a \b \t \n \v \f \r ESC).
+#: Bytes that no text holds: control characters except those that move and colour (\a \b \t \n \v \f \r ESC).
 _CONTROL = bytes(code for code in range(1, 32) if code not in b"\a\b\t\n\v\f\r\x1b") + b"\x7f"
 _NOT_CONTROL = bytes(code for code in range(256) if code not in _CONTROL)
 #: Of each block this much is judged. Random bytes are control characters to a ninth.
@@ -48,7 +48,7 @@ _MOST_CONTROL = 0.05
 
 @dataclass(slots=True)
 class Texture:
-    """What the bytes of a log are like. NULs count for nothing where there is text beside them: a sparse file has holes of them."""
+    """The kind of a log's bytes. NULs count for nothing where there is text beside them: a sparse file has holes of them."""
 
     judged: int = 0
     nul: int = 0

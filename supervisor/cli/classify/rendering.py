@@ -154,7 +154,7 @@ def text_of(fact: Evidence) -> str:
 
 
 def evidence_document(answer: Answer, fact: Evidence) -> dict[str, Any]:
-    """Return a fact as `--json` prints it; of several logs with the file that it stands in."""
+    """Return a fact as `--json` prints it; of several logs with its file."""
     name, line = answer.place(fact)
     row = {
         "line": line or None,  # its number, or null

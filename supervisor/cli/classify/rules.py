@@ -29,7 +29,7 @@ def table(catalogue: Catalogue, rules: Sequence[LossRule]) -> Table:
 
 
 class LogNumbers:
-    """What the loss rules find in one log, over all of its streams."""
+    """The findings of the loss rules in one log, over all of its streams."""
 
     def __init__(self, rules: Sequence[LossRule]) -> None:
         self._captures, self._rules = captures(rules)

@@ -31,7 +31,7 @@ EVERY = 32
 ENOUGH = 8
 #: Where each line is another one, all are taken for known beyond this.
 MOST_SHAPES = 20_000
-#: What differs between two occurrences of one line: figures, addresses, ids.
+#: Words that differ between two occurrences of one line: figures, addresses, ids.
 _VARYING = b"0123456789abcdef"
 
 

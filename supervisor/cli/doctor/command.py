@@ -103,7 +103,7 @@ def _waiting(names: Sequence[str]) -> str:
 
 
 def _largest(patterns: Sequence[str], cwd: str) -> int:
-    """Return how large the largest checkpoint is that is there; 0 if there is none, or if the disk does not answer in time."""
+    """Return the size of the largest checkpoint; 0 without one, or if the disk does not answer in time."""
     from checkpointing.discover import find  # noqa: PLC0415  for this command only
     from checkpointing.model import CheckpointingError  # noqa: PLC0415
 

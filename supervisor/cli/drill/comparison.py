@@ -30,7 +30,7 @@ _NEAR_THE_SAVE = 3
 
 
 class LossResult(Enum):
-    """What the losses of the resumed attempt show. NEAR: other data or randomness, and yet no start from scratch."""
+    """The result of the resumed attempt's losses. NEAR: other data or randomness, and yet no start from scratch."""
 
     SAME = auto()
     NEAR = auto()
@@ -39,7 +39,7 @@ class LossResult(Enum):
 
 
 class LossComparison(Struct, frozen=True):
-    """What the losses of two attempts, or of two runs, show, and the report's words."""
+    """A comparison of the losses of two attempts, or of two runs, and the report's words."""
 
     result: LossResult
     text: str

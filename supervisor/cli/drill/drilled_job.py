@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 POLL_S = 0.1
-#: What a job takes beyond its own stop deadline to be gone.
+#: The time that a job takes beyond its own stop deadline to be gone.
 END_MARGIN_S = 30.0
 
 
@@ -45,7 +45,7 @@ def require_steps(settings: Settings) -> None:
 
 
 class Decision(Struct, frozen=True):
-    """What supervise decided about a failure of the job, and when (Unix seconds)."""
+    """Supervise's decision about a failure of the job, and its time (Unix seconds)."""
 
     t: float
     verdict: FailureVerdict

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 KINDS = ("kill", "hang", "oom", "nan", "bitrot", "preempt")
 #: The faults that the ranks do to themselves.
 INSIDE = ("oom", "nan")
-#: What the ranks of these drills have on PYTHONPATH besides the instrumentation.
+#: The directory on PYTHONPATH of these drills' ranks, besides the instrumentation.
 SHIM = Path(__file__).resolve().parents[2] / "instrument" / "_drill"
-#: What a preempted job has: the least that a scheduler's notice is worth.
+#: The time that a preempted job has: the shortest notice of a scheduler.
 PREEMPT_LEFT_S = 10.0
 #: The limits of a hang drill, where the user has set none: a stopped rank is found and the job started again within half a minute.
 HANG_LIMITS: Mapping[str, str | float] = MappingProxyType({"hang.action": "restart", "hang.train_s": 10.0, "hang.phase_s": 10.0})
@@ -73,7 +73,7 @@ class Struck(Struct, frozen=True):
 
 
 class Account(Struct, frozen=True):
-    """What the journal says since the fault. Times are Unix seconds; None: it did not happen.
+    """The journal's facts since the fault. Times are Unix seconds; None: it did not happen.
 
     noticed: an alert or an incident, and its text. opened_t: the incident or the stop, without which the job continues as it is.
     """

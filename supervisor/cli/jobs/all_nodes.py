@@ -1,7 +1,7 @@
 """Finds out where all nodes of a job stand: by their coordinator, and by the journals of those that share the state directory.
 
 It is asked (cluster/reader.py) by what a node keeps of its address and key beside its journal. It knows a node's last beat, and is
-there as long as the job. A journal is there for good, and is as old as its last record. What neither has is not known, and is shown so.
+there as long as the job. A journal is there for good, and is as old as its last record. A fact that neither has is shown as not known.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 class NodeJournal(Struct, frozen=True):
-    """What the state directory has of one node. name: by which the other nodes know it, "" where it has met none."""
+    """One node in the state directory. name: by which the other nodes know it, "" where it has met none."""
 
     place: JobFiles
     view: JobView

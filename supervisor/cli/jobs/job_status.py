@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 #: Losses of a curve; of fewer in the journal than LEAST_LOSSES the log may have more.
 MOST_LOSSES, LEAST_LOSSES = 60, 10
-#: A loss beyond is left out, as one that is infinite: the difference of two such is none that a float holds.
+#: A loss beyond is left out, as one that is infinite: a float cannot hold the difference of two such.
 _LARGEST_LOSS = 1e300
 #: Phases that follow a step, or are one.
 _TRAINS = frozenset({Phase.TRAIN, Phase.CHECKPOINT, Phase.EVAL})

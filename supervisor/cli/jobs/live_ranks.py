@@ -1,4 +1,4 @@
-"""What the ranks of this node show while they live: their heartbeats, their processes, and the log of what they saved."""
+"""Reads the living ranks of this node: their heartbeats, their processes, and the log of their saves."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class TimeIndex:
         return not self._times
 
     def read_more(self) -> None:
-        """Read the notes that came since the last call. A line that is not whole, or is none, is passed over."""
+        """Read the notes that came since the last call. A line that is not whole, or is no note, is passed over."""
         while self._fd >= 0 and (data := os.read(self._fd, 1 << 16)):
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:

@@ -32,7 +32,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 class LogSelection(Struct, frozen=True):
-    """Which lines are printed: of one rank or of all; the last `lines` of each file; those written at `since` (Unix seconds) or later.
+    """The choice of lines to print: of one rank or of all; the last `lines` of each file; those written at `since` (Unix seconds) or later.
 
     times: the time at which a line was begun is before it. later_attempts: following continues with the next attempt.
     """

@@ -157,7 +157,7 @@ def _refuse_service(job: str, pid: int) -> None:
 
 
 def service_of(pid: int) -> str:
-    """Return what names the service whose main process this is, as `systemctl stop` takes it; "" if it is none, or cannot be read."""
+    """Return the name for `systemctl stop` of the service with this main process; "" for another process, or one that cannot be read."""
     import psutil  # noqa: PLC0415  for this command only
 
     try:
@@ -170,7 +170,7 @@ def service_of(pid: int) -> str:
 
 
 def unit_of(pid: int, environ: Mapping[str, str], cgroup: str) -> str:
-    """Return the unit whose main process `pid` is, by its environment and its control group; "" if it is none."""
+    """Return the unit whose main process `pid` is, by its environment and its control group; "" for another process."""
     unit = cgroup.rpartition("/")[2]
     if environ.get("SYSTEMD_EXEC_PID") != str(pid) or not unit.endswith(".service"):
         return ""

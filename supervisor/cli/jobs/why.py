@@ -64,7 +64,7 @@ class ExplainedIncident(RecordedIncident, kw_only=True):
 
 
 class Explanation(Struct, frozen=True):
-    """What `--json` prints. restored: what a mirror gave before the first attempt; None where none was asked."""
+    """The output of `--json`. restored: the checkpoint of a mirror before the first attempt; None where none was asked."""
 
     job: str
     node: str

@@ -1,6 +1,6 @@
 """The facts of this node that the printed files are made of: GPUs, processors, memory, interfaces, InfiniBand and RoCE ports.
 
-What could not be read is absent: a file then has no line that would need it. The probes of `supervise doctor` read GPUs, processors and
+An unread fact is absent: a file then has no line that would need it. The probes of `supervise doctor` read GPUs, processors and
 memory under a deadline, in processes of their own.
 """
 
@@ -32,7 +32,7 @@ _ROOT: Final = Path("/")
 
 
 class NodeFacts(Struct, frozen=True):
-    """What this node has.
+    """The facts of this node.
 
     gpus: those that a job sees which this shell starts; 0 where none is there, or where their number is not known: no_gpus then says why.
     gpu_name: of them all, joined where they differ. precision: bf16, fp16 or fp32, "" where unknown. nvlinks: that are up on each GPU; None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _LIMIT_S: Final = 60.0
 #: Directives that ask for GPUs.
 _GPU_DIRECTIVES: Final = frozenset({"gpus", "gpus-per-node", "gpus-per-task", "gres"})
-#: What each line of the script is for.
+#: The purpose of each line of the script.
 _DIRECTIVES: Final = (
     ("nodes", "{nodes}", ""),
     ("ntasks-per-node", "1", "one supervise on each node; torchrun starts the ranks"),

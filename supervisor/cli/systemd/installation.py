@@ -6,7 +6,7 @@
     etc/systemd/system/supervise-doctor.service.d/user.conf    User= of the first job, and for supervise-alert@doctor the same
     etc/supervise/JOB.env, doctor.env                          PATH: where supervise and the job's programs are
 
-A unit that differs is replaced, and the old one is kept next to it with `.old`. A drop-in or environment file that is there stays. People
+A unit that differs is replaced, and the old one is kept as NAME.old. A drop-in or environment file that is there stays. People
 put keys into environment files: only root may read them, and systemd reads them as root. The root directory may be that of an image: its
 users count then, and its directories.
 """

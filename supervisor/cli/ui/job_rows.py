@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from supervisor.view.job_view import JobView
     from supervisor.view.status import IncidentStatus, Status
 
-#: A job that failed so long ago is one that ended: whoever cared has seen it.
+#: A job that failed so long ago is listed as ended: people have seen it.
 SEEN_AFTER_S = 7 * 86400.0
 _MINUTE_S = 60
 #: Characters of an incident in a row; its page has all.
@@ -28,7 +28,7 @@ _LONGEST = 160
 
 
 class RowGroup(StrEnum):
-    """Which part of the list a job is in, the most urgent first. The value is that of the filter `state`."""
+    """The part of the list that a job is in, the most urgent first. The value is that of the filter `state`."""
 
     NEEDS = "needs"  # it hangs, waits for nodes, failed or lost its supervisor: somebody should look
     RUNS = "runs"

@@ -1,7 +1,7 @@
 """Keeps the pages that readers asked for: each is made once for all of them, and again only when somebody asks and it is old.
 
 A browser asks every two seconds (live.js), so that is how long a page stays: another node may write the journal over NFS, where nothing
-announces a change. What takes long to make stays longer, so that making it takes a tenth of one CPU at most.
+announces a change. A page that takes long to make stays longer, so that its making takes a tenth of one CPU at most.
 """
 
 from __future__ import annotations

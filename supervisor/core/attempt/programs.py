@@ -110,7 +110,7 @@ def takes_own_only(state: JobState) -> bool:
     """Whether the next attempt gets only what this run saved.
 
     The option of a program that only its text shows continues with this training, and with no older one, unless this run continues with the
-    training of the last one. What the user declares (the option, the program, the checkpoints) holds for what earlier runs saved too.
+    training of the last one. The user's declarations (the option, the program, the checkpoints) hold for earlier runs' saves too.
     """
     policy = state.run.policy
     knob = resume_knob(state) or next((k for k in policy.knobs if k.name == RESUME), None)

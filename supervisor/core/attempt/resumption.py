@@ -32,7 +32,7 @@ SCRATCH_STEP = 1
 #: DCP makes one step of zeros before it loads, and a script may count on before it saves.
 STEPS_APART = 1
 _NOTHING_SEEN = "no rank was seen to load a checkpoint or to make a step"
-#: What the report names if no load was seen.
+#: The words of the report if no load was seen.
 UNKNOWN_CHECKPOINT = "a checkpoint of its own"
 
 

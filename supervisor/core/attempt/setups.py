@@ -1,4 +1,4 @@
-"""What supervise, or the nodes that met, changed since an attempt that is known to start: that is suspected before the user's program.
+"""Changes by supervise, or by the nodes that met, since an attempt that is known to start: they are suspected before the user's program.
 
 `Run.starts_with` is what the newest attempt ran with that made a step; until one did, what the run's first attempt ran with, which is the
 user's own command. strategies/own_change.py answers a failure before the first step of an attempt that differs from it. What its plan
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def of(state: JobState) -> Setup:
-    """Return what the attempt runs with. What only holds the global batch with other ranks is no change of its own."""
+    """Return the setup of the attempt. A change that only holds the global batch with other ranks is no change of its own."""
     run, attempt = state.run, state.attempt
     nodes = max(len(attempt.members), 1)
     return Setup(attempt.number, run.overrides, nodes, attempt.world_size or attempt.met_ranks, attempt.visible_gpus, attempt.program)

@@ -71,9 +71,9 @@ class CauseRow(Struct, frozen=True):
     of_peers: bool = False
     #: Whether it shows itself as a job in which nothing moves.
     stands_still: bool = False
-    #: Whether it may pass by itself, though it is none of the infrastructure: a hang, and a host's memory, which others use too.
+    #: Whether it may pass by itself, though it is not of the infrastructure: a hang, and a host's memory, which others use too.
     may_pass: bool = False
-    #: What a restart waits for, in words; "": for nothing.
+    #: The condition of a restart, in words; "": none.
     waits_for: str = ""
     #: Whether a person must act before it can pass.
     needs_person: bool = False
@@ -93,7 +93,7 @@ class CauseRow(Struct, frozen=True):
     after_training: bool = False
     #: Whether `meaning` states an observation, and explains nothing: then no word says how sure it is.
     is_seen: bool = False
-    #: What a sentence about one failure names: the exception, or this fact of the verdict; where it is not known, nothing.
+    #: The subject of a sentence about one failure: the exception, or this fact of the verdict; where it is not known, nothing.
     names: str = "path"
 
     def sentence(self, confidence: float | None, meaning: str = "") -> str:

@@ -1,4 +1,4 @@
-"""What the failures of a run cost: how many incidents, and how long until the training was again where it had been.
+"""The cost of a run's failures: how many incidents, and how long until the training was again where it had been.
 
 A failure at step 120 after a checkpoint of step 80 costs the restart and the forty steps that are made again. So the time from the failure
 until step 120 is reached once more is lost, and nothing else. Progress is reported in intervals: the moment is interpolated between two

@@ -88,7 +88,7 @@ _MOST_SAID = 160
 _OF_NATIVE_CODE = frozenset({4, 6, 7, 8, 11})
 #: Causes that only say that another rank is gone. Nobody is killed because another one left.
 _OF_PEERS = frozenset(exits.OF_PEERS) - {Cause.KILLED_UNKNOWN}
-#: What the death of a process in its teardown looks like: an abort, a crash, a peer that is gone, or nothing but a code.
+#: Causes of a process that dies in its teardown: an abort, a crash, a peer that is gone, or nothing but a code.
 _OF_TEARDOWNS = frozenset(
     {
         *exits.OF_PEERS,
@@ -146,7 +146,7 @@ class RankEnding(Struct, frozen=True):
 
 
 class Ending(Struct, frozen=True):
-    """How the ranks left, where that is a failure: WELL, LATE and HIDDEN are none, and are answered where they are seen."""
+    """How the ranks left, where that is a failure: WELL, LATE and HIDDEN are not, and are answered where they are seen."""
 
     kind: EndKind = EndKind.FAILED
     ranks: tuple[RankEnding, ...] = ()
@@ -295,7 +295,7 @@ def _beats(state: JobState, name: str) -> list[Evidence]:
 def explained(state: JobState, verdict: FailureVerdict) -> FailureVerdict:
     """Return the verdict with what the ends of the ranks add to it.
 
-    Where it only says that ranks lost a peer, the one that left with 0 is at fault; after the end of the training, whoever still waited.
+    Where it only says that ranks lost a peer, the one that left with 0 is at fault; after the end of the training, a waiting rank.
     """
     ending = of(state)
     early = ending.early

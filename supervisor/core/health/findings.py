@@ -50,7 +50,7 @@ CAUSES = {
 SURE = 0.95
 
 
-#: After these causes the node is as it was last seen: the next attempt does not wait until it has been examined again.
+#: After these causes the last examination of the node holds: the next attempt does not wait for another.
 OF_THE_PROGRAM = frozenset(
     {
         *(Cause.USER_CODE, Cause.DATA_ERROR, Cause.NAN_LOSS, Cause.DDP_UNSYNCED, Cause.KILLED_UNKNOWN),

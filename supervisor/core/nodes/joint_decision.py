@@ -58,7 +58,7 @@ _OF_A_LOSS = frozenset(
 
 
 def on_attempt_ended_by_peer(state: JobState, event: AttemptEndedByPeer) -> Step:
-    """End it here too. What this node's ranks show belongs to the evidence."""
+    """End it here too. The state of this node's ranks belongs to the evidence."""
     attempt = state.attempt
     node = sharing.node_name(event.node, attempt.members)
     ended = state.with_attempt(ended_by=node, ended_as=event.kind)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from supervisor.core.model import Hang
     from supervisor.core.state import JobState, Step
 
-#: What no rank can end by itself.
+#: Hangs that no rank can end by itself.
 _FOR_EVER = frozenset({HangKind.GONE, HangKind.MISMATCH})
 _LOCKED = "a restart would wait for the same file; --on-hang restart stops the run with 124"
 _SLOW = "bytes move, so it is slow and not stuck, and a restart would begin it anew"
@@ -88,8 +88,8 @@ def _is_saved(state: JobState, hang: Hang) -> bool:
 def _behind_the_end(state: JobState, event: HangConfirmed) -> Step:
     """Report ranks that stand behind the end of their training (EndKind.LATE); with --on-hang restart end them, as an incident of its own.
 
-    Scripts that are over are reported at once, since a thread of theirs may be uploading. What only the declared end shows is reported
-    once nothing of any rank has worked for this long that nothing more can be expected.
+    Scripts that are over are reported at once, since a thread of theirs may be uploading. An end that only the declared number of steps
+    shows is reported once nothing of any rank has worked for this long that nothing more can be expected.
     """
     hang, number, earlier = event.hang, state.attempt.number, state.attempt.hang
     is_first = earlier is None or earlier.kind is not HangKind.EXIT

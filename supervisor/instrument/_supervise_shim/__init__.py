@@ -1,8 +1,8 @@
 """Instruments a training process: heartbeat, phase, error file, stacks on a signal. Self-contained, standard library only.
 
 Hooks see what torch does; they are set right after *the script* imported a module. The results are one slot of the attempt's heartbeat
-file, and `error-*`, `stacks-*`, `loads-*`, `saves-*`, `start-*` next to it. Anything may fail, and no failure may reach the training: every
-entry from the user's code is guarded. After a failure the supervisor knows less, and the job is no worse off.
+file, and `error-*`, `stacks-*`, `loads-*`, `saves-*`, `start-*` beside that. Anything may fail, and no failure may reach the training:
+every entry from the user's code is guarded. After a failure the supervisor knows less, and the job is no worse off.
 
 A process that claims a rank's slot takes us out of its environment, so that a rank's children are never instrumented; a forked child is
 disabled before it runs. The job's own command, where it is a Python, claims too, but has its children instrumented until its first sign of

@@ -152,7 +152,7 @@ class Gates:
 
 
 class ProcessTraits:
-    """What a process keeps when it executes another program, and a script may have changed."""
+    """State that a process keeps when it executes another program, and that a script may have changed."""
 
     def __init__(self) -> None:
         import _signal  # type: ignore[import-not-found]  # noqa: PLC0415 - built in

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MOST_IMPORTS = 5000
 #: The root logger's level where nobody has set another: logging.WARNING.
 _UNSET_LEVEL = 30
-#: What pip calls a directory of installed packages.
+#: pip's names of a directory of installed packages.
 PACKAGES = ("site-packages", "dist-packages")
 #: The file of an attempt that a rank leaves where its script set something else than the one that was recorded (gates.py).
 UNEVEN = "uneven"
@@ -54,7 +54,7 @@ FIELDS = (*SETTABLE, *SEEN, "signals", "threads", "at_exit", "loggers", "outputs
 
 
 class ProcessState:
-    """What a script can change and an import can see; compared field by field. `handlers`: of the root logger, not compared."""
+    """State that a script can change and an import can see; compared field by field. `handlers`: of the root logger, not compared."""
 
     __slots__ = (*FIELDS, "handlers")
 

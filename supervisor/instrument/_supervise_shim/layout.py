@@ -1,4 +1,4 @@
-"""What the ranks and the supervisor agree on: the heartbeat file's fields, the files' names, how a process is named.
+"""The common layout of the ranks and the supervisor: the heartbeat file's fields, the files' names, how a process is named.
 
 Imported by both sides, under two names; standard library only and nothing happens on import.
 """
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 # The heartbeat file: a header, then one slot per local rank, both of SLOT_BYTES; every field is an 8-byte signed integer at its index,
-# written by one aligned store. What means something only together is one field, so a reader needs no lock and no second look, and a
+# written by one aligned store. Values that belong together are one field, so a reader needs no lock and no second look, and a
 # rank that was stopped or died between two stores left no half of a field. A slot is in use while PID is not 0.
 MAGIC = int.from_bytes(b"SUPVBEAT", "little")
 VERSION = 1

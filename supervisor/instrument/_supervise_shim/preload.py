@@ -1,9 +1,9 @@
 """Imports the modules of a record in a standby, in the rank's order, and finds which state the script had changed.
 
-Where the standby's state differs from the recorded one, the script made the difference. What can be set is set as it was in the rank, and
-taken back before the script begins (settable_state.py); gates.py compares it when the script imports the same. Of what cannot be set here
-(a signal handler, a thread, a function for the exit) an import may change nothing, and it may print nothing. Where every import would see
-the difference (an import hook, a tracer, torch's defaults) nothing is imported from there on.
+Where the standby's state differs from the recorded one, the script made the difference. State that can be set is set as it was in the rank,
+and taken back before the script begins (settable_state.py); gates.py compares it when the script imports the same. Of what cannot be set
+here (a signal handler, a thread, a function for the exit) an import may change nothing, and it may print nothing. Where every import would
+see the difference (an import hook, a tracer, torch's defaults) nothing is imported from there on.
 
 No import may draw random numbers, warn the script that imports it, or use a GPU. A module that breaks a rule, and one that imports such a
 module, is left to the rank: the standby starts anew without it. torch itself cannot be left out, because the rest needs it.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: A module that goes through all variables for those of its own prefix.
 _FOR_PREFIX = "tqdm.utils"
 _OF_MAPPINGS = ("os", "collections.abc", "_collections_abc")
-#: What an import may not change where the script has changed it: it cannot be set here.
+#: State that an import may not change where the script has changed it: it cannot be set here.
 _SOFT = ("signals", "threads", "at_exit", "outputs")
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
 INITIALIZES = "initialises CUDA"

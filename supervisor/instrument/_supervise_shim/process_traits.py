@@ -1,4 +1,4 @@
-"""What makes a standby look like the rank that starts cold: output, priority, environment, /proc (docs/explanation/restarts.md)."""
+"""Makes a standby look like the rank that starts cold: output, priority, environment, /proc (docs/explanation/restarts.md)."""
 # ruff: noqa: PTH123,PTH208 - pathlib is imported where the rank imports it
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def drop_finders(record: dict[str, Any]) -> None:
 
 
 def set_environment(env: dict[str, str]) -> None:
-    """Make os.environ this one, in its order; equal entries stay at their address, for those who look for argv next to it."""
+    """Make os.environ this one, in its order; equal entries stay at their address, for readers that look for argv there."""
     for name in [name for name in os.environ if name not in env]:
         del os.environ[name]
     for name, value in env.items():

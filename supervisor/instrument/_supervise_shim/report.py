@@ -1,6 +1,6 @@
 """Writes an uncaught exception to `error-*.json`, and the stacks of all threads to `stacks-*.txt` on a signal.
 
-An error file is written whole or not at all. What the user set up (faulthandler, an exception hook, a SIGQUIT handler) stays as it is.
+An error file is written whole or not at all. The user's own setup (faulthandler, an exception hook, a SIGQUIT handler) stays as it is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MESSAGE_CHARS = 2048
 TRACEBACK_CHARS = 16384
 SIGQUIT = 3
-#: What a launcher raises where a process that it started has failed.
+#: Exceptions of a launcher where a process that it started has failed.
 OF_LAUNCHERS = ("CalledProcessError", "ChildFailedError", "ProcessExitedException", "ProcessRaisedException")
 LOW_FDS = 100  # our descriptor is kept above, so that the script gets the numbers that it would get without us
 

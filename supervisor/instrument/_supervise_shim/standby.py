@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from .gates import Gates
 
 VARIABLE = "SUPERVISE_JOB_STANDBY"
-#: What the next attempt may have other values of, unless a library's Python code reads it while it is imported: a rank's place among all,
-#: which is another one when nodes come or go, and what a traced attempt is given (launch/tracing.py), which is read when the ranks meet.
+#: Variables of which the next attempt may have other values, unless a library's Python code reads them while it is imported: the
+#: rank's number, which changes when nodes come or go, and the variables of a traced attempt (launch/tracing.py), read when the ranks meet.
 MAY_CHANGE = (
     *("RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE"),
     *("NCCL_DEBUG", "NCCL_DEBUG_FILE", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"),
     *("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE"),
 )
-#: What this module itself needs. torch imports all of it, so in a rank it is there as well.
+#: The modules that this one needs. torch imports all of it, so in a rank it is there as well.
 NEEDED = ("json", "_socket", "ctypes")
 MOST_WORDS = 1000  # of a reason
 _PACKET = 4096
@@ -51,7 +51,7 @@ _FD_BYTES = 4
 
 
 class StandbyOrder:
-    """What VARIABLE holds: `fd|nice|oom|modules that are left out, each with its effect|path of the record`.
+    """The value of VARIABLE: `fd|nice|oom|modules that are left out, each with its effect|path of the record`.
 
     nice and oom: the values to return to, if known.
     """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 DATA, COMPUTE, COMMUNICATION, OPTIMIZER, CHECKPOINT, GPU, REST = range(7)
 #: Of files that are of no part: the user's or another library's, torch's own, where the standard library waits, and the shim's.
 USER, TORCH, WAITING, OWN = range(10, 14)
-#: What the path of a file holds, and its part; the first that fits counts. <torch>, <python>: their own directories.
+#: A part of a file's path, and its part of the step; the first that fits counts. <torch>, <python>: their own directories.
 FILES = (
     (("/_supervise_shim/",), OWN),
     (("<torch>/utils/data/", "/torchdata/", "/accelerate/data_loader.py", "/webdataset/", "/streaming/base/", "/nvidia/dali/"), DATA),

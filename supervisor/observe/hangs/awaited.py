@@ -35,7 +35,7 @@ _MOST_BYTES = 256
 
 
 class AwaitedKind(StrEnum):
-    """What a process waits for."""
+    """The subject of a process's wait."""
 
     FILE = "file"
     SOCKET = "socket"
@@ -64,7 +64,7 @@ class Awaited(Struct, frozen=True):
 
 
 class Surroundings:
-    """What all ranks of one look share: connections, who has what open, and the files that were examined. From any thread.
+    """Facts that all ranks of one look share: connections, the holders of open files, and the files that were examined. From any thread.
 
     begun: when each attempt began, in Unix seconds, as far as that is known.
     """

@@ -1,6 +1,6 @@
 """Judges two neighbouring looks between which no rank moved: the kind of the hang, and who is to blame. Pure.
 
-A node compares its own two looks (`compared`). What they show of all ranks, of one node or of many, is judged by the same rules
+A node compares its own two looks (`compared`). The results for all ranks, of one node or of many, are judged by the same rules
 (`hang_of`).
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _MAY_GO_ON = frozenset({HangKind.LATE, HangKind.WAITING, HangKind.EXIT, HangKind.STILL})
 #: So many nodes are named in one place of a sentence, and so many kinds of what ranks do.
 MOST_NAMED, MOST_KINDS = 3, 8
-#: What the GPUs of so many ranks do is shown: of those that the others wait for, and then of the first.
+#: The GPUs of so many ranks are shown: of those that the others wait for, and then of the first.
 MOST_RANKS = 8
 
 
@@ -158,7 +158,7 @@ def _behind_the_end(now: Sequence[RankActivity], ranks: Sequence[ComparedRank]) 
         alike.setdefault(f"{text}{place}", []).append(activity)
     nodes = _nodes(ranks)
     parts = [
-        f"{_named(activities, nodes)} {'stands' if len(activities) == 1 else 'stand'} at {'its' if len(activities) == 1 else 'their'} exit"
+        f"{_named(activities, nodes)} {'stands at its exit' if len(activities) == 1 else 'stand at their exit'}"
         f"{': ' if text.startswith('a thread') else ' '}{text}".rstrip()
         for text, activities in list(alike.items())[:MOST_KINDS]
     ]

@@ -136,7 +136,7 @@ class HangJudge(Generic[L]):
             return
         still_s, limit_s = t - self.since_t, suspicion.limit.seconds
         hang = self._comparison.hang(first, second, still_s=still_s, limit_s=limit_s, calibrated=suspicion.limit.calibrated)
-        if hang.at_exit and not hang.working and is_whole:  # whoever was not looked at may still train
+        if hang.at_exit and not hang.working and is_whole:  # a rank outside of the look may still train
             suspicion.quiet_t = first_t if suspicion.quiet_t is None else suspicion.quiet_t
             hang = replace(hang, over=t - suspicion.quiet_t >= OVER_S)
         else:

@@ -19,7 +19,7 @@ from supervisor.core.values import Struct
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-#: What a name holds: ("path", text) or ("process", pid).
+#: The value of a name: ("path", text) or ("process", pid).
 Held = tuple[str, "str | int"]
 #: In place of "path": the loop asks whether the file is there.
 PRESENCE = "presence"
@@ -34,7 +34,7 @@ _LONGEST_SOURCE = 2_000_000
 
 
 class HeldFrame(Struct, frozen=True):
-    """What one function of the main thread holds."""
+    """The values in one function of the main thread."""
 
     file: str
     line: int

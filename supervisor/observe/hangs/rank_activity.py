@@ -1,4 +1,4 @@
-"""What one rank does in one look: waits in a collective, or is elsewhere, and where in the user's code. Pure.
+"""The activity of one rank in one look: it waits in a collective, or is elsewhere, and where in the user's code. Pure.
 
 A rank waits in a collective if torch's recorder has one of its that is not over, and its training thread waits: in torch's own code, or in
 C below a line of the user's (`work.wait()` is C). A rank that issued a collective and then continued to something else does not wait in it.
@@ -39,7 +39,7 @@ _UNRECORDED = _POINT_TO_POINT | {"monitored_barrier"}
 #: Functions of the standard library in which a main thread waits for another thread of its process.
 _JOINS = {"join", "_wait_for_tstate_lock", "result", "wait", "_join", "_shutdown"}
 AT_EXIT = "at its exit"
-#: What a function of a library shows that a rank does, and the phase: (module, functions, text, phase). The first on the stack counts.
+#: The activity and the phase that a library's function shows: (module, functions, text, phase). The first on the stack counts.
 _ACTIVITIES: tuple[tuple[str, tuple[str, ...], str, Phase], ...] = (
     ("torch/utils/data/dataloader.py", (), "in DataLoader.__next__", Phase.DATA),
     ("torch/distributed/checkpoint/state_dict_saver.py", (), "in torch.distributed.checkpoint.save", Phase.CHECKPOINT),
@@ -57,7 +57,7 @@ _ACTIVITIES: tuple[tuple[str, tuple[str, ...], str, Phase], ...] = (
 
 
 class ActivityKind(StrEnum):
-    """What a rank does, as far as a diagnosis needs it."""
+    """The activity of a rank, as far as a diagnosis needs it."""
 
     GONE = "gone"
     STOPPED = "stopped"

@@ -1,6 +1,6 @@
-"""What moved between two neighbouring looks at the ranks, and what each rank did in one and the same place. Pure.
+"""Compares two neighbouring looks at the ranks: the ranks that moved, and the work of each in one and the same place. Pure.
 
-What moves in a rank that works, though slowly: its steps, its phase, the collective that it is in, the line of its training thread, the
+Signs of a rank that works, though slowly: its steps, its phase, the collective that it is in, the line of its training thread, the
 bytes that it reads and writes, or that a process does that it waits for. CPU time at one and the same place is no movement, because a loop
 without an end has it too: the rank is *busy*, and may go on. Wake-ups are no work: a loop that sleeps and asks again *polls*, and waits.
 Few bytes are *slow*: it continues, and nobody can say when it ends. The counters of a rank that waits in a collective are those of its main
@@ -46,7 +46,7 @@ _PROCESS_MODULES = ("subprocess.py", "multiprocessing/", "concurrent/futures/pro
 
 
 class RankProgress(Struct, frozen=True):
-    """Which ranks moved between two looks, each with what showed it. busy: what ranks do in one and the same place that takes CPU time.
+    """The ranks that moved between two looks, each with its sign. busy: work of ranks in one and the same place that takes CPU time.
 
     slow: those whose few bytes move; polling: those that only ask again and again. working: of which any thread, or any process below,
     moved bytes or used CPU time, or has a checkpoint open for writing: what a rank whose training is over may still do.
@@ -60,7 +60,7 @@ class RankProgress(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """What showed it, for people; "" if nothing moved."""
+        """The signs of movement, for people; "" if nothing moved."""
         return "; ".join(f"rank {rank} {activity}" for rank, activity in self.moved)
 
 

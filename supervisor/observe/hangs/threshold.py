@@ -48,7 +48,7 @@ class StepTimes:
 
     Where no step is seen, the time between two signs of life takes its place: a backward pass or a collective. The first step begins anew.
 
-    What passed between two steps that the same rank was seen to make counts, of the slowest rank. With steps shorter than the time between
+    The time between two known steps of the same rank counts, of the slowest rank. With steps shorter than the time between
     samples it holds several: an ordinary one is their average, and the longest may have taken all of it. The time before a change of phase
     does not count.
     """

@@ -172,7 +172,7 @@ class HangWatch(Generic[L]):
             self._suspect(t, beats)
 
     def _pause(self, t: float, beats: tuple[RankHeartbeat, ...]) -> str:
-        """Return why this stillness is none of the job's, if it is not."""
+        """Return why this stillness is not the job's, if it is not."""
         gap_s = t - self._sampled_t if self._sampled_t is not None else 0.0
         was_asleep_s, self._asleep_s = self._asleep_s, self._suspended_s()
         asleep_s = self._asleep_s - was_asleep_s

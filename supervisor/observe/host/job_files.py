@@ -1,4 +1,4 @@
-"""What lies on the disk that an exception is about: the largest files that this job wrote on a full one, the damaged file of a cache.
+"""Finds the files that an exception is about: the largest files that this job wrote on a full one, the damaged file of a cache.
 
 Both are searched only where an exception speaks of a full disk, or of a cache. The walk goes through the directories where the job saves
 and where its write failed, at most MOST_ENTRIES of them and until a deadline. Whatever this run's attempts changed there is the job's. It

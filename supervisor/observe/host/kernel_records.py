@@ -28,7 +28,7 @@ NVIDIA_GPUS = "/proc/driver/nvidia/gpus"
 KEPT_FIRST = 16
 KEPT_LAST = 16
 
-#: A GPU's address. That of an NVSwitch (SXid) is none, and a switch is shared by all GPUs.
+#: A GPU's address. That of an NVSwitch (SXid) is not one, and a switch is shared by all GPUs.
 _PCI = re.compile(r"(?<!SXid \()\bPCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})")
 _PID = re.compile(
     r"\bpid[=:]\s?'?(\d+)|\bKill(?:ed)? process (\d+)|^(?:traps: )?\S.{0,15}?\[(\d+)\]:? (?:segfault|general protection|trap )"
@@ -82,7 +82,7 @@ def evidence(record: KernelRecord, signatures: Signatures, processes: JobProcess
             kept.append(replace(fact, name="of_others", claim=None, fields=()))
         elif (
             oom and whose is ProcessOwner.UNKNOWN
-        ):  # whoever was killed: the cgroup's count of kills (oom_kills.py) shows whether it was of this job
+        ):  # any process was killed: the cgroup's count of kills (oom_kills.py) shows whether it was of this job
             kept.append(replace(fact, name="nearby", claim=None, fields=()))
         else:
             kept.append(replace(fact, rank=rank))

@@ -21,7 +21,7 @@ KEEP_FREE_PART: Final = 0.1
 
 
 class MemoryRoom(Struct, frozen=True):
-    """What may still be taken of one amount of memory, in bytes. whose: "the machine", or the path of a control group."""
+    """The rest of one amount of memory, in bytes. whose: "the machine", or the path of a control group."""
 
     free: int
     total: int

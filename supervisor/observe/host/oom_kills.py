@@ -29,7 +29,7 @@ MOST_KEPT = 32
 
 
 class GroupCounts(Struct, frozen=True):
-    """What one group counts. `limit_hits`: how often memory ran short."""
+    """The counts of one group. `limit_hits`: how often memory ran short."""
 
     oom_kills: int
     limit_hits: int

@@ -64,7 +64,7 @@ def evidence(places: Iterable[tuple[str, str]], least_shm: int | None, deaths: S
 
 
 def shared_memory_used() -> int | None:
-    """Return the bytes that /dev/shm holds, whoever put them there; None where it cannot be read."""
+    """Return the bytes that /dev/shm holds, of all programs; None where it cannot be read."""
     try:
         info = os.statvfs(SHM)
     except OSError:

@@ -29,7 +29,7 @@ SAMPLE_S: Final = 10.0
 _JUDGE_SAMPLES, _MISSES = 6, 3
 #: A forecast is reported again when its time moved by so much of the rest, and not before so many looks for one.
 _MOVED, _REPEAT_LOOKS = 0.2, 10
-#: Who grew is named from this share of all growth on, and so many of them at most; below half of it in sum, it is not this job that grew.
+#: A process is named from this share of all growth on, and so many of them at most; below half of it in sum, it is not this job that grew.
 _LEAST_PART, _MOST_NAMED, _MOST_GROWTH = 0.2, 3, 0.5
 HOST: Final = "host"
 #: The time over which the growth of a rank before a failure is reported.

@@ -5,7 +5,7 @@ counts for nothing. Of each rank it gives the *busy* share: running, waiting for
 waiting for the workers of a DataLoader; the rest is waiting for peers, for a GPU.
 
     straggler  a rank that is busy nearly all the time, STRAGGLER times as much as the median of the others, in 80 % of the intervals
-               of the window: the others wait for it. A rank that is merely busier (rank 0 logs) while all wait for something else is none
+               of the window: the others wait for it. A rank that is only busier (rank 0 logs) while all wait for another thing is none
     drop       the median step takes DROP times as long as in the best earlier stretch, over three windows on end
 
 Nothing is judged in the first two windows of training (compilation, caches), nor across an evaluation or a save.
@@ -67,7 +67,7 @@ class RankSample(Struct, frozen=True):
 
 
 class PaceNews(Struct, frozen=True):
-    """What became slow, or is so no more (`is_over`). rank: whose, None for a drop. text: without the rank's GPU."""
+    """A change of pace: slow, or slow no more (`is_over`). rank: the slow one, None for a drop. text: without the rank's GPU."""
 
     kind: PaceKind
     text: str

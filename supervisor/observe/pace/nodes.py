@@ -1,6 +1,6 @@
 """Compares the pace of all nodes of one attempt, at the coordinator. Pure, but for its memory.
 
-In a synchronous training all nodes make the same steps at the same time. What differs is the time of a step that a node needs by itself
+In a synchronous training all nodes make the same steps at the same time. Only the time of a step that a node needs by itself differs
 (NodePace.own_s): the node that the others wait for hardly waits. Nodes that do not wait for each other differ by the same number.
 
     slow   it is busy nearly all the time, and needs SLOWER times what the median of the others needs, in every comparison over SLOW_NODE_S

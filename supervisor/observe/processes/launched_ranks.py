@@ -1,4 +1,4 @@
-"""Which ranks a plain command started by itself, and how they end: Lightning's own children, the ranks of accelerate and of mpirun.
+"""Finds the ranks that a plain command started by itself, and their ends: Lightning's own children, the ranks of accelerate and of mpirun.
 
 They are no children of the supervisor, so nobody reports their end. A process below the guardian is such a rank if its environment has
 LOCAL_RANK and WORLD_SIZE (or mpirun's names for them), and its parent's is not the same rank's: a loader process has its rank's
@@ -211,14 +211,14 @@ def _end(info: RankInfo, at_ns: int) -> RankExit | VanishedRank:
     return RankExit(rank, pid, at_ns, code=os.WEXITSTATUS(status))
 
 
-def with_found(ranks: tuple[RankInfo, ...], found: tuple[RankInfo, ...]) -> tuple[RankInfo, ...]:
+def with_launched(ranks: tuple[RankInfo, ...], launched: tuple[RankInfo, ...]) -> tuple[RankInfo, ...]:
     """Return the ranks found, and of those known each whose rank and local rank no other process has.
 
     The command is local rank 0 until another process is: Lightning's command is a rank itself, and starts the others.
     """
-    numbers, local_ranks = {info.rank for info in found}, {info.local_rank for info in found}
+    numbers, local_ranks = {info.rank for info in launched}, {info.local_rank for info in launched}
     kept = (info for info in ranks if info.rank not in numbers and info.local_rank not in local_ranks)
-    return tuple(sorted((*kept, *found), key=lambda info: info.rank))
+    return tuple(sorted((*kept, *launched), key=lambda info: info.rank))
 
 
 def _environment(pid: int) -> dict[str, str]:

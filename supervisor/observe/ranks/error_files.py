@@ -54,7 +54,7 @@ class ErrorReport(Struct, frozen=True):
 
 
 class ReportedProgram(Struct, frozen=True):
-    """What trains: rows of docs/guides/programs.md, the outermost first, and what they hold of the knobs.
+    """The programs that train: rows of docs/guides/programs.md, the outermost first, and their values of the knobs.
 
     batchnorm: the model has a batch norm whose statistics depend on the micro-batch.
     """

@@ -24,7 +24,7 @@ WORDS = shim.SLOT_BYTES // 8
 
 
 class GpuMemory(Struct, frozen=True):
-    """What torch's allocator held of a rank's GPU at the end of a step, in bytes."""
+    """The memory of torch's allocator on a rank's GPU at the end of a step, in bytes."""
 
     t_ns: int  # when, CLOCK_MONOTONIC
     allocated: int
@@ -52,7 +52,7 @@ class PartTimes(Struct, frozen=True):
 
 
 class RankHeartbeat(Struct, frozen=True):
-    """What a rank reports of itself: all of its slot (instrument/_supervise_shim/layout.py). Times are CLOCK_MONOTONIC ns; None is UNKNOWN.
+    """The heartbeat of a rank: all of its slot (instrument/_supervise_shim/layout.py). Times are CLOCK_MONOTONIC ns; None is UNKNOWN.
 
     `steps` counts training steps seen in this process: 0 means that none was seen, not that none was made. `step` is absolute, as
     reported by the script or held by the optimizer. `phase` is IMPORT, INIT or LOAD only where that proves that no step was made.

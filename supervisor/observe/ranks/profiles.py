@@ -24,7 +24,7 @@ MOST_BYTES = 256 * 1024 * 1024
 
 
 class TraceAnswer(Struct, frozen=True):
-    """What torch's profiler recorded. operators: name, calls, and microseconds of its own on the CPU and on the GPU, the longest first."""
+    """The record of torch's profiler. operators: name, calls, and microseconds of its own on the CPU and on the GPU, the longest first."""
 
     steps: int
     operators: tuple[tuple[str, int, float, float], ...]
@@ -32,7 +32,7 @@ class TraceAnswer(Struct, frozen=True):
 
 
 class ProfileAnswer(Struct, frozen=True):
-    """What a rank recorded. stacks: how often each was seen, as `outermost;...;innermost`. cuda: whether it has initialised CUDA."""
+    """The record of a rank. stacks: how often each was seen, as `outermost;...;innermost`. cuda: whether it has initialised CUDA."""
 
     took_s: float
     steps: int

@@ -1,4 +1,4 @@
-"""What a chart is made of, as plain data: `parts.html.j2` draws it. Pure.
+"""A chart as plain data: `parts.html.j2` draws it. Pure.
 
 Places and lengths are percent of the plot, from its left and its top. The number of shapes in a chart is bounded, however long a job is.
 """

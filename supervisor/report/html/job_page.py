@@ -56,7 +56,7 @@ class LogPart(Struct, frozen=True):
 
 
 class JobPage(Struct, frozen=True):
-    """What the page of a job is made of.
+    """The data of a job's page.
 
     report: None where no run is recorded yet. cards: what `why` shows, by the number of the incident. address: the options by which our
     other commands find the job. error: of the rank that failed last. log: of the attempt that is the newest. all_runs: the report is of all

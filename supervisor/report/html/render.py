@@ -1,7 +1,7 @@
 """Makes an HTML page of a template that is beside this file. No other module imports jinja2.
 
 Nothing is fetched and nothing runs but what the policy of the page names; a file's names its own style alone. Each text that a template
-writes is cleaned and escaped, whoever it comes from: a log line may hold anything. A page is well-formed XML, so that a test can parse it.
+writes is cleaned and escaped, whatever its source: a log line may hold anything. A page is well-formed XML, so that a test can parse it.
 
 A template makes the page's `main`; `base.html.j2` is the frame of every page. style.css is in each page, and has
 all colours, for light and for dark. No element may have a `style`: the policy refuses it.
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 _PACKAGE: Final = "supervisor.report.html"
 STYLE: Final = resources.files(_PACKAGE).joinpath("style.css").read_text(encoding="utf-8")
-#: What a page may load and run: its own style, known by its digest, and nothing else. A served page adds its own needs.
+#: The sources that a page may load and run: its own style, known by its digest, and nothing else. A served page adds its own needs.
 POLICY: Final = (
     f"default-src 'none'; style-src 'sha256-{base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()}'; "
     "base-uri 'none'; form-action 'none'"
 )
-#: What no page may hold: halves of characters (a path that is not UTF-8), what Unicode sets apart for no use, and what turns the
+#: Characters that no page may hold: halves of characters (a path that is not UTF-8), those that Unicode never uses, and those that turn the
 #: direction of the text that follows.
 _NO_CHARACTER: Final = re.compile("[\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 
 
 class Live(Struct, frozen=True):
-    """What a page that is served has beyond a file. Addresses are relative, so that a proxy may serve it below a path of its own.
+    """The additions of a served page to a file's. Addresses are relative, so that a proxy may serve it below a path of its own.
 
     script: of the script that keeps it up to date, "" for none. home: of the list of jobs, "" on the list itself. now: Unix seconds, when
     it was made.

@@ -36,7 +36,7 @@ def run_document(run: RunLedger) -> dict[str, Any]:
         "gpus": run.gpus,  # of this node
         "reached_step": run.reached,  # its highest step
         "kept_step": run.kept,  # the highest step of a checkpoint that was verified
-        "counts_rework": run.counts_rework,  # false: from which step an attempt went on is not recorded
+        "counts_rework": run.counts_rework,  # false: the first step of an attempt is not recorded
         "seconds": run.seconds(),  # by state
         # lists that follow each other without a gap: begin, end, state, attempt, incident (0: none), first step, last step
         "spans": [

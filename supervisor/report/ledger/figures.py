@@ -33,17 +33,17 @@ _HOUR_S = 3600.0
 
 
 class IncidentCost(Struct, frozen=True):
-    """One incident: what it was, and what it cost. None: not recorded."""
+    """One incident and its cost. None: not recorded."""
 
     number: int  # its number
     run_id: str  # the run that it belongs to
     opened_t: float  # when it opened
     attempt: int  # in which attempt
     cause: str  # one of the causes
-    summary: str  # what was observed
+    summary: str  # the observation
     rank: int | None  # the culprit
     outcome: str  # how it ended
-    action: str  # what was done
+    action: str  # the action of supervise
     planned: bool  # it came from outside, and is no failure
     mttd_s: float | None  # from the failure, or the last progress, until supervise knew it
     mttr_s: float | None  # from the failure to the first step after it
@@ -64,7 +64,7 @@ class SavingAdvice(Struct, frozen=True):
 
 
 class Figures(Struct, frozen=True):
-    """What several runs, or one, add up to. Seconds; None: not recorded."""
+    """The totals of one or more runs. Seconds; None: not recorded."""
 
     wall_s: float  # the wall clock of the runs
     seconds: dict[TimeState, float]  # its states by name, all of them
@@ -118,7 +118,7 @@ class JobReport(Struct):
     incidents: list[IncidentCost]  # the oldest first
     figures: Figures
     kept_runs: int  # how many runs the journals hold
-    problems: list[str] = field(default_factory=list)  # what is wrong with the last journal, as text
+    problems: list[str] = field(default_factory=list)  # the faults of the last journal, as text
     nodes: list[NodeShare] = field(default_factory=list)  # those that took part in the last run; empty for a job of one node
     slow: list[SlowSpan] = field(default_factory=list)  # which ranks or nodes made the others wait
     # what the ranks held that held most, as the last run recorded it last, four at most

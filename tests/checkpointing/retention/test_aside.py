@@ -448,7 +448,7 @@ record.move(Verification(path, identity, Verdict.BAD, "torn"), 1, {path: identit
 def test_killed_at_the_rename_the_way_back_is_known(torn: Path, tmp_path: Path, where: str) -> None:
     content, state = torn.read_bytes(), tmp_path / "state"
     argv = [sys.executable, "-c", KILLED, str(torn), str(state), where]
-    ended = subprocess.run(argv, check=False, timeout=60)  # noqa: S603 -- this interpreter and the text above
+    ended = subprocess.run(argv, check=False)  # noqa: S603 -- this interpreter and the text above
     assert ended.returncode == -signal.SIGKILL
     assert torn.exists() == (where == "before")
     answers = record_in(state).undo()

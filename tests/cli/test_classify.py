@@ -245,6 +245,7 @@ def test_garbage_is_no_failure_and_what_follows_it_is_found(tmp_path: Path, log:
     assert answer["evidence"][0]["line"] == 6 + log.count(b"\n")
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20))\n"

@@ -67,6 +67,7 @@ def test_a_text_in_which_no_line_can_be_the_kernels_is_no_log_of_a_healthy_node(
     assert (done.returncode, b"proves nothing about the node" in done.stderr) == (64, True)
 
 
+@pytest.mark.slow
 def test_a_long_log_takes_little_memory(tmp_path: Path) -> None:
     log = tmp_path / "kern.log.gz"
     with gzip.open(log, "wb", 1) as packed:

@@ -14,6 +14,7 @@ line or an exception, no other row does.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections import deque
 from functools import partial
@@ -21,7 +22,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from supervisor.classify import exits
 from supervisor.classify.exception_table import OF_VALUES
-from supervisor.classify.expressions import expression
 from supervisor.classify.logs import footers, log_end, text
 from supervisor.classify.logs.bounded_sample import BoundedSample
 from supervisor.classify.logs.rows import ANY_CAUSE, Signature
@@ -58,8 +58,8 @@ KEPT_TEXT = 2000
 #: Characters of a line that may have been broken by a terminal's width.
 NARROWEST_TERMINAL = 60
 
-_ENDS = expression(rb"[\r\n]")
-_BREAK = expression(r"[ \t]*\n[ \t]*")
+_ENDS = re.compile(rb"[\r\n]")
+_BREAK = re.compile(r"[ \t]*\n[ \t]*")
 
 
 def _is_bare(unit: str) -> bool:

@@ -35,7 +35,7 @@ def supervise(*arguments: str, cwd: Path, **kwargs: Any) -> subprocess.Completed
     """Run the command for real, with nothing in its environment but where it is installed."""
     options: dict[str, Any] = {"env": {"PYTHONPATH": str(ROOT)}, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **kwargs}
     command = [sys.executable, "-P", "-m", "supervisor", *arguments]
-    return subprocess.run(command, cwd=cwd, text=True, timeout=60, check=False, **options)  # noqa: S603  our own code
+    return subprocess.run(command, cwd=cwd, text=True, timeout=120, check=False, **options)  # noqa: S603  our own code
 
 
 @pytest.fixture
@@ -349,7 +349,7 @@ LIGHT = [
 def test_nothing_heavy_is_imported_for_a_quick_answer(tmp_path: Path, arguments: list[str]) -> None:
     code = f"import sys\nfrom supervisor.cli.main import main\nmain({arguments!r})\nprint(*sys.modules, file=sys.stderr)"
     command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603  our own code
+    done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=True)  # noqa: S603  our own code
     modules = set(done.stderr.splitlines()[-1].split())
     assert "supervisor.cli.main" in modules
     assert {module.partition(".")[0] for module in modules}.isdisjoint(HEAVY)
@@ -371,7 +371,7 @@ def test_nothing_heavy_is_imported_for_a_quick_answer(tmp_path: Path, arguments:
 def test_a_command_s_file_is_imported_when_it_is_called(tmp_path: Path, arguments: list[str], called: set[str]) -> None:
     code = f"import sys\nfrom supervisor.cli.main import main\nmain({arguments!r})\nprint(*sys.modules, file=sys.stderr)"
     command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603  our own code
+    done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=True)  # noqa: S603  our own code
     imported = {name.removeprefix("supervisor.cli.") for name in done.stderr.splitlines()[-1].split()}
     assert imported & {place.partition(":")[0] for place, _ in COMMANDS.values()} == called
 
@@ -524,7 +524,7 @@ def test_a_working_directory_with_modules_of_our_names_is_passed_by(tmp_path: Pa
         # as the console script does it: its own directory first, the working directory nowhere
         code += "sys.path.pop(0)\nfrom supervisor.cli.main import main\nsys.exit(main())"
         command = [sys.executable, "-c", code]
-        done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603  our own code
+        done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603  our own code
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -540,7 +540,7 @@ def test_a_package_of_the_user_s_that_is_named_as_ours_is_passed_by(tmp_path: Pa
     script = Path(sys.executable).with_name("supervise")
     environ = os.environ | {"PYTHONPATH": str(tmp_path)}
     for command in (["--help"], ["--", sys.executable, "-c", "print(40 + 2)"]):
-        done = subprocess.run([script, *command], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603  our own
+        done = subprocess.run([script, *command], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603  our own
         assert done.returncode == 0, done.stderr
         assert "theirs" not in done.stderr
     assert done.stdout == "42\n"

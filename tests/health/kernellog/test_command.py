@@ -22,7 +22,7 @@ pytestmark = pytest.mark.process
 
 def _doctor(*words: str, said: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "supervisor", "doctor", *words]
-    return subprocess.run(command, input=said, capture_output=True, timeout=60, check=False)  # noqa: S603  ours
+    return subprocess.run(command, input=said, capture_output=True, timeout=120, check=False)  # noqa: S603  ours
 
 
 def test_each_finding_is_one_json_object(tmp_path: Path) -> None:

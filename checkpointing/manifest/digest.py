@@ -14,16 +14,14 @@ import base64
 import functools
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import ModuleType
 
     from checkpointing.io.reader import FileReader
 
 PART_BYTES: Final = 32 << 20
-_MASK: Final = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ class Hasher:
 
 
 class Hashers:
-    """Computes the digests of files from the reads of whoever examines them (`ReadOptions.follower`).
+    """Computes the digests of files from the reads of their examiner (`ReadOptions.follower`).
 
     `also` gets the path of a file and its bytes, in their order, as they are read, with what computes their digest.
     """
@@ -144,7 +142,7 @@ def combine(parts: Sequence[int], n_bytes: int, part_bytes: int = PART_BYTES) ->
     for number, part in enumerate(parts):
         length = min(part_bytes, n_bytes - number * part_bytes)
         # the first part needs no combining
-        whole = int(_checksums().combine_crc64nvme(whole, part, length)) & _MASK if number else part
+        whole = int(_model().combine(whole, part, length)) if number else part
     return whole
 
 
@@ -176,12 +174,12 @@ def from_base64(text: str) -> int:
 
 
 def _crc(piece: bytes | memoryview, before: int) -> int:
-    return int(_checksums().crc64nvme(piece, before)) & _MASK
+    return int(_model().calc(piece, before))
 
 
 @functools.cache
-def _checksums() -> ModuleType:
-    """Import awscrt at the first hash: it costs 50 ms and 3 MiB, and most importers of this package hash nothing."""
-    from awscrt import checksums  # noqa: PLC0415 -- as above
+def _model() -> Any:  # noqa: ANN401 -- anycrc is not typed
+    """Import anycrc at the first hash: most importers of this package hash nothing."""
+    from anycrc import Model  # noqa: PLC0415 -- as above
 
-    return cast("ModuleType", checksums)
+    return Model("CRC64-NVME")

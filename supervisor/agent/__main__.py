@@ -97,7 +97,7 @@ def _run(controller: Any, link: SupervisorLink, options: argparse.Namespace, arg
     from torch.distributed.elastic.utils.logging import get_logger  # noqa: PLC0415
     from torch.distributed.launcher import api  # noqa: PLC0415
 
-    from supervisor.agent import elastic  # noqa: PLC0415
+    from supervisor.agent import elastic, selfcheck  # noqa: PLC0415
     from supervisor.agent.spawn import OutputChannel  # noqa: PLC0415
 
     entry = launch if options.entry == "launch" else run
@@ -124,6 +124,8 @@ def _run(controller: Any, link: SupervisorLink, options: argparse.Namespace, arg
     gc.freeze()
     gc.enable()
     link.send(hello)
+    for line in selfcheck.missing(selfcheck.loaded()):
+        sys.stderr.write(f"supervise: torch {torch.__version__} does not fit: {line}\n")
     controller.start()
     # not in torch's own log: every attempt has a store of its own in any case; this only keeps torch from serving a useless one
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
@@ -141,9 +143,9 @@ def _run(controller: Any, link: SupervisorLink, options: argparse.Namespace, arg
 
 def _versions(torch: Any) -> dict[str, str]:  # noqa: ANN401  the module
     """Return the versions that the nodes of a job compare. A torch without CUDA has no NCCL."""
-    found = {"python": platform.python_version(), "torch": str(torch.__version__), "cuda": torch.version.cuda, "hip": torch.version.hip}
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__), "cuda": torch.version.cuda, "hip": torch.version.hip}
     nccl = torch.cuda.nccl.version() if hasattr(torch._C, "_nccl_version") else ()  # noqa: SLF001  torch's own function fails without it
-    return {key: str(value) for key, value in (found | {"nccl": ".".join(map(str, nccl))}).items() if value}
+    return {key: str(value) for key, value in (versions | {"nccl": ".".join(map(str, nccl))}).items() if value}
 
 
 def _given_max_restarts(parser: argparse.ArgumentParser, args: list[str], *, launch: bool) -> int | None:

@@ -1,11 +1,14 @@
 """Checks whether the installed torch still has the form that the agent needs, and whether the system has pidfds.
 
-It checks names, the arguments that are passed or must be accepted, and whether torch still *calls* what is overridden (the names in a
+It checks names, the arguments that are passed or must be accepted, and whether torch still *calls* the overridden methods (the names in a
 function's byte code): an override that is never called would fail in silence. A torch that cannot be imported is an answer too.
 
 The rows are all that this package touches of torch's elastic code; tests/agent/test_contract.py holds them against stored signatures of
 several versions. Where a row does not fit or there are no pidfds, stock torchrun runs the command. ROUNDS are what dynamic_rounds.py
-touches of the dynamic rendezvous: where one of them does not fit, torch's own rules hold there.
+touches of the dynamic rendezvous: where one of them does not fit, torch's own rules hold there. OTHERS are the private names elsewhere, in
+the ranks and in the libraries: without one of them something small is lost, and the agent names it.
+
+`python -m supervisor.agent.selfcheck` prints what of the installed torch does not fit. It exits with 79 where stock torchrun would run.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import os
 import sys
 from dataclasses import dataclass
 from types import CodeType
+from typing import Any
 
 from supervisor.errors import TORCH_BUILDS
 
@@ -35,12 +39,16 @@ C10D = "torch.distributed"
 
 @dataclass(frozen=True, slots=True)
 class TorchRequirement:
-    """A name of torch's: `accepts` are arguments it must take, `calls` names its code must still use."""
+    """A name of torch's: `accepts` are arguments it must take, `calls` names its code must still use.
+
+    `name`, and each of `calls`, may hold names of several versions, as "new|old". `without`: what is lost where the row does not fit.
+    """
 
     module: str
     name: str
     accepts: tuple[str, ...] = ()
     calls: tuple[str, ...] = ()
+    without: str = ""
 
 
 ROWS: tuple[TorchRequirement, ...] = (
@@ -141,6 +149,67 @@ ROUNDS: tuple[TorchRequirement, ...] = (
     TorchRequirement(DYNAMIC, "RendezvousTimeout", ("join", "last_call")),
 )
 
+_STEPS = "no optimizer step is seen: no progress, and no hang of a rank"
+_STANDBY = "restarts are cold: what the imports do is not known"
+_SECOND_GROUP = "a second process group, or a store of the script's own, can fail as under torchrun"
+_ANSWER = "the report of a hang does not say which collective each rank is in"
+_AGREE = "ranks of a script that calls our functions do not agree through the agent's store"
+_COMPILE = "torch.compile breaks a graph at a collective that is watched"
+_CONVERT = "`checkpoints convert` does not write this format"
+_DRILL = "`supervise drill` does not put in this fault"
+
+OTHERS: tuple[TorchRequirement, ...] = (
+    TorchRequirement("torch.optim.optimizer", "register_optimizer_step_post_hook", without=_STEPS),
+    TorchRequirement("torch.autograd", "_engine_run_backward|backward", without="no backward pass is seen"),
+    TorchRequirement("torch.cuda", "_queued_calls", without=_STANDBY),
+    TorchRequirement("torch.cuda", "_initialized", without="the parts of a step are timed without the GPU"),
+    TorchRequirement("torch.utils._device", "CURRENT_DEVICE", without=_STANDBY),
+    TorchRequirement(
+        "torch.nn.modules.batchnorm", "_BatchNorm.__init__", without="a smaller micro-batch changes batch norms without a word"
+    ),
+    TorchRequirement("torch.utils.data.dataloader", "_MultiProcessingDataLoaderIter.__init__", without="loader workers are not seen"),
+    TorchRequirement("torch.multiprocessing.spawn", "start_processes", without="ranks that a script spawns are not seen"),
+    TorchRequirement("torch.multiprocessing.spawn", "_wrap", ("fn", "i"), without="ranks that a script spawns are not seen"),
+    TorchRequirement(
+        "torch.distributed.rendezvous",
+        "_create_c10d_store",
+        ("hostname", "port", "rank", "world_size"),
+        ("_agent_store_serves|_torchelastic_use_agent_store",),  # torch 2.14 asks in a function of its own
+        _SECOND_GROUP,
+    ),
+    TorchRequirement("torch.distributed.rendezvous", "_torchelastic_use_agent_store", without=_SECOND_GROUP),
+    TorchRequirement("torch.distributed.distributed_c10d", "_world.pg_map", without=_ANSWER),
+    TorchRequirement("torch.distributed.distributed_c10d", "_world.pg_names", without=_ANSWER),
+    TorchRequirement("torch.distributed.distributed_c10d", "_world.pg_group_ranks", without=_ANSWER),
+    TorchRequirement("torch.distributed.distributed_c10d", "_get_default_group", without=_AGREE),
+    TorchRequirement("torch.distributed.distributed_c10d", "_get_default_store", without=_AGREE),
+    TorchRequirement("torch.distributed", "ProcessGroup._get_backend", without=_ANSWER),
+    TorchRequirement("torch.distributed", "ProcessGroup._device_types", without=_ANSWER),
+    TorchRequirement("torch._C._distributed_c10d", "Backend.Options._timeout", without="the limit of a process group is not known"),
+    TorchRequirement("torch._C._distributed_c10d", "_dump_fr_trace_json|_dump_nccl_trace_json", without=_ANSWER),
+    TorchRequirement("torch._C._dynamo.eval_frame", "_FrameAction|skip_code", without=_COMPILE),
+    TorchRequirement(
+        "torch._C._dynamo.eval_frame",
+        "_FrameExecStrategy|skip_code",
+        without=_COMPILE,
+    ),
+    TorchRequirement("torch.distributed.elastic.rendezvous.dynamic_rendezvous", "_delay", without="a start is 0.3 s slower"),
+    TorchRequirement(
+        "torch.distributed.checkpoint.state_dict",
+        "_init_optim_state",
+        without="a DCP checkpoint that fills an optimizer counts as one step",
+    ),
+    TorchRequirement("torch.distributed.checkpoint.filesystem", "_StorageInfo", without=_CONVERT),
+    TorchRequirement("torch.distributed.tensor", "DTensor._local_tensor", without="FSDP's sharded state dicts are not converted"),
+    TorchRequirement("torch.storage", "_dtype_to_storage_type_map", without=_CONVERT),
+    TorchRequirement("torch._utils", "_rebuild_tensor_v2", without=_CONVERT),
+    TorchRequirement("torch._utils", "_rebuild_tensor_v3", without=_CONVERT),
+    TorchRequirement("torch.utils._pytree", "tree_flatten", without="the state of one rank is not sent to the others"),
+    TorchRequirement("torch.utils._pytree", "tree_unflatten", without="the state of one rank is not sent to the others"),
+    TorchRequirement("torch.serialization", "_save", without=_DRILL),
+    TorchRequirement("torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__", without=_DRILL),
+)
+
 
 def no_torch() -> str:
     """Return why torch cannot be imported at all, and what helps; "" where it can. Stock torchrun could not run then either."""
@@ -165,9 +234,29 @@ def no_pidfds() -> list[str]:
 
 
 def missing(rows: tuple[TorchRequirement, ...] = ROWS) -> list[str]:
-    """What of torch does not fit, as "module:name: why"."""
-    found = [(row, _misfit(row)) for row in rows]
-    return [f"{row.module}:{row.name}: {why}" for row, why in found if why]
+    """Return the parts of torch that do not fit, as "module:name: why: the loss"."""
+    misfits = [(row, _misfit(row)) for row in rows]
+    return [": ".join(filter(None, (f"{row.module}:{row.name}", why, row.without))) for row, why in misfits if why]
+
+
+def loaded(rows: tuple[TorchRequirement, ...] = OTHERS) -> tuple[TorchRequirement, ...]:
+    """Return the rows whose module is imported already: to look at them costs no import."""
+    return tuple(row for row in rows if row.module in sys.modules)
+
+
+def main() -> int:
+    """Print a line for each row that does not fit, then which torch it is."""
+    if why := no_torch():
+        sys.stderr.write(f"{why}\n")
+        return UNFIT
+    unfit = missing() + no_pidfds()
+    small = missing(ROUNDS) + missing(OTHERS)
+    for line in unfit + small:
+        sys.stdout.write(f"does not fit: {line}\n")
+    torch, count = importlib.import_module("torch"), len(ROWS) + len(ROUNDS) + len(OTHERS)
+    runs = "stock torchrun would run the command" if unfit else "supervise's agent runs the command"
+    sys.stdout.write(f"torch {torch.__version__}: {count - len(unfit) - len(small)} of {count} names fit; {runs}\n")
+    return UNFIT if unfit else 0
 
 
 def _names(code: CodeType) -> set[str]:
@@ -176,18 +265,28 @@ def _names(code: CodeType) -> set[str]:
     return used.union(*(_names(c) for c in code.co_consts if isinstance(c, CodeType)))
 
 
+def _named(module: object, name: str) -> tuple[Any] | None:
+    """Return what the module has by a dotted name, in a tuple; None where it has nothing of that name."""
+    there: Any = module
+    for part in name.split("."):
+        if not hasattr(there, part):
+            return None
+        there = getattr(there, part)
+    return (there,)
+
+
 def _misfit(row: TorchRequirement) -> str:
     try:
-        there: object = importlib.import_module(row.module)
+        module: object = importlib.import_module(row.module)
     except Exception as e:  # noqa: BLE001  a torch that breaks on import breaks in any way it likes
         return f"{type(e).__name__}: {e}"
-    for part in row.name.split("."):
-        if not hasattr(there, part):
-            return "there is no such name"
-        there = getattr(there, part)
+    named = next(filter(None, (_named(module, name) for name in row.name.split("|"))), None)
+    if named is None:
+        return "there is no such name"
+    (there,) = named
     if row.accepts:
         try:
-            parameters = inspect.signature(there).parameters  # type: ignore[arg-type]  # a row with arguments names a callable
+            parameters = inspect.signature(there).parameters
         except (TypeError, ValueError) as e:
             return f"no signature: {e}"
         if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -195,9 +294,13 @@ def _misfit(row: TorchRequirement) -> str:
             if lost:
                 return f"does not take {', '.join(lost)}"
     if row.calls:
-        code = getattr(inspect.unwrap(there), "__code__", None)  # type: ignore[arg-type]  # a row with calls names a function
+        code = getattr(inspect.unwrap(there), "__code__", None)
         used = _names(code) if code else set()
-        lost = [name for name in row.calls if name not in used]
+        lost = [names for names in row.calls if used.isdisjoint(names.split("|"))]
         if lost:
             return f"does not use {', '.join(lost)}"
     return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-r"""What an exception that no signature matches proves: by its class and module and the frames that it came through, then by its message.
+r"""The meaning of an exception that no signature matches: by its class and module and the frames that it came through, then by its message.
 
 One table (ROWS): the first row that fits counts. A class is compared by its unqualified name where a row names classes, because the same
 class travels under several module paths (torch.OutOfMemoryError and torch.cuda.OutOfMemoryError are one); by its module where a row names
@@ -72,9 +72,9 @@ OF_NETWORKS = _names(
 #: memory from a thread of that worker (multiprocessing/resource_sharer.py). Often this is the only report, because the loader checked its
 #: workers a moment too early.
 OF_A_GONE_WORKER = frozenset({"ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError"})
-#: What a mistake in the code of a data set, a transform or a collate function raises: no other data would help.
+#: Exceptions of a mistake in the code of a data set, a transform or a collate function: no other data would help.
 OF_MISTAKES = frozenset({"KeyError", "NameError", "UnboundLocalError", "AttributeError", "TypeError", "NotImplementedError"})
-#: Exceptions of what is wrong in the program or in its configuration, as long as nothing else explains them. FileNotFoundError is none: a
+#: Exceptions of faults in the program or in its configuration, as long as nothing else explains them. FileNotFoundError is not one: a
 #: mount comes late, another job writes the file; nor is FileExistsError, which two ranks race for.
 _OF_THE_PROGRAM = OF_MISTAKES | _names(
     "ValueError IndexError ImportError SyntaxError IndentationError TabError ZeroDivisionError IsADirectoryError NotADirectoryError"
@@ -92,7 +92,7 @@ OF_VALUES = frozenset({"ValueError", "KeyError", "IndexError", "TypeError", "Att
 
 
 class ExceptionRow(Struct, frozen=True):
-    """A row: what an exception must be, None or empty for anything, and what it then claims.
+    """A row: the conditions on an exception, None or empty for anything, and its claim.
 
     modules: of its class, at the beginning. classes: unqualified. frame: a part of the path of a frame that it came through. raised_in: a
     part of the innermost frame's path. message: is searched in its text.
@@ -118,7 +118,7 @@ class ExceptionRow(Struct, frozen=True):
 
 
 def _rows(claim: Claim, *parts: str, classes: Iterable[str] = ()) -> tuple[ExceptionRow, ...]:
-    return tuple(ExceptionRow(claim, classes=frozenset(classes), frame=part) for part in parts)
+    return tuple(ExceptionRow(claim, classes=frozenset(classes), frame=frame) for frame in parts)
 
 
 _REMOTE = Claim(Cause.STORAGE_REMOTE, 0.8, transient=True)
@@ -151,7 +151,7 @@ ROWS: tuple[ExceptionRow, ...] = (
             r"An error occurred \((?:404|NoSuchKey|NoSuchBucket)\)|\b404 (?:Client Error|Not Found)|Error 404\b|Client error '40[04]"
         ),
     ),
-    # a library's tracker reports to a service; what it refuses at the start is a setting
+    # a library's tracker reports to a service; its refusal at the start is about a setting
     ExceptionRow(_REMOTE, modules=("wandb", "mlflow", "comet_ml", "neptune"), classes=frozenset({"CommError", "RestException", "Error"})),
     *(ExceptionRow(_CONFIGURATION, modules=(name,)) for name in ("wandb", "mlflow", "comet_ml", "neptune")),
     # the library's own exceptions, and those of networks that came through its code
@@ -216,7 +216,7 @@ ROWS: tuple[ExceptionRow, ...] = (
         "torch/distributed/checkpoint/filesystem.py",
         classes=("FileNotFoundError", "EOFError", "UnpicklingError", "BadZipFile"),
     ),
-    # data: the readers of samples by their module, then what was raised where a sample is read
+    # data: the readers of samples by their module, then exceptions from the read of a sample
     ExceptionRow(
         _DATA,
         modules=(
@@ -265,7 +265,7 @@ ROWS: tuple[ExceptionRow, ...] = (
     ExceptionRow(Claim(Cause.HANG_NO_ERROR, 0.6, transient=True), modules=("ray",), classes=frozenset({"GetTimeoutError"})),
     ExceptionRow(Claim(Cause.GPU_DRIVER, 0.75), modules=("pynvml",)),
 )
-#: What the device's libraries raise where the lists do not know the message.
+#: Exceptions of the device's libraries whose message the lists do not know.
 _OF_DEVICES = (
     ExceptionRow(Claim(Cause.CUDA_ILLEGAL_ACCESS, 0.55, consequence_of=exits.ANY), classes=frozenset({"AcceleratorError", "CudaError"})),
     ExceptionRow(
@@ -281,7 +281,7 @@ _OF_DEVICE_MEMORY = expression(r"(?:torch|cupy)\.|(?:[\w.]*[.(])?OutOfMemoryErro
 _OF_ALLOCATORS = expression(
     r"[\w.]*MemoryError(?::\s*$|$|:.*(?:alloc|[Oo]ut of memory|[Nn]ot enough memory|[Ii]nsufficient memory))", re.DOTALL
 )
-#: A message that tells what somebody else said.
+#: A message that quotes somebody else.
 _REPORTS = expression(r"\b(?:reported|said|says|wrote|expected)\b")
 #: In the message of a ValueError only a text as long as a sentence counts, outside of quotation marks.
 LONG_ENOUGH = 30
@@ -290,7 +290,7 @@ _PATH = expression(r'File "([^"\n]{1,1024})", line \d')
 
 
 def _listed(kind: str, text: str) -> Claim | None:
-    """Return what the closed lists say about a message, None where it quotes: a wrong value, or what somebody else said."""
+    """Return what the closed lists say about a message, None where it quotes: a wrong value, or somebody else's words."""
     if exits.is_consequence(text) or _REPORTS.search(text):
         return None
     if kind not in OF_VALUES:
@@ -315,7 +315,7 @@ def claim_of(text: str, trace: str = "") -> Claim:
 
 
 def is_own_mistake(text: str) -> bool:
-    """Whether an exception "Type: message" is of what is wrong in the program, and comes again with the same program."""
+    """Whether an exception "Type: message" is of a fault in the program, and comes again with the same program."""
     kind = exits.exception_type(text)
     return kind in _OF_THE_PROGRAM or (kind == "RuntimeError" and _REFUSED.search(text[:_MOST_OF_A_MESSAGE]) is not None)
 

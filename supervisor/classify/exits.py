@@ -1,6 +1,6 @@
 """Claims about the cause by exit code, signal and kernel counter, for failures that no signature matches.
 
-Each table row has a case in tests/classify. What an exception proves by its class stands in exception_table.py.
+Each table row has a case in tests/classify. exception_table.py has the meaning of each exception class.
 """
 
 from __future__ import annotations

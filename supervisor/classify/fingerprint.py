@@ -46,7 +46,7 @@ def fingerprint(cause: Cause, kind: str, detail: str, frames: Iterable[str] = ()
     known = "" if phase in {"", "unknown"} else phase
     # first: without its digits a secret is no longer recognised. Another node may have another key
     shown = normalised(redact.MARKED.sub("<hidden>", redact.text(detail)))
-    return ":".join(part for part in (cause.value, kind, shown, *frames, known) if part)
+    return ":".join(field for field in (cause.value, kind, shown, *frames, known) if field)
 
 
 def normalised(text: str) -> str:
@@ -64,8 +64,8 @@ def normalised(text: str) -> str:
 
 def frames_of(traceback: str) -> tuple[str, ...]:
     """Return the innermost frames as file:function, outermost first: of the user's code, or of any code if there is none."""
-    found = frames_in(traceback)
-    return tuple(f"{frame.path.rsplit('/', 1)[-1]}:{frame.function}".rstrip(":") for frame in (_own(found) or found)[-FRAMES:])
+    frames = frames_in(traceback)
+    return tuple(f"{frame.path.rsplit('/', 1)[-1]}:{frame.function}".rstrip(":") for frame in (_own(frames) or frames)[-FRAMES:])
 
 
 def place_of(traceback: str) -> Frame | None:

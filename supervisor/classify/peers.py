@@ -29,7 +29,7 @@ _PRIVATE = expression(
     re.IGNORECASE,
 )
 _LOOPBACK = expression(r"127(?:\.\d{1,3}){3}|localhost|::1|0\.0\.0\.0|::ffff:127(?:\.\d{1,3}){3}", re.IGNORECASE)
-#: What getaddrinfo, resolvers and clients say of a name that nobody knows, or not yet (glibc, musl, macOS, Go, Java, curl, urllib3).
+#: Texts of getaddrinfo, resolvers and clients about a name that no server knows, or not yet (glibc, musl, macOS, Go, Java, curl, urllib3).
 _UNKNOWN_NAME = expression(
     r"name or service not known|temporary failure in name resolution|no address associated with hostname|name does not resolve"
     r"|nodename nor servname provided|\bgaierror\b|\bgai error\b|failed to resolve|could not resolve host|name resolution ?error"

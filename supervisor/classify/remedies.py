@@ -1,8 +1,8 @@
-"""What a person does about a failure: which hints of its cause (core/causes) the evidence permits. Pure.
+"""Chooses a person's remedy for a failure: the hints of its cause (core/causes) that the evidence permits. Pure.
 
 A hint names an object: a loader, a remote store, a cache, a GPU. It is given only where the evidence shows that object, because a
-remedy for what is not there costs a person an hour. Two things are a hint's condition: the facts that its text names, `{path}` say, and
-the `Condition`s beside it. Of the alternatives of one line the first that holds is given; a line may give none.
+remedy for an absent fault costs a person an hour. Two things are a hint's condition: the facts that its text names, `{path}` say, and
+the `Condition`s beside that line. Of the alternatives of one line the first that holds is given; a line may give none.
 
 The card, `why`, `supervise classify` and the alerts all have their remedies from here; docs/reference/causes.md lists the table.
 """
@@ -91,16 +91,16 @@ def has_loader(verdict: FailureVerdict) -> bool:
         (f.source, f.name, f.text) == ("heartbeat", "loader", "workers") for f in verdict.because
     ):
         return True
-    return any("DataLoader worker" in f.text or any(part in f.text for part in _LOADER_FRAMES) for f in verdict.because)
+    return any("DataLoader worker" in f.text or any(frame in f.text for frame in _LOADER_FRAMES) for f in verdict.because)
 
 
 def _says(pattern: re.Pattern[str]) -> Holds:
-    """Whether the evidence that the verdict stands on has these words."""
+    """Whether the evidence that the verdict is on has these words."""
     return lambda verdict: any(pattern.search(fact.text) for fact in verdict.because if fact.claim is not None or fact.name == "exception")
 
 
 def _stands_on(prefix: str) -> Holds:
-    """Whether the verdict stands on a signature of this name."""
+    """Whether the verdict is on a signature of this name."""
     return lambda verdict: any(fact.claim is not None and fact.name.startswith(prefix) for fact in verdict.because[:2])
 
 
@@ -109,7 +109,7 @@ def _not(condition: Condition, words: str) -> Condition:
 
 
 def says_other_ranks(verdict: FailureVerdict) -> bool:
-    """Whether a loader said that another number of ranks (or of replicas, shards, partitions) saved the checkpoint."""
+    """Whether a loader reports that another number of ranks (or of replicas, shards, partitions) saved the checkpoint."""
     return verdict.cause is Cause.CHECKPOINT_MISMATCH and any(fact.name.startswith(_OTHER_RANKS) for fact in verdict.because)
 
 

@@ -15,7 +15,7 @@ from supervisor.classify.expressions import expression
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: How each digest begins that stands for a secret (redact.digest).
+#: How each digest begins that means a secret (redact.digest).
 MARK: Final = "<hidden:"
 #: A name that contains one of these words has a secret value: WANDB_API_KEY, --hf-token, db.password, aws_secret_access_key. The names of
 #: variables alone, in capitals, may also end in a word that is innocent elsewhere: GITHUB_PAT, DB_PASS, SSH_KEY.
@@ -41,8 +41,8 @@ _SHORT_SECRET_NAME = expression(_SHORT_NAME, re.IGNORECASE)
 #: A quote: as it is, escaped once or often, and as HTML, a URL and JSON escape it.
 _QUOTE = r"""(?:\\+u002[27]|\\*["']|&(?:quot|apos|\#3[49]);|%2[27])"""
 #: In quotes up to the same quote, in brackets up to the closing one, in a block of YAML as far as it is indented, else one word. A comma
-#: ends the word where another name or a blank follows. A bracket goes on in lines that begin as those of JSON. It may follow the name of a
-#: function.
+#: ends the word where another name or a blank follows. A bracket continues in lines that begin as those of JSON. It may follow the name of
+#: a function.
 _VALUE = (
     r"""(?:[|>][-+\d]{0,2}[ \t]*\n(?P<block>(?P<indent>[ \t]+)\S[^\n]*(?:\n(?P=indent)[^\n]*)*+)"""
     r"""|\\*(?:"{3}|'{3})(?P<triple>(?:(?!"{3}|'{3})(?s:.)){0,4096}+)(?="{3}|'{3})"""
@@ -58,8 +58,8 @@ _SIGN = (
     r"""|[|│](?=[ \t])|(?<=[ \t])\.{4,}(?=[ \t]))"""
 )
 _BETWEEN = rf"""(?:{_QUOTE})?\]?\s*{_SIGN}\s*{_SCHEME}(?:[bfru]{{1,2}}(?=\\*["']))?"""
-#: What looks like a secret where neither a strong name nor a sign shows it: "token c4f09aa17b", ('TOKEN', 'c4f09aa17b'). Quantities and
-#: paths do not.
+#: Words that look like a secret where neither a strong name nor a sign shows it: "token c4f09aa17b", ('TOKEN', 'c4f09aa17b'). Quantities
+#: and paths do not.
 _LIKELY = (
     r"(?!\d[\d.]*(?:e[+-]?\d+)?[a-z%]{0,3}(?:/\w*)?(?![\w.]))(?!\.{0,2}/)"
     r"(?P<value>(?=[\w.~+/=@!#$%^*-]{0,200}?\d)(?=[^a-z\s]{0,200}[a-z])[\w.~+/=@!#$%^*-]{8,})"
@@ -67,7 +67,7 @@ _LIKELY = (
 _LIKELY_VALUE = expression(_LIKELY, re.IGNORECASE)
 #: Between the words of a command, as a shell has them or a list.
 _NEXT = r"""["']?[ \t,]+["']?"""
-#: Programs that take a secret as an argument without a telling name, and what stands before it.
+#: Programs that take a secret as an argument without a telling name, and the word before it.
 _PROGRAMS: Final = {
     "curl|wget|https?": rf"""(?:-u|--(?:proxy-)?user)(?:{_NEXT}|=["']?|(?<=-u))[^\s:"',]*:""",
     r"mysql\w*|mariadb[\w-]*": "-p",
@@ -80,7 +80,7 @@ _PROGRAMS: Final = {
     "kubectl|oc": r"--from-literal[=\s]+[\w.-]+=",
 }
 _ARGUMENT = "|".join(rf"""\b(?:{program})\b[^\n]{{0,300}}?[\s"',](?:{before})""" for program, before in _PROGRAMS.items())
-#: A header in the form of the wire holds its value up to the end of the line, or to the quote that stands before it.
+#: A header in the form of the wire holds its value up to the end of the line, or to the quote that is before it.
 _HEADER = (
     r"""(?P<name>(?P<open>["'])?(?<![\w-])(?:(?:proxy-)?authorization|(?:set-)?cookie|x-[\w-]*(?:token|key|auth)[\w-]*):[ \t]*)"""
     r"""(?P<value>(?(open)(?:(?!(?P=open))[^\n])+|[^\n]+))"""
@@ -92,12 +92,12 @@ _URL_QUERY = (
     r"""(?P<name>[?&;](?:[\w-]*(?:signature|credential|hmac)[\w-]*|sig|(?:[\w-]*_)?key|code|jwt|sas|jsessionid|phpsessid|sid)=)"""
     r"""(?P<value>[^\s&"'<>]{4,})"""
 )
-#: Addresses of which whoever knows them may post: incoming webhooks, pings, a bot's methods.
+#: Addresses to which everybody who knows them may post: incoming webhooks, pings, a bot's methods.
 _WEBHOOK = (
     r"""(?P<name>\bhttps?://(?:[^\s/?#"'<>]*(?:hooks?|logic\.azure|hc-ping)\b[^\s/?#"'<>]*/"""
     r"""|[^\s?#"'<>]{1,200}/(?:(?:web)?hooks?|services|workflows|integrations?|ping|enqueue)/|api\.telegram\.org/bot))(?P<value>[^\s"'<>)\]]+)"""
 )
-#: Where a secret stands. The widest forms come first.
+#: The places of a secret. The widest forms come first.
 PLACED: Final = tuple(
     expression(pattern, re.IGNORECASE | re.MULTILINE)
     for pattern in (
@@ -117,7 +117,7 @@ PLACED: Final = tuple(
         r"(?P<name>\b(?:Bearer|Basic)\s+)(?=[\w.~+/=-]*\d)(?P<value>[\w.~+/=-]{8,})",
     )
 )
-#: What stands under a telling name.
+#: The value under a telling name.
 _NAMED_FORMS: Final = (
     # a list of variables, as Kubernetes has it: the name is the value of one key, and the value that of the next
     rf"""\b(?:name|key)["']?\s*[:=]\s*["']?(?P<name>{_NAMED}["']?\s*,?\s*["']?value["']?\s*[:=]\s*){_VALUE}""",
@@ -207,7 +207,7 @@ def is_secret(name: str, value: object) -> bool:
 def is_random(word: str) -> bool:
     """Return whether a word was drawn by chance from capitals, small letters and digits: a token whose issuer nobody knows.
 
-    Hashes, UUIDs and ids in small letters, paths, addresses, names of classes and kernels, and the mangled names of C++ are none.
+    Hashes, UUIDs and ids in small letters, paths, addresses, names of classes and kernels, and the mangled names of C++ are no secrets.
     """
     if word[0] in "/~" or ("/" in word and "." in word) or word.startswith("0x") or word.lstrip(".").startswith("_Z"):
         return False
@@ -215,7 +215,7 @@ def is_random(word: str) -> bool:
     if len(run) < _SHORTEST_RUN:
         return False
     kinds = ["A" if letter.isupper() else "a" if letter.islower() else "0" for letter in run]
-    if len(set(kinds)) < 3 or sum(one != other for one, other in pairwise(kinds)) < _CHANGES * (len(run) - 1):  # noqa: PLR2004  of each
+    if len(set(kinds)) < 3 or sum(kind != other for kind, other in pairwise(kinds)) < _CHANGES * (len(run) - 1):  # noqa: PLR2004  of each
         return False
     numbers, longest = len(_NUMBER.findall(run)), max(map(len, _SMALL.findall(run)))
     return numbers >= _MANY_NUMBERS or (numbers >= _SOME_NUMBERS and longest < _SHORTEST_WORD)

@@ -1,4 +1,4 @@
-"""Reads how far a training is from what it prints: `step 10/120`, `Epoch [1/3], Step [100/600]`, a progress bar. Pure.
+"""Reads how far a training is from its output: `step 10/120`, `Epoch [1/3], Step [100/600]`, a progress bar. Pure.
 
 step 10/120 loss 4.11      iteration       10/     120 |       Epoch: [0][ 10/196]  Loss 2.1      8%|▊  | 10/120 [00:05<01:00
 """
@@ -24,7 +24,7 @@ _COUNTS = (
     expression(r"[\[(]\s{0,8}(?P<done>\d{1,12})/\s{0,8}(?P<total>\d{1,12})[\])]"),
     expression(r"(?<![\w/.:-])(?P<done>\d{1,12})/(?P<total>\d{1,12})(?![\w/.:-])"),
 )
-#: What stands before a count of something else than the steps of the training.
+#: The word before a count of something else than the steps of the training.
 _NOT_OF_TRAINING = expression(
     r"(?i)(?<![a-z])(?:val|valid|validation|test|testing|eval|evaluat\w*|download\w*|load\w*|fetch\w*|sav\w*|map|tokeniz\w*|shards?|files?"
     r"|examples)(?![a-z])"

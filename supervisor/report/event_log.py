@@ -3,20 +3,23 @@
 Each line has the bound fields (job, run_id, attempt, incident, node, rank). They go to `<state>/supervise.log`, two files of at most
 LIMIT_BYTES each, and to stderr where terminal.verbosity asks for it. Threads of their own render and write, so that a full, slow or hung
 disk never reaches the caller; lost lines are counted, and the next line that can be written reports them as `log.lost`.
+
+structlog renders the lines (log_lines.py). It is imported by these threads, and not before the ranks are started: its 200 modules take
+a tenth of a second of CPU time, for which a start would wait. Until then events wait in the queue.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from supervisor.report.background_writer import BackgroundWriter
 from supervisor.report.log_events import LogEvent
-from supervisor.report.log_lines import renderer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,19 +30,22 @@ if TYPE_CHECKING:
 
 LIMIT_BYTES = 8 << 20
 FILE_NAME = "supervise.log"
+#: A start that takes longer than this (other nodes are awaited, a mirror restores) is not delayed by an import, and its user reads the log.
+HELD_S: Final = 30.0
 
 
 class EventLog:
     """A log to write to. `bind` returns another view of the same log."""
 
-    def __init__(self, outputs: Sequence[_Output], bound: Mapping[str, object] = MappingProxyType({})) -> None:
+    def __init__(self, outputs: Sequence[_Output], held_until: LogEvent | None, bound: Mapping[str, object] = MappingProxyType({})) -> None:
         """Write to the outputs that `open_log` made: the file, and the terminal with --verbose."""
         self._outputs = outputs
+        self._held_until = held_until
         self._bound = bound
 
     def bind(self, **fields: object) -> EventLog:
         """Return a log whose every line carries `fields` too."""
-        return EventLog(self._outputs, {**self._bound, **fields})
+        return EventLog(self._outputs, self._held_until, {**self._bound, **fields})
 
     def write(self, event: LogEvent, level: LogLevel | None = None, /, **fields: object) -> None:
         """Log one event, at its own level unless `level` is given. Values that JSON does not know are logged as their repr.
@@ -51,6 +57,8 @@ class EventLog:
             return
         for output in self._outputs:
             output.put((event.value, level, {**self._bound, **fields, "timestamp": _now()}))
+            if event is self._held_until:
+                output.may_render.set()
 
     @property
     def lost(self) -> int:
@@ -61,17 +69,22 @@ class EventLog:
         """Wait until all is written, at most `deadline_s`. A second call does nothing."""
         until = time.monotonic() + deadline_s
         for output in self._outputs:
+            output.may_render.set()
+        for output in self._outputs:
             output.close(max(0.0, until - time.monotonic()))
 
 
 class _Output:
     """Renders records in a thread of its own, so that a hung disk does not silence the terminal, and gives the text to `sink`.
 
-    sink: returns whether it took the text. end: called when all is written.
+    may_render: nothing is rendered before it is set, for HELD_S at most. sink: returns whether it took the text. end: called when all is
+    written.
     """
 
     def __init__(self, name: str, log_format: LogFormat, sink: Callable[[str], bool], end: Callable[[], None] = lambda: None) -> None:
-        self._render, self._sink, self._end = renderer(log_format), sink, end
+        self.may_render = threading.Event()
+        self._log_format, self._sink, self._end = log_format, sink, end
+        self._render: Callable[[LogRecord], str] | None = None
         self._is_closed = False
         self._writer: BackgroundWriter[LogRecord] = BackgroundWriter(name, self._write)
 
@@ -89,14 +102,23 @@ class _Output:
                 self._end()
 
     def _write(self, record: LogRecord, lost: int) -> bool:
+        if not self.may_render.wait(HELD_S):
+            self.may_render.set()
         records = [record]
         if lost:
             records.insert(0, (LogEvent.LOG_LOST.value, LogEvent.LOG_LOST.level, {"lines": lost, "timestamp": _now()}))
         try:
-            text = "".join(f"{self._render(each)}\n" for each in records)
-        except Exception:  # noqa: BLE001 (a repr that raises: the line is lost and counted, the thread goes on)
+            text = "".join(f"{self._rendered(each)}\n" for each in records)
+        except Exception:  # noqa: BLE001 (a disk without our packages, a repr that raises: the line is lost and counted, the thread continues)
             return False
         return self._sink(text)
+
+    def _rendered(self, record: LogRecord) -> str:
+        if self._render is None:
+            from supervisor.report.log_lines import renderer  # noqa: PLC0415 (see the module's docstring)
+
+            self._render = renderer(self._log_format)
+        return self._render(record)
 
 
 class _BoundedFile:
@@ -146,14 +168,20 @@ def open_log(
     *,
     log_format: LogFormat = "auto",
     limit_bytes: int = LIMIT_BYTES,
+    held_until: LogEvent | None = None,
 ) -> EventLog:
-    """Open the log of the state directory. With `terminal` (verbose) each line is shown there too, in `log_format`."""
+    """Open the log of the state directory. With `terminal` (verbose) each line is shown there too, in `log_format`.
+
+    held_until: nothing is rendered before this event, for at most HELD_S, or before the log is closed.
+    """
     file = _BoundedFile(state / FILE_NAME, limit_bytes)
     outputs = [_Output("eventlog", "ecs" if log_format == "ecs" else "json", file.write, file.close)]
     if terminal is not None:
         shown_as = ("console" if terminal.is_a_tty else "json") if log_format == "auto" else log_format
         outputs.append(_Output("eventlog-shown", shown_as, terminal.lines))
-    return EventLog(outputs)
+    for output in outputs if held_until is None else ():
+        output.may_render.set()
+    return EventLog(outputs, held_until)
 
 
 def _now() -> str:

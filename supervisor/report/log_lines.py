@@ -1,13 +1,18 @@
-"""Renders log events as lines: one function a form."""
+"""Renders log events as lines, with structlog. Imported by the threads that write the log, after the ranks are started (event_log.py)."""
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING, Final
 
+import structlog
+from structlog.dev import ConsoleRenderer
+from structlog.processors import JSONRenderer, add_log_level
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from structlog.typing import EventDict, Processor, WrappedLogger
 
     from supervisor.report.log_events import LogFormat, LogRecord
 
@@ -19,39 +24,36 @@ _SENTENCES: Final = ("summary", "text", "error", "outcome", "reason", "what")
 
 def renderer(log_format: LogFormat) -> Callable[[LogRecord], str]:
     """Return what renders an event in this format, without a line end."""
-    return {"console": _console, "ecs": _ecs}.get(log_format, _json)
+    processors: list[Processor] = [add_log_level]
+    if log_format == "console":
+        # repr_native_str: a line end in a value must not begin a line. TerminalWriter would show the escape sequences of colours as text.
+        processors.append(ConsoleRenderer(colors=False, repr_native_str=True))
+    else:
+        processors += [*([ecs] if log_format == "ecs" else []), JSONRenderer()]
+    logger = structlog.wrap_logger(structlog.ReturnLogger(), processors, wrapper_class=structlog.BoundLogger).bind()
+
+    def render(record: LogRecord) -> str:
+        event, level, fields = record
+        return str(getattr(logger, level)(event, **fields))
+
+    return render
 
 
-def _json(record: LogRecord) -> str:
-    """Render one JSON object; a value that JSON does not know as its repr."""
-    event, level, fields = record
-    return json.dumps({**fields, "event": event, "level": level}, default=repr)
-
-
-def _console(record: LogRecord) -> str:
-    """Render the event for a person: its values by repr, so that a line end in one begins no line."""
-    event, level, fields = record
-    pairs = " ".join(f"{name}={value!r}" for name, value in sorted(fields.items()) if name != "timestamp")
-    return f"{fields['timestamp']} [{level:<9}] {event:<30} {pairs}".rstrip()
-
-
-def _ecs(record: LogRecord) -> str:
-    """Render the event in ECS's names; its own fields, which ECS has no names for, are together in `supervise`."""
-    event, level, fields = record
-    own = {name: value for name, value in fields.items() if name not in {"timestamp", "node"}}
-    host = {"host.name": fields["node"]} if "node" in fields else {}
-    sentence = next((own[key] for key in _SENTENCES if own.get(key)), "")
-    line = {
-        "@timestamp": fields["timestamp"],
+def ecs(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Return an event in ECS's names; its own fields, which ECS has no names for, are together in `supervise`."""
+    name, level, timestamp = (event.pop(key) for key in ("event", "level", "timestamp"))
+    host = {"host.name": event.pop("node")} if "node" in event else {}
+    sentence = next((event[key] for key in _SENTENCES if event.get(key)), "")
+    return {
+        "@timestamp": timestamp,
         "log.level": level,
-        "message": f"{event}: {sentence}" if sentence else event,
+        "message": f"{name}: {sentence}" if sentence else name,
         "ecs.version": ECS_VERSION,
         "event.kind": "event",
         "event.dataset": "supervise",
-        "event.action": event,
+        "event.action": name,
         "service.name": "supervise",
         "process.pid": os.getpid(),
         **host,
-        "supervise": own,
+        "supervise": event,
     }
-    return json.dumps(line, default=repr)

@@ -113,7 +113,7 @@ class JobRun:
             job = replace(job, run_id=self.past.last_run.run_id)
         self.job = job
         shown = terminal if settings.terminal.verbosity == "verbose" else None
-        log = event_log.open_log(job.state, shown, log_format=settings.terminal.log_format)
+        log = event_log.open_log(job.state, shown, log_format=settings.terminal.log_format, held_until=LogEvent.ATTEMPT_STARTED)
         self.log = log.bind(job=job.name, run_id=job.run_id, node=job.node)
         self.notifier = Notifier(job.environ)
         self.loop_beat = LoopBeat(job.scratch, job.name, str(identity.state_root(job.state)))
@@ -408,7 +408,7 @@ class JobRun:
     # the end
 
     def _finish_checkpoints(self, watcher: CheckpointWatcher | None) -> bool:
-        """Verify the last checkpoint, give the mirror time to upload it, report what is not uploaded. Return whether all was verified."""
+        """Verify the last checkpoint, give the mirror time to upload it, report the rest. Return whether all was verified."""
         if self.mirror is None and watcher is None:
             return True
         settings, environ = self.job.settings, self.job.environ

@@ -22,7 +22,7 @@ import pytest
 
 from supervisor.agent import dynamic_rounds, rendezvous
 from supervisor.agent.messages import Go
-from supervisor.agent.selfcheck import DYNAMIC, ROUNDS, ROWS, missing
+from supervisor.agent.selfcheck import DYNAMIC, OTHERS, ROUNDS, ROWS, loaded, missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,6 +80,49 @@ def test_the_rounds_fit_the_installed_torch_and_each_name_of_torchs_that_they_to
     public |= {"min_nodes", "max_nodes", "timeout", "join", "last_call", "keep_alive_interval", "keep_alive_max_attempt"}
     assert private >= {"_Action", "_sanitize", "_settings"}
     assert (private | keys | public) - named == set()
+
+
+#: Private names that are not torch's: of Python, of our own classes, and what torch's modules hold for whoever makes one.
+NOT_TORCHS = frozenset(
+    {"_exit", "_getframe", "_current_frames", "_data", "_xoptions", "_lock", "_filters_mutated_lock_held", "_identity", "_beat"}
+    | {"_fileobj", "_file", "_initializing", "_showwarning_orig", "_showwarnmsg_impl", "_filters_mutated", "_clear_cache", "_drop_dead"}
+    | {"_modules", "_buffers", "_parameters", "_torchdynamo_disable", "_C", "_utils"}
+)
+
+
+def private_names(source: str) -> set[str]:
+    """Return the private names that code takes from other objects: attributes, names for getattr, and imports from torch."""
+    named = set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Attribute(ast.Name("self" | "cls")):
+                continue
+            case ast.Attribute(_, name) | ast.Call(ast.Name("getattr"), [_, ast.Constant(str(name)), *_]):
+                named.add(name)
+            case ast.ImportFrom(str(module), names) if module.startswith("torch"):
+                named |= {alias.name for alias in names}
+    return {name for name in named if re.fullmatch(r"_[A-Za-z]\w*", name)}
+
+
+def test_each_private_name_of_torchs_that_any_code_of_ours_touches_has_a_row() -> None:
+    root = Path(__file__).parents[2]
+    folders = ("supervisor/instrument", "supervisor/agent", "checkpointing/conversion", "checkpointing/training", "health/nodecheck")
+    touched = {name for folder in folders for path in (root / folder).rglob("*.py") for name in private_names(path.read_text())}
+    rows = (*ROWS, *ROUNDS, *OTHERS)
+    named = {part for row in rows for names in (row.name, *row.calls) for name in names.split("|") for part in name.split(".")}
+    assert touched >= {"_create_c10d_store", "_StorageInfo", "_world", "_wrap", "_queued_calls", "_get_default_store"}
+    assert touched - named == NOT_TORCHS
+
+
+def test_all_other_private_names_fit_the_installed_torch_and_each_row_says_what_is_lost_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert missing(OTHERS) == []
+    assert [row.name for row in OTHERS if not row.without] == []
+    monkeypatch.delattr("torch.cuda._queued_calls")
+    monkeypatch.delattr("torch.nn.modules.batchnorm._BatchNorm")
+    assert missing(loaded()) == [
+        "torch.cuda:_queued_calls: there is no such name: restarts are cold: what the imports do is not known",
+        "torch.nn.modules.batchnorm:_BatchNorm.__init__: there is no such name: a smaller micro-batch changes batch norms without a word",
+    ]
 
 
 def test_what_the_rendezvous_calls_of_torchs_stores_has_a_row() -> None:

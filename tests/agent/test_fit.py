@@ -63,14 +63,10 @@ def test_every_row_of_the_self_check_bites_and_the_installed_torch_fits(tmp_path
     assert len(told) > 40
 
 
-def test_a_torch_that_does_not_fit_is_named_before_anything_runs(start: Callable[..., Any], tmp_path: Path) -> None:
-    """As a new torch would come: one method of its elastic agent has another name."""
-    bent = tmp_path / "bent"
-    bent.mkdir()
-    (bent / "sitecustomize.py").write_text(
-        """
+#: As a new torch would come: a name is gone once its module is imported.
+LATER = """
 import importlib.machinery, sys
-NAME = "torch.distributed.elastic.agent.server.api"
+NAME, OWNER, LOST = {names}
 class Bend:
     def find_spec(self, name, path=None, target=None):
         if name != NAME:
@@ -79,19 +75,35 @@ class Bend:
         run, execute = spec.loader, spec.loader.exec_module
         def exec_module(module):
             execute(module)
-            module.SimpleElasticAgent._enter_rendezvous = module.SimpleElasticAgent._rendezvous
-            del module.SimpleElasticAgent._rendezvous
+            delattr(getattr(module, OWNER) if OWNER else module, LOST)
         run.exec_module = exec_module
         return spec
 sys.meta_path.insert(0, Bend())
 """
-    )
-    agent = start(PYTHONPATH=str(bent))
+
+
+def bent(tmp_path: Path, *names: str) -> str:
+    """Return a path on which a torch of another form is found."""
+    (tmp_path / "bent").mkdir()
+    (tmp_path / "bent/sitecustomize.py").write_text(LATER.replace("{names}", repr(names)))
+    return str(tmp_path / "bent")
+
+
+def test_a_torch_that_does_not_fit_is_named_before_anything_runs(start: Callable[..., Any], tmp_path: Path) -> None:
+    agent = start(PYTHONPATH=bent(tmp_path, "torch.distributed.elastic.agent.server.api", "SimpleElasticAgent", "_rendezvous"))
     agent.send(Go(1))
     told = agent.expect("unfit", 0)["missing"]
     assert told == ["torch.distributed.elastic.agent.server.api:SimpleElasticAgent._rendezvous: there is no such name"]
     assert agent.wait_exit() == 79
     assert not list(tmp_path.glob("facts-*"))
+
+
+def test_a_name_without_which_little_is_lost_is_reported_and_the_job_runs(start: Callable[..., Any], tmp_path: Path) -> None:
+    agent = start("--standalone", PYTHONPATH=bent(tmp_path, "torch.utils.data.dataloader", "", "_BaseDataLoaderIter"))
+    agent.send(Go(1))
+    agent.expect("stopped", 1, outcome="succeeded")
+    assert agent.wait_exit() == 0
+    assert "torch.utils.data.dataloader:_BaseDataLoaderIter.__next__: there is no such name: `supervise drill`" in agent.errors()
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The event log of a real run: it has every event from the start on, in its order, however the run ends."""
+"""The event log of a real run: what renders it is imported after the ranks are started, and nothing that was logged before is lost."""
 
 from __future__ import annotations
 
@@ -16,6 +16,25 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Supervised
 
+#: `supervise`, which writes when structlog is imported, and by which thread.
+WATCHED = """
+import sys, threading, time
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "structlog":
+            with open("imported", "a") as file:
+                print(time.clock_gettime(time.CLOCK_BOOTTIME), threading.current_thread().name, file=file)
+sys.meta_path.insert(0, Watch())
+from supervise_command import main
+sys.exit(main())
+"""
+RANK = """
+import os
+with open("/proc/self/stat") as file:
+    ticks = int(file.read().rpartition(")")[2].split()[19])
+print(ticks / os.sysconf("SC_CLK_TCK"), file=open("started", "w"))
+"""
+
 pytestmark = pytest.mark.process
 
 
@@ -25,19 +44,23 @@ def logged(run: Supervised) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def start(supervise: Callable[..., Supervised], tmp_path: Path) -> Callable[..., Supervised]:
-    """Start `supervise` on a rank that writes a file."""
-    (tmp_path / "rank.py").write_text("open('started', 'w').close()\n")
+    """Start `supervise` so that `imported` shows when it imported structlog."""
+    (tmp_path / "watched.py").write_text(WATCHED)
+    (tmp_path / "rank.py").write_text(RANK)
 
     def start(*options: str, **environment: str) -> Supervised:
-        ours = [sys.executable, "-m", "supervisor", "--job", "e2e", "--state-dir", str(tmp_path / "state"), *options]
+        ours = [sys.executable, "watched.py", "--job", "e2e", "--state-dir", str(tmp_path / "state"), *options]
         return supervise(*ours, "--", "python", "rank.py", around=Surroundings(without_us=True), **environment)
 
     return start
 
 
-def test_events_are_logged_in_their_order(start: Callable[..., Supervised]) -> None:
+def test_what_renders_the_log_is_imported_after_the_ranks_are_started(start: Callable[..., Supervised], tmp_path: Path) -> None:
     run = start()
     assert run.exit_code() == 0
+    ((imported, thread),) = [line.split() for line in (tmp_path / "imported").read_text().splitlines()]
+    started = float((tmp_path / "started").read_text())
+    assert (thread, float(imported) >= started) == ("eventlog", True)
     names = [line["event"] for line in logged(run)]
     assert names[0] == "run.started"
     assert names.index("attempt.begun") < names.index("attempt.started") < names.index("attempt.ended") < names.index("run.finished")
@@ -54,4 +77,5 @@ def test_what_was_logged_is_written_when_the_run_ends_by_an_error_before_its_ran
     assert run.exit_code() not in {0, None}
     assert not (tmp_path / "started").exists()
     assert [line["event"] for line in logged(run)][:1] == ["run.started"], run.stderr
+    assert (tmp_path / "imported").exists()
     assert '"event": "run.started"' in run.stderr

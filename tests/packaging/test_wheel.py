@@ -3,38 +3,26 @@
 from __future__ import annotations
 
 import email
-import os
 import re
 import subprocess
 import sys
 import sysconfig
 import tomllib
 import zipfile
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from supervisor.cli.commands import COMMANDS, HIDDEN
+from tests.packaging.environments import DEADLINE_S, PIP, ROOT, Environment, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PACKAGES = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 COMMAND = "supervise_command.py"  # a file, not a package
-DEADLINE_S = 100.0
-
-
-def run(*command: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
-    """Run a command to its end; what it printed, if it succeeded."""
-    done = subprocess.run(  # noqa: S603 -- the test's own commands
-        [str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
-    assert done.returncode == 0, f"{command}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -116,41 +104,6 @@ def test_the_wheel_says_what_it_is(wheel: Path, names: set[str]) -> None:
     needed = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert not [line for line in needed if re.match(r"torch\b|nvidia-(?!ml-py)", line)], "pip would replace the job's torch, or fetch CUDA"
     assert "torch>=2.6; extra == 'torch'" in metadata.get_all("Requires-Dist", [])
-
-
-@dataclass(frozen=True)
-class Environment:
-    """A virtual environment that sees the dependencies of the one that the tests run in, but not the editable install there."""
-
-    root: Path
-
-    @property
-    def bin(self) -> Path:
-        """Where its commands are."""
-        return self.root / "bin"
-
-    def hide_torch(self) -> None:
-        """Give it what the tests' environment has, torch apart."""
-        (site,) = self.root.glob("lib/python*/site-packages")
-        (site / "zz-dependencies.pth").unlink()
-        for entry in Path(sysconfig.get_paths()["purelib"]).iterdir():
-            if not re.match(r"(_|func)?torch|supervis|.*\.pth$|__|pip", entry.name) and not (site / entry.name).exists():
-                (site / entry.name).symlink_to(entry)
-
-    def install(self, *wheels: Path) -> None:
-        """Install wheels, one after the other, without what they depend on."""
-        for one in wheels:
-            run(*PIP, "--python", self.bin / "python", "install", "--no-deps", "--no-index", "--force-reinstall", one)
-
-    def run(self, command: str, *args: str | Path) -> str:
-        """Run a command of the environment in a directory of its own."""
-        cwd = self.root / "work"
-        cwd.mkdir(exist_ok=True)
-        kept = {key: os.environ[key] for key in ("HOME", "LANG", "TMPDIR") if key in os.environ}
-        return run(self.bin / command, *args, cwd=cwd, env=kept | {"PATH": f"{self.bin}:{os.environ['PATH']}"})
-
-
-PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "-q")
 
 
 @pytest.fixture(scope="module")

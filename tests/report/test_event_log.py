@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -110,11 +111,29 @@ def test_a_full_disk_keeps_whole_lines_only_and_the_log_goes_on_when_there_is_ro
     assert [(line["event"], line.get("lines")) for line in found[len(kept) :]] == [("log.lost", 20 - len(kept)), ("run.finished", None)]
 
 
-def test_all_is_written_in_its_order_and_with_its_own_time_when_the_log_is_closed(tmp_path: Path) -> None:
-    log = open_log(tmp_path)
+def test_what_costs_much_is_imported_when_the_event_comes_for_which_the_log_is_held(tmp_path: Path) -> None:
+    code = f"""
+        import pathlib, sys
+        from supervisor.report.event_log import open_log
+        from supervisor.report.log_events import LogEvent
+        log = open_log(pathlib.Path({str(tmp_path)!r}), held_until=LogEvent.ATTEMPT_STARTED)
+        log.write(LogEvent.RUN_STARTED, turn=1)
+        assert not sys.modules.keys() & {{"structlog", "logging", "asyncio", "rich", "pygments"}}
+        log.write(LogEvent.ATTEMPT_STARTED, turn=2)
+        log.close(30.0)
+        assert "structlog" in sys.modules
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)  # noqa: S603  our own
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line["turn"] for line in lines(tmp_path / FILE_NAME)] == [1, 2]
+
+
+def test_what_is_held_is_written_in_its_order_and_with_its_own_time_when_the_log_is_closed(tmp_path: Path) -> None:
+    log = open_log(tmp_path, held_until=LogEvent.ATTEMPT_STARTED)
     for turn in range(900):
         log.write(LogEvent.RUN_STARTED, turn=turn)
     ended = datetime.now(UTC)
+    assert not (tmp_path / FILE_NAME).exists()
     log.close(30)
     log.close(30)
     written = lines(tmp_path / FILE_NAME)

@@ -12,7 +12,7 @@ put the known end of a rank before the text. Candidates that are not admissible 
 4. *A rank that we ended is no culprit.* Its own text does not accuse it while the end of another rank names a cause.
 5. *A logged error needs a peer that waited.* An error that a rank logged and survived explains the time-out of another rank, and nothing
    else: not a kill, and no wait of the rank that logged it.
-6. *A survived cause never changes the job.* If training went on, or ended well, text alone does not prove such a cause.
+6. *A survived cause never changes the job.* If training continued, or ended well, text alone does not prove such a cause.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def admissible(candidates: Sequence[CauseCandidate], facts: Sequence[Evidence]) 
 
 
 def is_logged(fact: Evidence) -> bool:
-    """Whether a fact is an error that a rank logged, and went on (signatures/logged.toml)."""
+    """Whether a fact is an error that a rank logged before it continued (signatures/logged.toml)."""
     return fact.name.endswith(LOGGED)
 
 

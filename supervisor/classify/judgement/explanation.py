@@ -1,4 +1,4 @@
-"""Explains a judgement to a person: what was seen, what outranked what, and the row that would have named the cause."""
+"""Explains a judgement to a person: the evidence, its ranking, and the row that would have named the cause."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Weighed(Struct, frozen=True):
 
 
 def weighed(grounds: VerdictGrounds) -> tuple[Weighed, ...]:
-    """Return what was weighed, in the order of the log."""
+    """Return the weighed candidates, in the order of the log."""
     return tuple(Weighed(candidate, _fate(candidate, grounds)) for candidate in grounds.candidates)
 
 

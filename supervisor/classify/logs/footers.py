@@ -9,8 +9,8 @@
     verb  = died, crashed, exited, failed, was killed, …
     code  = "exit code", "return code", "status" … number | "signal" number | SIGNAL | the words of a shell
 
-What only supposes an end ("if a worker exits with code 1") is none, and an exit code of 0 is none. What a launcher prints in another form
-has a pattern in `LAUNCHERS`; a shell's notice stands in `_NOTICES`. An end gives evidence of source "exit", as if the supervisor had seen
+A supposed end ("if a worker exits with code 1") does not count, nor does an exit code of 0. What a launcher prints in another form
+has a pattern in `LAUNCHERS`; a shell's notice is in `_NOTICES`. An end gives evidence of source "exit", as if the supervisor had seen
 it. But `t` is 0: the order in a launcher's table does not show which process ended first.
 """
 
@@ -24,7 +24,7 @@ from supervisor.classify.expressions import expression
 from supervisor.core.model import Evidence
 from supervisor.core.values import Struct
 
-#: What a shell prints for a child that died of a signal (bash, dash), and srun for a task.
+#: Lines of a shell about a child that died of a signal (bash, dash), and srun for a task.
 _SHELL = {
     "Killed": 9,
     "Segmentation fault": 11,
@@ -70,7 +70,7 @@ _CODE = expression(
 _BEFORE = expression(rf"(?:(?P<end>\b(?:{_ENDS})\b)|(?P<meets>\b(?:{_MEETS})\b)|{_VERB}){_GAP}$", re.IGNORECASE)
 _LAST_WHO = expression(rf".*(?P<who>{_WHO})", re.IGNORECASE | re.DOTALL)
 _NEXT_WHO = expression(rf"[^.;\n]{{0,24}}?{_WHO}", re.IGNORECASE)
-#: Nothing but marks, times and a level stands before a verb that begins a report.
+#: Nothing but marks, times and a level is before a verb that begins a report.
 _NOTHING = expression(r"(?:[\W\d_T]|\b(?:ERROR|FATAL|CRITICAL|WARNING|INFO|Z)\b){0,80}", re.IGNORECASE)
 _QUOTED = expression(r"['\"\])>][,:]?(?: (?:was|has|is))?\s*$")
 #: Words of a sentence that reports no end, but speaks of one.
@@ -83,7 +83,7 @@ _SUPPOSED = expression(
 _OF_OTHERS = ("root causes", "DataLoader worker")
 _OTHERWISE = expression(r"[^.;]{0,48}?\b(?:or|if|when|unless|as (?:asked|expected|requested))\b", re.IGNORECASE)
 _SENTENCE = expression(r".*[.;!?]\s", re.DOTALL)
-#: Who has ended without a code, by words that leave no doubt.
+#: Ends without a code, by words that leave no doubt.
 _WITHOUT_CODE = expression(
     rf"(?<!\b0 ){_WHO}(?:[ #:=-]{{1,3}}[\w./]{{1,40}}){{0,4}}? (?:has |have |was |were |is |are )?"
     r"(?P<end>(?:(?:exited|terminated|died) |exits )(?:unexpectedly|abnormally|prematurely)"
@@ -101,7 +101,7 @@ _NODE_OF = expression(r"(?:^srun: error: |\bon (?:node|host) )(?P<node>[\w.-]{1,
 
 
 class LauncherRow(Struct, frozen=True):
-    """What prints an end, whose end that is, and its words. pattern: for words that are no sentence of the grammar."""
+    """A printed end: its program, its subject, and its words. pattern: for words that are no sentence of the grammar."""
 
     name: str
     whose: str
@@ -358,7 +358,7 @@ def _signal_in(groups: dict[str, str | None]) -> int | None:
 
 def _fact(groups: dict[str, str | None], line: str, end: str = "failed") -> tuple[Evidence, ...]:
     """Return the evidence of an end; () for an exit code of 0. end: the verb, where there is neither code nor signal."""
-    code = int(told) if (told := groups.get("code")) else None
+    code = int(code_text) if (code_text := groups.get("code")) else None
     signum = _signal_in(groups)
     if signum is None and code is not None:
         signum = signal_of(code)

@@ -1,4 +1,4 @@
-"""Reads the end of a log: whether training went on, with losses that are no number, whether another run began, what its last words are.
+"""Reads the end of a log: whether training continued, with losses that are no number, whether another run began, what its last words are.
 
 Only the last lines are read (match.TAIL_BYTES), so a log of any size costs the same.
 """
@@ -66,7 +66,7 @@ def trained_on_without_number(tail: bytes, number: int, rank: int | None, t: flo
     return [Evidence("log", "nan_loss.trained_on", last[0][:200], rank, t or float(number), free_text=True, line=number, claim=claim)]
 
 
-#: A good end, in the last lines of a program: its own words, its trainer's, its launcher's. A shell's "done" is none.
+#: A good end, in the last lines of a program: its own words, its trainer's, its launcher's. A shell's "done" does not count.
 _DONE = r"(?i:finished|completed?|done|succeeded|ended)"
 _WORK = r"(?i:(?:pre-?)?training|fine-?tuning|eval(?:uation)?|fit(?:ting)?|validation|testing|epochs?|steps?|iterations?|experiment|run)"
 _WELL = expression(
@@ -117,7 +117,7 @@ def begun_again(tail: bytes, number: int, last: int) -> list[Evidence]:
     """Return the evidence that a new run began after the last traceback: the same lines follow it that stood before it.
 
     A file may hold several runs (nohup.out, a log that is appended to). The lines of a run's beginning are equal in all of them; those
-    of a run that goes on hold numbers that grow.
+    of a run that continues hold numbers that grow.
     """
     if not last:
         return []
@@ -139,7 +139,7 @@ _LAST_WORDS = expression(rf"\S.{{0,400}}?(?P<notice>(?:{'|'.join(footers.WORDS)}
 
 
 def last_words(tail: bytes, number: int, rank: int | None) -> list[Evidence]:
-    """Return how the process ended, if a shell's notice stands at the end of the log's last line, behind other output.
+    """Return how the process ended, if a shell's notice is at the end of the log's last line, behind other output.
 
     Elsewhere such a text may be anything, a sample of the training data too.
     """

@@ -84,7 +84,7 @@ _ECHO = expression(
     )""",
     re.VERBOSE,
 )
-#: A record of a logger in key=value form (Go's and Kubernetes' logs) is none of them.
+#: A record of a logger in key=value form (Go's and Kubernetes' logs) is not one of them.
 _RECORD = expression(r"(?:time|ts|t)=\S{1,64} (?:level|lvl)=")
 _OPTIONS = expression(r"(?:^|\s)--[a-z][\w-]+(?:[= ]|$)")
 #: A line with so many options is a command.
@@ -130,7 +130,7 @@ def read(data: bytes, *, whole: bool = True) -> Line:
     if (match := _SYSLOG.fullmatch(text)) and match["node"]:  # first: the time would match a prefix below
         return Line(text, node=match["node"], kernel=match["text"])
     for _ in range(_MOST_PREFIXES):
-        match = next((found for prefix in _PREFIXES if (found := prefix.match(text))), None)
+        match = next((prefix_match for prefix in _PREFIXES if (prefix_match := prefix.match(text))), None)
         if match is None:
             break
         groups = match.groupdict()
@@ -146,7 +146,7 @@ def read(data: bytes, *, whole: bool = True) -> Line:
     return Line(text, rank, node or host, kernel=kernel, echo=is_echo(text))
 
 
-#: What a prefix may consist of: a time, a tag in brackets, "host process[pid]:", "name |".
+#: The parts of a prefix: a time, a tag in brackets, "host process[pid]:", "name |".
 _DATE = r"(?:[A-Z][a-z]{2} {1,2}\d{1,2}|\d{2,4}[-/.]\d{1,2}[-/.]\d{1,4})"
 _TIME = rf"(?:{_DATE}[T ,]{{1,2}})?\d{{1,2}}:\d\d(?::\d\d(?:[.,]\d{{1,9}})?)?(?:Z|[+-]\d\d:?\d\d)?:?"
 _TAG = (
@@ -187,7 +187,7 @@ class SharedPrefixes:
                 self._counts[_FIGURES.sub("0", match[0])] += 1
         least = max(LEAST_LINES, LEAST_SHARE * self._seen)
         shapes = (shape for shape, count in self._counts.items() if count >= least)
-        self._known = tuple(re.compile(r"\d+".join(map(re.escape, shape.split("0")))) for shape in shapes)
+        self._known = tuple(expression(r"\d+".join(map(re.escape, shape.split("0")))) for shape in shapes)
 
     def without(self, line: str) -> str | None:
         """Return a line without that prefix, None if it has none."""
@@ -213,8 +213,8 @@ def is_error(text: str) -> bool:
 
 
 def behind_bars(text: str) -> str:
-    """Return what stands behind the progress bars of a line, the line itself if nothing does, or if it has none."""
-    if "]" not in text or not any(part in text for part in _RATES):
+    """Return the text behind the progress bars of a line, the line itself if nothing follows, or if it has none."""
+    if "]" not in text or not any(rate in text for rate in _RATES):
         return text
     end = max((match.end() for match in _BAR_TAIL.finditer(text)), default=0)
     return text[end:].lstrip() or text

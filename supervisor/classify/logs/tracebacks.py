@@ -34,7 +34,7 @@ MOST_SOURCE_LINES = 200
 #: Lines between a line of _IGNORED or _OF_A_THREAD and its traceback.
 MOST_LINES_BETWEEN = 2
 
-#: What stands before a header in its line is more than a prefix from so many characters on.
+#: The text before a header in its line is more than a prefix from so many characters on.
 LONGEST_PREFIX = 60
 
 _HEADER = expression(r"(?P<before>.*?)(?:Exception Group )?Traceback \(most recent call last\)", re.DOTALL)
@@ -44,7 +44,7 @@ _KIND = (
     r"(?:\([A-Za-z_][\w.]*\))?"  # RayTaskError(OutOfMemoryError)
 )
 _RAISED = expression(rf"(?P<kind>{_KIND})(?:: (?P<message>.*)|:)?$", re.DOTALL)
-#: What the name of a class of exceptions has: a capital letter, or such a word. Else it is the rest of a frame that a terminal folded.
+#: The sign of an exception's class name: a capital letter, or such a word. Else it is the rest of a frame that a terminal folded.
 _NAMED = expression(r"(?:^|\.)_*(?:\w*[A-Z]\w*|\w*(?:error|timeout|exception|interrupt|exit))(?:\([\w.]+\))?$")
 # Without a frame above it, a line is an exception only if its name is that of one.
 _BARE = expression(
@@ -61,7 +61,7 @@ _CHAIN = (HANDLED, DIRECT)
 _GROUP_MARGIN = expression(r"\s*(?:\||\+-[+-]*(?: \d+ -+)?(?=$|-)|\+(?= Exception Group))\s?")
 #: Lines before a traceback that ended nothing: of a finalizer, of logging itself, of an exit handler.
 _IGNORED = ("Exception ignored in", "--- Logging error ---", "Error in atexit.", "Exception ignored on")
-#: threading prints this before the traceback of a thread; the program goes on.
+#: threading prints this before the traceback of a thread; the program continues.
 _OF_A_THREAD = "Exception in thread "
 _OF_TRACKERS = expression(r"[/\\](?:wandb|mlflow|tensorboard\w*|comet_ml|neptune|clearml|aim|swanlab)[/\\]")
 #: pytest puts this before the lines of an exception.
@@ -95,7 +95,7 @@ def frames_in(trace: str) -> list[Frame]:
 
 
 def before_header(line: str) -> str:
-    """Return what stands in a line before the header of a traceback, "" if it is no more than a prefix."""
+    """Return the text of a line before the header of a traceback, "" if it is no more than a prefix."""
     match = _HEADER.match(line) if "Traceback (most recent call last" in line else None
     return match["before"] if match and len(match["before"]) >= LONGEST_PREFIX else ""
 
@@ -122,14 +122,14 @@ def direct_causes(trace: str) -> list[tuple[str, str]]:
     An exception that the program handled is left out, with those that it was raised `from`.
     """
     *parts, _ = trace.rpartition(HANDLED)[2].split(DIRECT)
-    found = []
-    for part in parts:
+    causes = []
+    for trace_part in parts:
         finder = Finder()
-        for number, line in enumerate(part.splitlines(), start=1):
+        for number, line in enumerate(trace_part.splitlines(), start=1):
             finder.feed(Line(line), number)
         raised = [printed_exception for traceback in finder.finish() for printed_exception in traceback.raised]
-        found += [(raised[-1].text, part)] if raised else []
-    return found
+        causes += [(raised[-1].text, trace_part)] if raised else []
+    return causes
 
 
 class PrintedException(Struct, frozen=True):
@@ -224,7 +224,7 @@ class Finder:
         return bool(self._open)
 
     def raises(self, line: Line, number: int) -> bool:
-        """Whether a line already fed is the "Type: message" of a traceback that goes on."""
+        """Whether a line already fed is the "Type: message" of a traceback that continues."""
         now = self._open.get(_key(line))
         return now is not None and now.raised_line == number
 
@@ -327,7 +327,7 @@ class Finder:
             return False
         return bare[0] in " \t^~" or bare.startswith("[Previous line repeated")
 
-    def _message(  # noqa: PLR0913, PLR0917 (a line, and where it stands)
+    def _message(  # noqa: PLR0913, PLR0917 (a line, and where it is)
         self, key: tuple[int | None, str], now: _Open, line: Line, text: str, number: int, t: float
     ) -> bool:
         """Take a line after "Type: message": more of the message, the link to the next exception of the chain, or the end."""
@@ -431,10 +431,10 @@ def _cost(frame: Frame) -> int:
 
 def _prefix(before: str) -> re.Pattern[str]:
     """Return a pattern for the logger's prefix before the header, with any digits: it may stand before the other lines too."""
-    return re.compile(_FIGURES.sub(r"\\d+", re.escape(before.rstrip())) + f"[ ]{{0,{len(before) - len(before.rstrip())}}}")
+    return expression(_FIGURES.sub(r"\\d+", re.escape(before.rstrip())) + f"[ ]{{0,{len(before) - len(before.rstrip())}}}")
 
 
 def _nested(before: str, message: list[str]) -> bool:
-    """Whether a header stands within the message of the exception before it."""
+    """Whether a header is within the message of the exception before it."""
     last = next((line for line in reversed(message) if line.strip()), "").strip()
     return before.strip() in {"Original", "Remote"} or last.endswith(":") or last == _QUOTES

@@ -22,7 +22,7 @@ from supervisor.core.values import Struct
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-#: Lines that are read of one block, and what is read of a long one.
+#: Lines that are read of one block, and the part read of a long one.
 MOST_LINES = 64
 LONGEST = 4096
 MOST_OF_A_LINE = 16
@@ -54,7 +54,7 @@ _QUALIFIERS = frozenset(
 )
 #: A name with loss as a word of its own (not glossary, colossal).
 _WHOLE = expression(r"(?<![A-Za-z])[Ll]oss|(?<=[a-z])Loss|(?i:train|val|valid|test|eval|avg|total|mean)loss|LOSS")
-#: What the name of a loss that is not the training's has.
+#: The words in the name of a loss that is not the training's.
 _NOT_OF_TRAINING = expression(r"(?<![a-z])(?:val|valid|validation|test|eval|evaluation)(?![a-z])", re.IGNORECASE)
 _BAR = expression(r"\d{1,3}%\||\d+it \[|\|\s*(\d+)/(?:\d+|\?) \[")
 _COUNT = expression(r"(\d+)/(?:\d+|\?) ?\[|(\d+)it \[")
@@ -66,7 +66,7 @@ class NumberReading(Struct, frozen=True):
     """One number that was read.
 
     capture: which of the reader's captures found it. shown: as it was printed. place: where the training stood, as far as the line shows:
-    equal for two prints of one step, empty where it shows nothing. step: its number, if the line has one. is_bar: it stands in a
+    equal for two prints of one step, empty where it shows nothing. step: its number, if the line has one. is_bar: it is in a
     progress bar, which shows a number again while the next step runs.
     """
 
@@ -81,7 +81,7 @@ class NumberReading(Struct, frozen=True):
 
 
 class NumberCapture(Struct, frozen=True):
-    """A pattern, and the rules that judge what it captures; `rule` is None for the losses."""
+    """A pattern, and the rules that judge its captures; `rule` is None for the losses."""
 
     words: tuple[bytes, ...]
     rule: LossRule | None = None
@@ -141,20 +141,20 @@ class NumberReader:
 
     def _lines(self, data: bytes, begin: int, end: int) -> Iterator[bytes]:
         """Yield the last lines between two offsets that have one of the words."""
-        found: set[tuple[int, int]] = set()
+        spans: set[tuple[int, int]] = set()
         for word in self._words:
             upto = end
             # lines before those found so far are not among the last: a word that is nowhere would cost a search of the whole block
-            since = sorted(found)[-self.most_lines][0] if len(found) >= self.most_lines else begin
+            since = sorted(spans)[-self.most_lines][0] if len(spans) >= self.most_lines else begin
             for _ in range(self.most_lines):
                 hit = data.rfind(word, since, upto)
                 if hit < 0:
                     break
                 start = max(data.rfind(b"\n", begin, hit) + 1, data.rfind(b"\r", begin, hit) + 1, begin)
                 ends = [at for at in (data.find(b"\n", hit, end), data.find(b"\r", hit, end)) if at >= 0]
-                found.add((start, min(ends, default=end)))
+                spans.add((start, min(ends, default=end)))
                 upto = start
-        for start, stop in sorted(found)[-self.most_lines :]:
+        for start, stop in sorted(spans)[-self.most_lines :]:
             yield data[max(start, stop - LONGEST) : stop]
 
     def _read(self, raw: bytes) -> Iterator[NumberReading]:
@@ -204,10 +204,10 @@ def _of_rule(rule: LossRule, line: str) -> Iterator[tuple[str, str, int | None]]
 
 def _group(match: object, name: str) -> str | None:
     try:
-        found: str | None = match[name]  # type: ignore[index]  # a match of re or regex
+        value: str | None = match[name]  # type: ignore[index]  # a match of re or regex
     except (IndexError, KeyError):
         return None
-    return found
+    return value
 
 
 def _value(shown: str) -> float | None:

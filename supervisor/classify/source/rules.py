@@ -1,4 +1,4 @@
-"""Applies the rules to one script, and says what of it explains where a rank stands."""
+"""Applies the rules to one script, and finds the line that explains a rank's place."""
 
 from __future__ import annotations
 

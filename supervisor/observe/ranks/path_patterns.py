@@ -7,7 +7,7 @@ during a training replaced by `[0-9]*`, so that later checkpoints are found: `ck
 
 A number stays where it is part of a word (gpt2) or counts ranks, shards or versions. All numbers stay where the pattern would be too broad:
 a name with more than three, or one with no word beside them in a directory whose name names no checkpoints (`cache/000123.pt`). Such
-a name stands for itself alone.
+a name means itself alone.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _grows(stem: str, start: int, end: int) -> bool:
 
 
 def _without(stem: str, spans: list[tuple[int, int]], instead: str) -> str:
-    """Return the stem with what is at `spans` replaced; the rest is escaped where it is part of a pattern."""
+    """Return the stem with the text at `spans` replaced; the rest is escaped where it is part of a pattern."""
     parts, at = [], 0
     for start, end in spans:
         parts += [escaped(stem[at:start]), instead]
@@ -112,5 +112,5 @@ def has_wildcard(text: str) -> bool:
 
 
 def escaped(text: str) -> str:
-    """Return the pattern that matches the text alone (glob.escape; a slash is none of its business)."""
+    """Return the pattern that matches the text alone (glob.escape, which leaves slashes)."""
     return _MAGIC.sub(lambda match: f"[{match[0]}]", text)

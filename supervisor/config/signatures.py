@@ -6,6 +6,7 @@ too long. Only a file that the settings name must exist, and be trusted like the
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ def read(extra: Iterable[Path] = ()) -> tuple[Catalogue, tuple[Problem, ...]]:
     """Return all signatures: the built-in ones, and those of the files `extra`."""
     problems: list[Problem] = []
     users = _texts(extra, problems)
-    loaded, wrong = _with_ours(users)
+    loaded, wrong = _with_ours(tuple(users))
     return loaded, (*problems, *wrong)
 
 
@@ -50,10 +51,11 @@ def configured(settings: Settings) -> tuple[Catalogue, tuple[Problem, ...]]:
                 hint=f"Correct classify.signatures ({settings.origin('classify.signatures')}), or leave it out.",
             )
         texts.append((str(path), text))
-    return _with_ours(texts)
+    return _with_ours(tuple(texts))
 
 
-def _with_ours(users: Iterable[tuple[str, str]]) -> tuple[Catalogue, tuple[Problem, ...]]:
+@lru_cache(maxsize=1)  # a start asks for the same catalogue several times, a tenth of a second each
+def _with_ours(users: tuple[tuple[str, str], ...]) -> tuple[Catalogue, tuple[Problem, ...]]:
     problems: list[Problem] = []
     packaged = _texts(sorted(PACKAGED.glob("*.toml")), problems)
     loaded, wrong = catalogue.load(

@@ -44,7 +44,7 @@ def test_killed_between_write_and_send(strike: int, tmp_path: Path, endpoint: En
         first.send_signal(signal.SIGKILL)
         assert first.wait(60) == -signal.SIGKILL
     endpoint.script = [(200, {})]
-    following = subprocess.run([*command, "next"], cwd=ROOT, timeout=30, check=False)  # noqa: S603 - our own program
+    following = subprocess.run([*command, "next"], cwd=ROOT, timeout=120, check=False)  # noqa: S603 - our own program
     assert following.returncode == 0
     first_try, second_try = endpoint.received
     assert first_try.body == second_try.body, strike

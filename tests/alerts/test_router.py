@@ -196,7 +196,7 @@ def test_after_kill_9_with_a_full_outbox_each_alert_is_delivered_or_counted(tmp_
     left = kept(place)
     assert len(left) == spool.CAP
     assert f"; {600 - spool.CAP} for webhook were dropped, the last at " in summary(tmp_path, "")
-    done = subprocess.run([*command, endpoint.url, "next"], cwd=ROOT, timeout=60, check=False, capture_output=True)  # noqa: S603  our own program
+    done = subprocess.run([*command, endpoint.url, "next"], cwd=ROOT, timeout=120, check=False, capture_output=True)  # noqa: S603  our own program
     assert done.returncode == 0, done.stderr
     got = bodies(endpoint)
     sent = [body["event_id"] for body in got if "event_id" in body]

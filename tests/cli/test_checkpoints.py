@@ -32,7 +32,7 @@ def run(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     foreign = ("SUPERVISE_", "SLURM", "XDG_", "STATE_DIRECTORY")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     command = [str(Path(sys.executable).with_name("supervise")), *arguments]
-    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603  ours
+    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603  ours
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def classify(
     if python == ("-P",):
         return preloaded.command("classify", *arguments, cwd=cwd, environ=environment, stdin=stdin or b"")
     command = [sys.executable, *python, "-m", "supervisor", "classify", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, input=stdin, capture_output=True, timeout=60, check=False)  # noqa: S603  ours
+    return subprocess.run(command, cwd=cwd, env=environment, input=stdin, capture_output=True, timeout=120, check=False)  # noqa: S603  ours
 
 
 def answers(done: subprocess.CompletedProcess[bytes]) -> list[dict[str, Any]]:
@@ -245,6 +245,7 @@ def test_garbage_is_no_failure_and_what_follows_it_is_found(tmp_path: Path, log:
     assert answer["evidence"][0]["line"] == 6 + log.count(b"\n")
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20))\n"
@@ -439,7 +440,7 @@ def shell(words: str, cwd: Path) -> subprocess.CompletedProcess[bytes]:
     """Run `supervise classify` with what a shell makes of its descriptors."""
     command = f'"{sys.executable}" -P -m supervisor classify {words}'
     env = {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(["sh", "-c", command], cwd=cwd, env=env, capture_output=True, timeout=60, check=False)  # noqa: S603, S607  ours
+    return subprocess.run(["sh", "-c", command], cwd=cwd, env=env, capture_output=True, timeout=120, check=False)  # noqa: S603, S607  ours
 
 
 def test_a_closed_stdin_is_reported_as_such(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from supervisor.cli import commands, main
 from supervisor.cli.commands import COMMANDS, load_command
 from supervisor.cli.jobs.log_output import LogSelection
 from supervisor.config.settings import ROWS
-from tests.support.few import few
+from tests.support.few import few, few_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,7 @@ def supervise(*arguments: str, cwd: Path, **kwargs: Any) -> subprocess.Completed
     """Run the command for real, with nothing in its environment but where it is installed."""
     options: dict[str, Any] = {"env": {"PYTHONPATH": str(ROOT)}, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **kwargs}
     command = [sys.executable, "-P", "-m", "supervisor", *arguments]
-    return subprocess.run(command, cwd=cwd, text=True, timeout=60, check=False, **options)  # noqa: S603  our own code
+    return subprocess.run(command, cwd=cwd, text=True, timeout=120, check=False, **options)  # noqa: S603  our own code
 
 
 @pytest.fixture
@@ -249,18 +249,21 @@ WITHOUT_KEY = 'kind="webhook", url="http://a.b", secret_file="none"'
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "environ", "code", "said"),
-    [
-        (["--set", "health.evict_on=foo"], {}, 64, "health.evict_on (command line --set health.evict_on): there is no check 'foo'"),
-        (["--mirror", "s3://"], {}, 64, "checkpoints.mirror = (not shown) from command line --mirror: expected s3://BUCKET/PREFIX, "),
-        ([], {"SUPERVISE_CHECKPOINTS_MIRROR": "gs://bucket/x"}, 78, "expected s3://BUCKET/PREFIX, file:///DIRECTORY or a directory"),
-        (["--config", "none.toml"], {}, 78, "no such configuration file: "),
-        ([], {"SUPERVISE_CONFIG": "none.toml"}, 78, "no such configuration file: "),
-        ([], {"SUPERVISE_EVICT_ON": "foo"}, 78, "health.evict_on (environment SUPERVISE_EVICT_ON): there is no check 'foo'"),
-        ([], {"SUPERVISE_HEALTH_THRESHOLDS": "foo=1"}, 78, "health.thresholds (environment SUPERVISE_HEALTH_THRESHOLDS): "),
-        (["--set", 'alerts.sink=[{kind="webhook", url="http://"}]'], {}, 64, "expected an address such as https://HOST/PATH"),
-        (["--set", f"alerts.sink=[{{{WITHOUT_KEY}}}]"], {}, 78, "cannot read the key of the alert sink webhook: none"),
-        ([], {"SUPERVISE_CLASSIFY_SIGNATURES": "none.toml"}, 78, "cannot read signatures"),
-    ],
+    few_rows(
+        [
+            (["--set", "health.evict_on=foo"], {}, 64, "health.evict_on (command line --set health.evict_on): there is no check 'foo'"),
+            (["--mirror", "s3://"], {}, 64, "checkpoints.mirror = (not shown) from command line --mirror: expected s3://BUCKET/PREFIX, "),
+            ([], {"SUPERVISE_CHECKPOINTS_MIRROR": "gs://bucket/x"}, 78, "expected s3://BUCKET/PREFIX, file:///DIRECTORY or a directory"),
+            (["--config", "none.toml"], {}, 78, "no such configuration file: "),
+            ([], {"SUPERVISE_CONFIG": "none.toml"}, 78, "no such configuration file: "),
+            ([], {"SUPERVISE_EVICT_ON": "foo"}, 78, "health.evict_on (environment SUPERVISE_EVICT_ON): there is no check 'foo'"),
+            ([], {"SUPERVISE_HEALTH_THRESHOLDS": "foo=1"}, 78, "health.thresholds (environment SUPERVISE_HEALTH_THRESHOLDS): "),
+            (["--set", 'alerts.sink=[{kind="webhook", url="http://"}]'], {}, 64, "expected an address such as https://HOST/PATH"),
+            (["--set", f"alerts.sink=[{{{WITHOUT_KEY}}}]"], {}, 78, "cannot read the key of the alert sink webhook: none"),
+            ([], {"SUPERVISE_CLASSIFY_SIGNATURES": "none.toml"}, 78, "cannot read signatures"),
+        ],
+        4,
+    ),
 )
 def test_a_wrong_setting_leaves_nothing_behind(tmp_path: Path, arguments: list[str], environ: dict[str, str], code: int, said: str) -> None:
     """No run is opened that `why` would later call a death."""
@@ -346,7 +349,7 @@ LIGHT = [
 def test_nothing_heavy_is_imported_for_a_quick_answer(tmp_path: Path, arguments: list[str]) -> None:
     code = f"import sys\nfrom supervisor.cli.main import main\nmain({arguments!r})\nprint(*sys.modules, file=sys.stderr)"
     command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603  our own code
+    done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=True)  # noqa: S603  our own code
     modules = set(done.stderr.splitlines()[-1].split())
     assert "supervisor.cli.main" in modules
     assert {module.partition(".")[0] for module in modules}.isdisjoint(HEAVY)
@@ -368,7 +371,7 @@ def test_nothing_heavy_is_imported_for_a_quick_answer(tmp_path: Path, arguments:
 def test_a_command_s_file_is_imported_when_it_is_called(tmp_path: Path, arguments: list[str], called: set[str]) -> None:
     code = f"import sys\nfrom supervisor.cli.main import main\nmain({arguments!r})\nprint(*sys.modules, file=sys.stderr)"
     command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603  our own code
+    done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=True)  # noqa: S603  our own code
     imported = {name.removeprefix("supervisor.cli.") for name in done.stderr.splitlines()[-1].split()}
     assert imported & {place.partition(":")[0] for place, _ in COMMANDS.values()} == called
 
@@ -490,7 +493,7 @@ def test_a_reader_that_has_read_enough_is_no_error(failed_job: Path, arguments: 
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("unbuffered", few(["", "1"]), ids=["buffered", "unbuffered"])
 def test_a_full_stdout_is_reported_and_is_no_bug(tmp_path: Path, unbuffered: str) -> None:
     environ = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
     with Path("/dev/full").open("w", encoding="utf-8") as full:
@@ -500,7 +503,7 @@ def test_a_full_stdout_is_reported_and_is_no_bug(tmp_path: Path, unbuffered: str
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("encoding", few(["ascii", "latin-1", "utf-8"]))
 def test_any_text_can_be_printed_to_any_terminal(tmp_path: Path, encoding: str) -> None:
     environ = {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": f"{encoding}:strict", "SUPERVISE_JOB": "ok"}
     done = supervise("config", "show", "--state-dir", "→ \udcff", cwd=tmp_path, env=environ)
@@ -509,7 +512,7 @@ def test_any_text_can_be_printed_to_any_terminal(tmp_path: Path, encoding: str) 
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("safe_path", [True, False])
+@pytest.mark.parametrize("safe_path", few([False, True]))
 def test_a_working_directory_with_modules_of_our_names_is_passed_by(tmp_path: Path, safe_path: bool) -> None:  # noqa: FBT001  a parameter
     for name in ("supervisor.py", "health.py", "checkpointing.py", "click.py"):
         (tmp_path / name).write_text("raise SystemExit('the wrong one')\n", encoding="utf-8")
@@ -521,7 +524,7 @@ def test_a_working_directory_with_modules_of_our_names_is_passed_by(tmp_path: Pa
         # as the console script does it: its own directory first, the working directory nowhere
         code += "sys.path.pop(0)\nfrom supervisor.cli.main import main\nsys.exit(main())"
         command = [sys.executable, "-c", code]
-        done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603  our own code
+        done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603  our own code
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -537,7 +540,7 @@ def test_a_package_of_the_user_s_that_is_named_as_ours_is_passed_by(tmp_path: Pa
     script = Path(sys.executable).with_name("supervise")
     environ = os.environ | {"PYTHONPATH": str(tmp_path)}
     for command in (["--help"], ["--", sys.executable, "-c", "print(40 + 2)"]):
-        done = subprocess.run([script, *command], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603  our own
+        done = subprocess.run([script, *command], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603  our own
         assert done.returncode == 0, done.stderr
         assert "theirs" not in done.stderr
     assert done.stdout == "42\n"

@@ -123,7 +123,7 @@ def test_a_real_bash_completes(tmp_path: Path, shell_environ: dict[str, str], wo
         env=shell_environ,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert (done.stdout.split(), done.stderr) == (expected, "")
@@ -134,7 +134,7 @@ def test_a_real_bash_completes(tmp_path: Path, shell_environ: dict[str, str], wo
 def test_a_real_fish_completes(tmp_path: Path, shell_environ: dict[str, str], words: str) -> None:
     script = 'supervise completion fish | source; complete -C "$argv"'
     done = subprocess.run(  # noqa: S603  our own script
-        [found_shell("fish"), "-c", script, words], cwd=tmp_path, env=shell_environ, capture_output=True, text=True, timeout=60, check=False
+        [found_shell("fish"), "-c", script, words], cwd=tmp_path, env=shell_environ, capture_output=True, text=True, timeout=99, check=False
     )
     found = [line.partition("\t")[0] for line in done.stdout.splitlines()]  # with a description behind
     assert (found, done.stderr) == (TYPED[words].split()[-1:], "")

@@ -264,7 +264,7 @@ def test_a_convert_that_ends_early_removes_what_it_wrote(large: Path, whom: str,
     process = start(large.parent, "large.pt", "out", "--to", "torch")
     _growing(large.parent, process)
     (psutil.Process(process.pid).children()[0] if whom == "worker" else process).send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert process.returncode != 0
     assert whom != "worker" or "the process that converts was killed by signal 9" in err
     assert names(large.parent) == {"step_3.pt", "large.pt"}

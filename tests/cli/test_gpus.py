@@ -99,7 +99,7 @@ def test_several_supervisors_of_one_host_write_at_once(ledger: GpuQuarantine, tm
 def supervise(place: Path, *words: str, path: str = "") -> subprocess.CompletedProcess[str]:
     environ = {"PATH": path + os.environ["PATH"], "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
     argv = [sys.executable, "-m", "supervisor", *words]
-    return subprocess.run(argv, cwd=place, env=environ, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603  our own
+    return subprocess.run(argv, cwd=place, env=environ, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603  our own
 
 
 @pytest.mark.process

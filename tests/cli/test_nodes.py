@@ -133,7 +133,7 @@ def test_who_is_not_excluded_cannot_be_allowed(settings: Settings, capsys: pytes
 def test_no_job_begins_on_an_excluded_node_and_the_line_says_why_and_what_allows_it(tmp_path: Path) -> None:
     def supervise(*words: str) -> subprocess.CompletedProcess[str]:
         command = ["supervise", *words]
-        return subprocess.run(command, env=clean_environment(), cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+        return subprocess.run(command, env=clean_environment(), cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
 
     assert supervise("nodes", "exclude", HERE, "--why", "its disk fails").returncode == 0
     refused = supervise("--", "true")
@@ -213,7 +213,7 @@ def test_slurm_is_asked_for_other_nodes_once_it_has_taken_the_job_back(  # noqa:
     environ = clean_environment(SLURM_JOB_ID="4711", CALLS=str(tmp_path / "calls"), BEFORE=before, REQUEUE=str(requeue), UPDATE=str(update))
     environ["PATH"] = f"{tmp_path}:{environ['PATH']}"
     command = ["supervise", "slurm", "requeue", "--state-dir", settings.job.state_dir]
-    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
     assert (done.returncode, (tmp_path / "calls").read_text().splitlines()) == (code, calls)
     assert line in done.stderr
     assert bool(done.stderr) == bool(line)
@@ -313,7 +313,7 @@ def test_after_an_end_for_want_of_a_fit_node_a_job_comes_back_on_others_if_it_is
     given["PATH"] = f"{tmp_path}:{given['PATH']}"
     (tmp_path / "calls").touch()
     command = ["supervise", "slurm", "requeue", "--elsewhere", "--state-dir", settings.job.state_dir]
-    done = subprocess.run(command, env=given, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+    done = subprocess.run(command, env=given, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
     asked = (tmp_path / "calls").read_text().splitlines()
     assert (done.returncode, [row for row in asked if not row.startswith("-o show")]) == (code, calls)
     assert line in done.stderr
@@ -328,7 +328,7 @@ def test_a_ledger_that_cannot_be_read_hides_no_other_one_from_slurm(settings: Se
     environ = clean_environment(SLURM_JOB_ID="4711", CALLS=str(tmp_path / "calls"), BEFORE="(null)", REQUEUE="0", UPDATE="0")
     environ["PATH"] = f"{tmp_path}:{environ['PATH']}"
     command = ["supervise", "slurm", "requeue", "--state-dir", settings.job.state_dir]
-    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
     assert (done.returncode, (tmp_path / "calls").read_text().splitlines()[-1]) == (0, "update JobId=4711 ExcNodeList=b")
     assert "may begin on an excluded node again: cannot use the ledger of the node" in done.stderr
 
@@ -383,5 +383,5 @@ def test_a_batch_script_asks_for_it(tmp_path: Path) -> None:
     one.end(75)
     command = ["supervise", "slurm", "exit-code", "--state-dir", "state", "137"]
     environ = clean_environment(SLURM_JOB_ID="4711")
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120, check=True)  # noqa: S603
     assert (done.stdout, done.stderr) == ("75\n", "")

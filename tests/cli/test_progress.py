@@ -43,7 +43,7 @@ def test_ctrl_c_leaves_a_clean_terminal_and_stdout_holds_nothing_of_the_bar(sile
         else:
             terminal.await_text("reading .*train.log .*40 KiB")
         terminal.press("\x03")
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=120)
     finally:
         process.kill()
     assert (process.returncode, out) == (130, b"")

@@ -172,7 +172,7 @@ def test_the_reading_commands_for_the_demos_job_are_right(shown: Shown) -> None:
             env={**os.environ, "PATH": OUR_PATH},
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=120,
             check=False,
         )
         assert (done.returncode, done.stderr) == (0, ""), command

@@ -24,7 +24,7 @@ def start(command: list[str], cwd: Path) -> subprocess.Popen[str]:
 def finish(process: subprocess.Popen[str], *, code: int) -> str:
     """Await the end; return what was printed on stdout."""
     try:
-        out, err = process.communicate(timeout=90)
+        out, err = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == code, out + err
@@ -82,6 +82,6 @@ def test_a_checkpoint_of_another_text_is_refused(tmp_path: Path) -> None:
     script = [sys.executable, str(EXAMPLE), "--ckpt-dir=ckpt", "--steps=1"]
     finish(start([*script, "--corpus-bytes=6500"], tmp_path), code=0)
     refused = start([*script, "--corpus-bytes=7000", "--resume=ckpt/step-00000001.pt"], tmp_path)
-    _, err = refused.communicate(timeout=90)
+    _, err = refused.communicate(timeout=120)
     assert refused.returncode == 1
     assert "trained on another text" in err

@@ -88,7 +88,7 @@ def test_an_agents_ranks_come_over_its_link_untorn_filtered_and_attempt_by_attem
     """)
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     argv = [sys.executable, "-c", code, textwrap.dedent(AGENT)]
-    done = subprocess.run(argv, capture_output=True, timeout=60, check=False, cwd=tmp_path, env=env)  # noqa: S603
+    done = subprocess.run(argv, capture_output=True, timeout=120, check=False, cwd=tmp_path, env=env)  # noqa: S603
     assert (done.returncode, done.stderr) == (0, b"")
     lines = done.stdout.splitlines()
     expected = [b"%d:" % rank + b"abcdefghij" * 20 for rank in range(3)]

@@ -90,7 +90,7 @@ def test_kill_9_of_the_guardian_is_told_and_swept_by_the_supervisor(tmp_path: Pa
     """)
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     argv = [sys.executable, "-c", code, NASTY, *NAMES]
-    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=60, check=True, cwd=tmp_path, env=env)  # noqa: S603 - our own script
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=120, check=True, cwd=tmp_path, env=env)  # noqa: S603 - our own script
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == len(NAMES)
     assert not any(map(alive, pids))

@@ -53,6 +53,6 @@ def test_a_process_has_only_the_children_that_it_spares() -> None:
         pytest.skip("this kernel does not list children (CONFIG_PROC_CHILDREN)")
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(  # noqa: S603  our own interpreter
-        [sys.executable, "-c", textwrap.dedent(CHILDREN)], env=env, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", textwrap.dedent(CHILDREN)], env=env, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr

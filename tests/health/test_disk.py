@@ -246,7 +246,7 @@ def test_one_that_was_left_behind_at_a_path_is_reported_and_no_other_is_put_besi
 def test_who_looks_at_a_path_is_called_so_that_it_is_known_again(tmp_path: Path) -> None:
     script = "import sys; from health.probes.storage import one_path; one_path.main(); print(open('/proc/self/comm').read())"
     done = subprocess.run(  # noqa: S603 -- ours
-        [sys.executable, "-c", script, str(tmp_path), "0", "30"], capture_output=True, text=True, timeout=60, check=True,
+        [sys.executable, "-c", script, str(tmp_path), "0", "30"], capture_output=True, text=True, timeout=120, check=True,
         cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert done.stdout.split()[-1] == one_path.mark(str(tmp_path))
@@ -293,7 +293,7 @@ def namespace(root: Path, command: str, deadline_s: float = 30.0) -> Readings:
         pytest.skip("no mount namespace is to be had here")
     done = subprocess.run(  # noqa: S603 -- ours
         [program, "-m", sys.executable, "-c", IN_NAMESPACE, str(root), command, str(deadline_s)],
-        capture_output=True, text=True, timeout=60, check=False, cwd=Path(__file__).parents[2],
+        capture_output=True, text=True, timeout=120, check=False, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return Readings.from_json(json.loads(done.stdout))

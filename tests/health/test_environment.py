@@ -157,7 +157,7 @@ def test_versions_are_those_of_this_interpreter_and_torch_is_not_imported() -> N
 told = [one.value for one in environment.read(Ask()) if one.name == "env.versions"][0]
 print(told["torch"], "torch" in sys.modules, "numpy" in sys.modules)"""
     done = subprocess.run(  # noqa: S603 -- ours
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True, cwd=Path(__file__).parents[2]
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True, cwd=Path(__file__).parents[2]
     )
     assert done.stdout.split() == [importlib.metadata.version("torch"), "False", "False"]
     now = Readings(environment.read(Ask()))
@@ -216,7 +216,7 @@ def test_the_code_is_read_from_a_real_work_tree(tmp_path: Path) -> None:
 
     def git(*words: str) -> None:
         command = [program or "git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e", *words]
-        subprocess.run(command, check=True, capture_output=True, timeout=30, env=environ)  # noqa: S603 -- git
+        subprocess.run(command, check=True, capture_output=True, timeout=120, env=environ)  # noqa: S603 -- git
 
     def read() -> Readings:
         return Readings(one for one in environment.read(Ask(options={"code": str(tmp_path)})) if one.name == "env.code")

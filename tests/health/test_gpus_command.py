@@ -25,7 +25,7 @@ UUID = "GPU-00000000-0000-4000-8000-00000000000"
 
 def gpus(place: Path, fake: FakeNvml, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "supervisor", "nodes", "gpus", *words, "--state-dir", str(place / "jobs")]
-    return subprocess.run(argv, cwd=place, env={**fake.environ, **environ}, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603  ours
+    return subprocess.run(argv, cwd=place, env={**fake.environ, **environ}, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603  ours
 
 
 def test_a_gpu_has_one_number_and_cuda_s_is_named_as_such(fake_nvml: FakeNvml, tmp_path: Path) -> None:

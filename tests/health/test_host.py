@@ -331,7 +331,7 @@ def test_limits_are_those_that_a_child_gets() -> None:
 print(json.dumps([reading.value for reading in memory_limits.read(Ask()) if reading.name == "host.limits"][0]))"""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     done = subprocess.run(  # noqa: S603 -- ours
-        [sys.executable, "-c", script], capture_output=True, check=True, timeout=60, text=True, cwd=Path(__file__).parents[2],
+        [sys.executable, "-c", script], capture_output=True, check=True, timeout=120, text=True, cwd=Path(__file__).parents[2],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard)),
     )  # fmt: skip
     read = json.loads(done.stdout)

@@ -17,7 +17,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "library-health.md").
 
 
 def python(*words: str, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *words], cwd=cwd, input=stdin, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603 -- ours
+    return subprocess.run([sys.executable, *words], cwd=cwd, input=stdin, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603 -- ours
 
 
 def test_every_public_name_is_there_and_documented() -> None:

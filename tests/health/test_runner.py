@@ -174,7 +174,7 @@ def test_who_asks_may_be_stopped_for_longer_than_the_deadline(pause_s: float, tm
         "print(now.table(OUTCOME, 'probe:foreign')['state'], now.value('a'))\n"
     )
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *(word for word in sys.path if word)])}
-    done = subprocess.run([sys.executable, "-c", ask], env=environ, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603
+    done = subprocess.run([sys.executable, "-c", ask], env=environ, capture_output=True, text=True, timeout=120, check=True)  # noqa: S603
     assert done.stdout.split() == ["answered", "1"]
     runner.close()
 

@@ -15,7 +15,7 @@ from health.thresholds import Thresholds, thresholds
 def test_an_unknown_threshold_is_refused_with_the_setting_s_name() -> None:
     environ = {**os.environ, "SUPERVISE_HEALTH_THRESHOLDS": "hbm=1"}
     command = [sys.executable, "-m", "supervisor", "doctor", "--json"]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603  ours
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603  ours
     assert "health.thresholds (environment SUPERVISE_HEALTH_THRESHOLDS): there is no threshold 'hbm'" in done.stderr
     assert (done.returncode, done.stdout) == (78, "")
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.process
 
 def run(cwd: Path, *options: str, rank: int = 0) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "RANK": str(rank)}
-    return subprocess.run([*JOB, *options], cwd=cwd, env=environment, capture_output=True, text=True, timeout=30, check=False)  # noqa: S603
+    return subprocess.run([*JOB, *options], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
 
 
 def test_resumed_from_its_own_checkpoint_it_ends_with_the_same_digest(tmp_path: Path) -> None:

@@ -289,5 +289,5 @@ def test_neither_library_is_imported_before_it_is_needed() -> None:
         "import sys, supervisor.knobs.job_knobs, supervisor.report.start_plan\n"
         "print([name for name in ('yaml', 'ruamel.yaml', 'tomlkit') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)  # noqa: S603  our own words
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)  # noqa: S603  our own words
     assert done.stdout == "[]\n"

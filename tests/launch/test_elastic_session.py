@@ -140,7 +140,7 @@ class Stage:
     def take(self, count: int) -> None:
         """Run what the reader thread has posted, waiting for it."""
         for _ in range(count):
-            self._soon.get(timeout=60)()
+            self._soon.get(timeout=120)()
 
     def pass_time(self, seconds: float) -> None:
         self.t += seconds

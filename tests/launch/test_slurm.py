@@ -49,7 +49,7 @@ def test_it_is_read_as_slurm_reads_it(tmp_path: Path) -> None:
     conf.write_text("ClusterName=test\nSlurmctldHost=localhost(127.0.0.1)\nNodeName=localhost\nPartitionName=p Nodes=localhost\n")
     for text in LISTS:
         words = ["scontrol", "show", "hostnames", text]
-        done = subprocess.run(words, env={**os.environ, "SLURM_CONF": str(conf)}, capture_output=True, text=True, timeout=30, check=True)  # noqa: S603
+        done = subprocess.run(words, env={**os.environ, "SLURM_CONF": str(conf)}, capture_output=True, text=True, timeout=120, check=True)  # noqa: S603
         assert slurm.host_names(text) == tuple(done.stdout.split())
 
 

@@ -82,7 +82,7 @@ ASKS = f"{sys.executable} -c 'from supervisor.launch.slurm_batch import deaf_she
 def test_a_shell_between_slurm_and_supervise_is_told_of_where_it_hands_nothing_on(text: str, is_deaf: bool) -> None:  # noqa: FBT001  a parameter
     environ = {**os.environ, "INNER": ASKS, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(  # noqa: S603
-        ["/bin/bash", "-c", f"export SLURM_TASK_PID=$$; {text}"], env=environ, capture_output=True, text=True, timeout=60, check=True
+        ["/bin/bash", "-c", f"export SLURM_TASK_PID=$$; {text}"], env=environ, capture_output=True, text=True, timeout=120, check=True
     )
     assert ("which is a shell (bash), and not this supervise below it" in done.stdout) == is_deaf, done
 

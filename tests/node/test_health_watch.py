@@ -32,10 +32,15 @@ UUID = "GPU-00000000-0000-4000-8000-{:012d}"
 
 @pytest.fixture
 def watch(fake_nvml: FakeNvml) -> Iterator[Callable[..., HealthWatch]]:  # noqa: F811  a fixture
+    """Give a function that makes a watch. probes: those of a look before an attempt; None: all, each of which is a process."""
     made: list[HealthWatch] = []
 
     def make(
-        on_change: Callable[[tuple[Finding, ...]], None] = lambda _found: None, *, enabled: bool = True, command: tuple[str, ...] = ()
+        on_change: Callable[[tuple[Finding, ...]], None] = lambda _found: None,
+        *,
+        enabled: bool = True,
+        command: tuple[str, ...] = (),
+        probes: tuple[str, ...] | None = ("nvml",),
     ) -> HealthWatch:
         settings = SimpleNamespace(
             health=SimpleNamespace(enabled=enabled, evict_on=(), thresholds=()),
@@ -44,6 +49,7 @@ def watch(fake_nvml: FakeNvml) -> Iterator[Callable[..., HealthWatch]]:  # noqa:
         job: Any = SimpleNamespace(environ=fake_nvml.environ, settings=settings, cookie="", command=command)
         catalogue = signatures.read()[0]
         made.append(HealthWatch(job, lambda: (catalogue, SimpleNamespace(hits=lambda _b: True)), on_change))  # type: ignore[arg-type,return-value]
+        made[-1].probes = made[-1].probes if probes is None else probes
         return made[-1]
 
     yield make
@@ -60,7 +66,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.process
 def test_a_look_names_what_blocks_and_a_gpu_by_the_name_that_it_had(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:  # noqa: F811
-    looks = watch()
+    looks = watch(probes=None)
     first = looks.before((), 0)
     assert [one for one in first.findings if one.blocks] == []
     assert first.problem == ""
@@ -236,7 +242,7 @@ def test_a_port_of_the_rendezvous_that_another_holds_is_reported_before_an_attem
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        looks = watch(command=("python", "-m", "torch.distributed.run", f"--master-port={port}", "train.py"))
+        looks = watch(command=("python", "-m", "torch.distributed.run", f"--master-port={port}", "train.py"), probes=("ports",))
         (told,) = [one for one in looks.before((), 0).findings if one.check == "net_ports"]
     assert (told.subject, told.blocks) == (f"listen:{port}", False)
     assert f"port {port} is taken: process {os.getpid()} (" in told.reason

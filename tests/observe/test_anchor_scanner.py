@@ -138,7 +138,7 @@ def improved(made: UpgradingScanner) -> HyperScanner:
 
 
 def peak_kib(how: str) -> int:
-    done = subprocess.run([sys.executable, "-P", "-c", PEAK, how], capture_output=True, check=True, timeout=60)  # noqa: S603  ours
+    done = subprocess.run([sys.executable, "-P", "-c", PEAK, how], capture_output=True, check=True, timeout=120)  # noqa: S603  ours
     return int(done.stdout)
 
 

@@ -41,7 +41,7 @@ CASES = {
 
 def printed(*words: str) -> subprocess.CompletedProcess[str]:
     command = ["supervise", "print", "kubernetes", *words]
-    return subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+    return subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
 
 
 def documents(*words: str) -> list[dict[str, Any]]:
@@ -174,7 +174,7 @@ def instructions() -> list[tuple[str, str]]:
 def test_a_linter_finds_nothing_in_the_dockerfile() -> None:
     hadolint = shutil.which("hadolint", path=clean_environment()["PATH"])
     assert hadolint is not None, "pip install -e '.[dev]'"
-    done = subprocess.run([hadolint, "--no-color", str(DOCKERFILE)], capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+    done = subprocess.run([hadolint, "--no-color", str(DOCKERFILE)], capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
     assert (done.returncode, done.stdout) == (0, "")
 
 

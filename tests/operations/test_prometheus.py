@@ -106,7 +106,7 @@ def test_every_command_in_a_rule_is_one() -> None:
 
 def test_the_dashboard_is_up_to_date_and_its_panels_do_not_overlap() -> None:
     done = subprocess.run(
-        [sys.executable, "bench/dashboard.py", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "bench/dashboard.py", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stdout) == (0, "")
     taken: set[tuple[int, int]] = set()

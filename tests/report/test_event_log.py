@@ -103,7 +103,7 @@ def test_a_full_disk_keeps_whole_lines_only_and_the_log_goes_on_when_there_is_ro
         "log.write(LogEvent.RUN_FINISHED)\nlog.close(10)\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603  our own code
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603  our own code
     assert (done.returncode, done.stderr) == (0, "")
     found = lines(tmp_path / FILE_NAME)
     kept = [line["n"] for line in found if line["event"] == "attempt.ended"]

@@ -84,7 +84,7 @@ class SlurmCluster:
 
     def run(self, *words: str, cwd: Path | None = None) -> str:
         """Run one of Slurm's commands; return what it prints."""
-        done = subprocess.run(words, cwd=cwd, env=self.environ, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+        done = subprocess.run(words, cwd=cwd, env=self.environ, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
         return done.stdout
 

@@ -34,7 +34,7 @@ def printed(place: Path, *words: str) -> str:
         env=clean_environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=True,
     )
     assert done.stderr == ""
@@ -115,7 +115,7 @@ def test_an_excluded_node_is_handed_to_slurm_once_the_job_is_taken_back(slurm: S
     wait_for(lambda: steps(tmp_path) > 5, "steps", 120)
     host = slurm.job(number)["NodeList"]
     exclude = ["supervise", "nodes", "exclude", host, "--why", "its disk fails", "--state-dir", "state"]
-    subprocess.run(exclude, cwd=tmp_path, env=clean_environment(), check=True, timeout=60)  # noqa: S603  as a person does
+    subprocess.run(exclude, cwd=tmp_path, env=clean_environment(), check=True, timeout=120)  # noqa: S603  as a person does
     other = slurm.submit("#!/bin/bash\ntrue\n", tmp_path, "--partition=high", "--exclusive")
     slurm.wait_for_state(other, "COMPLETED")
     waiting = wait_for(lambda: (found := slurm.job(number)).get("ExcNodeList") == host and found, "the node to be excluded", 60)

@@ -149,7 +149,7 @@ def test_a_node_is_drained_with_its_reason_for_an_operator_and_for_nobody_else(s
     def exclude(path: str) -> str:
         words = ["supervise", "nodes", "exclude", "node-1", "--why", "its disk fails", "--drain", "--state-dir", str(tmp_path)]
         environ = {**slurm.environ, "PATH": path}
-        done = subprocess.run(words, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603
+        done = subprocess.run(words, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)  # noqa: S603
         assert "excluded from the next start of a job on: node-1" in done.stdout
         return done.stderr
 

@@ -36,7 +36,7 @@ def run_script(place: Path, text: str, code: int = 0, **environ: str) -> tuple[i
         (place / name).chmod(0o755)
     job = {"SLURM_JOB_ID": "4711", "CODE": str(code), **environ}
     job["PATH"] = f"{place}:{os.defpath}"
-    done = subprocess.run(["/bin/bash", "-c", text], cwd=place, env=job, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+    done = subprocess.run(["/bin/bash", "-c", text], cwd=place, env=job, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
     assert done.stderr == ""
     calls = place / "scontrol.calls"
     return done.returncode, (place / "words").read_text().splitlines(), calls.read_text() if calls.exists() else ""
@@ -155,7 +155,7 @@ def test_the_options_of_run_arrive_in_the_script(tmp_path: Path) -> None:
         "terminal.verbosity=quiet",
     ]
     command = ["supervise", *options, "print", "slurm", "--notice-s", "90", "--", "python", "t.py"]
-    done = subprocess.run(command, env=clean_environment(), cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603
+    done = subprocess.run(command, env=clean_environment(), cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)  # noqa: S603
     assert "#SBATCH --signal=USR1@90 " in done.stdout
     words = run_script(tmp_path, done.stdout)[1]
     assert words[0] == "supervise"

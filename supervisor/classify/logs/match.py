@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from supervisor.classify import exits
 from supervisor.classify.exception_table import OF_VALUES
-from supervisor.classify.expressions import expression
 from supervisor.classify.logs import footers, log_end, text
 from supervisor.classify.logs.bounded_sample import BoundedSample
 from supervisor.classify.logs.rows import ANY_CAUSE, Signature
@@ -60,7 +59,7 @@ KEPT_TEXT = 2000
 NARROWEST_TERMINAL = 60
 
 _ENDS = re.compile(rb"[\r\n]")
-_BREAK = expression(r"[ \t]*\n[ \t]*")
+_BREAK = re.compile(r"[ \t]*\n[ \t]*")
 
 
 def _is_bare(unit: str) -> bool:

@@ -286,7 +286,7 @@ def test_a_verdict_of_a_thousand_ranks_costs_a_tenth_of_a_second_at_most() -> No
     assert (verdict.cause, verdict.rank) == (Cause.SEGFAULT, 700)
 
 
-@pytest.mark.bench
+@pytest.mark.bench("only")
 @pytest.mark.usefixtures("costs_are_its_own")
 def test_the_cost_of_a_verdict_grows_as_the_exceptions_do() -> None:
     def facts(count: int) -> list[Evidence]:

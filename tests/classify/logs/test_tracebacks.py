@@ -64,7 +64,7 @@ def said(program: str, *, name: str = "job.py", tmp: str = "") -> str:
     """What Python prints for a program that fails."""
     run = subprocess.run(  # noqa: S603 (our own interpreter, our own program)
         [sys.executable, "-c", f"import sys; exec(compile({program!r}, {name!r}, 'exec'))"],
-        capture_output=True, text=True, check=False, timeout=60, cwd=tmp or None,
+        capture_output=True, text=True, check=False, timeout=120, cwd=tmp or None,
     )  # fmt: skip
     assert run.returncode
     return run.stderr

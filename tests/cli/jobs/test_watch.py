@@ -89,7 +89,7 @@ def test_in_a_pipe_the_pages_follow_one_another_and_the_last_one_ends_it(written
     written_again.begin(continues=True)
     written_again.end(0)
     command = [sys.executable, "-P", "-m", "supervisor", "status", "--watch", "--state-dir", str(state_root(written.settings))]
-    done = subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+    done = subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
     assert done.returncode == 0
     assert done.stdout.startswith("-- job train")
     assert "\x1b" not in done.stdout

@@ -102,8 +102,8 @@ def started(place: Path, facts: NodeFacts, command: list[str], options: tuple[st
     (place / "supervise").chmod(0o755)
     (place / "run.sh").write_text("\n".join(torchrun.script(facts, options, command)) + "\n")
     environ = {"PATH": f"{place}:{os.defpath}", **environ}
-    subprocess.run(["bash", "-n", "run.sh"], cwd=place, check=True, timeout=60)  # noqa: S607
-    done = subprocess.run(["bash", "run.sh"], cwd=place, env=environ, capture_output=True, text=True, timeout=60, check=False)  # noqa: S607
+    subprocess.run(["bash", "-n", "run.sh"], cwd=place, check=True, timeout=120)  # noqa: S607
+    done = subprocess.run(["bash", "run.sh"], cwd=place, env=environ, capture_output=True, text=True, timeout=120, check=False)  # noqa: S607
     return done.returncode, done.stdout.splitlines()
 
 
@@ -178,7 +178,7 @@ def test_the_script_of_this_node_runs_by_supervise_and_torchrun_alone_and_as_one
     environ = clean_environment()
     text = subprocess.run(
         ["supervise", "print", "torchrun", "--", "python", "train.py"],  # noqa: S607
-        cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=True,
+        cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120, check=True,
     ).stdout  # fmt: skip
     (tmp_path / "run.sh").write_text(text)
     for name, more in (("alone", {}), ("several", {"NNODES": "1:1", "HEAD": "localhost"})):

@@ -92,7 +92,7 @@ def as_nccl_reads_it(text: str) -> dict[str, str]:
 def as_a_shell_reads_it(text: str, place: Path) -> dict[str, str]:
     (place / "nccl.env").write_text(text + "\n")
     command = ["bash", "-euc", "set -a; . ./nccl.env; set +a; env -0"]
-    done = subprocess.run(command, cwd=place, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603
+    done = subprocess.run(command, cwd=place, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=120, check=True)  # noqa: S603
     variables = dict(row.split("=", 1) for row in done.stdout.split("\0") if row)
     return {name: value for name, value in variables.items() if name.startswith("NCCL")}
 
@@ -121,7 +121,7 @@ def test_systemd_reads_the_same(case: str, tmp_path: Path) -> None:
     (tmp_path / "environment.d").mkdir()
     (tmp_path / "environment.d/nccl.conf").write_text(text + "\n")
     environ = {"XDG_CONFIG_HOME": str(tmp_path), "HOME": str(tmp_path)}
-    done = subprocess.run([GENERATOR], env=environ, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603
+    done = subprocess.run([GENERATOR], env=environ, capture_output=True, text=True, timeout=120, check=True)  # noqa: S603
     variables = dict(line.split("=", 1) for line in done.stdout.splitlines() if line.startswith("NCCL"))
     assert variables == {**expected, "NCCL_SOCKET_IFNAME": "=eth0"}
 

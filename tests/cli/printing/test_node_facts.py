@@ -95,7 +95,7 @@ def test_gpus_are_counted_where_their_number_is_known(  # noqa: PLR0913, PLR0917
 
 def printed(fake: FakeNvml, *words: str) -> subprocess.CompletedProcess[str]:
     command = ["supervise", "print", *words]
-    return subprocess.run(command, env=fake.environ, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603
+    return subprocess.run(command, env=fake.environ, capture_output=True, text=True, timeout=120, check=True)  # noqa: S603
 
 
 def test_a_batch_script_offers_what_this_node_has_as_comments_that_slurm_passes_over(fake_nvml: FakeNvml) -> None:  # noqa: F811
@@ -105,7 +105,7 @@ def test_a_batch_script_offers_what_this_node_has_as_comments_that_slurm_passes_
     assert offered[0] == "##SBATCH --gpus-per-node=2"
     above, _, _ = text.partition("##SBATCH")
     assert "srun" not in above, "Slurm reads directives up to the first command"
-    subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=60)  # noqa: S607
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=120)  # noqa: S607
     for given in ("gpus-per-node=8", "gres=gpu:8"):
         assert "##SBATCH" not in printed(fake_nvml, "slurm", "--sbatch", given, *TRAIN).stdout
     assert "##SBATCH --cpus" not in printed(fake_nvml, "slurm", "--sbatch", "cpus-per-task=4", *TRAIN).stdout

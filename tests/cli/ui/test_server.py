@@ -29,6 +29,7 @@ from supervisor.core.model import Phase
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from tests.cli.ui.conftest import PATIENCE_S, moment_later, spent_s
+from tests.support.few import few, few_rows
 from tests.support.figures import within
 from tests.support.many_jobs import HOSTILE, SECRET, many_attempts, many_jobs, recovered
 from tests.support.waiting import wait_for
@@ -250,12 +251,15 @@ def test_the_token_may_be_in_a_file_and_is_shown_nowhere(serve: Serve, root: Pat
 
 @pytest.mark.parametrize(
     ("listen", "token", "code", "text"),
-    [
-        ("0.0.0.0:0", "", ExitCode.CONFIG, "the page needs a token"),
-        ("0.0.0.0:0", "short", ExitCode.CONFIG, "too short"),
-        ("nonsense", "", ExitCode.USAGE, "no address to listen at: ui.listen = 'nonsense'"),
-        ("192.0.2.1:0", TOKEN, ExitCode.CONFIG, "cannot listen: 192.0.2.1:0"),
-    ],
+    few_rows(
+        [
+            ("0.0.0.0:0", "", ExitCode.CONFIG, "the page needs a token"),
+            ("0.0.0.0:0", "short", ExitCode.CONFIG, "too short"),
+            ("nonsense", "", ExitCode.USAGE, "no address to listen at: ui.listen = 'nonsense'"),
+            ("192.0.2.1:0", TOKEN, ExitCode.CONFIG, "cannot listen: 192.0.2.1:0"),
+        ],
+        2,
+    ),
 )
 def test_what_cannot_be_served_is_named(serve: Serve, listen: str, token: str, code: ExitCode, text: str) -> None:
     page = serve(Path("state"), listen=listen, token=token)
@@ -348,7 +352,7 @@ def test_readers_who_never_read_hurt_nobody(serve: Serve, root: Path, written: A
     job.close()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", few([signal.SIGINT, signal.SIGTERM]))
 def test_it_ends_at_once_with_0_while_browsers_keep_their_connections(serve: Serve, root: Path, written: Any, signum: int) -> None:
     written.close()
     page = serve(root)
@@ -362,7 +366,7 @@ def test_it_ends_at_once_with_0_while_browsers_keep_their_connections(serve: Ser
     assert "Traceback" not in page.stderr
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", few([signal.SIGTERM, signal.SIGINT]))
 def test_it_ends_at_once_where_a_disk_hangs(serve: Serve, root: Path, written: Any, signum: int) -> None:
     written.close()
     hangs = "import time; from supervisor.cli.ui.watched_jobs import WatchedJobs as w; w.rows = lambda _: time.sleep(1000)"

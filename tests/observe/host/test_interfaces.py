@@ -42,7 +42,7 @@ show()
 @pytest.mark.process
 def test_an_interface_that_goes_down_is_known_to_have_been_used_and_another_reaches_the_node() -> None:
     words = [*two_links.inside(), sys.executable, "-c", LOOK]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603  words of our own
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603  words of our own
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "va:up:all:used vc:up:all",

@@ -179,7 +179,7 @@ def test_a_real_kill_is_counted(small_group: Path) -> None:
         "print(code, *(fact.name for fact in kills.finish(1.0)))\n"
     )
     done = subprocess.run(  # noqa: S603  our own code
-        [sys.executable, "-c", watcher], capture_output=True, text=True, timeout=60, check=False, cwd=Path(__file__).parents[3]
+        [sys.executable, "-c", watcher], capture_output=True, text=True, timeout=120, check=False, cwd=Path(__file__).parents[3]
     )
     code, *names = done.stdout.split()
     assert int(code) == -signal.SIGKILL, done

@@ -56,8 +56,8 @@ def test_first_in_time_comes_first(tmp_path: Path) -> None:
     ("changed", "reason"),
     [
         ({"start_ticks": 999}, "was no rank"),
-        ({"pid": 78}, "name is not that"),
-        ({"local_rank": 1}, "name is not that"),
+        ({"pid": 78}, "name does not match its content"),
+        ({"local_rank": 1}, "name does not match its content"),
         ({"v": 2}, "another version"),
         ({"phase": "dancing"}, "not readable"),
         ({"pid": "x"}, "not readable"),

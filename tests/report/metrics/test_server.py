@@ -53,7 +53,7 @@ def fetch(url: str, timeout: float = 20) -> tuple[int, bytes]:
 
 def connect(url: str) -> socket.socket:
     host, _, port = url.removeprefix("http://").rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=60)
+    return socket.create_connection((host, int(port)), timeout=120)
 
 
 def threads_beside(before: set[threading.Thread]) -> int:

@@ -26,7 +26,7 @@ from tests.checkpointing.mirror.process import upload, waiting
 from tests.checkpoints.test_node_agreement import Nodes, ignore
 from tests.support import node_parts
 from tests.support.few import few
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 pytestmark = pytest.mark.process
 
@@ -148,7 +148,7 @@ class PartNodes(Nodes):
                 assert watcher is not None
                 watcher.finish(0.0)  # its first look is the last
                 watcher.start()
-                assert watcher.finish(20.0)
+                assert watcher.finish(PATIENCE_S)
 
     def on_disk(self, node: int) -> list[int]:
         """Return the steps of which a node has anything."""
@@ -237,7 +237,7 @@ def test_a_record_of_parts_that_cannot_be_written_is_reported_and_one_of_a_part_
     watcher = one.watcher(one.node_offer.feed)
     assert watcher is not None
     watcher.start()
-    assert watcher.finish(20.0)
+    assert watcher.finish(PATIENCE_S)
     (left,) = catalogue.all(PART)
     assert left.step == 40
     content = catalogue.file.read_bytes()
@@ -404,7 +404,7 @@ def test_nodes_that_agree_wait_for_one_removal_and_not_for_all(tmp_path: Path, m
 
     monkeypatch.setattr(prune, "_destroy", destroyed)
     nodes.look(0)
-    agreeing.join(20.0)
+    agreeing.join(PATIENCE_S)
     assert not agreeing.is_alive()
     assert waits == [True], "for this one"
     assert nodes.on_disk(0) == [40, 60]

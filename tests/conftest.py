@@ -67,10 +67,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Before the first test is read."""
     for name in ("COLUMNS", "LINES"):  # a shell may export them: pages are laid out as for a pipe
         os.environ.pop(name, None)
-    if config.getoption("--workers") and "OMP_NUM_THREADS" not in os.environ:
-        # torch computes where modules are read, and a fork has none of the threads of its parent
+    if config.getoption("--workers"):  # torch computes where modules are read, and waits in a fork for threads that only its parent has
         os.environ["OMP_NUM_THREADS"] = "1"
-        config.add_cleanup(lambda: os.environ.pop("OMP_NUM_THREADS"))
     Figures.asserted = config.getoption("--figures")
     for signum, handler in _ORDINARY.items():
         if signal.getsignal(signum) is signal.SIG_IGN:

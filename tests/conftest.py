@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+# torch computes where modules are read, and waits in a fork for threads that only its parent has. Here: a conftest below imports it.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 # `make test` tries the same examples at each run; `make test-all` looks for new ones. A deadline would measure the machine's other work; so
 # would the check that examples are made quickly.
 _UNTIMED = (hypothesis.HealthCheck.too_slow,)
@@ -67,8 +70,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Before the first test is read."""
     for name in ("COLUMNS", "LINES"):  # a shell may export them: pages are laid out as for a pipe
         os.environ.pop(name, None)
-    if config.getoption("--workers"):  # torch computes where modules are read, and waits in a fork for threads that only its parent has
-        os.environ["OMP_NUM_THREADS"] = "1"
     Figures.asserted = config.getoption("--figures")
     for signum, handler in _ORDINARY.items():
         if signal.getsignal(signum) is signal.SIG_IGN:

@@ -158,6 +158,8 @@ def _report_crash(session: pytest.Session, worker: _Worker, code: int) -> None:
 
 def run_in_workers(session: pytest.Session, groups: Sequence[Items], count: int) -> None:
     """Run each group in one of so many forks; a worker that ends in the middle of a test is replaced."""
+    if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208  only their number
+        raise session.Interrupted("a thread was started while the tests' files were read: the workers are forks, and would wait for it")
     session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # noqa: SLF001  it is the first process's to remove
     terminal: Any = session.config.pluginmanager.getplugin("terminalreporter")
     terminal._show_progress_info, terminal.showfspath = "progress", False  # noqa: SLF001  files take turns

@@ -26,7 +26,7 @@ from tests.checkpointing.mirror.process import upload, waiting
 from tests.checkpoints.test_node_agreement import Nodes, ignore
 from tests.support import node_parts
 from tests.support.few import few
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 pytestmark = pytest.mark.process
 
@@ -148,7 +148,7 @@ class PartNodes(Nodes):
                 assert watcher is not None
                 watcher.finish(0.0)  # its first look is the last
                 watcher.start()
-                assert watcher.finish(20.0)
+                assert watcher.finish(PATIENCE_S)
 
     def on_disk(self, node: int) -> list[int]:
         """Return the steps of which a node has anything."""
@@ -237,7 +237,7 @@ def test_a_record_of_parts_that_cannot_be_written_is_reported_and_one_of_a_part_
     watcher = one.watcher(one.node_offer.feed)
     assert watcher is not None
     watcher.start()
-    assert watcher.finish(20.0)
+    assert watcher.finish(PATIENCE_S)
     (left,) = catalogue.all(PART)
     assert left.step == 40
     content = catalogue.file.read_bytes()
@@ -246,6 +246,7 @@ def test_a_record_of_parts_that_cannot_be_written_is_reported_and_one_of_a_part_
     assert str(catalogue.file) in str(one.problems)
 
 
+@pytest.mark.slow
 def test_parts_of_two_saves_to_one_directory_are_never_joined(tmp_path: Path) -> None:
     nodes = PartNodes(tmp_path)
     nodes.save_together(20)
@@ -266,6 +267,7 @@ def test_a_part_that_is_still_sent_is_waited_for(tmp_path: Path, monkeypatch: py
     assert nodes.uploads[1].n_asked > 2
 
 
+@pytest.mark.slow
 def test_a_part_that_no_node_sends_any_more_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_agreement, "LOOK_AGAIN_S", 1e9)
     nodes = PartNodes(tmp_path)
@@ -346,6 +348,7 @@ def test_keep_leaves_a_part_whose_save_another_node_did_not_end(tmp_path: Path) 
     assert [nodes.on_disk(node) for node in (0, 1)] == [[20, 40, 80]] * 2, "20 is what they resumed from, and 40 is in no mirror"
 
 
+@pytest.mark.slow
 def test_keep_removes_what_was_brought_from_the_mirror_once_the_nodes_resume_from_a_newer_one(tmp_path: Path) -> None:
     nodes = PartNodes(tmp_path, keep=1)
     nodes.save_together(20)
@@ -401,7 +404,7 @@ def test_nodes_that_agree_wait_for_one_removal_and_not_for_all(tmp_path: Path, m
 
     monkeypatch.setattr(prune, "_destroy", destroyed)
     nodes.look(0)
-    agreeing.join(20.0)
+    agreeing.join(PATIENCE_S)
     assert not agreeing.is_alive()
     assert waits == [True], "for this one"
     assert nodes.on_disk(0) == [40, 60]
@@ -412,6 +415,7 @@ def test_nodes_that_agree_wait_for_one_removal_and_not_for_all(tmp_path: Path, m
     assert nodes.on_disk(0) == [80]
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_takes_over_removes_the_older_parts_of_its_run(tmp_path: Path) -> None:
     nodes = PartNodes(tmp_path, keep=1)
     for step in (20, 40):
@@ -444,6 +448,7 @@ def test_keep_leaves_a_part_that_is_not_as_this_job_wrote_it(tmp_path: Path, cha
     assert [nodes.on_disk(node) for node in (0, 1)] == [[20, 40], [40]]
 
 
+@pytest.mark.slow
 def test_the_first_part_of_each_so_many_steps_stays(tmp_path: Path) -> None:
     nodes = PartNodes(tmp_path, keep=1, keep_every=50)
     for step in (20, 40, 60, 80, 100):
@@ -465,6 +470,7 @@ def test_the_last_part_of_before_the_weights_turned_to_nan_stays(tmp_path: Path)
     assert nodes.attempt(2) == [40, 40]
 
 
+@pytest.mark.slow
 def test_what_a_node_brought_has_its_place_in_the_order_of_this_nodes_run(tmp_path: Path) -> None:
     nodes = PartNodes(tmp_path, keep=2, is_second_early=True)  # each node counts its own run, and the joint manifest has that of node 0
     for attempt, step in ((2, 20), (3, 40)):
@@ -488,6 +494,7 @@ def test_the_parts_that_were_saved_last_stay_whatever_their_order(tmp_path: Path
     assert [nodes.on_disk(node) for node in (0, 1)] == [[10, 30, 60, 80]] * 2
 
 
+@pytest.mark.slow
 def test_a_part_that_is_saved_anew_when_the_older_ones_are_to_go_lets_none_go(tmp_path: Path) -> None:
     nodes = PartNodes(tmp_path, keep=1)
     nodes.save_together(20)

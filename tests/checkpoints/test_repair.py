@@ -33,6 +33,7 @@ from supervisor.instrument._supervise_shim import layout
 from supervisor.job.job import Job
 from supervisor.observe.ranks import heartbeats
 from tests.e2e.untouched import Listing, listing, renamed
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -478,7 +479,7 @@ def test_the_manifests_of_what_is_gone_go_at_the_start_of_a_run(disk: JobOnDisk)
     watcher = disk.checkpoints.watcher()
     assert watcher is not None
     watcher.start()
-    assert watcher.finish(20.0)
+    assert watcher.finish(PATIENCE_S)
     assert [made.path for made in Manifests(CheckpointCatalogue(disk.state / "checkpoints", is_writer=True)).all()] == [str(paths[1])]
 
 

@@ -20,7 +20,7 @@ from tests.cluster.crowd import figures
 from tests.cluster.loopback import KEY, RULES, Cluster, Member, greeted
 from tests.support.descriptors import no_descriptor_left
 from tests.support.figures import is_within
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 
 def test_nodes_meet_agree_fail_and_act_on_one_decision(cluster: Cluster) -> None:
@@ -196,7 +196,7 @@ def test_the_host_of_the_coordinator_stays_until_every_member_knows_how_the_job_
     closing.join(0.7)
     assert closing.is_alive(), "one does not know it yet"
     cluster.relays[2].is_cut = False
-    closing.join(20)
+    closing.join(PATIENCE_S)
     assert all(member.all_of(protocol.ActOn) for member in cluster.members)
 
 
@@ -212,7 +212,7 @@ def test_the_host_of_the_coordinator_that_is_stopped_stays_until_its_core_has_de
     assert {member.all_of(protocol.Ended)[0].end.node for member in others} == {stopped.name}
     assert closing.is_alive()
     cluster.decide(others)
-    closing.join(20)
+    closing.join(PATIENCE_S)
     assert not closing.is_alive(), "it stays no longer"
     assert [[acted.decision.text for acted in member.all_of(protocol.ActOn)] for member in others] == [["by the core"], ["by the core"]]
 

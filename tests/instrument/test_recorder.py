@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.observe.hangs import recorder
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
     from conftest import Attempt
@@ -57,7 +57,7 @@ def ended(attempt: Attempt, code: str, asks: int) -> tuple[int, list[recorder.Re
             wait_for(lambda: recorder.request(attempt.directory, pid, deadline_s=20).groups, "the first answer")
         with ThreadPoolExecutor() as askers:
             answers = list(askers.map(lambda _: recorder.request(attempt.directory, pid, deadline_s=60), range(asks)))
-        rank.communicate(b"\n", timeout=60)
+        rank.communicate(b"\n", timeout=PATIENCE_S)
     assert recorder.request(attempt.directory, pid).unreadable == "it does not answer"
     return rank.returncode, answers
 
@@ -98,5 +98,5 @@ def test_a_stopped_rank_goes_on_after_requests_that_nobody_read(attempt: Attempt
             assert "did not answer" in recorder.request(attempt.directory, pid, deadline_s=0.1).unreadable
         rank.send_signal(signal.SIGCONT)
         wait_for(lambda: recorder.request(attempt.directory, pid).groups, "an answer")
-        rank.communicate(b"\n", timeout=60)
+        rank.communicate(b"\n", timeout=PATIENCE_S)
     assert rank.returncode == 0

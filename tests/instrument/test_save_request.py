@@ -22,7 +22,7 @@ from supervisor.observe.ranks.heartbeats import RankHeartbeat
 from supervisor.observe.ranks.progress_sampler import is_saved
 from tests.jobs import light
 from tests.support.ports import free_port
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,7 +103,7 @@ def test_every_rank_sees_the_request_at_the_same_call(attempt: Attempt, tmp_path
                 lambda at=at: int((tmp_path / "calls.0").read_text() or 0) >= at if (tmp_path / "calls.0").exists() else 0, f"call {at}"
             )
             (job / "save-now").touch()
-        told = [one.communicate(timeout=60)[0].split() for one in ranks]
+        told = [one.communicate(timeout=PATIENCE_S)[0].split() for one in ranks]
     finally:
         for one in ranks:
             one.kill()

@@ -13,6 +13,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported
 from supervisor.instrument._supervise_shim.stores import AgentStore
 from supervisor.launch.environment import INSTRUMENT_DIR
 from tests.support.ports import free_port
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,7 +89,7 @@ def test_a_second_group_and_one_at_a_place_of_the_scripts_own(attempt: Attempt, 
         for rank in "01"
     ]
     try:
-        ended = [rank.communicate(timeout=100) for rank in ranks]
+        ended = [rank.communicate(timeout=PATIENCE_S) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -29,6 +29,7 @@ from supervisor.view.opening import open_journal, past_of
 from supervisor.view.reading import read_view
 from tests.support.figures import is_within, within
 from tests.support.small_disks import small_disk
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -297,7 +298,7 @@ def test_a_hung_fsync_delays_nobody_and_is_reported_once(tmp_path: Path, ear: An
     disk.free.clear()
     began = time.monotonic()
     journal.append(Note("0"), t=1.0, durable=True)
-    assert disk.stuck.wait(60)
+    assert disk.stuck.wait(PATIENCE_S)
     slowest = 0.0
     for i in range(1, 300):
         before = time.perf_counter()
@@ -325,7 +326,7 @@ def test_many_durable_records_share_an_fsync(tmp_path: Path, ear: Any, disk: Dis
     ear.await_synced(1)
     disk.free.clear()
     journal.append(Note("first"), t=1.0, durable=True)
-    assert disk.stuck.wait(60)
+    assert disk.stuck.wait(PATIENCE_S)
     before = disk.fsyncs
     for _ in range(100):
         last = journal.append(Note("more"), t=1.0, durable=True)

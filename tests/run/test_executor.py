@@ -107,7 +107,7 @@ def test_ranks_wait_for_a_change_of_files_that_is_under_way_and_no_other_follows
     loop.state = JobState(stage=Stage.SELECTING)
     executor: Any = Executor(job, loop, MagicMock(), factory)
     executor.perform(act.SelectCheckpoint(0))
-    assert moves.wait(60)
+    assert moves.wait(PATIENCE_S)
     loop.state = JobState(stage=Stage.STARTING, attempt=Attempt(number=1))
     executor.perform(act.BeginAttempt(1, "start", None))
     loop.call_soon.assert_not_called()

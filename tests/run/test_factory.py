@@ -18,6 +18,7 @@ from supervisor.core.model import Gpu
 from supervisor.core.values import replace
 from supervisor.job.job import Job
 from supervisor.run.factory import JobFactory
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -135,9 +136,9 @@ def test_a_disk_without_room_for_the_next_checkpoints_is_reported_once_and_so_is
     watcher.start()
     for step in (1, 2, 3):
         save(job.cwd / "ckpt" / f"step-{step}.pt", step)
-        seen.append(asked.get(timeout=60))
+        seen.append(asked.get(timeout=PATIENCE_S))
     assert seen == [str(job.cwd / "ckpt")] * 3
-    assert watcher.stop(20)
+    assert watcher.stop(PATIENCE_S)
     alerts = []
     while not told.empty():
         report = told.get()

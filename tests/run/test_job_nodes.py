@@ -26,7 +26,7 @@ from supervisor.run.job_nodes import AttemptOrders, JobNodes
 from supervisor.run.main import JobRun
 from supervisor.run.own_coordinator import BUGS_APART_S
 from tests.launch.conftest import make_job
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -136,7 +136,7 @@ class Pair:
         for node in self.nodes:
             for part in (node.nodes._client, node.nodes._coordinator.server):  # noqa: SLF001  to wait for their threads
                 if part is not None:
-                    part._thread.join(20)  # noqa: SLF001
+                    part._thread.join(PATIENCE_S)  # noqa: SLF001
 
 
 @pytest.fixture

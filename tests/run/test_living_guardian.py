@@ -72,7 +72,7 @@ def test_two_workers_that_wait_for_a_hello_get_one_guardian_and_the_loop_goes_on
     assert case.guardian.living is None
     case.starts.hello.set()
     for worker in workers:
-        worker.join(20)
+        worker.join(PATIENCE_S)
     case.guardian.take()
     assert [case.guardian.living] == case.starts.guardians
     assert case.guardian.get() is case.guardian.living
@@ -81,7 +81,7 @@ def test_two_workers_that_wait_for_a_hello_get_one_guardian_and_the_loop_goes_on
 def test_the_end_of_each_guardian_is_answered_once_also_of_one_that_dies_right_after_its_hello() -> None:
     case = Case()
     case.starts.hello.set()
-    case.wait().join(20)
+    case.wait().join(PATIENCE_S)
     case.starts.kill()
     case.turn()  # before an attempt was given to it
     assert case.died == []
@@ -89,7 +89,7 @@ def test_the_end_of_each_guardian_is_answered_once_also_of_one_that_dies_right_a
     case.turn()
     assert (case.died, case.guardian.living) == ([(None, 9)], None)
     assert case.guardian.get() is case.starts.guardians[0], "who still speaks to it is not heard, and waits for no new one"
-    case.wait().join(20)
+    case.wait().join(PATIENCE_S)
     case.guardian.take()
     assert case.guardian.living is case.starts.guardians[1]
     case.starts.kill()
@@ -102,7 +102,7 @@ def test_a_thread_that_cannot_be_had_for_a_moment_is_tried_again(monkeypatch: py
     case = Case()
     case.starts.hello.set()
     case.starts.refusals = [RuntimeError("can't start new thread")] * 2
-    case.wait().join(20)
+    case.wait().join(PATIENCE_S)
     assert len(case.starts.guardians) == 1
 
 

@@ -15,7 +15,7 @@ from supervisor.errors import SuperviseError
 from supervisor.guardian import ownership
 from supervisor.node.gpu_quarantine import GpuQuarantine
 from supervisor.run import lock
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +49,7 @@ def _said(read: Callable[[Path], object], path: Path) -> str:
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(PATIENCE_S)
     if not said and path.is_fifo():
         os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))  # let it go
     assert said, "it waits for a writer"

@@ -97,7 +97,7 @@ def test_a_wait_is_reported_once_it_lasts_and_a_short_one_is_not() -> None:
     with reported_wait(report, "short", 60):
         pass
     with reported_wait(report, "long", 0.01):
-        assert seen.wait(60)
+        assert seen.wait(PATIENCE_S)
     assert reported == ["long"]
 
 
@@ -129,7 +129,7 @@ def test_what_is_attempted_may_fail_or_hang() -> None:
     attempted(hang, 0.01)
     assert not ended.is_set()
     hangs.set()
-    assert ended.wait(60)
+    assert ended.wait(PATIENCE_S)
 
 
 @pytest.mark.parametrize(("name", "ends"), [(THREAD, True), ("metrics", False)])

@@ -17,7 +17,7 @@ from checkpointing.command_line.progress import ProgressBar, room
 from checkpointing.command_line.verdicts import verify
 from checkpointing.io.progress_text import progress_text
 from tests.support.terminal import Terminal, at_once, stderr_is_a_terminal
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 ROOT = Path(progress.__file__).parents[2]
 LONG = "reading ckpt/a-rather-long-name-of-a-checkpoint/step-00000080.pt"
@@ -161,7 +161,7 @@ def test_a_terminal_that_is_gone_ends_no_work(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys, "stderr", Gone())
     monkeypatch.setenv("TERM", "xterm")
     with ProgressBar("x", 10) as bar:
-        assert tried.wait(60)
+        assert tried.wait(PATIENCE_S)
         bar.advance(5)
 
 
@@ -214,7 +214,7 @@ def test_who_ends_it_finds_the_terminal_as_it_was(tmp_path: Path, how: str) -> N
             terminal.press("\x03")
         else:
             process.kill()
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert out == b""

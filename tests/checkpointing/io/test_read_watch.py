@@ -19,6 +19,7 @@ from checkpointing.io.reader import Interrupted
 from checkpointing.model import Verdict
 from checkpointing.select import Selection, newest
 from checkpointing.verification import Cache, verify
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -167,7 +168,7 @@ def test_what_hangs_is_not_asked_again_before_it_answers(tmp_path: Path, disk: H
     disk.paths.clear()
     disk.answers.set()
     (left,) = watch._left  # noqa: SLF001 -- its thread
-    assert left.background.done.wait(60)
+    assert left.background.done.wait(PATIENCE_S)
     assert choose(tmp_path, watch).chosen is not None
 
 
@@ -177,7 +178,7 @@ def test_what_a_left_read_finds_later_counts_for_nothing(tmp_path: Path, disk: H
     selection = choose(tmp_path, watch, cache)
     disk.answers.set()
     (left,) = watch._left  # noqa: SLF001 -- its thread
-    assert left.background.done.wait(60)
+    assert left.background.done.wait(PATIENCE_S)
     (candidate,) = find(["*.pt"], str(tmp_path)).candidates
     assert (selection.chosen, cache.get(candidate.path, candidate.identity)) == (None, None)
     assert left.background.result().verdict is Verdict.UNKNOWN

@@ -29,6 +29,7 @@ from supervisor.core.values import replace
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job.job import Job
 from tests.checkpointing.mirror.process import upload, waiting
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,7 +107,7 @@ def sent(checkpoints: JobCheckpoints, *, has_rank_0: bool | None = True) -> list
     watcher = checkpoints.watcher(checkpoints.mirror_feed(Sent(found), lambda: has_rank_0), lambda: has_rank_0)
     assert watcher is not None
     watcher.start()
-    assert watcher.finish(20.0)
+    assert watcher.finish(PATIENCE_S)
     return found
 
 
@@ -314,14 +315,14 @@ def test_while_it_is_restored_others_are_served_and_a_stop_is_obeyed() -> None:
 
     def work() -> int:
         begun.set()
-        assert released.wait(60)
+        assert released.wait(PATIENCE_S)
         return 7
 
     assert checkpoint_mirror.run_beside(work, released.set, stopped) == 7
     released.clear()
     begun.clear()
     assert checkpoint_mirror.run_beside(work, stopped.set, stopped) is None
-    assert begun.wait(60)
+    assert begun.wait(PATIENCE_S)
     released.set()
     with pytest.raises(ValueError, match="no"):
         checkpoint_mirror.run_beside(lambda: int("no"), released.set, threading.Event())

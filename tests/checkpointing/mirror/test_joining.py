@@ -197,6 +197,7 @@ def test_parts_of_two_saves_are_never_one_checkpoint(nodes: Nodes, tmp_path: Pat
     assert {one.manifest.save for one in listing.newest_first(nodes.backend, "job")[0]} == {SAVE, OTHER}
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_what_a_node_has_that_differs_is_left_and_nothing_is_mixed(nodes: Nodes) -> None:
     nodes.send(0)

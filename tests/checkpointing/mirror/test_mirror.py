@@ -227,6 +227,7 @@ def test_what_was_taken_away_behind_our_back_is_sent_again_before_it_is_vouched_
     assert place.no_manifest_lies() == 1
 
 
+@pytest.mark.slow
 def test_only_as_many_as_asked_for_stay_at_the_mirror(place: Place) -> None:
     with Process(place, keep=2) as process:
         for step in (1, 2, 3):

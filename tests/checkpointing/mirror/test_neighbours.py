@@ -19,7 +19,7 @@ from supervisor.checkpoints.recording.reports import CheckpointFound, Checkpoint
 from supervisor.checkpoints.recording.shared_manifests import PATIENCE_S, SharedManifests
 from supervisor.config.settings import Checkpoints, Settings
 from supervisor.job.job import Job
-from tests.support import node_parts
+from tests.support import node_parts, waiting
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def test_what_is_taken_is_put_in_the_order_of_this_nodes_own_runs(tmp_path: Path
     torch.save({"step": 200, "w": torch.ones(64)}, tmp_path / "here" / "step_200.pt")
     for node in (first, second):
         node.watcher.start()
-        assert node.watcher.finish(20.0)
+        assert node.watcher.finish(waiting.PATIENCE_S)
     (adopted,) = second.checkpoints.records.manifests.all()
     assert (adopted.about.run, adopted.about.attempt) == ("run-a", 1)
     assert second.checkpoints.records.provenance.of(adopted.path, adopted.identity).attempt_of("run-a") == 1
@@ -142,7 +142,7 @@ def test_what_a_mirror_brought_is_not_sent_to_it_again(tmp_path: Path, sent: lis
         manifest = check.build(verify(str(path)), About("train", "an earlier run", began=100, attempt=3))
         node.checkpoints.restored(str(path), 100, documents.encode(manifest).decode())
     node.watcher.start()
-    assert node.watcher.finish(20.0)
+    assert node.watcher.finish(waiting.PATIENCE_S)
     assert (node.verified, node.sent) == ([("step_7.pt", 7, "digest")], sent)
     node.watcher.stop()
 
@@ -152,7 +152,7 @@ def test_what_another_node_recorded_of_another_content_is_not_taken(tmp_path: Pa
     path = tmp_path / "here" / "step_7.pt"
     torch.save({"step": 7, "w": torch.ones(64)}, path)
     first.watcher.start()
-    assert first.watcher.finish(20.0)
+    assert first.watcher.finish(waiting.PATIENCE_S)
     torch.save({"step": 7, "w": torch.zeros(64)}, path)
     [candidate] = second.checkpoints.listing().candidates
     assert second.checkpoints.shared.recorded(str(path), candidate.identity) is None
@@ -221,7 +221,7 @@ def test_a_file_that_ranks_of_two_nodes_saved_is_read_and_sent_by_the_last_one(t
     assert by_another == [True, False]
     for node in (second, first):
         node.watcher.start()
-        assert node.watcher.finish(20.0)
+        assert node.watcher.finish(waiting.PATIENCE_S)
     assert (first.sent, second.sent) == ([], ["step_last.pt"])
 
 
@@ -232,7 +232,7 @@ def test_where_each_node_has_a_state_directory_of_its_own_each_reads_and_sends_w
     nodes[1].saves(path)
     for node in nodes:
         node.watcher.start()
-        assert node.watcher.finish(20.0)
+        assert node.watcher.finish(waiting.PATIENCE_S)
     assert [node.verified for node in nodes] == [[("step_7.pt", 7, "digest")]] * 2
     assert nodes[1].sent == ["step_7.pt"]
 
@@ -244,5 +244,5 @@ def test_of_a_directory_that_all_see_one_node_sends_it_also_where_each_has_a_sta
         node.checkpoints.node_offer.note_meeting(1, "meeting", number, [(0, 1)])
         node.saves(path)
         node.watcher.start()
-        assert node.watcher.finish(20.0)
+        assert node.watcher.finish(waiting.PATIENCE_S)
     assert [node.sent for node in nodes] == [["step_7"], []]

@@ -59,7 +59,7 @@ def test_two_nodes_that_send_the_same_content_at_once_leave_one_whole_checkpoint
     place.proxy.faults.append(held)
     with Process(place) as one, Process(replace(place, home=place.home / "other")) as other:
         one.mirror(path, described)
-        assert held.hit.wait(60)
+        assert held.hit.wait(PATIENCE_S)
         other.mirror(path, described)
         wait_for(lambda: place.proxy.count("^PUT.*manifest.json") == 2, "the other one to come as far")
         held.release.set()

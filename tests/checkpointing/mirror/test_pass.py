@@ -176,6 +176,7 @@ def test_what_turned_out_bad_is_aborted_and_removed_and_what_may_not_be_is_named
     assert place.unfinished() == []
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_what_another_upload_vouched_for_stays_in_the_mirror_though_the_disk_went_bad_since(feed: Pass, place: Place) -> None:
     feed.complete()

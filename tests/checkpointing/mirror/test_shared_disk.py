@@ -16,7 +16,7 @@ from checkpointing.mirror.restore import NoSpace, PathOccupied
 from checkpointing.mirror.stall import RestoreProgress
 from tests.checkpointing.mirror.process import save, save_tree
 from tests.checkpointing.mirror.test_restore import bring
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
     from checkpointing.mirror.backends import Backend
@@ -63,7 +63,7 @@ def test_of_nodes_that_start_together_one_downloads_and_no_byte_is_read_under_th
 
     def slowly(*given: object) -> int:
         for _ in range(5):
-            assert waiting.acquire(timeout=20)
+            assert waiting.acquire(timeout=PATIENCE_S)
         return real(*given)  # type: ignore[arg-type] -- passed on
 
     monkeypatch.setattr(download, "fetch", slowly)
@@ -80,7 +80,7 @@ def test_of_nodes_that_start_together_one_downloads_and_no_byte_is_read_under_th
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert sorted(one.fetched_bytes > 0 for one in done if one is not None) == [False] * 5 + [True]
     assert bytes_read() - before < 1.5 * mirrored.stat().st_size  # once from the mirror, however many nodes there are
     assert lines == [f"waiting for process {os.getpid()} on {os.uname().nodename}, which restores {mirrored}"] * 5
@@ -118,7 +118,7 @@ def test_a_node_that_waits_for_another_one_s_restore_says_so(backend: Backend, m
         thread = threading.Thread(target=lambda: restore.newest([backend], "job", progress=progress), daemon=True)
         thread.start()
         said.wait(12)
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert mirrored.exists()
     assert lines
 
@@ -132,7 +132,7 @@ def test_one_that_waits_is_not_given_up_however_long_it_takes(backend: Backend, 
         thread = threading.Thread(target=lambda: done.append(restore.newest([backend], "job", progress=progress)), daemon=True)
         thread.start()
         waited.wait(3.0)
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert len(done) == 1
 
 

@@ -136,7 +136,7 @@ def test_a_restore_whose_disk_hangs_is_given_up() -> None:
     thread.join(MOMENT_S)
     has_ended = not thread.is_alive()
     ends.set()
-    thread.join(20)
+    thread.join(PATIENCE_S)
     assert has_ended
     assert len(outcome) == 1
 
@@ -158,7 +158,7 @@ def test_parts_of_a_restore_are_written_at_once() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE_S)
     assert met == [True, True]
 
 

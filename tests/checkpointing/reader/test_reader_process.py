@@ -84,7 +84,7 @@ class Linked:
         self.stopped.set()
         self.link.close(0.0)
         for thread in self._threads:
-            thread.join(10.0)
+            thread.join(PATIENCE_S)
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from checkpointing.retention.aside import AsideRecord, advised_move
 from checkpointing.verification import identity_of, verify
 from tests.checkpointing import mounts
 from tests.checkpointing.untouched import everything
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -235,7 +236,7 @@ def test_two_nodes_at_once_lose_nothing_and_each_undoes_its_own(tmp_path: Path) 
         racer.stdin.write("go\n")
         racer.stdin.flush()
     for racer in racers:
-        racer.communicate(timeout=60)
+        racer.communicate(timeout=PATIENCE_S)
     assert [racer.returncode for racer in racers] == [0, 0]
     changes = [record_in(tmp_path / f"state{node}").changes() for node in (0, 1)]
     assert [[(change.id, change.phase) for change in of_node] for of_node in changes] == [[(number, "done") for number in range(1, 11)]] * 2

@@ -18,6 +18,7 @@ from supervisor.config.settings import Checkpoints, Settings
 from supervisor.core.values import replace
 from tests.checkpoints.mirror.test_feed import UploadList
 from tests.checkpoints.test_repair import JobOnDisk, Rank
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,7 +89,7 @@ class MirroredJob(JobOnDisk):
             feed.send(manifest)
             event: ReaderEvent | None = None
             while not isinstance(event, CheckpointUploaded):
-                event = events.get(timeout=60)
+                event = events.get(timeout=PATIENCE_S)
                 self.checkpoints.records.mirrored.took(event)
         uploads.close(20.0)
         assert failures == []

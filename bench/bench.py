@@ -2,7 +2,7 @@
 
 In: --pairs N, or --quick; --only NAME, or --programs for what each program of tests/programs costs (a pair takes 40 s at most). Out: one
 JSON object on stdout, a line per figure on stderr. Exit code 0 when everything was measured, whatever the figures; 1 when a run failed.
-Figures of a loaded machine are still comparable, as both sides are interleaved; the load average stands beside them.
+Figures of a loaded machine are still comparable, as both sides are interleaved; the load average is beside them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One checkpoint under `supervise`: how long until it is verified and uploaded, what is read for it, and what the training pays.
+"""One checkpoint under `supervise`: the time until it is verified and uploaded, its reads, and its cost for the training.
 
 In: --gb, the size of each kind of checkpoint (8 where the disk has 24 GB free; a smaller one is the same measurement on less), --rounds.
 Out: one JSON object on stdout. Kinds: one file of --gb; 64 files of a 64th of it; files of 1 MB, 250 a GB. Each is made before, and
@@ -6,7 +6,7 @@ renamed into the directory of a small job that trains, as the end of a save does
 
 Each kind is seen twice, with a real S3 server (Swift) on this machine: behind a proxy through which no upload gets, for the time to
 verified with the mirror stopped, and as it is, for the time to uploaded. Both times begin with the first byte that is read: how soon a
-save is noticed does not grow with its size, and stands beside them (`noticed_s`). The bounds are measured in each round: the disk's rate is
+save is noticed does not grow with its size, and is beside them (`noticed_s`). The bounds are measured in each round: the disk's rate is
 a plain read of the same files, cold, and the network's is boto3's own transfer of them to the same server. Bytes read are the growth of
 `rchar` of all processes of `supervise`, CPU seconds are theirs as well, both less what they were in two idle seconds before. A disk that is
 faster than the network fills the 256 MiB that may wait, and the rest is read again: so the reads are also measured while the mirror keeps
@@ -58,7 +58,7 @@ AT_ONCE: Final = 4  # as many files as the reader process sends at once
 LOOK_S: Final = 0.02
 ASK_S: Final = 0.2
 IDLE_S: Final = 2.0
-FIRST_BYTES: Final = 4 << 20  # what is read beyond the idle rate once the pass has begun
+FIRST_BYTES: Final = 4 << 20  # bytes read beyond the idle rate once the pass has begun
 JOB = """
 import array, os, time, torch
 torch.set_num_threads(1)
@@ -167,10 +167,20 @@ def empty(client: Any, bucket: str) -> None:  # noqa: ANN401 -- botocore's clien
 def start(place: Path, mirror: Mirror) -> Run:
     """Start the job under `supervise` with a mirror."""
     (place / "ckpt").mkdir(parents=True)
-    ours = ["supervise", "--job", "bench", "--state-dir", str(place / "state"), "--checkpoints", "ckpt/*", "--resumes-itself"]
-    words = [*ours, "--mirror", mirror.url, "--set", f"checkpoints.read_mib_s={mirror.read_mib_s:.0f}", "--", sys.executable, "-c", JOB]
+    own_words = ["supervise", "--job", "bench", "--state-dir", str(place / "state"), "--checkpoints", "ckpt/*", "--resumes-itself"]
+    words = [
+        *own_words,
+        "--mirror",
+        mirror.url,
+        "--set",
+        f"checkpoints.read_mib_s={mirror.read_mib_s:.0f}",
+        "--",
+        sys.executable,
+        "-c",
+        JOB,
+    ]
     with (place / "stdout").open("wb") as out, (place / "stderr").open("wb") as err:
-        process = subprocess.Popen(  # noqa: S603 -- what is measured
+        process = subprocess.Popen(  # noqa: S603 -- the measured command
             words, cwd=place, env=environment() | reach(mirror.endpoint), stdin=subprocess.DEVNULL, stdout=out, stderr=err
         )
     return Run("supervise", place, process)
@@ -299,12 +309,12 @@ def measured(place: Path, server: servers.Server, kind: str, gb: float, rounds: 
                 runs["keeping up"] = functools.partial(
                     mirrored, place / "run", checkpoint, server, max(1.0, KEPT_UP * size / plain_s / MIB)
                 )
-            for what, run in runs.items():
+            for kind_of_pass, run in runs.items():
                 if state == "cold":
                     drop(checkpoint)
                 else:
                     read_s(checkpoint)
-                passes[what] = run()
+                passes[kind_of_pass] = run()
             verified, uploaded = passes["stopped"], passes["mirrored"]
             kept_up = passes.get("keeping up", uploaded)
             rows[state].append(

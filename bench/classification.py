@@ -1,12 +1,11 @@
-"""Write the measurements of docs/reference/classification-scores.md: scores on labelled logs, reliability. Make tables of the rules.
+"""Measure the classification: scores on labelled logs, reliability. Make its tables, which bench/reference.py puts into their pages.
 
-    python bench/classification.py [CORPUS.jsonl]     # write them; scores of CORPUS.jsonl only where it is given
+    python bench/classification.py [CORPUS.jsonl]     # write bench/scores.json; the scores of CORPUS.jsonl only where it is given
     python bench/classification.py --print CORPUS…    # print scores, calibration, and the frameworks without the signatures that name them
-    python bench/classification.py --check            # exit status 1, naming the pages, where they are not up to date
+    python bench/classification.py --check            # exit status 1 where the file is not up to date
 
-It writes the text between the markers of the page. CORPUS.jsonl has one JSON object per line with `id`, `text`, `label`, `source`
-(owner/repository#issue), `alt` (labels that are right too) and `origin`. A log counts as right if the cause is its label or one of `alt`.
-bench/reference.py puts the tables of the causes, the signatures and the kernel's messages into their pages.
+CORPUS.jsonl has one JSON object per line with `id`, `text`, `label`, `source` (owner/repository#issue), `alt` (labels that are right too)
+and `origin`. A log counts as right if the cause is its label or one of `alt`.
 """
 
 from __future__ import annotations
@@ -20,10 +19,9 @@ import tomllib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from decisions import Decision, decided
-from page_tables import find_page, replace_table
 
 from health.kernellog.messages import Role, forms
 from health.nvidia import xids
@@ -39,7 +37,7 @@ from supervisor.core.model import Cause
 from supervisor.observe.anchor_scanner import scanner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from supervisor.classify.logs.catalogue import Catalogue
     from supervisor.classify.logs.match import Scanner
@@ -47,11 +45,13 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 CORPUS = ROOT / "tests" / "corpus"
-#: Answers to logs that no rule had seen: the confidence that was told, how many answers with it were right, of how many.
+#: Answers to logs that no rule had seen: the stated confidence, how many answers with it were right, of how many.
 RELIABILITY = ROOT / "bench" / "reliability.csv"
+#: The scores on each corpus, as `measured` gives them: one of them is not in the repository.
+SCORES = ROOT / "bench" / "scores.json"
 #: Answers that a row of the reliability table needs at least.
 FEWEST_ANSWERS = 30
-#: What the largest frameworks of a corpus are measured for, and what is none.
+#: The measures of the largest frameworks of a corpus, and the empty one.
 MOST_FRAMEWORKS = 8
 NO_FRAMEWORKS = frozenset({"", "raw", "kernel", "pytorch"})
 #: Causes on which the job itself may be changed: its batch, its GPUs, the checkpoint that it resumes from.
@@ -64,7 +64,7 @@ CHANGES_A_JOB = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Reliability:
-    """Answers told with confidences of some tenths: lowest 0.7 for 0.7 to 0.799. right: how many of `answers` were right."""
+    """Answers with stated confidences of some tenths: lowest 0.7 for 0.7 to 0.799. right: how many of `answers` were right."""
 
     lowest: float
     highest: float
@@ -166,30 +166,50 @@ def precision(answers: Sequence[Scored], causes: Iterable[str]) -> tuple[int, in
     return sum(answer.right for answer in given), len(given)
 
 
-def of_scores(answers: Sequence[Scored], *, causes: bool = True) -> str:
-    """Return the tables of a corpus: in all, by kind, and by cause unless the rules were written with its logs in sight."""
+def measured(answers: Sequence[Scored]) -> dict[str, Any]:
+    """Return the scores on a corpus as JSON: in all and by kind (name, how many, of how many), by cause, and what was wrong."""
     healthy = [answer for answer in answers if answer.sample.label == Cause.NONE]
     alarms = sum(answer.cause not in {Cause.NONE, Cause.UNKNOWN} for answer in healthy)
     unknown = sum(answer.cause == Cause.UNKNOWN != answer.sample.label for answer in answers)
-    rows = [("all", *_right(answers))]
-    rows += [(kind, *_right([a for a in answers if a.sample.kind == kind])) for kind in dict.fromkeys(a.sample.kind for a in answers)]
-    rows.append(("logs of failed jobs", *_right([answer for answer in answers if answer.sample.label != Cause.NONE])))
-    rows.append(("false alarms on logs of healthy jobs", _share(alarms, len(healthy))))
-    rows.append(("answered `unknown` where the cause is known", _share(unknown, len(answers))))
-    rows.append(("answers that may change a job, and are right", _share(*precision(answers, CHANGES_A_JOB))))
-    rows += of_decisions(answers)
-    lines = _table(("", "logs"), rows)
-    by_cause = []
+    kinds = dict.fromkeys(answer.sample.kind for answer in answers)
+    rows = [
+        ("all", *_right(answers)),
+        *((kind, *_right([answer for answer in answers if answer.sample.kind == kind])) for kind in kinds),
+        ("logs of failed jobs", *_right([answer for answer in answers if answer.sample.label != Cause.NONE])),
+        ("false alarms on logs of healthy jobs", alarms, len(healthy)),
+        ("answered `unknown` where the cause is known", unknown, len(answers)),
+        ("answers that may change a job, and are right", *precision(answers, CHANGES_A_JOB)),
+        *of_decisions(answers),
+    ]
+    causes = []
     for cause in Cause:
         labelled = [answer for answer in answers if answer.sample.label == cause]
         good, given = precision(answers, [cause])
         if labelled or given:
-            by_cause.append((f"`{cause}`", str(len(labelled)), str(sum(a.right for a in labelled)), f"{good} of {given}"))
+            causes.append((cause.value, *reversed(_right(labelled)), good, given))
+    wrong = [(answer.sample.source or answer.sample.name, answer.sample.label, answer.cause) for answer in answers if not answer.right]
+    repositories = of_sources(answer.sample for answer in answers)
+    return {"rows": rows, "causes": causes, "wrong": wrong} | ({"repositories": repositories} if repositories else {})
+
+
+def of_scores(scores: Mapping[str, Any], *, causes: bool = True) -> str:
+    """Return the tables of a corpus; without `causes` where the rules were written with its logs in sight."""
+    lines = _table(("", "logs"), [(name, _share(part, whole)) for name, part, whole in scores["rows"]])
     if causes:
+        by_cause = [(f"`{cause}`", str(logs), str(right), f"{good} of {given}") for cause, logs, right, good, given in scores["causes"]]
         lines += ["", *_table(("cause", "logs of it", "answered right", "answers of it that are right"), by_cause)]
-    wrong = [f"`{a.sample.source or a.sample.name}` ({a.sample.label}) is called {a.cause}" for a in answers if not a.right]
+    wrong = [f"`{name}` ({label}) is called {answered}" for name, label, answered in scores["wrong"]]
     lines += ["", f"Wrong: {'; '.join(wrong)}." if wrong else "None is wrong."]
+    if repositories := scores.get("repositories"):
+        listed = ", ".join(f"{name} {count}" for name, count in repositories)
+        total = sum(count for _, count in repositories)
+        lines += ["", f"{total} logs from {len(repositories)} repositories: {listed}."]
     return "\n".join(lines)
+
+
+def of_corpus(name: str) -> str:
+    """Return the tables of a corpus as they were written."""
+    return of_scores(json.loads(SCORES.read_text(encoding="utf-8"))[name], causes=name == "written")
 
 
 def names(row: Signature, framework: str) -> bool:
@@ -206,20 +226,21 @@ def of_frameworks(samples: Sequence[Sample]) -> str:
     for framework, _count in counts.most_common(MOST_FRAMEWORKS):
         own_logs = [sample for sample in samples if sample.framework == framework]
         left_out = sum(names(row, framework) for row in catalogue.rows)
-        rows.append((framework, str(left_out), *_right(scored(own_logs)), *_right(scored(own_logs, framework))))
+        rows.append((framework, str(left_out), *(_share(*_right(scored(own_logs, without))) for without in ("", framework))))
     return "\n".join(_table(("framework", "signatures that name it", "right with all", "right without them"), rows))
 
 
 def of_calibration(answers: Sequence[Scored]) -> str:
-    """Return how often answers were right, by the tenth that they were told with, where there are enough."""
+    """Return how often answers were right, by the tenth of their stated confidence, where there are enough."""
     tenths: dict[int, list[Scored]] = {}
     for scored_answer in answers:
         tenths.setdefault(int(10 * scored_answer.confidence + 1e-9), []).append(scored_answer)
-    rows = [(f"{tenth / 10:g}", *_right(group)) for tenth, group in sorted(tenths.items(), reverse=True) if len(group) >= FEWEST_ANSWERS]
+    told = [(tenth, group) for tenth, group in sorted(tenths.items(), reverse=True) if len(group) >= FEWEST_ANSWERS]
+    rows = [(f"{tenth / 10:g}", _share(*_right(group))) for tenth, group in told]
     return "\n".join(_table(("told as", "right"), rows))
 
 
-def of_decisions(answers: Sequence[Scored]) -> list[tuple[str, str]]:
+def of_decisions(answers: Sequence[Scored]) -> list[tuple[str, int, int]]:
     """Return the rows of the decisions on answers (bench/decisions.py)."""
     decisions = [answer.decision for answer in answers]
     kinds = {
@@ -228,11 +249,11 @@ def of_decisions(answers: Sequence[Scored]) -> list[tuple[str, str]]:
         "decisions that restart what cannot work": [decision.restarts_in_vain for decision in decisions],
         "decisions that change a job wrongly": [decision.changes_wrongly for decision in decisions],
     }
-    return [(name, _share(sum(holds), len(holds))) for name, holds in kinds.items()]
+    return [(name, sum(holds), len(holds)) for name, holds in kinds.items()]
 
 
 def reliability(scoring: str) -> list[Reliability]:
-    """Return how often answers were right, by the tenth that they were told with, the surest first. Tenths with few answers are joined."""
+    """Return how often answers were right, by tenths of their stated confidence, the surest first. Tenths with few answers are joined."""
     tenths: dict[int, Counter[str]] = {}
     for row in csv.DictReader(RELIABILITY.read_text(encoding="utf-8").splitlines()):
         if row["scoring"] == scoring:
@@ -252,7 +273,7 @@ def _joined(above: Reliability, below: Reliability) -> Reliability:
 
 
 def of_reliability() -> str:
-    """Return the table of told confidences and how often they were right, for each scoring."""
+    """Return the table of stated confidences and how often they were right, for each scoring."""
     scorings = {"first": "before any rule was changed, 365 logs", "last": "after, 235 of them"}
     rows = [
         (
@@ -266,11 +287,10 @@ def of_reliability() -> str:
     return "\n".join(_table(("told as", "right", "scored"), rows))
 
 
-def of_sources(samples: Iterable[Sample]) -> str:
-    """Return the repositories that logs are quoted from, with their counts."""
+def of_sources(samples: Iterable[Sample]) -> list[tuple[str, int]]:
+    """Return the repositories that logs are quoted from, with their counts, the largest first."""
     repositories = Counter(sample.source.partition("#")[0] for sample in samples if re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", sample.source))
-    listed = ", ".join(f"{name} {count}" for name, count in sorted(repositories.items(), key=lambda item: (-item[1], item[0].lower())))
-    return f"{repositories.total()} logs from {len(repositories)} repositories: {listed}."
+    return sorted(repositories.items(), key=lambda item: (-item[1], item[0].lower()))
 
 
 def of_causes() -> str:
@@ -333,8 +353,8 @@ def of_launchers() -> str:
     return "\n".join(_table(("launcher", "words", "whose end"), rows))
 
 
-def _right(answers: Sequence[Scored]) -> tuple[str]:
-    return (_share(sum(answer.right for answer in answers), len(answers)),)
+def _right(answers: Sequence[Scored]) -> tuple[int, int]:
+    return sum(answer.right for answer in answers), len(answers)
 
 
 def _share(part: int, whole: int) -> str:
@@ -346,18 +366,14 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in (cells[0], ["---"] * len(head), *cells[1:])]
 
 
-def pages(corpus: Path | None = None) -> dict[Path, str]:
-    """Return the page as it should be. What comes from `corpus` stays as it is where none is given."""
-    tables = {"produced": of_scores(scored(own()), causes=False), "written": of_scores(scored(written())), "reliability": of_reliability()}
+def scores_text(corpus: Path | None = None) -> str:
+    """Return the text of SCORES as it should be. The scores of the public logs stay as they are where no corpus is given."""
+    scores = json.loads(SCORES.read_text(encoding="utf-8")) | {"produced": measured(scored(own())), "written": measured(scored(written()))}
     if corpus is not None:
-        samples = public(corpus)
-        tables["public"] = of_scores(scored(samples), causes=False)
-        tables["repositories"] = of_sources(samples)
-    path = find_page("classification-scores.md")
-    text = path.read_text(encoding="utf-8")
-    for name, table in tables.items():
-        text = replace_table(path, text, name, table)
-    return {path: text}
+        scores["public"] = measured(scored(public(corpus)))
+    lines = json.dumps(scores, indent=1, ensure_ascii=False) + "\n"
+    row = re.compile(r"(?<=\[)\n +([^][{}]*?)\n +(?=\])")
+    return row.sub(lambda match: re.sub(r",\n +", ", ", match[1]), lines)  # a row is a line
 
 
 def main() -> int:
@@ -365,19 +381,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("corpus", nargs="?", type=Path, metavar="CORPUS.jsonl")
     parser.add_argument("--print", nargs="+", type=Path, metavar="CORPUS.jsonl", help="write nothing; print the scores of corpora")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 where a page is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 where the file is stale")
     args = parser.parse_args()
     if args.print:
         samples = [sample for path in args.print for sample in public(path)]
         answers = scored(samples)
-        print(of_scores(answers), of_calibration(answers), of_frameworks(samples), sep="\n\n")
+        print(of_scores(measured(answers)), of_calibration(answers), of_frameworks(samples), sep="\n\n")
         return 0
-    stale = {path: text for path, text in pages(args.corpus).items() if path.read_text(encoding="utf-8") != text}
-    for path, text in stale.items():
-        print(f"{'stale' if args.check else 'written'}: {path.relative_to(ROOT)}")
-        if not args.check:
-            path.write_text(text, encoding="utf-8")
-    return int(args.check and bool(stale))
+    text = scores_text(args.corpus)
+    is_stale = SCORES.read_text(encoding="utf-8") != text
+    if is_stale:
+        print(f"{'stale' if args.check else 'written'}: {SCORES.relative_to(ROOT)}")
+    if is_stale and not args.check:
+        SCORES.write_text(text, encoding="utf-8")
+    return int(args.check and is_stale)
 
 
 if __name__ == "__main__":

@@ -105,22 +105,28 @@ def throughput(place: Path, runs: int) -> list[Figure]:
             raise BenchError(f"the log holds {catalogue.anchors[hits[0][0]]!r}, so it is not one without hits")
     alternatives.write_text("|".join(re.sub(r"([][\\.^$*+?(){}|])", r"\\\1", anchor) for anchor in catalogue.anchors) + "\n")
     environment = {**os.environ, "LC_ALL": "C"}
-    ours = [sys.executable, "-P", "-m", "supervisor", "classify", "--json", str(log)]
+    own_command = [sys.executable, "-P", "-m", "supervisor", "classify", "--json", str(log)]
     grep = ["grep", "-c", "-E", "-f", str(alternatives), str(log)]
     mib = log.stat().st_size / (1 << 20)
     rates: dict[str, list[float]] = {"ours": [], "grep": []}
     for _ in range(runs):
-        for name, command, good in (("ours", ours, (0,)), ("grep", grep, (1,))):  # grep's 1: not a line
+        for name, command, good in (("ours", own_command, (0,)), ("grep", grep, (1,))):  # grep's 1: not a line
             seconds, _said = cpu_seconds(command, environment, good)
             rates[name].append(mib / seconds)
     log.unlink()
-    detail = {name: [round(rate) for rate in sorted(found)] for name, found in rates.items()}
-    one, other = statistics.median(rates["ours"]), statistics.median(rates["grep"])
+    detail = {name: [round(rate) for rate in sorted(samples)] for name, samples in rates.items()}
+    own_rate, grep_rate = statistics.median(rates["ours"]), statistics.median(rates["grep"])
     return [
         at_least(
-            "classify_throughput", one, 400, "MiB per CPU-second", scanner=type(scan).__name__, anchors=len(catalogue.anchors), runs=detail
+            "classify_throughput",
+            own_rate,
+            400,
+            "MiB per CPU-second",
+            scanner=type(scan).__name__,
+            anchors=len(catalogue.anchors),
+            runs=detail,
         ),
-        at_least("classify_throughput_to_grep", one / other, 1, "ratio", grep=round(other)),
+        at_least("classify_throughput_to_grep", own_rate / grep_rate, 1, "ratio", grep=round(grep_rate)),
     ]
 
 
@@ -135,9 +141,9 @@ def verdict(runs: int) -> Figure:
             steps = "".join(STEP.format(step, rank, f"{step:04d}", step % 60) for step in range(TAIL_LINES // 5))
             reader.feed((steps + (CULPRIT if rank == RANKS // 3 else PEER).format(rank)).encode(), float(rank))
         began = time.perf_counter()
-        found = [fact for reader in readers for fact in reader.finish()]
+        facts = [fact for reader in readers for fact in reader.finish()]
         ends = [Evidence("exit", "exit_code", "1", rank=rank, t=100.0 + (rank != RANKS // 3)) for rank in range(RANKS)]
-        cause = classify([*found, *ends]).cause
+        cause = classify([*facts, *ends]).cause
         times.append(1e3 * (time.perf_counter() - began))
     return at_most("verdict_16_ranks", statistics.median(times), 100, "ms", worst=round(max(times), 2), cause=cause)
 

@@ -2,7 +2,7 @@
 
 Both jobs of a pair live at the same time, and take turns: one side's ranks are stopped (SIGSTOP) while the other's run for a fraction
 of a second. So whatever else the machine does falls on both alike, which pairs of whole runs do not reach: they differed by several
-per cent on a busy machine. What is left is the luck of each process (where its memory lies), and for that there are many pairs.
+per cent on a busy machine. The rest is the luck of each process (where its memory lies), and for that there are many pairs.
 Each rank's CPU time is read from its CPU clock by us, at the end of a step; the number of steps is read from a file that rank 0 writes.
 What runs beside the ranks (launcher, agent, supervisor, guardian) is never stopped: its CPU time counts per second of the clock.
 """
@@ -80,7 +80,7 @@ def turn(run: Run) -> tuple[float, float]:
 
 def cost_of_each(runs: Mapping[str, Run], turns: int = TURNS) -> dict[str, Cost]:
     """Return what each side of a pair costs: medians over the turns, some of which a stranger spoils."""
-    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in runs}
+    samples: dict[str, list[tuple[float, float]]] = {kind: [] for kind in runs}
     for run in runs.values():
         signal_ranks(run, signal.SIGSTOP)
         pin_ranks(run)
@@ -88,16 +88,16 @@ def cost_of_each(runs: Mapping[str, Run], turns: int = TURNS) -> dict[str, Cost]
     began = time.monotonic()
     for number in range(turns):
         for kind in runs if number % 2 == 0 else reversed(list(runs)):
-            found[kind].append(turn(runs[kind]))
+            samples[kind].append(turn(runs[kind]))
     took_s = time.monotonic() - began
     beside_s = {kind: family_cpu_s(run.process.pid, but=run.rank_pids()) - before[kind] for kind, run in runs.items()}
     return {
         kind: Cost(
-            rank_s=statistics.median(rank_s for rank_s, _ in made),
+            rank_s=statistics.median(rank_s for rank_s, _ in kind_samples),
             beside_share=beside_s[kind] / took_s,
-            step_s=quantile([step_s for _, step_s in made], 0.25),  # a stranger can only make it longer
+            step_s=quantile([step_s for _, step_s in kind_samples], 0.25),  # a stranger can only make it longer
         )
-        for kind, made in found.items()
+        for kind, kind_samples in samples.items()
     }
 
 
@@ -125,5 +125,5 @@ def measure(place: Path, pairs: int) -> list[Figure]:
     """Run `pairs` pairs."""
     measured = [one_pair(place / str(number)) for number in range(pairs)]
     plain_ms, ours_ms = (round(statistics.median(side) * 1e3, 4) for side in zip(*measured, strict=True))
-    each = [round(ours / plain, 4) for plain, ours in measured]
+    each = [round(supervised / plain, 4) for plain, supervised in measured]
     return [ratio_of_pairs("cpu_per_step", measured, 1.02, 0.02, median_ms={"torchrun": plain_ms, "supervise": ours_ms}, each=each)]

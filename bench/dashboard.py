@@ -246,12 +246,12 @@ def _panel(number: int, panel: Panel, x: int, y: int) -> dict[str, Any]:
         for at, (expression, legend) in enumerate(panel.queries)
     ]
     custom = {"stacking": {"mode": "normal"}, "fillOpacity": 60} if panel.stacked else {"fillOpacity": 0}
-    made = {
+    fields = {
         "id": number, "title": panel.title, "type": panel.kind, "datasource": source, "description": panel.text,
         "gridPos": {"x": x, "y": y, "w": panel.width, "h": height}, "targets": targets,
         "fieldConfig": {"defaults": {"unit": panel.unit, **({} if panel.kind == "stat" else {"custom": custom})}, "overrides": []},
     }  # fmt: skip
-    return made if panel.kind == "stat" else {**made, "options": {"legend": {"displayMode": "list", "placement": "bottom"}}}
+    return fields if panel.kind == "stat" else {**fields, "options": {"legend": {"displayMode": "list", "placement": "bottom"}}}
 
 
 def dashboard() -> dict[str, Any]:

@@ -25,8 +25,8 @@ def main() -> None:
     """Measure and print."""
     state, _ = decide(initial(), core_events.SupervisorStarted(0.0, "run", Policy()))
     running, _ = decide(state, core_events.AttemptStarted(1.0, 1, (RankInfo(0, 0, 1, 1),), 1))
-    for name, made in EVENTS.items():
-        events, state = [made(i) for i in range(COUNT)], running
+    for name, event_of in EVENTS.items():
+        events, state = [event_of(i) for i in range(COUNT)], running
         begun = time.process_time()
         for event in events:
             state, _ = decide(state, event)

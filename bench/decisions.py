@@ -1,7 +1,7 @@
 """Score decisions on labelled logs: what would be done on an answer, against what would be done if the label were certain.
 
 Both are plans of the strategies themselves, for one job: eight GPUs, two verified checkpoints, a micro-batch, an accumulation and loader
-workers that a plan may set. It failed after step 100 if its log shows training, else before its first step. The evidence counts as the
+workers that a plan may set. It failed after step 100 if its log shows training, else before its first step. The evidence is treated as the
 ranks' own, because in a live job their error files hold it; the confidence stays that of the answer.
 """
 
@@ -58,7 +58,7 @@ class Decision:
 
     @property
     def changes_wrongly(self) -> bool:
-        """Whether it changes what was no reason for the failure."""
+        """Whether it changes a thing that was no reason for the failure."""
         return self.kind is Kind.CHANGE and not self.is_right
 
 

@@ -1,8 +1,8 @@
-"""Write the table of faults in docs/reference/known-programs.md, and the README's table of frameworks, from tests/programs/table.py.
+"""Make the table of faults of docs/reference/known-programs.md, and write the README's table of frameworks, from tests/programs/table.py.
 
 How a program resumes, and which batch is known, is what supervise finds for its command and script.
 
-python bench/faults.py             # write it
+python bench/faults.py             # write the README's
 python bench/faults.py --check     # exit status 1 where it is not up to date
 """
 
@@ -23,25 +23,25 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from tests.programs.table import EACH, FAULTS, NOT_RUN, PROGRAMS, Cell, TrainingProgram, cells  # noqa: E402 -- the checkout is not on the path of a script
 
-PAGE, README = ROOT / "docs" / "reference" / "known-programs.md", ROOT / "README.md"
+README = ROOT / "README.md"
 SCRIPTS = ROOT / "tests" / "programs" / "scripts"
 TITLES = {fault.name: fault.title for fault in FAULTS}
 
 
-def table() -> str:
-    """Return the table, with the reasons and the command lines below it."""
-    found = {(cell.program, cell.fault): cell for cell in cells()}
+def fault_table() -> str:
+    """Return the table of the faults, with the reasons and the command lines below it."""
+    cells_by_name = {(cell.program, cell.fault): cell for cell in cells()}
     reasons: list[str] = []
     lines = [f"| program | {' | '.join(TITLES[name] for name in EACH)} | also |", "|---" * (len(EACH) + 2) + "|"]
     for program in PROGRAMS:
-        own = [_mark(found[program.name, name], reasons) for name in EACH]
-        others = [cell for cell in found.values() if cell.program == program.name and cell.fault not in EACH]
+        own = [_mark(cells_by_name[program.name, name], reasons) for name in EACH]
+        others = [cell for cell in cells_by_name.values() if cell.program == program.name and cell.fault not in EACH]
         also = [f"{TITLES[cell.fault]} {_mark(cell, reasons)}" for cell in others]
         note = f" {_number(program.inexact, reasons)}" if program.inexact else ""
         lines.append(f"| {program.title}{note} | {' | '.join(own)} | {'; '.join(also)} |")
     lines += ["", *(f"{number}. {reason}." for number, reason in enumerate(reasons, 1))]
     lines += ["", "| program | the command line that was run |", "|---|---|"]
-    lines += [f'| <a id="{one.name}"></a>{one.title} | {_command(one)} |' for one in PROGRAMS]
+    lines += [f'| <a id="{framework.name}"></a>{framework.title} | {_command(framework)} |' for framework in PROGRAMS]
     lines += ["", *(f"- **{name}** is not in the table: {reason}." for name, reason in NOT_RUN.items())]
     return "\n".join(lines)
 
@@ -52,10 +52,10 @@ def frameworks() -> str:
     for framework, group in groupby(PROGRAMS, key=lambda program: program.framework):
         programs = list(group)
         resumes = dict.fromkeys(_resumes(program) for program in programs)
-        batch = next((f"`{shlex.join(one.oom_options)}`" for one in programs if one.oom_options), "nothing")
+        batch = next((f"`{shlex.join(row.oom_options)}`" for row in programs if row.oom_options), "nothing")
         links: dict[str, str] = {}
-        for one in sorted(programs, key=lambda one: len(one.environment)):
-            links.setdefault(one.launcher, f"[{one.launcher}](docs/reference/known-programs.md#{one.name})")
+        for row in sorted(programs, key=lambda row: len(row.environment)):
+            links.setdefault(row.launcher, f"[{row.launcher}](docs/reference/known-programs.md#{row.name})")
         lines.append(f"| {framework} | {' or '.join(resumes)} | {batch} | {', '.join(links.values())} |")
     return "\n".join(lines)
 
@@ -64,8 +64,8 @@ def _resumes(program: TrainingProgram) -> str:
     """Return how supervise finds that a program resumes."""
     place = SCRIPTS / program.folder
     settings = loading.load({}, {}, place, system_file=place / "supervise.toml")
-    found = job_knobs.find(settings, program.command, {**os.environ, **dict(program.environment)}, place)
-    return f"`{found.resume[0].knob.how}` is added" if found.resume else "by itself"
+    knobs = job_knobs.find(settings, program.command, {**os.environ, **dict(program.environment)}, place)
+    return f"`{knobs.resume[0].knob.how}` is added" if knobs.resume else "by itself"
 
 
 def _mark(cell: Cell, reasons: list[str]) -> str:
@@ -92,18 +92,13 @@ def _command(program: TrainingProgram) -> str:
 
 
 def main() -> int:
-    """Write the pages, or check them."""
-    wanted = {path: replace_table(path, path.read_text(encoding="utf-8"), *table) for path, table in _tables().items()}
+    """Write the README, or check it."""
+    page = README.read_text(encoding="utf-8")
+    wanted = replace_table(README, page, "frameworks", frameworks())
     if "--check" in sys.argv[1:]:
-        return int(any(path.read_text(encoding="utf-8") != page for path, page in wanted.items()))
-    for path, page in wanted.items():
-        path.write_text(page, encoding="utf-8")
+        return int(page != wanted)
+    README.write_text(wanted, encoding="utf-8")
     return 0
-
-
-def _tables() -> dict[Path, tuple[str, str]]:
-    """Return page → name and text of the table in it."""
-    return {PAGE: ("faults", table()), README: ("frameworks", frameworks())}
 
 
 if __name__ == "__main__":

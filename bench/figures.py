@@ -1,4 +1,4 @@
-"""The figures of the bench: what was measured, what was aimed at, and whether it was reached.
+"""The figures of the bench: the measured value, its aim, and whether it was reached.
 
 In: plain numbers. Out: `Figure` values, which print as one JSON object each. Pure.
 """
@@ -51,7 +51,7 @@ def ratio_of_pairs(name: str, pairs: Sequence[tuple[float, float]], limit: float
 
     Not resolved where the 95 % interval is wider than `resolution`; else reached where the mean is at most `limit`.
     """
-    logarithms = [math.log(ours / plain) for plain, ours in pairs]
+    logarithms = [math.log(supervised / plain) for plain, supervised in pairs]
     low, high = (math.exp(bound) for bound in bootstrap_95(logarithms))
     ratio = math.exp(statistics.fmean(logarithms))
     result = "not resolved" if high - low > resolution else "reached" if ratio <= limit else "not"

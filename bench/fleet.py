@@ -1,7 +1,7 @@
 """Weeks of a job on 8 to 131,072 GPUs, on a virtual clock: the core's decisions beside torchrun's restarts and the scheduler's requeue.
 
     python bench/fleet.py                  # one JSON object on stdout, as bench.py's: a day and 54 days of 16,384 GPUs
-    python bench/fleet.py --write          # play all sizes, and write the tables of docs/explanation/fleet.md (two minutes)
+    python bench/fleet.py --write          # play all sizes, and write the measured tables of docs/explanation/fleet.md (two minutes)
     python bench/fleet.py --write --check  # exit status 1 where they are not up to date
 
 In: the published figures (tests/simulation/fleet/published.csv), and nothing of the machine but its CPU.
@@ -49,11 +49,9 @@ def measure() -> list[Figure]:
 def written(page: str) -> str:
     """Return the page with its tables as they are now."""
     rows = [comparison.row(gpus, policy) for gpus in SIZES for policy in POLICIES]
-    ours: list[Row] = [row for row in rows if row.policy == next(iter(POLICIES))]
+    own_rows: list[Row] = [row for row in rows if row.policy == next(iter(POLICIES))]
     page = replace_table(PAGE, page, "policies", comparison.policies_table(rows))
-    page = replace_table(PAGE, page, "published", comparison.published_table(ours))
-    page = replace_table(PAGE, page, "faults", comparison.faults_table())
-    return replace_table(PAGE, page, "times", comparison.assumptions_table())
+    return replace_table(PAGE, page, "published", comparison.published_table(own_rows))
 
 
 def main() -> int:

@@ -19,11 +19,11 @@ SETTLE_S = 3.0  # the figures of interest are those of a job that runs, not of i
 
 def beside_the_ranks(run: Run) -> dict[str, dict[str, float]]:
     """Return name of the process → RSS and PSS in MiB."""
-    found: dict[str, dict[str, float]] = {}
+    sizes: dict[str, dict[str, float]] = {}
     for pid in descendants(run.process.pid, but=run.rank_pids()):
         rss_kib, pss_kib = memory_kib(pid)
-        found[role(pid)] = {"rss_mib": round(rss_kib / 1024, 1), "pss_mib": round(pss_kib / 1024, 1)}
-    return found
+        sizes[role(pid)] = {"rss_mib": round(rss_kib / 1024, 1), "pss_mib": round(pss_kib / 1024, 1)}
+    return sizes
 
 
 def both(place: Path, nproc: int) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
@@ -48,11 +48,11 @@ def measure(place: Path, _pairs: int) -> list[Figure]:
     """Measure both sides once with 2 and once with 8 ranks: memory hardly varies."""
     figures = []
     for nproc in (2, 8):
-        plain, ours = both(place, nproc)
-        more = sum(each["pss_mib"] for each in ours.values()) - sum(each["pss_mib"] for each in plain.values())
+        plain, supervised = both(place, nproc)
+        more = sum(each["pss_mib"] for each in supervised.values()) - sum(each["pss_mib"] for each in plain.values())
         figures += [
-            at_most(f"supervisor_rss_{nproc}_ranks", ours["supervisor"]["rss_mib"], 54.0, "MiB"),
-            at_most(f"guardian_rss_{nproc}_ranks", ours["guardian"]["rss_mib"], 16.0, "MiB"),
-            at_most(f"pss_above_torchrun_{nproc}_ranks", round(more, 1), 69.0, "MiB", processes={**plain, **ours}),
+            at_most(f"supervisor_rss_{nproc}_ranks", supervised["supervisor"]["rss_mib"], 54.0, "MiB"),
+            at_most(f"guardian_rss_{nproc}_ranks", supervised["guardian"]["rss_mib"], 16.0, "MiB"),
+            at_most(f"pss_above_torchrun_{nproc}_ranks", round(more, 1), 69.0, "MiB", processes={**plain, **supervised}),
         ]
     return figures

@@ -2,7 +2,7 @@
 
 In: --rounds N, --watch-s S. Out: one JSON object on stdout: seconds of each run, medians, and what a step costs. The runs of a round follow
 each other, so that a machine that is busy is busy for all. Plain torchrun is watched for --watch-s seconds. A job of a round has two gloo
-ranks with steps of 50 ms, and no checkpoints: what is measured is how long it takes to see the hang, not how fast a script loads.
+ranks with steps of 50 ms, and no checkpoints: the figure is the time to see the hang, not how fast a script loads.
 """
 
 from __future__ import annotations
@@ -81,17 +81,17 @@ def one_run(kind: str, place: Path, watch_s: float) -> dict[str, float | None]:
 
 def measure(place: Path, rounds: int, watch_s: float) -> dict[str, object]:
     """Run all rounds."""
-    found: dict[str, list[dict[str, float | None]]] = {kind: [] for kind in KINDS}
+    samples: dict[str, list[dict[str, float | None]]] = {kind: [] for kind in KINDS}
     for number in range(rounds):
         for kind in KINDS:
-            found[kind].append(one_run(kind, place / f"{kind}-{number}", watch_s))
-            print(kind, found[kind][-1], file=sys.stderr, flush=True)
+            samples[kind].append(one_run(kind, place / f"{kind}-{number}", watch_s))
+            print(kind, samples[kind][-1], file=sys.stderr, flush=True)
     medians = {}
-    for kind, rows in found.items():
+    for kind, rows in samples.items():
         for name in ("noticed_s", "stepping_s"):
             times = [row[name] for row in rows if row[name] is not None]
             medians[f"{kind}_{name}"] = round(statistics.median(times), 2) if times else None
-    return {"rounds": rounds, "watched_s": watch_s, "medians": medians, "runs": found}
+    return {"rounds": rounds, "watched_s": watch_s, "medians": medians, "runs": samples}
 
 
 def cost(place: Path, pairs: int) -> dict[str, object]:

@@ -38,14 +38,14 @@ STARTS = 10
 def own_ns(beat: HeartbeatWriter) -> dict[str, float]:
     """Time the hook alone, with one optimizer and with two that alternate; best and median of seven."""
     parameters = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
-    one, two = (torch.optim.SGD([parameter], lr=0.1) for parameter in parameters)
+    first, second = (torch.optim.SGD([parameter], lr=0.1) for parameter in parameters)
 
     def alternate() -> None:
-        beat.on_step(one, (), {})
-        beat.on_step(two, (), {})
+        beat.on_step(first, (), {})
+        beat.on_step(second, (), {})
 
     single = [
-        1e9 * took / CALLS for took in timeit.repeat(lambda: beat.on_step(one, (), {}), timer=time.process_time, number=CALLS, repeat=7)
+        1e9 * took / CALLS for took in timeit.repeat(lambda: beat.on_step(first, (), {}), timer=time.process_time, number=CALLS, repeat=7)
     ]
     double = [1e9 * took / CALLS / 2 for took in timeit.repeat(alternate, timer=time.process_time, number=CALLS, repeat=7)]
     return {"best": min(single), "median": statistics.median(single), "two_optimizers_median": statistics.median(double)}
@@ -53,7 +53,7 @@ def own_ns(beat: HeartbeatWriter) -> dict[str, float]:
 
 def life_ns(beat: HeartbeatWriter) -> dict[str, float]:
     """Time a call that is announced, less the same call that is not; medians of seven."""
-    found = {}
+    costs = {}
     for name, begins in (("collective", beat.on_collective), ("backward", beat.on_backward)):
         bare, hooked = (SimpleNamespace(call=lambda *_args, **_options: None) for _ in range(2))
         announce(hooked, "call", begins)
@@ -62,8 +62,8 @@ def life_ns(beat: HeartbeatWriter) -> dict[str, float]:
             statistics.median(timeit.repeat(partial(module.call, 1, async_op=True), timer=time.process_time, number=CALLS, repeat=7))
             for module in (bare, hooked)
         )
-        found[name] = 1e9 * (with_us - without) / CALLS
-    return found
+        costs[name] = 1e9 * (with_us - without) / CALLS
+    return costs
 
 
 def step_us(beat: HeartbeatWriter) -> dict[str, float]:
@@ -78,7 +78,7 @@ def step_us(beat: HeartbeatWriter) -> dict[str, float]:
         took["with"].append(1e6 * timeit.timeit(optimizer.step, timer=time.process_time, number=STEPS) / STEPS)
         handle.remove()
     pairs = [with_us - without for with_us, without in zip(took["with"], took["without"], strict=True)]
-    best = min(took["with"]) - min(took["without"])  # what is left where nobody else used the processor
+    best = min(took["with"]) - min(took["without"])  # the rest where nobody else used the processor
     return {name: statistics.median(values) for name, values in took.items()} | {
         "difference": statistics.median(pairs),
         "difference_of_best": best,
@@ -88,11 +88,11 @@ def step_us(beat: HeartbeatWriter) -> dict[str, float]:
 def start_cpu_ms(job_dir: Path) -> dict[str, float]:
     """Take the CPU time of `python -c pass` with our folder on PYTHONPATH and without; medians over the rounds."""
     bare = {name: value for name, value in os.environ.items() if not name.startswith(("SUPERVISE_", "PYTHON"))}
-    ours = {"SUPERVISE_JOB_DIR": str(job_dir), "SUPERVISE_JOB_ATTEMPT": "1", "SUPERVISE_JOB_SHIM": "rank"}
+    own_variables = {"SUPERVISE_JOB_DIR": str(job_dir), "SUPERVISE_JOB_ATTEMPT": "1", "SUPERVISE_JOB_SHIM": "rank"}
     folder = Path(heartbeats.__file__).parents[1] / "instrument"
     took: dict[str, list[float]] = {"without": [], "with": []}
     for _ in range(ROUNDS // 4):
-        for name, env in (("without", bare), ("with", bare | ours | {"PYTHONPATH": str(folder)})):
+        for name, env in (("without", bare), ("with", bare | own_variables | {"PYTHONPATH": str(folder)})):
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             for _ in range(STARTS):
                 subprocess.run([sys.executable, "-c", "pass"], env=env, check=True)

@@ -22,10 +22,10 @@ def measure(_place: Path, _pairs: int) -> list[Figure]:
     if done.returncode != 0:
         msg = f"heartbeat.py: {done.stderr[-2000:]}"
         raise BenchError(msg)
-    found = json.loads(done.stdout)
+    costs = json.loads(done.stdout)
     return [
-        at_most("heartbeat_own_code", found["own_ns"]["median"], 1000.0, "ns", **found["own_ns"]),
-        at_most("heartbeat_collective", found["life_ns"]["collective"], 1000.0, "ns", **found["life_ns"]),
-        at_most("heartbeat_per_step", found["step_us"]["difference"], 10.0, "us", **found["step_us"]),
-        at_most("instrumented_python_start", found["start_cpu_ms"]["difference"], 10.0, "ms", **found["start_cpu_ms"]),
+        at_most("heartbeat_own_code", costs["own_ns"]["median"], 1000.0, "ns", **costs["own_ns"]),
+        at_most("heartbeat_collective", costs["life_ns"]["collective"], 1000.0, "ns", **costs["life_ns"]),
+        at_most("heartbeat_per_step", costs["step_us"]["difference"], 10.0, "us", **costs["step_us"]),
+        at_most("instrumented_python_start", costs["start_cpu_ms"]["difference"], 10.0, "ms", **costs["start_cpu_ms"]),
     ]

@@ -1,4 +1,4 @@
-"""A rank that prints 100 MB/s for ten seconds: what that adds to its steps, and whether what was not kept was counted.
+"""A rank that prints 100 MB/s for ten seconds: the time that this adds to its steps, and whether the dropped lines were counted.
 
 On both sides stdout is a regular file, as under nohup or Slurm. Under `supervise` the bytes go through a pipe and the guardian, and
 into the job's own bounded logs besides.
@@ -36,17 +36,17 @@ def account(place: Path) -> dict[str, int]:
     """Return what became of the bytes that rank 0 printed under `supervise`; remove the large files."""
     (node,) = (place / "state" / "bench" / "nodes").iterdir()
     events = [json.loads(line) for line in (node / "supervise.log").read_text().splitlines()]
-    told = [event["dropped_bytes"] for event in events if event["event"] == "output.dropped"]
+    dropped = [event["dropped_bytes"] for event in events if event["event"] == "output.dropped"]
     logs = [path for path in node.glob("attempts/*/rank-0.*") if path.suffix != ".times"]
-    found = {
+    counts = {
         "printed": int(MIB_S * STEP_MS / 1e3 * 8192) * 128 * int(SECONDS / STEP_MS * 1e3),
         "shown": (place / "stdout").stat().st_size,
         "in_log_files": sum(path.stat().st_size for path in logs),
-        "dropped_and_told": told[-1] if told else 0,
+        "dropped_and_told": dropped[-1] if dropped else 0,
     }
     for path in [place / "stdout", *logs]:
         path.unlink()
-    return found
+    return counts
 
 
 def measure(place: Path, pairs: int) -> list[Figure]:
@@ -66,8 +66,8 @@ def measure(place: Path, pairs: int) -> list[Figure]:
         case: {"median_ms": round(statistics.median(times), 3), "p99_ms": round(quantile(times, 0.99), 3), "max_ms": round(max(times), 1)}
         for case, times in cases.items()
     }
-    ours, plain = cases["supervise flood"], cases["torchrun flood"]
+    supervised, plain = cases["supervise flood"], cases["torchrun flood"]
     return [
-        at_most("flood_median_step_added", statistics.median(ours) - statistics.median(plain), 0.5, "ms", cases=summary),
-        at_most("flood_p99_step_added", quantile(ours, 0.99) - quantile(plain, 0.99), 2.0, "ms", bytes=bytes_of),
+        at_most("flood_median_step_added", statistics.median(supervised) - statistics.median(plain), 0.5, "ms", cases=summary),
+        at_most("flood_p99_step_added", quantile(supervised, 0.99) - quantile(plain, 0.99), 2.0, "ms", bytes=bytes_of),
     ]

@@ -33,7 +33,7 @@ _FILES: Final = (
 
 
 def exit_codes() -> list[tuple[str, str, str, str]]:
-    """Return the exit codes of ours, and those of the job in their places: code, name, meaning, remedy."""
+    """Return supervise's exit codes, and those of the job in their places: code, name, meaning, remedy."""
     rows = {code.value: (str(code.value), code.name, code.meaning, code.remedy) for code in ExitCode}
     rows[1] = (
         "1\u201363",
@@ -87,7 +87,7 @@ def _options(params: Iterable[click.Parameter]) -> Iterator[str]:
             record = param.get_help_record(click.Context(root))
             if record is not None:
                 names, meaning = record
-                yield from _item(re.sub(r"-{1,2}[A-Za-z][\w-]*", lambda found: f"**{found[0]}**", names), meaning)
+                yield from _item(re.sub(r"-{1,2}[A-Za-z][\w-]*", lambda match: f"**{match[0]}**", names), meaning)
 
 
 def _item(head: str, text: str) -> list[str]:
@@ -104,7 +104,7 @@ def _paragraphs(text: str) -> Iterator[str]:
 def _text(markdown: str) -> str:
     """Return Markdown as one line of roff."""
     text = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", markdown).replace("\\", r"\e").replace("-", r"\-").replace("–", r"\(en")  # noqa: RUF001  as the table has it
-    text = re.sub(r"\*\*(.+?)\*\*|`([^`]+)`", lambda found: rf"\fB{found[1] or found[2]}\fR", text)
+    text = re.sub(r"\*\*(.+?)\*\*|`([^`]+)`", lambda match: rf"\fB{match[1] or match[2]}\fR", text)
     return rf"\&{text}" if text.startswith((".", "'")) else text
 
 

@@ -1,10 +1,10 @@
-"""What bringing a checkpoint to S3 and back costs: ours beside `aws s3 cp`, boto3's transfer manager, and s5cmd, on one Swift server.
+"""The cost of bringing a checkpoint to S3 and back: supervise beside `aws s3 cp`, boto3's transfer manager, and s5cmd, on one Swift server.
 
-Prints one JSON object: for each client and direction the medians of its CPU seconds, MB/s and peak memory, and their ratios to ours. The
-clients take turns within each round, and each download is compared with what was uploaded.
-Server and clients share one machine: the CPU seconds are the figure to look at, MB/s say nothing about a network. Ours is the process
-that a job has (the manifest, whose making is the watcher's, is there before), and a restore with every part compared. Each other client
-is installed from PyPI into an environment of its own beside the server's, which is kept.
+Prints one JSON object: for each client and direction the medians of its CPU seconds, MB/s and peak memory, and their ratios to supervise's.
+The clients take turns within each round, and each download is compared with its upload.
+Server and clients share one machine: the CPU seconds are the figure to look at, MB/s say nothing about a network. Supervise's is the
+process that a job has (the manifest, whose making is the watcher's, is there before), and a restore with every part compared. Each other
+client is installed from PyPI into an environment of its own beside the server's, which is kept.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     costs: dict[tuple[str, str], list[Cost]] = {}
-    with tempfile.TemporaryDirectory(prefix="supervise-bench-") as made:
-        place = Path(made)
+    with tempfile.TemporaryDirectory(prefix="supervise-bench-") as directory:
+        place = Path(directory)
         (place / "swift").mkdir()
         with servers.swift(place / "swift") as server:
             environ = _environ(server.endpoint)
@@ -144,13 +144,13 @@ def _round(bench: Bench, number: int, costs: dict[tuple[str, str], list[Cost]]) 
         for _ in range(mib):
             file.write(os.urandom(1 << 20))
     subprocess.run([sys.executable, "-c", MANIFEST, str(path), str(manifest)], env=environ, check=True)  # noqa: S603
-    url, ours = f"s3://{BUCKET}/round-{number}", [sys.executable, "-P", "-c"]
+    url, python = f"s3://{BUCKET}/round-{number}", [sys.executable, "-P", "-c"]
     aws = str(Path(_python("aws")).with_name("aws"))
     s5cmd = [str(Path(_python("s5cmd")).with_name("s5cmd")), "--endpoint-url", endpoint, "--log", "error"]
     clients = {
         "ours": (
-            [*ours, OUR_UP, str(path), str(manifest), endpoint, url],
-            [*ours, OUR_DOWN, endpoint, url, str(back)],
+            [*python, OUR_UP, str(path), str(manifest), endpoint, url],
+            [*python, OUR_DOWN, endpoint, url, str(back)],
         ),
         "aws": ([aws, "s3", "cp", "--quiet", str(path), f"{url}/aws"], [aws, "s3", "cp", "--quiet", f"{url}/aws", str(back / "ckpt.pt")]),
         "boto3": (
@@ -167,7 +167,7 @@ def _round(bench: Bench, number: int, costs: dict[tuple[str, str], list[Cost]]) 
         back.mkdir()
         costs.setdefault((name, "down"), []).append(_measure(down, environ, mib))
         if _sha(back / "ckpt.pt") != expected:
-            raise SystemExit(f"{name}: what came back is not what was sent")
+            raise SystemExit(f"{name}: the download differs from the upload")
         shutil.rmtree(back)
         sys.stderr.write(f"round {number} {name}: {costs[name, 'up'][-1]} {costs[name, 'down'][-1]}\n")
     shutil.rmtree(work)

@@ -38,14 +38,14 @@ def main() -> None:
         sys.exit("no C compiler to build the fake NVML with")
     with tempfile.TemporaryDirectory() as place:
         library, state = Path(place, "libnvidia-ml.so.1"), Path(place, "state")
-        subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-pthread", "-w", "-o", library, FAKE], check=True)  # noqa: S603 -- ours
+        subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-pthread", "-w", "-o", library, FAKE], check=True)  # noqa: S603 -- our own command
         state.write_text(f"count {GPUS}\n", "utf-8")
         environ = {**os.environ, "LD_LIBRARY_PATH": place, "FAKE_NVML_STATE": str(state)}
         figures = {**sweeps(environ), **sampling(environ), **preflight(environ), **hang(environ, state)}
     for name, (value, limit) in figures.items():
-        told = {"name": name, "value": round(value, 4), "limit": limit, "ok": value <= limit}
+        figure = {"name": name, "value": round(value, 4), "limit": limit, "ok": value <= limit}
         print(
-            json.dumps(told) if "--json" in sys.argv else f"{name:66} {value:9.4f}  (limit {limit:g}){'' if value <= limit else '  OVER'}"
+            json.dumps(figure) if "--json" in sys.argv else f"{name:66} {value:9.4f}  (limit {limit:g}){'' if value <= limit else '  OVER'}"
         )
 
 
@@ -73,15 +73,15 @@ def sampling(environ: dict[str, str]) -> dict[str, tuple[float, float]]:
     runner = Runner(environ=environ)
     first = runner.sample(registry.sampled(), Ask())
     begun = time.process_time()
-    theirs = 0.0
+    probes_s = 0.0
     for _ in range(COUNT):
         now = runner.sample(registry.sampled(), Ask())
-        theirs += sum(float(str(now.table(OUTCOME, one.subject).get("cpu_s", 0.0))) for one in now.of(OUTCOME))
+        probes_s += sum(float(str(now.table(OUTCOME, reading.subject).get("cpu_s", 0.0))) for reading in now.of(OUTCOME))
         judge(now, first)
-    ours = time.process_time() - begun
+    own_s = time.process_time() - begun
     runner.close()
     # the thread that hears events: it wakes once a second in the real library, and asks the file 50 times a second in the fake
-    return {f"sampling every {PERIOD_S:.0f} s, share of a core in percent": (100 * (theirs + ours) / COUNT / PERIOD_S, 0.5)}
+    return {f"sampling every {PERIOD_S:.0f} s, share of a core in percent": (100 * (probes_s + own_s) / COUNT / PERIOD_S, 0.5)}
 
 
 def preflight(environ: dict[str, str]) -> dict[str, tuple[float, float]]:
@@ -100,7 +100,7 @@ def _children_s() -> float:
 
 
 def hang(environ: dict[str, str], state: Path) -> dict[str, tuple[float, float]]:
-    """Return how long after its deadline a hang in the driver is told."""
+    """Return how long after its deadline a hang in the driver is reported."""
     runner = Runner(environ=environ)
     runner.sample(("pci",), Ask())
     state.write_text(f"count {GPUS}\n3.hang_ms.nvmlDeviceGetTemperature 600000\n", "utf-8")
@@ -111,7 +111,7 @@ def hang(environ: dict[str, str], state: Path) -> dict[str, tuple[float, float]]
     runner.close()
     if now.table(OUTCOME, "probe:nvml")["state"] != "hung":
         sys.exit("the hang was not noticed")
-    return {"a hang is told, seconds after its deadline": (late, 1.0)}
+    return {"a hang is reported, seconds after its deadline": (late, 1.0)}
 
 
 if __name__ == "__main__":

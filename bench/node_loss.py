@@ -37,7 +37,7 @@ def command(kind: str, network: Network, node: int, place: Path) -> list[str]:
     words += [f"--local-addr={network.address(node)}", f"--nnodes=2:{NODES}", "--nproc-per-node=1", "--max-restarts=5"]
     words += [str(JOBS / "ddp_small.py"), "--light", "--steps=100000", "--step-ms=20", "--save-every=100", "--ckpt-dir=ckpt"]
     words += ["--progress=progress"]
-    ours = [
+    supervised = [
         "supervise",
         "--job",
         "bench",
@@ -49,7 +49,7 @@ def command(kind: str, network: Network, node: int, place: Path) -> list[str]:
     ]
     return [
         *(["ip", "netns", "exec", network.names[node]]),
-        *([*ours, "--resume {resume}", "--"] if kind.startswith("supervise") else []),
+        *([*supervised, "--resume {resume}", "--"] if kind.startswith("supervise") else []),
         *words,
     ]
 
@@ -64,8 +64,8 @@ def steps(place: Path) -> list[tuple[int, int]]:
 
 def pids_of(name: str) -> list[int]:
     """Return all processes of a namespace."""
-    found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)  # noqa: S603, S607  as above
-    return [int(word) for word in found.stdout.split()]
+    answer = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)  # noqa: S603, S607  as above
+    return [int(word) for word in answer.stdout.split()]
 
 
 def kill_all(name: str) -> None:
@@ -84,7 +84,7 @@ def one_run(kind: str, place: Path, watch_s: float) -> float | None:
             with (place / f"out-{node}").open("wb") as out:
                 words = command(kind, network, node, place)
                 variables = environment() | {"GLOO_SOCKET_IFNAME": "eth0"}
-                processes.append(subprocess.Popen(words, cwd=place, env=variables, stdout=out, stderr=out))  # noqa: S603  what is measured
+                processes.append(subprocess.Popen(words, cwd=place, env=variables, stdout=out, stderr=out))  # noqa: S603  the measured command
         deadline = time.monotonic() + 180
         while len({rank for rank, _ in steps(place)}) < NODES or len(steps(place)) < WARM_STEPS * NODES:
             if time.monotonic() > deadline:
@@ -118,16 +118,16 @@ def main() -> int:
     parser.add_argument("--only", choices=KINDS, action="append")
     args = parser.parse_args()
     kinds = args.only or KINDS
-    found: dict[str, list[float | None]] = {kind: [] for kind in kinds}
+    seconds: dict[str, list[float | None]] = {kind: [] for kind in kinds}
     for _ in range(args.rounds):
         for kind in kinds:
             with tempfile.TemporaryDirectory() as place:
-                found[kind].append(one_run(kind, Path(place), args.watch_s))
-            print(kind, found[kind][-1], file=sys.stderr, flush=True)
+                seconds[kind].append(one_run(kind, Path(place), args.watch_s))
+            print(kind, seconds[kind][-1], file=sys.stderr, flush=True)
     medians = {
-        kind: statistics.median(value for value in values if value is not None) if any(values) else None for kind, values in found.items()
+        kind: statistics.median(value for value in values if value is not None) if any(values) else None for kind, values in seconds.items()
     }
-    print(json.dumps({"seconds": found, "medians": medians}, indent=1))
+    print(json.dumps({"seconds": seconds, "medians": medians}, indent=1))
     return 0
 
 

@@ -1,13 +1,14 @@
 """Puts tables into pages of the documentation.
 
-A table that is made from the code stands in no page: `<!-- table: NAME -->` marks its place, and `filled` puts it there when the site is
-built (docs/conf.py). A table of measurements stands between the markers of its name, and its script writes it anew:
+A table stands in no page of docs/: `<!-- table: NAME -->` marks its place, and `filled` puts it there when the site is built
+(docs/conf.py). A table of the README, which is read as it is, or of a long simulation stands between the markers of its name, and its
+script writes it anew:
 
 <!-- NAME: written by bench/SCRIPT.py -->
 ...
 <!-- end of NAME -->
 
-A link in a table names the page alone, as in `hangs.md#what-is-done`; the page that the table stands in gets the path to it.
+A link in a table names the page alone, as in `hangs.md#what-is-done`; the page that the table is in gets the path to it.
 """
 
 from __future__ import annotations

@@ -1,16 +1,8 @@
-"""Write the tables of docs/reference/known-programs.md from supervisor/knobs/programs.toml.
-
-python bench/programs.py             # write it
-python bench/programs.py --check     # exit status 1 where it is not up to date
-"""
+"""Make the tables of docs/reference/known-programs.md that are rows of supervisor/knobs/programs.toml."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-from page_tables import replace_table
 
 from supervisor.knobs.bindings import NAMES
 from supervisor.knobs.programs import layouts, programs
@@ -18,21 +10,20 @@ from supervisor.knobs.programs import layouts, programs
 if TYPE_CHECKING:
     from supervisor.knobs.programs import KnobRow, Program, ResumeRow
 
-PAGE = Path(__file__).parents[1] / "docs" / "reference" / "known-programs.md"
 COUNTS = {"gpu": "per GPU", "global": "global", "rank": "per rank", "world": "over all ranks", "derived": "derived", "": ""}
 DEFAULTS = {"script": "the script's own", "datamodule": "the data module's", "keyword": "the script's own, or 1", "": "none: must be given"}
 
 
-def table() -> str:
+def knob_table() -> str:
     """Return the table, with the list of sources below it."""
     lines = ["| program | recognised by | knob | place | counts | where it is not given |", "|---|---|---|---|---|---|"]
     for program in programs():
         rows = [(name, row) for name in NAMES if (row := program.knobs.get(name)) is not None]
         lines += [_line(program, name, row, first=not number) for number, (name, row) in enumerate(rows)]
         if not rows:
-            who = f"{program.title} (`{program.name}`) | {_identity(program)}"
+            program_cells = f"{program.title} (`{program.name}`) | {_identity(program)}"
             file = f"the file of `{program.deepspeed[0]}`"
-            lines.append(f"| {who} | `batch_size`, `grad_accum` | {file} | per GPU, per rank | {DEFAULTS['']} |")
+            lines.append(f"| {program_cells} | `batch_size`, `grad_accum` | {file} | per GPU, per rank | {DEFAULTS['']} |")
     sources = [
         f"- **{program.title}**: {program.source}; checked {program.checked}."
         + (f" Not enabled with {', '.join(f'`{word}`' for word in program.blocks)}." if program.blocks else "")
@@ -66,21 +57,21 @@ def resume_table() -> str:
 
 
 def _conditions(row: ResumeRow) -> list[str]:
-    found = [f"{' or '.join(f'`{flag}`' for flag in row.itself)} is on, in the command or its file"] if row.itself else []
-    found += [f"`{row.subcommand}` is the first word of the command"] if row.subcommand else []
+    conditions = [f"{' or '.join(f'`{flag}`' for flag in row.itself)} is on, in the command or its file"] if row.itself else []
+    conditions += [f"`{row.subcommand}` is the first word of the command"] if row.subcommand else []
     kinds = {".": "the script reads `{}`", "-": "its parser has `{}`"}
-    found += [kinds.get(one[0], "the script compares `{}`").format(one.replace("=", " == ")) for one in row.shows]
+    conditions += [kinds.get(shown[0], "the script compares `{}`").format(shown.replace("=", " == ")) for shown in row.shows]
     if row.value_of:
-        found.append(f"`{row.value_of} DIR` in the command; with `{row.flags[0]} DIR` beside it, it resumes by itself")
-    found += [f"the command does not have `{flag}`" for flag in row.blocks]
-    return found
+        conditions.append(f"`{row.value_of} DIR` in the command; with `{row.flags[0]} DIR` beside it, it resumes by itself")
+    conditions += [f"the command does not have `{flag}`" for flag in row.blocks]
+    return conditions
 
 
 def _line(program: Program, name: str, row: KnobRow, *, first: bool) -> str:
     place = f"`${row.env}`" if row.env else ", ".join(f"`{flags[0]}`" for flags in row.spellings)
     default = DEFAULTS.get(row.default, row.default)
-    who = f"{program.title} (`{program.name}`) | {_identity(program)}" if first else " | "
-    return f"| {who} | `{name}` | {place} | {COUNTS[row.counts]} | {default} |"
+    program_cells = f"{program.title} (`{program.name}`) | {_identity(program)}" if first else " | "
+    return f"| {program_cells} | `{name}` | {place} | {COUNTS[row.counts]} | {default} |"
 
 
 def _identity(program: Program) -> str:
@@ -90,19 +81,3 @@ def _identity(program: Program) -> str:
     if program.executes:
         ways.append(f"the script runs `{program.executes}` by exec and divides `{program.divides}` by the ranks")
     return ", or ".join(ways)
-
-
-def main() -> int:
-    """Write the page, or check it."""
-    page = PAGE.read_text(encoding="utf-8")
-    wanted = page
-    for name, text in (("programs", table()), ("layouts", layout_table()), ("resume", resume_table())):
-        wanted = replace_table(PAGE, wanted, name, text)
-    if "--check" in sys.argv[1:]:
-        return int(wanted != page)
-    PAGE.write_text(wanted, encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

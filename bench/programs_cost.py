@@ -41,8 +41,8 @@ def ranks_of_program(place: Path) -> Ranks:
     lines = text.splitlines()[1 if begins else 0 :]
     if not text.endswith("\n"):  # a line across two pages is seen in halves
         lines = lines[:-1]
-    made = {int(rank): (int(pid), int(step)) for _, rank, step, pid in map(str.split, lines)}
-    return Ranks([pid for _, (pid, _) in sorted(made.items())], made[0][1] if 0 in made else 0)
+    ranks = {int(rank): (int(pid), int(step)) for _, rank, step, pid in map(str.split, lines)}
+    return Ranks([pid for _, (pid, _) in sorted(ranks.items())], ranks[0][1] if 0 in ranks else 0)
 
 
 def begin(kind: str, program: TrainingProgram, place: Path) -> Run:
@@ -89,14 +89,14 @@ def measure(program: TrainingProgram, place: Path, pairs: int) -> list[Figure]:
     trees: list[Pair] = []
     for number in range(pairs):
         started, costs = one_pair(program, place / str(number), KINDS if number % 2 == 0 else KINDS[::-1])
-        bare, ours = (costs[kind] for kind in KINDS)
+        bare, supervised = (costs[kind] for kind in KINDS)
         starts.append((started["bare"], started["supervise"]))
-        ranks.append((bare.rank_s, ours.rank_s))
-        beside.append((bare.beside_share, ours.beside_share))
+        ranks.append((bare.rank_s, supervised.rank_s))
+        beside.append((bare.beside_share, supervised.beside_share))
         # what runs beside the ranks costs by the clock, so both sides get the same length of a step
-        plain_s, ours_s = (program.world * side.rank_s + bare.step_s * side.beside_share for side in (bare, ours))
+        plain_s, ours_s = (program.world * side.rank_s + bare.step_s * side.beside_share for side in (bare, supervised))
         trees.append((plain_s, ours_s))
-    above_s = [ours - bare for bare, ours in starts]
+    above_s = [supervised - bare for bare, supervised in starts]
     return [
         ratio_of_pairs(f"{program.name}_ranks_cpu_per_step", ranks, 1.01, 0.02, **_detail(ranks, 1e3, "ms")),
         ratio_of_pairs(
@@ -117,7 +117,7 @@ def _detail(pairs: Sequence[Pair], factor: float, unit: str) -> dict[str, object
     """Return the medians of both sides, and the ratio of each pair."""
     medians = [statistics.median(side) * factor for side in zip(*pairs, strict=True)]
     named = {f"{kind}_{unit}": round(median, 4) for kind, median in zip(KINDS, medians, strict=True)}
-    return named | {"ratios": _rounded([ours / bare for bare, ours in pairs if bare])}
+    return named | {"ratios": _rounded([supervised / bare for bare, supervised in pairs if bare])}
 
 
 def _rounded(values: Sequence[float]) -> list[float]:

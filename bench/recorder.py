@@ -51,17 +51,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--ranks", type=int, default=1)
     args = parser.parse_args()
-    found: dict[str, list[tuple[float, float, int]]] = {"0": [], "2000": []}
+    samples: dict[str, list[tuple[float, float, int]]] = {"0": [], "2000": []}
     for pair in range(args.pairs):
         for at, entries in enumerate(("0", "2000") if pair % 2 else ("2000", "0")):
-            found[entries].append(job(entries, args.steps, 29_700 + (2 * pair + at + int(time.time())) % 250, args.ranks))
-    cpu = {entries: min(row[0] for row in rows) for entries, rows in found.items()}
+            samples[entries].append(job(entries, args.steps, 29_700 + (2 * pair + at + int(time.time())) % 250, args.ranks))
+    cpu = {entries: min(row[0] for row in rows) for entries, rows in samples.items()}
     print(
         json.dumps(
             {
                 "cpu_us_per_step": {"off": round(cpu["0"], 1), "on": round(cpu["2000"], 1)},
                 "recorder_us": round(cpu["2000"] - cpu["0"], 2),
-                "runs": {entries: [[round(value, 1) for value in row] for row in rows] for entries, rows in found.items()},
+                "runs": {entries: [[round(value, 1) for value in row] for row in rows] for entries, rows in samples.items()},
             }
         )
     )

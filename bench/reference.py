@@ -1,21 +1,44 @@
-"""The tables of the documentation that are made from the tables in the code. `page_text` puts them into their pages for the site."""
+"""The tables of the documentation that are made from the rows in the code. `page_text` puts them into their pages for the site.
+
+python bench/reference.py PAGE     # print a page, such as exit-codes.md, with its tables
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import classification
 import click
+import faults
+import fields
+import programs
 import stages
 from man_page import exit_codes
-from page_tables import filled
+from page_tables import filled, find_page
 
+import checkpointing
+from checkpointing import formats, lineage, markers, rejections
+from checkpointing.manifest import documents
+from checkpointing.retention import aside, copies, prune
 from health import registry
 from health.checks.node_environments import MUST_AGREE
+from health.kernellog.model import LogFinding
+from supervisor import worker
+from supervisor.alerts.model import EVENTS, AlertEvent
+from supervisor.alerts.text import document
+from supervisor.checkpoints.discovery import record
+from supervisor.checkpoints.mirror import mirrored, waiting
+from supervisor.checkpoints.origin import baseline
+from supervisor.checkpoints.recording import meeting
 from supervisor.classify.losses import rules
 from supervisor.classify.source.findings import RULES
+from supervisor.cli.checkpoints.facts import CheckpointFacts, CopiedTo, MirroredTo, RejectedAs, VerifiedAs
+from supervisor.cli.classify import rendering
 from supervisor.cli.commands import COMMANDS, HIDDEN, load_command
 from supervisor.config import loss_rules as own_loss_rules
 from supervisor.config.alert_settings import SINK_ROWS
@@ -23,14 +46,28 @@ from supervisor.config.loss_settings import RULE_ROWS
 from supervisor.config.recover_settings import RECOVER_ROWS
 from supervisor.config.settings import ROWS
 from supervisor.core.failure.rank_endings import KINDS
+from supervisor.core.model import Finding, RankMemory
 from supervisor.core.setting_columns import MOST, MOST_SECONDS
+from supervisor.core.state import Stage
+from supervisor.core.step_shares import StepShares
+from supervisor.core.training_events import MemoryForecast
+from supervisor.journal import records
+from supervisor.journal.records import StartTimes
+from supervisor.report import start_times, wording
+from supervisor.report.ledger.document import run_document
+from supervisor.report.ledger.figures import Figures, IncidentCost, JobReport, NodeShare, SavingAdvice, SlowSpan
 from supervisor.report.log_events import LogEvent
 from supervisor.report.metrics.table import Metric
+from supervisor.report.nodes_page import JobNodesStatus, NodeStatus
+from supervisor.report.step_section import Scaling
 from supervisor.strategies import LADDER_STEPS, LADDERS, network
+from supervisor.view import status
+from supervisor.view.spans import TimeState
+from supervisor.view.status import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
+    from types import FunctionType, ModuleType
 
     from supervisor.core.setting_columns import SettingRow
 
@@ -59,6 +96,23 @@ MORE = {
     "print systemd": "systemd.md",
     "slurm exit-code": "slurm.md#what-is-in-it-and-why",
     "slurm requeue": "nodes.md#on-slurm",
+}
+
+
+#: The page, or its part, that says more of an alert.
+MORE_OF_ALERTS = {
+    "foreign_checkpoint": "own-checkpoints.md#whose-checkpoint-is-loaded",
+    "unkilled": "guardian.md#what-kill-does-not-end",
+    "mirror_failing": "checkpoints.md#the-mirror",
+    "not_finite": "checkpoint-verdicts.md#numbers-that-are-not-finite",
+    "heartbeat_failing": "alerts.md#the-dead-mans-switch",
+    "hang": "hangs.md",
+    "node_health": "health.md#while-a-job-is-supervised",
+    "strange_loss": "loss-and-pace.md",
+    "slow_training": "loss-and-pace.md#the-pace",
+    "straggler": "loss-and-pace.md#slow-nodes",
+    "memory_forecast": "memory.md#the-forecast",
+    "unit_failed": "systemd.md",
 }
 
 
@@ -158,12 +212,12 @@ def ladder_steps() -> str:
 
 def networks() -> str:
     """Return the steps that act only if the user names them."""
-    rows = [(f"`{name}`", when, what, f"`{network.enabling(name)}`") for name, (when, what) in network.OPTIONAL.items()]
+    rows = [(f"`{name}`", when, effect, f"`{network.enabling(name)}`") for name, (when, effect) in network.OPTIONAL.items()]
     return _table(("step", "when it acts", "what it sets", "permitted by"), rows)
 
 
 def endings() -> str:
-    """Return what is done about each way in which the ranks of an attempt may leave."""
+    """Return the action about each way in which the ranks of an attempt may leave."""
     return _table(("how the ranks left", "what is done"), KINDS.values())
 
 
@@ -194,12 +248,165 @@ def metrics() -> str:
     return _table(("metric", "kind", "labels", "what it says"), rows)
 
 
+def field_table(head: Sequence[str], *sources: type | FunctionType, **inner: type | FunctionType) -> str:
+    """Return the table of what the comments in the source say of the entries of classes or functions (fields.py)."""
+    return _table(head, [row for source in sources for row in fields.rows(source, **inner)])
+
+
+def names(module: ModuleType, *listed: str) -> str:
+    """Return what the docstrings of a library say of its names (fields.py)."""
+    return "\n\n".join(fields.names(module, *listed))
+
+
+def catalogue() -> str:
+    """Return the tables of rows of the checkpoints' catalogue."""
+    modules = (documents, copies, mirrored, aside, waiting, prune, rejections, lineage, record, baseline, meeting)
+    return _table(("row", "key, and what it holds"), fields.tables_of_rows(*modules))
+
+
+def alerts() -> str:
+    """Return the table of the alerts."""
+    when = fields.described(AlertEvent)
+    rows = []
+    for event, row in EVENTS.items():
+        said = " ".join(filter(None, (row.sentence.format(subject="…", when="…", whose="A rank or node"), when.get(event))))
+        page = f" [More]({MORE_OF_ALERTS[event]})." if event in MORE_OF_ALERTS else ""
+        rows.append((f"`{event}`", f"`{row.severity}`", said + page, row.advice))
+    return _table(("event", "severity", "what happened", "what you do"), rows)
+
+
+def bodies() -> str:
+    """Return the table of the bodies of the journal's records."""
+    return _table(("kind", *_KEYS), [(f"`{name}`", *row) for name, kind in records.KINDS.items() for row in fields.rows(kind)])
+
+
+def start_parts() -> str:
+    """Return the table of the parts of a start."""
+    shown = wording.START_PARTS
+    rows = [
+        (f"`{part}`" + (f", shown as {shown[part]}" if part in shown else ""), text) for part, text in fields.described(start_times).items()
+    ]
+    return _table(("part", "ends when"), rows)
+
+
+def known_formats() -> str:
+    """Return the table of the formats of checkpoints."""
+    return _table(("format", "what it is, and what is checked"), fields.rows(formats))
+
+
+def marks() -> str:
+    """Return the table of the marks by which frameworks tell a save that has not ended."""
+    forms = {
+        markers.MarkerKind.NAME: "the name: `{saves}`",
+        markers.MarkerKind.BESIDE: "a file beside it: `{form}`",
+        markers.MarkerKind.TRACKER: "the tracker `{form}`, for `{saves}`",
+    }
+    rows = [
+        (row.framework, forms[row.kind].format(form=row.form.replace("{}", "NAME"), saves=row.saves), row.source) for row in markers.MARKERS
+    ]
+    return _table(("framework", "mark", "source"), rows)
+
+
+_KEYS, _MEMBERS = ("key", "what it says"), ("member", "meaning")
+#: The tables of docs/reference/json.md.
+JSON = {
+    "status": partial(
+        field_table,
+        _KEYS,
+        Status,
+        ranks=status.RankStatus,
+        supervisor=status.SupervisorStatus,
+        loss=status.LossCurve,
+        start=StartTimes,
+        hang=status.HangStatus,
+        forecasts=status.ForecastStatus,
+        waits=status.WaitedNodes,
+        standby=status.StandbyStatus,
+        saved=status.StoredCheckpoint,
+        gpus=status.GpuStatus,
+        health=Finding,
+        last_incident=status.IncidentStatus,
+        step_shares=StepShares,
+        alert_list=status.ListedAlert,
+    ),
+    "nodes": partial(field_table, _KEYS, JobNodesStatus, nodes=NodeStatus),
+    "report": partial(
+        field_table,
+        _KEYS,
+        JobReport,
+        Figures,
+        runs=run_document,
+        incidents=IncidentCost,
+        nodes=NodeShare,
+        slow=SlowSpan,
+        memory=RankMemory,
+        forecasts=MemoryForecast,
+        scaling=Scaling,
+        step_shares=StepShares,
+        advice=SavingAdvice,
+    ),
+    "classify": partial(field_table, _KEYS, rendering.as_dict, evidence=rendering.evidence_document),
+}
+
+#: The names of `checkpointing` and of `supervisor.worker`, in the order of their pages.
+LIBRARY = (
+    "save",
+    "load_latest",
+    "state",
+    "apply",
+    "UnevenSampler",
+    "verify",
+    "find",
+    "newest",
+    "latest",
+    "Mirror",
+    "Verdict",
+    "CheckpointingError",
+)
+CALLS = (
+    "heartbeat",
+    "report",
+    "phase",
+    "should_save",
+    "save_requested",
+    "saved",
+    "agree",
+    "barrier",
+    "batch_plan",
+    "resume_from",
+    "resume_step",
+)
+
+
+def _comparison() -> ModuleType:
+    """Return the module that compares the policies of a fleet. It is imported late: a checkout alone has it, and few pages need it."""
+    sys.path.append(str(Path(__file__).parents[1]))
+    try:
+        return import_module("tests.simulation.fleet.comparison")
+    finally:
+        sys.path.pop()
+
+
+def fleet_faults() -> str:
+    """Return how each published fault is played."""
+    return str(_comparison().faults_table())
+
+
+def fleet_times() -> str:
+    """Return the times that the simulation of a fleet assumes."""
+    return str(_comparison().assumptions_table())
+
+
 #: Each table by its page and its name.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "settings.md": {section: partial(settings, section) for section in dict.fromkeys(row.key.rpartition(".")[0] for row in LISTED)},
     "exit-codes.md": {"exit codes": lambda: _table(("code", "name", "meaning", "what to do"), map(_with_name, exit_codes()))},
+    "json.md": JSON,
+    "library-checkpointing.md": {"names": partial(names, checkpointing, *LIBRARY)},
+    "library-worker.md": {"names": partial(names, worker, *CALLS), "plan": partial(field_table, ("field", "what it is"), worker.BatchPlan)},
     "log-events.md": {"log events": log_events},
     "metrics.md": {"metrics": metrics},
+    "fleet.md": {"faults": fleet_faults, "times": fleet_times},
     "hangs.md": {"script rules": script_rules},
     "loss-and-pace.md": {"loss rules": loss_rules},
     "commands.md": {"commands": commands},
@@ -207,9 +414,42 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "node-health.md": {"agree": variables_that_agree},
     "recovery.md": {"endings": endings, "ladder_steps": ladder_steps, "networks": networks},
     "causes.md": {"causes": classification.of_causes},
+    "classification-scores.md": {
+        "reliability": classification.of_reliability,
+        **{corpus: partial(classification.of_corpus, corpus) for corpus in ("produced", "written", "public")},
+    },
+    "known-programs.md": {
+        "programs": programs.knob_table,
+        "layouts": programs.layout_table,
+        "resume": programs.resume_table,
+        "faults": faults.fault_table,
+    },
+    "alert-format.md": {"events": alerts, "document": partial(field_table, ("field", "meaning"), document)},
+    "checkpoint-verdicts.md": {"formats": known_formats, "marks": marks},
+    "checkpoint-format.md": {
+        "manifest": partial(field_table, _MEMBERS, documents.encode),
+        "file": partial(field_table, _MEMBERS, documents.file_row),
+        "catalogue": catalogue,
+        "ls": partial(
+            field_table, _MEMBERS, CheckpointFacts, verified=VerifiedAs, copied=CopiedTo, mirrored=MirroredTo, rejected=RejectedAs
+        ),
+        "moved": partial(field_table, _MEMBERS, aside.AsideChange),
+    },
+    "journal-format.md": {"bodies": bodies},
+    "pages.md": {"states": partial(field_table, ("state", "what it is"), status.StateWord), "parts": start_parts},
+    "time-ledger.md": {"states": partial(field_table, ("state", "the time in which"), TimeState)},
     "signatures.md": {"launchers": classification.of_launchers, "signatures": classification.of_signatures},
-    "kernel-log.md": {"kernel messages": classification.of_kernel_messages, "xids": classification.of_xids},
-    "stages.md": {"drawing": stages.drawing, "events": stages.events, "timers": stages.timers},
+    "kernel-log.md": {
+        "kernel messages": classification.of_kernel_messages,
+        "xids": classification.of_xids,
+        "keys": partial(field_table, _KEYS, LogFinding.to_json),
+    },
+    "stages.md": {
+        "stages": partial(field_table, ("stage", "what is going on"), Stage),
+        "drawing": stages.drawing,
+        "events": stages.events,
+        "timers": stages.timers,
+    },
     "preemption.md": {"signals": stages.signals, "answers": stages.answers},
 }
 
@@ -217,3 +457,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
 def page_text(path: Path) -> str:
     """Return the text of a page with its tables. Exits where one has no place, or a place has no table."""
     return filled(path, path.read_text(encoding="utf-8"), TABLES.get(path.name, {}))
+
+
+if __name__ == "__main__":
+    print(page_text(find_page(sys.argv[1])))

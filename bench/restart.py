@@ -3,7 +3,7 @@
 In: --repetitions N, --jobs, --kinds, --flat N. Out: one JSON object on stdout: medians and ranges, every run, which runs failed, and what
 was left out and why. The kinds of a repetition follow each other in turns, so that a busy machine is busy for all. One run gives four
 figures: launch → first step of the last rank, kill -9 of rank 1 → first step of both new ranks, SIGTERM → no process left, and how long the
-steps are that the job makes while standbys start beside it. CPU seconds are those of all processes of a run.
+steps are that the job makes while standbys start next to it. CPU seconds are those of all processes of a run.
 
 --flat N kills a rank of one job N times, and counts memory, descriptors and threads of supervisor, guardian and agent after each restart.
 """
@@ -57,7 +57,7 @@ RESTARTS_WITHIN_S = 90.0
 TRAINS_S = 4.0
 #: Steps at the beginning of a job that say nothing about its pace.
 WARM_STEPS = 20
-#: Beside what is measured each step is a line in a file.
+#: Beside the measured work each step is a line in a file.
 JOB = [str(Path(__file__).with_name("restart_job.py"))]
 
 
@@ -107,7 +107,7 @@ def newest_ranks(place: Path) -> Ranks:
 
 
 def needed(kind: str, job: str) -> dict[str, str]:
-    """Return the variables that a job needs; what it imports is installed first. Raises MissingError where something is missing."""
+    """Return the variables that a job needs; its imports are installed first. Raises MissingError where something is missing."""
     if kind == "standby" and STANDBY is None:
         raise MissingError("this supervise has no --standby")
     try:
@@ -132,11 +132,11 @@ def log_rows(run: Run, event: str) -> list[dict[str, Any]]:
 
 def first_steps(run: Run, old: Sequence[int] = ()) -> list[StepLine]:
     """Return the first step of each rank's newest process, of those that are not `old`."""
-    found: dict[int, StepLine] = {}
+    lines_by_rank: dict[int, StepLine] = {}
     for line in step_lines(run.place):
         if line.pid not in old:
-            found.setdefault(line.rank, line)
-    return list(found.values())
+            lines_by_rank.setdefault(line.rank, line)
+    return list(lines_by_rank.values())
 
 
 def wait_first_steps(run: Run, old: Sequence[int] = ()) -> int:
@@ -225,14 +225,14 @@ def one_run(kind: str, job: str, place: Path) -> Sample:
 def summary(samples: Sequence[Sample]) -> dict[str, Any]:
     """Return median and range of each figure, and the median of each part of launch and restart."""
     names = ("launch_s", "launch_cpu_s", "beside_cpu_s", "restart_s", "restart_cpu_s", "stop_s")
-    found: dict[str, Any] = {name: _spread([getattr(one, name) for one in samples]) for name in names}
-    found["longest_step_ms"] = _spread([one.step_ms["longest"] for one in samples if one.step_ms])
-    found["p99_step_ms"] = _spread([one.step_ms["p99"] for one in samples if one.step_ms])
+    fields: dict[str, Any] = {name: _spread([getattr(sample, name) for sample in samples]) for name in names}
+    fields["longest_step_ms"] = _spread([sample.step_ms["longest"] for sample in samples if sample.step_ms])
+    fields["p99_step_ms"] = _spread([sample.step_ms["p99"] for sample in samples if sample.step_ms])
     for after in ("launch", "failure"):
-        rows = [row["parts"] for one in samples for row in one.parts if row["after"] == after]
+        rows = [row["parts"] for sample in samples for row in sample.parts if row["after"] == after]
         known = list(dict.fromkeys(name for row in rows for name in row))
-        found[f"parts_after_{after}_s"] = {name: round(statistics.median(row[name] for row in rows if name in row), 3) for name in known}
-    return found
+        fields[f"parts_after_{after}_s"] = {name: round(statistics.median(row[name] for row in rows if name in row), 3) for name in known}
+    return fields
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
@@ -243,7 +243,7 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 def compare(place: Path, repetitions: int, jobs: Sequence[str], kinds: Sequence[str]) -> dict[str, Any]:
     """Run each kind of each job so often, in turns. What cannot run is left out with its reason."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for job in jobs:
         samples: dict[str, list[Sample]] = {kind: [] for kind in kinds}
         left_out: dict[str, str] = {}
@@ -260,12 +260,12 @@ def compare(place: Path, repetitions: int, jobs: Sequence[str], kinds: Sequence[
                     failed.setdefault(kind, []).append(str(error))
                     print(f"{job} {kind}: failed: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
                 else:
-                    one = samples[kind][-1]
-                    text = f"launch {one.launch_s:.2f} s, restart {one.restart_s:.3f} s, stop {one.stop_s:.2f} s"
+                    sample = samples[kind][-1]
+                    text = f"launch {sample.launch_s:.2f} s, restart {sample.restart_s:.3f} s, stop {sample.stop_s:.2f} s"
                     print(f"{job} {kind}: {text}", file=sys.stderr, flush=True)
-        rows = {kind: {**summary(of), "runs": [asdict(one) for one in of]} for kind, of in samples.items() if of}
-        found[job] = {"kinds": rows, "failed": failed, "left_out": left_out}
-    return found
+        rows = {kind: {**summary(of), "runs": [asdict(sample) for sample in of]} for kind, of in samples.items() if of}
+        results[job] = {"kinds": rows, "failed": failed, "left_out": left_out}
+    return results
 
 
 # the flatness check
@@ -273,7 +273,7 @@ def compare(place: Path, repetitions: int, jobs: Sequence[str], kinds: Sequence[
 
 def footprint(run: Run) -> dict[str, dict[str, int]]:
     """Return what each of our processes uses: resident KiB, descriptors, threads; and how many processes the run has."""
-    found: dict[str, dict[str, int]] = {}
+    sizes: dict[str, dict[str, int]] = {}
     family = descendants(run.process.pid)
     for pid in family:
         with contextlib.suppress(OSError, KeyError):
@@ -282,8 +282,8 @@ def footprint(run: Run) -> dict[str, dict[str, int]]:
                 continue
             status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
             count = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-            found[name] = {"rss_kib": int(status["VmRSS"].split()[0]), "descriptors": count, "threads": int(status["Threads"])}
-    return {**found, "run": {"processes": len(family)}}
+            sizes[name] = {"rss_kib": int(status["VmRSS"].split()[0]), "descriptors": count, "threads": int(status["Threads"])}
+    return {**sizes, "run": {"processes": len(family)}}
 
 
 def flat(place: Path, kind: str, restarts: int) -> dict[str, Any]:
@@ -319,26 +319,28 @@ def measure(place: Path, pairs: int) -> list[Figure]:
     """Return the figures of `make bench`: each restart, launch and stop beside the same job under torchrun with a store of its own."""
     repetitions = min(pairs, REPETITIONS)
     figures: list[Figure] = []
-    for job, found in compare(place, repetitions, JOBS, tuple(KINDS)).items():
-        rows = found["kinds"]
+    for job, result in compare(place, repetitions, JOBS, tuple(KINDS)).items():
+        rows = result["kinds"]
         plain = rows.get("torchrun_own_store")
-        for kind, why in found["left_out"].items():
+        for kind, why in result["left_out"].items():
             figures.append(Figure(f"restart_{job}_{kind}", 0.0, "s", "-", "not measured", {"reason": why[-500:]}))
         for kind in ("cold", "standby"):
             if kind not in rows or plain is None:
                 continue
             compared = ("restart_s", "restart_cpu_s", "launch_s", "stop_s")
             detail: dict[str, Any] = {name: {each: row[name] for each, row in rows.items()} for name in compared}
-            detail["failed_runs"] = {each: len(of) for each, of in found["failed"].items()}
-            ours = rows[kind]
-            share = ours["restart_s"]["median"] / plain["restart_s"]["median"]
+            detail["failed_runs"] = {each: len(of) for each, of in result["failed"].items()}
+            own_row = rows[kind]
+            share = own_row["restart_s"]["median"] / plain["restart_s"]["median"]
             aim = 0.8 if kind == "cold" else 0.12 if job == "hf" else 0.08
-            figures.append(at_most(f"restart_{job}_{kind}_of_torchrun", share, aim, "ratio", **detail, parts=ours["parts_after_failure_s"]))
+            figures.append(
+                at_most(f"restart_{job}_{kind}_of_torchrun", share, aim, "ratio", **detail, parts=own_row["parts_after_failure_s"])
+            )
             if (job, kind) in LIMITS_S:
-                figures.append(at_most(f"restart_{job}_{kind}", ours["restart_s"]["median"], LIMITS_S[job, kind], "s"))
-            launch = ours["launch_s"]["median"] / plain["launch_s"]["median"]
-            figures.append(at_most(f"launch_{job}_{kind}_of_torchrun", launch, 1.0, "ratio", parts=ours["parts_after_launch_s"]))
-            stop = ours["stop_s"]["median"] / plain["stop_s"]["median"]
+                figures.append(at_most(f"restart_{job}_{kind}", own_row["restart_s"]["median"], LIMITS_S[job, kind], "s"))
+            launch = own_row["launch_s"]["median"] / plain["launch_s"]["median"]
+            figures.append(at_most(f"launch_{job}_{kind}_of_torchrun", launch, 1.0, "ratio", parts=own_row["parts_after_launch_s"]))
+            stop = own_row["stop_s"]["median"] / plain["stop_s"]["median"]
             figures.append(at_most(f"stop_{job}_{kind}_of_torchrun", stop, 0.3, "ratio"))
         if "standby" in rows and "cold" in rows:
             slowest, usual = rows["standby"]["longest_step_ms"]["median"], rows["cold"]["p99_step_ms"]["median"]

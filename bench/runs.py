@@ -49,8 +49,8 @@ class Ranks:
 def ranks_of_job(place: Path) -> Ranks:
     """Read what a job of tests/jobs wrote: --pids=pids, and --counter=counter where its steps are asked for."""
     pids, counter = place / "pids", place / "counter"
-    found = [int(line.split()[1]) for line in pids.read_text().splitlines()] if pids.exists() else []
-    return Ranks(found, int.from_bytes(counter.read_bytes(), "little") if counter.exists() else 0)
+    pid_list = [int(line.split()[1]) for line in pids.read_text().splitlines()] if pids.exists() else []
+    return Ranks(pid_list, int.from_bytes(counter.read_bytes(), "little") if counter.exists() else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Run:
     read: Callable[[Path], Ranks] = ranks_of_job
 
     def ranks(self) -> Ranks:
-        """Return what is known of the ranks by now."""
+        """Return the known facts of the ranks by now."""
         return self.read(self.place)
 
     def rank_pids(self) -> list[int]:
@@ -74,15 +74,15 @@ class Run:
         """Return (step, CLOCK_MONOTONIC ns) of each step that `rank` made."""
         with contextlib.suppress(FileNotFoundError):
             lines = [line.split() for line in (self.place / "progress").read_text().splitlines()]
-            return [(int(step), int(at)) for who, step, at in lines if int(who) == rank]
+            return [(int(step), int(at)) for owner, step, at in lines if int(owner) == rank]
         return []
 
-    def wait_for(self, look: Callable[[], bool], what: str, every_s: float = 0.01, *, within_s: float = DEADLINE_S) -> None:
+    def wait_for(self, look: Callable[[], bool], condition: str, every_s: float = 0.01, *, within_s: float = DEADLINE_S) -> None:
         """Await a condition; raise BenchError where the run ends or the time is up before."""
         deadline = time.monotonic() + within_s
         while not look():
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise BenchError(self.story(f"no {what}"))
+                raise BenchError(self.story(f"no {condition}"))
             time.sleep(every_s)
 
     def finish(self) -> None:
@@ -115,9 +115,9 @@ class Run:
         self.process.kill()
         self.process.wait()
 
-    def story(self, what: str) -> str:
+    def story(self, problem: str) -> str:
         """Return `what` with the end of the run's own words."""
-        return f"{self.kind}: {what}\n{(self.place / 'stderr').read_text(errors='replace')[-3000:]}"
+        return f"{self.kind}: {problem}\n{(self.place / 'stderr').read_text(errors='replace')[-3000:]}"
 
 
 def start(kind: str, place: Path, nproc: int, job: str, *options: str) -> Run:
@@ -129,33 +129,33 @@ def start(kind: str, place: Path, nproc: int, job: str, *options: str) -> Run:
 
 def start_command(kind: str, place: Path, command: Sequence[str], read: Callable[[Path], Ranks] = ranks_of_job, **variables: str) -> Run:
     """Start `command` in `place`, which gets its stdout and stderr as files: as it is, or where `kind` is "supervise", under us."""
-    ours = ["supervise", "--job", "bench", "--state-dir", str(place / "state"), "--"] if kind == "supervise" else []
+    own_words = ["supervise", "--job", "bench", "--state-dir", str(place / "state"), "--"] if kind == "supervise" else []
     with (place / "stdout").open("wb") as out, (place / "stderr").open("wb") as err:
-        process = subprocess.Popen(  # noqa: S603  # what is measured
-            [*ours, *command], cwd=place, env=environment() | variables, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+        process = subprocess.Popen(  # noqa: S603  # the measured command
+            [*own_words, *command], cwd=place, env=environment() | variables, stdin=subprocess.DEVNULL, stdout=out, stderr=err
         )
     return Run(kind, place, process, read)
 
 
 def children() -> dict[int, list[int]]:
     """Return parent → children of every process."""
-    found: dict[int, list[int]] = {}
+    children_by_pid: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError):
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                found.setdefault(parent, []).append(int(entry.name))
-    return found
+                children_by_pid.setdefault(parent, []).append(int(entry.name))
+    return children_by_pid
 
 
 def descendants(pid: int, *, but: Sequence[int] = ()) -> list[int]:
     """Return `pid` and what descends from it, without `but` and what descends from those."""
     family, tree, waiting = [], children(), [pid]
     while waiting:
-        one = waiting.pop()
-        if one not in but:
-            family.append(one)
-            waiting += tree.get(one, [])
+        process = waiting.pop()
+        if process not in but:
+            family.append(process)
+            waiting += tree.get(process, [])
     return family
 
 
@@ -167,10 +167,10 @@ def cpu_s(pid: int) -> float:
 def family_cpu_s(pid: int, *, but: Sequence[int] = ()) -> float:
     """Return the CPU seconds of `pid` and what descends from it, the children that were reaped included."""
     spent = 0.0
-    for one in descendants(pid, but=but):
+    for process in descendants(pid, but=but):
         with contextlib.suppress(OSError):
-            reaped = (Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split())[13:15]
-            spent += cpu_s(one) + sum(map(int, reaped)) / TICKS
+            reaped = (Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split())[13:15]
+            spent += cpu_s(process) + sum(map(int, reaped)) / TICKS
     return spent
 
 

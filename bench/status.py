@@ -36,7 +36,7 @@ _PENDING_BYTES = 4 << 20
 
 
 class _Listener:
-    """Who is notified of the journal's condition: nobody."""
+    """The listener for the journal's condition: none."""
 
     def journal_synced(self, seq: int) -> None:
         """Do nothing."""
@@ -88,7 +88,7 @@ def measure(place: Path, runs: int) -> list[Figure]:
 def _measured(name: str, most_s: float, place: Path, size: int, runs: int) -> list[Figure]:
     command = [str(Path(sys.executable).with_name("supervise")), name, "--job", "weeks", "--state-dir", str(place)]
     environment = dict(os.environ)
-    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)  # noqa: S603  ours; into the page cache
+    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)  # noqa: S603  our own command; into the page cache
     wall, cpu = [], []
     for _ in range(max(runs, LEAST_RUNS)):
         began = time.monotonic()

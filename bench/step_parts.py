@@ -2,7 +2,7 @@
 
     python bench/step_parts.py [--rounds 15]
 
-One process trains a small network; its thread of ours is the real one. A round has STEPS steps of each kind, in another order each time.
+One process trains a small network; the shim's thread in it is the real one. A round has STEPS steps of each kind, in changing order.
 thread: CPU time of that thread, by the kernel, as percent of the time in which the steps were made; the median of the rounds. steps: how
 much more CPU time the training thread needs, the least of all rounds: what else the machine does only adds to it.
 Targets of both together: at rest <= 0.3 %, while it records <= 1 %.

@@ -1,7 +1,7 @@
-"""What it costs to prove a checkpoint, in GB per CPU-second, beside what people use instead, on the same file in the page cache.
+"""The cost of proving a checkpoint, in GB per CPU-second, beside the tools that people use instead, on the same file in the page cache.
 
 In: --mib, --rounds. Out: one JSON object on stdout; `measure` gives the same to the bench. All cases are interleaved, one after the other
-in each round, and the medians are told with the extremes: CPU seconds are those of the whole process, threads included, so that a loaded
+in each round, and the medians are shown with the extremes: CPU seconds are those of the whole process, threads included, so that a loaded
 machine adds little to them. GB are 10^9 bytes.
 """
 
@@ -70,12 +70,12 @@ def _sha256(path: Path) -> None:
 
 
 def cases(path: Path) -> dict[str, Callable[[], object]]:
-    """Give what is compared; each reads the whole file."""
-    found = verify(str(path))
-    manifest = check.build(found)
+    """Give the compared cases; each reads the whole file."""
+    verification = verify(str(path))
+    manifest = check.build(verification)
     return {
         "against its manifest": lambda: _proven(path, manifest),
-        "manifest built": lambda: check.build(found),
+        "manifest built": lambda: check.build(verification),
         "structure": lambda: _whole(path),
         "zlib.crc32": lambda: _zlib(path),
         "sha256": lambda: _sha256(path),
@@ -110,11 +110,16 @@ def rates(place: Path, mib: int, rounds: int) -> dict[str, dict[str, Any]]:
 
 
 def measure(place: Path, pairs: int, mib: int = 512) -> list[Figure]:
-    """Judge the digest against its manifest; the others stand beside it."""
-    found = rates(place, mib, max(3, min(pairs, 9)))
+    """Judge the digest against its manifest; the others stand next to it."""
+    rates_by_case = rates(place, mib, max(3, min(pairs, 9)))
     return [
         at_least(
-            "verify.digest", found["against its manifest"]["gb_per_cpu_s"], AIM_GB_PER_CPU_S, "GB per CPU-second", mib=mib, cases=found
+            "verify.digest",
+            rates_by_case["against its manifest"]["gb_per_cpu_s"],
+            AIM_GB_PER_CPU_S,
+            "GB per CPU-second",
+            mib=mib,
+            cases=rates_by_case,
         )
     ]
 

@@ -1,6 +1,6 @@
 """Checkpoints as files: find them, verify them, choose the newest whole one, save, load, and copy to a mirror.
 
-Usable without the supervisor (docs/reference/library-checkpointing.md). Reading never executes a pickle. No file that is not ours is
+Usable without the supervisor (docs/reference/library-checkpointing.md). Reading never executes a pickle. No other program's file is
 written, moved or removed, unless the caller asks for it.
 
 Every name is imported when it is first used, so `import checkpointing` costs nothing. Only `save`, `load_latest`, `state`, `apply` and the

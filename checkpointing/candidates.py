@@ -71,11 +71,11 @@ class SelectionOptions:
     manifests: Manifests | None = None
     #: Copies on this machine and in mirrors, which are chosen from as well.
     spares: Sequence[Spare] = ()
-    #: The last failure may come from a checkpoint: each byte is compared, also of what was verified before.
+    #: The last failure may come from a checkpoint: each byte is compared, also of checkpoints verified before.
     suspect: bool = False
     #: Limits the rate of reading. None: as fast as the disk gives.
     throttle: Throttle | None = None
-    #: Asked before each MiB; once it says True, the rest stays unread and counts as `unknown`.
+    #: Asked before each MiB; once it says True, the rest stays unread and is treated as `unknown`.
     interrupted: Callable[[], bool] = never
     #: Reports how far a long read is, and remembers the disks that do not answer.
     watch: ReadWatch = field(default_factory=ReadWatch)
@@ -84,7 +84,7 @@ class SelectionOptions:
     avoid: Collection[str] = ()
     #: A checkpoint whose weights turned NaN gives way to the newest older one in which one of those weights holds numbers.
     prefer_finite: bool = True
-    #: What is known of runs, attempts and roll-backs. By default nothing: the step decides.
+    #: The facts of runs, attempts and roll-backs. By default nothing: the step decides.
     order: Order = field(default_factory=Order)
     #: Says whether a path is known to be written by this job, as in `verify`.
     own: Callable[[str], bool] = never_own
@@ -194,7 +194,7 @@ class CandidateReader:
         return Verification(path, identity, Verdict.UNKNOWN, reason, reasons=(reason,))
 
     def _believed(self, known: Verification) -> Verification:
-        """Take what was verified before, if directory and metadata of the file are still good: the bulk is not read."""
+        """Take an earlier verdict, if directory and metadata of the file are still good: the bulk is not read."""
         own = self.options.own(known.path)
         directory = self._followed(known.path, known.identity, lambda how: verify(known.path, bulk=False, reading=how, own=own), "")
         if directory.identity != known.identity or directory.verdict not in (Verdict.VERIFIED, Verdict.UNVERIFIABLE):
@@ -208,7 +208,7 @@ class CandidateReader:
 
 
 def _recorded(path: str, identity: Identity, manifest: Manifest, level: str) -> Verification:
-    """Return the verdict that a manifest stands for: only verified checkpoints have one."""
+    """Return the verdict of a manifest: only verified checkpoints have one."""
     return Verification(
         path,
         identity,

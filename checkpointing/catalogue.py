@@ -1,6 +1,6 @@
-"""What is known of a job's checkpoints on one node: the rows of `checkpoints/catalogue.jsonl` in the state directory (io/row_file.py).
+"""The facts of a job's checkpoints on one node: the rows of `checkpoints/catalogue.jsonl` in the state directory (io/row_file.py).
 
-Each table stands beside what it is about: what was rejected, verified, copied, mirrored, moved and removed, and what waits for a mirror.
+Each table is beside its subject: the checkpoints rejected, verified, copied, mirrored, moved and removed, and those that wait for a mirror.
 """
 
 from __future__ import annotations

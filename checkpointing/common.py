@@ -1,6 +1,6 @@
 """Choose what all nodes of a job resume from: the newest checkpoint that every node has, and can load.
 
-Each node lists what it has as rows of `NodeCheckpoint`, the newest first. `candidates` returns those that may be one checkpoint on all
+Each node lists its checkpoints as rows of `NodeCheckpoint`, the newest first. `candidates` returns those that may be one checkpoint on all
 nodes. Each node then proves its own row of a candidate (`Proof`), and `accepted` judges the proofs. Every node calls both with the same
 values, so every node comes to the same answer, and no node decides for the others.
 
@@ -45,7 +45,7 @@ class NodeCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What one node found of its row of a candidate. reason: why it cannot be loaded there, "" where it can.
+    """One node's verdict on its row of a candidate. reason: why it cannot be loaded there, "" where it can.
 
     step, digest, level and nan (names of weights that hold NaN) are known to the nodes that read it (`reads`). missing: not all parts
     of the save are in a mirror; coming: this node still sent its own when it asked. silent: no byte came from its disk. reading: it still
@@ -79,7 +79,7 @@ Candidates = tuple[NodeCheckpoint, ...]
 def order(candidates: Sequence[Candidates], saves: Sequence[Sequence[NodeSave]]) -> list[Candidates | str]:
     """Return candidates (in their order) and the names of saves in one order, newest first. `saves`: of each node.
 
-    A save goes before the first candidate that is not newer. What this run saved is newer than what another run did; within this run the
+    A save goes before the first candidate that is not newer. A save of this run is newer than one of another run; within this run the
     attempt counts, then the step. Of a save that every node has whole there is a candidate too; that goes first.
     """
     rows: dict[str, NodeSave] = {}

@@ -2,7 +2,7 @@
 
 `find` goes by patterns, `find_in` through one directory; `checkpoints_in` also shows what a resume does not take.
 
-A directory that a format claims is one candidate, and its content is none. Where a pattern matches several files in such a directory
+A directory that a format claims is one candidate, and its files are not. Where a pattern matches several files in such a directory
 (`step-*/*.pt`), the directory is meant. Of any other directory that matches, the checkpoints directly in it are candidates, and the files
 named like one. No file of a checkpoint is read. `problems` names what could not be listed: "could not look" differs from "nothing there".
 A pattern whose directory does not exist matches nothing: so a job begins. The listing skips hidden and temporary names and resolves
@@ -41,11 +41,11 @@ _LEVELS: Final = 3  # a run's directory, one for each of its parts, the checkpoi
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a look for checkpoints gave."""
+    """The result of a search for checkpoints."""
 
     #: Without repetition, sorted by path.
     candidates: tuple[Candidate, ...]
-    #: What could not be read, as (path, reason).
+    #: The unread paths, as (path, reason).
     problems: tuple[tuple[str, str], ...] = ()
     #: Each pattern that matched something and no candidate, with the first path that it matched.
     without: tuple[tuple[str, str], ...] = ()
@@ -55,7 +55,7 @@ class _Walk:
     """One walk: collects problems, and gives up after `_MOST_ENTRIES`.
 
     `named` says that a directory was reached by its own name, not by a wildcard: that one it is a problem not to be allowed to list.
-    What a wildcard merely passes (lost+found in a mount's root) is neither ours nor the job's to read.
+    A file that a wildcard merely passes (lost+found in a mount's root) does not concern the job.
     """
 
     def __init__(self, cache: ListingCache | None) -> None:
@@ -89,7 +89,7 @@ class _Walk:
         return self._cache.candidates(path, inode, lambda: tuple(_candidates(path, self.problems)))
 
     def of_sets(self, matched: list[tuple[str, int]]) -> list[tuple[str, int]]:
-        """Return what is matched, with a directory that a format claims in the place of the files in it.
+        """Return the matches, with a directory that a format claims in the place of the files in it.
 
         Only if the pattern matches several files in at least one such directory: `step-*/model.pt` means the file.
         """
@@ -182,7 +182,7 @@ def _scan(directory: str) -> list[os.DirEntry[str]]:
 def find(patterns: str | Iterable[str], cwd: str | None = None, cache: ListingCache | None = None, *, declared: bool = False) -> Listing:
     """List the candidates that glob patterns match, sorted by path; no file of a checkpoint is read.
 
-    Raises nothing: what could not be listed is in `problems`. `**` stands for any directories, none included, and does not follow links to
+    Raises nothing: unlisted directories are in `problems`. `**` matches any directories, none included, and does not follow links to
     directories. A pattern whose directory does not exist matches nothing.
 
     cwd: what patterns are relative to; None is the working directory. cache: a path that has not changed for long is not read at each
@@ -223,7 +223,7 @@ def checkpoints_in(path: str) -> list[str]:
 
 
 def _each_once(rows: list[tuple[str, Candidate]]) -> tuple[Candidate, ...]:
-    """Return each checkpoint once, sorted by path, without what lies in another one. `rows`: the path that was matched, and what it is."""
+    """Return each checkpoint once, sorted by path, without those inside another one. `rows`: the matched path, and its kind."""
     best: dict[tuple[int, int], tuple[tuple[bool, bool, str], Candidate]] = {}
     for path, candidate in rows:
         # of a file's several names the one that says a step is the most useful, and the same one wins each time
@@ -250,7 +250,7 @@ def _without_members(candidates: list[Candidate]) -> Iterator[Candidate]:
 
 
 def _candidates(path: str, problems: list[tuple[str, str]]) -> Iterator[Candidate]:
-    """Yield what a matched path is: itself, or the checkpoints directly in a directory that is none itself."""
+    """Yield what a matched path is: itself, or the checkpoints directly in a directory that is no checkpoint."""
     name = path.rpartition("/")[2]
     if name.startswith(".") or step_names.is_temporary(name) or step_names.is_set_aside(path):
         return

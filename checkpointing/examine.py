@@ -41,7 +41,7 @@ def word(verdict: Verdict) -> str:
 
 
 def look(path: str, *, reading: ReadOptions = _PLAIN, started: Callable[[str], None] = lambda _path: None) -> Iterator[Verification]:
-    """Yield a verification for each checkpoint that `path` stands for, at least one. `started` gets each path before it is read."""
+    """Yield a verification for each checkpoint at `path`, at least one. `started` gets each path before it is read."""
     paths, pointer = checkpoints_in(path), _pointer(path)
     # any script may write a file "latest"; only Megatron writes its own name
     others = [inner for inner in paths if inner != path]

@@ -1,10 +1,10 @@
-"""What a node remembers of the runs and attempts of a job that wrote checkpoints, and of the roll-backs between them.
+"""A node's memory of the runs and attempts of a job that wrote checkpoints, and of the roll-backs between them.
 
 A run's `began` is the wall time of its start in seconds, but always later than the checkpoints and starts known of earlier runs. So a new
 run stays the newest if the clock was set back, or is behind the clock of the node whose checkpoint was restored.
 
 A file without a manifest belongs to the last attempt that had begun when the file was modified. If a file server's clock is seconds behind
-ours, an attempt's first save may thus be counted to the attempt before.
+this node's, an attempt's first save may thus be counted to the attempt before.
 
 A roll-back is first tried: it is in memory alone until an attempt trained from an older checkpoint (`accuse`). Without that proof the next
 run knows nothing of it.
@@ -55,8 +55,13 @@ class AbandonedPath:
     last: Lineage
 
 
+#: By run: when the run `began` (seconds), and `attempts`: pairs of a number and when that attempt began (nanoseconds, wall time).
 RUN: Final = RowTable("run", LineageRun, lambda row: row.run)
+#: By lineage, step and path: what a step back gave up: all that the lineage `last` and earlier ones saved at `step` or beyond. Where
+#: `step` is null, only what stood at `path`, or has the manifest id `content`. `supervise checkpoints quarantine --withdraw PATH` removes
+#: those of a path.
 STEPPED_BACK: Final = RowTable("stepped_back", RollBack, lambda row: f"{row.last.run} {row.last.attempt} {row.step} {row.path}")
+#: By path: a person removed the checkpoint there before a run began: copies of the lineage `last` and earlier ones are not used.
 ABANDONED: Final = RowTable("abandoned", AbandonedPath, lambda row: row.path)
 
 
@@ -82,7 +87,7 @@ class Lineages:
     """The lineages of one job on this node."""
 
     def __init__(self, catalogue: CheckpointCatalogue, run: str = "") -> None:
-        """Read what earlier runs recorded. `run`: the one that goes on now, "" for a reader."""
+        """Read what earlier runs recorded. `run`: the one that continues now, "" for a reader."""
         self._catalogue = catalogue
         self._lock = threading.Lock()  # of the record; not held while waiting for a disk
         self._writing = threading.Lock()

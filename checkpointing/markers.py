@@ -1,6 +1,6 @@
 """The marks by which frameworks tell a save that has not ended from a whole one, as one table.
 
-A save is marked by its own name, by a file that stands beside it until it has ended, or by the tracker: the file that names the newest
+A save is marked by its own name, by a file that is next to it until it has ended, or by the tracker: the file that names the newest
 save, and that the framework writes last. Marked is not whole, even if every byte is there: the framework's own loader passes it over.
 """
 
@@ -16,9 +16,10 @@ from typing import Final
 class MarkerKind(StrEnum):
     """Where a marker is."""
 
-    NAME = "name"  # in the save's own name; `form` is a pattern, and without what it matches the name is that of the ended save
+    # in the save's own name, such as `saves`; `form` is a pattern, and without what it matches the name is that of the ended save
+    NAME = "name"
     BESIDE = "beside"  # a file beside the save; `form` has the save's name as {}
-    TRACKER = "tracker"  # `form` is the file's name; `saves` are the names that it stands for, with their number in braces
+    TRACKER = "tracker"  # `form` is the file's name; `saves` are the names that it points to, with their number in braces
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,11 @@ class Marker:
 
 
 MARKERS: Final = (
-    Marker("scripts", MarkerKind.NAME, r"\.tmp(?:[-.].*)?$", "write to a temporary name, then os.replace"),
-    Marker("scripts", MarkerKind.NAME, r"\.partial$", "as wget and curl name what is not whole"),
-    Marker("huggingface_hub", MarkerKind.NAME, r"\.incomplete$", "huggingface_hub/file_download.py: BLOB.incomplete"),
-    Marker("transformers", MarkerKind.NAME, r"^\.?tmp-", "transformers 4.36 to 4.39, trainer.py: tmp-checkpoint-N"),
-    Marker("nemo", MarkerKind.NAME, r"-unfinished$", "the marker itself is no save"),
+    Marker("scripts", MarkerKind.NAME, r"\.tmp(?:[-.].*)?$", "write to a temporary name, then os.replace", "NAME.tmp-77"),
+    Marker("scripts", MarkerKind.NAME, r"\.partial$", "as wget and curl name unfinished files", "NAME.partial"),
+    Marker("huggingface_hub", MarkerKind.NAME, r"\.incomplete$", "huggingface_hub/file_download.py", "BLOB.incomplete"),
+    Marker("transformers", MarkerKind.NAME, r"^\.?tmp-", "transformers 4.36 to 4.39, trainer.py", "tmp-checkpoint-N"),
+    Marker("nemo", MarkerKind.NAME, r"-unfinished$", "the marker itself is no save", "NAME-unfinished"),
     Marker("nemo", MarkerKind.BESIDE, "{}-unfinished", "nemo/utils/callbacks/nemo_model_checkpoint.py: UNFINISHED_CHECKPOINT_SUFFIX"),
     Marker(
         "megatron",
@@ -55,13 +56,13 @@ MARKERS: Final = (
     ),
     Marker("deepspeed", MarkerKind.TRACKER, "latest", "deepspeed/runtime/engine.py: save_checkpoint(save_latest=True)", "global_step{:d}"),
 )
-#: Parts of a path by which people call what is not finished, or where it is made. Too weak a mark to pass a checkpoint over.
+#: Parts of a path by which people call unfinished files, or the place of their making. Too weak a mark to pass a checkpoint over.
 _WORDS: Final = re.compile(
     r"(?:^|[._/-])(?:tmp|temp|stag(?:e|ed|ing)|part(?:ial)?|unfinished|incomplete|in_?progress|wip|saving|pending|torn|half)"
     r"(?:[._/-]|\d|$)",
     re.IGNORECASE,
 )
-#: NeMo's marker is named by the save without these, and stands beside the directories of ranks.
+#: NeMo's marker is named by the save without these, and is beside the directories of ranks.
 _NEMO_SUFFIXES: Final = (".nemo", ".ckpt", "-EMA")
 _NEMO_RANKS: Final = re.compile(r"mp_rank_\d+|tp_rank_\d+_pp_rank_\d+")
 _MOST_LEVELS_UP: Final = 4  # verl: global_step_20/actor/model_world_size_2_rank_0.pt
@@ -79,13 +80,13 @@ def may_be_unfinished(path: str) -> bool:
 
 
 def unfinished(path: str) -> str:
-    """Return why the framework takes a save for unfinished, by a file beside it or beside its directory; "" if none is there."""
+    """Return why the framework takes a save for unfinished, by a file next to it or beside its directory; "" if none is there."""
     for row in of(MarkerKind.BESIDE):
         for beside in _names(path):
             marker = row.form.format(beside)
             if os.path.isfile(marker):  # noqa: PTH113 -- paths are plain strings throughout the package (a directory is somebody's own)
                 name = marker.rpartition("/")[2]
-                return f"{name} stands beside it: to {row.framework} the save has not ended until that file is removed"
+                return f"{name} is beside it: to {row.framework} the save has not ended until that file is removed"
     return ""
 
 
@@ -117,7 +118,7 @@ def _tracker_of(path: str) -> tuple[str, str] | None:
 def missing_tracker(path: str) -> tuple[str, str] | None:
     """Return the tracker in which a framework would look for the save at `path`, or for the one of which that is a part.
 
-    It comes with what it would hold. None if it is there, or if the name is that of no such save.
+    It comes with its would-be content. None if it is there, or if the name is that of no such save.
     """
     above = path.rstrip("/")
     for _ in range(_MOST_LEVELS_UP):

@@ -44,7 +44,7 @@ def count_text(count: int, noun: str) -> str:
 
 
 class CheckpointingError(Exception):
-    """An error of ours: "what failed: subject: cause", and a hint that names what to do. A bad checkpoint is data, not an error."""
+    """An error of this package: "what failed: subject: cause", and a hint that names what to do. A bad checkpoint is data, not an error."""
 
     def __init__(self, message: str, *, hint: str) -> None:
         """Keep the two apart, so that a caller can print them its own way."""
@@ -99,7 +99,7 @@ def is_unchanged(identity: Identity, recorded: Identity) -> bool:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Lineage:
-    """Which attempt of which run wrote a checkpoint. The default means unknown, and comes before all others.
+    """The run and the attempt that wrote a checkpoint. The default means unknown, and comes before all others.
 
     `began`: when the run began, in seconds since the epoch; see checkpointing/lineage.py.
     """
@@ -114,7 +114,7 @@ UNKNOWN_LINEAGE = Lineage()
 
 @dataclass(frozen=True, slots=True)
 class NamedStep:
-    """A step read out of a file name. `sure`: beside the number stands "step" or "iteration", and no epoch whose step it might be."""
+    """A step read out of a file name. `sure`: beside the number is "step" or "iteration", and no epoch whose step it might be."""
 
     step: int
     sure: bool
@@ -141,7 +141,7 @@ class Candidate:
         return self.mtime_ns or self.identity.mtime_ns
 
 
-#: What a training keeps beside its weights, by any part of a tensor's name ("optimizer.state.0.exp_avg", "best_loss").
+#: Tensors that a training keeps beside its weights, by any part of a tensor's name ("optimizer.state.0.exp_avg", "best_loss").
 _BESIDE_WEIGHTS: Final = re.compile(r"optim|sched|scaler|loss|metric|rng|grad|exp_avg|momentum|monitor", re.IGNORECASE)
 #: More tensors than these are not listed one by one; weights are listed first.
 MOST_NON_FINITE: Final = 256
@@ -205,7 +205,7 @@ class Verification:
     reason: str = ""
     #: Of the whole run; None if neither content nor name has it.
     step: int | None = None
-    #: For VERIFIED what was checked, else "": "directory" (metadata alone), "layout" (all that a format without checksums allows),
+    #: For VERIFIED the checked part, else "": "directory" (metadata alone), "layout" (all that a format without checksums allows),
     #: "structure" (every checksum as well); others: candidates.py.
     level: str = ""
     #: (epoch, step) if content and name have only that.

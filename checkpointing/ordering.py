@@ -1,7 +1,7 @@
 """Says which of two checkpoints is newer: by run, attempt and step, never by the step alone.
 
 A step counts within one lineage. A run from scratch, a roll-back, or a counter that a resume resets saves lower steps later, and the
-training goes on from those:
+training continues from those:
 
     attempt 1 saves 800, 900, 1000 (NaN); the next attempt goes back to 800 and saves 850: the newest is 850
     run A saves 100000; run B begins from scratch in the same place and saves 500: the newest is 500
@@ -45,7 +45,7 @@ class Age(NamedTuple):
 
     @property
     def lineage(self) -> Lineage:
-        """Who wrote it."""
+        """Its writer."""
         return Lineage(-self.began, self.run, -self.attempt)
 
     @property
@@ -148,7 +148,7 @@ def age(  # noqa: PLR0913 -- the parts of a key
 
 
 def saved_order(manifest: Manifest) -> tuple[int, int]:
-    """Return the key that sorts what was saved last to the end, newer or not: a script may step back within an attempt.
+    """Return the key that sorts the last save to the end, newer or not: a script may step back within an attempt.
 
     The time, then the step, because saves within one tick of a clock have one time.
     """

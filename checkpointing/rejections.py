@@ -1,4 +1,4 @@
-"""Which files must not be resumed from. The files themselves stay untouched.
+"""The files that no attempt may resume from. The files themselves stay untouched.
 
 A rejection holds for one identity of one path, so a rewritten file is free again. `add` returns when the rows are durable. Losing them
 costs one more reading of each torn file.
@@ -33,6 +33,8 @@ class Rejection:
     kind: str = "torn"
 
 
+#: By path: the `identity` that is not handed out, `kind` (`torn`, `incomplete`, `dangerous`, `mixed`, `quarantined`), `reason`, and since
+#: when (`t`).
 REJECTED: Final = RowTable("rejected", Rejection, lambda row: row.path)
 
 

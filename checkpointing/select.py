@@ -1,4 +1,4 @@
-"""Chooses what to resume from: the newest checkpoint that is proven whole. What must not be resumed from is rejected on the way.
+"""Chooses the checkpoint to resume from: the newest that is proven whole. Bad ones are rejected on the way.
 
 The order is that of checkpointing/ordering.py: by run, attempt and step. Three things make that more than a sort:
 
@@ -11,7 +11,7 @@ The order is that of checkpointing/ordering.py: by run, attempt and step. Three 
 
 checkpointing/candidates.py says how each is proven.
 
-How long it takes. Nothing is refused for lack of time: what was never verified is read in full, however long that takes, because an older
+How long it takes. Nothing is refused for lack of time: an unverified checkpoint is read in full, however long that takes, because an older
 checkpoint, or none, costs more than the reading. A checkpoint from which no byte comes gives way to the next one
 (checkpointing/io/read_watch.py); `Selection.silent` names it, since it may be whole.
 """
@@ -41,7 +41,7 @@ Why = tuple[tuple[str, str], ...]  # (path, reason) each
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The chosen checkpoint, and what stands against the others, each as (path, reason)."""
+    """The chosen checkpoint, and the faults of the others, each as (path, reason)."""
 
     #: None: none is proven whole.
     chosen: Verification | None
@@ -58,14 +58,14 @@ class Selection:
     rejected: Why = ()
     #: The newest MOST_OLDER behind the chosen one, oldest first, as (path, step or None), unread.
     older: tuple[tuple[str, int | None], ...] = ()
-    #: What matched and is no checkpoint.
+    #: Matches that are no checkpoint.
     foreign: Why = ()
     #: The chosen one lies elsewhere. Of our own copy `chosen.path` is the copy: it can be read there, or put back. Of a mirror's it is the
     #: home, where nothing may be yet: it must be restored first.
     spare: Spare | None = None
     #: Those that are whole, hold NaN, and gave way to an older one.
     not_finite: Why = ()
-    #: What a person should know of the choice.
+    #: Notes for people about the choice.
     notes: tuple[str, ...] = ()
     #: Those that could run code, those of earlier selections included.
     dangerous: Why = ()
@@ -76,8 +76,8 @@ class Selection:
 def newest(listing: Listing, options: SelectionOptions | None = None) -> Selection:
     """Choose the newest whole checkpoint of a listing and of the spares, and reject the torn ones that are newer.
 
-    Reads the candidates from the newest on until one is proven whole; the page cache keeps what it read, because a job reads the chosen one
-    next. Raises nothing about a checkpoint: what stands against each is in the selection.
+    Reads the candidates from the newest on until one is proven whole; the page cache keeps the bytes, because a job reads the chosen one
+    next. Raises nothing about a checkpoint: the fault of each is in the selection.
 
         newest(find("ckpt/*.pt")).chosen
     """
@@ -253,7 +253,7 @@ class _Tally:
         self.notes: list[str] = []
 
     def refuse(self, verification: Verification, *, is_declared: bool) -> None:
-        """Tally one. What is declared to be a checkpoint counts as one, though no format claims it."""
+        """Count one. A file declared to be a checkpoint is treated as one, though no format claims it."""
         why = (verification.path, verification.reason)
         if verification.verdict in REJECTED_FOR:
             self.to_reject.append(((verification.path, verification.identity, verification.reason), REJECTED_FOR[verification.verdict]))

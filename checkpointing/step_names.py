@@ -1,7 +1,7 @@
-"""The step that a file's name gives, by rules that are written down in docs/reference/checkpoint-verdicts.md.
+"""Reads the step in a file's name, by the rules in docs/reference/checkpoint-verdicts.md.
 
 Pure: a path in, a `NamedStep` or None out. A name is weaker evidence than the content: an index, an epoch and a date look like steps
-too, so a bare number is marked as not sure, and everything that has a better reading than "step" is not read as one.
+too, so a bare number is marked as not sure, and a number with a better reading than "step" is no step.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from checkpointing.model import NamedStep
 
 _SUFFIX: Final = re.compile(r"(\.pt|\.pth|\.ckpt)(\.tar)?$", re.IGNORECASE)
 _EXTENSION: Final = re.compile(r"\.[a-z][a-z0-9_]*$", re.IGNORECASE)
-# In the order in which they are believed. Lightning writes epoch=3-step=1200, DeepSpeed global_step1200, Megatron-LM iter_0001200.
+# The most reliable first. Lightning writes epoch=3-step=1200, DeepSpeed global_step1200, Megatron-LM iter_0001200.
 _WORDS: Final = ("global_?steps?", "steps?", "iterations?", "iters?", "it")
 _BEFORE: Final = tuple(re.compile(rf"(?<![a-z]){word}[-_=. ]?(\d{{1,18}})(?![\d.]*\d|[a-z])", re.IGNORECASE) for word in _WORDS)
 _AFTER: Final = tuple(re.compile(rf"(?<![\d.a-z])(\d{{1,18}})[-_ ]?{word}(?![a-z])", re.IGNORECASE) for word in _WORDS)
-# Words whose number is something else, and the number with them.
+# Words whose number is no step, with that number.
 _OTHER: Final = re.compile(
     r"(?<![a-z])(epochs?|ep|e|best|top|loss|acc|lr|bs|rank|shard|part|node|gpu|world(?:[-_]?size)?|tp|pp|dp|mp|v|version|run|seed|fold)"
     r"[-_=. ]?\d+(\.\d+)?",
@@ -43,7 +43,7 @@ _CHOICE: Final = re.compile(r"(best|last|latest|final|newest)([-_]v?\d+)?", re.I
 _BARE: Final = re.compile(r"(?<![a-z0-9])\d+(?![a-z0-9])", re.IGNORECASE)
 _DATE: Final = re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])([0-2]\d|3[01])")
 _TEMPORARY: Final = re.compile("|".join(row.form for row in markers.of(markers.MarkerKind.NAME)))
-ASIDE: Final = ".supervise-aside"  # the directory of what retention/aside.py sets aside
+ASIDE: Final = ".supervise-aside"  # the directory of retention/aside.py
 _MOST_DIGITS: Final = 9  # ten are a time stamp
 
 
@@ -53,7 +53,7 @@ def is_temporary(path: str) -> bool:
 
 
 def is_set_aside(path: str) -> bool:
-    """Return whether a path lies in a directory of what was set aside, or is one: no checkpoint of the job."""
+    """Return whether a path lies in a directory of files set aside, or is one: no checkpoint of the job."""
     return ASIDE in path.split("/")
 
 
@@ -101,7 +101,7 @@ def step_in(path: str) -> NamedStep | None:
     named = _step_in_stem(stem)
     if named is not None:
         return named
-    # a directory's bare number may be anything (a run, a date); only these forms are about the files in it
+    # a directory's bare number may be anything (a run, a date); only these forms name the step of its files
     parent = directory.rpartition("/")[2]
     worded = _worded(parent)
     if worded is not None:
@@ -144,7 +144,7 @@ def _of_the_run(stem: str) -> bool:
 
 
 def _worded(stem: str) -> int | None:
-    """Return the number beside the first of `_WORDS` that has one; the last such number, if the word stands there twice."""
+    """Return the number beside the first of `_WORDS` that has one; the last such number, if the word is there twice."""
     for before, after in zip(_BEFORE, _AFTER, strict=True):
         steps = before.findall(stem) or after.findall(stem)
         if steps:

@@ -36,7 +36,7 @@ def verify(
 ) -> Verification:
     """Return whether a file or directory is a whole checkpoint, and which step it holds.
 
-    Raises nothing about the checkpoint: damage is BAD, what cannot be read UNKNOWN, each with its `reason`. No pickle is executed. What its
+    Raises nothing about the checkpoint: damage is BAD, an unreadable one UNKNOWN, each with its `reason`. No pickle is executed. What its
     framework marks as unfinished (markers.py) is WRITING, and is not read: the mark is no part of its identity.
 
     bulk: False reads directory and metadata only, milliseconds at any size; VERIFIED then has the level "directory": enough for the step,
@@ -63,7 +63,7 @@ def _verify(path: str, reading: ReadOptions, *, bulk: bool, own: bool) -> Verifi
         return _without_content(path, identity_of(path), Verdict.FOREIGN, f"{error.what}, and no format that is known here")
     except OSError as error:
         return _without_content(path, identity_of(path), Verdict.UNKNOWN, _why(error))
-    if path.endswith(_INDEX):  # an index names the files beside it
+    if path.endswith(_INDEX):  # an index names the files next to it
         source.close()
         below = _verify_tree(os.path.dirname(path) or ".", reading, bulk=bulk, own=own)  # noqa: PTH120 -- strings throughout the package
         return replace(below, path=path, identity=Identity.of(source.stat_opened))
@@ -108,12 +108,12 @@ def _verify_tree(path: str, reading: ReadOptions, *, bulk: bool, own: bool) -> V
 
 @dataclass(frozen=True, slots=True)
 class VerifiedPart:
-    """A part of a checkpoint that lies on the disks of several nodes: what is here is whole. absent, leads: as in PartExamination.
+    """A part of a checkpoint that lies on the disks of several nodes: the part here is whole. absent, leads: as in PartExamination.
 
-    `found` is about the files that are here. It never says that there is a whole checkpoint at the path.
+    `present` is about the files that are here. It never says that there is a whole checkpoint at the path.
     """
 
-    found: Verification
+    present: Verification
     absent: tuple[tuple[str, int | None], ...]
     leads: bool
 
@@ -132,7 +132,7 @@ def verify_part(path: str, reading: ReadOptions, *, own: bool = False) -> Verifi
             return None
     except (OSError, Short):
         return None
-    verification = _conclude(path, tree.identity, replace(part.found, files=part.found.files or tree.files), own=own)
+    verification = _conclude(path, tree.identity, replace(part.present, files=part.present.files or tree.files), own=own)
     return VerifiedPart(verification, part.absent, part.leads) if verification.verdict is Verdict.VERIFIED else None
 
 

@@ -1,7 +1,7 @@
-"""Train under `supervise`, kill a rank with kill -9, tear the newest checkpoint, and show what was made of it.
+"""Train under `supervise`, tear the newest checkpoint, kill a rank with kill -9, and show the restart and how long it took.
 
 `make demo` runs this. In: nothing. Out: the job's own output, the incident card, exit code 0 where the training finished and the
-card could be told; 1 with the reason where not. Everything is written below ./demo-run, which the next demo removes.
+card could be shown; 1 with the reason where not. Everything is written below ./demo-run, which the next demo removes.
 """
 
 from __future__ import annotations
@@ -26,10 +26,14 @@ PLACE = Path("demo-run")
 MARK = PLACE / ".made-by-the-demo"
 STATE = PLACE / "state"
 CHECKPOINTS = PLACE / "ckpt"
-DEADLINE_S = 240.0  # on a machine that does nothing else the whole demo takes a quarter of a minute
-LAUNCHER = ["torchrun", "--standalone", "--nproc-per-node=2"]
+DEADLINE_S = 240.0  # on a machine that does nothing else the whole demo takes half a minute
+RANKS = 2
+LAUNCHER = ["torchrun", "--standalone", f"--nproc-per-node={RANKS}"]
 SCRIPT = "examples/train_ddp.py"
-TRAINING = [SCRIPT, "--steps=400", "--save-every=40", "--log-every=40", "--keep=4", f"--ckpt-dir={CHECKPOINTS}"]
+STEPS, SAVE_EVERY = 400, 40
+# the pace gives the standbys time to get ready; a rank that TERM ends at once, as Python does by itself, holds up no restart
+PACE = ["--step-ms=40", "--on-term=end"]
+TRAINING = [SCRIPT, f"--steps={STEPS}", f"--save-every={SAVE_EVERY}", "--log-every=40", "--keep=4", *PACE, f"--ckpt-dir={CHECKPOINTS}"]
 
 
 def say(text: str) -> None:
@@ -51,7 +55,7 @@ def prepare() -> None:
 
 
 def start() -> subprocess.Popen[bytes]:
-    """Start the training under `supervise`, its output going where ours goes."""
+    """Start the training under `supervise`, its output going where this script's goes."""
     supervise = ["supervise", "--job", "demo", "--state-dir", str(STATE)]
     supervise += ["--checkpoints", f"{CHECKPOINTS}/*.pt", "--resume-args", "--resume {resume}"]
     # torchrun would set the first, and say so in four lines; the demo needs no numpy, and torch warns in each rank where there is none
@@ -73,20 +77,20 @@ def status() -> dict[str, Any]:
     answer = ask("status", "--json")
     if answer.returncode != 0 or not answer.stdout.strip():
         return {}
-    found: dict[str, Any] = json.loads(answer.stdout)
-    return found
+    fields: dict[str, Any] = json.loads(answer.stdout)
+    return fields
 
 
-def wait_for(what: str, look: Callable[[], Found | None], job: subprocess.Popen[bytes], deadline: float) -> Found:
+def wait_for(condition: str, look: Callable[[], Found | None], job: subprocess.Popen[bytes], deadline: float) -> Found:
     """Return the first answer of `look` that is not None; end the demo where the job ends or the time is up before."""
     while time.monotonic() < deadline:
-        found = look()
-        if found is not None:
-            return found
+        result = look()
+        if result is not None:
+            return result
         if job.poll() is not None:
-            sys.exit(f"[demo] the job ended with {job.returncode} before {what}")
+            sys.exit(f"[demo] the job ended with {job.returncode} before {condition}")
         time.sleep(0.02)
-    sys.exit(f"[demo] waited {DEADLINE_S:.0f} s in vain for {what}")
+    sys.exit(f"[demo] waited {DEADLINE_S:.0f} s in vain for {condition}")
 
 
 def pid_of_rank_1() -> int | None:
@@ -94,20 +98,51 @@ def pid_of_rank_1() -> int | None:
     return next((int(rank["pid"]) for rank in status().get("ranks", []) if rank["rank"] == 1), None)
 
 
-def newest_checkpoint(*, at_least: int) -> Path | None:
-    """Return the newest checkpoint once there are so many: the demo leaves a good one before it."""
-    found = sorted(CHECKPOINTS.glob("*.pt"))
-    return found[-1] if len(found) >= at_least else None
+def newest_step() -> int:
+    """Return the step of the newest checkpoint; 0 where there is none."""
+    return max((int(path.stem.partition("-")[2]) for path in CHECKPOINTS.glob("step-*.pt")), default=0)
 
 
-def break_it(job: subprocess.Popen[bytes], deadline: float) -> None:
-    """Cut the newest checkpoint in half and kill rank 1, so soon after it was saved that no newer one comes in between."""
+def standbys_ready() -> bool | None:
+    """Return whether a restart would be warm; None while the standbys still get ready and there is time to wait for them."""
+    time.sleep(0.5)  # each look is a process, and they need the same cores
+    if (status().get("standby") or {}).get("ready") == RANKS:
+        return True
+    return False if newest_step() >= STEPS // 2 else None
+
+
+def saved_after(step: int) -> Path | None:
+    """Return the checkpoint that was saved after this step, once it is there."""
+    newest = newest_step()
+    return CHECKPOINTS / f"step-{newest:08d}.pt" if newest > step else None
+
+
+def break_it(job: subprocess.Popen[bytes], deadline: float) -> float:
+    """Cut the newest checkpoint in half and kill rank 1, so soon after it was saved that no newer one comes in between.
+
+    Returns when: Unix seconds.
+    """
     pid = wait_for("rank 1 was known", pid_of_rank_1, job, deadline)
-    wait_for("the second checkpoint was saved", lambda: newest_checkpoint(at_least=2), job, deadline)
-    torn = wait_for("the third checkpoint was saved", lambda: newest_checkpoint(at_least=3), job, deadline)
+    wait_for("a good checkpoint was saved", lambda: saved_after(SAVE_EVERY), job, deadline)
+    if not wait_for("standbys were ready", standbys_ready, job, deadline):
+        say(f"{status()['standby']['text']}: the restart may be a cold one")
+    step = newest_step()
+    torn = wait_for("the next checkpoint was saved", lambda: saved_after(step), job, deadline)
     os.truncate(torn, torn.stat().st_size // 2)
+    killed_t = time.time()
     os.kill(pid, signal.SIGKILL)
     say(f"cut {torn} in half, and killed rank 1 (process {pid}) with SIGKILL")
+    return killed_t
+
+
+def restart(killed_t: float) -> str:
+    """Return how long the restart took, from the kill to the first step of both new ranks: by our clock and the journal's."""
+    ended = status()
+    opened_t, start = ended["last_incident"]["opened"], ended["start"]
+    if start["after"] != "failure":
+        sys.exit("[demo] the journal shows no restart after the failure")
+    seconds, imports_s = opened_t - killed_t + start["total_s"], start["parts"]["import"]
+    return f"from kill -9 to the first step of both new ranks: {seconds:.2f} s, of which {imports_s:.2f} s imports"
 
 
 def main() -> int:
@@ -117,7 +152,7 @@ def main() -> int:
     deadline = began + DEADLINE_S
     job = start()
     try:
-        break_it(job, deadline)
+        killed_t = break_it(job, deadline)
         code = job.wait(timeout=deadline - time.monotonic())
     except subprocess.TimeoutExpired:
         sys.exit("[demo] the training did not finish in time")
@@ -127,6 +162,7 @@ def main() -> int:
             job.wait()
     if code != 0:
         sys.exit(f"[demo] supervise ended with {code}: see {STATE}")
+    say(restart(killed_t))
     say(f"the training finished after {time.monotonic() - began:.0f} s; `supervise why` tells the incident:")
     card = ask("why")
     print(card.stdout.rstrip() or card.stderr.rstrip(), flush=True)

@@ -1,4 +1,4 @@
-"""FSDP2 with checkpoints in shards: killed anywhere, it goes on from the newest whole one, also on another number of GPUs.
+"""FSDP2 with checkpoints in shards: killed anywhere, it continues from the newest whole one, also on another number of GPUs.
 
     supervise -- torchrun --nproc-per-node=2 examples/fsdp2_state.py --steps 1000
 
@@ -46,10 +46,10 @@ def main() -> None:
     torch.manual_seed(rank)  # the data of this rank
 
     start = 0
-    found = load_latest(args.dir, into={**state(model, optimizer), "step": 0})
-    if found is not None:
-        apply(found.state, model, optimizer)
-        start = found.state["step"]
+    checkpoint = load_latest(args.dir, into={**state(model, optimizer), "step": 0})
+    if checkpoint is not None:
+        apply(checkpoint.state, model, optimizer)
+        start = checkpoint.state["step"]
     print(f"rank {rank} pid {os.getpid()} starts at step {start}", flush=True)
 
     for step in range(start + 1, args.steps + 1):

@@ -1,8 +1,8 @@
-"""A training that resumes: atomic saves, a save when it is told to, and a resume that finds the newest whole one.
+"""A training that resumes: atomic saves, a save on request, and a resume that finds the newest whole one.
 
     supervise -- torchrun --nproc-per-node=2 examples/resumable.py --steps 1000
 
-Kill a rank (kill -9), stop the job (SIGTERM to supervise), tear the newest checkpoint: the next attempt goes on where it can. The script
+Kill a rank (kill -9), stop the job (SIGTERM to supervise), tear the newest checkpoint: the next attempt continues where it can. The script
 also runs without supervise, under torchrun or by itself; then nobody tells it to save, and the rest works all the same.
 """
 
@@ -37,14 +37,14 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     start = 0
 
-    found = load_latest(args.dir)
-    if found is not None:
-        model.load_state_dict(found.state["model"])
-        optimizer.load_state_dict(found.state["optimizer"])
-        start = found.state["step"]
-        for path, why in found.passed_over:
+    checkpoint = load_latest(args.dir)
+    if checkpoint is not None:
+        model.load_state_dict(checkpoint.state["model"])
+        optimizer.load_state_dict(checkpoint.state["optimizer"])
+        start = checkpoint.state["step"]
+        for path, why in checkpoint.passed_over:
             print(f"rank {rank} passed over {path}: {why}", flush=True)
-    origin = "scratch" if found is None else Path(found.path).name
+    origin = "scratch" if checkpoint is None else Path(checkpoint.path).name
     print(f"rank {rank} pid {os.getpid()} starts at step {start} from {origin}", flush=True)
 
     parallel = nn.parallel.DistributedDataParallel(model) if dist.is_initialized() else model

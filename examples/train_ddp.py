@@ -68,6 +68,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--keep", type=int, default=3, help="checkpoints to keep")
     parser.add_argument("--log-every", type=int, default=10)
     parser.add_argument("--step-ms", type=float, default=0, help="the least time of a step, so that a person can watch so small a model")
+    parser.add_argument(
+        "--on-term", choices=("save", "end"), default="save", help="save: a checkpoint of the last step first; end: at once"
+    )
     parser.add_argument("--resume", type=Path, help="checkpoint to go on from")
     return parser.parse_args()
 
@@ -225,8 +228,8 @@ def step_of(path: Path) -> int:
 
 def prune(directory: Path, newest: int, keep: int) -> None:
     """Remove our own older checkpoints, all but the last `keep` up to step `newest`."""
-    ours = sorted((path for path in directory.glob("step-*.pt") if step_of(path) <= newest), key=step_of)
-    for path in ours[: -max(keep, 1)]:
+    own_files = sorted((path for path in directory.glob("step-*.pt") if step_of(path) <= newest), key=step_of)
+    for path in own_files[: -max(keep, 1)]:
         path.unlink(missing_ok=True)
 
 
@@ -350,7 +353,8 @@ def train(args: argparse.Namespace, device: torch.device) -> bool:
     if args.resume:
         training.load(args.resume, device)
     term_seen: list[int] = []
-    signal.signal(signal.SIGTERM, lambda signum, _frame: term_seen.append(signum))
+    if args.on_term == "save":
+        signal.signal(signal.SIGTERM, lambda signum, _frame: term_seen.append(signum))
     batches = iter(loader_from(training.position, args, corpus))
     origin = f"resumed from {args.resume}" if args.resume else "started"
     say(f"{origin} at step {training.step}: {dist.get_world_size()} ranks on {device.type}")

@@ -3,8 +3,8 @@ r"""A DDP training on unequal GPUs: each rank takes its share of the global batc
     supervise --knob batch_size:8=env:SUPERVISE_JOB_BATCH_SIZE --knob grad_accum:planned:48=plan:2.5,1 \
         -- torchrun --nproc-per-node=2 examples/uneven_ddp.py
 
-Kill a rank: the next attempt goes on at the same sample. The weights are those that one process has with the whole batch, which is what the
-script does when it is run by itself.
+Kill a rank: the next attempt continues at the same sample. The weights are those that one process has with the whole batch, which is what
+the script does when it is run by itself.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def main() -> None:
     parallel, optimizer = DistributedDataParallel(model), torch.optim.SGD(model.parameters(), lr=0.05)
     plan = worker.batch_plan() or even_share()
     sampler, step = UnevenSampler(len(data), plan, seed=1), 0
-    if (found := load_latest(args.dir)) is not None:
-        model.load_state_dict(found.state["model"])
-        sampler.load_state_dict(found.state["sampler"])
-        step = found.state["step"]
+    if (checkpoint := load_latest(args.dir)) is not None:
+        model.load_state_dict(checkpoint.state["model"])
+        sampler.load_state_dict(checkpoint.state["sampler"])
+        step = checkpoint.state["step"]
     shares = f"{plan.accumulation} x {plan.micro_batch} samples"
     print(f"rank {dist.get_rank()} pid {os.getpid()} starts at step {step} with {shares}", flush=True)
 

@@ -1,4 +1,4 @@
-"""What is wrong with this node: its GPUs, system, disks and network, and what repairs it. Usable without the supervisor.
+"""The faults of this node: its GPUs, system, disks and network, and their repair. Usable without the supervisor.
 
     from health import Ask, examine
 

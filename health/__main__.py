@@ -1,4 +1,4 @@
-"""`python -m health`: what is wrong with this node, or with the one whose kernel log was saved."""
+"""`python -m health`: the faults of this node, or of the one whose kernel log was saved."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ USAGE: Final = 64
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return the exit code: 0, 69 where something is FAILED (of a log: critical), 64 for what cannot be read."""
-    parser = argparse.ArgumentParser(prog="python -m health", description="Examine this node, and print what is wrong and what repairs it.")
+    parser = argparse.ArgumentParser(prog="python -m health", description="Examine this node, and print its faults and their repair.")
     parser.add_argument("--json", action="store_true", dest="as_json", help="as JSON: with --kernel-log one object for each finding")
-    parser.add_argument("--all", action="store_true", dest="in_full", help="also what is well")
+    parser.add_argument("--all", action="store_true", dest="in_full", help="good results, too")
     parser.add_argument("--watch", type=_seconds, metavar="S", dest="watch_s", help="examine again every S seconds")
     parser.add_argument("--kernel-log", metavar="FILE", help="judge a saved kernel log instead of this node; - for standard input")
     options = parser.parse_args(arguments)

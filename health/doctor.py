@@ -1,6 +1,6 @@
 """Examines this node, once or repeatedly with the first time as baseline.
 
-It needs no GPU, no root and no network. It lists what it could not read, and changes nothing on the node.
+It needs no GPU, no root and no network. It lists unread sources, and changes nothing on the node.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 VERSION: Final = 1
 UNFIT: Final = 69
-#: What fails here is no fault of the node: another job of the next minute may find it well. A prolog must not drain the node for it.
+#: Checks whose failure is no fault of the node: another job of the next minute may find it well. A prolog must not drain the node for it.
 OF_A_JOB: Final = frozenset({"net_ports"})
 _DEFAULT: Final = Thresholds()
 _ASK: Final = Ask()
@@ -34,7 +34,7 @@ _ASK: Final = Ask()
 class Diagnosis:
     """The result of one examination of a node: `results`, worst first.
 
-    unseen: what could not be read, and why. seconds: how long it took. t: when it ended, wall seconds. readings: what was judged.
+    unseen: the unread sources, and why. seconds: how long it took. t: when it ended, wall seconds. readings: the judged ones.
     """
 
     results: tuple[CheckResult, ...]
@@ -118,7 +118,7 @@ class Doctor:
 
 
 def examine(ask: Ask = _ASK, *, limits: Thresholds = _DEFAULT) -> Diagnosis:
-    """Return what is wrong with this node now. Probes run in processes of their own, each under a deadline; none outlives the call.
+    """Return the faults of this node now. Probes run in processes of their own, each under a deadline; none outlives the call.
 
     ask: paths, hosts and ports of a job; without it the node alone is examined. limits: other thresholds.
     """

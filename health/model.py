@@ -49,7 +49,7 @@ WORST_FIRST: Final = (Result.FAILED, Result.DEGRADED, Result.UNKNOWN, Result.OK,
 
 
 class Repair(StrEnum):
-    """What a person or a fleet should do, in the words for people. RESTART_JOB is done by the supervisor; CONFIGURE is a setting."""
+    """The repair by a person or a fleet, in the words for people. RESTART_JOB is done by the supervisor; CONFIGURE is a setting."""
 
     NONE = "none"
     RESTART_JOB = "restart_job"
@@ -152,7 +152,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What one check found about one subject.
+    """The finding of one check about one subject.
 
     reason: a sentence without a final dot. evidence: the values that prove it. command: repairs it, as it is typed, or says how; "" where
     none does. look: commands that change nothing and show more. blocks: no attempt should start while this holds. event: the name of an
@@ -196,12 +196,12 @@ class Check:
     """
 
     name: str
-    #: The kind of its subjects: what stands before the colon of their names.
+    #: The kind of its subjects: the word before the colon of their names.
     subject: str
     #: The probes whose readings it judges.
     needs: tuple[str, ...]
     function: Judge
-    #: For docs/guides/health.md: what it reads, and where it answers DEGRADED and FAILED.
+    #: For docs/guides/health.md: its readings, and where it answers DEGRADED and FAILED.
     reads: str
     degraded: str = ""
     failed: str = ""
@@ -258,7 +258,7 @@ class Readings:
         return self._by_name.get(name, {}).get(subject)
 
     def number(self, name: str, subject: str = HOST) -> float | None:
-        """Return a number (bool counts as 0 or 1), None where there is none."""
+        """Return a number (bool is treated as 0 or 1), None where there is none."""
         value = self.value(name, subject)
         return value if isinstance(value, int | float) else None
 
@@ -315,7 +315,7 @@ def reading_from(row: Json) -> Reading:
 
 
 def delta(now: Readings, before: Readings | None, name: str, subject: str) -> float | None:
-    """Return by how much a counter grew since the baseline; None where either is missing, what it is now where it began anew."""
+    """Return by how much a counter grew since the baseline; None where either is missing, its present value where it began anew."""
     if before is None:
         return None
     new, old = now.number(name, subject), before.number(name, subject)

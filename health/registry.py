@@ -1,4 +1,4 @@
-"""Which probes there are, and which modules hold checks. Both tables are literal, so that they can be read and searched."""
+"""The probes, and the modules of checks. Both tables are literal, so that they can be read and searched."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ProbeRow:
-    """One probe. deadline_s: after which it hangs. fast: part of what is read before an attempt. sampled: read while a job runs."""
+    """One probe. deadline_s: after which it hangs. fast: part of the reads before an attempt. sampled: read while a job runs."""
 
     module: str
     deadline_s: float = 5.0
@@ -71,7 +71,7 @@ class ProbeSession(Protocol):
     """A probe that keeps something open between two reads."""
 
     def read(self, ask: Ask) -> Iterator[Reading]:
-        """Yield what is read now."""
+        """Yield the present readings."""
 
     def close(self) -> None:
         """Close it."""
@@ -81,7 +81,7 @@ class Probe(Protocol):
     """A probe's module. It may have `session() -> ProbeSession` too."""
 
     def read(self, ask: Ask) -> Iterator[Reading]:
-        """Yield what is read."""
+        """Yield the readings."""
 
 
 @cache

@@ -55,7 +55,7 @@ def _dump(diagnosis: Diagnosis, out: TextIO) -> None:
 
 
 def show(diagnosis: Diagnosis, out: TextIO, *, in_full: bool = False) -> None:
-    """Print a diagnosis for people. in_full: what is well, too. Raises OSError of `out`."""
+    """Print a diagnosis for people. in_full: good results, too. Raises OSError of `out`."""
     from rich.console import Console  # noqa: PLC0415  heavy, and for people only
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
@@ -121,7 +121,7 @@ def _summary(diagnosis: Diagnosis, *, in_full: bool) -> Iterable[str]:
 def _verdict(diagnosis: Diagnosis, counts: Counter[Result]) -> str:
     if diagnosis.exit_code:
         blocks = "; no job starts here before" if any(result.blocks for result in diagnosis.results) else ""
-        return f"this node is not fit for a job until what is FAILED is repaired{blocks}"
+        return f"this node is not fit for a job until each FAILED check is repaired{blocks}"
     but = [result.reason for result in diagnosis.results if result.result is Result.FAILED]  # of a job: else the exit code would be another
     but += [f"{counts[Result.DEGRADED]} degraded: look at it at the next occasion"] * bool(counts[Result.DEGRADED])
     but += [f"{counts[Result.UNKNOWN]} could not be judged"] * bool(counts[Result.UNKNOWN])

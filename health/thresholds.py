@@ -45,7 +45,7 @@ class Thresholds:
     throttled_share: float = 0.05
     #: Streaming clocks under load, as a share of what the GPU can do, below which a GPU is named when its siblings are above.
     clock_share_under_load: float = 0.75
-    #: Utilisation in percent from which a GPU counts as under load: links and clocks are lowered when it idles.
+    #: Utilisation in percent from which a GPU is treated as under load: links and clocks are lowered when it idles.
     load_percent: float = 50.0
     #: Enforced power limit as a share of the default.
     power_cap_share: float = 0.98
@@ -82,7 +82,7 @@ class Thresholds:
     #: And that are worth a word while a job runs: what writes a checkpoint may wait for seconds.
     stuck_reported_s: float = 20.0
     #: Seconds that the clock may be off: logs of nodes are merged by it, and tokens of object stores expire (S3 refuses at 900).
-    #: What systemd-timesyncd's longest interval makes of a good clock: 2048 s at the kernel's 500 ppm is 1.02 s of possible error.
+    #: The error of a good clock at systemd-timesyncd's longest interval: 2048 s at the kernel's 500 ppm is 1.02 s of possible error.
     clock_error_s: float = 2.0
     clock_error_failed_s: float = 300.0
     #: Share of periods in which a cgroup was held back for its CPU quota.
@@ -127,7 +127,7 @@ class Thresholds:
 
 
 def thresholds(words: Iterable[str]) -> Thresholds:
-    """Return the thresholds with those of `words`, NAME=VALUE, in place of ours. Raises ValueError naming what is wrong."""
+    """Return the thresholds with those of `words`, NAME=VALUE, in place of the defaults. Raises ValueError naming the fault."""
     types = {field.name: float if field.type == "float" else int for field in fields(Thresholds)}
     chosen: dict[str, float] = {}
     for word in words:

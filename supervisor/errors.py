@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-#: For the hints of what needs torch: which build of it fits is no choice of ours, and the default one brings gigabytes of CUDA libraries.
+#: For commands that need torch: supervise cannot choose the right build, and the default one brings gigabytes of CUDA libraries.
 TORCH_BUILDS: Final = "https://pytorch.org/get-started/locally has the build for this machine"
 
 
@@ -35,7 +35,7 @@ class ExitCode(IntEnum):
 
     DONE = (
         0,
-        "the command ended with 0, even if a side service of ours failed, or it hid the failure of a rank, which the last line names then",
+        "the command ended with 0, even if a side service failed, or it hid the failure of a rank, which the last line names then",
         "nothing; after a hidden failure `supervise why`",
     )
     USAGE = (
@@ -91,7 +91,7 @@ class ExitCode(IntEnum):
 
 
 class SuperviseError(Exception):
-    """What failed, and the command that helps.
+    """An error for people: the failure, and the command that helps.
 
     message: "what failed: subject: cause", lower case. hint: an imperative sentence naming the command or setting.
     """

@@ -1,4 +1,4 @@
-"""Which release this is: the only place that says it; the build reads it from here."""
+"""The version of this release, in this one place; the build reads it from here."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@
     if worker.save_requested(): ...     the job will be stopped; this node's ranks may save, without an agreement on the step
     with worker.phase("eval"): ...      report what the script does, so that a long one is not called a hang; at_most_s=900 sets its limit
     if not worker.agree(ok): ...        once per step: a batch is bad on some rank, so that every rank leaves it out
-    worker.barrier("data", 600)         wait for all ranks; who does not come is named, with the line where it stands
+    worker.barrier("data", 600)         wait for all ranks; an absent rank is named, with the line where it is
     worker.batch_plan()                 this rank's share of the global batch on unequal GPUs, or None
     worker.saved()                      report that the checkpoint is complete, if torch did not write it
     worker.resume_from()                the verified checkpoint to start from, or None
@@ -43,7 +43,7 @@ def heartbeat(step: int, total: int | None = None) -> None:
     """Report the absolute training step: the one that a resume continues from.
 
     From then on this number, not the optimizer's, is the rank's step. total: the step with which the training ends, if it is known: for
-    `supervise status`, and so that what stands or dies behind it is named as that, and trains nothing again.
+    `supervise status`, and so that a rank that hangs or dies behind it is named as that, and trains nothing again.
     """
     instrument = _instrument()
     if instrument is not None:
@@ -53,7 +53,7 @@ def heartbeat(step: int, total: int | None = None) -> None:
 def report(*, loss: float | None = None, step: int | None = None) -> None:
     """Report the loss of a training step as a number (`loss.item()`), and the absolute step as `heartbeat` does.
 
-    The loss rules (docs/explanation/loss-and-pace.md) judge it instead of what the log prints. What is no number has no effect.
+    The loss rules (docs/explanation/loss-and-pace.md) judge it instead of the log's lines. NaN has no effect.
     """
     instrument = _instrument()
     if instrument is not None:
@@ -102,7 +102,7 @@ def agree(ok: bool, reason: str = "") -> bool:  # noqa: FBT001  as in `if not ag
 
 
 def barrier(name: str, timeout_s: float = 1800.0) -> None:
-    """Wait until every rank is at the barrier of this name. Raises TimeoutError that names who is missing, and where those stand.
+    """Wait until every rank is at the barrier of this name. Raises TimeoutError that names the missing ranks, and where they are.
 
     It goes through the store of torch's process group: no GPU, no collective. Outside torch.distributed it returns at once.
     """

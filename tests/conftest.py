@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -49,6 +50,8 @@ _PATIENCE = 6.0
 #: A slow test that may take longer than this runs in any worker; the other tests of a file share one, and so their fixtures.
 _APART_S = 1800.0
 
+_POPEN_EXIT = subprocess.Popen.__exit__
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Take `--figures`, `--eager-hangs`, `--standbys` and `--shard`."""
@@ -60,8 +63,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shard", metavar="I/N", default="1/1", help="run the files of the I-th of N parts")
 
 
+def _end_of_a_with(process: subprocess.Popen[Any], kind: type[BaseException] | None, *raised: Any) -> None:  # noqa: ANN401  as Popen's own
+    """Kill the process where the test has failed: Popen awaits its end, and a program that waits for the test never ends."""
+    if kind is not None:
+        process.kill()
+    _POPEN_EXIT(process, kind, *raised)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """In each process that runs tests, before the first."""
+    subprocess.Popen.__exit__ = _end_of_a_with  # type: ignore[method-assign]
     for name in ("COLUMNS", "LINES"):  # xdist gives them to its workers: pages are laid out as for a pipe
         os.environ.pop(name, None)
     Figures.asserted = config.getoption("--figures")
@@ -143,6 +154,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item.path in mine]
     if hasattr(config, "workerinput"):  # one process alone keeps the order of the command line
         items.sort(key=lambda item: (-weights[item.path], item.path))
+
+
+@pytest.fixture(scope="session")
+def for_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a directory that all workers of this run know; it is next to their own."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture

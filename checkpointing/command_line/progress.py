@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 _DELAY_S: Final = 1.0
 _LINE_EVERY_S: Final = 30.0
 _FRAME_S: Final = 0.1
-#: The rate is that of so many seconds; after so many without a report their number stands in its place.
+#: The rate is that of so many seconds; after so many without a report their number is in its place.
 _RATE_OF_S: Final = 30.0
 _SILENT_S: Final = 10.0
-#: A terminal of fewer columns gets no bar, and of the amounts what is left alone.
+#: A terminal of fewer columns gets no bar, and of the amounts only the rest.
 _WIDE: Final = 80
 
 _shown: list[ProgressBar] = []
@@ -35,7 +35,7 @@ _shown: list[ProgressBar] = []
 
 @contextlib.contextmanager
 def room() -> Iterator[None]:
-    """Take away what is drawn on the terminal while a line is printed there; it comes again below that line."""
+    """Take the drawing off the terminal while a line is printed there; it comes again below that line."""
     with contextlib.ExitStack() as stack:
         for progress in tuple(_shown):
             stack.enter_context(progress.hidden())
@@ -60,7 +60,7 @@ class ProgressBar:
     thread, since they are forked; a report then prints the line that is due.
     """
 
-    def __init__(  # noqa: PLR0913 -- what is done, and how it is shown
+    def __init__(  # noqa: PLR0913 -- the work, and how it is shown
         self,
         name: str = "",
         total: float | None = None,
@@ -98,7 +98,7 @@ class ProgressBar:
         self._clear()
         _shown.remove(self)
 
-    # what is reported
+    # the reports
 
     def begin(self, name: str, total: float | None = None, unit: str = BYTES, *, done: float = 0.0) -> None:
         """Go on with another thing, of which so much is done; "" is nothing to show."""
@@ -112,7 +112,7 @@ class ProgressBar:
         self._look()
 
     def at(self, name: str, done: float, total: float | None = None, unit: str = BYTES) -> None:
-        """Set what is being done, and how much of it is."""
+        """Set the present work, and its amount."""
         if name == self._name:
             self.set(done, total)
         else:
@@ -126,14 +126,14 @@ class ProgressBar:
         self._look()
 
     def advance(self, count: float = 1) -> None:
-        """Count more as done. What is read twice does not lead beyond the end."""
+        """Count more as done. A part that is read twice does not lead beyond the end."""
         with self._lock:
             done = self._done + count
             self._done = done if self._total is None else min(done, self._total)
             self._reported = time.monotonic()
         self._look()
 
-    # what is shown
+    # the drawing
 
     @contextlib.contextmanager
     def hidden(self) -> Iterator[None]:
@@ -174,7 +174,7 @@ class ProgressBar:
         is_silent = unit != SECONDS and silent_s >= _SILENT_S
         rate = 0.0 if is_silent or now - begun < _DELAY_S else (done - before) / (now - begun)
         if is_narrow and total and unit != SECONDS:
-            text = ", ".join(part for part in (f"{done / total:.0%}", left_text(done, total, rate)) if part)
+            text = ", ".join(amount for amount in (f"{done / total:.0%}", left_text(done, total, rate)) if amount)
         else:
             text = progress_text(done, total, 0.0 if is_narrow else rate, unit)
         return f"{text}, nothing for {span_text(silent_s)}" if is_silent else text
@@ -190,7 +190,7 @@ class ProgressBar:
                 amounts = self._amounts(now, is_narrow=display.console.width < _WIDE)
                 display.update(task, description=name, completed=self._done, total=self._total or None, amounts=amounts)
                 display.refresh()
-            except (OSError, ValueError):  # nobody sees it any more: the work goes on
+            except (OSError, ValueError):  # nobody sees it any more: the work continues
                 self._is_on, self._display = False, None
 
     def _clear(self) -> None:
@@ -224,5 +224,5 @@ def _new_display() -> Display:
     )
     display.add_task("", total=None, amounts="")
     display.start()
-    console.show_cursor(True)  # noqa: FBT003  who is killed here leaves the terminal as it was
+    console.show_cursor(True)  # noqa: FBT003  a process that is killed here leaves the terminal as it was
     return display

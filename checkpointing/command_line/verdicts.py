@@ -105,7 +105,7 @@ def _passed_over(
 def _known(cache: Cache, path: str, identity: Identity | None, why: str, reading: ReadOptions) -> Verification:
     """Return the verdict of `verify` on a checkpoint that was passed over, with the reason first; read now, if it was not."""
     verification = None if identity is None else cache.get(path, identity)
-    if verification is None and identity is None:  # a copy, or what is gone: the recorded reason is all that is known
+    if verification is None and identity is None:  # a copy, or a checkpoint that is gone: only the recorded reason is known
         return Verification(path, Identity(0, 0, 0, 0), Verdict.BAD, why, reasons=(why,))
     verification = examine.judged(path, reading) if verification is None else examine.concluded(verification)
     return verification if verification.verdict is not Verdict.VERIFIED else replace(verification, reasons=(why,))

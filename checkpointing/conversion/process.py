@@ -43,7 +43,7 @@ def _bound_memory(largest_bytes: int | None) -> None:
 
 
 def _failure(error: Exception) -> tuple[str, str] | None:  # noqa: PLR0911 -- each is another answer
-    """Return message and hint for what a person can mend; None for an error of ours."""
+    """Return message and hint for a fault that a person can mend; None for a program error."""
     match error:
         case CheckpointingError():
             return error.message, error.hint

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from checkpointing.conversion.trees import SourceCheckpoint, Tree
 
-    #: Gives a tensor by its name, and takes note of what it held.
+    #: Gives a tensor by its name, and takes note of its content.
     Read: TypeAlias = Callable[[str, LazyTensor], torch.Tensor]
 
 #: transformers' own default: huggingface.co takes no larger files gladly.
@@ -42,12 +42,12 @@ SHARD_BYTES: Final = 5_000_000_000
 _ALIGNMENT: Final = 64  # as torch.save lays out its records, so that a mapped tensor is aligned
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 _RESERVED: Final = "__metadata__"  # what a header has beside the tensors
-_LARGE_BYTES: Final = 1 << 31  # from here on a record has 64-bit sizes, for which zipfile must be told beforehand
+_LARGE_BYTES: Final = 1 << 31  # from here on a record has 64-bit sizes, which zipfile must know beforehand
 
 
 @dataclass(frozen=True, slots=True)
 class _Storage:
-    """Stands for a tensor's storage in a pickle: torch reads the record `key` there."""
+    """Replaces a tensor's storage in a pickle: torch reads the record `key` there."""
 
     kind: Any
     key: str
@@ -149,7 +149,7 @@ class _Planner(DefaultSavePlanner):
         self._tensors, self._read = tensors_of(tree), read
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """Return what is to be written of an item."""
+        """Return the part of an item to write."""
         if write_item.type is WriteItemType.BYTE_IO:
             return cast("io.BytesIO", super().resolve_data(write_item))
         name = write_item.index.fqn

@@ -1,6 +1,6 @@
 """A checkpoint as it is converted: nested dictionaries and lists, with tensors that are read only when they are written.
 
-Everything that is done to names stands here: which prefixes a wrapper put before them, which part of a checkpoint is the model's, and what
+Everything that is done to names is here: which prefixes a wrapper put before them, which part of a checkpoint is the model's, and what
 a tensor is called where a format knows no nesting (`layers.0.weight`, as torch.distributed.checkpoint joins them).
 """
 
@@ -75,7 +75,7 @@ class SourceCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class TensorRow:
-    """What must be the same before and after: type, shape, and the CRC-64/NVME of the numbers."""
+    """The facts that a conversion must keep: type, shape, and the CRC-64/NVME of the numbers."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -141,7 +141,7 @@ def rebuilt(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Mapping[Any, A
 
 
 def placed(tree: Tree, path: Path, leaf: Any) -> None:  # noqa: ANN401 -- any leaf
-    """Put a leaf into a tree of dictionaries and lists; a number in the path stands for a place in a list."""
+    """Put a leaf into a tree of dictionaries and lists; a number in the path means a place in a list."""
     for key, following in pairwise(path):
         beneath: Tree = [] if isinstance(following, int) else {}
         if isinstance(tree, list):
@@ -158,7 +158,7 @@ def placed(tree: Tree, path: Path, leaf: Any) -> None:  # noqa: ANN401 -- any le
 def without_prefixes(tree: Tree) -> tuple[Tree, int]:
     """Return a tree without the prefixes of wrappers in its keys, and how many keys had one.
 
-    `module.` is DDP's where every key beside it has it. Raises CheckpointingError where two keys become the same.
+    `module.` is DDP's where every neighbour key has it. Raises CheckpointingError where two keys become the same.
     """
     n_changed = 0
 
@@ -185,11 +185,11 @@ def without_prefixes(tree: Tree) -> tuple[Tree, int]:
 def _unwrapped(key: Hashable) -> Any:  # noqa: ANN401 -- a key of any type stays as it is
     if not isinstance(key, str):
         return key
-    return ".".join(part for part in key.split(".") if part not in _WRAPPERS) or key
+    return ".".join(name for name in key.split(".") if name not in _WRAPPERS) or key
 
 
 def weights_of(tree: Tree) -> tuple[Path, list[Path]]:
-    """Return the path of the model's weights in a tree, () for all of it, and the paths of what is beside or in it and no weight."""
+    """Return the path of the model's weights in a tree, () for all of it, and the paths of the other entries beside or in it."""
     path: Path = ()
     while isinstance(tree, Mapping):
         holder = next((key for key in _HOLDERS if isinstance(tree.get(key), Mapping) and _has_tensors(tree[key])), None)

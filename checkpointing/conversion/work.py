@@ -84,7 +84,7 @@ class Conversion:
         return whole
 
     def _verify(self, content: _Content, written: dict[str, LazyTensor]) -> None:
-        """Compare what is on the disk. Raises CheckpointingError for a difference."""
+        """Compare the written files. Raises CheckpointingError for a difference."""
         differing = sorted(content.tensors.keys() ^ written.keys())
         for name, tensor in written.items():
             if differing:
@@ -94,7 +94,7 @@ class Conversion:
             self._advance(tensor.n_bytes)
         if differing:
             raise CheckpointingError(
-                f"what was written is not what was read: {', '.join(differing[:4])}",
+                f"the written checkpoint differs from its source: {', '.join(differing[:4])}",
                 hint="look at the disk and its kernel log (`supervise doctor`); the target was removed",
             )
 
@@ -181,7 +181,7 @@ def _require_room(directory: str, n_bytes: int) -> None:
 
 
 def _forget(path: str) -> None:
-    """Make what was written durable, and drop it from the page cache: what is verified then comes from the disk. Raises OSError."""
+    """Make the written files durable, and drop them from the page cache: the verification then reads the disk. Raises OSError."""
     places = [(path, [], [os.path.basename(path)])] if not os.path.isdir(path) else list(os.walk(path))  # noqa: PTH112, PTH119 -- strings throughout
     for base, _, names in places:
         directory = base if os.path.isdir(base) else os.path.dirname(base)  # noqa: PTH112, PTH120 -- as above

@@ -85,7 +85,7 @@ def look(kind: str, pieces: Iterable[bytes | memoryview], tensor: str = "") -> N
 
 
 class NumericsScan:
-    """Looks at one tensor, fed piece by piece; `found` then says what is in it. `kind` is one that `kind_of` gave."""
+    """Looks at one tensor, fed piece by piece; `found` then has its findings. `kind` is one that `kind_of` gave."""
 
     def __init__(self, kind: str) -> None:
         """Begin with nothing seen."""
@@ -98,7 +98,7 @@ class NumericsScan:
         self._finite: set[float] | None = set()  # its finite values, as long as it may be a mask
 
     def found(self, tensor: str) -> NonFinite | None:
-        """Return what is not finite in the tensor of that name; None for nothing."""
+        """Return the values that are not finite in the tensor of that name; None without one."""
         if self._nan is not None:
             return NonFinite(tensor, "NaN", self._nan)
         if self._inf is not None and (self._finite is None or not (len(self._finite) <= 1 or self._finite <= _MASK)):
@@ -164,7 +164,7 @@ class NumericsScan:
         return wide.view({"d": "<f8", "f": "<f4", "e": "<f2"}[code])
 
     def _note(self, numbers: Any) -> None:  # noqa: ANN401 -- as above
-        """Keep the finite values as long as they may be a mask's. A weight tells by its first elements that it is none."""
+        """Keep the finite values as long as they may be a mask's. The first elements of a weight show that it is no mask."""
         finite = self._finite
         if finite is None or not len(numbers):
             return

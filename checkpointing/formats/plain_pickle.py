@@ -23,7 +23,7 @@ _MOST_BYTES: Final = 64 << 20
 
 
 def claims(head: bytes, tail: bytes, suffix: str) -> bool:  # noqa: ARG001 -- the interface of every format
-    """Claim what is named like a checkpoint and begins as a pickle does.
+    """Claim a file with the name of a checkpoint that begins as a pickle does.
 
     A text pickle (protocol 0 or 1) is recognised by its first letter alone.
     """

@@ -41,7 +41,7 @@ _BITS: Final = {
 }
 
 
-class HeaderDamaged(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
+class HeaderDamaged(Exception):  # noqa: N818 -- a fact about the file, not a program error
     """The file contradicts itself; the text says how."""
 
 
@@ -125,7 +125,7 @@ def _parse(raw: bytes) -> dict[str, Any]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
-        twice = "a name stands there twice"
+        twice = "a name is there twice"
         raise ValueError(twice)
     return table
 

@@ -36,11 +36,11 @@ _TEXT_OPCODES: Final = frozenset(("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8
 _COUNT: Final = struct.Struct("<q")
 
 
-class _Torn(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
+class _Torn(Exception):  # noqa: N818 -- a fact about the file, not a program error
     """The file's parts contradict each other, or it ends early."""
 
 
-class _Unread(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
+class _Unread(Exception):  # noqa: N818 -- a fact about the file, not a program error
     """More than we are willing to read."""
 
 
@@ -50,7 +50,7 @@ def claims(head: bytes, tail: bytes, suffix: str) -> bool:  # noqa: ARG001 -- th
 
 
 def examine(source: FileReader, suffix: str, *, bulk: bool) -> Examination:  # noqa: ARG001, PLR0911 -- the interface of every format; each is another answer
-    """Compare the layout with the file's length, and with `bulk` look for numbers that are none. Raises OSError, Interrupted."""
+    """Compare the layout with the file's length, and with `bulk` look for NaN and infinity. Raises OSError, Interrupted."""
     at, scans = 0, []
     try:
         for _ in range(4):
@@ -80,7 +80,7 @@ def examine(source: FileReader, suffix: str, *, bulk: bool) -> Examination:  # n
 
 
 def _scan_at(source: FileReader, at: int) -> PickleScan:
-    """Scan the pickle at an offset. Raises NotAPickle where it is none even with all that follows."""
+    """Scan the pickle at an offset. Raises NotAPickle where there is no pickle even with all later bytes."""
     for window in _WINDOWS:
         length = min(window, source.size - at)
         try:

@@ -1,4 +1,4 @@
-"""What torch's two file formats share: an object's pickle that refers to storages, and the numbers in these."""
+"""The common part of torch's two file formats: an object's pickle that refers to storages, and the numbers in these."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _COUNTS: Final = {
     "torch DoubleStorage": struct.Struct("<d"),
 }
 _MEMBER_SUFFIXES: Final = tuple(suffix.encode() for suffix in TORCH_SUFFIXES)
-#: What torch.save writes before the objects, and at the end of the file.
+#: Records that torch.save writes before the objects, and at the end of the file.
 _BESIDE_OBJECTS: Final = frozenset(
     (b"version", b"byteorder", b".format_version", b".storage_alignment", b".data/version", b".data/serialization_id")
 )
@@ -142,12 +142,12 @@ def _members(source: FileReader, records: dict[bytes, ZipRecord]) -> dict[bytes,
         if b"/" not in name and name.endswith(_MEMBER_SUFFIXES) and record.method == zip_layout.STORED
     )
     parts = {zip_record.name: source.window(zip_record.data, zip_record.packed_bytes) for zip_record in named}
-    return {name: part for name, part in parts.items() if _begins_as_torch(part)}
+    return {name: member for name, member in parts.items() if _begins_as_torch(member)}
 
 
 def _examine_members(source: FileReader, records: dict[bytes, ZipRecord], members: dict[bytes, FileReader], *, bulk: bool) -> Examination:
     """Examine each member as the file that it is, and with `bulk` the other records' CRCs. The worst decides."""
-    examinations = {name: examine(part, TORCH_SUFFIXES[0], bulk=bulk) for name, part in members.items()}
+    examinations = {name: examine(member, TORCH_SUFFIXES[0], bulk=bulk) for name, member in members.items()}
     try:
         for record in records.values() if bulk else ():
             if record.name not in members:
@@ -155,15 +155,15 @@ def _examine_members(source: FileReader, records: dict[bytes, ZipRecord], member
     except zip_layout.ZipDamaged as error:
         return Examination(Verdict.BAD, str(error))
     for verdict in (Verdict.BAD, Verdict.DANGEROUS, Verdict.UNVERIFIABLE, Verdict.FOREIGN):
-        for name, part in examinations.items():
-            if part.verdict is verdict:
-                return replace(part, reason=f"{zip_layout.show(name)}: {part.reason}", place=NOWHERE)
+        for name, member in examinations.items():
+            if member.verdict is verdict:
+                return replace(member, reason=f"{zip_layout.show(name)}: {member.reason}", place=NOWHERE)
     non_finite = tuple(tensor for examination in examinations.values() for tensor in examination.non_finite)
     unlisted = tuple(dict.fromkeys(name for examination in examinations.values() for name in examination.unlisted))
     return Examination(Verdict.VERIFIED, level=LEVEL if bulk else "directory", non_finite=non_finite, unlisted=unlisted)
 
 
-def _prove(  # noqa: PLR0913 -- the file, what is in it, and what to look at
+def _prove(  # noqa: PLR0913 -- the file, its content, and the parts to look at
     source: FileReader, records: dict[bytes, ZipRecord], prefix: bytes, scan: PickleScan, *, has_crcs: bool, bulk: bool
 ) -> Examination:
     """Check what data.pkl refers to, and with `bulk` every record. Raises Damaged."""
@@ -183,7 +183,7 @@ def _prove(  # noqa: PLR0913 -- the file, what is in it, and what to look at
 def _without_objects(records: dict[bytes, ZipRecord], prefix: bytes, suffix: str) -> Examination | None:
     """Return what a zip without objects is: no checkpoint, or the rest of a failed torch.save. None if it has objects, or lost them.
 
-    torch.save that raises closes its file all the same: that is a whole zip of what it writes beside the objects, or of nothing.
+    torch.save that raises closes its file all the same: that is a whole zip of its own records without the objects, or of nothing.
     """
     is_named_so = suffix in (*TORCH_SUFFIXES, ".bin")
     if all(name.startswith(prefix + b"/") and name[len(prefix) + 1 :] in _BESIDE_OBJECTS for name in records) and (records or is_named_so):
@@ -230,7 +230,7 @@ def _check_storages(scan: PickleScan, records: dict[bytes, ZipRecord], prefix: b
 
 
 def _check_record(source: FileReader, record: ZipRecord, storage: Storage | None, *, has_crcs: bool) -> NonFinite | None:
-    """Read a record once: compare its CRC, and give what is not finite where it holds floating numbers. Raises Damaged."""
+    """Read a record once: compare its CRC, and give the values that are not finite where it holds floating numbers. Raises Damaged."""
     kind = None if storage is None else numerics.kind_of(storage.kind)
     numbers = None if kind is None else numerics.NumericsScan(kind)
     begin, length = (0, 0) if storage is None else torch_pickle.span(storage)

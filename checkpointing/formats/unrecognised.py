@@ -1,7 +1,7 @@
 """A file that is named like a checkpoint and has no known format: BAD if empty, zeroed or a lone pickle byte, else UNVERIFIABLE.
 
 A file whose blocks were allocated and never written reads as zeros after a crash. Other programs use the suffix `.bin` too, so only an
-empty or zeroed `.bin` file counts as a checkpoint.
+empty or zeroed `.bin` file is treated as a checkpoint.
 """
 
 from __future__ import annotations

@@ -41,15 +41,15 @@ STORED: Final = 0
 DEFLATED: Final = 8
 
 
-class ZipDamaged(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
+class ZipDamaged(Exception):  # noqa: N818 -- a fact about the file, not a program error
     """The file is a zip whose parts contradict each other; the text says which."""
 
 
-class NotZip(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
+class NotZip(Exception):  # noqa: N818 -- a fact about the file, not a program error
     """The file neither begins nor ends as a zip."""
 
 
-class Unsupported(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
+class Unsupported(Exception):  # noqa: N818 -- a fact about the file, not a program error
     """The zip uses a feature that we cannot check: encryption, several disks, a directory larger than any checkpoint's."""
 
 

@@ -1,4 +1,4 @@
-"""A call in a thread of its own, for whoever must not wait for its end: what hangs in the kernel cannot be interrupted."""
+"""A call in a thread of its own, for a caller that must not wait for its end: a call that hangs in the kernel cannot be interrupted."""
 
 from __future__ import annotations
 

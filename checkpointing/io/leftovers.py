@@ -51,7 +51,7 @@ def is_old(path: str, node: str, now: float) -> bool:
 
 
 def _last_written(path: str) -> float:
-    """Return the newest modification: a directory's own time stands still once its files are created."""
+    """Return the newest modification: a directory's own time does not change once its files are created."""
     st = os.lstat(path)
     newest = st.st_mtime
     if stat.S_ISDIR(st.st_mode):

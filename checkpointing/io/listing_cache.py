@@ -5,7 +5,7 @@ Two rules, neither of which compares a file's time with our clock for more than 
 A path is read again after a tenth of the time for which it stood still, at most `MOST_S`, or at once if another inode has the name.
 So a save that replaces a file is seen at the next listing, and one that rewrites it in place late by a tenth of the pause between saves,
 unless the caller knows of it (`forget`).
-Of a directory the modification time is compared besides, so that what is new in it is seen at once.
+Of a directory the modification time is compared besides, so that a new entry is seen at once.
 A directory's names are listed again if its modification time moved. That time may have a granularity of two seconds (FAT, old NFS), in
 which a second change would not show: names that were listed sooner than `_SETTLED_S` after the time was first seen are listed again.
 """
@@ -46,7 +46,7 @@ class _CachedPath:
 
 
 class ListingCache:
-    """What one thread listed before. Times are monotonic seconds; `wall` only guesses for how long a file stood still before we came."""
+    """The earlier listing of one thread. Times are monotonic seconds; `wall` only estimates how long a file was at rest before."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
         """Begin with nothing."""

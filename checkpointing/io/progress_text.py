@@ -6,7 +6,7 @@ from typing import Final
 
 from checkpointing.model import size_text
 
-#: The unit of work that is counted in bytes, and of a wait. Any other unit is the name of what is counted, such as "objects".
+#: The unit of work that is counted in bytes, and of a wait. Any other unit is the name of the counted things, such as "objects".
 BYTES: Final = "bytes"
 SECONDS: Final = "s"
 

@@ -2,7 +2,7 @@
 
 A read has no limit of time. A disk that gives no byte for `STALL_S` (0 B/s, a dead NFS server) ends it: `DiskSilent`. Nobody can
 interrupt such a read (proc(5): state D), so each read runs in a thread of its own, and that thread is left. If a byte comes after all,
-the thread ends there, and what it read counts for nothing. Until then its path is not read again, what else lies on its device gets
+the thread ends there, and its bytes count for nothing. Until then its path is not read again, what else lies on its device gets
 `AGAIN_S` for each next byte, and after `MOST_LEFT` left threads nothing on that device is tried. A process that ends with a thread in
 state D has released its locks and printed its last line by then, but the kernel lists it until the disk answers.
 """
@@ -93,11 +93,11 @@ class ReadWatch:
         self._left: list[_Read] = []
 
     def note_move(self) -> None:
-        """Note that what is waited for goes on."""
+        """Note that the awaited work continues."""
         self.n_moves += 1
         self._moved()
 
-    def read(  # noqa: PLR0913 -- what is read, by whom, how
+    def read(  # noqa: PLR0913 -- the bytes, the reader, the way
         self,
         path: str,
         work: Callable[[ReadOptions], T],
@@ -124,7 +124,7 @@ class ReadWatch:
         return self._follow(path, call, device, n_bytes, why, reading.interrupted)
 
     def call(self, places: str, work: Callable[[], T]) -> T:
-        """Return or raise what `work` does, which reads names and no content: it goes on while its thread gets a processor now and then.
+        """Return or raise what `work` does, which reads names and no content: it continues while its thread gets a processor now and then.
 
         places: where it reads, for the lines. Raises DiskSilent; Interrupted if nobody waits for it any more.
         """

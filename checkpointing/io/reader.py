@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 CHUNK_BYTES: Final = 1 << 20  # of any stream: few calls, and little memory for each of the threads
-#: What is dropped from the page cache at once: so much of another's we may displace. No folio is larger.
+#: Bytes dropped from the page cache at once: so many of other programs' may be displaced. No folio is larger.
 BLOCK_BYTES: Final = 8 << 20
 _BLOCKS_AHEAD: Final = 5  # the kernel reads 16 MiB ahead at most on the file systems that we know (Lustre, NFS over fast links)
 _RESIDENT: Final = 0.5  # a block of which more is in the page cache stays there
@@ -37,15 +37,15 @@ class Interrupted(Exception):  # noqa: N818 -- not an error: the caller asked fo
     """Reading was given up because the caller asked for it."""
 
 
-class Short(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
+class Short(Exception):  # noqa: N818 -- a fact about the file, not a program error
     """The file ended before the bytes that were asked for."""
 
 
-class NotRegular(Exception):  # noqa: N818 -- a fact about the path, not an error of ours
-    """The path is no regular file. `what` names what it is instead."""
+class NotRegular(Exception):  # noqa: N818 -- a fact about the path, not a program error
+    """The path is no regular file. `what` names its real kind."""
 
     def __init__(self, subject: str) -> None:
-        """Keep what it is."""
+        """Keep its kind."""
         super().__init__(subject)
         self.what = subject
 
@@ -142,7 +142,7 @@ class BackgroundThrottle(Throttle):
 
 
 class Follower(Protocol):
-    """Gets the bytes of one file in their order, each once, from the reads of whoever examines it."""
+    """Gets the bytes of one file in their order, each once, from the reads of its examiner."""
 
     @property
     def n_bytes(self) -> int:
@@ -216,10 +216,10 @@ class FileReader:
 
     def window(self, offset: int, length: int) -> FileReader:
         """Return a part of the file as if it were a file of its own. It borrows the descriptor: it is not closed, nor outlives this."""
-        part = copy.copy(self)
-        part._begin = self._begin + offset  # noqa: SLF001 -- one of our own kind
-        part.size = max(0, min(length, self.size - offset))
-        return part
+        window = copy.copy(self)
+        window._begin = self._begin + offset  # noqa: SLF001 -- one of our own kind
+        window.size = max(0, min(length, self.size - offset))
+        return window
 
     def read(self, offset: int, length: int) -> bytes:
         """Read exactly `length` bytes at `offset`; the caller bounds `length`. Raises Short, Interrupted, OSError."""
@@ -230,9 +230,9 @@ class FileReader:
         return self._pieces(self._begin + offset, self._begin + offset + length, self._begin + self.size)
 
     def bulk(self, offset: int, length: int) -> Iterator[memoryview]:
-        """Yield as `stream` does, for what is read once, in the order of the file: the follower gets it, and what lies before it.
+        """Yield as `stream` does, for bytes that are read once, in the order of the file: the follower gets them, and the bytes before.
 
-        So whoever examines a file from its beginning to its end also computes its digest, and nothing is read twice.
+        So an examination of a file from its beginning to its end also computes its digest, and nothing is read twice.
         """
         begin, follower = self._begin + offset, self.follower
         if follower is None:

@@ -10,7 +10,7 @@ may read it, at any moment and without a lock: lines are only appended, and a fi
 once: its first line has a key of its own, since a file system may give it the inode of an earlier one. A line that a kill or a full disk
 cut off is the last; it is dropped, and with it that row alone. Close-to-open consistency is enough on shared storage.
 
-In memory is only where each row stands, so that rows with the digests of a terabyte cost nothing until they are asked for.
+In memory is only the place of each row, so that rows with the digests of a terabyte cost nothing until they are asked for.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class TableChange(NamedTuple, Generic[R]):
 
 
 class _Row(msgspec.Struct, frozen=True):
-    """A line. content: as it stands there, so that many digests are not decoded before they are asked for."""
+    """A line. content: as it is there, so that many digests are not decoded before they are asked for."""
 
     row: str
     key: str
@@ -72,7 +72,7 @@ _ROWS: Final = msgspec.json.Decoder(_Row)
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a row stands in the file."""
+    """Where a row is in the file."""
 
     offset: int
     n_bytes: int
@@ -106,7 +106,7 @@ class RowFile:
 
     @property
     def problem(self) -> str | None:
-        """What could not be written last, or read, in one line."""
+        """The last failed write or read, in one line."""
         return self.not_written or self._not_compacted or self._unreadable or self._damaged
 
     @property
@@ -125,7 +125,7 @@ class RowFile:
 
     @property
     def state(self) -> tuple[bytes, int]:
-        """Return what is another value whenever a reader may find other rows."""
+        """Return a value that changes whenever a reader may find other rows."""
         with self._lock:
             self._follow()
             return self._head, self._end
@@ -310,7 +310,7 @@ class RowFile:
             return True
 
     def _append(self) -> None:
-        """Append what is not written yet, behind the last whole line: readers may have all lines before it, and none has a torn one.
+        """Append the unwritten rows, behind the last whole line: readers may have all lines before it, and none has a torn one.
 
         After a sync that failed the pages of the lines may count as written: only another file is sure to have them.
         """
@@ -368,7 +368,7 @@ def _line(table: str, key: str, content: object) -> bytes:
 
 
 def _decoded(line: bytes) -> tuple[tuple[str, str], object]:
-    """Return the name of a row, and what it holds: None where it is gone. Raises ValueError, KeyError and TypeError for another line."""
+    """Return the name of a row, and its content: None where it is gone. Raises ValueError, KeyError and TypeError for another line."""
     try:
         row = _ROWS.decode(line)
     except msgspec.DecodeError:  # for msgspec a path that is no UTF-8 is no JSON

@@ -1,9 +1,9 @@
 """Writes files and directories beside their place, and gives them their name only when they are whole and durable.
 
 The temporary name is `.NAME.tmp-<8 hex digits of the node><12 random>`; listings of checkpoints skip hidden names. The writer holds a lock
-on it, and the lock dies with the writer: so `sweep` knows what a killed writer of this node left. What another node left goes by its age
-(leftovers.py). A directory that is replaced may be called `.NAME.old-…` for a moment. If its writer is killed in that moment, `bring_back`
-gives it its name back.
+on it, and the lock dies with the writer: so `sweep` knows the leftovers of a killed writer of this node. Those of another node go by their
+age (leftovers.py). A directory that is replaced may be called `.NAME.old-…` for a moment. If its writer is killed in that moment,
+`bring_back` gives it its name back.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def temporary_for(final: str, kind: str = "tmp") -> str:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether the name is one that this module gives, of a leftover or of what is being written."""
+    """Whether the name is one that this module gives, of a leftover or of a file in writing."""
     return _LEFTOVER.fullmatch(name) is not None
 
 
@@ -110,7 +110,7 @@ def put(place: Staged, *, is_replacing: bool = True) -> None:
         aside = _replace_in_two_steps(place)
     durable.sync_directory(parent)
     if aside:
-        with contextlib.suppress(OSError):  # the new one stands; a later save sweeps the old one
+        with contextlib.suppress(OSError):  # the new one is there; a later save sweeps the old one
             remove(aside)
 
 

@@ -59,7 +59,7 @@ class ReadOptions:
 
 
 class Tree:
-    """What is in a directory. `entries` holds files and whatever else is no directory, `directories` those, both by relative path."""
+    """The content of a directory. `entries` holds files and whatever else is no directory, `directories` those, both by relative path."""
 
     def __init__(self, path: str, reading: ReadOptions | None = None, *, levels: int = MOST_LEVELS) -> None:
         """List `path`, no deeper than `levels` directories (1: its own names alone, 0: nothing yet). Raises OSError."""
@@ -91,7 +91,7 @@ class Tree:
 
     @property
     def identity(self) -> Identity:
-        """What the tree is now, as it was listed."""
+        """The identity of the tree, as it was listed."""
         return Identity.of_tree(self.stat, ((entry.name, entry.st) for entry in self.entries.values() if not entry.what))
 
     @property
@@ -109,7 +109,7 @@ class Tree:
         return frozenset(name for name in (*self.entries, *self.directories) if "/" not in name)
 
     def file(self, name: str) -> TreeEntry | None:
-        """Return the entry of a regular file; None where there is none, or something else stands."""
+        """Return the entry of a regular file; None where there is none, or something else is there."""
         entry = self.entries.get(name)
         return entry if entry is not None and not entry.what else None
 
@@ -127,7 +127,7 @@ class Tree:
 
     @property
     def interrupted(self) -> Callable[[], bool]:
-        """What says that reading is to be given up."""
+        """The event that ends the reading."""
         return self._reading.interrupted
 
     def read_small(self, name: str, limit: int = _MOST_SMALL_BYTES) -> bytes:

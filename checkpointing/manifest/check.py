@@ -27,11 +27,11 @@ _MOST_REASONS: Final = 20
 _NOWHERE: Final = Identity(0, 0, 0, 0)
 
 
-class CheckpointChanged(Exception):  # noqa: N818 -- a fact about the checkpoint, not an error of ours
+class CheckpointChanged(Exception):  # noqa: N818 -- a fact about the checkpoint, not a program error
     """The checkpoint changed after it was verified, or while it was read."""
 
 
-def build(  # noqa: PLR0913 -- what is read, what is known, and how to read
+def build(  # noqa: PLR0913 -- the files, the known facts, and how to read
     verification: Verification,
     about: About = About(),  # noqa: B008 -- a frozen value
     *,

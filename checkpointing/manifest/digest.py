@@ -95,7 +95,7 @@ class Hasher:
 
 
 class Hashers:
-    """Computes the digests of files from the reads of whoever examines them (`ReadOptions.follower`).
+    """Computes the digests of files from the reads of their examiner (`ReadOptions.follower`).
 
     `also` gets the path of a file and its bytes, in their order, as they are read, with what computes their digest.
     """

@@ -37,7 +37,7 @@ _SAVE: Final = re.compile(r"[0-9a-f]{16}")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._=-]")
 
 
-class ManifestDamaged(Exception):  # noqa: N818 -- a fact about a document, not an error of ours
+class ManifestDamaged(Exception):  # noqa: N818 -- a fact about a document, not a program error
     """The document was changed or cut short, or one of its paths leads out of the checkpoint."""
 
 
@@ -69,13 +69,13 @@ class About:
 
     @property
     def lineage(self) -> Lineage | None:
-        """Which attempt of which run saved it, None if that was not recorded."""
+        """The run and the attempt that saved it, None if they were not recorded."""
         return None if self.began is None or self.attempt is None else Lineage(self.began, self.run, self.attempt)
 
 
 @dataclass(frozen=True, slots=True)
 class NodePart:
-    """Which part of a save a manifest describes, where each node has a part on its own disk. node: its number in the attempt.
+    """The part of a save that a manifest describes, where each node has a part on its own disk. node: its number in the attempt.
 
     absent: the missing files of the checkpoint, as (path, size in bytes or None). leads: it shows which files there must be.
     """
@@ -160,22 +160,25 @@ def encode(manifest: Manifest) -> bytes:
     """Write the document."""
     identity, about = manifest.identity, manifest.about
     document: dict[str, Any] = {
-        "format": FORMAT,
-        "version": VERSION,
-        "reader": READER if manifest.part is None else VERSION,
-        "name": manifest.name,
-        "kind": "tree" if manifest.is_tree else "file",
+        "format": FORMAT,  # always `supervise-checkpoint`
+        "version": VERSION,  # of the format that it was written in
+        "reader": READER if manifest.part is None else VERSION,  # the lowest version that a reader must know to use it
+        "name": manifest.name,  # the checkpoint's own name: of the file, or of the directory
+        "kind": "tree" if manifest.is_tree else "file",  # `file` or `tree` (a directory)
+        # the format of its content, `file_set` among them; by hand (`supervise checkpoints push`) `plain_pickle` and `unproven` too; empty
+        # where none was recognised
         "layout": manifest.layout,
-        "step": manifest.step,
-        "within": None if manifest.within is None else list(manifest.within),
-        "world_size": about.world_size,
-        "knobs": dict(about.knobs),
-        "job": about.job,
-        "run": about.run,
-        "made_unix_s": manifest.made_unix_s,
-        "saved_unix_ns": manifest.saved_unix_ns,
-        "run_began_unix_s": about.began,
-        "attempt": about.attempt,
+        "step": manifest.step,  # the step of the whole run, or null
+        "within": None if manifest.within is None else list(manifest.within),  # `[epoch, step]` where only that is known, or null
+        "world_size": about.world_size,  # ranks that saved it, or null
+        "knobs": dict(about.knobs),  # the job's knobs when it was saved, name to value, both texts
+        "job": about.job,  # who wrote it; empty where it was made by hand. Manifests of another job are never taken
+        "run": about.run,  # of that job; empty likewise
+        "made_unix_s": manifest.made_unix_s,  # when the manifest was made, wall time in seconds
+        "saved_unix_ns": manifest.saved_unix_ns,  # since version 2: the newest modification time of the files, wall time in nanoseconds
+        "run_began_unix_s": about.began,  # since version 2: when that run began; 0 for what no run saved, null where nobody knows
+        "attempt": about.attempt,  # since version 2: which attempt of it saved; 0 and null likewise
+        # where the bytes were read (`host`, `path`), and the identity that they had there (`dev`, `ino`, `bytes`, `mtime_ns`)
         "source": {
             "host": manifest.host,
             "path": manifest.path,
@@ -184,22 +187,29 @@ def encode(manifest: Manifest) -> bytes:
             "bytes": identity.size,
             "mtime_ns": identity.mtime_ns,
         },
-        "bytes": manifest.n_bytes,
-        "part_bytes": manifest.part_bytes,
-        "files": [_file_row(file) for file in manifest.files],
+        "bytes": manifest.n_bytes,  # the sum of the files'
+        "part_bytes": manifest.part_bytes,  # the size of a part: each part but a file's last has it
+        "files": [file_row(file) for file in manifest.files],  # every file of the checkpoint, sorted by path
     }
     if manifest.epoch is not None:
-        document["epoch"] = manifest.epoch
+        document["epoch"] = manifest.epoch  # since version 3; absent if a step or `within` is known. It is for people and orders nothing
     if manifest.content_step is not None:
+        # since version 4, absent if there is none: the step in the content alone, which may differ from the name's
         document["content_step"] = manifest.content_step
     if manifest.save:
+        # since version 4, of a checkpoint that several nodes wrote: the name of the save, 16 hexadecimal digits, the same in all its parts
         document["save"] = manifest.save
+        # since version 4, with `save`: `host` and `path` of each part; empty in a part
         document["places"] = [{"host": host, "path": path} for host, path in manifest.places]
     if manifest.part is not None:
         part = manifest.part
         absent = [{"path": path, "bytes": n_bytes} for path, n_bytes in part.absent]
+        # since version 4: this is one node's part, and no checkpoint; `reader` is 4 then. `node`: its number in the attempt; `leads`: its
+        # files show which files there must be; `absent`: `path` and `bytes` (or null) of those that are not here
         document["part"] = {"node": part.node, "leads": part.leads, "absent": absent}
     if manifest.non_finite:
+        # since version 2, absent where all numbers are finite: at most 256 tensors that hold NaN or Inf, each with `tensor` (its name),
+        # `what` and `element`; with `was_finite` and `finite_step` (or null) where an earlier save of the run held numbers there
         document["non_finite"] = [_non_finite_row(entry) for entry in manifest.non_finite]
     return _canonical({**document, "digest": _own_digest(document)}) + b"\n"
 
@@ -291,11 +301,14 @@ def _file(row: dict[str, Any], part_bytes: int) -> File:
     return file
 
 
-def _file_row(file: File) -> dict[str, Any]:
+def file_row(file: File) -> dict[str, Any]:
+    """Return what the document says of a file."""
     row = {
+        # relative to the checkpoint, with `/`; for `kind` `file` its own name. Never absolute, no part of it is empty, `.` or `..`
         "path": file.path,
-        "bytes": file.n_bytes,
-        "crc64nvme": digest.to_hex(file.crc64nvme),
+        "bytes": file.n_bytes,  # its size
+        "crc64nvme": digest.to_hex(file.crc64nvme),  # of the whole file: 16 lower-case hexadecimal digits
+        # of each part of `part_bytes`, in order; empty for an empty file. They combine into `crc64nvme`, which a reader checks
         "parts": [digest.to_hex(part) for part in file.parts],
     }
     return {**row, "sha256": file.sha256} if file.sha256 else row
@@ -314,7 +327,7 @@ def _non_finite_row(entry: NonFinite) -> dict[str, Any]:
 
 def _inner_path(value: object) -> str:
     path = _text(value)
-    if any(part in ("", ".", "..") for part in path.split("/")) or "\0" in path:
+    if any(segment in ("", ".", "..") for segment in path.split("/")) or "\0" in path:
         raise ManifestDamaged(f"{path!r} leads out of the checkpoint")
     return path
 
@@ -428,8 +441,10 @@ class Manifests:
         return self._catalogue.remove(self._table, path)
 
 
+#: By path: a checkpoint of the job as of the last look: its manifest, with `identity` for `source`, and the checksums as numbers. Beyond
+#: 32 MiB the `files` of those recorded first are dropped: such a checkpoint is read once more where its bytes count.
 VERIFIED: Final = RowTable("verified", Manifest, lambda row: row.path)
-#: What this node holds of checkpoints whose other files lie on the disks of other nodes.
+#: By path: what this node holds of a checkpoint whose other files lie on the disks of other nodes, in the same form.
 PART: Final = RowTable("part", Manifest, lambda row: row.path)
 
 

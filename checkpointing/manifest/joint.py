@@ -27,7 +27,7 @@ class PartsDiffer(Exception):  # noqa: N818 -- a fact about the parts
 
 
 def join(parts: Iterable[Manifest]) -> tuple[Manifest | None, str]:
-    """Return the manifest of the checkpoint that parts make up; None, and what is missing, if they do not. Raises PartsDiffer."""
+    """Return the manifest of the checkpoint that parts make up; None, and the missing parts, if they do not. Raises PartsDiffer."""
     ordered = sorted(parts, key=lambda part: -1 if part.part is None else part.part.node)
     leaders = [part for part in ordered if part.part is not None and part.part.leads]
     if not leaders:

@@ -63,7 +63,7 @@ def push(  # noqa: PLR0913 -- source, destinations and options of a copy
     """Verify a checkpoint and copy it to each mirror; yield a row for each copy that arrived.
 
     Idempotent: nothing is sent to a mirror that has the save, and an interrupted upload continues from what the mirror lists.
-    `progress` gets what is being done ("verifying", "reading", "pushing": to one mirror), how many bytes of it are, and of how many. Raises
+    `progress` gets the present work ("verifying", "reading", "pushing": to one mirror), its bytes so far, and of how many. Raises
     NotCopied, BackendError, OSError.
     """
 
@@ -98,7 +98,7 @@ def push(  # noqa: PLR0913 -- source, destinations and options of a copy
             key = upload.complete(manifest, raw, sources)
         except SourceChanged as error:
             denied = upload.abandon()
-            left = f"; what was sent may not be deleted, and counts for nothing without a manifest: {', '.join(denied)}" if denied else ""
+            left = f"; the sent parts may not be deleted, and count for nothing without a manifest: {', '.join(denied)}" if denied else ""
             raise NotCopied(path, Verdict.WRITING, f"{error}{left}") from error
         yield Pushed(path, verification.step, backend.url, key, total)
 

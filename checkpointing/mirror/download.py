@@ -26,7 +26,7 @@ _LOOK_S: Final = 0.5  # how soon a restore that is given up is seen
 def fetch(
     checkpoint: MirroredCheckpoint, beside: str, workers: int, fetched: Callable[[int, int], None], stall_timeout: StallTimeout
 ) -> int:
-    """Download a checkpoint; return how many bytes were. What was downloaded before and is right stays. Raises BackendError, OSError.
+    """Download a checkpoint; return how many bytes were. Right parts of an earlier download stay. Raises BackendError, OSError.
 
     `fetched` gets the bytes that are there, and all.
     """
@@ -50,7 +50,7 @@ def fetch(
             fetched(done, manifest.n_bytes)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        for future in futures:  # whoever takes the lock next must not meet a writer
+        for future in futures:  # the next owner of the lock must not meet a writer
             _wait(future, stall_timeout)
     return n_fetched
 

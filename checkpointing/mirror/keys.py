@@ -1,7 +1,7 @@
 """The keys of checkpoints in a mirror.
 
 A checkpoint lies at `<job>/<run>/attempt-<n>/<step or name>/<nonce>/`: its files below `data/`, and `manifest.json`, written last, which
-alone makes it count. The nonce follows from the path, size, inode and modification time of what was saved: after a kill, and on another
+alone makes it count. The nonce follows from the path, size, inode and modification time of the save: after a kill, and on another
 node that sees the same file, the same save has the same key, and no other save has it. So the key is the only record of an upload, beside
 what the mirror lists. Each level is percent-encoded, so that none can leave its directory.
 
@@ -105,5 +105,5 @@ def _quoted(text: str) -> str:
 
 
 def unquoted(text: str) -> str:
-    """Return the job or the run that a part of a key stands for."""
+    """Return the job or the run of a part of a key."""
     return "" if text == "%" else unquote(text)

@@ -62,7 +62,7 @@ def other_jobs(backend: Backend, job: str, seen: Callable[[], object]) -> Iterat
 
 
 def _level(backend: Backend, prefix: str, seen: Callable[[], object]) -> list[Stored]:
-    """List what has a prefix, without what lies deeper. What a directory holds is never listed to learn that it is there."""
+    """List the keys with a prefix, without deeper ones. A directory's content is never listed to learn that it is there."""
 
     def level() -> Iterator[Stored]:
         for stored in backend.list(prefix, shallow=True):
@@ -165,7 +165,7 @@ def newest_first(
 
 
 def _read(backend: Backend, place: MirrorLocation | Unjoined) -> MirroredCheckpoint | tuple[str, str]:
-    """Read a checkpoint's manifest. Join parts that their nodes did not live to join; else return their key, and why they are none."""
+    """Read a checkpoint's manifest. Join parts that their nodes did not join before their end; else return their key, and why not."""
     if isinstance(place, MirrorLocation):
         return MirroredCheckpoint(backend, place, read_manifest(backend, place))
     whole, why = joining.joined(backend, place.location.key, place.documents)

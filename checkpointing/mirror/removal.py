@@ -1,4 +1,4 @@
-"""Which checkpoints of a mirror the policy removes, and their removal. Functions raise BackendError."""
+"""Chooses and removes the checkpoints of a mirror beyond the policy. Functions raise BackendError."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def remove_incomplete(backend: Backend, job: str, before: float, is_wanted: Call
 
     They are what a pass sent of a checkpoint that was bad, or gone, when a process could have gone on with it. Yield the key of each, and
     of its objects those that may not be removed. is_wanted: whether an upload below a key is to go on. Should another supervisor go on
-    with one in this very moment, it lists all objects before it writes the manifest, and sends again what is missing.
+    with one in this very moment, it lists all objects before it writes the manifest, and sends missing ones again.
     """
     for key in listing.incomplete(backend, job):
         objects = list(backend.list(key))
@@ -98,7 +98,7 @@ def _newest_part_at(backend: Backend, upload: Stored) -> float:
 def remove(backend: Backend, key: str) -> int:
     """Remove a checkpoint, its manifest first: a manifest must not outlive its data. Return the number of removed objects.
 
-    The manifests of parts go before it: whoever found them alone would join them again.
+    The manifests of parts go before it: a node that finds them alone would join them again.
     """
     n_removed = 1
     for stored in list(backend.list(key + PARTS)) if holds_parts(key) else ():

@@ -5,7 +5,7 @@ right. A second restore of the same checkpoint waits for the first (checkpointin
 already is never replaced: if it has the right content, or is another whole checkpoint, it is the answer; else PathOccupied is raised.
 
 A checkpoint that several nodes wrote to their own disks is restored whole to each of them: ranks of torch.distributed.checkpoint read the
-shards of all. If a node has its own part, and all of that is right, only the missing files are downloaded and put beside it.
+shards of all. If a node has its own part, and all of that is right, only the missing files are downloaded and put next to it.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ def fetch(
 ) -> Restored:
     """Restore one checkpoint. Raises BackendError, PathOccupied, NoSpace, OSError.
 
-    Of several nodes on one disk, one downloads. The others wait, then take what it restored.
+    Of several nodes on one disk, one downloads. The others wait, then take the restored one.
     """
     target = _target(checkpoint, into)
     stall_timeout = progress.stall_timeout(f"{checkpoint.backend.url}/{checkpoint.location.key} to {target}")
@@ -344,7 +344,7 @@ def _fetch(  # noqa: PLR0913, PLR0917 -- one caller
 
 
 def _move(beside: str, target: str, manifest: Manifest) -> None:
-    """Move what was downloaded to its place. Raises PathOccupied."""
+    """Move the download to its place. Raises PathOccupied."""
     try:
         if os.path.lexists(target):
             restore_target.move_missing_files(beside, target, manifest)
@@ -391,7 +391,7 @@ def _usable(target: str, checkpoint: MirroredCheckpoint, passed: Sequence[tuple[
 
 
 def _has_content(target: str, manifest: Manifest, files: Sequence[File], stall_timeout: StallTimeout) -> bool:
-    """Return whether these files at the target are those of the manifest. What was just restored here is not read again."""
+    """Return whether these files at the target are those of the manifest. A checkpoint just restored here is not read again."""
     marked = restore_target.just_restored(target, manifest)
     for file in files:
         if file in marked:
@@ -412,7 +412,7 @@ def _has_content(target: str, manifest: Manifest, files: Sequence[File], stall_t
 
 
 def _check_space(directory: str, manifest: Manifest, beside: str) -> None:
-    """Raise NoSpace if the disk cannot take what is still missing. A file that was cut at its start has its length, and few blocks."""
+    """Raise NoSpace if the disk cannot take the missing rest. A file that was cut at its start has its length, and few blocks."""
     needed = manifest.n_bytes
     for file in manifest.files:
         with contextlib.suppress(FileNotFoundError):

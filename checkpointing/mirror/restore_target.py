@@ -160,7 +160,7 @@ def is_empty(target: str) -> bool:
 
 
 def move_missing_files(partial: str, target: str, manifest: Manifest) -> None:
-    """Move the downloaded files into the directory that has the others. What makes it look whole comes last. Raises FileExistsError."""
+    """Move the downloaded files into the directory that has the others. The last one makes it look whole. Raises FileExistsError."""
     for file in sorted(manifest.files, key=lambda file: (file.path.startswith("."), file.path)):
         place = f"{target}/{file.path}"
         durable.make_directory(os.path.dirname(place), 0o755)  # noqa: PTH120 -- strings throughout the package
@@ -183,7 +183,7 @@ def write_latest_pointer(target: str, manifest: Manifest) -> None:
 
 
 def _holder(path: str) -> str:
-    """Return who holds the lock of a download. Who has just taken it needs a moment to write that down."""
+    """Return the holder of a download's lock. A new holder needs a moment to write its name down."""
     for _ in range(_MOMENTS):
         with contextlib.suppress(OSError), open(path + _LOCK, encoding="ascii", errors="replace") as file:  # noqa: PTH123 -- as above
             if holder := file.read(_MOST_NAME)[leftovers.TAG_DIGITS :].strip():

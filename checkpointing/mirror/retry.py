@@ -1,4 +1,4 @@
-"""Which calls to a mirror are made again, and how often: one rule for what is sent, listed and fetched."""
+"""Repeats calls to a mirror: one rule for uploads, listings and downloads."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class RestoreProgress:
     stall_s: float = STALL_S
 
     def stall_timeout(self, subject: str) -> StallTimeout:
-        """Make the timeout for one call. `subject` names in messages what is waited for."""
+        """Make the timeout for one call. `subject` names the awaited work in messages."""
         return StallTimeout(subject, self.stall_s, self.report)
 
 
@@ -59,7 +59,7 @@ class StallTimeout:
     """The timeout of one call. The threads that work on the call use `progressed`, `check` and `on_disk`."""
 
     def __init__(self, subject: str, stall_s: float, report: Callable[[str], None]) -> None:
-        """`subject` names what is waited for; `report` gets a line during a wait."""
+        """`subject` names the awaited work; `report` gets a line during a wait."""
         self._subject, self._stall_s, self._report = subject, stall_s, report
         self._lock = threading.Lock()
         self._progressed_at = time.monotonic()

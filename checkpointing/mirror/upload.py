@@ -2,8 +2,8 @@
 
 The parts of a file come from the pass that reads it (`offer`), and those that it did not hand over are read again (`complete`). A kill may
 come at any byte. There is no record of what arrived but the mirror's own: the key is the same after a kill (keys.py), and the mirror lists
-the parts of an upload and the objects below the key. What it lists is taken for ours only if its checksum is right or, where a server
-reports none, if its ETag is the MD5 of our bytes. So no part that has arrived is sent twice.
+the parts of an upload and the objects below the key. A listed object is taken for this upload's only if its checksum is right or, where a
+server reports none, if its ETag is the MD5 of our bytes. So no part that has arrived is sent twice.
 
 An upload may be one node's part of a checkpoint: then the manifest of the part is written, and after the last part the joint one
 (mirror/joining.py).
@@ -67,7 +67,7 @@ class _FileUpload:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin_anew(self) -> None:
-        """Forget what is known of the mirror."""
+        """Forget the facts of the mirror."""
         self.stored = self.upload = self.token = None
         self.listed, self.arrived, self.is_open = {}, {}, False
 
@@ -105,7 +105,7 @@ class CheckpointUpload:
         return True
 
     def complete(self, manifest: Manifest, raw_manifest: bytes, sources: Sequence[HeldFile]) -> str:
-        """Send what is missing and after it the manifest; return the key, "" if this is a part and parts of other nodes are missing.
+        """Send the missing parts and after them the manifest; return the key, "" if this is a part and parts of other nodes are missing.
 
         sources: of each file of the manifest, in its order. May be called again after a failure. Raises BackendError after some attempts,
         SourceChanged, Interrupted, OSError.
@@ -128,9 +128,9 @@ class CheckpointUpload:
         return ""
 
     def abandon(self) -> tuple[str, ...]:
-        """Abort and remove what was sent of a save that turned out bad, manifest first. Return the keys that may not be removed.
+        """Abort and remove the sent parts of a save that turned out bad, manifest first. Return the keys that may not be removed.
 
-        What a manifest vouches for that this upload did not write stays: the mirror may be right where the disk went bad since. So do the
+        Objects of a manifest that this upload did not write stay: the mirror may be right where the disk went bad since. So do the
         parts of other nodes, and they are not joined. Raises BackendError.
         """
         self._is_failing = True
@@ -163,7 +163,7 @@ class CheckpointUpload:
         return vouched
 
     def _take(self, file: str, sent: _FileUpload, number: int, part: OfferedPart) -> None:
-        """Send an offered part. If that fails, `complete` reads and sends it again, and raises what is then in the way."""
+        """Send an offered part. If that fails, `complete` reads and sends it again, and raises the error of that."""
         try:
             if not self._is_failing:
                 self._send(sent, number, part)
@@ -219,7 +219,7 @@ class CheckpointUpload:
                     yield self._retried(partial(self._backend.begin, key, stored.upload_id))
 
     def _holds(self, sent: _FileUpload, number: int, part: FileRange | OfferedPart) -> bool:
-        """Return whether the mirror has listed a part that is ours."""
+        """Return whether the mirror has listed a part of this upload."""
         listed = sent.listed.get(number)
         if listed is None or listed.n_bytes != part.n_bytes:
             return False

@@ -17,7 +17,7 @@ def has_keys(url: str) -> bool:
     return bool(separator) and ("@" in host or (":" in host and not host.startswith("arn:")))
 
 
-#: What a mirror's URL looks like.
+#: The form of a mirror's URL.
 URL_FORM: Final = "s3://BUCKET/PREFIX, file:///DIRECTORY or a directory"
 
 

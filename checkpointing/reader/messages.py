@@ -15,11 +15,11 @@ from checkpointing.model import Verification
 
 
 class ReaderCommand(msgspec.Struct, frozen=True, tag_field="cmd", omit_defaults=True):
-    """What the process is to do."""
+    """The orders to the process."""
 
 
 class ReaderEvent(msgspec.Struct, frozen=True, tag_field="ev"):
-    """What the process reports."""
+    """The reports of the process."""
 
 
 # commands
@@ -90,7 +90,7 @@ class SendCheckpoint(ReaderCommand, frozen=True, tag="mirror"):
 
 
 class FinishUploads(ReaderCommand, frozen=True, tag="finish"):
-    """End when every upload is done or was tried once more and failed, or when the time is up. What is left waits for the next process."""
+    """End when every upload is done or was tried once more and failed, or when the time is up. The rest waits for the next process."""
 
     deadline_s: float
 
@@ -164,7 +164,7 @@ class PartsJoined(ReaderEvent, frozen=True, tag="joined"):
 class MirrorAlert(ReaderEvent, frozen=True, tag="alert"):
     """A trouble begins. `what` names it.
 
-    Retried: away, damaged, expired, clock, denied, disk (the checkpoints'), internal (an error of ours), tidy (the removal of old
+    Retried: away, damaged, expired, clock, denied, disk (the checkpoints'), internal (a program error), tidy (the removal of old
     copies and uploads from the mirror). Not retried: changed, dropped, refused. Of the program that runs it: stalled (nothing moves),
     process (it cannot be started).
     """
@@ -178,7 +178,7 @@ class MirrorAlert(ReaderEvent, frozen=True, tag="alert"):
 
 
 class MirrorRecovered(ReaderEvent, frozen=True, tag="recovered"):
-    """That trouble is over."""
+    """A trouble is over."""
 
     mirror: str
     what: str

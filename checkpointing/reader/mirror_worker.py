@@ -63,7 +63,7 @@ _PAUSES: Final[dict[str, tuple[float, float]]] = {
 class Sending:
     """One upload to one mirror, and how far it is. Threads of the upload call its methods."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 -- what is sent, to where, and who hears of it
+    def __init__(  # noqa: PLR0913, PLR0917 -- the uploads, the target, and the listener
         self,
         worker: MirrorWorker,
         path: str,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class CheckpointReader(Protocol):
-    """What reads checkpoints: this process (OnePass), or another one."""
+    """A reader of checkpoints: this process (OnePass), or another one."""
 
     def read(self, order: ReadCheckpoint, stopped: threading.Event) -> CheckpointRead:
         """Read a checkpoint once. Raises Interrupted once `stopped` is set."""
@@ -89,7 +89,7 @@ def read_once(
 ) -> CheckpointRead:
     """Read a checkpoint of a job once. `also` gets the bytes of its files as well. Raises Interrupted."""
     copy = None if order.copy is None else CopySink(order.path, order.copy)
-    # whoever verifies gets the bytes, and the hashers, the copy and the uploads get the same
+    # the verifier gets the bytes, and the hashers, the copy and the uploads get the same
     takers = also if copy is None else (copy.take, *also)
     reading = replace(reading, follower=digest.Hashers(*takers).follower)
     try:
@@ -111,7 +111,7 @@ def read_once(
 
 
 def digested(verification: Verification, job: str, reading: ReadOptions, number: int = 0) -> CheckpointRead:
-    """Return a verdict with the digests of what is verified; without them if it changed meanwhile. Raises Interrupted.
+    """Return a verdict with the digests of a verified checkpoint; without them if it changed meanwhile. Raises Interrupted.
 
     What `reading` was followed in is not read again.
     """
@@ -120,16 +120,16 @@ def digested(verification: Verification, job: str, reading: ReadOptions, number:
 
 
 def part_of(order: ReadCheckpoint, job: str, reading: ReadOptions) -> PartRead | None:
-    """Read the part of a checkpoint of several nodes; None if it is none, or changed meanwhile. Raises Interrupted."""
+    """Read the part of a checkpoint of several nodes; None if it is no part, or changed meanwhile. Raises Interrupted."""
     part = verify_part(order.path, reading, own=order.own)
     if part is None:
         return None
-    document = _document(part.found, job, reading)
+    document = _document(part.present, job, reading)
     return PartRead(document, part.absent, part.leads) if document else None
 
 
 def _document(verification: Verification, job: str, reading: ReadOptions) -> str:
-    """Return the manifest of what was verified; "" if it changed meanwhile, or can no longer be read. Raises Interrupted."""
+    """Return the manifest of a verified checkpoint; "" if it changed meanwhile, or can no longer be read. Raises Interrupted."""
     try:
         return documents.encode(check.build(verification, About(job), reading=reading)).decode("ascii")
     except (check.CheckpointChanged, OSError):

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from checkpointing.mirror.upload import CheckpointUpload
 
 BUDGET_BYTES: Final = 256 << 20
-#: What a pass takes before any part of it was sent: three parts, so that two are ready while a mirror that keeps up takes the first.
+#: The memory of a pass before any part of it was sent: three parts, so that two are ready while a mirror that keeps up takes the first.
 FIRST_BYTES: Final = 96 << 20
 
 
 class PartBuffer:
     """The memory that parts on their way may take, of all passes of a process. Thread-safe.
 
-    While a pass goes on, the memory of a part that was sent is given to the next part: to get a GB anew from the kernel, which fills it
+    While a pass continues, the memory of a part that was sent is given to the next part: to get a GB anew from the kernel, which fills it
     with zeros, costs more than to verify a GB. For the same reason a pass begins with little, and may take more with each part that was
     sent: where the mirror takes nothing, all of it would be filled for nothing.
     """
@@ -49,7 +49,7 @@ class PartBuffer:
             self._n_passes += 1
 
     def end_pass(self) -> None:
-        """Give the kept memory back, unless another pass goes on."""
+        """Give the kept memory back, unless another pass continues."""
         with self._lock:
             self._n_passes -= 1
             if not self._n_passes:
@@ -157,7 +157,7 @@ class PartSink:
         self._buffer.end_pass()
 
     def _begun(self, path: str) -> _FilePass | None:
-        """Return the file of the checkpoint that was opened at a path; None for one that is none of it."""
+        """Return the file of the checkpoint that was opened at a path; None for another file."""
         real = os.path.realpath(path)
         member = real.removeprefix(f"{self._root}/") if self._is_tree else self._name
         if self._is_tree and member == real:

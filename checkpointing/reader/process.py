@@ -1,8 +1,8 @@
 """Reads and uploads the checkpoints of a node, as a process: `python -P -m checkpointing.reader.process`, with the lines of messages.py.
 
 It runs beside the training and must not slow it: lowest priority, caps, pages dropped from the cache, and memory that does not grow with
-the size of a checkpoint. What is to be read, and when, is decided by the program that runs it. It ends at the end of stdin, so it does not
-outlive its supervisor; after a kill at any byte the next process is given what was not answered.
+the size of a checkpoint. The program that runs it decides about each read and its time. It ends at the end of stdin, so it does not
+outlive its supervisor; after a kill at any byte the next process gets the unanswered ones.
 
 Mirrors that cannot be used are refused with an alert; checkpoints are read all the same.
 
@@ -105,7 +105,7 @@ class ReaderProcess:
         match command:
             case ReadCheckpoint():
                 if self._uploads is not None:
-                    self._uploads.drop_passed(command.key)  # what was not asked for by now will not be
+                    self._uploads.drop_passed(command.key)  # a key without a request by now gets none
                 self._reads[command.id] = threading.Event()
                 self._orders.put((command, self._reads[command.id]))
             case CancelRead():

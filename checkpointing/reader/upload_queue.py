@@ -31,7 +31,7 @@ class WaitingCheckpoint:
 
 
 class UploadQueue:
-    """What waits. Thread-safe."""
+    """The waiting uploads. Thread-safe."""
 
     def __init__(self) -> None:
         """Begin empty."""

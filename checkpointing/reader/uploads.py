@@ -76,7 +76,7 @@ class Uploads:
             thread.start()
 
     def join(self) -> None:
-        """End, after `stop` was set: what is not sent waits for the next process."""
+        """End, after `stop` was set: unsent parts wait for the next process."""
         with self._wake:
             self._wake.notify_all()
         _join((*self._threads, *self._abandoning), _JOIN_S)
@@ -111,18 +111,18 @@ class Uploads:
         return sink
 
     def passed(self, order: ReadCheckpoint, answer: CheckpointRead | None) -> None:
-        """Keep what was begun for the order to send it, or abandon it if the checkpoint is bad. answer: None if the read was given up."""
+        """Keep the begun upload for the order to send it, or abandon it if the checkpoint is bad. answer: None if the read was given up."""
         if answer is not None and answer.manifest:
             return
         with self._wake:
             sendings = self._passed.pop(order.key, [])
         is_unknown = answer is not None and answer.verification is not None and answer.verification.verdict is Verdict.UNKNOWN
-        # what was given up or could not be read may be read again: its parts are continued by the key
+        # a checkpoint that was given up or could not be read may be read again: its parts are continued by the key
         if answer is not None and not is_unknown:
             self._abandon(sendings)
 
     def drop_passed(self, read_now: str = "") -> None:
-        """Abandon what was sent in a pass and is not to be sent after all. read_now: the key of which a read begins, which goes on."""
+        """Abandon the parts that a pass sent without need. read_now: the key of which a read begins, which continues."""
         with self._wake:
             goes_on = {read_now, *(entry.key for entry in self._queue.entries())}
             dropped = [self._passed.pop(key) for key in list(self._passed) if key not in goes_on]
@@ -155,7 +155,7 @@ class Uploads:
     def finish(self, deadline_s: float) -> None:
         """End the pauses, and wait until every worker is idle, or until the time is up. One whose mirror is away tries on.
 
-        What nobody will complete is abandoned meanwhile.
+        Uploads that no one will complete are abandoned meanwhile.
         """
         until = time.monotonic() + deadline_s
         self.drop_passed()

@@ -1,1 +1,1 @@
-"""Which checkpoints and copies are kept, and how the others are removed."""
+"""Decides which checkpoints and copies are kept, and removes the others."""

@@ -1,8 +1,8 @@
 """Sets a file of the user's aside, out of the way of the script, so that it can be moved back.
 
-What is set aside lies in ONE directory, `.supervise-aside`, beside the directory that the script lists: no listing, pattern or walk of the
-script meets it, and its name there holds no number, so that no parser of steps takes it for one. It lies inside the listed directory only
-where the one above is another file system, or is not ours to write; that is reported.
+Files that are set aside lie in ONE directory, `.supervise-aside`, beside the directory that the script lists: no listing, pattern or walk
+of the script meets it, and its name there holds no number, so that no parser of steps takes it for one. It lies inside the listed directory
+only where the one above is another file system, or this user may not write it; that is reported.
 
 The catalogue of the job is the record: each change is a row of its table `moved`, written and synced before the change is made. A change
 replaces nothing, and `undo` reverses it. Other jobs and nodes may use the same directory at the same time. If the row cannot be written,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _MOST_NAMES: Final = 1000
 _MOST_RACES: Final = 26  # names that other jobs took between our look and our rename
 _LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
-#: What may be another way inside the listed directory: the one above belongs to somebody else, is mounted elsewhere, or is read only.
+#: Errors for which the listed directory may serve: the one above belongs to somebody else, is mounted elsewhere, or is read only.
 _ELSEWHERE: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV, errno.ELOOP, errno.ENOTDIR})
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ T = TypeVar("T")
 class MovedFile:
     """The result of a request. `to`: the new place; "" with the `reason` if nothing was moved.
 
-    `note`: why it lies inside the directory that the script lists; "" where it lies beside it.
+    `note`: why it lies inside the directory that the script lists; "" where it lies beside that directory.
     """
 
     to: str
@@ -56,23 +56,22 @@ class MovedFile:
 
 @dataclass(frozen=True, slots=True)
 class AsideChange:
-    """A recorded change: `kind` is "moved" (path -> to) or "put_back" (at path, made from the copy `to`).
+    """A recorded change."""
 
-    `phase`: "intent" before the change, then "done" or "failed"; "undone" once it was reversed. Where only the intent stands, the file
-    system shows whether the change was made. `t`: wall time in seconds.
-    """
-
-    id: int
-    kind: str
-    path: str
-    to: str
-    identity: Identity
-    attempt: int
-    reason: str
-    t: float
+    id: int  # counts the job's changes on this node from 1
+    kind: str  # `moved`: the user's file was renamed; `put_back`: a copy of ours was put in its place
+    path: str  # from where it was moved, or where it was put
+    to: str  # to where, or the copy that it was made from
+    identity: Identity  # of what was moved, or put there
+    attempt: int  # after which attempt
+    reason: str  # why
+    t: float  # wall time in seconds
+    # `intent` before the change, then `done` or `failed`; `undone` when it was reversed. With the intent alone the file system shows
+    # whether it was made
     phase: str = "intent"
 
 
+#: By number: what was set aside, or put back.
 MOVED: Final = RowTable("moved", AsideChange, lambda row: str(row.id))
 
 
@@ -86,7 +85,7 @@ class Undone:
 
 @dataclass(frozen=True, slots=True)
 class AsidePlace:
-    """A directory for what is set aside. `note`: why it lies inside the directory that the script lists."""
+    """A directory for files that are set aside. `note`: why it lies inside the directory that the script lists."""
 
     path: str
     note: str = ""
@@ -143,7 +142,7 @@ class AsideRecord:
         """Rename a temporary file to `path`, which must be free; return "" or why not. It is recorded like a move."""
         identity = identity_of(temporary)
         if identity is None:
-            return "what was to be put there is gone"
+            return "its replacement is gone"
         change = AsideChange(self._next_id(), "put_back", path, copy, identity, attempt, reason, time.time())
         self._intend(change)
         try:
@@ -161,13 +160,13 @@ class AsideRecord:
         return tuple(sorted(self._catalogue.each(MOVED), key=lambda change: change.id))
 
     def standing(self) -> tuple[AsideChange, ...]:
-        """Return what was set aside and lies there, oldest first."""
+        """Return the files that were set aside and lie there, oldest first."""
         return tuple(
             change for change in self.changes() if change.kind == "moved" and change.phase == "done" and os.path.lexists(change.to)
         )
 
     def directory_of(self, path: str) -> str:
-        """Return the directory in which what was set aside last from a path lies; "" where nothing was."""
+        """Return the directory of the file that was last set aside from a path; "" where none was."""
         last = next((change for change in reversed(self.standing()) if change.path == path), None)
         return "" if last is None else os.path.dirname(last.to)  # noqa: PTH120 -- as above
 
@@ -198,12 +197,12 @@ class AsideRecord:
             raise OSError(errno.EIO, why)
 
     def _conclude(self, change: AsideChange, phase: str) -> None:
-        # this row may be missing after a kill: if only the intent stands, the file system shows the rest
+        # this row may be missing after a kill: if only the intent is there, the file system shows the rest
         self._catalogue.put(MOVED, replace(change, phase=phase))
 
 
 def at_place(path: str, work: Callable[[AsidePlace], T]) -> T:
-    """Do `work` at the first place that will do for what is set aside from a path, and return its answer. Raises OSError."""
+    """Do `work` at the first place that is fit for a file set aside from a path, and return its answer. Raises OSError."""
     *beside, inside = places(path)
     for place in beside:
         try:
@@ -217,7 +216,7 @@ def at_place(path: str, work: Callable[[AsidePlace], T]) -> T:
 
 
 def make_place(directory: str) -> None:
-    """Make a directory for what is set aside, where there is none. Raises OSError, also for a directory of another user or a link."""
+    """Make a directory for files set aside, where there is none. Raises OSError, also for a directory of another user or a link."""
     durable.make_directory(directory)
     st = os.lstat(directory)
     # NFS may give root's files to another user, and the directory above with them
@@ -273,7 +272,7 @@ def _reverse_move(change: AsideChange) -> str:
     try:
         # by its inode alone: a device number may change at a restart, and a person may change files in the directory
         if os.lstat(change.to).st_ino != change.identity.ino:
-            return "" if change.phase == "intent" else f"{change.to} is not what was moved there"
+            return "" if change.phase == "intent" else f"{change.to} is not the file that was moved there"
         durable.rename_exclusive(change.to, change.path)
         durable.sync_directory(os.path.dirname(change.path))  # noqa: PTH120 -- as above
     except FileExistsError:
@@ -301,7 +300,7 @@ def _reverse_put(change: AsideChange) -> str:
 
 
 def _keep(change: AsideChange, place: AsidePlace) -> str:
-    """Move what was put back out of the way, since nothing else holds its content. Return "" or why not."""
+    """Move the file that was put back out of the way, since nothing else holds its content. Return "" or why not."""
     kept = _free_name(f"{place.path}/kept-", change.id)
     if kept is None:
         return f"there is no free name in {place.path}"

@@ -11,7 +11,7 @@ that size.
 
 Each copy has a row in the job's catalogue. It may be held for a run: the row names the run, and no policy removes the copy while that run
 lasts. `prune` by a person's command, which belongs to no run, leaves every held copy. The directories say which copies there are: with a
-catalogue only what was held is lost.
+catalogue only the holds are lost.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DIRECTORY: Final = "copies"
 SAVES_LEFT: Final = 2  # of this size, that a copy must leave room for
 
 
-class _Changed(Exception):  # noqa: N818 -- a fact about the original, not an error of ours
+class _Changed(Exception):  # noqa: N818 -- a fact about the original, not a program error
     """The original changed since its manifest was made."""
 
 
@@ -66,7 +66,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class CopyRow:
-    """What the catalogue holds of a copy: its directory's name, what it was made of and when (wall time in seconds), and Copy.held_by."""
+    """The catalogue's row of a copy: its directory's name, its original and its time (wall time in seconds), and Copy.held_by."""
 
     name: str
     path: str
@@ -75,6 +75,8 @@ class CopyRow:
     held_by: str = ""
 
 
+#: By its name in `copies/`: a copy of ours: the `path` and `identity` that it was made of, when (`t`), and the run that it is `held_by`,
+#: for which no policy removes it.
 COPIED: Final = RowTable("copied", CopyRow, lambda row: row.name)
 
 
@@ -158,9 +160,9 @@ class Copies:
     def spares(self) -> tuple[Spare, ...]:
         """Return the copies that select.newest may choose."""
         usable = (copy for copy in self.all() if not self._is_abandoned(copy.manifest))
-        return tuple(Spare(copy.manifest.path, copy.manifest, copy.place, "a copy of ours") for copy in usable)
+        return tuple(Spare(copy.manifest.path, copy.manifest, copy.place, "a backup copy") for copy in usable)
 
-    def keep(  # noqa: PLR0913 -- what is copied, what stays, and how it is copied
+    def keep(  # noqa: PLR0913 -- the original, the copies that stay, and the way
         self,
         manifest: Manifest,
         policy: rules.RetentionPolicy = rules.RetentionPolicy(),  # noqa: B008 -- a frozen value
@@ -209,7 +211,7 @@ class Copies:
             yield place
 
     def complete(self, place: Staged, manifest: Manifest, policy: rules.RetentionPolicy, needed: Needed = Needed()) -> KeptCopy:
-        """Keep what was copied with the digests of a manifest, then remove what the policy does not keep. Raises OSError."""
+        """Keep the copy with the digests of a manifest, then remove those that the policy does not keep. Raises OSError."""
         existing = self.all()
         known = _copy_of(manifest, existing)
         if known is not None:

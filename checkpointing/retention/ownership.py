@@ -33,7 +33,7 @@ def why_not(verification: Verification, seen: Mapping[str, Identity], *, ranks_a
     if ranks_alive:
         return A_RANK_LIVES
     if verification.verdict not in OURS_TO_MOVE:
-        return f"its verdict is {verification.verdict.value}: only what is bad or incomplete is moved"
+        return f"its verdict is {verification.verdict.value}: only a bad or incomplete one is moved"
     return not_written(verification.path, verification.identity, seen)
 
 
@@ -45,7 +45,7 @@ def not_written(path: str, identity: Identity, seen: Mapping[str, Identity]) -> 
         return f"it could not be read: {error.strerror or error}"
     if isinstance(members, str):
         return members
-    return "it is not what was judged: it was written since" if now != identity else _strange(members, seen)
+    return "it was written since its judgement" if now != identity else _strange(members, seen)
 
 
 def _strange(members: Mapping[str, Identity], seen: Mapping[str, Identity]) -> str:

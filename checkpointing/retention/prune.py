@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from checkpointing.catalogue import CheckpointCatalogue
 
-_MOST_ROWS: Final = 4096  # of what was removed: the oldest rows go
-_NAME: Final = re.compile(r"pruned-(\d+)-(\d+)-(\d+)")  # inode, size and modification time: what was verified
+_MOST_ROWS: Final = 4096  # of removed checkpoints: the oldest rows go
+_NAME: Final = re.compile(r"pruned-(\d+)-(\d+)-(\d+)")  # inode, size and modification time of the verified one
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Pruned:
 
 @dataclass(frozen=True, slots=True)
 class PrunedRow:
-    """What the catalogue holds of one that was removed. `reason`: by which rule; `t`: wall time in seconds."""
+    """The catalogue's row of a removed one. `reason`: the rule; `t`: wall time in seconds."""
 
     path: str
     identity: Identity
@@ -75,6 +75,8 @@ class PrunedRow:
     t: float
 
 
+#: By path: a checkpoint that `checkpoints.keep` removed: `identity`, `step`, `n_bytes`, by which rule (`reason`) and when (`t`); the last
+#: 4,096 of them.
 PRUNED: Final = RowTable("pruned", PrunedRow, lambda row: row.path)
 
 
@@ -144,7 +146,7 @@ def _recorded(manifest: Manifest, catalogue: CheckpointCatalogue, reason: str) -
 def finish(paths: Iterable[str], catalogue: CheckpointCatalogue) -> None:
     """Complete the removals that a kill cut short, for checkpoints that lie where these paths do.
 
-    What the script wrote between our look and our rename goes back to its place, if that is free.
+    A file that the script wrote between our look and our rename goes back to its place, if that is free.
     """
     listed = {os.path.dirname(path): path for path in paths}  # noqa: PTH120 -- paths are plain strings throughout the package
     for directory in {place.path for path in listed.values() for place in aside.places(path)}:
@@ -179,7 +181,7 @@ def _remove_by(hidden: str, manifest: Manifest) -> str:
 
 
 def _give_back(hidden: str, catalogue: CheckpointCatalogue) -> None:
-    """Rename what was written meanwhile back to where the catalogue says that it was. Raises OSError."""
+    """Rename a directory written meanwhile back to its place in the catalogue. Raises OSError."""
     home = next((row.path for row in catalogue.each(PRUNED) if hidden.endswith(f"/{_name(row.identity)}")), None)
     if home is not None:
         durable.rename_exclusive(hidden, home)
@@ -191,5 +193,5 @@ def _name(identity: Identity | None) -> str:
 
 
 def _destroy(hidden: str) -> None:
-    with contextlib.suppress(FileNotFoundError):  # another supervisor, which completes what was cut short, was faster
+    with contextlib.suppress(FileNotFoundError):  # another supervisor, which completes a removal that was cut short, was faster
         staging.remove(hidden)

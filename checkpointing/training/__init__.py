@@ -1,1 +1,1 @@
-"""What training scripts call: save and load."""
+"""The calls for training scripts: save and load."""

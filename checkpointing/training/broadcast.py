@@ -3,9 +3,9 @@
 Of a file, torch.load of each rank reads what rank 0 sends (`shared_file`); of a state that is the same on all ranks, the others get the
 tensors that rank 0 loaded (`share_state`).
 
-Rank 0 sends a file in pieces, in the order of the file, by a gloo group: first the last piece, where torch's zip directory stands, then
+Rank 0 sends a file in pieces, in the order of the file, by a gloo group: first the last piece, with torch's zip directory, then
 from the beginning on. torch.load reads a file almost in that order. A rank receives the next piece when its torch.load asks for it, and
-keeps a few: so no rank needs the whole file in memory, and none runs ahead. What was let go and is asked for again is read from the disk.
+keeps a few: so no rank needs the whole file in memory, and none runs ahead. A later request for a dropped piece reads the disk.
 
     rank 0   pread piece 7 ─ send ─┐                    torch.load reads piece 7 from memory
     rank 1                         └─ receive piece 7   torch.load reads piece 7 from memory
@@ -86,7 +86,7 @@ class SharedFile(io.RawIOBase):
         return n_read
 
     def finish(self) -> None:
-        """Send or receive what is left, so that the other ranks can go on. Raises BroadcastError."""
+        """Send or receive the rest, so that the other ranks can go on. Raises BroadcastError."""
         while self._coming and self.failure is None:
             self._next_piece()
 

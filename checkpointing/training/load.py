@@ -1,8 +1,8 @@
 """Loads the newest checkpoint that is proven whole, the same one on every rank.
 
-    found = load_latest("ckpt", map_location=device)
-    if found is not None:
-        model.load_state_dict(found.state["model"])
+    checkpoint = load_latest("ckpt", map_location=device)
+    if checkpoint is not None:
+        model.load_state_dict(checkpoint.state["model"])
 
 Rank 0 proposes the newest that it can verify. A rank that sees another file there (a disk of the node's own) verifies it too. All ranks
 pass over a checkpoint that one of them lacks. If there are checkpoints and none is good, CheckpointingError lists them: training never
@@ -55,7 +55,7 @@ _SENT_NO_MORE: Final = "read the error of rank 0, which reads the file for all, 
 class Loaded:
     """A loaded checkpoint."""
 
-    #: What was saved; for a sharded checkpoint `into`.
+    #: The saved state; for a sharded checkpoint `into`.
     state: Any
     #: The absolute path of it.
     path: str
@@ -151,7 +151,7 @@ class _Proposer:
         self.passed_over: list[tuple[str, str]] = []
 
     def next(self, lacking: list[str]) -> _Proposal | None:
-        """Return the newest that is whole and not lacking anywhere; `passed_over` says then what stands against newer ones."""
+        """Return the newest that is whole and not lacking anywhere; `passed_over` then has the faults of newer ones."""
         if self._resume_from is not None:
             given = self._tried = os.path.abspath(self._resume_from)  # noqa: PTH100 -- as above
             self._resume_from = None
@@ -170,7 +170,7 @@ class _Proposer:
             self.passed_over += chosen.unknown
             if chosen.chosen is not None:
                 return _proposal(chosen.chosen)
-            # another process may save there and prune: what was listed is gone by the time that it is read, and the next not listed yet,
+            # another process may save there and prune: a listed one is gone by the time of its read, and the next not listed yet,
             # or a listing saw neither. Only what stood still between two looks, by more than the grain of its clock, is what there is
             stood_still = abs(time.time_ns() - changed) > _GRAIN_NS
             if not stood_still:
@@ -190,7 +190,7 @@ class _Proposer:
             return 0
 
     def _list(self) -> discover.Listing:
-        """List what is in the directory; where that is a file, or DCP's own directory, just that."""
+        """List the directory; where that is a file, or DCP's own directory, just that."""
         directory = self._directory.rstrip("/")
         if os.path.isfile(directory) or os.path.isfile(f"{directory}/.metadata"):  # noqa: PTH113 -- as above
             listing = discover.find([glob.escape(os.path.basename(directory))], os.path.dirname(directory))  # noqa: PTH119, PTH120 -- as above
@@ -237,7 +237,7 @@ def _proposal(verification: Verification) -> _Proposal:
 
 
 def _whole(identity: Identity) -> tuple[int, int]:
-    """Return what all nodes see alike. An inode number is none of it: some shared file systems give each mount its own."""
+    """Return the facts that all nodes see alike. An inode number is not among them: some shared file systems give each mount its own."""
     return (identity.size, identity.mtime_ns)
 
 
@@ -296,10 +296,10 @@ def _load_sharded(path: str, into: Mapping[str, Any] | None, together: Ranks) ->
     except CheckpointException as error:
         rank, failure = min(error.failures.items())
         message = f"checkpoint could not be loaded: {path}: rank {rank}: {type(failure[0]).__name__}: {failure[0]}"
-        raise CheckpointingError(message, hint="compare what it holds with `into`: every entry must be there, in the same shape") from error
+        raise CheckpointingError(message, hint="compare its content with `into`: every entry must be there, in the same shape") from error
     if not is_replicated:
         return state
-    together.meet()  # rank 0 has loaded it, or said why not
+    together.meet()  # rank 0 has loaded it, or reported why not
     return share_state(state, together.rank)
 
 

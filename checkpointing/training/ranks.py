@@ -17,7 +17,7 @@ Ranks in different calls never meet.
 
 A rank that fails raises its own error. All others raise CheckpointingError with the first failed rank's number. Of ranks that do not come:
 
-    after PATIENCE_S     a warning names them, and where each of them stands (whereabouts.py)
+    after PATIENCE_S     a warning names them, and the place of each (whereabouts.py)
     any time after that  an error, if they are proven never to come: whereabouts.away
     after timeout_s      an error; a rank that is at work in the same call, such as rank 0 while it writes, has TIMEOUT_S at least
 """
@@ -69,7 +69,7 @@ class RankAnswer:
 class Ranks:
     """The ranks that do one thing together. Made by `ranks()`."""
 
-    #: What failed if they do not, for errors.
+    #: The failure if they do not, for errors.
     failure: str
     rank: int = 0
     world: int = 1
@@ -225,5 +225,5 @@ def group_timeout() -> timedelta:
 
 
 def show_place() -> None:
-    """Let the other ranks ask where this one stands from now on, where this process is in a group."""
+    """Let the other ranks ask for this rank's place from now on, where this process is in a group."""
     ranks("")

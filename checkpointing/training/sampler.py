@@ -1,4 +1,4 @@
-"""Deals the samples of a data set to ranks that take unequal shares of each global batch, and goes on where it was."""
+"""Deals the samples of a data set to ranks that take unequal shares of each global batch, and continues where it was."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class UnevenSampler:
 
     An epoch is the data set, shuffled by `seed` and the epoch's number, and cut into global batches; a rank has `plan.samples` of each,
     from `plan.offset` on. The last incomplete global batch is left out (`drop_last`), or filled up from the epoch's beginning. Each
-    pass is an epoch: the one in which it stands, from where it stands, then the next.
+    pass is an epoch: the present one, from its position on, then the next.
 
-    The state counts samples of all ranks, so it also goes on under another plan. It stands behind a global batch from the moment in which
+    The state counts samples of all ranks, so it also continues under another plan. It is behind a global batch from the moment in which
     this rank's last index of it is dealt. A DataLoader with worker processes asks ahead: set `position` in the state that you save then, to
     the optimizer steps of this epoch times `plan.global_batch`.
     """
@@ -55,17 +55,17 @@ class UnevenSampler:
             begin = self._position + offset
             for place in range(begin, begin + samples):
                 if place == begin + samples - 1:
-                    self._position += whole  # before it is dealt: the script saves while the generator stands here
+                    self._position += whole  # before it is dealt: the script saves while the generator is here
                 yield order[place % self._size]
         self.set_epoch(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of another epoch. In the epoch in which it stands it has no effect."""
+        """Go to the beginning of another epoch. In the present epoch it has no effect."""
         if epoch != self.epoch:
             self.epoch, self._position = epoch, 0
 
     def state_dict(self) -> dict[str, int]:
-        """Return where it stands, in samples of all ranks: the same on every rank."""
+        """Return where it is, in samples of all ranks: the same on every rank."""
         return {"epoch": self.epoch, "position": self._position, "seed": self._seed, "size": self._size}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:

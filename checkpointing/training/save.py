@@ -4,7 +4,7 @@
     save(state, "ckpt", step=step, sharded=True)     ckpt/step-00000100/, every rank's own part, through torch.distributed.checkpoint
     save(state, "ckpt/last.pt")                      exactly this file
 
-In torch.distributed every rank must call it at the same place; outside, each process that calls it saves. What fails on one rank is raised
+In torch.distributed every rank must call it at the same place; outside, each process that calls it saves. A failure of one rank is raised
 on all (checkpointing/training/ranks.py): there as it was, elsewhere as CheckpointingError. An error of the disk is a CheckpointingError
 everywhere.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _NAME: Final = re.compile(r"step-(\d{8,18})(\.pt)?")
 _MOST_STEPS: Final = 10**18  # what such a name has room for
-_METADATA: Final = ".metadata"  # of DCP: without it a directory is no checkpoint of ours
+_METADATA: Final = ".metadata"  # of DCP: without it a directory is no checkpoint of `save`
 _PROBE_BYTES: Final = 4 << 20
 _FREE_SPACE: Final = "free space there, or save elsewhere; the checkpoints that were there are untouched"
 _ELSEWHERE: Final = "give save a path that can be written to; the checkpoints that were there are untouched"
@@ -87,9 +87,9 @@ def save(  # noqa: PLR0913 -- each is a choice of its own, and all but two have 
         except OSError as error:
             raise CheckpointingError(f"checkpoint was not saved: {final}: {error.strerror or error}", hint=_hint(error)) from error
         if keep is not None and step is not None:
-            with contextlib.suppress(OSError):  # the checkpoint stands; what could not be removed is tried again at the next save
+            with contextlib.suppress(OSError):  # the checkpoint is there; a failed removal is tried again at the next save
                 prune(os.path.dirname(final), keep, step)  # noqa: PTH120 -- paths are plain strings throughout the package
-        together.meet()  # everybody goes on when the checkpoint is there, and not before
+        together.meet()  # everybody continues when the checkpoint is there, and not before
     return final
 
 
@@ -103,7 +103,7 @@ def target_of(path: str, step: int | None, *, sharded: bool = False) -> str:
 
 
 def step_of(step: Any, failure: str) -> int:  # noqa: ANN401 -- whatever a script counts with
-    """Return a step that a name has room for, from whatever counts as an integer. Raises CheckpointingError that begins with `failure`."""
+    """Return a step that a name has room for, from any kind of integer. Raises CheckpointingError that begins with `failure`."""
     try:
         number = operator.index(step)
     except TypeError:
@@ -128,7 +128,7 @@ def has_shards(state: Any) -> bool:  # noqa: ANN401 -- as in save
 def prune(directory: str, keep: int, step: int) -> list[str]:
     """Remove, of what `save` named in `directory`, all but the `keep` newest up to `step`, and give the paths; later steps stay.
 
-    A directory without DCP's `.metadata` is not ours, whatever its name.
+    A directory without DCP's `.metadata` is not of `save`, whatever its name.
     """
     saved: list[tuple[int, str]] = []
     with os.scandir(directory) as entries:
@@ -160,7 +160,7 @@ def _refuse_a_stranger(final: str) -> None:
         why = f"it is a directory that holds {strange[0]}"
     else:
         why = "a file has that name"
-    hint = "give save a directory of its own, or step= to have one made in this one; what is there is untouched"
+    hint = "give save a directory of its own, or step= to have one made in this one; the file there is untouched"
     raise CheckpointingError(f"checkpoint was not saved: {final}: {why}, and is not replaced", hint=hint)
 
 
@@ -204,7 +204,7 @@ def _write_shards(state: Any, temporary: str, final: str, together: Ranks) -> No
     from torch.distributed.checkpoint.stateful import Stateful  # noqa: PLC0415
 
     # DCP would ask for these where the others wait for it without learning of an error
-    parts = {name: part.state_dict() if isinstance(part, Stateful) else part for name, part in state.items()}
+    parts = {name: value.state_dict() if isinstance(value, Stateful) else value for name, value in state.items()}
     # DCP makes the directory where it is missing: a rank on a disk of its own would save its part where nobody looks for it
     sees_it = os.path.isdir(temporary)  # noqa: PTH112 -- as above
     if not together.meet(vote=sees_it).yes:

@@ -1,12 +1,12 @@
 """Takes the state of a training under names that do not depend on how the model is wrapped, and gives it back.
 
-    found = load_latest("ckpt", into={**state(model, optimizer), "step": 0})
-    if found is not None:
-        apply(found.state, model, optimizer)
+    checkpoint = load_latest("ckpt", into={**state(model, optimizer), "step": 0})
+    if checkpoint is not None:
+        apply(checkpoint.state, model, optimizer)
 
-What is taken are the training's own tensors (of FSDP2 the shards, DTensors), through torch.distributed.checkpoint.state_dict, not copies.
+The values are the training's own tensors (of FSDP2 the shards, DTensors), through torch.distributed.checkpoint.state_dict, not copies.
 
-*Names.* A wrapper holds the module in an attribute (`module`, `_orig_mod`, …), which stands in torch's keys. `plain_name` walks from the
+*Names.* A wrapper holds the module in an attribute (`module`, `_orig_mod`, …), which is in torch's keys. `plain_name` walks from the
 model along a key and leaves these out. `module` is left out only where its holder is one of torch's wrappers: a module of the user's may
 have a part of that name.
 
@@ -135,17 +135,17 @@ def plain_name(model: torch.nn.Module, key: str) -> str:
     """
     at: Any = model
     parts = []
-    for part in key.split("."):
-        while (inner := _inner_name(at)) and part != inner and part not in _own_names(at):
+    for word in key.split("."):
+        while (inner := _inner_name(at)) and word != inner and word not in _own_names(at):
             at = getattr(at, inner)
-        if part != inner:
-            parts.append(part)
-        at = getattr(at, part, None)
+        if word != inner:
+            parts.append(word)
+        at = getattr(at, word, None)
     return ".".join(parts)
 
 
 def _inner_name(at: Any) -> str:  # noqa: ANN401 -- a module, a tensor, None
-    """Return the attribute in which a wrapper holds its module; "" for what is none."""
+    """Return the attribute in which a wrapper holds its module; "" for another object."""
     if not isinstance(at, torch.nn.Module):
         return ""
     children = at._modules  # noqa: SLF001 -- the wrappers forward other attributes to the module that they hold
@@ -329,13 +329,13 @@ def _like(value: Any, own: Any) -> Any:  # noqa: ANN401 -- tensors, and what a m
 
 
 def _position(loader: Any) -> dict[str, Any]:  # noqa: ANN401 -- as in state
-    """Return where a loader or its sampler stands in the data."""
-    for part in _parts_of(loader):
-        if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
-            return {"state": part.state_dict()}
-    for part in _parts_of(loader):
-        if hasattr(part, "set_epoch") and hasattr(part, "epoch"):
-            return {"epoch": int(part.epoch)}
+    """Return where a loader or its sampler is in the data."""
+    for source in _parts_of(loader):
+        if hasattr(source, "state_dict") and hasattr(source, "load_state_dict"):
+            return {"state": source.state_dict()}
+    for source in _parts_of(loader):
+        if hasattr(source, "set_epoch") and hasattr(source, "epoch"):
+            return {"epoch": int(source.epoch)}
     message = f"{_NOT_TAKEN}: neither {type(loader).__name__} nor its sampler has state_dict and load_state_dict, or set_epoch and epoch"
     raise CheckpointingError(message, hint="use torchdata's StatefulDataLoader, or save the position yourself and leave loader= out")
 
@@ -346,15 +346,15 @@ def _way_to(position: Mapping[str, Any] | None, loader: Any) -> Callable[[], obj
         return None
     ((kind, value),) = position.items()
     setter = "load_state_dict" if kind == "state" else "set_epoch"
-    for part in _parts_of(loader):
-        if hasattr(part, setter):
-            return functools.partial(getattr(part, setter), value)
+    for source in _parts_of(loader):
+        if hasattr(source, setter):
+            return functools.partial(getattr(source, setter), value)
     message = f"{_NOT_APPLIED}: loader: neither {type(loader).__name__} nor its sampler has {setter}"
     raise CheckpointingError(message, hint="give apply a loader of the kind that state was given; nothing was changed")
 
 
 def _parts_of(loader: Any) -> list[Any]:  # noqa: ANN401 -- as in state
-    return [part for part in (loader, getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)) if part is not None]
+    return [source for source in (loader, getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)) if source is not None]
 
 
 def _generators() -> dict[str, Any]:

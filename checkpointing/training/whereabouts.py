@@ -1,4 +1,4 @@
-"""Where another rank stands in its program: file, line and function of its training thread, asked over a socket.
+"""Where another rank is in its program: file, line and function of its training thread, asked over a socket.
 
 Each rank that meets others keeps a listening socket and a thread that waits in accept(): a rank that hangs in C code with the GIL released
 still answers, and nothing polls. Address and password stand in the store of torch's process group under
@@ -31,7 +31,7 @@ _MOST_BYTES: Final = 4096
 MOST_ASKED: Final = 16
 MOST_NAMED: Final = 4
 GONE: Final = "its process is gone"
-#: How long a rank that answers is looked at before it counts as standing still: longer than ranks.py takes to leave a meeting that is over.
+#: How long a rank that answers is observed before it is known to stand still: longer than ranks.py takes to leave a meeting that is over.
 _STILL_S: Final = 2.0
 _C10D: Final = "torch/distributed/distributed_c10d.py"
 _COLLECTIVES: Final = frozenset({
@@ -43,14 +43,14 @@ _NOT_THE_USERS: Final = ("/site-packages/", "/dist-packages/", "<frozen ", "/sup
 
 
 class OwnTask:
-    """What this process does together with other ranks, by its own word."""
+    """The work of this process together with other ranks, by its own word."""
 
     task = ""  # what its training thread waits in; "": nothing that others wait in too
     work = ""  # the meeting to which a thread comes that is at work in the same call; "": none
 
 
 class RankPlace(NamedTuple):
-    """Where another rank stands, as it answers. Each part is "" where it is not known."""
+    """The place of another rank, by its answer. Each part is "" where it is not known."""
 
     #: As in OwnTask; or the collective of all ranks that its training thread waits in.
     task: str = ""
@@ -69,7 +69,7 @@ class _OwnAddress:
 
 
 def show(store: Any, rank: int) -> None:  # noqa: ANN401 -- torch's store
-    """Let the other ranks of this store ask where this thread stands. Raises nothing: without it a rank is named without its line."""
+    """Let the other ranks of this store ask for this thread's place. Raises nothing: without it a rank is named without its line."""
     with _OwnAddress.lock, contextlib.suppress(Exception):
         if not _OwnAddress.address:
             _OwnAddress.address = _listen()
@@ -99,7 +99,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def ask(store: Any, rank: int) -> RankPlace:  # noqa: ANN401 -- torch's store
-    """Return where a rank stands. Takes ANSWER_S at most; nothing is known of one that never showed an address."""
+    """Return the place of a rank. Takes ANSWER_S at most; nothing is known of one that never showed an address."""
     try:
         key = f"{_KEYS}/{rank}"
         if not store.check([key]):
@@ -107,7 +107,7 @@ def ask(store: Any, rank: int) -> RankPlace:  # noqa: ANN401 -- torch's store
         host, port, password = store.get(key).decode().split()
         if ipaddress.ip_address(host).is_loopback:  # it is on the host of MASTER_ADDR, whose own name may be 127.0.1.1 there (Debian)
             host = os.environ.get("MASTER_ADDR", host)
-    except Exception:  # noqa: BLE001 -- torch's store raises what it likes; the caller has an error of its own to raise
+    except Exception:  # noqa: BLE001 -- torch's store may raise anything; the caller has an error of its own to raise
         return RankPlace()
     try:
         with socket.create_connection((host, int(port)), timeout=ANSWER_S) as connection:
@@ -123,7 +123,7 @@ def ask(store: Any, rank: int) -> RankPlace:  # noqa: ANN401 -- torch's store
 
 
 def described(store: Any, ranks: Sequence[int], task: str = "") -> str:  # noqa: ANN401 -- torch's store
-    """Say of ranks that did not come where they stand: `rank 3 did not: it stands at train.py:112 in evaluate`.
+    """Say of ranks that did not come where they stand: `rank 3 did not: it is at train.py:112 in evaluate`.
 
     task: who waits in it too is passed over. "" where nobody is left.
     """
@@ -136,8 +136,8 @@ def described(store: Any, ranks: Sequence[int], task: str = "") -> str:  # noqa:
         if task and rank_place.task == task:
             continue
         where = rank_place.where
-        stands = where if not where or where.startswith("its ") else f"it stands at {where}"
-        texts.append(f"rank {rank} did not" + (f": {stands}" if stands else ""))
+        location = where if not where or where.startswith("its ") else f"it stands at {where}"
+        texts.append(f"rank {rank} did not" + (f": {location}" if location else ""))
     return ", ".join(texts) + (f", and {unnamed} more" if texts and unnamed else "")
 
 
@@ -183,7 +183,7 @@ def _collective(frame: FrameType | None) -> str:
 
 
 def _is_library(path: str) -> bool:
-    return path.startswith(_LIBRARIES) or any(part in path for part in _NOT_THE_USERS)
+    return path.startswith(_LIBRARIES) or any(directory in path for directory in _NOT_THE_USERS)
 
 
 def _answer_all(listener: socket.socket, password: str, thread: int) -> None:

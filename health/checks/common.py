@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
-def unread(check: str, now: Readings, name: str, what: str, subject: str = HOST) -> CheckResult | None:
+def unread(check: str, now: Readings, name: str, subject_name: str, subject: str = HOST) -> CheckResult | None:
     """Return the result for a reading that is missing or has a problem; None if it can be judged. what: its name for people."""
     reading = now.one(name, subject)
     if reading is None:
-        return CheckResult(check, subject, Result.UNKNOWN, f"{what}: not read")
+        return CheckResult(check, subject, Result.UNKNOWN, f"{subject_name}: not read")
     if not reading.problem:
         return None
     if reading.problem == NOT_SUPPORTED:
-        return CheckResult(check, subject, Result.SKIPPED, f"{what}: not visible here")
+        return CheckResult(check, subject, Result.SKIPPED, f"{subject_name}: not visible here")
     words = {PERMISSION: "not permitted", GONE: "it is gone"}.get(reading.problem, reading.problem)
-    return CheckResult(check, subject, Result.UNKNOWN, f"{what}: {words}")
+    return CheckResult(check, subject, Result.UNKNOWN, f"{subject_name}: {words}")
 
 
 def number(row: dict[str, Json], key: str) -> float | None:

@@ -65,7 +65,7 @@ def _major(word: object) -> int | None:
 _TIMEOUT = "init_process_group(timeout=...) sets the time after which a collective is given up"
 _GDR = "NCCL_NET_GDR_LEVEL limits GPU Direct RDMA, and is not needed where NCCL finds the distance by itself"
 _CHECKS = "NCCL checks no arguments unless NCCL_CHECK_POINTERS asks for it"
-#: Neither torch nor NCCL reads these; people set them all the same. What was true of NCCL and since when: its user guide, "Environment
+#: Neither torch nor NCCL reads these; people set them all the same. NCCL's rules and their versions: its user guide, "Environment
 #: Variables", of 2.31; its source asks for none of these names.
 UNREAD_VARIABLES = {
     "NCCL_TIMEOUT": _TIMEOUT,
@@ -78,7 +78,7 @@ UNREAD_VARIABLES = {
     "NCCL_CHECKS_DISABLE": f"NCCL 2.2.12 replaced it: {_CHECKS}",
     "NCCL_CHECK_DISABLE": f"no version of NCCL did: {_CHECKS}",
 }
-#: torch reads the old name with a warning (ProcessGroupNCCL.hpp of 2.13), until it does not.
+#: torch still reads the old name, with a warning (ProcessGroupNCCL.hpp of 2.13).
 RENAMED_VARIABLES = (
     "NCCL_ASYNC_ERROR_HANDLING",
     "NCCL_BLOCKING_WAIT",
@@ -89,7 +89,7 @@ RENAMED_VARIABLES = (
 
 
 def misleading(variables: Mapping[str, object]) -> Iterator[tuple[str, str, str]]:
-    """Yield of each variable that does not do what it seems to: its name, what is true of it, and the command that mends it."""
+    """Yield for each misleading variable: its name, its true effect, and the command that mends it."""
     for key in (key for key in UNREAD_VARIABLES if key in variables):
         yield key, f"does nothing: neither torch nor NCCL reads it; {UNREAD_VARIABLES[key]}", f"unset {key}"
     for key in (key for key in RENAMED_VARIABLES if key in variables):

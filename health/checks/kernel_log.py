@@ -24,7 +24,7 @@ RECENT_S: Final = 86400.0
 #: The most events that are reported one by one.
 MOST_SHOWN: Final = 50
 _LOOK: Final = ("dmesg -T",)
-#: What the kernel writes before a line: seconds since it started, which nobody can read.
+#: The kernel's prefix of a line: seconds since it started, which people cannot read.
 _UPTIME: Final = re.compile(r"\[ *\d+\.\d+\] ")
 _ALLOW: Final = "sudo sysctl kernel.dmesg_restrict=0"
 
@@ -96,7 +96,7 @@ def _judged(row: dict[str, Json], read_t: float) -> CheckResult | None:
         "kernel_log",
         f"pci:{pci}" if pci else KERNEL,
         Result.FAILED if failed else Result.DEGRADED,
-        ": ".join(parts[:2]) + "".join(f"; {part}" for part in parts[2:]),
+        ": ".join(parts[:2]) + "".join(f"; {detail}" for detail in parts[2:]),
         (line if t is None else stamped(t) + _UPTIME.sub("", line, count=1),),
         repair,
         look=_LOOK,

@@ -1,4 +1,4 @@
-"""What differs between the environments of several nodes of one job, what that does, and whether the job can work so.
+"""Compares the environments of several nodes of one job: the differences, their effect, and whether the job can work so.
 
 The node check (health/nodecheck) brings readings of nodes together; so does a supervised job, before its ranks start. `MUST_AGREE` says of
 a variable what a difference does, and how that is known. A variable that is not in it may differ: an interface, a device, a log level.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Weight(IntEnum):
-    """What a difference means for the job."""
+    """The effect of a difference on the job."""
 
     NOTE = 0  # nodes may differ so
     MATTERS = 1  # the training may fail, hang, slow down or compute differently
@@ -91,7 +91,7 @@ _NCCL_REFUSES: Final = "NCCL refuses ranks of another version (`Mismatched NCCL 
 
 @dataclass(frozen=True, slots=True)
 class NodeDifference:
-    """One thing that is not the same on all nodes. values: by node, "unset" for none. effect: what it does, "" where that is not known."""
+    """One thing that is not the same on all nodes. values: by node, "unset" for none. effect: its effect, "" where that is not known."""
 
     what: str
     values: Mapping[str, str]

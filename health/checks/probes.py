@@ -1,4 +1,4 @@
-"""Did every probe (health/probes/) answer? A probe that hangs shows a fault of what it reads; some faults leave no other trace.
+"""Did every probe (health/probes/) answer? A probe that hangs shows a fault of its source; some faults leave no other trace.
 
 Some probes ask the user's own programs, servers and directories, which may be slow on a healthy node: these never make the node fail.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from health.model import Json, Readings
     from health.thresholds import Thresholds
 
-#: git and what is installed, resolvers, other nodes, chronyc, journalctl.
+#: git and the packages, resolvers, other nodes, chronyc, journalctl.
 _MAY_BE_SLOW = frozenset({"environment", "names", "reach", "ports", "clock", "kernel_log"})
 
 
@@ -44,7 +44,7 @@ def _judged(subject: str, outcome: dict[str, Json]) -> CheckResult:
     late = f"probe {name} did not answer in {outcome.get('deadline_s', seconds)} s{after}"
     look = (f"cat /proc/{outcome.get('pid')}/stack",)
     if name in _MAY_BE_SLOW:
-        return CheckResult("probes", subject, Result.DEGRADED, f"{late}: what it asks is slow or gone", evidence)
+        return CheckResult("probes", subject, Result.DEGRADED, f"{late}: its source is slow or gone", evidence)
     if outcome.get("process") == "D":
         where = f": stuck in the kernel at {outcome.get('wchan') or 'an unknown place'}"
         return CheckResult("probes", subject, Result.FAILED, late + where, evidence, Repair.REBOOT, look=look)

@@ -47,7 +47,7 @@ def _path_answer(now: Readings, subject: str) -> CheckResult:
         evidence = (*evidence, f"process {row.get('pid')}: state {row.get('state') or 'unknown'}")
         return CheckResult("disk_paths", subject, Result.FAILED, f"{path} does not answer {stage}{where}", evidence, Repair.DRAIN, again)
     if row.get("errno") == "ESTALE":
-        why = f"{path}: its handle is stale: the server no longer knows what is mounted here"
+        why = f"{path}: its handle is stale: the server no longer knows this mount"
         return CheckResult("disk_paths", subject, Result.FAILED, why, evidence, Repair.CONFIGURE, again)
     if row.get("answers") is not True:
         look = (f"ls -ld {quote(path)}",)
@@ -56,7 +56,7 @@ def _path_answer(now: Readings, subject: str) -> CheckResult:
 
 
 def _mount_again(mount: dict[str, Json]) -> str:
-    """Return what brings a dead mount back: a command, words where none is safe, "" if it is not known what is mounted."""
+    """Return the remedy for a dead mount: a command, words where none is safe, "" if the mount is not known."""
     point = str(mount.get("point") or "")
     if point and point.rstrip("/") in _OF_THE_SYSTEM:
         return f"reboot: {point} is part of the system itself, and cannot be unmounted"

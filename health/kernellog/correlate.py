@@ -153,9 +153,9 @@ class Correlator:
         """Return the event that a line of an SXid belongs to. Its lines of severity and data do not name the link, and may come first."""
         link = builder.fields.get("link", "")
         known = self._last(
-            lambda one: (
-                (one.kind, one.code, one.pci) == ("sxid", builder.code, builder.pci)
-                and ("" in {link, one.fields.get("link", "")} or link == one.fields["link"])
+            lambda other: (
+                (other.kind, other.code, other.pci) == ("sxid", builder.code, builder.pci)
+                and ("" in {link, other.fields.get("link", "")} or link == other.fields["link"])
             )
         )
         if known is not None and link and "link" not in known.fields:
@@ -184,14 +184,14 @@ class Correlator:
         """Add the parts that came just before: they are no findings by themselves."""
         if builder.form.role is Role.PART:
             return
-        for part in reversed(self._builders[-16:]):
-            kinds = _BELONGS.get(part.form.code, {part.kind})
-            alike = builder.kind in kinds and may_be_same(part.pci, builder.pci)
-            if part.form.role is Role.PART and not part.dropped and alike and part.is_near(entry, EVENT_S):
-                part.dropped = True
-                builder.count += part.count
-                if "uuid" in part.fields:
-                    builder.fields.setdefault("uuid", part.fields["uuid"])
+        for earlier in reversed(self._builders[-16:]):
+            kinds = _BELONGS.get(earlier.form.code, {earlier.kind})
+            alike = builder.kind in kinds and may_be_same(earlier.pci, builder.pci)
+            if earlier.form.role is Role.PART and not earlier.dropped and alike and earlier.is_near(entry, EVENT_S):
+                earlier.dropped = True
+                builder.count += earlier.count
+                if "uuid" in earlier.fields:
+                    builder.fields.setdefault("uuid", earlier.fields["uuid"])
 
     def _end(self, entry: Entry, match: KernelMatch) -> None:
         subject = match.groups.get("subject", "")

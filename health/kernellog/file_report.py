@@ -199,7 +199,7 @@ def _as_text(findings: Sequence[LogFinding]) -> str:
         return "nothing in this log needs attention\n"
     written = []
     for finding in sorted(findings, key=lambda finding: -SEVERITIES.index(finding.severity)):
-        where = " ".join(part for part in (finding.pci, finding.subject) if part)
+        where = " ".join(word for word in (finding.pci, finding.subject) if word)
         again = f" ({finding.count} lines)" if finding.count > 1 else ""
         written.append(f"{finding.severity.value:8}  {finding.kind} {finding.code}  {where}{again}\n")
         written.append(f"          {finding.meaning}{'; ' + finding.reason if finding.reason else ''}\n")

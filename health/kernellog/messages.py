@@ -47,7 +47,7 @@ class Form:
 
     @property
     def pattern(self) -> re.Pattern[str]:
-        """What matches such a message from its beginning; compiled at the first use, which most forms never see."""
+        """The matcher of such a message from its beginning; compiled at the first use, which most forms never see."""
         return _compiled(self.expression)
 
 

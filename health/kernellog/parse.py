@@ -4,7 +4,7 @@ The formats: records of /dev/kmsg, `dmesg` with any of its options, `journalctl`
 files with and without host, RFC 5424, rsyslog's `#012` for a newline. A line that names another facility, program tag or transport is left
 out. A line without marks may be the kernel's; its `sure` is False.
 
-A line in another dress (a collector's prefix, a date in another language) is read where the kernel's own mark stands in it; its time is
+A line in another dress (a collector's prefix, a date in another language) is read where the kernel's own mark is in it; its time is
 unknown.
 """
 
@@ -125,7 +125,7 @@ def _is_document(first: str) -> bool:
 
 
 def _lines(stream: Source, line: str) -> Iterator[str]:
-    """Yield `line` and those after it; what is longer than LONGEST_ROW is cut."""
+    """Yield `line` and those after it; a longer one than LONGEST_ROW is cut."""
     while line:
         yield line.replace("\x00", "")  # what a crash leaves in a file
         while line and not line.endswith("\n"):
@@ -135,7 +135,7 @@ def _lines(stream: Source, line: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What is left of a line, and what stood before it."""
+    """The rest of a line, and the text before it."""
 
     text: str
     t: float | None = None
@@ -267,7 +267,7 @@ def _tagged(head: _Head) -> _Head | None:
 
 
 def _of_unknown_form(head: _Head) -> _Head | None:
-    """Take off what stands before a mark of the kernel's, or before a message of the GPU driver's; None of one that a program quotes."""
+    """Take off the text before a mark of the kernel's, or before a message of the GPU driver's; None of one that a program quotes."""
     if not head.dated and (match := _UNREAD.match(head.text)):
         return replace(head, text=head.text[match.end() :], sure=True)
     own = _OWN.search(head.text)
@@ -355,7 +355,7 @@ def _of_journal(row: dict[str, Any], line: str, number: int) -> Entry | None:
 
 
 def _seconds(us: str) -> float | None:
-    """Return the seconds of a count of microseconds, None where it is none."""
+    """Return the seconds of a count of microseconds, None for another text."""
     return int(us) / 1e6 if _COUNT.fullmatch(us) else None
 
 

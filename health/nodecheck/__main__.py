@@ -91,7 +91,7 @@ def _fault(text: str) -> Fault:
 
 
 def _take_part(rank: int, options: Options, *, as_json: bool) -> int:
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what it warns of, that a peer is gone, is what is being looked for
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns that a peer is gone, and the trial looks for that
     try:
         import torch  # noqa: F401, PLC0415  before the fork, so that it is loaded once; it touches no GPU by itself
     except (ImportError, OSError) as error:  # OSError: a library of CUDA's that is not there
@@ -216,7 +216,7 @@ def _start_ranks(given: argparse.Namespace) -> int:
 
 
 def _ended(rank: subprocess.Popen[bytes], until: float) -> int:
-    """Return the exit code of a rank; NO_REPORT of one that is not through by then: it hangs where nothing of ours watches over it yet."""
+    """Return the exit code of a rank; NO_REPORT of one that is not through by then: it hangs where the node check does not watch it yet."""
     try:
         return rank.wait(max(0.0, until - time.monotonic()))
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Which ranks are alive, by the heartbeats that each rank writes to the shared store.
+"""Knows the living ranks, by the heartbeats that each rank writes to the shared store.
 
 Each rank measures the age of a heartbeat by its own clock, so the clocks of the nodes need not agree.
 """
@@ -37,7 +37,7 @@ class Options:
     """How a check is made; the same on every rank.
 
     deadline_s: until the verdict, in any case. join_s: for a rank to join. trial_s: for one operation of a pair. stale_s: a rank without a
-    heartbeat for so long is gone. rounds: of the tournament. faults: of a rehearsal.
+    heartbeat for this long is gone. rounds: of the tournament. faults: of a rehearsal.
     """
 
     world: int

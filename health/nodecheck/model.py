@@ -17,7 +17,7 @@ NOBODY: Final = -1
 
 
 class Kind(StrEnum):
-    """What is timed, each apart. COMPUTE is a rank's own; the others belong to a pair."""
+    """The timed works, each apart. COMPUTE is a rank's own; the others belong to a pair."""
 
     COMPUTE = "compute"
     SMALL = "small all-reduce"
@@ -26,7 +26,7 @@ class Kind(StrEnum):
     OVERLAP = "compute and all-reduce at once"
 
 
-#: What belongs to a pair.
+#: The works of a pair.
 TOGETHER: Final = (Kind.SMALL, Kind.LARGE, Kind.SWAP, Kind.OVERLAP)
 
 
@@ -51,7 +51,7 @@ class Member:
     @classmethod
     def from_json(cls, row: dict[str, Json]) -> Member:
         """Return the Member that `to_json` wrote."""
-        return cls(**row)  # type: ignore[arg-type]  # it was one of ours
+        return cls(**row)  # type: ignore[arg-type]  # this module wrote it
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,9 @@ class PairTrial:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one rank measured in one pair trial. partner: NOBODY if it had none in this round.
+    """The measures of one rank in one pair trial. partner: NOBODY if it had none in this round.
 
-    seconds: of every trial, by kind. failure: "" or what failed and where. own: it failed on this rank alone, whoever the partner.
+    seconds: of every trial, by kind. failure: "" or what failed and where. own: it failed on this rank alone, with any partner.
     absent: the partner was gone, so the rank tried nothing.
     """
 
@@ -107,7 +107,7 @@ class Sample:
         seconds = (
             {Kind(kind): tuple(trials) for kind, trials in times.items() if isinstance(trials, list)} if isinstance(times, dict) else {}
         )
-        return cls(**{**row, "seconds": seconds})  # type: ignore[arg-type]  # it was one of ours
+        return cls(**{**row, "seconds": seconds})  # type: ignore[arg-type]  # this module wrote it
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class FaultKind(StrEnum):
     SLOW_COMPUTE = "slow-compute"  # that many times as much work
     SLOW_LINK = "slow-link"  # seconds more for each operation of a pair
     FAIL = "fail"  # the probability that a pair trial fails, the connection lost
-    CORRUPT = "corrupt"  # the probability that what is sent in a pair trial is wrong
+    CORRUPT = "corrupt"  # the probability that data sent in a pair trial is wrong
     HANG = "hang"  # stopped in the round of this number
     DIE = "die"  # killed in the round of this number
 
@@ -166,7 +166,7 @@ class Fault:
 
     @classmethod
     def parse(cls, text: str) -> Fault:
-        """Return the fault of `KIND:RANK:AMOUNT`, or `slow-link:RANK-RANK:SECONDS`. Raises ValueError naming what is wrong."""
+        """Return the fault of `KIND:RANK:AMOUNT`, or `slow-link:RANK-RANK:SECONDS`. Raises ValueError naming the fault."""
         kinds = ", ".join(FaultKind)
         try:
             name, where, amount = text.split(":")

@@ -85,7 +85,7 @@ def lines(outcome: dict[str, Json]) -> Iterable[str]:
     if len(models) > 1 and isinstance(ratios, list) and ratios:
         by_rank = ",".join(f"{ratio:g}" for ratio in ratios)
         yield f"{'':<9} {'speeds':<14} {by_rank} by rank: what --knob grad_accum:planned:BATCH=plan: takes"
-    fit = "all ranks are fit for a job" if outcome["fit"] else "not fit for a job until what is FAILED is repaired or left out"
+    fit = "all ranks are fit for a job" if outcome["fit"] else "not fit for a job until the FAILED ones are repaired or left out"
     yield f"node check of {outcome['world']} ranks in {outcome['seconds']:.1f} s: {fit}"
 
 

@@ -1,4 +1,4 @@
-"""Which ranks measure together: a tournament in which each rank meets many others, then trials that decide doubtful cases.
+"""Schedules the ranks that measure together: a tournament in which each rank meets many others, then trials that decide doubtful cases.
 
 Every rank computes the same schedule from the same numbers, so the ranks exchange nothing.
 """

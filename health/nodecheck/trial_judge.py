@@ -31,7 +31,7 @@ class Limits:
 
     #: Matrix products: GPUs of one model differ by some percent (SuperBench: 3-5 % between healthy A100s).
     compute: float = 1.25
-    #: What a pair does: other switches, other NUMA nodes.
+    #: The work of a pair: other switches, other NUMA nodes.
     pair: float = 1.5
     #: The same where ranks share a machine's CPU: its time is not all theirs.
     crowded_compute: float = 1.6
@@ -43,13 +43,13 @@ class Limits:
     #: Share of a rank's pairs by which it is judged: the pair at this place of its sorted pairs is slow. A third: one good pair in
     #: three acquits, since no slow rank has any.
     of_pairs: float = 1 / 3
-    #: Share of meetings that failed from which a pair counts as always failing.
+    #: Share of meetings that failed from which a pair is treated as always failing.
     always: float = 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """What is too slow: its time, that of the others (median), and how many they are."""
+    """A slow subject: its time, that of the others (median), and how many they are."""
 
     kind: Kind
 

@@ -1,4 +1,4 @@
-"""A rank's way through the rounds: it measures with each partner, reports, and goes on, whoever is gone.
+"""A rank's way through the rounds: it measures with each partner, reports, and continues, also where ranks are gone.
 
 A rank waits for its present partner only. A rank that hangs therefore holds up its partners alone, each for the timeout of one trial.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -26,7 +25,7 @@ _LOOK_S: Final = 0.5
 
 
 class PairMeter(Protocol):
-    """What measures."""
+    """The measuring part."""
 
     def measure_pair(self, pair_trial: PairTrial | None, phase: int, number: int) -> Sample:
         """Return what a pair trial showed."""
@@ -46,7 +45,7 @@ class ProgressReporter(Protocol):
 
 
 def wait_members(store: SharedStore, peers: Peers, world: int, reporter: ProgressReporter) -> dict[int, Member]:
-    """Return all that came, when each came or counts as gone."""
+    """Return all that came, when each came or is treated as gone."""
     members: dict[int, Member] = {}
     waiting = [*range(world)]
     while waiting:
@@ -62,14 +61,12 @@ def wait_members(store: SharedStore, peers: Peers, world: int, reporter: Progres
 
 def is_shared(me: Member, members: Sequence[Member]) -> bool:
     """Return whether other ranks compute on this machine's CPU too: each of them would use all its cores."""
-    return me.device == "cpu" and any(
-        other.rank != me.rank and other.device == "cpu" and other.machine == me.machine for other in members
-    )
+    return me.device == "cpu" and any(other.rank != me.rank and other.device == "cpu" and other.machine == me.machine for other in members)
 
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """One rank, and what it uses."""
+    """One rank, and its resources."""
 
     store: SharedStore
     peers: Peers

@@ -1,7 +1,7 @@
 """The GIDs of a RoCE port: by one of them other nodes reach it, and NCCL chooses which.
 
 NCCL's user guide, "Environment Variables" (NCCL_IB_GID_INDEX, NCCL_IB_ADDR_FAMILY, NCCL_IB_ROCE_VERSION_NUM): since 2.21 it looks for RoCE
-v2 with an address of one family, IPv4 unless it is told otherwise, and takes GID 0 where there is none.
+v2 with an address of one family, IPv4 unless a variable changes that, and takes GID 0 where there is none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Gid:
 
     @property
     def ipv4(self) -> str:
-        """Return the IPv4 address that it stands for (::ffff:10.0.0.1), "" for none."""
+        """Return the IPv4 address in it (::ffff:10.0.0.1), "" for none."""
         mapped = ipaddress.IPv6Address(self.gid).ipv4_mapped
         return str(mapped) if mapped is not None else ""
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Fatal(StrEnum):
-    """Whether the fabric goes on."""
+    """Whether the fabric continues."""
 
     ALWAYS = "always"
     MAY_BE = "may_be"

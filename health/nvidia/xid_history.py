@@ -77,7 +77,7 @@ class Memory:
         self._events.append(event)
 
     def past(self, event: XidEvent) -> Recurrence:
-        """Return how an event stands among those of its code, within 24 h before and after it."""
+        """Return the place of an event among those of its code, within 24 h before and after it."""
         return self.index().past(event)
 
     def index(self) -> EventIndex:
@@ -103,7 +103,7 @@ class EventIndex:
                     times.known.sort()
 
     def past(self, event: XidEvent) -> Recurrence:
-        """Return how an event stands among those of its code, within 24 h before and after it."""
+        """Return the place of an event among those of its code, within 24 h before and after it."""
         gpus = self._by_code.get(event.code, {})
         same = {place: times.near(event.t, DAY_S) for place, times in gpus.get(event.gpu, {}).items()}
         where = sum(1 for places in gpus.values() if any(times.near(event.t, DAY_S) for times in places.values()))

@@ -62,7 +62,7 @@ def _mask(*bits: int) -> int:
     return sum(1 << bit for bit in bits)
 
 
-# Xid 74, by register (from 0): bits that mean nothing, that follow another error, and that say what is the matter.
+# Xid 74, by register (from 0): bits that mean nothing, that follow another error, and that name the fault.
 _IGNORABLE: Final = MappingProxyType({0: _mask(0, 23, 30), 4: _mask(20, 23, 26, 29)})
 _ECHOES: Final = MappingProxyType({0: _mask(1, 20), 3: _mask(16, 17, 18)})
 _MEANT: Final = (

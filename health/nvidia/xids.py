@@ -4,9 +4,9 @@ A kernel line holds the number: `NVRM: Xid (PCI:0000:3d:00): 79, ...`.
 
 Source: NVIDIA's Xid catalogue (https://docs.nvidia.com/deploy/xid-errors, the edition of 2025-10-29, as transcribed in leptonai/gpud
 at 4a8de33), compared with NVIDIA/NVSentinel's mapping and facebookresearch/gcm's list; read 2026-11-21. Where they disagree the
-catalogue's "immediate action" stands, except for 64: a row remap that failed is a reason for replacement, so the same GPU is not
+catalogue's "immediate action" holds, except for 64: a row remap that failed is a reason for replacement, so the same GPU is not
 tried again. Two limits of the numbers: 144 to 150 say IGNORE or RESET_GPU depending on further registers of the line (45 of 94 rules
-say IGNORE), and from R550 on the driver itself announces what is needed through Xid 154.
+say IGNORE), and from R550 on the driver itself announces the repair through Xid 154.
 
 health/nvidia/xid_registers.py decodes the rest of a line: NVLink registers, and an announced recovery.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class XidOrigin(StrEnum):
-    """What is at fault."""
+    """The faulty part."""
 
     APP = "app"
     HARDWARE = "hardware"
@@ -35,7 +35,7 @@ class XidOrigin(StrEnum):
 
 
 class Action(StrEnum):
-    """What brings the GPU back into use. RESTART: of the job alone. DRAIN: a person must inspect it."""
+    """The repair that brings the GPU back into use. RESTART: of the job alone. DRAIN: a person must inspect it."""
 
     IGNORE = "ignore"
     RESTART = "restart"
@@ -72,10 +72,10 @@ class GpuPart(StrEnum):
 
 
 class Effect(StrEnum):
-    """What a code is for a job that was running on the GPU."""
+    """The meaning of a code for a job that was running on the GPU."""
 
     GPU = "gpu"  # the GPU needs a reset, a reboot or a person before it can be used
-    PROCESS = "process"  # the process is ended, the GPU goes on
+    PROCESS = "process"  # the process is ended, the GPU continues
     NOTE = "note"  # nothing is to be done
     ECHO = "echo"  # another event is the cause
     REGISTERS = "registers"  # the rest of the line decides: NVLink 5
@@ -97,7 +97,7 @@ class Xid:
 
     @property
     def effect(self) -> Effect:
-        """What the code is for a job, from the code alone."""
+        """The meaning of the code for a job, from the code alone."""
         if self.code in UNUSED:
             return Effect.UNLISTED
         if self.code in NVLINK_5:
@@ -140,7 +140,7 @@ _IGNORE, _RESTART, _RESET, _REBOOT, _DRAIN = Action.IGNORE, Action.RESTART, Acti
 _YES, _RESET_FIRST, _NO = Retry.YES, Retry.AFTER_RESET, Retry.NO
 _ECC, _LOST, _NVLINK = GpuPart.MEMORY, GpuPart.BUS, GpuPart.LINK
 
-#: An exception in one of the GPU's engines (copy, video, JPEG, optical flow): the process is ended, the GPU goes on.
+#: An exception in one of the GPU's engines (copy, video, JPEG, optical flow): the process is ended, the GPU continues.
 _ENGINES = (
     {39: "CE0", 40: "CE1", 41: "CE2", 70: "CE3", 71: "CE4", 72: "CE5", 75: "CE6", 76: "CE7", 77: "CE8", 85: "CE9"}
     | {code: f"CE{code - 116}" for code in range(126, 136)}

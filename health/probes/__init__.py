@@ -1,6 +1,6 @@
 """Probes: each reads one source and yields readings. They alone do IO, and only in the disposable process (health/probing/process.py).
 
-A probe is a module with `read(ask: Ask) -> Iterator[Reading]`. It yields as it reads, so that what it had read before it hung is known.
+A probe is a module with `read(ask: Ask) -> Iterator[Reading]`. It yields as it reads, so that its readings before a hang are known.
 One that keeps something open between two reads (a library's session, a cursor) also has `session() -> ` an object with the same `read`
-and `close()`; a process that lasts keeps one. What could not be read is a reading too, with a `problem` and no value.
+and `close()`; a process that lasts keeps one. An unread value is a reading too, with a `problem` and no value.
 """

@@ -65,7 +65,7 @@ def own_path(controller: str, groups_file: str | Path = "/proc/self/cgroup") -> 
 def read(controller: str, root: str = "/") -> list[ControlGroup]:
     """Return our group and those above it, the nearest first, in each hierarchy that may have the controller.
 
-    root: the directory that counts as /.
+    root: the directory that is treated as /.
     """
     at = root.rstrip("/")
     paths = own_path(controller, f"{at}/proc/self/cgroup")
@@ -90,7 +90,7 @@ def _mounts(controller: str, mountinfo: str) -> Iterator[tuple[int, str, str]]:
 def _upwards(version: int, path: str, mounted: str, mount: Path) -> Iterator[ControlGroup]:
     directory = mount / (path.removeprefix(mounted) if mounted != "/" else path).strip("/")
     shared = version == 1 and mounted == path == "/" and _namespace() == FIRST_NAMESPACE
-    # mounted from outside of our namespace, or not as far down as where we are: what it shows has other groups in it
+    # mounted from outside of our namespace, or not as far down as where we are: it shows other groups
     if ".." in Path(mounted).parts or ".." in Path(path).parts or not directory.is_dir():
         shared, directory = True, mount
     for level in (directory, *directory.parents)[:_LEVELS]:

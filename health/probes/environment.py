@@ -1,4 +1,4 @@
-"""What the job will run on: versions, variables, and the code's revision, all without importing any of it.
+"""Reads the job's environment: versions, variables, and the code's revision, all without importing any of it.
 
 Reads importlib.metadata and torch/version.py of the interpreter that runs this, /sys/module/nvidia, ask.environ, the file
 ask.options["script"], git in ask.options["code"] (default: the working directory). Yields, of `host`:
@@ -6,7 +6,7 @@ ask.options["script"], git in ask.options["code"] (default: the working director
     env.versions   a table: python, kernel, driver, torch, torch_git, cuda, nccl, packages by name
     env.compat     a library of CUDA's for an older driver (cuda-compat): its path; "" for none
     env.python     the interpreter: the supervisor's own, which a job may not share
-    env.variables  those of PREFIXES and NAMES in ask.environ, but for what is named like a secret
+    env.variables  those of PREFIXES and NAMES in ask.environ, but for those named like a secret
     env.slurm      job, step: their numbers, of a job of Slurm; step "" outside of srun; missing: how its tasks do not fit, "" where they do
     env.script     path, digest: of the job's script, where one is named
     env.code       root, head, branch, dirty (how many files), changed (a digest of what differs from head)
@@ -45,7 +45,7 @@ NAMES: Final = (
     "CUBLAS_WORKSPACE_CONFIG",
 )
 _LINKER: Final = ("LD_LIBRARY_PATH",)
-#: What a training step is made of; `nvidia-*` are torch's own CUDA libraries.
+#: The packages of a training step; `nvidia-*` are torch's own CUDA libraries.
 PACKAGES: Final = (
     "accelerate",
     "apex",
@@ -68,7 +68,7 @@ _GIT_S: Final = 3.0
 
 
 def read(ask: Ask) -> Iterator[Reading]:
-    """Yield what is known, the code last: a work tree on a slow disk takes long."""
+    """Yield the facts, the code last: a work tree on a slow disk takes long."""
     yield Reading(NAME, HOST, "env.python", sys.executable)
     yield Reading(NAME, HOST, "env.versions", _versions(ask))
     yield Reading(NAME, HOST, "env.compat", _compat(ask))
@@ -115,7 +115,7 @@ def _versions(ask: Ask) -> dict[str, Json]:
 
 
 def _compat(ask: Ask) -> str:
-    """Return the newest libcuda that stands in for the driver's, where the linker may find it. Its name ends in its version."""
+    """Return the newest libcuda that is in for the driver's, where the linker may find it. Its name ends in its version."""
     library_path = ask.environ.get("LD_LIBRARY_PATH") or os.environ.get("LD_LIBRARY_PATH", "")
     places = [Path(ask.at(word)) for word in library_path.split(":") if word.startswith("/")]
     for pattern in ("cuda*/compat", "cuda*/compat/lib"):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from health.model import Ask
 
 NAME: Final = "kernel_log"
-#: The most records of one read. A flood is not waited for: the session's next read goes on there.
+#: The most records of one read. A flood is not waited for: the session's next read continues there.
 MOST_RECORDS: Final = 200_000
 #: How much of a syslog file's end is read.
 MOST_BYTES: Final = 4 << 20
@@ -47,7 +47,7 @@ _COMPRESSED: Final = (".gz", ".xz", ".bz2", ".zst")
 
 
 def read(ask: Ask) -> Iterator[Reading]:
-    """Yield what is read in a session of its own."""
+    """Yield the readings of a session of its own."""
     opened = session()
     try:
         yield from opened.read(ask)
@@ -163,7 +163,7 @@ def _tail(path: Path, most: int) -> list[str]:
 
 
 def _rotated(path: Path, most: int) -> list[str]:
-    """Return the end of the file that `path` was until it was rotated: what was written a minute before midnight is there."""
+    """Return the end of the file that `path` was until it was rotated: lines of a minute before midnight are there."""
     with suppress(OSError, ValueError):
         earlier = [file for file in path.parent.glob(f"{path.name}[.-]*") if file.suffix not in _COMPRESSED and file.is_file()]
         return _tail(max(earlier, key=lambda file: file.stat().st_mtime), most)
@@ -180,7 +180,7 @@ class _Placing:
         self._written_t = written_t
 
     def placed(self, finding: LogFinding) -> LogFinding:
-        """Return the finding with wall times; None stands for a time that is not known."""
+        """Return the finding with wall times; None means a time that is not known."""
         first = self._wall(finding.t)
         last = self._wall(finding.last_t) if finding.last_t is not None else first
         if last is None and self.now - self._written_t > _DAY_S:

@@ -1,4 +1,4 @@
-"""What probes share: small files of /proc and /sys as text, the room of a file system, why one could not be read. No probe itself."""
+"""The common part of probes: small files of /proc and /sys as text, the room of a file system, why one is unread. No probe itself."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ def link_name(path: str | Path) -> str:
 
 def listed(path: str | Path) -> list[str]:
     """Return the sorted names in a directory. Raises OSError."""
-    return sorted(os.listdir(path))  # noqa: PTH208 -- names are what is wanted
+    return sorted(os.listdir(path))  # noqa: PTH208 -- names are wanted
 
 
-def problem(error: OSError, what: str | Path = "") -> str:
+def problem(error: OSError, subject: str | Path = "") -> str:
     """Return the problem of a reading: not permitted, not there, or the error's words."""
     if isinstance(error, PermissionError):
         return PERMISSION
     if isinstance(error, FileNotFoundError):
         return NOT_SUPPORTED
     words = error.strerror or str(error)
-    return f"{what}: {words}" if str(what) else words
+    return f"{subject}: {words}" if str(subject) else words
 
 
-def unread(probe: str, subject: str, name: str, error: OSError, what: str | Path = "") -> Reading:
+def unread(probe: str, subject: str, name: str, error: OSError, path: str | Path = "") -> Reading:
     """Return the reading of what could not be read."""
-    return Reading(probe, subject, name, None, problem(error, what))
+    return Reading(probe, subject, name, None, problem(error, path))
 
 
 def room(probe: str, subject: str, name: str, path: str) -> Reading:
-    """Return a reading of how large the file system at a path is and what is free, in bytes. On a dead one it hangs."""
+    """Return a reading of the size and the free part of the file system at a path, in bytes. On a dead one it hangs."""
     try:
         space = os.statvfs(path)
     except OSError as error:

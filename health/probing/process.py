@@ -1,7 +1,7 @@
 """`python -P health/probing/process.py`: runs probes for its parent, which kills it when one hangs.
 
 It reads the requests of messages.py on stdin and writes the answers to stdout. A probe that fails costs its own answer only. When stdin
-ends the process ends at once with what it started, also in the midst of a read: nobody would read the answer. It keeps a probe's session
+ends the process ends at once with its children, also in the midst of a read: nobody would read the answer. It keeps a probe's session
 if the request asks for a lasting one.
 """
 
@@ -43,7 +43,7 @@ def main() -> None:
     """Answer requests until stdin ends."""
     requests: SimpleQueue[bytes | None] = SimpleQueue()
     out = os.dup(1)
-    os.dup2(2, 1)  # what a library prints is no answer of ours
+    os.dup2(2, 1)  # a library's prints are no answer
     threading.Thread(target=_listen, args=(requests,), name="requests", daemon=True).start()
     sessions: dict[str, ProbeSession] = {}
     _send(out, {"ready": True})
@@ -73,7 +73,7 @@ def _readings(module: str, ask: Ask, sessions: dict[str, ProbeSession]) -> Itera
 
 
 def _listen(requests: SimpleQueue[bytes | None]) -> None:
-    """Hand requests on. Ends the process when whoever asks is gone: a thread of its own, because the other may hang in a driver."""
+    """Hand requests on. Ends the process when the asker is gone: a thread of its own, because the other may hang in a driver."""
     for line in sys.stdin.buffer:
         requests.put(line)
     _end()
@@ -89,8 +89,8 @@ def _send(out: int, answer: ProberAnswer) -> None:
 
 
 def _end() -> NoReturn:
-    """End at once, with what a probe started: whoever asks may be gone, and then nobody else ends that."""
-    if os.getsid(0) == os.getpid():  # else the group is not ours alone: somebody runs us from a shell
+    """End at once, with what a probe started: the asker may be gone, and then nobody else ends that."""
+    if os.getsid(0) == os.getpid():  # else the group has other processes: somebody runs this from a shell
         os.killpg(0, signal.SIGKILL)
     os._exit(0)
 

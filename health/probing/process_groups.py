@@ -18,7 +18,7 @@ def kill_group(leader: subprocess.Popen[Any]) -> None:
     A fork that is under way cannot slip away: the kernel signals a group and adds a member to it under one lock.
 
     The group of a child that was waited for is killed too, unless its number belongs to another process by now. The kernel gives a
-    number to a new process only where no process and no group has it, so whoever has it then shows that the group is empty. Example:
+    number to a new process only where no process and no group has it, so a new owner of it shows that the group is empty. Example:
     the child ends and is collected, its `sleep` lives on in group 71; no new process gets the number 71, and /proc/71 does not exist.
     """
     if leader.poll() is None or not Path(f"/proc/{leader.pid}").exists():

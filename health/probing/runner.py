@@ -10,8 +10,8 @@ The readings hold one `probe.outcome` of subject `probe:NAME` for each probe, a 
     process     of one that hung: its state in /proc (D: in the kernel, deaf to signals), `wchan` where the kernel waits, `pid`
     after       the last thing that it read
 
-What was read before a probe hung is kept. `Runner` owns its processes: a sweep has one for each
-probe, in parallel; sampling has one that lasts. Each is killed at its end with what it started, whichever of them ended first. While one
+Readings before a hang are kept. `Runner` owns its processes: a sweep has one for each
+probe, in parallel; sampling has one that lasts. Each is killed at its end with its children, whichever of them ended first. While one
 that hangs does not die no other is started for that probe: processes in D state would pile up, and each would take the driver's lock.
 """
 
@@ -52,9 +52,9 @@ _SLICE_S: Final = 0.25
 #: CPU to go to sleep on is running in one sample.
 _SAMPLES: Final = 5
 _BETWEEN_SAMPLES_S: Final = 0.02
-#: A process that does not rest for so long is running.
+#: A process that does not rest for this long is running.
 _RESTLESS_S: Final = 0.5
-#: No answer is as long as that: whatever writes it is no prober of ours.
+#: No answer is as long as that: its writer is no prober.
 _LONGEST_ANSWER: Final = 64 << 20
 _CHUNK: Final = 1 << 16
 _PROBER: Final = Path(__file__).with_name("process.py")
@@ -109,7 +109,7 @@ class _Process:
         return answers
 
     def end(self) -> bool:
-        """Kill it, with what it started. Returns whether it is gone."""
+        """Kill it and its children. Returns whether it is gone."""
         kill_group(self.popen)
         for pipe in (self.popen.stdin, self.popen.stdout):
             with contextlib.suppress(OSError):
@@ -153,7 +153,7 @@ class _Stuck:
 
 
 class Runner:
-    """Asks probes. environ: the probers' own, default ours.
+    """Asks probes. environ: the probers' own, by default this process's.
 
     start: calls what makes a process; for a caller that must know its own children from others. awaited: gets the names of the probes that
     did not answer yet, each time that there are fewer.
@@ -192,7 +192,7 @@ class Runner:
         readings: list[Reading] = []
         for name in names:
             if self._lasting is not None and self._lasting.popen.poll() is not None:
-                self.close()  # it died since the last call, and what it started may live
+                self.close()  # it died since the last call, and its children may live
             if self._lasting is None:
                 self._lasting = self._started(name, readings)
             elif name in self._stuck and not self._freed(name, readings):
@@ -225,7 +225,7 @@ class Runner:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                     env=self._environ,
-                    start_new_session=True,  # what a terminal sends is for its foreground, and a probe is none of it
+                    start_new_session=True,  # a terminal's signals are for its foreground, and a probe is not in it
                 )
             )
         except OSError as error:
@@ -297,7 +297,7 @@ class Runner:
 
 
 def _few(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return what the only probe of ours that reads variables wants: those of a job may be many, and some are secrets."""
+    """Return the variables for the only probe that reads them: those of a job may be many, and some are secrets."""
     from health.probes import environment  # noqa: PLC0415  it brings importlib.metadata, which takes time
 
     return environment.needed(environ)

@@ -143,9 +143,9 @@ def _run(controller: Any, link: SupervisorLink, options: argparse.Namespace, arg
 
 def _versions(torch: Any) -> dict[str, str]:  # noqa: ANN401  the module
     """Return the versions that the nodes of a job compare. A torch without CUDA has no NCCL."""
-    found = {"python": platform.python_version(), "torch": str(torch.__version__), "cuda": torch.version.cuda, "hip": torch.version.hip}
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__), "cuda": torch.version.cuda, "hip": torch.version.hip}
     nccl = torch.cuda.nccl.version() if hasattr(torch._C, "_nccl_version") else ()  # noqa: SLF001  torch's own function fails without it
-    return {key: str(value) for key, value in (found | {"nccl": ".".join(map(str, nccl))}).items() if value}
+    return {key: str(value) for key, value in (versions | {"nccl": ".".join(map(str, nccl))}).items() if value}
 
 
 def _given_max_restarts(parser: argparse.ArgumentParser, args: list[str], *, launch: bool) -> int | None:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from supervisor.agent.link import SupervisorLink
     from supervisor.agent.messages import Command
 
-LEAVE_S = 2.5  # from the last rank's end to ours, when the supervisor ordered us to leave
+LEAVE_S = 2.5  # from the last rank's end to the agent's, when the supervisor ordered it to leave
 ORPHANED_S = 6.0  # the guardian ends us 4 s after the supervisor's end; this is for the day that it does not
 POLL_S = 0.2  # between two checks whether an attempt was stopped
 

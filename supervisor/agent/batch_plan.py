@@ -25,16 +25,11 @@ class BatchPlan:
         (loss_of_micro_batch.mean() * plan.weight).backward()      plan.accumulation times before an optimizer step
     """
 
-    micro_batch: int
-    """Samples of this rank in one forward pass."""
-    accumulation: int
-    """Micro-batches before an optimizer step; the same on all ranks."""
-    weight: float
-    """By which the mean loss of each micro-batch is multiplied. With equal GPUs it is 1 / accumulation."""
-    offset: int
-    """Where this rank's share begins in the global batch."""
-    global_batch: int
-    """Samples of all ranks in one optimizer step."""
+    micro_batch: int  # samples of this rank in one forward pass
+    accumulation: int  # micro-batches before an optimizer step; the same on all ranks
+    weight: float  # by which the mean loss of each micro-batch is multiplied. With equal GPUs it is 1 / accumulation
+    offset: int  # where this rank's share begins in the global batch
+    global_batch: int  # samples of all ranks in one optimizer step
 
     @property
     def samples(self) -> int:

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous.api import RendezvousHandler
 
 _log = logging.getLogger(__name__)
-MISSING_S = 5.0  # nodes that are missing for so long are reported
+MISSING_S = 5.0  # nodes that are missing for this long are reported
 YEARS = timedelta(days=36_500)  # more than any clock is wrong
 
 
 class RoundListener(Protocol):
-    """Who has this node meet the others, as a rendezvous sees it (attempt_controller.py).
+    """The caller that has this node meet the others, as a rendezvous sees it (attempt_controller.py).
 
-    over_for_all: no node of the job goes on.
+    over_for_all: no node of the job continues.
     """
 
     over_for_all: bool
@@ -60,7 +60,7 @@ class MissingNodes:
         self._reported = 0
 
     def begin(self) -> None:
-        """A meeting begins: who is missing is reported to it, whatever the last one was sent."""
+        """A meeting begins: it gets a report of the missing nodes, whatever the last meeting got."""
         self._since_t, self._reported = None, 0
 
     def counted(self, count: int, within_s: float) -> None:

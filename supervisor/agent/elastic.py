@@ -38,7 +38,7 @@ class GatedAgent(LocalElasticAgent):
     """torch's agent with a gate in front of each attempt. Made by `install`, in place of torch's class."""
 
     def __init__(self, spec: Any, *args: Any, controller: AttemptController, output: OutputChannel, nodes: int, **kwargs: Any) -> None:  # noqa: ANN401
-        """Take torch's arguments, whatever its version passes, and ours by keyword."""
+        """Take torch's arguments, whatever its version passes, and the agent's own by keyword."""
         self._controller = controller
         self._output = output
         self._nodes = nodes
@@ -86,7 +86,7 @@ class GatedAgent(LocalElasticAgent):
         self._controller.met(rendezvous)
 
     def _prepare(self, worker_group: Any, go: Go) -> None:  # noqa: ANN401
-        """What differs between attempts. TORCHELASTIC_RESTART_COUNT becomes attempt - 1, so no attempt directory is used twice.
+        """The variables of one attempt. TORCHELASTIC_RESTART_COUNT becomes attempt - 1, so no attempt directory is used twice.
 
         Of several nodes this comes twice: before they meet, and when they have agreed on the number, and on what the ranks are given.
         """
@@ -123,7 +123,7 @@ class GatedAgent(LocalElasticAgent):
         if self._environment is None:
             msg = "a rank was asked for before any attempt"
             raise RuntimeError(msg)
-        self._controller.ignore_signals()  # torch has just set its own handlers, HUP's too; the ranks inherit what is ignored
+        self._controller.ignore_signals()  # torch has just set its own handlers, HUP's too; the ranks inherit the ignored signals
         return RankHandler(self._output, self._environment, **asked)
 
     def _monitor_workers(self, worker_group: Any, *args: Any, **kwargs: Any) -> RunResult:  # noqa: ANN401

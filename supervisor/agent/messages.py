@@ -225,7 +225,7 @@ class Go:
 class StopCommand:
     """End the ranks: `signum`, KILL after `grace_s`; then wait for a Go (`exit_code` None), or exit with this code.
 
-    failure: why the supervisor ends the attempt, "" if it did not fail. for_all: no node of the job goes on, so that the rendezvous is
+    failure: why the supervisor ends the attempt, "" if it did not fail. for_all: no node of the job continues, so that the rendezvous is
     closed.
     """
 
@@ -351,7 +351,7 @@ def encode(message: AgentMessage | Command) -> bytes:
 
 
 def decode_command(line: bytes) -> Command:
-    """Return the command in one line. Raises ValueError where it is none, or a field has another type."""
+    """Return the command in one line. Raises ValueError for another line, or where a field has another type."""
     try:
         fields = json.loads(line)
         command: Command = _as_type(fields, COMMANDS[fields.pop("do")])
@@ -361,7 +361,7 @@ def decode_command(line: bytes) -> Command:
     return command
 
 
-def _as_type(value: Any, kind: Any) -> Any:  # noqa: ANN401 - JSON, and a type as it stands at a field
+def _as_type(value: Any, kind: Any) -> Any:  # noqa: ANN401 - JSON, and a type as it is at a field
     """Return a value of JSON as `kind`: one of the types that the fields of the commands have."""
     items = get_args(kind)
     if isinstance(kind, type) and is_dataclass(kind):
@@ -373,7 +373,7 @@ def _as_type(value: Any, kind: Any) -> Any:  # noqa: ANN401 - JSON, and a type a
         return {_as_type(key, items[0]): _as_type(item, items[1]) for key, item in value.items()}
     if get_origin(kind) is tuple and isinstance(value, list):
         kinds = items[:1] * len(value) if items[-1] is Ellipsis else items
-        return tuple(_as_type(item, one) for item, one in zip(value, kinds, strict=True))
+        return tuple(_as_type(item, item_kind) for item, item_kind in zip(value, kinds, strict=True))
     if kind is float and type(value) is int:
         return float(value)
     if kind is not Any and type(value) is not kind:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 def filled(word: str, values: Mapping[str, str]) -> str:
     """Return `word` with each placeholder replaced by its value (placeholder → value)."""
-    return re.sub("|".join(map(re.escape, values)), lambda found: values[found[0]], word) if values else word
+    return re.sub("|".join(map(re.escape, values)), lambda match: values[match[0]], word) if values else word
 
 
 def filled_command(command: Sequence[str], values: Mapping[str, str]) -> list[str]:

@@ -68,7 +68,7 @@ class RankStop:
 
 @dataclass(slots=True)
 class _MonitoredAttempt:
-    """What is known of the attempt under way; guarded by `RankMonitor`' lock."""
+    """The facts of the attempt under way; guarded by `RankMonitor`'s lock."""
 
     number: int
     open: bool = False  # the main thread may spawn

@@ -212,7 +212,7 @@ def meet_at_once() -> None:
         vars(dynamic_rendezvous)["_delay"] = lambda seconds: None if isinstance(seconds, tuple) else delay(seconds)
 
 
-def wait_keys(store: Store, keys: list[str], cancelled: Callable[[], bool], what: str, timeout_s: float | None = None) -> None:
+def wait_keys(store: Store, keys: list[str], cancelled: Callable[[], bool], subject: str, timeout_s: float | None = None) -> None:
     """Poll for keys, so that a stop ends the wait and torch prints no timeout. Raises AttemptCancelled or TimeoutError."""
     limit_s = PEER_TIMEOUT_S if timeout_s is None else timeout_s
     until = time.monotonic() + limit_s
@@ -220,7 +220,7 @@ def wait_keys(store: Store, keys: list[str], cancelled: Callable[[], bool], what
         if cancelled():
             raise AttemptCancelled
         if time.monotonic() > until:
-            msg = f"waiting for {what}: nothing came within {limit_s:.0f} s"
+            msg = f"waiting for {subject}: nothing came within {limit_s:.0f} s"
             raise TimeoutError(msg)
         time.sleep(POLL_S)
 
@@ -250,11 +250,11 @@ def _load_handover(store: Store) -> Handover:
     return Handover(int(raw["round"]), int(raw["port"]), str(raw["token"]))
 
 
-def wait_nodes(store: Store, keys: list[str], what: str, *, missing: MissingNodes, cancelled: Callable[[], bool]) -> None:
+def wait_nodes(store: Store, keys: list[str], subject: str, *, missing: MissingNodes, cancelled: Callable[[], bool]) -> None:
     """Poll for the key of each node, for as long as the supervisor lets it. Raises AttemptCancelled."""
     while not store.check(keys):
         try:
-            wait_keys(store, keys, cancelled, what, COUNT_S)
+            wait_keys(store, keys, cancelled, subject, COUNT_S)
         except TimeoutError:
             missing.counted(sum(not store.check([key]) for key in keys), PEER_TIMEOUT_S)
     missing.counted(0, PEER_TIMEOUT_S)

@@ -90,7 +90,7 @@ class SaveAgreement:
             return False
         try:
             is_time = self._agreed(calls)
-        except Exception:  # noqa: BLE001 - torch's store raises what it likes, and a save is worth less than the training
+        except Exception:  # noqa: BLE001 - torch's store may raise anything, and a save is worth less than the training
             is_time, self._over = False, True
         if is_time:
             self._over = True

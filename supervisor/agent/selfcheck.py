@@ -1,6 +1,6 @@
 """Checks whether the installed torch still has the form that the agent needs, and whether the system has pidfds.
 
-It checks names, the arguments that are passed or must be accepted, and whether torch still *calls* what is overridden (the names in a
+It checks names, the arguments that are passed or must be accepted, and whether torch still *calls* the overridden methods (the names in a
 function's byte code): an override that is never called would fail in silence. A torch that cannot be imported is an answer too.
 
 The rows are all that this package touches of torch's elastic code; tests/agent/test_contract.py holds them against stored signatures of
@@ -234,9 +234,9 @@ def no_pidfds() -> list[str]:
 
 
 def missing(rows: tuple[TorchRequirement, ...] = ROWS) -> list[str]:
-    """What of torch does not fit, as "module:name: why: what is lost"."""
-    found = [(row, _misfit(row)) for row in rows]
-    return [": ".join(filter(None, (f"{row.module}:{row.name}", why, row.without))) for row, why in found if why]
+    """Return the parts of torch that do not fit, as "module:name: why: the loss"."""
+    misfits = [(row, _misfit(row)) for row in rows]
+    return [": ".join(filter(None, (f"{row.module}:{row.name}", why, row.without))) for row, why in misfits if why]
 
 
 def loaded(rows: tuple[TorchRequirement, ...] = OTHERS) -> tuple[TorchRequirement, ...]:

@@ -7,9 +7,9 @@ a gloo group of its own. So all ranks learn of a bad batch at the same call, and
 ranks, whose text classify/signatures/training.toml knows. Without supervise nothing is counted.
 
 *A rank that never calls it* is named when the group's time is over: those that wait write into torch's store that they do; who has not
-written is asked where it stands (checkpointing/training/whereabouts.py).
+written is asked where it is (checkpointing/training/whereabouts.py).
 
-torch is imported by the script: outside torch.distributed there is one rank, and the answer is what was given.
+torch is imported by the script: outside torch.distributed there is one rank, and the answer is its own value.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class StepAgreement:
 
 
 def show_place() -> None:
-    """Let the other ranks ask where this one stands, before it first waits for them. The shim calls it once a process group is made."""
+    """Let the other ranks ask for this rank's place, before it first waits for them. The shim calls it once a process group is made."""
     from checkpointing.training import ranks  # noqa: PLC0415  only ranks of a group pay for it
 
     ranks.show_place()

@@ -1,7 +1,7 @@
 """Reads what the ranks of an ended attempt left in torch's files: the exceptions that `@record` wrote, and the ends of their logs.
 
-The directory is the user's and may be on a file system that hangs, so what is not read within READ_DEADLINE_S is left out. A file that is
-half-written, huge or of another form is skipped.
+The directory is the user's and may be on a file system that hangs, so a file that is not read within READ_DEADLINE_S is left out. A file
+that is half-written, huge or of another form is skipped.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Alerts: model (the events), threads (what is sent), spool (none is lost), sender (sends and retries), one file for each kind of sink."""
+"""Alerts: model (the events), threads (one problem each), spool (none is lost), sender (sends, retries), one file for each kind of sink."""

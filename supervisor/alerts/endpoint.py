@@ -6,7 +6,7 @@ hang no other is started. URL and secret stay here: messages name the host alone
 
 The way there is that of the environment: HTTP_PROXY, HTTPS_PROXY and NO_PROXY count. Redirects are not followed: the signed body would go
 to a place that nobody configured, such as a cloud's metadata address. Of an answer the status decides; a piece of the body is read for
-people, and whatever in it stands in the URL or is a secret is replaced. Imported only where a sink is configured: urllib3 and ssl cost
+people, and whatever in it is in the URL or is a secret is replaced. Imported only where a sink is configured: urllib3 and ssl cost
 memory (docs/guides/alerts.md).
 """
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 #: Answers that ask for another try; every other 4xx, and every 3xx, will not get better by itself.
 RETRY_STATUS = frozenset({408, 425, 429})
 SERVER_ERRORS = range(500, 600)
-#: Of the answer's body: what is read, what is shown, and how long it may take after the status.
+#: Of the answer's body: bytes to read, bytes to show, and how long it may take after the status.
 _ANSWER_BYTES = 2048
 _ANSWER_SHOWN = 200
 _ANSWER_S = 0.5
@@ -281,7 +281,7 @@ def _judge(response: urllib3.BaseHTTPResponse, clock: Callable[[], float], answe
 
 
 def _retry_after_s(header: str | None, now: float) -> float:
-    """Read both forms of RFC 9110 10.2.3: seconds, or a date; anything else counts as none."""
+    """Read both forms of RFC 9110 10.2.3: seconds, or a date; anything else is treated as none."""
     if header is None:
         return 0.0
     if header.strip().isdecimal():
@@ -293,7 +293,7 @@ def _retry_after_s(header: str | None, now: float) -> float:
 
 
 def abort(sock: socket.socket | None) -> None:
-    """Shut a socket, so that a thread that waits for it goes on."""
+    """Shut a socket, so that a thread that waits for it continues."""
     if sock is not None:
         with contextlib.suppress(OSError):  # it may just have ended by itself
             sock.shutdown(socket.SHUT_RDWR)

@@ -30,14 +30,14 @@ class AlertSeverity(StrEnum):
 
 
 class AlertEvent(StrEnum):
-    """What happened: to an incident, or (from RECURRING_FAILURE on, the core's `Alert.kind`) beside it."""
+    """An event: of an incident, or (from RECURRING_FAILURE on, the core's `Alert.kind`) of the job beside it."""
 
-    OPENED = "opened"
-    RESOLVED = "resolved"
-    STOPPED = "stopped"
-    GIVEN_UP = "given_up"
-    RECURRING_FAILURE = "recurring_failure"
-    GPU_QUARANTINED = "gpu_quarantined"
+    OPENED = "opened"  # Something failed; not after your Ctrl-C.
+    RESOLVED = "resolved"  # The training made progress again.
+    STOPPED = "stopped"  # Somebody stopped the job meanwhile.
+    GIVEN_UP = "given_up"  # Nothing permitted would help: a person has to look.
+    RECURRING_FAILURE = "recurring_failure"  # At the third time in a run.
+    GPU_QUARANTINED = "gpu_quarantined"  # Until `supervise nodes clear`, or for 7 days.
     MEMORY_HELD = "memory_held"
     BATCH_CHANGED = "batch_changed"
     CHANGE_IGNORED = "change_ignored"
@@ -46,23 +46,23 @@ class AlertEvent(StrEnum):
     RESUME_SUSPECT = "resume_suspect"
     FOREIGN_CHECKPOINT = "foreign_checkpoint"
     SAVE_GONE = "save_gone"
-    NO_CHECKPOINT = "no_checkpoint"
+    NO_CHECKPOINT = "no_checkpoint"  # None was verified for `alerts.no_checkpoint_s`.
     MIRROR_FAILING = "mirror_failing"
     MIRROR_RECOVERED = "mirror_recovered"
-    MIRROR_BEHIND = "mirror_behind"
+    MIRROR_BEHIND = "mirror_behind"  # For an hour the mirrors never held all checkpoints.
     ONLY_HERE = "only_here"
     DISK_FILLING = "disk_filling"
     NOT_FINITE = "not_finite"
     NO_COPY = "no_copy"
     HEARTBEAT_FAILING = "heartbeat_failing"
     NODE_HEALTH = "node_health"
-    HANG = "hang"
+    HANG = "hang"  # The attempt was not ended.
     STRANGE_LOSS = "strange_loss"
     SLOW_TRAINING = "slow_training"
     STRAGGLER = "straggler"
     MEMORY_FORECAST = "memory_forecast"
-    RUN_STARTED = "run_started"
-    RUN_FINISHED = "run_finished"
+    RUN_STARTED = "run_started"  # Only with `runs = true`.
+    RUN_FINISHED = "run_finished"  # Only with `runs = true`.
     UNIT_FAILED = "unit_failed"
     TEST = "test"
 
@@ -73,9 +73,9 @@ class AlertEvent(StrEnum):
 
 
 class ThreadEffect(StrEnum):
-    """What an event does to its thread (threads.py)."""
+    """The effect of an event on its thread (threads.py)."""
 
-    OPEN = "open"  # the thread fires, or goes on firing
+    OPEN = "open"  # the thread fires, or continues firing
     JOIN = "join"  # goes with a thread that fires; else it is a message by itself
     CLOSE = "close"  # the thread is calm
     ONCE = "once"  # a message by itself
@@ -200,7 +200,7 @@ EVENTS: Final = {
     ),
     AlertEvent.TEST: AlertEventRow(_INFO, "test", _ONCE, "This is a test of `supervise alerts test`. Nothing happened."),
 }  # fmt: skip
-#: With these the job is restarted; with every other it goes on as it is, or has ended.
+#: With these the job is restarted; with every other it continues as it is, or has ended.
 RESTARTING: Final = frozenset({
     AlertEvent.OPENED, AlertEvent.RECURRING_FAILURE, AlertEvent.MEMORY_HELD, AlertEvent.BATCH_CHANGED, AlertEvent.GPU_QUARANTINED,
 })  # fmt: skip
@@ -212,9 +212,9 @@ _OF_INCIDENTS: Final = _OF_FAILURES | {"scratch", "resume", "change"}
 
 
 class AlertAction(StrEnum):
-    """What supervise did or is about to do: a closed list, so that no reason text can carry a path."""
+    """Supervise's action, done or next: a closed list, so that no reason text can carry a path."""
 
-    NONE = "none"  # nothing: the job goes on as it is
+    NONE = "none"  # nothing: the job continues as it is
     RESTART = "restart"
     STOP = "stop"
     RESUMED = "resumed"
@@ -241,7 +241,7 @@ class OutgoingAlert(Struct, frozen=True):
     failed_on: str = ""  # the node that failed or is slow, where the job has several
     confidence: float | None = None
     subject: str = ""  # tells two threads of one kind apart (a GPU)
-    exit_code: int | None = None  # of the run, None while it goes on
+    exit_code: int | None = None  # of the run, None while it continues
     hints: tuple[str, ...] = ()  # what a person does; they name no path and no address
     sentence: str = ""  # what happened, as the card has it; as `lines`
     lines: tuple[str, ...] = ()  # may hold paths and log lines; sent with detail `lines` only

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class AlertFilter(Struct, frozen=True):
-    """What a sink wants."""
+    """The filter of a sink."""
 
     severity: AlertSeverity = AlertSeverity.INFO  # the least
     runs: bool = False  # the start and the end of a run too
@@ -68,7 +68,7 @@ class AlertRouter(Struct):
             self._keep(route, threads.calm_thread(route.threads, kind, now, subject))
 
     def tick(self, now: float, *, closing: bool = False) -> None:
-        """Send what is due."""
+        """Send the due messages."""
         for route in self.routes:
             if not route.threads:
                 continue

@@ -1,9 +1,9 @@
 """Sends and retries alerts: of each sink in order, until each is delivered or refused for good. The job never waits for it.
 
-One thread decides for all sinks what is tried next. A try has a thread of its own while it lasts, so a receiver that does not answer delays
-no other. `enqueue` comes from the deciding loop and does no IO. The spool's thread makes an alert durable (spool.py); the sender waits for
-it only `DISK_PATIENCE_S`, because an alert about a hung disk must get out. A dead receiver is retried for ever, after a random wait up to a
-cap; a refused alert is kept in the spool. Over `CAP` waiting alerts of a sink the oldest is dropped and counted.
+One thread decides for all sinks which delivery is next. A try has a thread of its own while it lasts, so a receiver that does not answer
+delays no other. `enqueue` comes from the deciding loop and does no IO. The spool's thread makes an alert durable (spool.py); the sender
+waits for it only `DISK_PATIENCE_S`, because an alert about a hung disk must get out. A dead receiver is retried for ever, after a random
+wait up to a cap; a refused alert is kept in the spool. Over `CAP` waiting alerts of a sink the oldest is dropped and counted.
 
 Import this module only where a sink is configured: a sink brings ssl.
 """
@@ -228,7 +228,7 @@ class AlertSender:
         return max(written_at, 0.0 if self._closing_at is not None else queue.not_before)
 
     def _step(self, queue: SinkQueue) -> list[LogEntry]:
-        """Note how a try ended, and begin the next one that is due. Return what is to be logged."""
+        """Note how a try ended, and begin the next one that is due. Return the lines for the log."""
         entries: list[LogEntry] = []
         if queue.outcome is not None:
             entries += self._end_try(queue, queue.outcome)
@@ -318,7 +318,7 @@ class AlertSender:
 
     def _write_log(self, *entries: LogEntry) -> None:
         for event, fields in entries:
-            with contextlib.suppress(Exception):  # whoever logs may be as stuck as what we report
+            with contextlib.suppress(Exception):  # the logger may be as stuck as the reported part
                 self._log(event, fields)
 
 

@@ -1,4 +1,4 @@
-"""Keeps the alerts of a job on one node: what waits to be sent, what was sent or refused, and what each receiver knows (threads.py).
+"""Keeps the alerts of a job on one node: those to send, those sent or refused, and each receiver's knowledge (threads.py).
 
 One file, `alerts.jsonl` in the directory of the job's files, holds the rows of all sinks (checkpointing/io/row_file.py): one process
 appends, everybody may read, a kill loses the last row at most, and the file is compacted. A row goes from `waiting` to `sent` or `refused`;
@@ -6,10 +6,10 @@ of a sink the newest `CAP` of each are kept, because their ids show that an aler
 
 `SpoolWriter` writes in a thread of its own, so that a disk that hangs delays neither the deciding loop nor the sending. It keeps what is to
 be written by row: an alert that is dropped or delivered before its turn is never written, so a flood costs little. Alerts are written
-before the threads in which they count as sent. What the disk refuses (full, read-only, gone) is reported once, stays in memory, and is
-tried again with the next row, at the latest after `RETRY_S`.
+before the threads in which they count as sent. A refusal of the disk (full, read-only, gone) is reported once; the row stays in memory, and
+is tried again with the next row, at the latest after `RETRY_S`.
 
-`supervise alerts replay` is another process. What it delivered is in a file of its own, `alerts-replayed.jsonl`.
+`supervise alerts replay` is another process. Its deliveries are in a file of its own, `alerts-replayed.jsonl`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def opened(directory: Path, *, is_writer: bool = False) -> RowFile:
 
 
 def kept(directory: Path) -> tuple[KeptAlert, ...]:
-    """Return every alert of a job, oldest first, while another process may write. What was replayed counts as sent."""
+    """Return every alert of a job, oldest first, while another process may write. A replayed one is treated as sent."""
     replayed = RowFile(directory / REPLAYED, _SUBJECT)
     again = {alert.key: alert for alert in replayed.all(ALERTS)}
     return tuple(again.get(alert.key, alert) for alert in opened(directory).all(ALERTS))
@@ -135,7 +135,7 @@ class SpoolWriter:
         self._threads: dict[str, KnownThreads] = {}
         self._dropped: dict[str, DroppedAlerts] = {}
         self._stops = False
-        self.is_failing = False  # what is in memory may be nowhere else
+        self.is_failing = False  # the alerts in memory may be nowhere else
         self.thread = threading.Thread(target=self._run, name="alert-spool", daemon=True)
 
     def put(self, *alerts: KeptAlert) -> None:

@@ -1,7 +1,7 @@
 """Writes a notification for people: a title, sentences, facts and a command, as far as the sink's `detail` allows. Pure.
 
     none     job, whether a person is needed, state, severity, time, incident, command
-    summary  adds node, what happened, run, cause, confidence, rank, FILE:LINE of the user's code, step, attempt, what is done, what to do,
+    summary  adds node, what happened, run, cause, confidence, rank, FILE:LINE of the user's code, step, attempt, the action, what to do,
              and sentences made of these
     lines    adds lines of evidence, paths and the text of the event, with secrets replaced by digests
 
@@ -60,7 +60,7 @@ def title(sent: Notification, detail: AlertDetail) -> str:
 
 
 def sentences(sent: Notification, detail: AlertDetail) -> str:
-    """Return what happened, what is done about it, and what a person does, in sentences."""
+    """Return what happened, the action about it, and a person's task, in sentences."""
     if detail is AlertDetail.NONE:
         return "supervise reports a change of this job."
     return " ".join(filter(None, (_happened(sent, detail), *_joined(sent), _doing(sent), _to_do(sent))))
@@ -107,42 +107,49 @@ def command(sent: Notification, detail: AlertDetail) -> str:
 
 
 def document(sent: Notification, detail: AlertDetail) -> dict[str, Any]:
-    """Return the notification as data (docs/reference/alert-format.md): what `webhook` and `exec` get."""
+    """Return the notification as data: what `webhook` and `exec` get."""
     alert = sent.alert
     rank, failed_on = alert.own_place
     fields: dict[str, Any] = {
-        "version": VERSION,
-        "event_id": sent.event_id,
-        "thread": sent.thread,
-        "state": sent.state.value,
-        "severity": sent.severity.value,
-        "needs_person": needs_person(sent),
-        "event": alert.event.value,
-        "job": plain_name(alert.job),
-        "incident": alert.own_incident,
-        "title": title(sent, detail),
-        "text": sentences(sent, detail),
-        "command": command(sent, detail),
-        "ts": timestamp(alert.ts),
+        "version": VERSION,  # it grows when a field changes its meaning or is removed
+        "event_id": sent.event_id,  # 32 hex digits, the same at every retry
+        "thread": sent.thread,  # by which the receiver knows what an update or an end belongs to
+        "state": sent.state.value,  # `firing`, `updated` or `resolved`; `message` has no thread
+        "severity": sent.severity.value,  # of the event
+        "needs_person": needs_person(sent),  # whether nothing goes on until a person has looked
+        "event": alert.event.value,  # one of the events
+        "job": plain_name(alert.job),  # the job's name
+        "incident": alert.own_incident,  # the incident's number, 0: of none
+        "title": title(sent, detail),  # one line
+        "text": sentences(sent, detail),  # sentences: what happened, where, what is done, what you do
+        "command": command(sent, detail),  # what to type on the machine to see the rest
+        "ts": timestamp(alert.ts),  # when it happened, RFC 3339, UTC
     }
     if detail is AlertDetail.NONE:
         return fields
-    return fields | {
-        "node": alert.node,
-        "run_id": plain_name(alert.run_id),
-        "cause": alert.own_cause.value,
-        "confidence": alert.confidence,
-        "rank": rank,
-        "failed_on": failed_on,
-        "code": alert.own_code,
-        "step": alert.step,
-        "attempt": alert.attempt,
+    fields |= {
+        "node": alert.node,  # from here on only with `detail` `summary` and `lines`: where this is from
+        "run_id": plain_name(alert.run_id),  # the run
+        "cause": alert.own_cause.value,  # of our list, or of your signature
+        "confidence": alert.confidence,  # how sure it is
+        "rank": rank,  # null: unknown
+        "failed_on": failed_on,  # its node where the job has several; empty: unknown
+        "code": alert.own_code,  # the line of your code; empty: unknown
+        "step": alert.step,  # the last known step, or null
+        "attempt": alert.attempt,  # the attempt
+        # what is done: `restart`, `stop`, `none`, or how the restarted training began (`resumed`, `started_from_scratch`,
+        # `resume_not_confirmed`)
         "action": alert.action.value,
-        "failures": sent.failures,
-        "since": timestamp(sent.since_t or alert.ts),
-        "also": [also.event.value for also in sent.also],
-        **({"lines": lines(sent, detail), "state_dir": alert.state_dir} if detail is AlertDetail.LINES else {}),
+        "failures": sent.failures,  # of the thread so far
+        "since": timestamp(sent.since_t or alert.ts),  # when the thread began
+        "also": [also.event.value for also in sent.also],  # the other events of the same moment
     }
+    if detail is AlertDetail.LINES:
+        fields |= {
+            "lines": lines(sent, detail),  # only with `detail` `lines`: evidence
+            "state_dir": alert.state_dir,  # likewise: where the job's files are
+        }
+    return fields
 
 
 def _is_incident(alert: OutgoingAlert) -> bool:
@@ -154,7 +161,7 @@ def _is_restarted(alert: OutgoingAlert) -> bool:
 
 
 def needs_person(sent: Notification) -> bool:
-    """Whether nothing goes on until a person has looked, or harm is done meanwhile."""
+    """Whether nothing continues until a person has looked, or harm is done meanwhile."""
     alert = sent.alert
     if sent.state is NotificationState.RESOLVED:
         return False
@@ -188,7 +195,7 @@ def _subject(sent: Notification) -> str:
 
 
 def _first_part(sentence: str) -> str:
-    """Return what stands before the first comma, colon or full stop, as it stands within a sentence."""
+    """Return the words before the first comma, colon or full stop, as they are within a sentence."""
     part = _PAUSE.split(sentence, maxsplit=1)[0]
     return part if part[:2].isalpha() and part[:2].isupper() else part[:1].lower() + part[1:]
 
@@ -223,14 +230,14 @@ def _happened(sent: Notification, detail: AlertDetail) -> str:
 
 
 def _where(alert: OutgoingAlert) -> list[str]:
-    """Return rank and node, the line of the user's code, and the step; "" for what is not known."""
+    """Return rank and node, the line of the user's code, and the step; "" for an unknown one."""
     rank, node = alert.own_place
     whose = f"{'' if rank is None else f'rank {rank}'}{f' on {node}' if node else ''}".strip()
     return [whose, alert.own_code, f"step {alert.step}" if alert.step is not None else ""]
 
 
 def _placed(sentence: str, where: list[str]) -> str:
-    """Return a sentence with what is known of its place before its full stop."""
+    """Return a sentence with its known place before its full stop."""
     known = ", ".join(filter(None, where))
     return f"{sentence.removesuffix('.')} ({known})." if known else sentence
 

@@ -3,14 +3,14 @@
 Rules:
 
 1. All incidents of a job are one thread, so a loop of restarts is one alert that updates. A GPU, a mirror, the disk have their own.
-2. What happens to a thread within `GATHER_S` is one notification: `opened` and `given_up` of one instant are one.
+2. All events of a thread within `GATHER_S` are one notification: `opened` and `given_up` of one instant are one.
 3. A thread that fires is updated when the cause or the action changes, when it becomes critical, when an event joins it (such as a changed
    batch), and at its 2nd, 4th, 8th … failure. Other repetitions count and are not sent.
 4. A thread is resolved once it was calm for `settle_s`; at the end of the run each that is calm. A new failure before that is an update.
 5. A run that ends with 0 calms all threads. One that was given up leaves its thread firing, until a later run trains.
 
 Each sink has threads of its own, because its filter decides what its receiver knows to be firing. The state is the mapping of threads: what
-receivers know, and what is still to be sent. spool.py keeps it, so that a restarted supervisor goes on with it.
+receivers know, and the unsent ones. spool.py keeps it, so that a restarted supervisor continues with it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_GATHERED: Final = 32
 
 
 class NotificationState(StrEnum):
-    """What a notification means to its thread."""
+    """The meaning of a notification for its thread."""
 
     FIRING = "firing"
     UPDATED = "updated"
@@ -106,7 +106,7 @@ def calm_thread(threads: Threads, kind: str, t: float, subject: str = "") -> Thr
 
 
 def due(threads: Threads, now: float, settle_s: float, *, closing: bool = False) -> tuple[Threads, list[Notification]]:
-    """Return the threads after what is to be sent now, and the notifications. closing: the run ends, so nothing waits any longer."""
+    """Return the threads after the messages of now, and the notifications. closing: the run ends, so nothing waits any longer."""
     left: Threads = {}
     notifications: list[Notification] = []
     for key, before in threads.items():
@@ -124,7 +124,7 @@ def due(threads: Threads, now: float, settle_s: float, *, closing: bool = False)
 
 
 def single(alert: OutgoingAlert) -> Notification:
-    """Return a message that stands alone."""
+    """Return a message that is alone."""
     return Notification(thread_id(alert), NotificationState.MESSAGE, alert, alert.severity, since_t=alert.ts)
 
 
@@ -145,7 +145,7 @@ def _calmed(thread: AlertThread, t: float) -> AlertThread:
 
 
 def _sent(before: AlertThread) -> tuple[AlertThread, list[Notification]]:
-    """Return the thread with nothing waiting, and what is sent of it."""
+    """Return the thread with nothing waiting, and its message."""
     waiting, thread = before.waiting, replace(before, waiting=())
     if not before.fires:
         return thread, [single(alert) for alert in waiting]

@@ -1,4 +1,4 @@
-"""The checkpoints of one job on this node: where they are, which one an attempt begins with, and what is recorded of them.
+"""The checkpoints of one job on this node: where they are, which one an attempt begins with, and the records of them.
 
 This module only joins the parts. Nothing in them fails a job: what goes wrong is in the answer, in a report, or in `problems`.
 """
@@ -72,7 +72,7 @@ class JobCheckpoints:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What could not be read or recorded, last, each in one line."""
+        """The last failed reads and records, each in one line."""
         return self.records.problems
 
     def began(self, attempt: int) -> None:
@@ -81,7 +81,7 @@ class JobCheckpoints:
         self.retention.go_on()
 
     def ended(self) -> None:
-        """Note that no rank is left: what is written from now on is not this job's. From the loop's thread."""
+        """Note that no rank is left: later files are not this job's. From the loop's thread."""
         if self._repair is not None:
             self._repair.ranks_ended()
 
@@ -94,7 +94,7 @@ class JobCheckpoints:
         return self.records.listed(self.records.locations.listing)
 
     def note_move(self) -> None:
-        """Note that a selection goes on without reading: a mirror sends, or the other nodes answered."""
+        """Note that a selection continues without reading: a mirror sends, or the other nodes answered."""
         self.records.reads.note_move()
 
     def read_while(self, is_wanted: Callable[[], bool]) -> None:
@@ -105,7 +105,7 @@ class JobCheckpoints:
         """Set by whose knob the next attempt gets its checkpoint; `own_only`: one of this run. From the loop's thread: awaits no disk."""
         self.records.set_resume_way(resume_by, own_only=own_only)
 
-    def select(  # noqa: PLR0913 -- what is known of the run
+    def select(  # noqa: PLR0913 -- the facts of the run
         self,
         t: float,
         attempt: int,
@@ -141,7 +141,7 @@ class JobCheckpoints:
         return tuple(self._path_faults.evidence(attempt, facts))
 
     def keep_unused(self, attempt: int) -> None:
-        """Hold copies of the checkpoints that an attempt was not seen to load, and report them."""
+        """Hold copies of the checkpoints that an attempt did not visibly load, and report them."""
         self._unused.keep(attempt)
 
     def accuse(self, reason: str) -> tuple[str, ...]:
@@ -165,7 +165,7 @@ class JobCheckpoints:
         """Record a checkpoint that was restored from a mirror (its URL).
 
         `began`: when the run began that saved it; this run is later, whatever our clock says. `manifest`: the mirror's, where every byte
-        was compared with it; what was recorded of this job is recorded here again.
+        was compared with it; the records of this job are written here again.
         """
         records = self.records
         records.begin_run()

@@ -75,7 +75,7 @@ class NodeOffer:
 
     @property
     def n_moves(self) -> int:
-        """What grows while this node reads, or brings a save here."""
+        """The count that grows while this node reads, or brings a save here."""
         return self._records.reads.n_moves
 
     @property

@@ -1,4 +1,4 @@
-"""What each node tells the others while they agree on a checkpoint (node_agreement.py): rows of JSON, and what those of all nodes show."""
+"""The messages of nodes that agree on a checkpoint (node_agreement.py): rows of JSON, and conclusions from those of all nodes."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def newest(states: Sequence[NodeState]) -> NodeState:
 
 
 def programs(states: Sequence[NodeState]) -> tuple[str, ...]:
-    """Return what the ranks of any node were seen to run: a node that joins, or whose ranks died early, has not seen it itself."""
+    """Return the programs that ranks of any node ran: a node that joins, or whose ranks died early, does not know them itself."""
     return tuple(dict.fromkeys(name for state in states for name in state.asked.programs))
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from supervisor.checkpoints.records import CheckpointRecords
     from supervisor.checkpoints.repair import CheckpointRepair
 
-#: How long the reading of files may take; what is not read by then counts as not whole.
+#: How long the reading of files may take; a file unread by then is treated as not whole.
 READING_S: Final = 1.0
 #: Just before the exception that it led to.
 _BEFORE_S: Final = 0.001
@@ -58,7 +58,7 @@ _ATTEMPT_OF_ANOTHER_RUN: Final = "an earlier run"
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """What is wrong at a path: a sentence, and the facts for the strategies."""
+    """The fault at a path: a sentence, and the facts for the strategies."""
 
     name: str
     cause: Cause
@@ -199,7 +199,7 @@ class PathFaults:
         return _Fault("pointer", Cause.CHECKPOINT_POINTER, self._pointer_text(pointer) + newest, fields)
 
     def _broken_link(self, path: str) -> _Pointer | None:
-        """Return the link on the way to a path that leads to itself, or to what is not there."""
+        """Return the link on the way to a path that leads to itself, or to a missing file."""
         for name in _upwards(path):
             if os.path.islink(name) and not os.path.exists(name):  # noqa: PTH110, PTH114 (as above)
                 target = os.path.normpath(os.path.join(os.path.dirname(name), os.readlink(name)))  # noqa: PTH115, PTH118, PTH120 (as above)
@@ -259,7 +259,7 @@ class PathFaults:
 
 
 def paths_in(text: str) -> tuple[str, ...]:
-    """Return what may be a path in the text of an exception: what is quoted, and words with a slash."""
+    """Return the possible paths in the text of an exception: quoted parts, and words with a slash."""
     quoted = [match[1] or match[2] for match in _QUOTED.finditer(text)]
     bare = [match[0].rstrip(".,:;") for match in _BARE.finditer(_QUOTED.sub(" ", text))]
     return tuple(dict.fromkeys(path for path in (*quoted, *bare) if path.strip() and "\0" not in path))[:_MOST_PATHS]

@@ -1,4 +1,4 @@
-"""What this node knows of a job's checkpoints: the one holder of each record, and what is recorded when a run and an attempt begin."""
+"""The facts of a job's checkpoints on this node: the one holder of each record, and the records at the start of a run and of an attempt."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CheckpointRecords:
     """
 
     def __init__(self, job: Job, *, several_nodes: bool, reads: ReadWatch | None = None) -> None:
-        """Read what earlier runs recorded. `reads` follows what is read before an attempt."""
+        """Read the records of earlier runs. `reads` follows the reads before an attempt."""
         settings = job.settings
         self.job = job
         self.several_nodes = several_nodes
@@ -114,7 +114,7 @@ class CheckpointRecords:
     def resumable(self) -> Listing:
         """List the checkpoints from which the next attempt may resume: all, or those of this run.
 
-        By its time alone, a file that another job saved to the same directory counts as this run's. What ranks of this run were seen to
+        By its time alone, a file that another job saved to the same directory is treated as this run's. What ranks of this run were seen to
         save goes before it.
         """
         listing = self.locations.listing()
@@ -134,7 +134,7 @@ class CheckpointRecords:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What could not be read or recorded, last, each in one line."""
+        """The last failed reads and records, each in one line."""
         return tuple(problem for problem in (self.catalogue.problem, self.copies.problem) if problem)
 
     def begin_run(self) -> None:

@@ -1,7 +1,7 @@
 """Finds references to a checkpoint: a link, or the file in which a framework names its latest.
 
 If a checkpoint with a reference were moved, a script that follows the reference would silently start from scratch. The checkpoint's
-directory and the one above are searched, up to a limit. A directory that cannot be read counts as a reference.
+directory and the one above are searched, up to a limit. A directory that cannot be read is treated as a reference.
 """
 
 from __future__ import annotations

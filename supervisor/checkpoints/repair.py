@@ -76,7 +76,7 @@ class CheckpointRepair:
         self._died_in_first: frozenset[str] = frozenset()  # the first save of its location, in which the ranks of an attempt died
 
     def ranks_ended(self) -> None:
-        """Note that no rank is left: what is written from now on (wall time) is not this job's. Waits for no disk."""
+        """Note that no rank is left: files written from now on (wall time) are not this job's. Waits for no disk."""
         self._ranks_ended_ns = time.time_ns()
 
     def repair(self, rejected: Sequence[str], attempt: int, permission: RepairPermission) -> tuple[tuple[str, str], ...]:
@@ -87,12 +87,12 @@ class CheckpointRepair:
         return tuple(row for path in torn for row in _guarded(path, self._repair(path, attempt, permission)))
 
     def clear_way(self, path: str, attempt: int, permission: RepairPermission) -> tuple[tuple[str, str], ...]:
-        """Set aside what was in the way of the last attempt's save. Return the path with what was done."""
+        """Set aside the file in the way of the last attempt's save. Return the path with the action."""
         self._discovery.stat_interrupted_saves()
         return tuple(_guarded(path, self._clear(path, attempt, permission)))
 
     def bring_back(self, change: int, permission: RepairPermission) -> tuple[tuple[str, str], ...]:
-        """Move back what was set aside, by the number of that change: the script misses it. Return the path with what was done."""
+        """Move back a file that was set aside, by the number of that change: the script misses it. Return the path with the action."""
         moved = next((aside_change for aside_change in self._records.moves.standing() if aside_change.id == change), None)
         return () if moved is None else tuple(_guarded(moved.path, self._bring_back(moved, permission)))
 
@@ -128,7 +128,7 @@ class CheckpointRepair:
         return path in self._died_in_first and self._discovery.is_first(path)
 
     def why_not_aside(self, verification: Verification, alive_until_ns: int) -> str:
-        """Return why what is in the way of a save must not be set aside; "" if it may: the rest of a save, or one not used again."""
+        """Return why the file in the way of a save must not be set aside; "" if it may: the rest of a save, or one not used again."""
         self._discovery.stat_interrupted_saves()
         alive, seen = self._records.several_nodes, self._discovery.written_files(verification.path, alive_until_ns)
         if self._is_rejected(verification):
@@ -157,7 +157,7 @@ class CheckpointRepair:
             undone = self._records.moves.undo(moved.id) if allowed else ()
         for undo in undone:
             done = f"it could not be moved back: {undo.problem}" if undo.problem else f"it was moved back from {moved.to}"
-            yield moved.path, f"the script misses what was set aside: {done}"
+            yield moved.path, f"the script misses the file that was set aside: {done}"
 
     def _repair(self, path: str, attempt: int, permission: RepairPermission) -> Iterator[tuple[str, str]]:
         """Move a torn checkpoint aside if the rule of ownership holds; yield its path with its repair.
@@ -260,7 +260,7 @@ class CheckpointRepair:
         """Return the directories that this run made for a checkpoint and that hold too little for any format to recognise them.
 
         Nobody lists them, but a script that takes the newest by name takes such a one. The script may have a format of its own. So one is
-        returned only where no save in it ended; where one was cut off, at a location of checkpoints; or where a whole one lies beside it.
+        returned only where no save in it ended; where one was cut off, at a location of checkpoints; or where a whole one lies next to it.
         """
         listed = self._locations.listing(candidates=True).candidates
         unfinished = [row for row in self._discovery.unfinished() if all(row[0] != candidate.path for candidate in listed)]

@@ -53,7 +53,7 @@ class Retention:
         self._in_use: frozenset[str] = frozenset()
         self._pruning = threading.Lock()
         self._is_paused = records.several_nodes  # until the first attempt
-        self._staged: Staged | None = None  # where the copy of what is read lies
+        self._staged: Staged | None = None  # where the copy of the file in reading lies
         self._is_short = False
         self._reported: set[str] = set()  # files without a copy
         self._reported_stays: set[tuple[str, str]] = set()  # (path, reason) of checkpoints that were not removed
@@ -171,7 +171,7 @@ class Retention:
             return
         pattern, order = pattern_of(verified.path), self._records.order.order()
         whole_saves = [manifest for manifest in ([] if feed is None else feed.whole(parts)) if pattern_of(manifest.path) == pattern]
-        # of those that are read in one look the newest comes first, and stands for those that it lets go
+        # of those that are read in one look the newest comes first, and is for those that it lets go
         read = [manifest for manifest in recorder.newest.values() if pattern_of(manifest.path) == pattern]
         newest = next(iter(order.newest_manifests([*read, *whole_saves])), None)
         if newest is None:  # the script saves there anew since the part was found whole
@@ -220,11 +220,11 @@ class Retention:
         except OSError:
             return ""
         removed = self._records.copies.prune(rules.RetentionPolicy(1), Needed(in_use=self._in_use)).removed
-        return f"; {len(removed)} older copies of ours were removed" if removed else ""
+        return f"; {len(removed)} older backup copies were removed" if removed else ""
 
     @property
     def _policy(self) -> rules.RetentionPolicy:
-        """What stays of our copies, and of the job's own checkpoints where a person asked for that."""
+        """Return the backup copies that stay, and the job's own checkpoints that do where a person set a limit."""
         return rules.RetentionPolicy(self._settings.keep or rules.RetentionPolicy().newest, self._settings.keep_every or None)
 
 

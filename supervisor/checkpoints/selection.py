@@ -49,7 +49,7 @@ class CheckpointSelector:
         self._job = records.job
         self._owners = CheckpointOwners(records)
 
-    def select(  # noqa: PLR0913 -- what is known of the run
+    def select(  # noqa: PLR0913 -- the facts of the run
         self,
         t: float,
         attempt: int,

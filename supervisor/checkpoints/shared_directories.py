@@ -5,7 +5,7 @@ Each node makes a file of a random name in each directory of its checkpoints, an
 prove nothing: `/scratch/ckpt` is another directory on each node.
 
 A client of a network file system may not know yet what another one made. A name that nobody used before is in no client's cache, and
-a directory in which this node has just made a file is read from the server. The search for what is still missing goes on for LOOK_S.
+a directory in which this node has just made a file is read from the server. The search for missing files continues for LOOK_S.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whole checkpoints of a job that an attempt was not seen to load: where they are, and a copy of the newest before it is overwritten.
+"""Whole checkpoints of a job that an attempt did not visibly load: where they are, and a copy of the newest before it is overwritten.
 
 One copy of each location is held for the run: the one that is farthest. If steps and epochs do not tell, both are held. The usual
 retention does not remove them (checkpointing/retention/copies.py). A later run holds its own. If it begins from scratch after a run
@@ -38,7 +38,7 @@ MOST_READ: Final = 4
 
 
 def unused_checkpoints(records: CheckpointRecords) -> tuple[UnusedCheckpoints, ...]:
-    """Return where whole checkpoints of this job lie that nobody loads. No file is read: only what was verified before is returned."""
+    """Return where whole checkpoints of this job lie that nobody loads. No file is read: only verified ones are returned."""
     if records.discovery is None or records.job.settings.checkpoints.paths:
         return ()
     by_pattern: dict[str, list[tuple[Candidate, Verification]]] = {}
@@ -56,7 +56,7 @@ def unused_checkpoints(records: CheckpointRecords) -> tuple[UnusedCheckpoints, .
 
 
 class UnusedCopies:
-    """Holds copies of what an attempt was not seen to load. In a worker thread, while its ranks train."""
+    """Holds copies of the checkpoints that an attempt did not visibly load. In a worker thread, while its ranks train."""
 
     def __init__(
         self, records: CheckpointRecords, retention: Retention, recorder: CheckpointRecorder, report: Callable[[CheckpointReport], None]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class CheckpointWatch:
     """Does the work of the watcher's thread for one job."""
 
-    def __init__(  # noqa: PLR0913 -- what is done to a checkpoint, in this order
+    def __init__(  # noqa: PLR0913 -- the steps for a checkpoint, in this order
         self,
         records: CheckpointRecords,
         recorder: CheckpointRecorder,
@@ -184,8 +184,8 @@ class CheckpointWatch:
     def _found_elsewhere(self, candidate: Candidate) -> Verification | None:
         """Return what another node found of a checkpoint; WRITING while it is to read it; None where this node is.
 
-        A file is read by the node whose ranks saved it, anything else by the node of rank 0. What that node does not record in time, or
-        where it does not share the state directory, each node reads for itself.
+        A file is read by the node whose ranks saved it, anything else by the node of rank 0. A file that this node does not record in time,
+        or where it does not share the state directory, each node reads for itself.
         """
         path, identity = candidate.path, candidate.identity
         if not self._records.several_nodes or self._is_read_here(candidate):

@@ -1,6 +1,6 @@
 r"""The caches that a training's libraries keep on disk, and the errors of a damaged file in one: pure.
 
-A file of a cache is made anew where it is missing, so the repair of a damaged one is to delete it. Who reads it names another culprit: a
+A file of a cache is made anew where it is missing, so the repair of a damaged one is to delete it. Its reader names another culprit: a
 half-written library is an ImportError, a half-written table a JSONDecodeError. So the path decides, or the library's own function that
 read the file and raised.
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from supervisor.classify.expressions import expression
 from supervisor.core.causes import CAUSE_TABLE
 from supervisor.core.model import Cause, Claim, Evidence
 from supervisor.core.values import Struct, replace
@@ -71,9 +72,9 @@ CACHES = (
     DiskCache("a library", r"/\.cache/", (), "XDG_CACHE_HOME"),
 )  # fmt: skip
 
-#: What a file says that was cut short, or of which another process wrote a part: to the loader of libraries, JSON, pickle, marshal, zip,
+#: Errors about a file that was cut short, or of which another process wrote a part: of the loader of libraries, JSON, pickle, marshal, zip,
 #: Arrow, safetensors.
-_DAMAGED = re.compile(
+_DAMAGED = expression(
     r"file too short|invalid ELF header|\.so[\w.]*: (?:undefined symbol|cannot open shared object file)"
     r"|JSONDecodeError|Extra data: line|Expecting value: line|Unterminated string"
     r"|Ran out of input|pickle data was truncated|UnpicklingError|invalid load key|could not find MARK|unpickling stack underflow"
@@ -83,19 +84,19 @@ _DAMAGED = re.compile(
     r"|(?:device )?kernel image is invalid|^[\w.]*EOFError\b|unexpected end of|UnicodeDecodeError"
     r"|^(?:builtins\.)?(?:SyntaxError|IndentationError)\b"
 )
-#: What a file server says of a file that another machine replaced, and what a rank meets whose peer renamed the file first.
-_STALE = re.compile(r"\[Errno 116\]|Stale (?:NFS )?file handle|\bESTALE\b")
-_MISSED = re.compile(r"(?:^|: )FileNotFoundError: \[Errno 2\]")
-_PATH = re.compile(r"(?<![\w.])(?:~|/)[^\s'\"():,;<>\[\]]{2,1024}")
-_SO = re.compile(r"(?P<path>/[^\s:'\"]{1,1024}\.so[\w.]{0,20}): (?:file too short|invalid ELF header|undefined symbol|cannot open shared)")
-_OF_FRAME = re.compile(r'^\s*File "(?P<path>[^"\n]{1,1024})", line \d+', re.MULTILINE)
+#: Errors of a file server about a file that another machine replaced, and of a rank whose peer renamed the file first.
+_STALE = expression(r"\[Errno 116\]|Stale (?:NFS )?file handle|\bESTALE\b")
+_MISSED = expression(r"(?:^|: )FileNotFoundError: \[Errno 2\]")
+_PATH = expression(r"(?<![\w.])(?:~|/)[^\s'\"():,;<>\[\]]{2,1024}")
+_SO = expression(r"(?P<path>/[^\s:'\"]{1,1024}\.so[\w.]{0,20}): (?:file too short|invalid ELF header|undefined symbol|cannot open shared)")
+_OF_FRAME = expression(r'^\s*File "(?P<path>[^"\n]{1,1024})", line \d+', re.MULTILINE)
 #: Between the exceptions of a chain. The frames of each end where that one was raised.
-_CHAIN = re.compile(r"^(?:The above exception was the direct cause|During handling of the above exception)", re.MULTILINE)
+_CHAIN = expression(r"^(?:The above exception was the direct cause|During handling of the above exception)", re.MULTILINE)
 #: Code that only decodes what the function above it read.
-_DECODERS = re.compile(
+_DECODERS = expression(
     r"/(?:json|zipfile|encodings|ctypes)/|/(?:pickle|zipfile|gzip|codecs|tarfile)\.py$|<frozen codecs>|/_supervise_shim/"
 )
-#: How the bytecode's reader names what is damaged; every import goes through its frames.
+#: How the bytecode's reader names damage; every import goes through its frames.
 _BYTECODE = "marshal data"
 DAMAGED = Claim(Cause.CACHE_CORRUPT, 0.92, transient=False)
 PASSING = Claim(Cause.IO_ERROR, 0.96, transient=True)
@@ -146,8 +147,8 @@ def _named(text: str, trace: str) -> tuple[DiskCache | None, str]:
     for path in (match[0].rstrip(".") for match in _PATH.finditer(text)):
         if (cache := of_path(path)) is not None:
             return cache, path
-    for part in _CHAIN.split(trace):
-        raised_in = next((frame for frame in reversed(_OF_FRAME.findall(part)) if not _DECODERS.search(frame)), "")
+    for trace_part in _CHAIN.split(trace):
+        raised_in = next((frame for frame in reversed(_OF_FRAME.findall(trace_part)) if not _DECODERS.search(frame)), "")
         if raised_in.startswith("<frozen importlib") and _BYTECODE not in text:
             continue
         if (cache := next((row for row in CACHES if any(reader in raised_in for reader in row.readers)), None)) is not None:

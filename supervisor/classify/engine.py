@@ -14,11 +14,11 @@ Every fact that supports a cause is a candidate. Three rules choose, in this ord
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from supervisor.classify import caches, exception_table, exits
 from supervisor.classify.exceptions import UNCAUGHT, Exceptions
+from supervisor.classify.expressions import expression
 from supervisor.classify.judgement import admissible
 from supervisor.classify.judgement.candidate import CONVINCING, ENDS, CauseCandidate, field_of, trained_until
 from supervisor.classify.judgement.roots import roots
@@ -43,7 +43,7 @@ OWN_CODE = ("by", "program")
 #: which the other ranks print at the end of any peer, a good end too.
 OF_A_WARNING = 0.7
 OF_A_NATIVE_WARNING = 0.35
-_WARNING = re.compile(
+_WARNING = expression(
     r"\s{0,8}(?:\S{1,400}:\d+: [A-Z]\w{0,60}Warning: |(?P<native>\[W(?:\d{3,4} )?[\d:. ]{0,24}\w{1,60}\.(?:cpp|h|cc):\d+\]))"
 )
 #: The most for an exception that only a log's tail shows: it may be an old one.
@@ -66,7 +66,7 @@ def classify(evidence: Iterable[Evidence]) -> FailureVerdict:
 
 
 def verdict_grounds(evidence: Iterable[Evidence]) -> VerdictGrounds:
-    """Return the verdict on this evidence, and what was weighed."""
+    """Return the verdict on this evidence, and the weighed candidates."""
     facts = admissible.facts_of_this_run(tuple(evidence))
     trained = max((f.line for f in facts if f.name == "last_progress"), default=0)
     # in a log, an end before the last training belongs to another process
@@ -90,7 +90,7 @@ def _with_ranks(facts: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
     if not ranks:
         return facts
     known = ((f, ranks.get(field_of(f, "pid"), set()) if f.source == "exit" and f.rank is None else set()) for f in facts)
-    return tuple(replace(fact, rank=next(iter(found))) if len(found) == 1 else fact for fact, found in known)
+    return tuple(replace(fact, rank=next(iter(fact_ranks))) if len(fact_ranks) == 1 else fact for fact, fact_ranks in known)
 
 
 def _candidates(facts: Sequence[Evidence], exceptions: Exceptions) -> list[CauseCandidate]:
@@ -99,7 +99,7 @@ def _candidates(facts: Sequence[Evidence], exceptions: Exceptions) -> list[Cause
     recently = trained_until(facts, "recent_progress")
     lately = trained_until(facts, "last_progress")
     ended = _has_failed_end(facts, afterwards)
-    found: list[CauseCandidate] = []
+    candidates: list[CauseCandidate] = []
     for fact in facts:
         candidate = _candidate(fact, exceptions)
         if candidate is None:
@@ -116,8 +116,8 @@ def _candidates(facts: Sequence[Evidence], exceptions: Exceptions) -> list[Cause
             if fact.free_text:
                 claim = replace(candidate.claim, weight=candidate.claim.weight * SURVIVED)
                 candidate = replace(candidate, claim=claim, survived=True)
-        found.append(candidate)
-    return _few_of_each(found)
+        candidates.append(candidate)
+    return _few_of_each(candidates)
 
 
 def _of_a_warning(candidate: CauseCandidate, most: float) -> CauseCandidate:
@@ -127,7 +127,7 @@ def _of_a_warning(candidate: CauseCandidate, most: float) -> CauseCandidate:
 
 
 def _in_mid_run(candidate: CauseCandidate, trained: float) -> CauseCandidate:
-    """Return a candidate. Communicators are made before the first step, so what CUDA told NCCL after it is an error of the device."""
+    """Return a candidate. Communicators are made before the first step, so an error that CUDA gives NCCL after it is of the device."""
     fact, claim = candidate.fact, candidate.claim
     if claim.cause is not Cause.NCCL_INIT or not 0 < trained < fact.t or "cuda" not in fact.text.lower():
         return candidate

@@ -1,4 +1,4 @@
-r"""What an exception that no signature matches proves: by its class and module and the frames that it came through, then by its message.
+r"""The meaning of an exception that no signature matches: by its class and module and the frames that it came through, then by its message.
 
 One table (ROWS): the first row that fits counts. A class is compared by its unqualified name where a row names classes, because the same
 class travels under several module paths (torch.OutOfMemoryError and torch.cuda.OutOfMemoryError are one); by its module where a row names
@@ -17,6 +17,7 @@ import re
 from typing import TYPE_CHECKING
 
 from supervisor.classify import exits
+from supervisor.classify.expressions import expression
 from supervisor.classify.logs import closed_lists
 from supervisor.core.model import Cause, Claim
 from supervisor.core.values import Struct, replace
@@ -71,15 +72,15 @@ OF_NETWORKS = _names(
 #: memory from a thread of that worker (multiprocessing/resource_sharer.py). Often this is the only report, because the loader checked its
 #: workers a moment too early.
 OF_A_GONE_WORKER = frozenset({"ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError"})
-#: What a mistake in the code of a data set, a transform or a collate function raises: no other data would help.
+#: Exceptions of a mistake in the code of a data set, a transform or a collate function: no other data would help.
 OF_MISTAKES = frozenset({"KeyError", "NameError", "UnboundLocalError", "AttributeError", "TypeError", "NotImplementedError"})
-#: Exceptions of what is wrong in the program or in its configuration, as long as nothing else explains them. FileNotFoundError is none: a
+#: Exceptions of faults in the program or in its configuration, as long as nothing else explains them. FileNotFoundError is not one: a
 #: mount comes late, another job writes the file; nor is FileExistsError, which two ranks race for.
 _OF_THE_PROGRAM = OF_MISTAKES | _names(
     "ValueError IndexError ImportError SyntaxError IndentationError TabError ZeroDivisionError IsADirectoryError NotADirectoryError"
 )
 #: The RuntimeErrors by which torch refuses what an operator is given, or how the graph is used.
-_REFUSED = re.compile(
+_REFUSED = expression(
     r"cannot be multiplied|must match the (?:size|existing size)|to be on the same (?:device|dtype)|is invalid for input of size"
     r"|[Gg]iven groups=|[Ss]izes? of tensors|[Ss]ize mismatch|must have the same (?:dtype|size|shape)"
     r"|[Ee]xpected (?:scalar type|\d-?D|tensor for|input)|not implemented for '|does not require grad|inplace operation|leaf [Vv]ariable"
@@ -91,7 +92,7 @@ OF_VALUES = frozenset({"ValueError", "KeyError", "IndexError", "TypeError", "Att
 
 
 class ExceptionRow(Struct, frozen=True):
-    """A row: what an exception must be, None or empty for anything, and what it then claims.
+    """A row: the conditions on an exception, None or empty for anything, and its claim.
 
     modules: of its class, at the beginning. classes: unqualified. frame: a part of the path of a frame that it came through. raised_in: a
     part of the innermost frame's path. message: is searched in its text.
@@ -117,7 +118,7 @@ class ExceptionRow(Struct, frozen=True):
 
 
 def _rows(claim: Claim, *parts: str, classes: Iterable[str] = ()) -> tuple[ExceptionRow, ...]:
-    return tuple(ExceptionRow(claim, classes=frozenset(classes), frame=part) for part in parts)
+    return tuple(ExceptionRow(claim, classes=frozenset(classes), frame=frame) for frame in parts)
 
 
 _REMOTE = Claim(Cause.STORAGE_REMOTE, 0.8, transient=True)
@@ -146,11 +147,11 @@ ROWS: tuple[ExceptionRow, ...] = (
     ExceptionRow(
         _CONFIGURATION,
         modules=("botocore", "requests", "urllib.error", "httpx", "aiohttp"),
-        message=re.compile(
+        message=expression(
             r"An error occurred \((?:404|NoSuchKey|NoSuchBucket)\)|\b404 (?:Client Error|Not Found)|Error 404\b|Client error '40[04]"
         ),
     ),
-    # a library's tracker reports to a service; what it refuses at the start is a setting
+    # a library's tracker reports to a service; its refusal at the start is about a setting
     ExceptionRow(_REMOTE, modules=("wandb", "mlflow", "comet_ml", "neptune"), classes=frozenset({"CommError", "RestException", "Error"})),
     *(ExceptionRow(_CONFIGURATION, modules=(name,)) for name in ("wandb", "mlflow", "comet_ml", "neptune")),
     # the library's own exceptions, and those of networks that came through its code
@@ -166,14 +167,14 @@ ROWS: tuple[ExceptionRow, ...] = (
     ExceptionRow(
         Claim(Cause.USER_CODE, 0.75),
         classes=frozenset({"ImportError"}),
-        message=re.compile(r"ImportError(?:: (?:cannot import name|attempted relative import)|:?\s*$|: \w+$)"),
+        message=expression(r"ImportError(?:: (?:cannot import name|attempted relative import)|:?\s*$|: \w+$)"),
     ),
     ExceptionRow(_LACKS, classes=frozenset({"ImportError"})),
     ExceptionRow(_LACKS, modules=("ray",), classes=frozenset({"RuntimeEnvSetupError"})),
     ExceptionRow(
         Claim(Cause.NAN_LOSS, 0.75),
         classes=frozenset({"FloatingPointError"}),
-        message=re.compile(r"(?i)\bnan\b|\binf(?:inite|inity)?\b|finite|overflow|invalid value"),
+        message=expression(r"(?i)\bnan\b|\binf(?:inite|inity)?\b|finite|overflow|invalid value"),
     ),
     # settings
     ExceptionRow(
@@ -201,7 +202,7 @@ ROWS: tuple[ExceptionRow, ...] = (
     ExceptionRow(
         _RENDEZVOUS,
         classes=frozenset({"ValueError", "OSError", "RuntimeError"}),
-        message=re.compile(r"\bTCPStore\b|initializing torch\.distributed\b"),
+        message=expression(r"\bTCPStore\b|initializing torch\.distributed\b"),
     ),
     *_rows(
         _RENDEZVOUS,
@@ -215,7 +216,7 @@ ROWS: tuple[ExceptionRow, ...] = (
         "torch/distributed/checkpoint/filesystem.py",
         classes=("FileNotFoundError", "EOFError", "UnpicklingError", "BadZipFile"),
     ),
-    # data: the readers of samples by their module, then what was raised where a sample is read
+    # data: the readers of samples by their module, then exceptions from the read of a sample
     ExceptionRow(
         _DATA,
         modules=(
@@ -264,7 +265,7 @@ ROWS: tuple[ExceptionRow, ...] = (
     ExceptionRow(Claim(Cause.HANG_NO_ERROR, 0.6, transient=True), modules=("ray",), classes=frozenset({"GetTimeoutError"})),
     ExceptionRow(Claim(Cause.GPU_DRIVER, 0.75), modules=("pynvml",)),
 )
-#: What the device's libraries raise where the lists do not know the message.
+#: Exceptions of the device's libraries whose message the lists do not know.
 _OF_DEVICES = (
     ExceptionRow(Claim(Cause.CUDA_ILLEGAL_ACCESS, 0.55, consequence_of=exits.ANY), classes=frozenset({"AcceleratorError", "CudaError"})),
     ExceptionRow(
@@ -275,21 +276,21 @@ _OF_DEVICES = (
 )
 
 #: OutOfMemoryError of a device's allocator; other libraries have classes of the same name.
-_OF_DEVICE_MEMORY = re.compile(r"(?:torch|cupy)\.|(?:[\w.]*[.(])?OutOfMemoryError\)?:.{0,40}\b(?:CUDA|HIP|XPU|NPU|GPU)\b", re.DOTALL)
+_OF_DEVICE_MEMORY = expression(r"(?:torch|cupy)\.|(?:[\w.]*[.(])?OutOfMemoryError\)?:.{0,40}\b(?:CUDA|HIP|XPU|NPU|GPU)\b", re.DOTALL)
 #: A MemoryError of an allocator: mostly empty, or with these words. Programs raise it for other things that they call memory.
-_OF_ALLOCATORS = re.compile(
+_OF_ALLOCATORS = expression(
     r"[\w.]*MemoryError(?::\s*$|$|:.*(?:alloc|[Oo]ut of memory|[Nn]ot enough memory|[Ii]nsufficient memory))", re.DOTALL
 )
-#: A message that tells what somebody else said.
-_REPORTS = re.compile(r"\b(?:reported|said|says|wrote|expected)\b")
+#: A message that quotes somebody else.
+_REPORTS = expression(r"\b(?:reported|said|says|wrote|expected)\b")
 #: In the message of a ValueError only a text as long as a sentence counts, outside of quotation marks.
 LONG_ENOUGH = 30
-_QUOTED = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"|`[^`\n]*`")
-_PATH = re.compile(r'File "([^"\n]{1,1024})", line \d')
+_QUOTED = expression(r"'[^'\n]*'|\"[^\"\n]*\"|`[^`\n]*`")
+_PATH = expression(r'File "([^"\n]{1,1024})", line \d')
 
 
 def _listed(kind: str, text: str) -> Claim | None:
-    """Return what the closed lists say about a message, None where it quotes: a wrong value, or what somebody else said."""
+    """Return what the closed lists say about a message, None where it quotes: a wrong value, or somebody else's words."""
     if exits.is_consequence(text) or _REPORTS.search(text):
         return None
     if kind not in OF_VALUES:
@@ -314,7 +315,7 @@ def claim_of(text: str, trace: str = "") -> Claim:
 
 
 def is_own_mistake(text: str) -> bool:
-    """Whether an exception "Type: message" is of what is wrong in the program, and comes again with the same program."""
+    """Whether an exception "Type: message" is of a fault in the program, and comes again with the same program."""
     kind = exits.exception_type(text)
     return kind in _OF_THE_PROGRAM or (kind == "RuntimeError" and _REFUSED.search(text[:_MOST_OF_A_MESSAGE]) is not None)
 

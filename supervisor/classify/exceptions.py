@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 #: Facts of an uncaught exception, as (source, name).
 UNCAUGHT = frozenset({("error_file", "exception"), ("launcher", "exception"), ("log", "exception"), ("tail", "last_exception")})
-#: A rank read what another one was writing: evidence that stands for the exception that it led to.
+#: A rank read what another one was writing: evidence that means the exception that it led to.
 RACE = ("checkpoint", "race")
-#: What in the script explains a race, or collectives that differ (source/standing.py).
+#: The lines of the script that explain a race, or collectives that differ (source/standing.py).
 REASON = ("script", "reason")
 
 
@@ -67,8 +67,18 @@ class Exceptions:
             return self._of_races.get(fact.rank)
         if fact.claim is None:
             return None
-        found = self.uncaught.about(fact)
-        return min(found, key=lambda one: (one.source != fact.source, one.rank != fact.rank, one.source, one.line, one.t), default=None)
+        exceptions = self.uncaught.about(fact)
+        return min(
+            exceptions,
+            key=lambda exception: (
+                exception.source != fact.source,
+                exception.rank != fact.rank,
+                exception.source,
+                exception.line,
+                exception.t,
+            ),
+            default=None,
+        )
 
     def trace(self, exception: Evidence) -> str:
         """Return the traceback of an exception, "" if none is known."""

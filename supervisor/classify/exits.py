@@ -1,12 +1,11 @@
 """Claims about the cause by exit code, signal and kernel counter, for failures that no signature matches.
 
-Each table row has a case in tests/classify. What an exception proves by its class stands in exception_table.py.
+Each table row has a case in tests/classify. exception_table.py has the meaning of each exception class.
 """
 
 from __future__ import annotations
 
-import re
-
+from supervisor.classify.expressions import expression
 from supervisor.core.causes import causes_where
 from supervisor.core.model import ANY_OWN_CAUSE, Cause, Claim
 from supervisor.core.values import replace
@@ -122,7 +121,7 @@ BY_FACT = {
 }
 
 #: Messages that say that another process failed, or where to read about it.
-_REFERS_ELSEWHERE = re.compile(
+_REFERS_ELSEWHERE = expression(
     r"(?i)\b(?:see|check|refer to|inspect)\b.{0,60}\b(?:above|logs?|trace(?:back)?s?|output|root cause|worker|stderr)\b"
     r"|\b(?:worker|rank|actor|engine|child|sub|job|node)(?:[ _-]?process(?:es)?|s)?\b.{0,40}"
     r"\b(?:died|dead|failed|crashed|terminated|exited|exit code|aborted|raised)\b"
@@ -131,7 +130,7 @@ _REFERS_ELSEWHERE = re.compile(
 
 LONGEST_NUMBER = 4
 _LONGEST_HINT = 400
-_BRACKETS = re.compile(r"\w+\((?P<inside>[\w.]+)\)$")
+_BRACKETS = expression(r"\w+\((?P<inside>[\w.]+)\)$")
 
 
 def passes_on(kind: str) -> bool:

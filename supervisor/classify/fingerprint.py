@@ -6,10 +6,10 @@ are removed first: numbers, dates, addresses, ranks, pids, steps, ports, tempora
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from supervisor.classify import redact
+from supervisor.classify.expressions import expression
 from supervisor.classify.logs.tracebacks import frames_in
 
 if TYPE_CHECKING:
@@ -22,23 +22,23 @@ FRAMES = 3
 MOST_CHARACTERS = 120
 
 #: Paths of code that is not the user's.
-_LIBRARY = re.compile(r"(?:/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<|/torch/|/_supervise_shim/|/pyenv/versions/)")
-_PATH = re.compile(r"(?<![\w.])(?:~|\.{1,2})?(?:/[^\s'\"/:,;()\[\]<>]+)*/(?P<name>[^\s'\"/:,;()\[\]<>]*)")
-_HEX = re.compile(r"\b0x[0-9a-fA-F]+\b|\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b|\b(?=[0-9a-fA-F]*\d)[0-9a-fA-F]{7,}\b")
-_NUMBER = re.compile(
+_LIBRARY = expression(r"(?:/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<|/torch/|/_supervise_shim/|/pyenv/versions/)")
+_PATH = expression(r"(?<![\w.])(?:~|\.{1,2})?(?:/[^\s'\"/:,;()\[\]<>]+)*/(?P<name>[^\s'\"/:,;()\[\]<>]*)")
+_HEX = expression(r"\b0x[0-9a-fA-F]+\b|\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b|\b(?=[0-9a-fA-F]*\d)[0-9a-fA-F]{7,}\b")
+_NUMBER = expression(
     r"(?:(?<![\w#.)\]])[-+])?[\d#]+(?:[.,:_-][\d#]+)*(?:[eE][-+]?[\d#]+)?"
 )  # after _HEX, which matches long decimal numbers too
 #: Generated names only ("temperature" and "torch_dtype" distinguish two bugs): tempfile's eight characters, also behind the prefixes of
 #: torchelastic and multiprocessing; mktemp(1)'s; torch's shared memory, named by pid and numbers.
-_TEMPORARY = re.compile(r"\b(?:(?:tmp|torchelastic_|pymp-)[a-z0-9_]{8}|tmp\.[A-Za-z0-9]{6,12}|torch_\d[\d_]*)(?![A-Za-z0-9_])")
+_TEMPORARY = expression(r"\b(?:(?:tmp|torchelastic_|pymp-)[a-z0-9_]{8}|tmp\.[A-Za-z0-9]{6,12}|torch_\d[\d_]*)(?![A-Za-z0-9_])")
 _DAYS, _MONTHS = "(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)", "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
-_DATE = re.compile(rf"\b(?:{_DAYS},? +(?:\d{{1,2}} +)?{_MONTHS}|{_MONTHS}(?= +\d))\b")
+_DATE = expression(rf"\b(?:{_DAYS},? +(?:\d{{1,2}} +)?{_MONTHS}|{_MONTHS}(?= +\d))\b")
 #: A data file keeps the first word of its name: "shard-aab.tar" and "shard-xyz.tar" fail for one bug.
-_DATA_FILE = re.compile(
+_DATA_FILE = expression(
     r"\b(?P<word>[A-Za-z0-9#]+)[-_.][\w#.-]*\.(?P<kind>tar|gz|zst|parquet|arrow|npy|npz|jsonl|tfrecord|mds|bin|idx|jpe?g|png|webp|wav|flac|mp4)\b"
 )
-_MACHINE = re.compile(r"\b(?P<what>gpu|node|host|worker|machine|server)[-_][A-Za-z0-9]\b")
-_SPACE = re.compile(r"\s+")
+_MACHINE = expression(r"\b(?P<what>gpu|node|host|worker|machine|server)[-_][A-Za-z0-9]\b")
+_SPACE = expression(r"\s+")
 
 
 def fingerprint(cause: Cause, kind: str, detail: str, frames: Iterable[str] = (), phase: str = "") -> str:
@@ -46,7 +46,7 @@ def fingerprint(cause: Cause, kind: str, detail: str, frames: Iterable[str] = ()
     known = "" if phase in {"", "unknown"} else phase
     # first: without its digits a secret is no longer recognised. Another node may have another key
     shown = normalised(redact.MARKED.sub("<hidden>", redact.text(detail)))
-    return ":".join(part for part in (cause.value, kind, shown, *frames, known) if part)
+    return ":".join(field for field in (cause.value, kind, shown, *frames, known) if field)
 
 
 def normalised(text: str) -> str:
@@ -64,8 +64,8 @@ def normalised(text: str) -> str:
 
 def frames_of(traceback: str) -> tuple[str, ...]:
     """Return the innermost frames as file:function, outermost first: of the user's code, or of any code if there is none."""
-    found = frames_in(traceback)
-    return tuple(f"{frame.path.rsplit('/', 1)[-1]}:{frame.function}".rstrip(":") for frame in (_own(found) or found)[-FRAMES:])
+    frames = frames_in(traceback)
+    return tuple(f"{frame.path.rsplit('/', 1)[-1]}:{frame.function}".rstrip(":") for frame in (_own(frames) or frames)[-FRAMES:])
 
 
 def place_of(traceback: str) -> Frame | None:

@@ -1,4 +1,4 @@
-"""Which package to install for a module that is missing.
+"""Names the package to install for a missing module.
 
 Only well-known modules: `pip install NAME` with the name of an unknown one may install a stranger's package, and the module may be a file
 of the program's own. Modules whose package of that name on PyPI is another one (apex, clip, mmcv) are left out.
@@ -55,11 +55,11 @@ _FITS_TORCH = MappingProxyType(
 
 
 def install_text(facts: Mapping[str, str]) -> str:
-    """Return the command that installs what a verdict's facts name, and where; "" if it is none of the known packages.
+    """Return the command that installs the package in a verdict's facts, and where; "" for an unknown package.
 
     Python names the first part that is missing: of `sklearn.future` the package itself is there, in another version.
     """
     module = facts.get("module", "")
     package = _NAMED_OTHERWISE.get(module) or (module if module in _NAMED_ALIKE else "")
-    line, what = (f"pip install {package}", "") if package else _FITS_TORCH.get(facts.get("misfit", ""), ("", ""))
-    return f"`{line}` in the job's environment{f', where {what}' if what else ''}" if line else ""
+    line, condition = (f"pip install {package}", "") if package else _FITS_TORCH.get(facts.get("misfit", ""), ("", ""))
+    return f"`{line}` in the job's environment{f', where {condition}' if condition else ''}" if line else ""

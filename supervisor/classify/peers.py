@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 
+from supervisor.classify.expressions import expression
+
 #: In the order of their trust: a whole address before a host and a port apart.
 _FORMS = tuple(
-    re.compile(form)
+    expression(form)
     for form in (
         r"\b(?:https?|grpc|tcp|ws|wss)://(?:[^\s/@'\"]{1,256}@)?(?P<host>\[[0-9a-fA-F:.%]{2,64}\]|[\w.-]{1,253})(?::(?P<port>\d{1,5}))?",
         r"host='(?P<host>[^'\n]{1,253})', port=(?P<port>\d{1,5})",
@@ -20,15 +22,15 @@ _FORMS = tuple(
     )
 )
 _PORTS = {"https": "443", "http": "80"}
-_PRIVATE = re.compile(
+_PRIVATE = expression(
     r"127(?:\.\d{1,3}){3}|10(?:\.\d{1,3}){3}|192\.168(?:\.\d{1,3}){2}|172\.(?:1[6-9]|2\d|3[01])(?:\.\d{1,3}){2}|169\.254(?:\.\d{1,3}){2}"
     r"|0\.0\.0\.0|localhost|::1|::ffff:127(?:\.\d{1,3}){3}|f[cd][0-9a-f]{2}:[0-9a-f:]*|fe80:[0-9a-f:%\w]*"
     r"|[a-z0-9-]+|[\w.-]+\.(?:local|localdomain|svc|internal|lan)(?:\.[\w.-]*)?",
     re.IGNORECASE,
 )
-_LOOPBACK = re.compile(r"127(?:\.\d{1,3}){3}|localhost|::1|0\.0\.0\.0|::ffff:127(?:\.\d{1,3}){3}", re.IGNORECASE)
-#: What getaddrinfo, resolvers and clients say of a name that nobody knows, or not yet (glibc, musl, macOS, Go, Java, curl, urllib3).
-_UNKNOWN_NAME = re.compile(
+_LOOPBACK = expression(r"127(?:\.\d{1,3}){3}|localhost|::1|0\.0\.0\.0|::ffff:127(?:\.\d{1,3}){3}", re.IGNORECASE)
+#: Texts of getaddrinfo, resolvers and clients about a name that no server knows, or not yet (glibc, musl, macOS, Go, Java, curl, urllib3).
+_UNKNOWN_NAME = expression(
     r"name or service not known|temporary failure in name resolution|no address associated with hostname|name does not resolve"
     r"|nodename nor servname provided|\bgaierror\b|\bgai error\b|failed to resolve|could not resolve host|name resolution ?error"
     r"|host not found|unknown ?host|\bno such host\b|getaddrinfo\w* (?:failed|EAI_)",

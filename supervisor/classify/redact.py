@@ -23,24 +23,25 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, quote_plus
 
 from supervisor.classify import secret_forms
+from supervisor.classify.expressions import expression
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-_BASE64 = re.compile(r"(?<![A-Za-z0-9+/=_-])[A-Za-z0-9+/_-]{12,8192}={0,2}")
-_RANDOM = re.compile(r"(?<![A-Za-z0-9+/=_.~-])[A-Za-z0-9+/_.~-]{19,8191}[A-Za-z0-9]={0,2}")
+_BASE64 = expression(r"(?<![A-Za-z0-9+/=_-])[A-Za-z0-9+/_-]{12,8192}={0,2}")
+_RANDOM = expression(r"(?<![A-Za-z0-9+/=_.~-])[A-Za-z0-9+/_.~-]{19,8191}[A-Za-z0-9]={0,2}")
 #: A line of JSON: its texts are judged as they are, without the escapes.
-_JSON = re.compile(r"^[ \t]*\{[^\n]*\}[ \t]*$", re.MULTILINE)
+_JSON = expression(r"^[ \t]*\{[^\n]*\}[ \t]*$", re.MULTILINE)
 #: As `base64` and MIME break it into lines, all but the last of one length.
-_WRAPPED = re.compile(r"(?<![A-Za-z0-9+/=])(?:[A-Za-z0-9+/]{60,76}\r?\n){1,1000}[A-Za-z0-9+/]{1,76}={0,2}(?![A-Za-z0-9+/=])")
-#: What stands under a secret's name and is none: nothing, a switch, a mask, the name of a variable. `${TOKEN:?}` looks like a name and
+_WRAPPED = expression(r"(?<![A-Za-z0-9+/=])(?:[A-Za-z0-9+/]{60,76}\r?\n){1,1000}[A-Za-z0-9+/]{1,76}={0,2}(?![A-Za-z0-9+/=])")
+#: Values under a secret's name that are no secret: nothing, a switch, a mask, the name of a variable. `${TOKEN:?}` looks like a name and
 #: its value, too.
-_NO_SECRET = re.compile(r"|none|null|true|false|\*{3,}|<[a-z _-]*>|\$[A-Z_]+|[\"']?\$\{\w+(:\?)?\}[\"']?|\?\}", re.IGNORECASE)
+_NO_SECRET = expression(r"|none|null|true|false|\*{3,}|<[a-z _-]*>|\$[A-Z_]+|[\"']?\$\{\w+(:\?)?\}[\"']?|\?\}", re.IGNORECASE)
 #: What `digest` returns.
-MARKED: Final = re.compile(rf"{secret_forms.MARK}[0-9a-f]{{8}}>")
+MARKED: Final = expression(rf"{secret_forms.MARK}[0-9a-f]{{8}}>")
 #: Under these names stand digests without a key, of texts that may hold a secret.
 _OPEN_DIGESTS: Final = frozenset({"command_digest"})
-#: A shorter value, or a word of small letters up to the second, stands in too much ordinary text: AUTH_MODE=default.
+#: A shorter value, or a word of small letters up to the second, is in too much ordinary text: AUTH_MODE=default.
 SHORTEST_KNOWN: Final = 6
 LONGEST_WORD: Final = 11
 #: A part of a value in base64 that is shorter may be a part of any text.
@@ -89,10 +90,10 @@ def command(arguments: Sequence[str], known: KnownSecrets = _NONE_KNOWN) -> tupl
 
 def text(line: str, known: KnownSecrets = _NONE_KNOWN) -> str:
     """Return free text, of one line or many, with the secrets in it replaced. It changes nothing that it wrote itself."""
-    shown = _JSON.sub(lambda found: _hidden_in_json(found[0], known), known.hidden_in(line))
+    shown = _JSON.sub(lambda match: _hidden_in_json(match[0], known), known.hidden_in(line))
     shown = _WRAPPED.sub(_hidden_in_base64, _plain(shown))
     shown = _BASE64.sub(_hidden_in_base64, shown)
-    return _RANDOM.sub(lambda found: digest(found[0]) if secret_forms.is_random(found[0]) else found[0], shown)
+    return _RANDOM.sub(lambda match: digest(match[0]) if secret_forms.is_random(match[0]) else match[0], shown)
 
 
 def document(value: Any, known: KnownSecrets = _NONE_KNOWN) -> Any:  # noqa: ANN401  JSON
@@ -100,9 +101,9 @@ def document(value: Any, known: KnownSecrets = _NONE_KNOWN) -> Any:  # noqa: ANN
     if isinstance(value, str):
         return text(value, known)
     if isinstance(value, list | tuple):
-        words = [one for one in value if isinstance(one, str)]
+        words = [item for item in value if isinstance(item, str)]
         if len(words) != len(value):
-            return [document(one, known) for one in value]
+            return [document(item, known) for item in value]
         pair = len(words) == 2 and not words[0].startswith("-") and secret_forms.is_secret(*words)  # noqa: PLR2004  a name and a value
         return [words[0], _shown(words[1])] if pair else list(command(words, known))
     if not isinstance(value, dict):
@@ -113,8 +114,8 @@ def document(value: Any, known: KnownSecrets = _NONE_KNOWN) -> Any:  # noqa: ANN
         hidden |= {"data", "stringData"}
     hidden |= _OPEN_DIGESTS & value.keys()
     return {
-        text(key, known): _hidden_leaves(one) if key in hidden or secret_forms.is_secret(key, one) else document(one, known)
-        for key, one in value.items()
+        text(key, known): _hidden_leaves(item) if key in hidden or secret_forms.is_secret(key, item) else document(item, known)
+        for key, item in value.items()
     }
 
 
@@ -129,7 +130,7 @@ def secrets_in(line: str) -> Iterator[str]:
 
 
 def _plain(line: str) -> str:
-    """Return the text with what is not encoded replaced. The widest forms come first."""
+    """Return the text with the secrets that are not encoded replaced. The widest forms come first."""
     line = secret_forms.PRIVATE_KEY.sub(_hidden, line)
     if secret_forms.SECRET_OF_KUBERNETES.search(line):
         line = secret_forms.DATA_OF_KUBERNETES.sub(_hidden, line)
@@ -143,17 +144,17 @@ def _plain(line: str) -> str:
         shown += [line[done:begin], part]
         done = end
     line = "".join(shown) + line[done:]
-    return secret_forms.ISSUED.sub(lambda found: digest(found[0]), line)
+    return secret_forms.ISSUED.sub(lambda match: digest(match[0]), line)
 
 
-def _hidden(found: re.Match[str]) -> str:
-    group = _group_of(found)
-    start, end = found.start(group) - found.start(), found.end(group) - found.start()
-    return found[0][:start] + _shown(found[group]) + found[0][end:]
+def _hidden(match: re.Match[str]) -> str:
+    group = _group_of(match)
+    start, end = match.start(group) - match.start(), match.end(group) - match.start()
+    return match[0][:start] + _shown(match[group]) + match[0][end:]
 
 
-def _group_of(found: re.Match[str]) -> str:
-    groups = found.groupdict()
+def _group_of(match: re.Match[str]) -> str:
+    groups = match.groupdict()
     return next(name for name in secret_forms.GROUPS if groups.get(name) is not None)
 
 
@@ -166,23 +167,23 @@ def _hidden_in_json(line: str, known: KnownSecrets) -> str:
     return line if shown == value else json.dumps(shown)
 
 
-def _hidden_in_base64(found: re.Match[str]) -> str:
-    word = "".join(found[0].split()).rstrip("=")
+def _hidden_in_base64(match: re.Match[str]) -> str:
+    word = "".join(match[0].split()).rstrip("=")
     try:
         decoded = base64.b64decode(word + "=" * (-len(word) % 4), altchars=b"-_" if "-" in word or "_" in word else None).decode("utf-8")
     except (binascii.Error, ValueError):
-        return found[0]
+        return match[0]
     is_text = all(letter.isprintable() or letter.isspace() for letter in decoded)
-    return digest(found[0]) if is_text and _plain(decoded) != decoded else found[0]
+    return digest(match[0]) if is_text and _plain(decoded) != decoded else match[0]
 
 
 def _hidden_leaves(value: Any) -> Any:  # noqa: ANN401  JSON
-    """Return a value under a secret's name. A number is one of ours (a count of messages): a secret is text."""
+    """Return a value under a secret's name. A number is a count of messages: a secret is text."""
     if isinstance(value, str):
         return _shown(value)
     if isinstance(value, list | tuple):
-        return [_hidden_leaves(one) for one in value]
-    return {key: _hidden_leaves(one) for key, one in value.items()} if isinstance(value, dict) else value
+        return [_hidden_leaves(item) for item in value]
+    return {key: _hidden_leaves(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _shown(value: str) -> str:
@@ -190,7 +191,7 @@ def _shown(value: str) -> str:
 
 
 def digest(value: str) -> str:
-    """Return the short digest that stands for a secret."""
+    """Return the short digest that means a secret."""
     return f"{secret_forms.MARK}{hmac.digest(_key, value.encode('utf-8', 'surrogateescape'), 'sha256').hex()[:8]}>"
 
 
@@ -205,6 +206,6 @@ def _forms(value: str) -> Iterable[str]:
     forms = [value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], quote(raw, safe=""), quote_plus(raw), raw.hex()]
     for offset, first in enumerate((0, 2, 3)):
         encoded = base64.b64encode(bytes(offset) + raw).decode("ascii")
-        part = encoded[first : (offset + len(raw)) * 8 // 6]
-        forms += [one for one in (part, part.replace("+", "-").replace("/", "_")) if len(one) >= _SHORTEST_FORM]
+        core = encoded[first : (offset + len(raw)) * 8 // 6]
+        forms += [form for form in (core, core.replace("+", "-").replace("/", "_")) if len(form) >= _SHORTEST_FORM]
     return dict.fromkeys(forms)

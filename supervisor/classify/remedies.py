@@ -1,8 +1,8 @@
-"""What a person does about a failure: which hints of its cause (core/causes) the evidence permits. Pure.
+"""Chooses a person's remedy for a failure: the hints of its cause (core/causes) that the evidence permits. Pure.
 
 A hint names an object: a loader, a remote store, a cache, a GPU. It is given only where the evidence shows that object, because a
-remedy for what is not there costs a person an hour. Two things are a hint's condition: the facts that its text names, `{path}` say, and
-the `Condition`s beside it. Of the alternatives of one line the first that holds is given; a line may give none.
+remedy for an absent fault costs a person an hour. Two things are a hint's condition: the facts that its text names, `{path}` say, and
+the `Condition`s beside that line. Of the alternatives of one line the first that holds is given; a line may give none.
 
 The card, `why`, `supervise classify` and the alerts all have their remedies from here; docs/reference/causes.md lists the table.
 """
@@ -13,6 +13,7 @@ import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from supervisor.classify.expressions import expression
 from supervisor.classify.packages import install_text
 from supervisor.core.causes import CAUSE_TABLE
 from supervisor.core.model import Cause, FailureVerdict, HangKind, Phase
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 
 #: From this share of the GPU or this amount on, memory is worth a hint.
 _LEAST_SHARE, _LEAST_BYTES = 0.1, 1 << 30
-_INFINIBAND = re.compile(r"\bibv_|\bmlx\d|NET/IB|InfiniBand|Got completion with error|\bRoCE\b")
-_HUB = re.compile(r"huggingface|\bhf\.co\b|HfHub|LocalEntryNotFound|CAS service|We couldn't connect to 'https://", re.IGNORECASE)
-_REFUSED = re.compile(r"(?i)expired|credential|forbidden|unauthori[sz]ed|access ?denied|signature|\b40[137]\b|\b451\b")
+_INFINIBAND = expression(r"\bibv_|\bmlx\d|NET/IB|InfiniBand|Got completion with error|\bRoCE\b")
+_HUB = expression(r"huggingface|\bhf\.co\b|HfHub|LocalEntryNotFound|CAS service|We couldn't connect to 'https://", re.IGNORECASE)
+_REFUSED = expression(r"(?i)expired|credential|forbidden|unauthori[sz]ed|access ?denied|signature|\b40[137]\b|\b451\b")
 _LOADER_FRAMES = ("torch/utils/data/dataloader.py", "torch/utils/data/_utils/")
-_CLIENTS_OF_SERVERS = re.compile(
+_CLIENTS_OF_SERVERS = expression(
     r"vllm_client|/vllm/|/sglang/|init_communicator|weights?_update_group|(?:reward|rollout)_(?:server|client)"
 )
-_SAVES = re.compile(r"(?:^|_)save(?:_|$)")
+_SAVES = expression(r"(?:^|_)save(?:_|$)")
 _IN_DOCS = {
     "gpu": "ID",
     "node": "NODE",
@@ -45,7 +46,7 @@ _IN_DOCS = {
     "cache_writer": "ATTEMPT",
     "oom_memcg": "CGROUP",
 }
-_NAMED = re.compile(r"\{(\w+)\}")
+_NAMED = expression(r"\{(\w+)\}")
 
 
 #: Signatures of a loader's own words, that another number of ranks saved.
@@ -90,16 +91,16 @@ def has_loader(verdict: FailureVerdict) -> bool:
         (f.source, f.name, f.text) == ("heartbeat", "loader", "workers") for f in verdict.because
     ):
         return True
-    return any("DataLoader worker" in f.text or any(part in f.text for part in _LOADER_FRAMES) for f in verdict.because)
+    return any("DataLoader worker" in f.text or any(frame in f.text for frame in _LOADER_FRAMES) for f in verdict.because)
 
 
 def _says(pattern: re.Pattern[str]) -> Holds:
-    """Whether the evidence that the verdict stands on has these words."""
+    """Whether the evidence that the verdict is on has these words."""
     return lambda verdict: any(pattern.search(fact.text) for fact in verdict.because if fact.claim is not None or fact.name == "exception")
 
 
 def _stands_on(prefix: str) -> Holds:
-    """Whether the verdict stands on a signature of this name."""
+    """Whether the verdict is on a signature of this name."""
     return lambda verdict: any(fact.claim is not None and fact.name.startswith(prefix) for fact in verdict.because[:2])
 
 
@@ -108,7 +109,7 @@ def _not(condition: Condition, words: str) -> Condition:
 
 
 def says_other_ranks(verdict: FailureVerdict) -> bool:
-    """Whether a loader said that another number of ranks (or of replicas, shards, partitions) saved the checkpoint."""
+    """Whether a loader reports that another number of ranks (or of replicas, shards, partitions) saved the checkpoint."""
     return verdict.cause is Cause.CHECKPOINT_MISMATCH and any(fact.name.startswith(_OTHER_RANKS) for fact in verdict.because)
 
 

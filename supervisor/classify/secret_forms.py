@@ -10,10 +10,12 @@ from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
+from supervisor.classify.expressions import expression
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: How each digest begins that stands for a secret (redact.digest).
+#: How each digest begins that means a secret (redact.digest).
 MARK: Final = "<hidden:"
 #: A name that contains one of these words has a secret value: WANDB_API_KEY, --hf-token, db.password, aws_secret_access_key. The names of
 #: variables alone, in capitals, may also end in a word that is innocent elsewhere: GITHUB_PAT, DB_PASS, SSH_KEY.
@@ -27,7 +29,7 @@ _INNOCENT = (
     r"(?:tokens|tokeniz|(?<![a-z])(?:num|max|min|pad|eos|bos|unk|mask|per|n)[_-]?token|token[_-]?(?:ids?|type|file|path|len|size|dim)"
     r"|author(?!iz))"
 )
-_SECRET_NAME = re.compile(rf"(?:{_INNOCENT}|(?!{_WORD})(?s:.))*+{_WORD}", re.IGNORECASE)
+_SECRET_NAME = expression(rf"(?:{_INNOCENT}|(?!{_WORD})(?s:.))*+{_WORD}", re.IGNORECASE)
 #: The pattern tries a word once, from its beginning: the cost stays linear for a line of ten megabytes.
 _NAMED = rf"(?:(?<![\w.-])(?=(?:{_INNOCENT}|(?!{_WORD})[\w.-])*+{_WORD})[\w.-]+|\b(?:api|access|private|account|license) key\b)"
 #: A name that ends in one of these has a secret value if the value looks like one: db.pass, dbPwd. Not so: forward_pass=12ms, pass: noop.
@@ -35,12 +37,12 @@ _SHORT_NAME = (
     r"(?<![\w.-])[\w.-]*?(?:(?<![^\W\d_])(?:pass|pwd?|pat|psk|otp|jwt|dsn|sas|cred)|(?-i:(?<=[a-z])(?:Pass|Pwd?|Pat|Psk|Otp|Jwt|Dsn|Sas)))"
     r"(?![\w.-])"
 )
-_SHORT_SECRET_NAME = re.compile(_SHORT_NAME, re.IGNORECASE)
+_SHORT_SECRET_NAME = expression(_SHORT_NAME, re.IGNORECASE)
 #: A quote: as it is, escaped once or often, and as HTML, a URL and JSON escape it.
 _QUOTE = r"""(?:\\+u002[27]|\\*["']|&(?:quot|apos|\#3[49]);|%2[27])"""
 #: In quotes up to the same quote, in brackets up to the closing one, in a block of YAML as far as it is indented, else one word. A comma
-#: ends the word where another name or a blank follows. A bracket goes on in lines that begin as those of JSON. It may follow the name of a
-#: function.
+#: ends the word where another name or a blank follows. A bracket continues in lines that begin as those of JSON. It may follow the name of
+#: a function.
 _VALUE = (
     r"""(?:[|>][-+\d]{0,2}[ \t]*\n(?P<block>(?P<indent>[ \t]+)\S[^\n]*(?:\n(?P=indent)[^\n]*)*+)"""
     r"""|\\*(?:"{3}|'{3})(?P<triple>(?:(?!"{3}|'{3})(?s:.)){0,4096}+)(?="{3}|'{3})"""
@@ -56,16 +58,16 @@ _SIGN = (
     r"""|[|│](?=[ \t])|(?<=[ \t])\.{4,}(?=[ \t]))"""
 )
 _BETWEEN = rf"""(?:{_QUOTE})?\]?\s*{_SIGN}\s*{_SCHEME}(?:[bfru]{{1,2}}(?=\\*["']))?"""
-#: What looks like a secret where neither a strong name nor a sign shows it: "token c4f09aa17b", ('TOKEN', 'c4f09aa17b'). Quantities and
-#: paths do not.
+#: Words that look like a secret where neither a strong name nor a sign shows it: "token c4f09aa17b", ('TOKEN', 'c4f09aa17b'). Quantities
+#: and paths do not.
 _LIKELY = (
     r"(?!\d[\d.]*(?:e[+-]?\d+)?[a-z%]{0,3}(?:/\w*)?(?![\w.]))(?!\.{0,2}/)"
     r"(?P<value>(?=[\w.~+/=@!#$%^*-]{0,200}?\d)(?=[^a-z\s]{0,200}[a-z])[\w.~+/=@!#$%^*-]{8,})"
 )
-_LIKELY_VALUE = re.compile(_LIKELY, re.IGNORECASE)
+_LIKELY_VALUE = expression(_LIKELY, re.IGNORECASE)
 #: Between the words of a command, as a shell has them or a list.
 _NEXT = r"""["']?[ \t,]+["']?"""
-#: Programs that take a secret as an argument without a telling name, and what stands before it.
+#: Programs that take a secret as an argument without a telling name, and the word before it.
 _PROGRAMS: Final = {
     "curl|wget|https?": rf"""(?:-u|--(?:proxy-)?user)(?:{_NEXT}|=["']?|(?<=-u))[^\s:"',]*:""",
     r"mysql\w*|mariadb[\w-]*": "-p",
@@ -78,7 +80,7 @@ _PROGRAMS: Final = {
     "kubectl|oc": r"--from-literal[=\s]+[\w.-]+=",
 }
 _ARGUMENT = "|".join(rf"""\b(?:{program})\b[^\n]{{0,300}}?[\s"',](?:{before})""" for program, before in _PROGRAMS.items())
-#: A header in the form of the wire holds its value up to the end of the line, or to the quote that stands before it.
+#: A header in the form of the wire holds its value up to the end of the line, or to the quote that is before it.
 _HEADER = (
     r"""(?P<name>(?P<open>["'])?(?<![\w-])(?:(?:proxy-)?authorization|(?:set-)?cookie|x-[\w-]*(?:token|key|auth)[\w-]*):[ \t]*)"""
     r"""(?P<value>(?(open)(?:(?!(?P=open))[^\n])+|[^\n]+))"""
@@ -90,14 +92,14 @@ _URL_QUERY = (
     r"""(?P<name>[?&;](?:[\w-]*(?:signature|credential|hmac)[\w-]*|sig|(?:[\w-]*_)?key|code|jwt|sas|jsessionid|phpsessid|sid)=)"""
     r"""(?P<value>[^\s&"'<>]{4,})"""
 )
-#: Addresses of which whoever knows them may post: incoming webhooks, pings, a bot's methods.
+#: Addresses to which everybody who knows them may post: incoming webhooks, pings, a bot's methods.
 _WEBHOOK = (
     r"""(?P<name>\bhttps?://(?:[^\s/?#"'<>]*(?:hooks?|logic\.azure|hc-ping)\b[^\s/?#"'<>]*/"""
     r"""|[^\s?#"'<>]{1,200}/(?:(?:web)?hooks?|services|workflows|integrations?|ping|enqueue)/|api\.telegram\.org/bot))(?P<value>[^\s"'<>)\]]+)"""
 )
-#: Where a secret stands. The widest forms come first.
+#: The places of a secret. The widest forms come first.
 PLACED: Final = tuple(
-    re.compile(pattern, re.IGNORECASE | re.MULTILINE)
+    expression(pattern, re.IGNORECASE | re.MULTILINE)
     for pattern in (
         _WEBHOOK,
         _URL,
@@ -115,7 +117,7 @@ PLACED: Final = tuple(
         r"(?P<name>\b(?:Bearer|Basic)\s+)(?=[\w.~+/=-]*\d)(?P<value>[\w.~+/=-]{8,})",
     )
 )
-#: What stands under a telling name.
+#: The value under a telling name.
 _NAMED_FORMS: Final = (
     # a list of variables, as Kubernetes has it: the name is the value of one key, and the value that of the next
     rf"""\b(?:name|key)["']?\s*[:=]\s*["']?(?P<name>{_NAMED}["']?\s*,?\s*["']?value["']?\s*[:=]\s*){_VALUE}""",
@@ -134,20 +136,20 @@ def named() -> tuple[re.Pattern[str], ...]:
 
 
 #: In every name of `named`. Most lines have none: they cost one search.
-_IN_NAMES = re.compile(
+_IN_NAMES = expression(
     rf"{_WORD}|(?:pass|pwd?|pat|psk|otp|jwt|dsn|sas|cred)(?![\w.-])|(?:api|access|private|account|license) key", re.IGNORECASE
 )
 #: A name and its value stand within so many lines.
-_LINES = re.compile(r"(?:[^\n]*\n){0,30}[^\n]*")
+_LINES = expression(r"(?:[^\n]*\n){0,30}[^\n]*")
 #: The names of the groups in which a pattern has its value.
 GROUPS: Final = ("block", "triple", "unclosed", "quoted", "nested", "value", "rest")
 #: The values of a Secret of Kubernetes have any name.
-SECRET_OF_KUBERNETES: Final = re.compile(r"""\bkind["']?:\s*["']?Secret\b""")
-DATA_OF_KUBERNETES: Final = re.compile(
+SECRET_OF_KUBERNETES: Final = expression(r"""\bkind["']?:\s*["']?Secret\b""")
+DATA_OF_KUBERNETES: Final = expression(
     r"""\b(?:stringData|data)["']?:[ \t]*(?:\n(?P<block>(?P<indent>[ \t]+)\S[^\n]*(?:\n(?P=indent)[^\n]*)*+)|\{(?P<nested>[^}]*+))"""
 )
 #: Tokens with a form of their issuer, hashes of passwords, and the 40 characters of AWS (upper and lower case, digits).
-ISSUED: Final = re.compile(
+ISSUED: Final = expression(
     r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|gl[a-z]{1,6}-[\w-]{20,}|[sr]k[-_][A-Za-z0-9_-]{20,}"
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{35}|ya29\.[\w-]{20,}|xox[a-z]-[\w-]{10,}|xapp-[\w-]{10,}|whsec_\w{16,}|npm_\w{30,}|pypi-[\w-]{30,}"
     r"|dckr_pat_[\w-]{20,}|nvapi-[\w-]{20,}|gsk_\w{20,}|r8_\w{30,}|wandb_v1_\w{20,}|SG\.[\w-]{16,}\.[\w-]{16,}"
@@ -156,14 +158,14 @@ ISSUED: Final = re.compile(
     r"|(?<![A-Za-z0-9/+=_.-])(?=[A-Za-z/+]*\d)(?=[a-z0-9/+]*[A-Z])(?=[A-Z0-9/+]*[a-z])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=_.-])"
 )
 #: A private key; also one whose end is missing, and at the beginning of a text one whose beginning is.
-PRIVATE_KEY: Final = re.compile(
+PRIVATE_KEY: Final = expression(
     r"(?P<name>-----BEGIN [A-Z ]*PRIVATE KEY[A-Z ]*-----)(?P<value>(?:(?!-----).){0,65536}+(?=-----END)|[\s\w+/=\\]*+)"
     r"|\A(?P<rest>(?:[\w+/=]+\r?\n)++)(?=-----END [A-Z ]*PRIVATE KEY)",
     re.DOTALL,
 )
-_RUN = re.compile(r"[A-Za-z0-9]+")
-_NUMBER = re.compile(r"\d+")
-_SMALL = re.compile(r"[a-z]+")
+_RUN = expression(r"[A-Za-z0-9]+")
+_NUMBER = expression(r"\d+")
+_SMALL = expression(r"[a-z]+")
 _SHORTEST_RUN: Final = 16
 #: The share of neighbours of another kind (capital, small, digit): by chance 0.62.
 _CHANGES: Final = 0.38
@@ -205,7 +207,7 @@ def is_secret(name: str, value: object) -> bool:
 def is_random(word: str) -> bool:
     """Return whether a word was drawn by chance from capitals, small letters and digits: a token whose issuer nobody knows.
 
-    Hashes, UUIDs and ids in small letters, paths, addresses, names of classes and kernels, and the mangled names of C++ are none.
+    Hashes, UUIDs and ids in small letters, paths, addresses, names of classes and kernels, and the mangled names of C++ are no secrets.
     """
     if word[0] in "/~" or ("/" in word and "." in word) or word.startswith("0x") or word.lstrip(".").startswith("_Z"):
         return False
@@ -213,7 +215,7 @@ def is_random(word: str) -> bool:
     if len(run) < _SHORTEST_RUN:
         return False
     kinds = ["A" if letter.isupper() else "a" if letter.islower() else "0" for letter in run]
-    if len(set(kinds)) < 3 or sum(one != other for one, other in pairwise(kinds)) < _CHANGES * (len(run) - 1):  # noqa: PLR2004  of each
+    if len(set(kinds)) < 3 or sum(kind != other for kind, other in pairwise(kinds)) < _CHANGES * (len(run) - 1):  # noqa: PLR2004  of each
         return False
     numbers, longest = len(_NUMBER.findall(run)), max(map(len, _SMALL.findall(run)))
     return numbers >= _MANY_NUMBERS or (numbers >= _SOME_NUMBERS and longest < _SHORTEST_WORD)

@@ -1,35 +1,35 @@
-"""Reads how far a training is from what it prints: `step 10/120`, `Epoch [1/3], Step [100/600]`, a progress bar. Pure.
+"""Reads how far a training is from its output: `step 10/120`, `Epoch [1/3], Step [100/600]`, a progress bar. Pure.
 
 step 10/120 loss 4.11      iteration       10/     120 |       Epoch: [0][ 10/196]  Loss 2.1      8%|▊  | 10/120 [00:05<01:00
 """
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
+from supervisor.classify.expressions import expression
 from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _LONGEST = 4096
-_EPOCH = re.compile(r"(?i)\bepochs?\b[\"']?\s{0,3}[:=#]?\s{0,3}[\[(]?\s{0,6}(\d{1,6})(?:\s{0,3}(?:/|of)\s{0,3}(\d{1,6}))?")
+_EPOCH = expression(r"(?i)\bepochs?\b[\"']?\s{0,3}[:=#]?\s{0,3}[\[(]?\s{0,6}(\d{1,6})(?:\s{0,3}(?:/|of)\s{0,3}(\d{1,6}))?")
 _COUNTS = (
-    re.compile(
+    expression(
         r"(?i)\b(?P<name>global[ _]?steps?|steps?|iter(?:ation)?s?|it|batch(?:es)?|updates?)\b[\"']?\s{0,3}[:=#]?\s{0,3}[\[(]?"
         r"\s{0,8}(?P<done>\d{1,12})\s{0,4}(?:/|of\b)\s{0,8}(?P<total>\d{1,12})(?![\d./])"
     ),
-    re.compile(r"\|\s{0,12}(?P<done>\d{1,12})/(?P<total>\d{1,12})\s\["),
-    re.compile(r"[\[(]\s{0,8}(?P<done>\d{1,12})/\s{0,8}(?P<total>\d{1,12})[\])]"),
-    re.compile(r"(?<![\w/.:-])(?P<done>\d{1,12})/(?P<total>\d{1,12})(?![\w/.:-])"),
+    expression(r"\|\s{0,12}(?P<done>\d{1,12})/(?P<total>\d{1,12})\s\["),
+    expression(r"[\[(]\s{0,8}(?P<done>\d{1,12})/\s{0,8}(?P<total>\d{1,12})[\])]"),
+    expression(r"(?<![\w/.:-])(?P<done>\d{1,12})/(?P<total>\d{1,12})(?![\w/.:-])"),
 )
-#: What stands before a count of something else than the steps of the training.
-_NOT_OF_TRAINING = re.compile(
+#: The word before a count of something else than the steps of the training.
+_NOT_OF_TRAINING = expression(
     r"(?i)(?<![a-z])(?:val|valid|validation|test|testing|eval|evaluat\w*|download\w*|load\w*|fetch\w*|sav\w*|map|tokeniz\w*|shards?|files?"
     r"|examples)(?![a-z])"
 )
-_LOSS = re.compile(r"(?i)loss")
+_LOSS = expression(r"(?i)loss")
 
 
 class StepCount(Struct, frozen=True):

@@ -26,14 +26,14 @@ def call_sites(fields: Mapping[str, str], facts: Iterable[Evidence], exceptions:
     if "peer_operation" not in fields:
         return {}
     names = {fields.get("rank", ""): "call_site", fields.get("peer", ""): "peer_call_site"}
-    found: dict[str, str] = {}
+    sites: dict[str, str] = {}
     for fact in facts:
         name = names.get(str(fact.rank), "")
-        if not name or name in found or fact.name not in {"exception", "last_exception"} or MISMATCH not in fact.text:
+        if not name or name in sites or fact.name not in {"exception", "last_exception"} or MISMATCH not in fact.text:
             continue
         if place := place_of(exceptions.trace(fact)):
-            found[name] = f"{place.path}:{place.line}"
-    return found
+            sites[name] = f"{place.path}:{place.line}"
+    return sites
 
 
 def parameters(fields: Mapping[str, str]) -> str:
@@ -54,8 +54,10 @@ def _listed(words: list[str]) -> str:
 def summary(fields: Mapping[str, str]) -> str:
     """Return one sentence on what differs, "" where the evidence does not say it."""
     if "peer_operation" in fields:
-        what = "different collectives" if fields.get("operation") != fields["peer_operation"] else "one collective with different sizes"
-        return f"the ranks call {what}: {_call(fields, '', 'rank')}, {_call(fields, 'peer_', 'peer')}"
+        difference = (
+            "different collectives" if fields.get("operation") != fields["peer_operation"] else "one collective with different sizes"
+        )
+        return f"the ranks call {difference}: {_call(fields, '', 'rank')}, {_call(fields, 'peer_', 'peer')}"
     if "names" in fields or "parameters" in fields:
         return f"DDP got no gradient for parameters {parameters(fields)}"
     if "parameter" in fields or "index" in fields:

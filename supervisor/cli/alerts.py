@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SinkAnswer:
-    """What a service answered to one alert, in words. title: of an alert that came again."""
+    """A service's answer to one alert, in words. title: of an alert that came again."""
 
     sink: str
     host: str

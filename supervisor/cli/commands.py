@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 #: In the order of --help: MODULE:ATTRIBUTE below supervisor.cli ("" for a group that only holds commands), and the line that --help lists.
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "run": ("start.run:command", "Run CMD under supervision. `supervise -- CMD` does the same."),
-    "ls": ("jobs.ls:command", "List the jobs of a state directory, and where each stands."),
-    "status": ("jobs.status:command", "Show where a job stands, even if its supervisor is gone."),
+    "ls": ("jobs.ls:command", "List the jobs of a state directory, and the state of each."),
+    "status": ("jobs.status:command", "Show the state of a job, even if its supervisor is gone."),
     "why": ("jobs.why:command", "Explain an incident, by default the last: what failed, where, and what to do."),
     "report": ("jobs.report:command", "Show where the time of a job went, what its failures cost, how often to save."),
     "ui": ("ui.command:command", "Serve a page of the jobs of a state directory, live and read-only."),
     "profile": ("jobs.profile:command", "Record where the ranks of a running job spend their time: a flame graph, a trace."),
     "logs": ("jobs.logs:command", "Print the output of the ranks."),
     "stop": ("jobs.stop:command", "Stop a job: let it save, wait for its end, and show what became of it."),
-    "bundle": ("bundle.command:command", "Pack what explains an incident into one file without secrets, for whoever helps."),
+    "bundle": ("bundle.command:command", "Pack the facts of an incident into one file without secrets, for a helper."),
     "plan": ("start.plan:command", "Show what a recovery may change in CMD, and the answer to each cause. CMD does not run."),
-    "doctor": ("doctor.command:command", "Check nodes, or a saved kernel log: what is wrong, and what repairs it."),
+    "doctor": ("doctor.command:command", "Check nodes, or a saved kernel log: the faults, and their repair."),
     "classify": ("classify.command:command", "Name the cause of a failure from any log: files, directories, standard input (-)."),
     "checkpoints": ("", "Verify, list, convert, copy and restore checkpoints."),
     "checkpoints verify": ("checkpoints.verify:verify_command", "Verify checkpoints: a file, its directory, or a directory of several."),
@@ -46,8 +46,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "checkpoints push": ("checkpoints.mirror:push_command", "Copy checkpoints to every mirror."),
     "checkpoints pull": ("checkpoints.mirror:pull_command", "Fetch one checkpoint from the mirror into a directory."),
     "checkpoints restore": ("checkpoints.mirror:restore_command", "Fetch a job's newest whole checkpoint back from the mirror."),
-    "checkpoints convert": ("checkpoints.convert:command", "Write a checkpoint in another format; what was written is verified."),
-    "checkpoints prune": ("checkpoints.prune:command", "Remove older copies, ours and with --mirror-keep the mirrors'. The newest stays."),
+    "checkpoints convert": ("checkpoints.convert:command", "Write a checkpoint in another format, and verify it."),
+    "checkpoints prune": ("checkpoints.prune:command", "Remove older copies, with --mirror-keep the mirrors' too. The newest stays."),
     "nodes": ("nodes:group", "List nodes and GPUs; exclude a node, allow it again, put a GPU back into use."),
     "nodes ls": ("nodes:ls_command", "List the nodes: in use, lost or excluded, their GPUs out of use, why, and since when."),
     "nodes gpus": ("gpus:ls_command", "List this node's GPUs; of those out of use the reason, since when and until when."),
@@ -57,7 +57,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "alerts": ("", "Test where alerts go, and send refused ones again."),
     "alerts test": ("alerts:test_command", "Send a test alert to each sink, or to SINK, and print what the service answered."),
     "alerts replay": ("alerts:replay_command", "Send a job's refused alerts again, to each sink or to SINK."),
-    "drill": ("drill.command:command", "Run CMD with faults in it, and report what was recovered at what cost."),
+    "drill": ("drill.command:command", "Run CMD with faults in it, and report the recoveries and their cost."),
     "print": ("", "Print a file for this node: NCCL, accelerate, torchrun, Slurm, Kubernetes, systemd."),
     "print nccl": ("printing.nccl:print_command", "Print the variables of NCCL that this node needs, each with its reason."),
     "print accelerate": ("printing.accelerate:print_command", "Print a configuration of accelerate for this node."),
@@ -87,7 +87,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "Prove": ("drill",),
     "Print and install": ("print", "systemd", "completion", "help", "version"),
 }
-#: The options of a run in --help, likewise. What is in none of them comes last.
+#: The options of a run in --help, likewise. Options of no group come last.
 OPTIONS: Final[dict[str, tuple[str, ...]]] = {
     "Most used": ("--job", "--checkpoints", "--resume-args", "--mirror", "--knob", "--min-gpus", "--config", "--set"),
     "Checkpoints": ("--resumes-itself", "--resume-switch", "--keep"),
@@ -97,7 +97,7 @@ OPTIONS: Final[dict[str, tuple[str, ...]]] = {
 HIDDEN: Final = frozenset({"systemd run", "systemd alert", "slurm", "slurm exit-code", "slurm requeue"})
 
 
-#: What options and arguments that name a file are called in a command's help.
+#: The name in help of options and arguments that take a file.
 PATHS: Final = frozenset({"FILE", "DIR", "DIRECTORY", "PATH", "PATHS", "INTO", "GLOB"})
 
 
@@ -186,7 +186,7 @@ def complete_paths(command: click.Command) -> None:
 
 @functools.cache
 def load_command(path: str) -> click.Command:
-    """Return the command of a path in COMMANDS. Raises SuperviseError (78) where another package shadows one of ours."""
+    """Return the command of a path in COMMANDS. Raises SuperviseError (78) where another package shadows supervise's."""
     place, line = COMMANDS[path]
     name = path.rpartition(" ")[2]
     if not place:

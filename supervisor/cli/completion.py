@@ -1,7 +1,7 @@
 """Completion for bash, zsh and fish: `supervise completion`, and the answers that the shell then asks for.
 
-click makes both from the commands themselves. What it cannot know is here: that everything behind `--` is the job's own command, which the
-shell completes by itself.
+click makes both from the commands themselves. A fact that it cannot know is here: that everything behind `--` is the job's own command,
+which the shell completes by itself.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def command(shell: str | None) -> int:
 
 def answer(root: click.Command, instruction: str) -> int:
     """Answer what the shell's script asks. `instruction`: as the script writes it, bash_complete or zsh_complete. Returns 0."""
-    shell, _, what = instruction.partition("_")
-    if shell not in SHELLS or what != "complete":
+    shell, _, instruction_kind = instruction.partition("_")
+    if shell not in SHELLS or instruction_kind != "complete":
         return ExitCode.USAGE
     completion = _completion_of(shell, root)
     words, incomplete = completion.get_completion_args()
@@ -51,6 +51,6 @@ def answer(root: click.Command, instruction: str) -> int:
 
 
 def _completion_of(shell: str, root: click.Command) -> shell_completion.ShellComplete:
-    found = shell_completion.get_completion_class(shell)
-    assert found is not None  # noqa: S101  SHELLS are click's own
-    return found(root, {}, "supervise", COMPLETE_VARIABLE)
+    completion = shell_completion.get_completion_class(shell)
+    assert completion is not None  # noqa: S101  SHELLS are click's own
+    return completion(root, {}, "supervise", COMPLETE_VARIABLE)

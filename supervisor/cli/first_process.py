@@ -17,7 +17,7 @@ _ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.S
 
 
 def end_on_signals() -> None:
-    """Let these signals end process 1 as they end any other process. What was ignored stays so; run/stop_signals.py takes their place."""
+    """Let these signals end process 1 as they end any other process. Ignored ones stay so; run/stop_signals.py takes their place."""
     if os.getpid() != 1:
         return
     for signum in _ENDS:

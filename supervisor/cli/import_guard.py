@@ -1,7 +1,7 @@
-"""Makes `checkpointing` and `health` ours, whatever else has these names.
+"""Makes sure that `checkpointing` and `health` are of this project, whatever else has these names.
 
 The user's package of such a name, in the working directory or on PYTHONPATH, stays for the ranks and is ignored here. An *installed* one
-that comes before ours is an error (78): the script's own `import checkpointing` would find it.
+that comes before this project's is an error (78): the script's own `import checkpointing` would find it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def pin_our_packages(root: Path = _ROOT) -> None:
             continue
         if _INSTALLED.intersection(origin.parts):
             raise SuperviseError(
-                f"another package bears the name of one of ours: {name}: {origin} comes before {own_spec.origin}",
+                f"another package has the name of one of supervise's: {name}: {origin} comes before {own_spec.origin}",
                 hint="Uninstall the distribution it belongs to, or install torch-supervise in an environment of its own.",
             )
         module = importlib.util.module_from_spec(own_spec)

@@ -34,10 +34,10 @@ COMPLETE_VARIABLE = "_SUPERVISE_COMPLETE"
 #: The attribute of a command's function that says whether it takes a CMD.
 _TAKES_COMMAND = "takes_command"
 _OURS = frozenset({"config", "assignments", "takeover"})
-#: How the usage of a command that takes a CMD shows where it stands.
+#: How the usage of a command that takes a CMD shows where it is.
 BEFORE_CMD = "[OPTIONS] -- CMD..."
 
-#: What the value of a setting is called in a command's help, where that is not its type.
+#: The name of a setting's value in a command's help, where that is not its type.
 _VALUES = {
     "job.state_dir": "DIRECTORY",
     "checkpoints.paths": "GLOB",
@@ -57,7 +57,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 
 class Invocation(Struct, frozen=True):
-    """What stood on the command line.
+    """The words of the command line.
 
     flags: by setting key. config: of --config. command: behind `--`; None: there was no `--`. assignments: of each --set.
     """
@@ -93,7 +93,7 @@ class Invocation(Struct, frozen=True):
         command = self.command or settings.job.command
         if not command:
             raise SuperviseError(
-                "no command given: nothing stands behind `--`" if self.command is not None else "no command given",
+                "no command given: nothing follows `--`" if self.command is not None else "no command given",
                 hint="Write it behind `--`, as in `supervise -- torchrun train.py`; `supervise --help` shows all options.",
                 exit_code=ExitCode.USAGE,
             )

@@ -97,7 +97,7 @@ def root(invocation: Invocation) -> int | None:
         gc.enable()
         return None
     if invocation == Invocation({}, None, None) and not invocation.settings().job.command:
-        stdio.write(sys.stdout, context.get_help() + "\n")  # and behind it what is missing
+        stdio.write(sys.stdout, context.get_help() + "\n")  # and behind it the missing word
     run = load_command("run")
     with run.make_context("run", [], parent=context) as of_run:
         result: int = run.invoke(of_run)
@@ -122,7 +122,7 @@ def _report(error: SuperviseError) -> int:
 
 
 def _crashed(error: BaseException) -> int:
-    """Keep the traceback where it can be sent from, and report in one line that the fault is ours."""
+    """Keep the traceback where it can be sent from, and report in one line that the fault is supervise's."""
     import tempfile  # noqa: PLC0415  for a crash only
     import traceback  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""`supervise nodes`: lists the nodes of a job and of the ledgers beside it; excludes a node, or allows it again."""
+"""`supervise nodes`: lists the nodes of a job and of its state directory's ledgers; excludes a node, or allows it again."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def allow(settings: Settings, node: str) -> int:
 
 
 def _known_as(root: Path, node: str) -> str:
-    """Return the name of a node in this state directory, by its whole or its short name. Raises SuperviseError (64) for what is no name."""
+    """Return the name of a node in this state directory, by its whole or its short name. Raises SuperviseError (64) for any other text."""
     if not _NAME.fullmatch(node):
         raise SuperviseError(f"not the name of a node: {node!r}", hint="Write it as `supervise nodes` shows it.", exit_code=ExitCode.USAGE)
     names = dict.fromkeys(

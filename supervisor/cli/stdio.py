@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def prepare() -> None:
-    """Open what is closed among 0, 1, 2, and let no text fail to print.
+    """Open the closed ones of descriptors 0, 1, 2, and let no text fail to print.
 
-    The next file that is opened would take a closed one's number, and be written to by whoever prints.
+    The next file that is opened would take a closed one's number, and get all prints.
     """
     for fd in (0, 1, 2):
         try:
@@ -32,7 +32,7 @@ def prepare() -> None:
     if sys.stderr is None:
         sys.stderr = _nowhere()
     if isinstance(sys.stdout, io.TextIOWrapper) and isinstance(sys.stdout.buffer, io.RawIOBase):
-        # unbuffered (python -u): it would take part of a text for all of it, and forget what it failed to write (stdout_fails)
+        # unbuffered (python -u): it would take part of a text for all of it, and forget the unwritten part (stdout_fails)
         sys.stdout = open(sys.stdout.fileno(), "w", encoding=sys.stdout.encoding, closefd=False)  # noqa: SIM115  a descriptor
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -67,14 +67,14 @@ def show(*shown: FactPage | Table) -> None:
 
 
 def write_json(value: object, indent: int = 1) -> None:
-    """Write a Struct, or what is made of such, as JSON to stdout, as `json_text` makes it. Raises OSError."""
+    """Write a Struct, or a collection of such, as JSON to stdout, as `json_text` makes it. Raises OSError."""
     write(sys.stdout, json_text(value, indent))
 
 
 def json_text(value: object, indent: int = 1) -> str:
-    """Return a Struct, or what is made of such, as JSON; indent 0: in one line.
+    """Return a Struct, or a collection of such, as JSON; indent 0: in one line.
 
-    What is no number is null. A text that JSON in UTF-8 cannot hold, or stdout cannot, is escaped: the name of a file may be any bytes.
+    NaN and infinity are null. A text that JSON in UTF-8 cannot hold, or stdout cannot, is escaped: the name of a file may be any bytes.
     """
     import msgspec  # noqa: PLC0415  for programs only
 

@@ -1,4 +1,4 @@
-"""A wrong command line, in our words: what is wrong, the nearest right word, and what helps."""
+"""A wrong command line, in our words: the fault, the nearest right word, and the help."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from supervisor.knobs.python_command import LAUNCHERS
 
 
 def usage_error(error: click.UsageError) -> SuperviseError:
-    """Return click's usage error as ours; the exit code is always 64."""
+    """Return click's usage error as SuperviseError; the exit code is always 64."""
     message = " ".join(error.format_message().split()).rstrip(".")  # choices stand on lines of their own
     context = error.ctx
     command = context.command if context is not None else None
@@ -43,7 +43,7 @@ def usage_error(error: click.UsageError) -> SuperviseError:
 
 
 def _hint_of_extra_words(command: click.Command | None, path: str, hint: str) -> str:
-    """Return what was probably meant by a word too many: a job's command, or its name, as far as this command takes them; else `hint`."""
+    """Return the probable meaning of a word too many: a job's command, or its name, as far as this command takes them; else `hint`."""
     if takes_command(command):
         path = "supervise" if path == "supervise run" else path
         return f"Write the job's command behind `--`, as in `{path} -- torchrun train.py`."
@@ -53,7 +53,7 @@ def _hint_of_extra_words(command: click.Command | None, path: str, hint: str) ->
 
 
 def _plain(message: str) -> str:
-    """Return click's message about a value without what only the usage line needs: brackets, and where the command of a job stands."""
+    """Return click's message about a value without the parts for the usage line alone: brackets, and the place of the job's command."""
     message = re.sub(r"for '\[?([^' \]]+)\]?(?: -- CMD\.\.\.)?'", r"for \1", message)
     message = re.sub(r"is not a valid (?:integer|float) range$", "is not a number", message)
     return re.sub(r"is not in the range x>=(\S+)$", r"is less than \1", message)

@@ -1,10 +1,10 @@
 """This node's part in the protocol (member.py), and its connection to the coordinator, in a thread of its own.
 
-The supervisor's loop gives it what happens here, the ticks too: so a loop that stands still sends no beat. What the node has to do comes
-back by `emit`, from this thread. `find_at` names the coordinator's host, after each meeting of the agents. Where it does not answer, this
-tries again without end, and nobody waits for it.
+The supervisor's loop gives it what happens here, the ticks too: so a loop that makes no progress sends no beat. What the node has to do
+comes back by `emit`, from this thread. `find_at` names the coordinator's host, after each meeting of the agents. Where it does not answer,
+this tries again without end, and nobody waits for it.
 
-What the node must not forget, and where it found the coordinator, is kept (`keep`) before anything that follows from it is done.
+The node's lasting memory, and the coordinator's place, are kept (`keep`) before any action that follows from them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 THREAD = "cluster-member"
 CONNECT_S = 3.0
 RETRY_S = 0.5
-#: What a node gives its last messages to be read.
+#: The time that a node gives its last messages to be read.
 _GOODBYE_S = 1.0
 #: Answers of which the one with the shortest way gives the offset of the clocks.
 _SAMPLES = 30
@@ -57,7 +57,7 @@ class NodeClient:
     coordinator. offset_s: its clock less this node's, to half of the shortest way; None where no answer of it came yet.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917  what it knows, by what it is judged, whom it serves
+    def __init__(  # noqa: PLR0913, PLR0917  its facts, its judges, its users
         self,
         memory: NodeMemory,
         rules: ClusterRules,
@@ -77,7 +77,7 @@ class NodeClient:
         self._next_try_t = 0.0
         self._is_trying = False
         self._tries: deque[tuple[CoordinatorAddress, socket.socket | None]] = deque()  # what a try has made, None: nothing
-        self._offsets: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)  # how long the way was, the coordinator's clock less ours
+        self._offsets: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)  # how long the way was, the coordinator's clock less this node's
         self._is_closing = False
         self._selector = selectors.DefaultSelector()
         self._inbox: Inbox[MemberInput] = Inbox(self._selector)
@@ -105,7 +105,7 @@ class NodeClient:
             self._inbox.wake()
 
     def close(self, within_s: float) -> None:
-        """Send what is under way, and end."""
+        """Send the messages under way, and end."""
         self._is_closing = True
         self._inbox.wake()
         self._thread.join(within_s)
@@ -213,10 +213,10 @@ class NodeClient:
                 self._is_trying, self._next_try_t = False, now + RETRY_S
 
     def _try(self, address: CoordinatorAddress) -> None:
-        """In a thread of its own: a host that is gone, or a name that nobody resolves, takes seconds, in which time goes on here."""
+        """In a thread of its own: a host that is gone, or a name that nobody resolves, takes seconds, and time passes here."""
         try:
             sock = socket.create_connection((address.host, address.port), timeout=CONNECT_S)
-        except (OSError, ValueError, OverflowError):  # ValueError: a name that is none
+        except (OSError, ValueError, OverflowError):  # ValueError: no valid name
             self._tries.append((address, None))
         else:
             if self._is_closing:
@@ -261,7 +261,7 @@ class NodeClient:
         self._take(protocol.LinkClosed(self._clock(), unreachable_s))
 
     def _say_goodbye(self) -> None:
-        """Send what is left, and await the coordinator's end of the connection: it has read all then."""
+        """Send the remaining messages, and await the coordinator's end of the connection: it has read all then."""
         connection = self._connection
         if connection is None:
             return

@@ -2,12 +2,12 @@
 
 `step(state, message) -> (state, outputs)`, without a clock and without IO. It lives in the supervisor of one node, the host, whose core
 judges the reports. Each node has one connection to it, over which everything comes once and in order. Where `CoordinatorState.memory`
-differs after a step, it is on the disk before the outputs are carried out: so a coordinator that is started again goes on, once its members
-are back and have posted again.
+differs after a step, it is on the disk before the outputs are carried out: so a coordinator that is started again continues, once its
+members are back and have posted again.
 
 The rules:
 
-1. *The end.* The first stands. A member that is lost or has quit, and is not done, has ended the attempt; so have members that are all
+1. *The end.* The first end holds. A member that is lost or has quit, and is not done, has ended the attempt; so have members that are all
    done, or have all saved for nodes that ask to join (MEMBERSHIP), and a member that had given up the meeting (VOID).
 2. *The decision.* The reports of all members that are neither lost nor have quit are judged by the host's core, whether it takes part in
    the attempt or not, and also while it stops. Its answer is the decision.
@@ -70,7 +70,7 @@ def new_coordinator(
 
 
 def step(state: CoordinatorState, event: CoordinatorInput) -> Step:
-    """Return the next state and what is to be done. Raises nothing."""
+    """Return the next state and the actions. Raises nothing."""
     state, outputs = _apply(state, event)
     if isinstance(event, FromNode) and isinstance(event.message, protocol.Beat):
         return state, outputs  # many come, and nothing follows from one
@@ -131,7 +131,7 @@ def _of_node(state: CoordinatorState, event: FromNode) -> Step:
 
 
 def _without_pause(state: CoordinatorState, pause_s: float) -> CoordinatorState:
-    """Return the state in which the time of our own pause has not passed. What was noted since it ended stays."""
+    """Return the state without the time of this process's own pause. Notes since its end stay."""
     now = state.t + pause_s
 
     def shift(t: float) -> float:
@@ -153,7 +153,7 @@ def _out_of_meetings(state: CoordinatorState, node: str) -> CoordinatorState:
 
 
 def _joined(state: CoordinatorState, join: Join) -> Step:
-    """Tell a node where the job stands, and what it may have missed."""
+    """Send a node the state of the job, and the messages that it may have missed."""
     node, node_attempt = join.node, join.attempt
     state, outputs = _with_acted(state, join)
     attempt, memory = state.memory.attempt, state.memory
@@ -252,7 +252,7 @@ def _decided(state: CoordinatorState, decision: ClusterDecision) -> Step:
 
 
 def _returning(state: CoordinatorState, node: str) -> int:
-    """Return how many members come to the next meeting. 0 to one that was lost: it is none of them, and would begin with one too few."""
+    """Return how many members come to the next meeting. 0 to one that was lost: it is not among them, and would begin with one too few."""
     attempt = state.memory.attempt
     live = () if attempt is None else state.live(attempt)
     return len(live) if node in live and set(live) <= state.nodes.keys() else 0

@@ -1,4 +1,4 @@
-"""What a node keeps of the protocol over the end of its supervisor, in two small files beside its journal.
+"""Keeps a node's memory of the protocol over the end of its supervisor, in two small files beside its journal.
 
     cluster/node.json           what this node took part in (NodeMemory), and where the coordinator was
     cluster/coordinator.json    on its host: the newest attempt, its end and the decision about it, its port and its key
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-#: A disk that does not answer in this time is not waited for: a job that goes on is worth more than what this file is for.
+#: A disk that does not answer in this time is not waited for: a job that continues is worth more than what this file is for.
 WRITE_S = 2.0
 
 
@@ -67,7 +67,7 @@ class KeptFile:
         self._thread: threading.Thread | None = None
 
     def read(self, kind: type[Any]) -> Any | None:  # noqa: ANN401 (of the kind)
-        """Return what is in it, None where there is nothing that can be read."""
+        """Return its content, None where nothing can be read."""
         try:
             return msgspec.convert(json.loads(self._path.read_bytes()), kind)
         except (OSError, ValueError, msgspec.ValidationError):
@@ -92,7 +92,7 @@ class KeptFile:
         while True:
             content, written = self._orders.get()
             while not self._orders.empty():
-                written.set()  # a newer one stands in for it
+                written.set()  # a newer one is in for it
                 content, written = self._orders.get()
             try:
                 self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

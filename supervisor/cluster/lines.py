@@ -1,4 +1,4 @@
-"""A non-blocking connection as messages: what came whole, and what is still to be sent; a listener, and a thread's inbox, for its selector.
+"""A non-blocking connection as messages, whole ones received and those to send; a listener, and a thread's inbox, for its selector.
 
 A message travels in lines: `.` before one that is whole, `+` before a piece that others follow, `=` before the last piece. So a long
 message holds up no other connection, and a beat may overtake its pieces. A line with another first byte is itself the message: a greeting.
@@ -28,8 +28,8 @@ _LINES = 64  # that are sent at once
 MOST_UNSENT = 64 * 2**20
 #: How long nobody is accepted where this process has no descriptor left: the listener stays readable, and would be tried without end.
 PAUSE_S = 0.5
-#: A host that does not acknowledge for so long is unreachable. The host of a stopped process acknowledges. (TCP_USER_TIMEOUT would end the
-#: connection of such a process too, once it has taken all that fits.)
+#: A host that does not acknowledge for this long is unreachable. The host of a stopped process acknowledges. (TCP_USER_TIMEOUT would end
+#: the connection of such a process too, once it has taken all that fits.)
 UNREACHABLE_S = 5
 _PROBE_S = 1  # after so long without a byte the host is asked, and then as often
 #: With which the kernel ends a connection to such a host.
@@ -41,11 +41,11 @@ _Item = TypeVar("_Item")
 
 
 class MessageTooLong(OSError):  # noqa: N818  it says what happened
-    """The peer sends a message of more bytes than are taken. What follows on the connection is not read."""
+    """The peer sends a message that is too long. Later bytes of the connection are not read."""
 
 
 class ClosedByPeer(OSError):  # noqa: N818  likewise
-    """The peer has ended the connection in good order: it had read what was sent by then."""
+    """The peer has ended the connection in good order: it had read all messages by then."""
 
 
 def unanswered_s(error: OSError | None) -> float:
@@ -98,12 +98,12 @@ class LineSocket:
 
     @property
     def is_unreachable(self) -> bool:
-        """Whether the peer's host does not acknowledge what was sent. Where nothing is under way the kernel ends the connection itself."""
+        """Whether the peer's host does not acknowledge the sent bytes. Where nothing is under way the kernel ends the connection itself."""
         unacknowledged, silent_ms = _TCP_INFO.unpack(self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
         return bool(unacknowledged) and silent_ms > 1000 * UNREACHABLE_S
 
     def messages(self) -> Iterator[bytes]:
-        """Read what is there, and yield every whole message."""
+        """Read the waiting bytes, and yield every whole message."""
         try:
             chunk = self.sock.recv(_CHUNK)
         except BlockingIOError:
@@ -160,13 +160,13 @@ class LineSocket:
             raise ConnectionAbortedError(f"the peer left {self._unsent} bytes unread")
 
     def discard(self) -> None:
-        """Read what is there, and forget it: were it left unread, the end of the connection would destroy what was sent last."""
+        """Read the waiting bytes, and forget them: if they stayed unread, the end of the connection would destroy the last message."""
         with contextlib.suppress(BlockingIOError):
             if not self.sock.recv(_CHUNK):
                 raise ClosedByPeer("closed by the peer")
 
     def say_no_more(self) -> None:
-        """Send nothing after what was sent. The peer's end of the connection shows that it has read all of it."""
+        """Send nothing more. The peer's end of the connection shows that it has read all of it."""
         self.sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
@@ -175,13 +175,13 @@ class LineSocket:
 
 
 class LineListener:
-    """A listening socket that stands in a selector, but for a moment after it could accept nobody. One thread uses it."""
+    """A listening socket that is in a selector, but for a moment after it could accept nobody. One thread uses it."""
 
     def __init__(self, listener: socket.socket, selector: selectors.BaseSelector, longest: int) -> None:
         listener.settimeout(0.0)
         selector.register(listener, selectors.EVENT_READ, self)
         self._listener, self._selector, self._longest = listener, selector, longest
-        self._again_t: float | None = None  # when it stands in the selector again
+        self._again_t: float | None = None  # when it is in the selector again
 
     def accept(self) -> LineSocket | None:
         """Return who connects, None where he has gone again, or there is no descriptor for him: then he waits in the backlog."""
@@ -213,7 +213,7 @@ class LineListener:
 
 
 class Inbox(Generic[_Item]):
-    """What other threads give to the thread that waits in a selector. Its descriptor stands there with the inbox as its data."""
+    """Items from other threads to the thread that waits in a selector. Its descriptor is there with the inbox as its data."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._items: deque[_Item] = deque()
@@ -233,7 +233,7 @@ class Inbox(Generic[_Item]):
             self._wake.send(b".")
 
     def items(self) -> Iterator[_Item]:
-        """Yield what was given, also meanwhile, in its order."""
+        """Yield the items, also those given meanwhile, in their order."""
         with contextlib.suppress(BlockingIOError):
             self._woken.recv(4096)
         while self._items:

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from supervisor.cluster.model import ClusterRules, SharedAttempt
     from supervisor.cluster.records import CoordinatorState, NodeRecord
 
-#: A usual step may take so many times its time before it counts as missing.
+#: A usual step may take so many times its time before it is treated as missing.
 _USUAL_STEPS = 2.0
 
 
 class _Steps(Struct, frozen=True):
-    """What the members know of each other's steps.
+    """The members' knowledge of each other's steps.
 
     limit_s: so long no step ends where the ranks do not live. ago_s: for how long none has ended, by the last beats of those that are
     connected, None: they do not see any. reached: whether any is connected.
@@ -76,8 +76,8 @@ def _loss(state: CoordinatorState, node: str, steps: _Steps) -> str:
 def _may_train(state: CoordinatorState, record: NodeRecord | None, closed_s: float, steps: _Steps) -> bool:
     """Whether the ranks of a node that cannot be reached may live.
 
-    A node says in each beat how long ago its ranks ended a step; what it does not say later, it does not know. The node that cannot be
-    reached ends its ranks by the same rule, so that what it said last counts too. Where no member can be reached nobody knows: they may
+    A node says in each beat how long ago its ranks ended a step; a fact that it does not repeat is no longer known. The node that cannot be
+    reached ends its ranks by the same rule, so that its last message counts too. Where no member can be reached nobody knows: they may
     train on together, and each ends its ranks after `wait_s` without a coordinator.
     """
     if not steps.reached:

@@ -1,14 +1,14 @@
-"""A node's side: what it tells the coordinator, and what it reports to its core of what the coordinator says.
+"""A node's side: its messages to the coordinator, and its reports to its core about the coordinator's answers.
 
 `step(state, message) -> (state, outputs)`, without a clock and without IO. Over one connection everything comes once and in order. Over the
-next one the node says again who it is and what it remembers (Join), and, once the coordinator has shown that it knows the attempt
+next one the node sends its name and its memory again (Join), and, once the coordinator has shown that it knows the attempt
 (Welcome), all that it posted about it. `MemberState.memory` is what a node must not forget: where it differs after a step, it is on the
 node's disk (kept.py) before the outputs are carried out.
 
 The rules:
 
 1. *The coordinator's word.* The node acts on the end and the decision that the coordinator sends, and on nothing else.
-2. *Another attempt* than its open one in a Welcome shows that the job went on without this node, or that the coordinator lost its memory:
+2. *Another attempt* than its open one in a Welcome shows that the job continued without this node, or that the coordinator lost its memory:
    the node steps aside. Its ranks are stopped, and nothing is counted.
 3. *A meeting that it had given up* when its number came is void.
 4. *No coordinator.* Where none can be reached for `closed_s`, or one that can be reached is silent for `silent_s`, and no own rank ends a
@@ -81,7 +81,7 @@ class MemberState(Struct, frozen=True):
 
     connected: to a coordinator; welcomed: by it, or by the last one. closed_t: since when there is no connection. answered_t: when the last
     message came. tick_t, beat_t: of the last tick and the last beat. woke_t: when a pause of this process ended. meeting: the one that
-    waits for its number. posts: those about the newest attempt, by kind and index. end: of that attempt. reported: what was reported of it.
+    waits for its number. posts: those about the newest attempt, by kind and index. end: of that attempt. reported: the reports about it.
     stalls: how often its ranks stalled.
     """
 
@@ -121,13 +121,13 @@ def new_member(memory: NodeMemory, rules: ClusterRules, t: float) -> MemberState
 
 
 def step(state: MemberState, event: MemberInput) -> Step:  # noqa: PLR0911  a row for each kind
-    """Return the next state and what is to be done. Raises nothing."""
+    """Return the next state and the actions. Raises nothing."""
     if isinstance(event, protocol.NodeTick):
         return _ticked(state, event)
     state = replace(state, t=event.t)
     match event:
         case protocol.LinkOpened():
-            # a host that is stopped lets in whoever comes, and says nothing
+            # a stopped host accepts every connection, and sends nothing
             state = replace(state, answered_t=state.t) if state.welcomed else state
             memory = state.memory
             join = protocol.Join(memory.node, memory.attempt, memory.acted, memory.aside)
@@ -283,7 +283,7 @@ def _begun(state: MemberState, attempt: SharedAttempt) -> Step:
 
 
 def _decided(state: MemberState, number: int, decision: ClusterDecision, returning: int) -> Step:
-    """Act on the decision about our attempt. Who stands aside, or takes no part, only notes that the job is over."""
+    """Act on the decision about our attempt. A node that stands aside, or takes no part, only notes that the job is over."""
     attempt, memory = state.memory.attempt, state.memory
     if attempt is not None and number == attempt.number and memory.acted is None and state.open_attempt is not None:
         count = 0 if decision.is_final else returning
@@ -334,7 +334,7 @@ def _silent(state: MemberState, stepped_s: float | None, step_s: float | None) -
     if silent_s > wait_s:
         text = f"no coordinator of the nodes answered for {wait_s:g} s"
     elif text and stepped_s is not None and stepped_s < limit_s:
-        text = ""  # every rank takes part in a step: nobody goes on without this node
+        text = ""  # every rank takes part in a step: nobody continues without this node
     elif text:
         text += ", and no rank of this node ended a step"
     outputs: tuple[MemberOutput, ...] = ()

@@ -45,7 +45,7 @@ class Meet(_Message, frozen=True):
 
 
 class Post(_Message, frozen=True):
-    """What a node has to say about attempt `number`; the first of a kind and index counts.
+    """A node's report about attempt `number`; the first of a kind and index counts.
 
     kind: FAILURE, MEMBERSHIP, LEFT, VOID (these end the attempt), QUIT, DONE, SAVED, GATHER (index: which all-gather), BEGAN, REPORT,
     STALLED (index: how often it stalled), LOOK (index: which round).
@@ -64,14 +64,14 @@ class Gone(_Message, frozen=True):
 
 
 class AskNodes(_Message, frozen=True):
-    """A reader, who is no node, asks which nodes the coordinator knows. Answered by KnownNodes."""
+    """A reader, which is no node, asks for the nodes that the coordinator knows. Answered by KnownNodes."""
 
 
 # the coordinator to a node
 
 
 class Welcome(_Message, frozen=True):
-    """Answers Join: the newest attempt as the coordinator has it. returning: as in Decided. What was gathered in it already comes next."""
+    """Answers Join: the newest attempt as the coordinator has it. returning: as in Decided. The posts that it has already come next."""
 
     host: str
     attempt: SharedAttempt | None = None
@@ -94,7 +94,7 @@ class Ended(_Message, frozen=True):
 
 
 class Decided(_Message, frozen=True):
-    """What is done about the attempt. returning: how many of its members come to the next meeting, 0: not known."""
+    """The decision about the attempt. returning: how many of its members come to the next meeting, 0: not known."""
 
     number: int
     decision: ClusterDecision
@@ -125,7 +125,7 @@ class LookWanted(_Message, frozen=True):
 
 
 class Looked(_Message, frozen=True):
-    """What the looks of all nodes showed (run/job_hangs.py): a hang, or that there is none."""
+    """The result of the looks of all nodes (run/job_hangs.py): a hang, or that there is none."""
 
     number: int
     text: str
@@ -145,7 +145,7 @@ class Refusal(_Message, frozen=True):
 
 
 class KnownNode(Struct, frozen=True):
-    """What the coordinator knows of one node.
+    """The coordinator's facts of one node.
 
     index: among the members of the newest attempt, -1: it waits to join. age_s: since its last message, None: none came. absence: why it
     takes no part in the attempt any more (`lost: …`, `left: …`, `done`), "": it takes part. standing: of its last beat. reached: its
@@ -186,7 +186,7 @@ class FromNode(Struct, frozen=True):
 class NodeClosed(Struct, frozen=True):
     """The newest connection of a node has ended, or leads nowhere. Not given where a newer one has taken its place.
 
-    unreachable_s: its host did not answer for so long before.
+    unreachable_s: its host did not answer for this long before.
     """
 
     t: float
@@ -240,7 +240,7 @@ class LooksDue(Struct, frozen=True):
 
 
 class LooksJudged(Struct, frozen=True):
-    """What the core found in looks. Sent to all members."""
+    """The core's findings in looks. Sent to all members."""
 
     t: float
     number: int
@@ -257,7 +257,7 @@ class LinkOpened(Struct, frozen=True):
 
 
 class LinkClosed(Struct, frozen=True):
-    """The connection has ended, or leads nowhere. unreachable_s: the coordinator's host did not answer for so long before."""
+    """The connection has ended, or leads nowhere. unreachable_s: the coordinator's host did not answer for this long before."""
 
     t: float
     unreachable_s: float = 0.0
@@ -338,7 +338,7 @@ class RanksSaved(Struct, frozen=True):
 
 
 class AttemptReport(Struct, frozen=True):
-    """This node's ranks are gone, and this is what it saw."""
+    """This node's ranks are gone; it sends its evidence."""
 
     t: float
     text: str
@@ -383,7 +383,7 @@ class ActOn(Struct, frozen=True):
 
 
 class StepAside(Struct, frozen=True):
-    """The job has gone on without this node, and what was decided about its attempt is not known any more."""
+    """The job has continued without this node, and the decision about its attempt is not known any more."""
 
     attempt: SharedAttempt
 

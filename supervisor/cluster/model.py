@@ -1,4 +1,4 @@
-"""The attempts of a job of several nodes, their ends and decisions, what is remembered of them, and the times of the protocol."""
+"""The attempts of a job of several nodes, their ends and decisions, the memory of them, and the times of the protocol."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ClusterRules:
     #: Members have so long to come back to a coordinator that began after their attempt; one that knows of no attempt waits so long for
     #: nodes that know more.
     rejoin_s: float = 60.0
-    #: A node that finds no coordinator for so long ends its ranks, and stops (`nodes.wait_s`).
+    #: A node that finds no coordinator for this long ends its ranks, and stops (`nodes.wait_s`).
     wait_s: float = 600.0
     look_s: float = 20.0  # how long the looks of all nodes are waited for
     looks_apart_s: float = 60.0  # from one round of looks to the next
@@ -58,7 +58,7 @@ class AttemptEnd:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDecision:
-    """What is done about an attempt. kind: RESTART, STOP, SUCCESS, or VOID: the nodes meet again, nothing is counted. text: the core's."""
+    """The decision about an attempt. kind: RESTART, STOP, SUCCESS, or VOID: the nodes meet again, nothing is counted. text: the core's."""
 
     kind: str
     text: str = ""
@@ -75,7 +75,7 @@ PLAIN_DECISIONS = {DONE: ClusterDecision(SUCCESS), VOID: ClusterDecision(VOID)}
 
 @dataclass(frozen=True, slots=True)
 class NodeMemory:
-    """What a node keeps for good: the newest attempt in which it took part, and what it did there.
+    """The lasting memory of a node: the newest attempt in which it took part, and its work there.
 
     acted: the decision, None: none yet. returning: how many members come to the next meeting, 0: not known. aside: this node takes no part
     in the rest of the attempt. over: it ended as the job did without it, in a newer attempt.
@@ -91,7 +91,7 @@ class NodeMemory:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorMemory:
-    """What a coordinator keeps for good: the newest attempt, its end and the decision about it. None: none yet."""
+    """The lasting memory of a coordinator: the newest attempt, its end and the decision about it. None: none yet."""
 
     attempt: SharedAttempt | None = None
     end: AttemptEnd | None = None

@@ -28,7 +28,7 @@ LONGEST_TEXT, MOST_SLOW = 400, 3
 
 @dataclass(frozen=True, slots=True)
 class NodeStanding:
-    """Where a node's attempt stands, as each of its beats has it.
+    """The state of a node's attempt, as each of its beats has it.
 
     ranks: those of the node that live, such as `ranks 0-7`. step: of the rank that is furthest behind, None: not known. relative: as in
     Progress. gpus_out: how many of its GPUs are out of use. pace: of the last minute or so. gpu: of the rank that is its slowest.

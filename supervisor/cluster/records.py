@@ -1,4 +1,4 @@
-"""What the coordinator knows (coordinator.py): of the job, of each node, and of the looks."""
+"""The coordinator's records (coordinator.py): of the job, of each node, and of the looks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class NodeRecord(Struct, frozen=True):
-    """What the coordinator knows of a node that joined.
+    """The coordinator's record of a node that joined.
 
     heard_t: when its last message came. closed_t: since when its connection is closed, None: it is open. beat_t, standing, stepped_s,
     step_s: of its last beat.
@@ -76,5 +76,5 @@ class CoordinatorState(Struct, frozen=True):
         return tuple(node for node in attempt.members if node not in self.absences)
 
     def posted(self, kind: str, index: int = 0) -> Mapping[str, str]:
-        """Return what was posted of a kind, by node."""
+        """Return the posts of a kind, by node."""
         return self.posts.get((kind, index), {})

@@ -1,4 +1,4 @@
-"""Texts of other nodes, whose version may be another: what a node saw of an attempt (its Post), what was decided, how ranks began."""
+"""Texts of other nodes, whose version may be another: a node's evidence of an attempt (its Post), the decision, how ranks began."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def encode_report(report: NodeReport, offset_s: float | None) -> str:
 def decode_report(text: str) -> NodeReport:
     """Return a report with its times by the coordinator's clock. Raises ValueError where nothing of it can be read.
 
-    What another version knows and this one does not is left out: a claim or a fact at a time, else a field, or a GPU.
+    Facts that only another version knows are left out: a claim or a fact at a time, else a field, or a GPU.
     """
     try:
         row = msgspec.json.decode(text, type=_Row)
@@ -70,7 +70,7 @@ def decode_reports(
 
 
 class HangNews(Struct, frozen=True):
-    """What the coordinator tells all nodes of an attempt. acting: the node that alerts, and ends the attempt where that is due.
+    """The coordinator's message to all nodes of an attempt. acting: the node that alerts, and ends the attempt where that is due.
 
     hang: None: there is none (any more), for the reason `text`.
     """

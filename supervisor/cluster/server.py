@@ -40,7 +40,7 @@ _BACKLOG = 1024
 class _Connection:
     """One connection.
 
-    node: "" until its Join. is_refused: its peer was told so, and what it sends is not read. is_last: nothing is sent over it any more.
+    node: "" until its Join. is_refused: its peer knows, and its messages are not read. is_last: nothing is sent over it any more.
     """
 
     def __init__(self, lines: LineSocket, t: float) -> None:
@@ -108,7 +108,7 @@ class CoordinatorServer:
 
     @property
     def memory(self) -> CoordinatorMemory:
-        """What the next coordinator begins with."""
+        """Return the state with which the next coordinator begins."""
         return self._state.memory
 
     def give(self, message: CoordinatorInput) -> None:
@@ -123,7 +123,7 @@ class CoordinatorServer:
     def close(self, linger_s: float) -> None:
         """Serve until every member of the last attempt knows its decision, `linger_s` at most, and return then. Not from the loop's thread.
 
-        Also where the job goes on without this node: its leaving ended the attempt, and nothing is decided without a coordinator.
+        Also where the job continues without this node: its leaving ended the attempt, and nothing is decided without a coordinator.
         """
         self._end_t = time.monotonic() + linger_s
         self._inbox.wake()
@@ -216,7 +216,7 @@ class CoordinatorServer:
         try:
             for message in connection.lines.messages():
                 if self._connections.get(connection.lines.fileno()) is not connection or connection.is_refused:
-                    return  # dropped meanwhile: another connection stands for its node
+                    return  # dropped meanwhile: another connection means its node
                 self._on_message(connection, message)
         except MessageTooLong as error:
             self._refuse(connection, f"the node at {connection.lines.peer} sent {error}: report this, and start supervise again there")
@@ -269,7 +269,7 @@ class CoordinatorServer:
         self._send(connection, wire.encode(protocol.Refusal(reason)))
 
     def _take(self, message: CoordinatorInput) -> None:
-        """Have the coordinator answer. What a broken connection brings while the answers are sent comes after them."""
+        """Have the coordinator answer. Events of a connection that breaks while the answers are sent come after them."""
         if self._is_stepping:
             self._inbox.give(message)
             return

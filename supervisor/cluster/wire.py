@@ -1,7 +1,7 @@
 """The messages of the nodes' protocol on the wire: JSON objects whose `type` is the message's, each in lines (lines.py).
 
 A connection begins with a greeting, which names the version of the protocol and the job's key. Its form and that of Refusal are for ever,
-so that nodes of any two versions can tell their people why they do not work together.
+so that nodes of any two versions can report why they do not work together.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Raised with each change of a message that an earlier version would misunderstand.
 PROTOCOL = 2
-#: Bytes of a message that are taken of a node, and of the coordinator, which sends the texts of all nodes in one. Of a stranger: a piece.
+#: The longest message in bytes: of a node; of the coordinator, which sends the texts of all nodes in one; of a stranger.
 LONGEST_OF_A_NODE = 4 * 2**20
 LONGEST_OF_THE_COORDINATOR = 64 * 2**20
 LONGEST_OF_A_STRANGER = PIECE
@@ -36,9 +36,9 @@ def greeting(key: str, version: str = str(PROTOCOL)) -> tuple[bytes, ...]:
 
 
 def refusal(message: bytes, key: str, peer: str) -> str:
-    """Return why a connection is refused that begins with this message, for the people of both nodes; "" where it is not.
+    """Return why a connection with this first message is refused, for the people of both nodes; "" where it is accepted.
 
-    peer: the address of the node. Raises ConnectionAbortedError where it is no greeting: whoever connects is no supervise.
+    peer: the address of the node. Raises ConnectionAbortedError where it is no greeting: the peer is not supervise.
     """
     words = _GREETING.fullmatch(message)
     if words is None:
@@ -63,22 +63,22 @@ def encode(message: ToCoordinator | FromTheCoordinator | AskNodes | KnownNodes |
 
 
 def last_word(key: str, node: str) -> str:
-    """Return what a guardian sends once the supervisor of a node has died and its processes are ended."""
+    """Return the message that a guardian sends once the supervisor of its node has died and all processes have ended."""
     return b"".join((*greeting(key), *encode(Gone(node)))).decode()
 
 
 def to_coordinator(message: bytes) -> ToCoordinator:
-    """Return the message of a node, a guardian or a reader. Raises msgspec.DecodeError where it is none, or a field has another type."""
+    """Return the message of a node, a guardian or a reader. Raises msgspec.DecodeError for any other message."""
     return _decoded(message, ToCoordinator)  # type: ignore[no-any-return]
 
 
 def to_node(message: bytes) -> FromTheCoordinator | Refusal:
-    """Return a message of the coordinator. Raises msgspec.DecodeError where it is none, or a field has another type."""
+    """Return a message of the coordinator. Raises msgspec.DecodeError for any other message."""
     return _decoded(message, FromTheCoordinator | Refusal)  # type: ignore[no-any-return]
 
 
 def to_reader(message: bytes) -> KnownNodes | Refusal:
-    """Return the answer to a reader. Raises msgspec.DecodeError where it is none, or a field has another type."""
+    """Return the answer to a reader. Raises msgspec.DecodeError for any other message."""
     return _decoded(message, KnownNodes | Refusal)  # type: ignore[no-any-return]
 
 
@@ -86,7 +86,7 @@ def _decoded(message: bytes, kinds: Any) -> Any:  # noqa: ANN401  a union of typ
     try:
         return msgspec.json.decode(message, type=kinds)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        pass  # msgspec refuses lone surrogates, which stand for a name that is not UTF-8
+        pass  # msgspec refuses lone surrogates, which are in a name that is not UTF-8
     try:
         fields = json.loads(message)
     except (ValueError, RecursionError) as error:

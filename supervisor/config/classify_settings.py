@@ -13,7 +13,7 @@ class Classify:
 
     signatures: tuple[str, ...] = setting(
         (),
-        "TOML files of your own signatures; a row with the id of one of ours replaces it.",
+        "TOML files of your own signatures; a row with the id of a built-in one replaces it.",
         "[The format](own-rows.md). A row that cannot be used is named on stderr and left out; the others hold. "
         "A file that does not exist, or that others may write, is refused (78).",
     )

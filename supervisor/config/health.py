@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def thresholds(settings: Settings) -> Thresholds:
-    """Return the thresholds of the checks, with those of `health.thresholds` in place of ours. Raises SuperviseError."""
+    """Return the thresholds of the checks, with those of `health.thresholds` in place of the defaults. Raises SuperviseError."""
     try:
         return parsed_thresholds(settings.health.thresholds)
     except ValueError as error:

@@ -28,7 +28,7 @@ COMPARE_S: Final = _interval(10.0)
 SLOW_NODE_S: Final = _interval(300.0)
 #: Between two requests to the dead man's switch: such services count in minutes.
 PING_S: Final = _interval(60.0)
-#: So long no byte, no CPU time and no open checkpoint show that a rank which stands behind the end of its training does nothing more.
+#: So long no byte, no CPU time and no open checkpoint show that a rank which is behind the end of its training does nothing more.
 OVER_S: Final = _interval(600.0)
 #: The random wait before the second restart is at most this; the limit doubles with each restart, up to the longest.
 BACKOFF_BASE_S: Final = _interval(1.0)

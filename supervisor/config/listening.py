@@ -1,4 +1,4 @@
-"""Reads where a server of ours listens: a port alone is loopback, an address opens it."""
+"""Reads the address on which supervise listens: a port alone is loopback, an address opens it."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 SYSTEM_FILE = Path("/etc/supervise/config.toml")
 LOCAL_NAME = "supervise.toml"
-#: Names the file that replaces LOCAL_NAME; the only variable of ours that is no setting.
+#: Names the file that replaces LOCAL_NAME; supervise's only variable that is no setting.
 CONFIG_VARIABLE = "SUPERVISE_CONFIG"
 
 _BY_KEY = {row.key: row for row in ROWS}
@@ -48,7 +48,7 @@ _KEY = re.compile(r"[\w-]+(\.[\w-]+)*")
 # SUPERVISE_JOB_* is what ranks are given (a supervisor may run within a job); the others are what Kubernetes puts into every container
 # of a namespace that has a Service named "supervise" or "supervise-ui" (kubernetes.io/docs/concepts/services-networking/service).
 _NOT_CONFIGURATION = re.compile(r"SUPERVISE_(JOB_.*|(\w+_)?(SERVICE_(HOST|PORT.*)|PORT(_.*)?))")
-# Reading these from a file found in the working directory would let whoever wrote that directory choose them.
+# Reading these from a file found in the working directory would let the directory's writer choose them.
 _NEVER_FROM_FOUND_FILE = {
     "ui.token_file": "secret named",
     "alerts.sink.url_file": "secret named",
@@ -59,10 +59,10 @@ _NEVER_FROM_FOUND_FILE = {
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A configuration file. found: nobody named it, it lay in the working directory."""
+    """A configuration file. is_discovered: no option named it, it lay in the working directory."""
 
     path: Path
-    found: bool
+    is_discovered: bool
 
 
 def load(  # noqa: PLR0913 (the four kinds of place, and who gets the errors)
@@ -167,7 +167,7 @@ def _digest(value: Value) -> str:
 
 
 def _from_systemd(environ: Mapping[str, str], take: Any) -> None:  # noqa: ANN401  load's own closure
-    """Take systemd's StateDirectory=. It is weaker than any file: it is the unit's, not ours."""
+    """Take systemd's StateDirectory=. It is weaker than any file: it belongs to the unit."""
     if directory := environ.get("STATE_DIRECTORY", "").split(":")[0]:
         take(_BY_KEY["job.state_dir"], directory, Origin("environment", "STATE_DIRECTORY"))
 
@@ -175,14 +175,14 @@ def _from_systemd(environ: Mapping[str, str], take: Any) -> None:  # noqa: ANN40
 def _sources(environ: Mapping[str, str], cwd: Path, config: str | None, system_file: Path) -> list[_Source]:
     """Return the files to read, strongest first. The one that was named must exist; the others need not."""
     named = config or environ.get(CONFIG_VARIABLE, "")
-    first = _Source(cwd / named, found=False) if named else _Source(cwd / LOCAL_NAME, found=True)
+    first = _Source(cwd / named, is_discovered=False) if named else _Source(cwd / LOCAL_NAME, is_discovered=True)
     home = environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(home):  # noqa: PTH117  "" and relative values are to be ignored (XDG base directory specification)
         home = os.path.expanduser("~/.config")  # noqa: PTH111  Path.home() raises where nobody knows the user; this leaves "~"
     sources = [first]
     if os.path.isabs(home):  # noqa: PTH117
-        sources.append(_Source(Path(home, "supervise", "config.toml"), found=False))
-    sources.append(_Source(system_file, found=False))
+        sources.append(_Source(Path(home, "supervise", "config.toml"), is_discovered=False))
+    sources.append(_Source(system_file, is_discovered=False))
     if named and not first.path.exists():
         raise SuperviseError(
             f"no such configuration file: {first.path}",
@@ -291,7 +291,7 @@ def _from_assignment(assignment: str, flags: Mapping[str, object], take: Any) ->
         for section in sections:
             node = node.setdefault(section, {})
         node[name] = _value_of(text, _BY_KEY.get(key))
-        return _from_tree(tree, _Written(_Source(Path(place), found=False)), take_once, contextlib.nullcontext)
+        return _from_tree(tree, _Written(_Source(Path(place), is_discovered=False)), take_once, contextlib.nullcontext)
     except SuperviseError as error:
         raise SuperviseError(error.message, hint=error.hint, exit_code=ExitCode.USAGE) from error
 
@@ -366,7 +366,7 @@ def _known(key: str, written: _Written) -> SettingRow:
 
 
 def _refuse_secret(row: SettingRow, source: _Source, where: str) -> None:
-    if source.found and row.key in _NEVER_FROM_FOUND_FILE:
+    if source.is_discovered and row.key in _NEVER_FROM_FOUND_FILE:
         raise SuperviseError(
             f"{_NEVER_FROM_FOUND_FILE[row.key]} by a file found in the working directory: {row.key} in {where}:"
             " it may have come with the code",

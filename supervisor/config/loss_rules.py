@@ -1,4 +1,4 @@
-"""The loss rules in use: ours, which lie beside their code, and [[loss.rule]] of the settings."""
+"""The loss rules in use: the built-in ones, which lie beside their code, and [[loss.rule]] of the settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 #: A jump is judged only after so many numbers: before, the loss falls steeply, and a jump up is ordinary.
 _AFTER = 100
-#: Where ours lie.
+#: The file of the built-in rules.
 PACKAGED = Path(__file__).parents[1] / "classify" / "losses" / "rules.toml"
 
 

@@ -18,9 +18,9 @@ RULES_KEY = "loss.rule"
 class LossRuleSection:
     """[[loss.rule]]: one rule about a number in the log. No variable and no flag: there may be several."""
 
-    id: str = setting("", "Name of the rule; that of one of ours replaces it. Required.", env="")
+    id: str = setting("", "Name of the rule; the name of a built-in rule replaces that rule. Required.", env="")
     kind: Literal["nan", "inf", "jump", "no_progress"] = setting(
-        "nan", "What is strange: NaN, an infinite number, a jump, or no progress.", "[The kinds](loss-and-pace.md#rules).", env=""
+        "nan", "The strange change: NaN, an infinite number, a jump, or no progress.", "[The kinds](loss-and-pace.md#rules).", env=""
     )
     enabled: bool = setting(default=True, text="`false` switches the rule of this id off.", env="")
     words: tuple[str, ...] = setting(

@@ -19,7 +19,7 @@ _WRONG: Final = (errno.EADDRNOTAVAIL, errno.EACCES, errno.EAFNOSUPPORT)
 
 
 def metrics_address(settings: Settings) -> ListenAddress:
-    """Return where to listen. Raises SuperviseError (78, for a flag 64) for what is no address."""
+    """Return where to listen. Raises SuperviseError (78, for a flag 64) for a text that is no address."""
     return listen_address(settings.metrics.listen, "metrics.listen", settings.origin("metrics.listen").exit_code)
 
 

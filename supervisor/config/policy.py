@@ -1,4 +1,4 @@
-"""The core's Policy, made from the settings and from what is known of the command."""
+"""The core's Policy, made from the settings and from the facts of the command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _OF_A_SCHEDULER = ("SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST", "SYSTEMD_EXEC_PID")
 
 
-def to_policy(  # noqa: PLR0913  what is known of the command, each by name
+def to_policy(  # noqa: PLR0913  facts of the command, each by name
     settings: Settings,
     launcher: Launcher,
     knobs: tuple[Knob, ...] = (),
@@ -89,7 +89,7 @@ def _recover(settings: Settings) -> tuple[tuple[str, tuple[tuple[str, str], ...]
 
 
 def _without_secrets(knob: Knob) -> Knob:
-    """Return the knob as the journal has it. What is set goes by the settings, never by these words."""
+    """Return the knob as the journal has it. A knob is set by the settings, never by these words."""
     if knob.name != RESUME:
         return knob
     from supervisor.classify import redact  # noqa: PLC0415  its patterns take 25 ms

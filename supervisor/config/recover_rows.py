@@ -3,7 +3,7 @@
     [recover.cuda_oom]
     set = { batch_size = 8, grad_accum = 4, "--gradient-clip-val" = 1.0, "env:MY_SCRIPT_MODE" = "careful" }
 
-Writing a row is the consent to it. What it names is a knob (docs/guides/knobs.md), a flag of the command (knobs/row_flags.py), or a
+Writing a row is the consent to it. Its subject is a knob (docs/guides/knobs.md), a flag of the command (knobs/row_flags.py), or a
 variable of the environment. The cause may be one that only a signature of the user's names.
 supervisor/strategies/users_row.py acts on the rows.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from supervisor.core.model import Knob
 
 _ENV = "env:"
-#: Stands between the digest of a secret and its cause; no value of a user begins with a digest.
+#: The mark between the digest of a secret and its cause; no value of a user begins with a digest.
 _OF_ROW: Final = f" of [{RECOVER_KEY}."
 _CAUSES = tuple(cause.value for cause in Cause if cause is not Cause.NONE and cause not in FROM_OUTSIDE)
 _KNOBS = tuple(name for name in bindings.NAMES if name != RESUME)
@@ -127,12 +127,12 @@ def require_causes(rows: Iterable[RecoverRow], known: Iterable[Cause], unused: S
 
 
 def has_own_causes(rows: Iterable[RecoverRow]) -> bool:
-    """Whether a row answers a cause that is none of ours."""
+    """Whether a row answers a cause of the user's own."""
     return any(Cause(row.cause).is_own for row in rows)
 
 
 def _is_own_cause(name: str) -> bool:
-    """Whether a cause of the user's own may be called so: it does not look like a slip of ours."""
+    """Whether a cause of the user's own may be called so: it does not look like a misspelt built-in one."""
     try:
         return Cause(name).is_own and not nearest(name, list(Cause), likeness=0.85)
     except ValueError:

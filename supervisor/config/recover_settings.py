@@ -19,12 +19,12 @@ class RecoverRow:
     alone: tuple[str, ...] = ()  # the flags among them that are written without a value
 
     def __str__(self) -> str:
-        """Return what it sets, as NAME=VALUE."""
+        """Return its change, as NAME=VALUE."""
         texts = (name if name in self.alone else f"{name.removeprefix('env:').removesuffix('=')}={value}" for name, value in self.sets)
         return ", ".join(texts)
 
 
-#: For docs/reference/settings.md; CAUSE stands for the name of a cause.
+#: For docs/reference/settings.md; CAUSE means the name of a cause.
 RECOVER_ROWS = (
     SettingRow(
         f"{RECOVER_KEY}.CAUSE.set",

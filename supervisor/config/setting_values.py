@@ -1,4 +1,4 @@
-"""What the value of a setting must be: its type, its range, and the form of some texts. A wrong one is an error with all three. Pure."""
+"""Checks the value of a setting: its type, its range, and the form of some texts. A wrong one is an error with all three. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _placeholders_are_ours(text: str) -> bool:
 
 _Form = tuple[str, "Callable[[str], bool]"]
 _HTTP: _Form = ("an http or https address", lambda text: text.startswith(("http://", "https://")))
-#: What some strings must be, each one of a list: how it is called, and the test.
+#: The forms of some strings, and of each item of a list: the form's name, and its test.
 _FORMS: dict[str, tuple[_Form, ...]] = {
     "job.name": ((JOB_NAME_FORM, is_job_name),),
     "checkpoints.mirror": (

@@ -59,7 +59,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class JobSection:
-    """[job]: what is supervised, and where its files are. No variable is named SUPERVISE_JOB_*: those are for the ranks."""
+    """[job]: the supervised job, and the place of its files. No variable is named SUPERVISE_JOB_*: those are for the ranks."""
 
     name: str = setting(
         "",
@@ -70,7 +70,7 @@ class JobSection:
     )
     command: tuple[str, ...] = setting(
         (),
-        "The job's command, if nothing stands behind `--`.",
+        "The job's command, if nothing follows `--`.",
         "A list of words, for a unit that is started by name.",
         env="SUPERVISE_COMMAND",
     )
@@ -106,7 +106,7 @@ class JobSection:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """[checkpoints]: which files are this job's checkpoints, and what is done for them."""
+    """[checkpoints]: which files are this job's checkpoints, and their care."""
 
     paths: tuple[str, ...] = setting(
         (), "Glob of the job's checkpoint files, such as 'ckpt/*.pt'.", flag="--checkpoints", env="SUPERVISE_CHECKPOINTS"
@@ -159,7 +159,7 @@ class Checkpoints:
         "Encryption on the S3 server: `AES256`, `aws:kms` or `aws:kms:KEY`.",
         "Where S3 is, and with which keys, is read from the variables and files of AWS ([the mirror](mirror.md#s3)).",
     )
-    requester_pays: bool = setting(False, "The bucket's owner lets whoever asks pay for the requests: agree to that.")  # noqa: FBT003 -- the default
+    requester_pays: bool = setting(False, "The bucket's owner lets the requester pay for the requests: agree to that.")  # noqa: FBT003 -- the default
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class ResumeKnob:
 
     @property
     def kind(self) -> ResumeKind | None:
-        """What the script gets; None: nothing is declared."""
+        """The value that the script gets; None: nothing is declared."""
         from supervisor.core.model import ResumeKind  # noqa: PLC0415  12 ms that --help need not pay
 
         if "{resume}" in self.args or "{step}" in self.args:
@@ -347,7 +347,7 @@ class Settings:
         return f"supervise checkpoints quarantine {self.address(job)} --withdraw {shlex.quote(path)}"
 
     def undo_command(self, job: str, change: int) -> str:
-        """Return the command that moves back what was set aside. It works in the directories in which `address` works."""
+        """Return the command that moves a checkpoint back that was set aside. It works in the directories in which `address` works."""
         return f"supervise checkpoints undo {self.address(job)} {change}"
 
     def allow_node_command(self, node: str) -> str:
@@ -357,8 +357,8 @@ class Settings:
     def value(self, key: str) -> Value:
         """Return the value of the dotted `key`."""
         node: Any = self
-        for part in key.split("."):
-            node = getattr(node, part)
+        for name in key.split("."):
+            node = getattr(node, name)
         return node  # type: ignore[no-any-return]  # a leaf of the tree: ROWS names no other
 
 
@@ -367,13 +367,13 @@ def with_values(settings: Settings, values: dict[str, Value], origins: dict[str,
 
     def rebuilt(node: Any, prefix: str) -> Any:  # noqa: ANN401  any section
         changes = {}
-        for part in dataclasses.fields(node):
-            key = f"{prefix}{part.name}"
-            child = getattr(node, part.name)
+        for field in dataclasses.fields(node):
+            key = f"{prefix}{field.name}"
+            child = getattr(node, field.name)
             if dataclasses.is_dataclass(child):
-                changes[part.name] = rebuilt(child, f"{key}.")
+                changes[field.name] = rebuilt(child, f"{key}.")
             elif key in values:
-                changes[part.name] = values[key]
+                changes[field.name] = values[key]
         return dataclasses.replace(node, **changes)
 
     tree: Settings = rebuilt(settings, "")

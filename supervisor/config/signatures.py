@@ -1,4 +1,4 @@
-"""Reads the files of signatures: ours, which lie beside the classification, and those that the user's config names.
+"""Reads the files of signatures: the built-in ones, which lie beside the classification, and those that the user's config names.
 
 A file that cannot be read is a problem and no error, as is a bad row: both are left out. So is a row of the user's whose pattern may take
 too long. Only a file that the settings name must exist, and be trusted like the file that names it.
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from supervisor.classify.logs.catalogue import Catalogue
     from supervisor.config.settings import Settings
 
-#: Where ours lie.
+#: The files of the built-in signatures.
 PACKAGED = Path(__file__).parents[1] / "classify" / "signatures"
 
 
 def read(extra: Iterable[Path] = ()) -> tuple[Catalogue, tuple[Problem, ...]]:
-    """Return all signatures: ours, and those of the files `extra`."""
+    """Return all signatures: the built-in ones, and those of the files `extra`."""
     problems: list[Problem] = []
     users = _texts(extra, problems)
     loaded, wrong = _with_ours(users)
@@ -36,7 +36,7 @@ def read(extra: Iterable[Path] = ()) -> tuple[Catalogue, tuple[Problem, ...]]:
 
 
 def configured(settings: Settings) -> tuple[Catalogue, tuple[Problem, ...]]:
-    """Return all signatures: ours, and those of the files of classify.signatures.
+    """Return all signatures: the built-in ones, and those of the files of classify.signatures.
 
     Raises SuperviseError (78) for a file that is not to be trusted.
     """

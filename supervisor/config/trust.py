@@ -1,6 +1,6 @@
 """Reads a file only if nobody but the caller and root could have written it.
 
-That holds for the file and for each directory above it: whoever may write one of them could rename the file.
+That holds for the file and for each directory above it: a user who may write one of them could rename the file.
 """
 
 from __future__ import annotations
@@ -60,22 +60,22 @@ def _directories(path: Path) -> list[Path]:
     return list(dict.fromkeys([*path.parents, *path.resolve().parents]))
 
 
-def _require_ours(file: Path, part: Path, status: os.stat_result, subject: str) -> None:
+def _require_ours(file: Path, path: Path, status: os.stat_result, subject: str) -> None:
     other = "with --config" if subject == "configuration" else f"of {subject}"
-    quoted = shlex.quote(str(part))
+    quoted = shlex.quote(str(path))
     hint = f"Run `chown {os.geteuid()} {quoted}` and `chmod go-w {quoted}`, or name another file {other}."
     if status.st_uid not in _trusted_uids():
-        raise SuperviseError(f"{subject} refused: {file}: {part} belongs to uid {status.st_uid}", hint=hint)
+        raise SuperviseError(f"{subject} refused: {file}: {path} belongs to uid {status.st_uid}", hint=hint)
     if stat.S_ISLNK(status.st_mode):  # its mode means nothing, and its target is checked by itself
         return
     sticky_directory = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
     if status.st_mode & _OTHERS_WRITE and not sticky_directory:
         mode = stat.S_IMODE(status.st_mode)
-        raise SuperviseError(f"{subject} refused: {file}: others may write {part} (mode {mode:04o})", hint=hint)
+        raise SuperviseError(f"{subject} refused: {file}: others may write {path} (mode {mode:04o})", hint=hint)
 
 
 def _trusted_uids() -> frozenset[int]:
-    """Return root, the caller and, in a user namespace that does not know root, the uid that stands for all unknown ones.
+    """Return root, the caller and, in a user namespace that does not know root, the uid that means all unknown ones.
 
     In a rootless container (Apptainer, `unshare -U`) "/" and "/home" belong to that overflow uid; without it no file could be trusted.
     """

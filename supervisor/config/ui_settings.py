@@ -13,7 +13,7 @@ class UiSection:
 
     listen: str = setting(
         "127.0.0.1:9410",
-        "Where the page is served: PORT or ADDRESS:PORT; a port alone is loopback, any other address needs a token of yours.",
+        "Where the page is served: PORT or ADDRESS:PORT; a port alone is loopback, any other address needs a token that you choose.",
         flag="--listen",
     )
     token_file: str = setting(

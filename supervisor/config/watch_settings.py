@@ -1,4 +1,4 @@
-"""The settings of hangs: what is watched, and what may be done. A part of the tree in settings.py."""
+"""The settings of hangs: the subjects of the watch, and the permitted actions. A part of the tree in settings.py."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from supervisor.core.setting_columns import setting
 
 @dataclass(frozen=True, slots=True)
 class HangSection:
-    """[hang]: when a job counts as standing still, and what is done then (docs/explanation/hangs.md)."""
+    """[hang]: the time after which a job makes no progress, and the action (docs/explanation/hangs.md)."""
 
     action: Literal["warn", "restart", "auto"] = setting(
         "auto",
-        "What is done about a job that stands still; auto restarts what cannot go on by itself.",
+        "The action about a job that makes no progress; auto restarts one that cannot continue by itself.",
         "Where GPUs are visible the default is warn ([when auto restarts](hangs.md#what-is-done)).",
         flag="--on-hang",
     )

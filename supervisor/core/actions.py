@@ -15,7 +15,7 @@ SIGTERM = 15
 
 
 class AttemptAction(Struct, frozen=True):
-    """What every action on one attempt has."""
+    """The fields of every action on one attempt."""
 
     attempt: int
 
@@ -92,7 +92,7 @@ class SelectCheckpoint(AttemptAction, frozen=True):
     least_nodes: int = 0  # with how many nodes an attempt may begin, 0: unknown
     most_nodes: int = 0  # likewise
     agreed_attempts: tuple[int, ...] = ()  # attempts of earlier agreements
-    # what was written since is never used, because the nodes trained from different states; None: no such time
+    # later checkpoints are never used, because the nodes trained from different states; None: no such time
     diverged_since_t: float | None = None
     resume_by: str = ""  # as in BeginAttempt
     own_only: bool = False  # what earlier runs saved does not count
@@ -126,7 +126,7 @@ class DumpStacks(AttemptAction, frozen=True):
 
 
 class EndForAll(AttemptAction, frozen=True):
-    """End the attempt on all nodes; the first end stands."""
+    """End the attempt on all nodes; the first end holds."""
 
     kind: str  # failure or membership (AttemptEndedByPeer)
     text: str
@@ -177,7 +177,7 @@ class FindSave(AttemptAction, frozen=True):
 
 
 class KeepCopies(AttemptAction, frozen=True):
-    """Hold copies of the whole checkpoints that `attempt` was not seen to load and may overwrite. Each is reported (CheckpointCopied)."""
+    """Hold copies of the whole checkpoints that `attempt` did not visibly load and may overwrite. Each is reported (CheckpointCopied)."""
 
 
 class AccuseCheckpoints(AttemptAction, frozen=True):
@@ -198,7 +198,7 @@ class Alert(Struct, frozen=True):
     # recurring_failure, gpu_quarantined, memory_held, batch_changed;
     # node_health: this node became worse; change_ignored: a rank trains with another value than a plan set;
     # unkilled: KILL did not end a process; started_from_scratch: a checkpoint was there, and the attempt began without it;
-    # hang: the ranks stand still, and the attempt goes on; foreign_checkpoint: the ranks loaded another training's;
+    # hang: the ranks stand still, and the attempt continues; foreign_checkpoint: the ranks loaded another training's;
     # save_gone: the newest save of this run was removed; strange_loss, slow_training;
     # straggler: a rank or a node makes the others wait; memory_forecast: memory will be used up
     kind: str
@@ -208,7 +208,7 @@ class Alert(Struct, frozen=True):
     # the rank that a hang is blamed on, that the others wait for or whose memory grows, and its node; None and "": unknown, or several
     culprit: tuple[int | None, str] = (None, "")
     code: str = ""  # where the culprits of a hang stand, as FILE:LINE; "": unknown
-    when: str = ""  # what a forecast is of, and when it comes true; "": the alert is none
+    when: str = ""  # the subject of a forecast, and its time; "": the alert is no forecast
 
 
 class OpenIncident(Struct, frozen=True):
@@ -312,5 +312,5 @@ Action = (
     | Finish
 )
 
-#: What is done only once the record that ordered it is on disk: what would else be done again, or never be known to have been done.
+#: Actions that wait until their record is on disk: else they would be done again, or nobody would ever know that they were done.
 DURABLE: frozenset[type] = frozenset({BeginAttempt, GatherNodes, Quarantine})

@@ -84,7 +84,7 @@ def _replaced(failures: tuple[Failure, ...], marked: list[Failure]) -> tuple[Fai
 
 
 class BudgetBalance(Struct, frozen=True):
-    """What the budget of a family allows after one more failure.
+    """The answer of a family's budget after one more failure.
 
     refusal: why no further restart is allowed, "" if one is. left: how many restarts may follow this one. charged: whether this failure
     counts against `intensity`.

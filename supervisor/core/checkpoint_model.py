@@ -1,4 +1,4 @@
-"""What is known of checkpoints beside those that were verified (CheckpointRef in model.py): unused, not found, loaded."""
+"""The facts of checkpoints, apart from the verified ones (CheckpointRef in model.py): unused, not found, loaded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from supervisor.core.values import Struct
 
-#: What hands a checkpoint to a script of which no flag is known.
+#: The way of a checkpoint to a script without a known flag.
 RESUME_OPTION = "--resume-args '--YOUR-FLAG {resume}'"
 
 
@@ -41,7 +41,7 @@ class WithoutTracker(Struct, frozen=True):
 
 
 class CheckpointOwner(StrEnum):
-    """Who wrote a checkpoint that ranks loaded, as far as this node knows."""
+    """The writer of a checkpoint that ranks loaded, as far as this node knows."""
 
     OWN = "own"  # this run, or an earlier one of the same job
     NAMED = "named"  # the user's command names this very path
@@ -50,7 +50,7 @@ class CheckpointOwner(StrEnum):
 
 
 class LoadedCheckpoint(Struct, frozen=True):
-    """What a rank loaded before its first step where this job keeps its checkpoints."""
+    """The load of a rank before its first step from a place of this job's checkpoints."""
 
     path: str  # of the checkpoint, links resolved
     owner: CheckpointOwner

@@ -1,4 +1,4 @@
-"""How long answers are waited for. Without one, what is waited for is ended from outside."""
+"""How long answers are waited for. A process without an answer is ended from outside."""
 
 from __future__ import annotations
 

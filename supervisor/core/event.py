@@ -1,4 +1,4 @@
-"""What all events have in common. events.py and training_events.py have the events."""
+"""The common fields of all events. events.py and training_events.py have the events."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from supervisor.core.values import Struct
 
 
 class JobEvent(Struct, frozen=True):
-    """What every event has."""
+    """The field of every event."""
 
-    t: float  # when it happened (core/model.py)
+    t: float  # when it happened
 
 
 class AttemptEvent(JobEvent, frozen=True):
-    """What every event of one attempt has."""
+    """The fields of every event of one attempt."""
 
-    attempt: int  # the fence: of another attempt than the state's it is void
+    attempt: int  # in which attempt: of another than the state's it is void

@@ -44,7 +44,7 @@ class SupervisorStarted(JobEvent, frozen=True):
     last_alive_t: float | None = None  # when a previous one that was killed was last known to live
     heartbeats_read: bool = False  # the last progress in its ranks' heartbeats was posted before this event
     unfinished_before: bool = False  # a new run: the last run of the same command did not end well
-    programs_seen: tuple[str, ...] = ()  # a new run that goes on from there: what its ranks ran
+    programs_seen: tuple[str, ...] = ()  # a new run that continues from there: what its ranks ran
 
 
 class LauncherStarted(JobEvent, frozen=True):
@@ -91,9 +91,9 @@ class AttemptStarted(AttemptEvent, frozen=True):
 
 
 class ProgramIdentified(AttemptEvent, frozen=True):
-    """What the attempt is about to run, as it lies on the disk: digests by name (command, script, packages).
+    """The program of the attempt, as it lies on the disk: digests by name (command, script, packages).
 
-    What cannot be read now is left out, because a file system that does not answer is no change of the program.
+    A file that cannot be read now is left out, because a file system that does not answer is no change of the program.
     """
 
     program: tuple[tuple[str, str], ...]
@@ -174,7 +174,7 @@ class DecisionMade(AttemptEvent, frozen=True):
 
 
 class LeftBehind(AttemptEvent, frozen=True):
-    """The job went on without this node, and what was decided about its attempt is not known any more."""
+    """The job continued without this node, and the decision about its attempt is not known any more."""
 
 
 class CoordinatorFellSilent(AttemptEvent, frozen=True):
@@ -243,7 +243,7 @@ class CheckpointSelected(AttemptEvent, frozen=True):
 
 
 class SelectionMoved(AttemptEvent, frozen=True):
-    """The selection of a checkpoint goes on: bytes come from the disk, or the nodes took another step to their agreement."""
+    """The selection of a checkpoint continues: bytes come from the disk, or the nodes took another step to their agreement."""
 
 
 class CheckpointVerified(AttemptEvent, frozen=True):
@@ -271,7 +271,7 @@ class ProgressObserved(AttemptEvent, frozen=True):
 
     @property
     def trains(self) -> bool:
-        """Whether it shows a training step: a hook counted one, or the script's own step went on from its first."""
+        """Whether it shows a training step: a hook counted one, or the script's own step continued from its first."""
         return self.steps_seen > 0 or (self.first_step is not None and self.step is not None and self.step > self.first_step)
 
 

@@ -9,11 +9,11 @@ The rules:
 2. *Stop first, decide later.* When a rank fails, the others are stopped at once. The failure is judged when no rank is left
    (AttemptEnded) and the evidence is there (EvidenceCollected), in whichever order they come.
 3. *Every wait has a timer.* A part that does not answer is ended from outside (EndLauncher), and that answer always comes.
-4. *A request to stop outranks a failure.* StopRequested turns every stage into STOPPING or ENDED. Ranks that die then did what was
-   requested.
-5. *Health decides where an attempt begins, not whether a running one goes on*, except for the checks that health.evict_on names. An attempt
+4. *A request to stop outranks a failure.* StopRequested turns every stage into STOPPING or ENDED. Ranks that die then obeyed
+   the request.
+5. *Health decides where an attempt begins, not whether it continues*, except for the checks that health.evict_on names. An attempt
    begins when its checkpoint is chosen and this node was examined (CHECKING, between SELECTING and STARTING), or when that took too
-   long. After a failure of the program it does not wait: what was last seen of the node holds.
+   long. After a failure of the program it does not wait: the last examination of the node holds.
 6. *Nodes agree before their ranks start.* Where a job has several nodes under torch's agent, an attempt begins with their meeting: then
    no rank of an earlier attempt lives on any node. Only then each looks for checkpoints, and all resume from the same one
    (nodes/gathering.py).
@@ -29,14 +29,14 @@ follow. `TIMERS` has what each timer means. docs/reference/stages.md is drawn fr
 
     attempt/    takeover, launch, selection (of a checkpoint), start, progress, checkpoints (saved, loaded), end, finish (of the run);
                 resumption, known_checkpoints, programs, setups, pointers
-    failure/    teardown (stop the ranks), judgement (the cause), culprit, planning (what is done), rank_endings, losses (the cost)
+    failure/    teardown (stop the ranks), judgement (the cause), culprit, planning (the action), rank_endings, losses (the cost)
     stop.py     a request to stop; signals.py has what each signal means
     nodes/      gathering (they meet, and agree on a checkpoint), starts (compared), admission (of more nodes), joint_decision, sharing,
                 report_size, replicas, global_batch
     health/     checks (of this node, before an attempt and while one runs), findings (what follows from them), detours
     watch/      hangs, loss_and_pace, memory
 
-What several nodes add to an event is a call of nodes/ from its one function.
+The part of an event for several nodes is a call of nodes/ from its one function.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ CHOSEN = (Stage.CHECKING, Stage.STARTING, Stage.WAITING, Stage.ENDED)
 #: A failure is judged.
 JUDGED = (*WANTED, Stage.WAITING)
 
-#: Every event has exactly one row. In any other stage it is answered with nothing (`decide`). What may come in ENDED begins the next run.
+#: Every event has exactly one row. In any other stage it has no effect (`decide`). An event that may come in ENDED begins the next run.
 EVENTS: dict[type, EventRow] = {
     SupervisorStarted: EventRow(ANY, takeover.on_supervisor_started, _leads(ANY, *WANTED) | _leads(LIVES | ENDS, Stage.FOLLOWING, *WANTED)),
     LauncherStarted: EventRow(BEFORE_THE_END, launch.on_launcher_started, _leads([Stage.STARTING], *WANTED)),
@@ -274,7 +274,7 @@ EVENTS: dict[type, EventRow] = {
 }
 
 
-#: What a timer means in the stage that set it. Those of "teardown" and "stop" end what has not ended, in every stage (on_timer_fired).
+#: The meaning of a timer in the stage that set it. Those of "teardown" and "stop" end all that still runs, in every stage (on_timer_fired).
 TIMERS: dict[tuple[str, Stage], Callable[[JobState, float], Step]] = {
     ("select", Stage.SELECTING): selection.on_select_overdue,
     ("select", Stage.STARTING): selection.on_select_overdue,
@@ -300,7 +300,7 @@ def initial() -> JobState:
 
 
 def decide(state: JobState, event: Event) -> tuple[JobState, tuple[Action, ...]]:
-    """Return the next state and what is to be done. Raises nothing that an event could cause."""
+    """Return the next state and the actions. Raises nothing that an event could cause."""
     row = EVENTS[type(event)]
     if state.stage not in row.stages or is_of_another_attempt(state, event):
         return state, ()

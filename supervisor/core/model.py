@@ -2,13 +2,13 @@
 
 Job > Run > Attempt > Rank. A *job* is what a person means by "my training"; a *run* is one start of it by a person; an *attempt* is
 one life of the whole worker group, and its number is the fence: it only grows within a run, across restarts of the
-supervisor too, and every message that speaks of ranks carries it. What went wrong is data, never an exception:
+supervisor too, and every message that speaks of ranks carries it. A failure is data, never an exception:
 
     Evidence (an observed fact)  ->  FailureVerdict (the cause, and how sure)  ->  Plan (what the next attempt changes, or a stop)
 
 Everything here is a frozen value. Times `t` are seconds on one clock (`supervisor.job.clock`): the wall time at which the process began
 plus monotonic seconds since, so that they never run backwards within a process and can still be compared after a restart.
-UNKNOWN is a value of its own everywhere: a step of None was not seen, which is neither zero nor "before the first step".
+UNKNOWN is a value of its own everywhere: a step of None is unknown, which is neither zero nor "before the first step".
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Cause(StrEnum):
     CUDA_ILLEGAL_ACCESS = "cuda_illegal_access"
     CHECKPOINT_CORRUPT = "checkpoint_corrupt"
     CHECKPOINT_MISMATCH = "checkpoint_mismatch"
-    CHECKPOINT_LEFTOVER = "checkpoint_leftover"  # of an earlier attempt or of ours: in the way, or missed
+    CHECKPOINT_LEFTOVER = "checkpoint_leftover"  # of an earlier attempt or of supervise: in the way, or missed
     CHECKPOINT_POINTER = "checkpoint_pointer"  # a link, or the file that names the latest, leads to no whole one
     CACHE_CORRUPT = "cache_corrupt"
     DISK_FULL = "disk_full"
@@ -90,7 +90,7 @@ FROM_OUTSIDE = frozenset({Cause.PREEMPTED, Cause.INTERRUPTED})
 
 
 class Phase(StrEnum):
-    """What a rank was doing, as its instrumentation saw it; UNKNOWN where it could not."""
+    """The activity of a rank by its instrumentation; UNKNOWN where that could not see it."""
 
     UNKNOWN = "unknown"
     IMPORT = "import"
@@ -115,7 +115,7 @@ class Launcher(StrEnum):
 
 
 class ResumeKind(StrEnum):
-    """What a script gets to resume from a checkpoint: `Knob.counts` of the knob RESUME."""
+    """The form in which a script gets its checkpoint: `Knob.counts` of the knob RESUME."""
 
     PATH = "path"  # of the checkpoint
     SWITCH = "switch"  # words without a path, with which it finds the checkpoint
@@ -156,13 +156,13 @@ class RankExit(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """Who ended, and how, for people."""
+        """The process and its end, for people."""
         how = f"killed by signal {self.signal}" if self.signal is not None else f"exit code {self.code}"
         return f"rank {self.rank}: {how}"
 
 
 class Claim(Struct, frozen=True, gc=False):  # as Evidence
-    """What a signature concludes from its match. The evidence carries it, so that a verdict can be explained without the signatures."""
+    """The conclusion of a signature from its match. The evidence carries it, so that a verdict can be explained without the signatures."""
 
     cause: Cause
     weight: float  # its confidence if no other evidence exists, 0..1
@@ -192,7 +192,7 @@ class Evidence(Struct, frozen=True, gc=False):  # a fact holds no cycle, and a l
 
 
 class HangKind(StrEnum):
-    """What a hang is, as two looks at the ranks showed it. The first that is proven counts."""
+    """The kind of a hang by two looks at the ranks. The first that is proven counts."""
 
     GONE = "gone"  # a rank's process is gone, and nobody ended the attempt
     MISMATCH = "mismatch"  # ranks of one process group wait in collectives of it that differ: they wait for ever
@@ -218,13 +218,13 @@ class Hang(Struct, frozen=True):
     calibrated: bool = True  # the limit comes from steps of this attempt
     busy: bool = False  # a rank used CPU time between the looks, so it may go on
     group_timeout_s: float | None = None  # of the process group that is waited in; None: unknown
-    slow: bool = False  # bytes move, fewer than a sign of life, so it goes on
+    slow: bool = False  # bytes move, fewer than a sign of life, so it continues
     left_file: str = ""  # a file that ranks wait for the end of, and that nobody is left to remove; "" for none
     node: str = ""  # of the culprits, as people are shown it; "" where the job has one node, and where they are on several
-    at_exit: str = ""  # who stands behind the end of the training, and in what; "" where a rank may still train
+    at_exit: str = ""  # the ranks that wait after the training's end, and where; "" where a rank may still train
     working: str = ""  # what a rank, or a process below one, still did between the looks; "" for nothing
     end_step: int | None = None  # the absolute step to which all ranks came by then; None: unknown
-    over: bool = False  # so it has been for so long that nothing more can be expected
+    over: bool = False  # so it has been for this long that nothing more can be expected
     devices: str = ""  # what the GPUs of the ranks draw and hold, and where each rank is in its process group; "" without a GPU
     reason: str = ""  # what in the script explains it, with file and line and what to write; "" where nothing does
 
@@ -236,10 +236,10 @@ class Hang(Struct, frozen=True):
 class Finding(Struct, frozen=True):
     """A health check's result on one part of this node, as far as a decision or a person needs it (docs/guides/health.md)."""
 
-    check: str
+    check: str  # of which check
     subject: str  # as health/model.py names it (`gpu:UUID`, `path:/data`, `host`)
     result: str  # ok, degraded or failed
-    reason: str
+    reason: str  # why
     command: str = ""  # what repairs it, or shows more
     blocks: bool = False  # no attempt may begin on it
     event: str = ""  # what happened (`xid 79`), "" for a state
@@ -287,7 +287,7 @@ class Knob(Struct, frozen=True):
     counts: str = ""
 
 
-#: The knob by which a script gets what it resumes from. knobs/resume.py binds it; no --knob declares it.
+#: The knob by which a script gets its checkpoint. knobs/resume.py binds it; no --knob declares it.
 RESUME: Final = "resume"
 
 
@@ -301,7 +301,7 @@ class Gpu(Struct, frozen=True):
 
 
 class Change(Struct, frozen=True):
-    """What a plan sets."""
+    """The setting of a plan."""
 
     knob: str  # its name, or `env:NAME`
     old: str  # "" unknown
@@ -317,7 +317,7 @@ class PlanKind(StrEnum):
 
 
 class Plan(Struct, frozen=True):
-    """What is done about a verdict."""
+    """The action about a verdict."""
 
     kind: PlanKind
     reason: str
@@ -330,7 +330,7 @@ class Plan(Struct, frozen=True):
     exclude: tuple[str, ...] = ()  # UUIDs of GPUs that go into the ledger
     nproc: int | None = None  # ranks of this node from now on; None: as before
     notes: tuple[str, ...] = ()  # lines for the card: arithmetic, cost, warnings
-    todo: str = ""  # what a person does meanwhile, though the run goes on; "": nothing
+    todo: str = ""  # what a person does meanwhile, though the run continues; "": nothing
     options: tuple[str, ...] = ()  # words of supervise's command line that would let the next start answer this failure
     alert: str = ""  # text for a person beside the incident, "": none
     charged: bool = True  # the failure counts against the budget of its family
@@ -373,13 +373,13 @@ class Progress(Struct, frozen=True):
 
 
 class RankMemory(Struct, frozen=True, array_like=True):
-    """What a rank held of the memory, in bytes; None: not known."""
+    """The memory of a rank, in bytes; None: not known."""
 
-    rank: int
+    rank: int  # its number
     resident: int | None = None  # its process, shared pages included
     loaders: int | None = None  # its loader workers and all other processes below it, each shared page counted once where that is known
     gpu_allocated: int | None = None  # by torch's allocator, at the end of a step
-    gpu_reserved: int | None = None
+    gpu_reserved: int | None = None  # what the allocator holds
     gpu_peak: int | None = None  # the most that was allocated
     gpu_limit: int | None = None  # of its GPU, or of the share that the script allows itself
     pinned: int | None = None  # of the host, by torch
@@ -434,7 +434,7 @@ class PastFailures(Struct, frozen=True):
 
 
 class JobDecision(Struct, frozen=True):
-    """What was decided about a failed attempt. Where a job has several nodes it is made on one of them, and all act on it."""
+    """The decision about a failed attempt. Where a job has several nodes it is made on one of them, and all act on it."""
 
     verdict: FailureVerdict
     plan: Plan
@@ -446,7 +446,7 @@ class JobDecision(Struct, frozen=True):
 
 
 class Policy(Struct, frozen=True):
-    """What decisions depend on: sections of the settings, what is known of the command, and constants that a test may replace."""
+    """The rules for decisions: sections of the settings, the facts of the command, and constants that a test may replace."""
 
     launcher: Launcher = Launcher.ELASTIC
     restart: Restart = Restart()
@@ -462,7 +462,7 @@ class Policy(Struct, frozen=True):
     period_s: float = 3600.0
     same_place_steps: int = 10
     start_window_s: float = 120.0  # a rank without an optimizer, in which nothing else ran, is believed to be still importing for this long
-    select_silence_s: float = 1200.0  # a selection that does not move for so long is given up; a disk without a byte far earlier
+    select_silence_s: float = 1200.0  # a selection that does not move for this long is given up; a disk without a byte far earlier
     check_nodes: str = "never"  # --check-nodes: never, doubt or start
     is_scheduled: bool = False  # a scheduler or systemd starts this command again after 75
     trace: bool = False  # all attempts record what their collectives do, from the first on

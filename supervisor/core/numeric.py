@@ -1,6 +1,6 @@
-"""What several packages do with numbers: their median, and the numbers of ranks as text. Pure.
+"""Functions of numbers that several packages share: their median, and the numbers of ranks as text. Pure.
 
-The module statistics has a median too, but its import takes longer than all of ours: 16 ms of each start.
+The module statistics has a median too, but its import takes longer than all modules of supervise: 16 ms of each start.
 """
 
 from __future__ import annotations

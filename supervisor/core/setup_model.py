@@ -1,4 +1,4 @@
-"""What the attempts of a run begin with, and how that differs between them: setups, changes of our own, held batches."""
+"""The setups of a run's attempts, and their differences: setups, supervise's own changes, held batches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from supervisor.core.values import Struct
 
 
 class Setup(Struct, frozen=True):
-    """What an attempt ran with, as far as a plan or the nodes that meet can change it between two attempts of one command."""
+    """The setup of an attempt, as far as a plan or the nodes that meet can change it between two attempts of one command."""
 
     attempt: int = 0  # its number, 0: there was none
     overrides: tuple[tuple[str, str], ...] = ()  # of the run's plans
@@ -18,7 +18,7 @@ class Setup(Struct, frozen=True):
 
 
 class OwnChange(Struct, frozen=True):
-    """What differs in an attempt from the newest one that is known to start, and is not of the user (core/attempt/setups.py)."""
+    """The differences of an attempt from the newest one that is known to start, without the user's own (core/attempt/setups.py)."""
 
     before: Setup  # what that one ran with
     now: Setup  # what this one ran with

@@ -1,4 +1,4 @@
-"""What each signal says, and what it does at each moment of a job: data, from which the tables of docs/guides/preemption.md are made.
+"""The meaning of each signal, and its effect at each moment of a job: data, from which the tables of docs/guides/preemption.md are made.
 
 `stop.py` looks the answer up and carries it out. Two signals of one meaning within BURST_S are one request: terminals, wrappers and
 schedulers double them, and systemd's SendSIGHUP= sends HUP at once after TERM.
@@ -21,7 +21,7 @@ BURST_S = 0.25
 
 
 class Meaning(StrEnum):
-    """What a signal says."""
+    """The meaning of a signal."""
 
     PERSON = "person"
     END = "end"
@@ -40,7 +40,7 @@ class SignalRow(NamedTuple):
 SIGNALS: dict[Meaning, SignalRow] = {
     Meaning.PERSON: SignalRow((SIGINT,), "a person ends the job, and waits: nothing is saved for it", "130"),
     Meaning.NOTICE: SignalRow((SIGUSR1, SIGUSR2), "a scheduler's notice: the end is coming, and the job is to go on later", "75"),
-    Meaning.END: SignalRow((SIGTERM, SIGHUP), "the end, from whoever", "75 where the ranks saved, else 143 (129 for HUP)"),
+    Meaning.END: SignalRow((SIGTERM, SIGHUP), "the end, from any sender", "75 where the ranks saved, else 143 (129 for HUP)"),
 }
 _MEANINGS = {signum: meaning for meaning, row in SIGNALS.items() for signum in row.signals}
 
@@ -61,7 +61,7 @@ def asks_end(stop: StopRequest) -> bool:
 
 
 class SignalEffect(StrEnum):
-    """What is done about a signal, as people are told it. INT and HUP go to the ranks as they are, for any other signal they get TERM."""
+    """The action about a signal, in words for people. INT and HUP go to the ranks as they are, for any other signal they get TERM."""
 
     FINISH = "the run ends at once"
     STOP = "TERM (INT, HUP), and KILL after `stop.deadline_s`"
@@ -78,7 +78,7 @@ class SignalEffect(StrEnum):
 
 
 class SignalMoment(StrEnum):
-    """Where a job is when a signal comes: its stage, and what earlier signals have led to. Told as people are."""
+    """Where a job is when a signal comes: its stage, and the effect of earlier signals, in words for people."""
 
     NO_RANK = "no rank lives: a checkpoint is selected, the node is examined, a restart waits (NEW, SELECTING, CHECKING, WAITING)"
     STARTING = "the ranks are being started (STARTING)"
@@ -91,14 +91,14 @@ class SignalMoment(StrEnum):
 
 
 class MomentRow(NamedTuple):
-    """What each meaning leads to at a moment."""
+    """The effect of each meaning at a moment."""
 
     person: SignalEffect
     end: SignalEffect
     notice: SignalEffect
 
 
-#: What each signal does. In ENDED nothing is left to end.
+#: The effect of each signal. In ENDED nothing is left to end.
 EFFECTS: dict[SignalMoment, MomentRow] = {
     SignalMoment.NO_RANK: MomentRow(SignalEffect.FINISH, SignalEffect.FINISH, SignalEffect.FINISH),
     SignalMoment.STARTING: MomentRow(SignalEffect.STOP, SignalEffect.STOP, SignalEffect.STOP),

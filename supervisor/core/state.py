@@ -1,10 +1,10 @@
 """The state of a supervised job: all that `decide` remembers, as one frozen value.
 
     JobState > run: Run > what one start of the job by a person keeps over its attempts
-             > attempt: Attempt > what is known of the current attempt, or of the last one where none runs
+             > attempt: Attempt > the facts of the current attempt, or of the last one where none runs
 
-A new run is `run=Run(...)`, a new attempt is `attempt=Attempt(...)`: nothing of the one before stays. What outlives a run stands in
-JobState itself. What is not in here cannot influence a decision.
+A new run is `run=Run(...)`, a new attempt is `attempt=Attempt(...)`: nothing of the one before stays. State that outlives a run is in
+JobState itself. A fact that is not in here cannot influence a decision.
 
 The journal stores the state beside each decision, and a takeover continues from the last one (supervisor/view/job_facts.py). Every field
 has a default, so that an older journal can be read; a default is neutral and never changes.
@@ -38,19 +38,19 @@ from supervisor.core.values import Struct, replace
 
 
 class Stage(StrEnum):
-    """Where the job stands. docs/reference/stages.md has the drawing, made from the table in core/machine.py."""
+    """The stage of the job. docs/reference/stages.md has the drawing, made from the table in core/machine.py."""
 
-    NEW = "new"
-    SELECTING = "selecting"  # the newest verified checkpoint is being selected
-    CHECKING = "checking"  # the checkpoint is chosen; whether this node can be used is awaited
-    STARTING = "starting"  # an attempt was ordered; no rank is known yet
-    RUNNING = "running"
-    TEARDOWN = "teardown"  # a rank failed: ranks are being stopped and evidence is being collected
-    FOLLOWING = "following"  # this node has reported what it saw: the decision for all nodes is awaited
-    ADMITTING = "admitting"  # healthy ranks are being stopped so that waiting nodes can join
-    WAITING = "waiting"  # a restart is decided and backs off
-    STOPPING = "stopping"  # a stop was requested; ranks are saving or being stopped
-    ENDED = "ended"
+    NEW = "new"  # Nothing has begun.
+    SELECTING = "selecting"  # The newest verified checkpoint is searched.
+    CHECKING = "checking"  # The checkpoint is chosen. The examination of this node is awaited.
+    STARTING = "starting"  # An attempt is ordered; no rank is known yet. Several nodes meet in this stage and agree on a checkpoint.
+    RUNNING = "running"  # The ranks run.
+    TEARDOWN = "teardown"  # A rank failed. The others are stopped, and evidence is collected.
+    FOLLOWING = "following"  # This node has reported its evidence. The decision for all nodes is awaited.
+    ADMITTING = "admitting"  # Healthy ranks are stopped so that the nodes can meet anew, with those that wait.
+    WAITING = "waiting"  # A restart is decided, and its delay runs.
+    STOPPING = "stopping"  # A stop was requested.
+    ENDED = "ended"  # The run is over.
 
 
 class StopRequest(Struct, frozen=True):
@@ -95,7 +95,7 @@ class SavedSteps(Struct, frozen=True):
 
 
 class Losses(Struct, frozen=True):
-    """What the failures of a run cost (core/failure/losses.py)."""
+    """The cost of a run's failures (core/failure/losses.py)."""
 
     incidents: int = 0  # how many there were
     lost_s: float = 0.0  # seconds
@@ -115,7 +115,7 @@ class Admission(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True):
-    """What a run keeps over its attempts: its rules, its budgets, and what its plans changed."""
+    """The state of a run over its attempts: its rules, its budgets, and the changes of its plans."""
 
     id: str = ""
     policy: Policy = Policy()
@@ -139,7 +139,7 @@ class Run(Struct, frozen=True):
     steps_back: int = 0  # checkpoints that its plans rejected
     detours: tuple[tuple[str, str], ...] = ()  # of its overrides for the network: what health showed as the cause of each
     traced: bool = False  # the attempts record what their collectives do
-    # how far it came, and from what it can resume
+    # its progress, and its checkpoints to resume from
     high_water: int | None = None
     saved_high_water: int = 0  # greatest step of a verified checkpoint; stepping back does not lower it
     reached: int | None = None  # greatest step that its ranks made or saved before the newest attempt; None: none is known
@@ -161,9 +161,9 @@ class Run(Struct, frozen=True):
     # what the next attempt waits for
     next_resume: CheckpointRef | None = None  # its checkpoint is chosen, the findings are awaited
     findings: tuple[Finding, ...] | None = None  # of this node's examination before it; None: not known yet
-    # what is known of the program and the node
+    # facts of the program and the node
     unfinished_before: bool = False  # the last run of the same command did not end well
-    goes_on: bool = False  # that run was ended from outside, and its training goes on in this one
+    goes_on: bool = False  # that run was ended from outside, and its training continues in this one
     programs: tuple[str, ...] = ()
     knob_values: tuple[tuple[str, str], ...] = ()  # as a rank's framework holds them
     disputes: tuple[tuple[str, str, str], ...] = ()  # knob, value in a rank, planned value
@@ -175,7 +175,7 @@ class Run(Struct, frozen=True):
     agreed_attempts: tuple[int, ...] = ()  # attempts of the newest
     batch_ranks: int = 0  # ranks with which the values of the command, and of its plans, make the run's global batch; 0: not known
     last_ranks: int = 0  # of all nodes, in the newest attempt on which they agreed
-    diverged_since_t: float | None = None  # no attempt resumes from what was written since: the nodes trained from different states
+    diverged_since_t: float | None = None  # no attempt resumes from a later save: the nodes trained from different states
 
     @property
     def open_verdict(self) -> FailureVerdict | None:
@@ -187,7 +187,7 @@ class Attempt(Struct, frozen=True):
     """One life of the worker group, as this node sees it. `number` is 0 before the first."""
 
     number: int = 0
-    # what it was ordered with
+    # its orders
     began_t: float = 0.0
     resume: CheckpointRef | None = None
     overrides: tuple[tuple[str, str], ...] = ()
@@ -201,7 +201,7 @@ class Attempt(Struct, frozen=True):
     missing: int = 0  # nodes that it waits for at the rendezvous, where fewer are there than it may begin with
     missing_until_t: float | None = None  # how long it waits for them; None: it never did
     met_ranks: int = 0  # those of all members, 0: unknown
-    scratch_refusal: Plan | None = None  # what stands in for its beginning from scratch, where its nodes meet
+    scratch_refusal: Plan | None = None  # the plan if it would begin from scratch, where its nodes meet
     unsaved_refusal: Plan | None = None  # the same, if ranks of any node were seen to save
     node: int = 0  # number of this node among those that met
     # its ranks
@@ -227,7 +227,7 @@ class Attempt(Struct, frozen=True):
     start_mismatch: str = ""  # how the nodes began, where they began differently
     hang_suspected: bool = False  # its ranks are examined; an event that changes nothing is not in the journal
     hang: Hang | None = None  # that was confirmed, and is not over
-    warnings: tuple[tuple[str, str], ...] = ()  # what is strange about its loss and its pace now: key and text
+    warnings: tuple[tuple[str, str], ...] = ()  # strange facts of its loss and its pace now: key and text
     forecasts: tuple[MemoryForecast, ...] = ()  # of the amounts of memory that will be used up
     # its end
     deaths: tuple[RankExit, ...] = ()
@@ -237,7 +237,7 @@ class Attempt(Struct, frozen=True):
     gpus_now: tuple[Gpu, ...] = ()  # this node's at its end, by the ledger as it is now; empty: none was out of use
     awaits_own_signal: bool = False  # a rank died of a signal that may be on its way to us too
     eviction: tuple[Finding, ...] = ()  # what ends it by health.evict_on
-    last_save_search: bool = False  # the last step was made, and what was saved of it is looked for
+    last_save_search: bool = False  # the last step was made, and its checkpoint is looked for
     last_save_searched: bool = False  # that was answered
     ended_for: tuple[Evidence, ...] = ()  # what ends it by loss.on_nan or --on-hang
     # what the nodes decide about it
@@ -245,12 +245,12 @@ class Attempt(Struct, frozen=True):
     ended_as: str = ""  # kind of that end (supervisor/cluster/model.py)
     peers_failed_node_check: bool = False  # others failed the node check before its ranks, and leave
     stop_wanted: JobDecision | None = None  # this node cannot begin it, and a person has to act
-    decided: str = ""  # kind of the decision about it, or aside: the job went on without this node
+    decided: str = ""  # kind of the decision about it, or aside: the job continued without this node
     decision: JobDecision | None = None  # None where it counts nothing
 
     @property
     def trains(self) -> bool:
-        """Whether it is known to have made a training step: a hook counted one, or the script's own step went on from its first."""
+        """Whether it is known to have made a training step: a hook counted one, or the script's own step continued from its first."""
         step = None if self.progress.relative else self.progress.step
         return self.steps_seen > 0 or (self.first_step is not None and step is not None and step > self.first_step)
 
@@ -271,7 +271,7 @@ class Attempt(Struct, frozen=True):
 
 
 class NodeReport(Struct, frozen=True):
-    """What one node saw of an attempt, once its ranks are gone. Its times are by the clock of the node that judges."""
+    """One node's evidence of an attempt, once its ranks are gone. Its times are by the clock of the node that judges."""
 
     node: str
     attempt: Attempt
@@ -325,7 +325,7 @@ class JobState(Struct, frozen=True):
 if TYPE_CHECKING:
     from supervisor.core.actions import Action
 
-    #: What each function that answers an event returns: the next state, and what is to be done.
+    #: The answer to an event: the next state, and the actions.
     Step = tuple[JobState, tuple[Action, ...]]
 
 

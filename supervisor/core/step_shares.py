@@ -26,7 +26,7 @@ PART_NAMES: Final = {
 }
 PARTS: Final = tuple(PART_NAMES)
 DATA, COMPUTE, COMMUNICATION, OPTIMIZER, CHECKPOINT, GPU, REST = range(len(PARTS))
-#: What a rank does that the others wait for, with its share in percent.
+#: The work of a rank that the others wait for, with its share in percent.
 _REASONS: Final = {
     DATA: "waits {} % of the time for data",
     COMPUTE: "spends {} % of the time in forward and backward",
@@ -38,7 +38,7 @@ _REASONS: Final = {
 LEAST_WAIT: Final = 20
 #: The reason is a part of which the rank has so many percent more than the others.
 LEAST_EXCESS: Final = 10
-#: From here on it is said what all ranks wait for.
+#: From this share on the common wait of all ranks is reported.
 NOTABLE: Final = 25
 
 
@@ -58,13 +58,13 @@ class RankShares(Struct, frozen=True):
 class StepShares(Struct, frozen=True, omit_defaults=True):
     """Where the steps of this node's ranks go. Percent. In JSON and in the journal, what does not apply is left out."""
 
-    parts: tuple[int, ...]  # of each of PARTS, the mean of the ranks
-    ranks: int = 1
-    rank: int | None = None  # the others wait for this one; None: for none that is seen here
-    of_rank: tuple[int, ...] = ()  # its own
-    others_wait: int = 0  # what the others wait
-    reason: int | None = None  # the part of which it has more than the others
-    disk: int = 0  # of the time of `rank`, or of all ranks on average, on a disk
+    parts: tuple[int, ...]  # percent of data, compute, communication, optimizer, checkpoint, gpu and rest: the mean of the ranks
+    ranks: int = 1  # how many
+    rank: int | None = None  # the others wait for this one; none is named where none is seen here
+    of_rank: tuple[int, ...] = ()  # its own parts
+    others_wait: int = 0  # percent that the others wait
+    reason: int | None = None  # the number of the part, from 0, of which it has more than the others
+    disk: int = 0  # percent of the time of `rank`, or of all ranks on average, on a disk
     place: str = ""  # the line that waits for the GPU most
 
     def differs(self, other: StepShares) -> bool:
@@ -75,7 +75,7 @@ class StepShares(Struct, frozen=True, omit_defaults=True):
 
     @property
     def sentence(self) -> str:
-        """Who waits for what; "" where nothing stands out."""
+        """The ranks that wait and their reasons; "" where all are alike."""
         if self.rank is not None and self.reason is not None:
             does, waits = _reason(self.reason, self.of_rank, self.disk), f"{self.others_wait} % for rank {self.rank}"
             return f"rank {self.rank} {does}, {'the other waits' if self.ranks == 2 else 'the others wait'} {waits}"  # noqa: PLR2004 (a pair)
@@ -122,7 +122,7 @@ def compared(ranks: Mapping[int, RankShares]) -> StepShares | None:
 
 
 def reasons(ranks: Mapping[int, RankShares]) -> dict[int, str]:
-    """Return for each rank, behind its name, of which part it has more than the others; no entry where none stands out."""
+    """Return for each rank, behind its name, of which part it has more than the others; no entry where none differs."""
     texts = {}
     for rank, own in ranks.items():
         others = [row for number, row in ranks.items() if number != rank]

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from supervisor.core.model import CheckpointRef, Evidence, RankExit
     from supervisor.core.state import JobState, Step
 
-#: What ranks get after a second signal, until KILL.
+#: The time that ranks get after a second signal, until KILL.
 HURRY_GRACE_S = 2.0
 #: The share of the time left that is reserved for TERM to KILL, and as much for the supervisor's own end, at most.
 RESERVED_SHARE = 0.2
@@ -234,7 +234,7 @@ def _our_end(left_s: float) -> float:
 
 
 def _grace(state: JobState, left_s: float | None) -> float:
-    """Return what the ranks get to end by themselves: the stop deadline, or what is left for it."""
+    """Return the time that the ranks get to end by themselves: the stop deadline, or the rest of it."""
     deadline_s = state.run.policy.stop.deadline_s
     return deadline_s if left_s is None else max(0.0, min(deadline_s, left_s - _our_end(left_s)))
 
@@ -267,7 +267,7 @@ def on_saved(state: JobState, event: Saved) -> Step:
 
 
 def take_save(state: JobState, save: CheckpointRef | None) -> Step:
-    """The ranks reported no save, and the disk was searched for one: use what it holds."""
+    """The ranks reported no save, and the disk was searched for one: use its newest checkpoint."""
     stop = state.run.stop
     if stop is None or not stop.save_search:
         return state, ()
@@ -339,8 +339,8 @@ def on_unsaved_found(state: JobState, event: UnsavedFound) -> Step:
 def finish_stopped(state: JobState, outcome: str = "") -> Step:
     """Leave with 75 where the job is to go on later, else with 128+n: nothing failed, a stop was requested.
 
-    It goes on later after a scheduler's notice, and where the ranks saved on request, or ended well by themselves after one; never where a
-    person ended it by INT, before or after that. A job that came to its own end before any request is done.
+    It continues later after a scheduler's notice, and where the ranks saved on request, or ended well by themselves after one; never where
+    a person ended it by INT, before or after that. A job that came to its own end before any request is done.
     """
     stop = state.run.stop
     if stop is not None and stop.ranks_not_yet_signalled and not stop.save_requested and outcome == "succeeded":

@@ -16,7 +16,7 @@ class LossChanged(AttemptEvent, frozen=True):
     rule: str  # its id (classify/losses/rules.py)
     kind: str  # the rule's
     name: str  # of the number
-    text: str  # what is strange, without rank and step
+    text: str  # the strange change, without rank and step
     rank: int | None = None  # the first one of which it is known
     step: int | None = None
     is_over: bool = False  # it is good again
@@ -30,14 +30,14 @@ class LossChanged(AttemptEvent, frozen=True):
 class MemoryForecast(AttemptEvent, frozen=True):
     """An amount of memory will be used up soon, if it is used as it grew so far; or it will not any more (observe/memory/forecast.py)."""
 
-    subject: str  # what is used up: "host", or "gpu" and the rank
+    subject: str  # the memory that is used up: `host`, or `gpu` and the rank
     text: str  # how much is used and who grew
     out_t: float = 0.0  # when it is used up, Unix seconds
     doubt_s: float = 0.0  # as much earlier or later
-    step: int | None = None  # the training's step by then; None: unknown
+    step: int | None = None  # the training's step by then
     rank: int | None = None  # whose GPU it is, or which rank grew most with its loader workers
     is_repeat: bool = False  # it was forecast before, for another time
-    is_over: bool = False
+    is_over: bool = False  # it will not be used up any more
 
     @property
     def about(self) -> str:
@@ -49,8 +49,8 @@ class PaceChanged(AttemptEvent, frozen=True):
     """The training became slow, or is as fast as before: docs/explanation/loss-and-pace.md."""
 
     kind: str  # straggler or drop (observe/pace/judge.py)
-    text: str  # what is slow
-    rank: int | None = None  # whose, None where it is none alone
+    text: str  # the slow subject
+    rank: int | None = None  # the rank, None where it is not one alone
     is_over: bool = False  # it is as fast as before
     # number of the slow node among those of the attempt, which were compared (observe/pace/nodes.py); None: the ranks of this node were
     node: int | None = None

@@ -18,10 +18,10 @@ def span_text(seconds: float) -> str:
     seconds = max(0.0, seconds)
     if seconds < 10:  # noqa: PLR2004 (tenths of a second tell something)
         return f"{seconds:.1f} s"
-    for unit, name, less, part in ((86400, "days", 3600, "h"), (3600, "h", 60, "min")):
+    for unit, name, less, less_name in ((86400, "days", 3600, "h"), (3600, "h", 60, "min")):
         if seconds >= (2 * unit if name == "days" else unit):
             rest = int(seconds % unit // less)
-            return f"{int(seconds // unit)} {name}" + (f" {rest} {part}" if rest else "")
+            return f"{int(seconds // unit)} {name}" + (f" {rest} {less_name}" if rest else "")
     return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"  # noqa: PLR2004 (two minutes)
 
 

@@ -1,4 +1,4 @@
-"""What values are made with: classes whose fields are compared, hashed, shown, and checked when they are read from JSON.
+"""The classes of values: classes whose fields are compared, hashed, shown, and checked when they are read from JSON.
 
 `class Name(Struct, frozen=True)`: each field is an annotated attribute, with a default or without. The pure packages get all that they
 use of msgspec here. Where a process has the standard library only (agent, guardian, shim), dataclasses take their place.

@@ -1,4 +1,4 @@
-"""What a guardian says once its supervisor has died and all processes are ended: one message to the coordinator of the job's nodes.
+"""A guardian's message to the coordinator of the job's nodes, once its supervisor has died and all processes have ended.
 
 The others then wait for nothing that runs no more. The supervisor prepares the message: nothing here knows its form.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LastWord:
-    """The message of the newest request, and where it goes; without a request nothing is said."""
+    """The message of the newest request, and where it goes; without a request it sends nothing."""
 
     __slots__ = ("_address", "_message", "_thread")
 
@@ -53,5 +53,5 @@ class LastWord:
                 connection.shutdown(socket.SHUT_WR)
                 while connection.recv(4096):  # until the coordinator has read it, and closes
                     pass
-        except (OSError, ValueError, OverflowError):  # nobody is there, or the name is none
+        except (OSError, ValueError, OverflowError):  # no one listens, or the name is wrong
             return

@@ -1,4 +1,4 @@
-"""What the C library offers and Python does not.
+"""Functions of the C library that Python does not offer.
 
 Functions are looked up when this is imported: doing that between fork and exec would take the loader's lock.
 """

@@ -29,7 +29,7 @@ _MERGE_BYTES = 1024 * 1024
 
 
 class LogFile:
-    """One stream's file and what is known about it. `limit_bytes` is the size at which it is rotated."""
+    """One stream's file and the facts about it. `limit_bytes` is the size at which it is rotated."""
 
     __slots__ = ("at_line_start", "fd", "limit_bytes", "lost_bytes", "path", "retry_at", "size", "timed_at", "times_fd")
 
@@ -109,7 +109,7 @@ class Appender:
         try:
             if log.fd < 0:
                 if time.monotonic() < log.retry_at:
-                    raise BlockingIOError  # waiting to try again: one place counts what is lost
+                    raise BlockingIOError  # waiting to try again: one place counts the losses
                 _open(log)
             self._record_loss(log)
             while rest:
@@ -181,7 +181,7 @@ def _note_time(log: LogFile) -> None:
     try:
         os.write(log.times_fd, b"%.1f %d\n" % (now, log.size))
     except OSError:
-        return  # the bytes themselves report what is wrong with the disk
+        return  # the bytes themselves report the fault of the disk
 
 
 def _close(log: LogFile) -> None:

@@ -34,7 +34,7 @@ IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT,
 #: After the supervisor's death: the time between TERM and KILL, and when all must be over, from its death on (4 s are promised).
 TERM_GRACE_S = 1.0
 GONE_WITHIN_S = 3.5
-#: What a save gets that is asked for at the supervisor's death; not more, for all must be over after GONE_WITHIN_S.
+#: The time for a save that is requested at the supervisor's death; not more, for all must be over after GONE_WITHIN_S.
 SAVE_GRACE_S = 2.0
 LOG_FLUSH_S = 5.0  # the time in which the disk may take the end of the logs; nobody waits
 EXIT_BUG = 70
@@ -133,22 +133,22 @@ class GuardianLoop:
 
     # --- ending processes ---
 
-    def _end(self, what: str, signum: int, grace_s: float) -> None:
+    def _end(self, scope: str, signum: int, grace_s: float) -> None:
         """End orphans, the command or all. A second request hurries the first, and both have one answer; all takes the others over."""
-        if what not in {"orphans", "command", "all"}:
-            raise ValueError(what)
-        running = self._endings.get("all") or self._endings.get(what)
+        if scope not in {"orphans", "command", "all"}:
+            raise ValueError(scope)
+        running = self._endings.get("all") or self._endings.get(scope)
         if running is not None:
             running[0].hurry(time.monotonic(), signum, grace_s)
             self._tick_soon(0.0)
             return
-        if what == "all":
+        if scope == "all":
             self._endings.clear()
-        self._begin(what, signum, grace_s, None, lambda ended: self._answer_end(what, ended))
+        self._begin(scope, signum, grace_s, None, lambda ended: self._answer_end(scope, ended))
 
-    def _begin(self, what: str, signum: int, grace_s: float, hard_s: float | None, done: Callable[[TreeTermination], None]) -> None:
+    def _begin(self, scope: str, signum: int, grace_s: float, hard_s: float | None, done: Callable[[TreeTermination], None]) -> None:
         ending = TreeTermination(os.getpid(), signum, grace_s, hard_s, given_up=self._stuck, detach_requests=self._children.detach_requests)
-        self._endings[what] = (ending, done)
+        self._endings[scope] = (ending, done)
         self._tick_soon(0.0)
 
     def _tick_soon(self, within_s: float) -> None:
@@ -158,10 +158,10 @@ class GuardianLoop:
     def _tick(self) -> None:
         self._children.reap()
         began = time.monotonic()
-        for what, (ending, done) in list(self._endings.items()):
-            spare = self._spared(what)
+        for scope, (ending, done) in list(self._endings.items()):
+            spare = self._spared(scope)
             if ending.tick(began, spare, childless=self._children.childless or process_tree.has_only(spare)):
-                del self._endings[what]
+                del self._endings[scope]
                 self._stuck = ending.stuck
                 done(ending)
         if self._endings:
@@ -170,16 +170,16 @@ class GuardianLoop:
             self._reactor.call_at("endings", time.monotonic() + pause, self._tick)
             self._tick_s = min(_LAST_TICK_S, 1.5 * self._tick_s)
 
-    def _spared(self, what: str) -> set[int]:
-        """Return the pids that are spared, each with what descends from it. A standby is none of the attempt's processes."""
-        if what == "all":
+    def _spared(self, scope: str) -> set[int]:
+        """Return the pids that are spared, each with its descendants. A standby is no process of the attempt."""
+        if scope == "all":
             return set()
-        return self._children.standby.pids | (self._children.pids if what == "orphans" else set())
+        return self._children.standby.pids | (self._children.pids if scope == "orphans" else set())
 
-    def _answer_end(self, what: str, ending: TreeTermination) -> None:
+    def _answer_end(self, scope: str, ending: TreeTermination) -> None:
         answer: ProcessesEnded = {
             "ev": "ended",
-            "what": what,
+            "what": scope,
             "killed": len(ending.signalled),
             "left": [process.row() for process in ending.left],
         }
@@ -200,11 +200,11 @@ class GuardianLoop:
         self._outputs.flush_then(self._send_survivors, within_s=1.0)
 
     def _send_survivors(self) -> None:
-        found = process_tree.below(os.getpid(), process_tree.snapshot())[:_MAX_SURVIVORS]
+        survivors = process_tree.below(os.getpid(), process_tree.snapshot())[:_MAX_SURVIVORS]
         self._send_last(
             {
                 "ev": "survivors",
-                "pids": [{"pid": process_stat.pid, "cmd": process_tree.command_line(process_stat.pid)} for process_stat in found],
+                "pids": [{"pid": process_stat.pid, "cmd": process_tree.command_line(process_stat.pid)} for process_stat in survivors],
             }
         )
         # A survivor's output is read until the survivor ends, and a slow reader still gets everything: both as without us.
@@ -252,7 +252,7 @@ class GuardianLoop:
     def _leave_as_orphan(self, ending: TreeTermination) -> None:
         if not ending.stuck:  # a process that survives KILL may still hold a GPU, and a connection to the other ranks
             self._last_word.say()
-        # only processes that asked to be left alone are left: their output goes on being read
+        # only processes that asked to be left alone are left: their output continues being read
         self._outputs.drain.sync(DrainRequest(self._leave_with_last_word, pass_s=0.4, log_s=0.4, to_the_end=bool(ending.detached)))
 
     def _leave_with_last_word(self, streams: list[OutputStream]) -> None:

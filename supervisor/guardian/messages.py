@@ -1,7 +1,7 @@
 """The packets on the guardian's links: one TypedDict for each, used at both ends.
 
-The supervisor checks what it receives against these types (launch/guardian_client.py, msgspec). The guardian never imports this file:
-`typing` would cost it half a MiB. It answers a request that it cannot read with `refused`.
+The supervisor checks the messages that it receives against these types (launch/guardian_client.py, msgspec). The guardian never imports
+this file: `typing` would cost it half a MiB. It answers a request that it cannot read with `refused`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal, TypedDict
 class SpawnRequest(TypedDict):
     """Start the command of an attempt; answered by spawned or spawn_failed. kind: agent or plain. The rest as in `GuardianClient.spawn`.
 
-    It ends no process, and drops every `end` that is not answered yet: that was meant for what was there before.
+    It ends no process, and drops every `end` that is not answered yet: that was meant for the processes before.
     """
 
     do: Literal["spawn"]

@@ -152,6 +152,6 @@ class Outputs:
         if not directory:
             return None
         stem = "agent" if rank < 0 else f"rank-{rank}"
-        # what is bounded is the rank: a stream that shares it with another gets half
+        # the bound is of the rank: a stream that shares it with another gets half
         limit = self._log_bytes if name == "both" else self._log_bytes // 2
         return LogFile(f"{directory}/{stem}.{'log' if name == 'both' else name}", limit)

@@ -52,7 +52,7 @@ DETACH = b"SUPERVISE_JOB_DETACH=1"
 #: Time that a process gets to vanish after KILL before it is reported as left (uninterruptible sleep, a fork bomb).
 AFTER_KILL_S = 3.0
 #: An environment is read under its process's own memory lock. A process that holds it in uninterruptible sleep does not answer.
-#: The wait for one answer before others are asked beside it, and the wait for all answers of one round.
+#: The wait for one answer before others are asked too, and the wait for all answers of one round.
 SLOW_ANSWER_S = 0.2
 ANSWERS_S = 0.5
 #: The wait for a process that was recorded: on a machine under load a late answer is no sign of uninterruptible sleep.
@@ -91,7 +91,7 @@ class LeftProcess:
 
 
 def send(process: ProcessStat, signum: int) -> bool:
-    """Send a signal to exactly this process; False if it is gone or not ours to signal."""
+    """Send a signal to exactly this process; False if it is gone or the guardian has no right to signal it."""
     try:
         pidfd = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -117,14 +117,14 @@ def send(process: ProcessStat, signum: int) -> bool:
 class TreeTermination:
     """One request to end everything below `root` but `spare`; call `tick` until it answers True.
 
-    signum: what is sent first; KILL follows `grace_s` after the first tick, at once to what is stopped. hard_s: when to give up,
+    signum: the first signal; KILL follows `grace_s` after the first tick, at once to stopped processes. hard_s: when to give up,
     counted from the first tick. top: the root itself, where that is to be ended too. After that, `signalled` holds the processes
     that were, `left` those that remain, `detached` those of them that asked to be left alone, and `stuck` names the others of them.
     given_up: processes that were stuck before: they get KILL again, but are not waited for. detach_requests: shared by all endings
     of one owner.
     """
 
-    def __init__(  # noqa: PLR0913 - four facts of the request, and what is known from earlier ones
+    def __init__(  # noqa: PLR0913 - four facts of the request, and those of earlier ones
         self,
         root: int,
         signum: int,
@@ -313,7 +313,7 @@ def _doubt(environment: list[bytes] | OSError | None, cookie: str) -> str:
 
 # --- the children of the supervisor ---
 
-# one list for the process, as the kernel keeps one of its children: whoever waits for any of them must know those that have an owner
+# one list for the process, as the kernel keeps one of its children: a waiter for any of them must know those that have an owner
 _started: list[subprocess.Popen[Any]] = []
 _starting = threading.Lock()
 
@@ -321,8 +321,8 @@ _starting = threading.Lock()
 def started(start: Callable[[], subprocess.Popen[AnyStr]]) -> subprocess.Popen[AnyStr]:
     """Start a child whose end its owner waits for.
 
-    Whatever in the supervisor starts a child must do so by this. Every other ended child counts as adopted and is reaped here, so that its
-    starter would read exit status 0.
+    Every start of a child in the supervisor must go through this. Every other ended child is treated as adopted and is reaped here, so that
+    its starter would read exit status 0.
     """
     with _starting:
         process = start()
@@ -369,7 +369,7 @@ class Orphans:
         self._seen.update(process.key for process in processes)
 
     def end(self, grace_s: float) -> tuple[LeftProcess, ...]:
-        """End what is the job's among all that descends from this process; return what could not or should not be ended.
+        """End the job's processes among the descendants of this process; return those that it could not or should not end.
 
         Blocks at most grace_s + AFTER_KILL_S.
         """
@@ -381,7 +381,7 @@ class Orphans:
     def _strangers(self, processes: dict[int, ProcessStat]) -> set[int]:
         """Select, among our children, those that are not proven to be the job's; what descends from the others is remembered.
 
-        What we started ourselves, as the reader process, has its own owner.
+        A process that the supervisor itself started, such as the reader, has its own owner.
         """
         with _starting:
             owned = {process.pid for process in _started if process.poll() is None}
@@ -404,7 +404,7 @@ class Orphans:
 
 
 class ProcessRecord:
-    """A process of the job, as it was recorded. `role` is a word for people, which process of ours it was."""
+    """A process of the job, as it was recorded. `role` is a word for people: which process of supervise it was."""
 
     __slots__ = ("boot_id", "cookie", "pid", "role", "start_ticks")
 
@@ -417,9 +417,9 @@ class ProcessRecord:
 
 
 class RecordedEnd:
-    """`ended`: processes that were proven ours and are gone now. `left`: those without proof, or that KILL did not end.
+    """`ended`: processes that were proven to be the job's and are gone now. `left`: those without proof, or that KILL did not end.
 
-    A process whose environment does not answer counts as one that KILL did not end: that happens in uninterruptible sleep only.
+    A process whose environment does not answer is treated as one that KILL did not end: that happens in uninterruptible sleep only.
     """
 
     __slots__ = ("ended", "left")
@@ -464,7 +464,7 @@ def _record_of(line: bytes) -> ProcessRecord | None:
 
 
 def end_recorded(records: Iterable[ProcessRecord], boot_id: str, grace_s: float = 1.0) -> RecordedEnd:
-    """End what is proven ours, by the record of it, and what descends from it; name and leave the rest. boot_id: of this boot.
+    """End the processes that their record proves to be the job's, and their descendants; name and leave the rest. boot_id: of this boot.
 
     Blocks at most grace_s + AFTER_KILL_S, and RECORDED_ANSWER_S for each process that does not answer.
     """
@@ -473,7 +473,7 @@ def end_recorded(records: Iterable[ProcessRecord], boot_id: str, grace_s: float 
     for record in {(record.pid, record.start_ticks): record for record in records}.values():
         process = process_tree.read(record.pid)
         if record.boot_id != boot_id or process is None or process.start_ticks != record.start_ticks or not process.alive:
-            continue  # it has ended; whoever has the pid now is a stranger
+            continue  # it has ended; the process with this pid now is a stranger
         unproven = _unproven(record, process)
         if unproven is not None:
             left.append(unproven)

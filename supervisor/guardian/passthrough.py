@@ -34,7 +34,7 @@ class Passthrough:
         self.closed = False
         self.dropped_bytes = 0
         self.error: str | None = None
-        self.line_unfinished = False  # what was written last has no line end
+        self.line_unfinished = False  # the last write has no line end
         self._on_room = on_room
         self._on_closed = on_closed
         self._on_loss = on_loss
@@ -86,7 +86,7 @@ class Passthrough:
             try:
                 rest = rest[os.write(self.fd, rest) :]
                 self.line_unfinished = not rest and not data.endswith(b"\n")
-            except BlockingIOError:  # whoever opened it made it non-blocking
+            except BlockingIOError:  # its opener made it non-blocking
                 waiting = select.poll()
                 waiting.register(self.fd, select.POLLOUT)
                 waiting.poll(1000)

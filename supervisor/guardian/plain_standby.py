@@ -100,7 +100,7 @@ class PlainStandby:
 
 
 class _Silence:
-    """What a standby's own output goes to while it waits: a CommandOutput without a reader."""
+    """The target of a standby's own output while it waits: a CommandOutput without a reader."""
 
     __slots__ = ("child_fd", "serves")
 

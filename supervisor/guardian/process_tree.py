@@ -60,8 +60,8 @@ def read(pid: int) -> ProcessStat | None:
 
 def snapshot() -> dict[int, ProcessStat]:
     """Read every process of this pid namespace."""
-    found = (read(int(name)) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208 - pathlib is too big for the guardian
-    return {process.pid: process for process in found if process is not None}
+    processes = (read(int(name)) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208 - pathlib is too big for the guardian
+    return {process.pid: process for process in processes if process is not None}
 
 
 def below(root: int, processes: dict[int, ProcessStat], spare: Collection[int] = ()) -> list[ProcessStat]:
@@ -69,7 +69,7 @@ def below(root: int, processes: dict[int, ProcessStat], spare: Collection[int] =
     children: dict[int, list[ProcessStat]] = {}
     for process in processes.values():
         children.setdefault(process.ppid, []).append(process)
-    found = []
+    descendants = []
     frontier = [root]
     while frontier:
         for child in children.get(frontier.pop(), ()):
@@ -77,8 +77,8 @@ def below(root: int, processes: dict[int, ProcessStat], spare: Collection[int] =
                 continue
             frontier.append(child.pid)
             if child.alive:
-                found.append(child)
-    return found
+                descendants.append(child)
+    return descendants
 
 
 def has_only(pids: Collection[int]) -> bool:
@@ -87,14 +87,14 @@ def has_only(pids: Collection[int]) -> bool:
     A child stays in that list until it is reaped. So if the caller alone reaps, nothing is missed.
     """
     me = f"/proc/{os.getpid()}/task"
-    found: set[int] = set()
+    children: set[int] = set()
     try:
         for thread in os.listdir(me):  # noqa: PTH208 - pathlib is too big for the guardian
             with open(f"{me}/{thread}/children", "rb") as file:  # noqa: PTH123
-                found.update(map(int, file.read().split()))
+                children.update(map(int, file.read().split()))
     except OSError:  # a thread that has just ended too: the caller looks another way
         return False
-    return found.issubset(pids)
+    return children.issubset(pids)
 
 
 def environment(pid: int) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Packets on the guardian's links (messages.py): one JSON object each, with file descriptors beside it, over AF_UNIX SOCK_SEQPACKET.
+"""Packets on the guardian's links (messages.py): one JSON object each, with its file descriptors, over AF_UNIX SOCK_SEQPACKET.
 
 A packet that would exceed PACKET_BYTES (a spawn with a large environment) travels in a memfd, sent as the packet's first descriptor. A
 malformed packet raises ValueError, and its descriptors are closed.

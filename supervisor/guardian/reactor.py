@@ -1,4 +1,4 @@
-"""The main thread's event loop: `selectors` for descriptors, and beside it timers and tasks from other threads.
+"""The main thread's event loop: `selectors` for descriptors, with timers and tasks from other threads.
 
 A handler must not block, because that would delay the answer to the supervisor's death.
 """

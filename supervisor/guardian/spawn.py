@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Outlet(Protocol):
-        """What a child's descriptors `serves` are copies of."""
+        """The descriptors of which a child's `serves` are copies."""
 
         child_fd: int
         serves: tuple[int, ...]
@@ -67,14 +67,14 @@ class CommandOutput:
 
 def same_file(fd: int, other: int) -> bool:
     """Return whether two descriptors are one open file or terminal, as after 2>&1."""
-    one, another = os.fstat(fd), os.fstat(other)
-    return (one.st_dev, one.st_ino) == (another.st_dev, another.st_ino)
+    status, another = os.fstat(fd), os.fstat(other)
+    return (status.st_dev, status.st_ino) == (another.st_dev, another.st_ino)
 
 
 def open_outlets(*, ptys: bool) -> list[CommandOutput]:
     """Open what a child writes to: one outlet for both where our own stdout and stderr are one file, so that order is kept.
 
-    `ptys`: where ours is a terminal the child gets one too, so that progress bars and pdb are as without us.
+    `ptys`: where the supervisor has a terminal the child gets one too, so that progress bars and pdb are as without us.
     """
     plan = [("both", (1, 2))] if same_file(1, 2) else [("out", (1,)), ("err", (2,))]
     return [CommandOutput(name, serves, pty=ptys and os.isatty(serves[0])) for name, serves in plan]

@@ -1,6 +1,6 @@
 """Starts standbys and hands ranks over to them: the parent's side of instrument/_supervise_shim/standby.py.
 
-Used by whoever will be the rank's parent (the agent, or the guardian for a plain command), on its main thread. A standby that died, hangs,
+Used by the rank's future parent (the agent, or the guardian for a plain command), on its main thread. A standby that died, hangs,
 is stopped or refuses costs a cold start and nothing else: each way out of `hand_over` but True leaves no process behind.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PREPARING, READY, REFUSED, GONE = "preparing", "ready", "refused", "gone"
 VARIABLE = "SUPERVISE_JOB_STANDBY"
-#: What every attempt gets anew, and no library reads while it is imported.
+#: Variables that every attempt gets anew, and that no library reads while it is imported.
 RENEWED = frozenset(
     {
         "MASTER_ADDR",
@@ -45,13 +45,13 @@ RENEWED = frozenset(
 )
 KILLED_S = 0.5
 _PACKET = 4096
-#: What a process inherits beside its environment. A change of these means that a cold rank would start with other ones.
+#: State that a process inherits beside its environment. A change of these means that a cold rank would start with other ones.
 _STATUS = ("Umask:", "Uid:", "Gid:", "Groups:", "SigBlk:", "SigIgn:", "CapEff:", "CapBnd:", "NoNewPrivs:", "Seccomp:", "Cpus_allowed:")
 _INHERITED = ("limits", "cgroup", "oom_score_adj")
 
 
 class StartFacts:
-    """What a standby was started with.
+    """The command and the environment of a standby.
 
     `renewed`: variables that may change: RENEWED, and those that its imports may read and did not (MAY_CHANGE in the shim's standby.py).
     """
@@ -79,13 +79,13 @@ def refusal(at_start: StartFacts, argv: Sequence[str], env: Mapping[str, str], c
 
 def inherited() -> dict[str, str]:
     """Return what a child of the calling thread inherits, by name, as /proc words it."""
-    found = {name: _read(name) for name in _INHERITED}
+    values = {name: _read(name) for name in _INHERITED}
     for line in _read("status").splitlines():
         name, _, value = line.partition("\t")
         if name in _STATUS:
-            found[name] = value
-    found["nice"] = str(os.getpriority(os.PRIO_PROCESS, 0))
-    return found
+            values[name] = value
+    values["nice"] = str(os.getpriority(os.PRIO_PROCESS, 0))
+    return values
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

@@ -1,4 +1,4 @@
-"""The standbys of one attempt, by local rank: started by whoever will be the ranks' parent, used once, or dropped.
+"""The standbys of one attempt, by local rank: started by the ranks' future parent, used once, or dropped.
 
 The torchrun agent has one for each of its ranks, and the guardian has one for a plain command. Standard library only, and one thread: a
 child is tied to the thread that starts it (PDEATHSIG).
@@ -31,7 +31,7 @@ class StandbySet:
 
     @property
     def pids(self) -> set[int]:
-        """The pids of those that were not seen to end."""
+        """The pids of those without a known end."""
         return {standby.pid for standby in self._standbys.values()}
 
     def prepare(self, attempt: int, starts: Mapping[int, Callable[[], Standby]]) -> None:

@@ -57,7 +57,7 @@ class OutputStream:
 
 
 class DrainRequest:
-    """A request: read what is there now, then `done` is called (in the drain's thread) with the streams.
+    """A request: read all bytes of now, then `done` is called (in the drain's thread) with the streams.
 
     It waits at most `pass_s` for our stdout and stderr and `log_s` for the disk to have taken everything, and with `to_the_end`
     for as long as any process holds a stream open.
@@ -170,7 +170,7 @@ class Drain:
             resized()
 
     def _turn(self, stream: OutputStream, *, greedy: bool) -> None:
-        """Read one stream until it is empty, at a line end, or had its turn. `greedy`: also past a slow reader of ours."""
+        """Read one stream until it is empty, at a line end, or had its turn. `greedy`: also past a slow reader of our output."""
         total = 0
         while total < TURN_BYTES:
             if not greedy and _blocked(stream):

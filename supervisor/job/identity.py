@@ -30,7 +30,7 @@ from supervisor.guardian import process_tree
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-SHM = Path("/dev/shm")  # noqa: S108  checked below: a directory of ours, and no symbolic link
+SHM = Path("/dev/shm")  # noqa: S108  checked below: a directory of this user, and no symbolic link
 #: Heartbeats and stacks of a large node need about as much; a full /dev/shm is no place for them.
 _SHM_NEEDED_BYTES = 1 << 20
 #: The page of the newest look at ranks that stood still: in an attempt's directory, and where `look_path` keeps it.
@@ -216,7 +216,7 @@ def state_root(node_state: Path) -> Path:
 
 def is_drill(node_state: Path) -> bool:
     """Return whether a job is that of a drill, by the directory of its files."""
-    return any(part.startswith(DRILL_PREFIX) for part in node_state.parts)
+    return any(segment.startswith(DRILL_PREFIX) for segment in node_state.parts)
 
 
 def job_files(node_state: Path) -> Path:
@@ -245,8 +245,8 @@ def make_node_state(state_dir: str, cwd: Path, job: str, node: str) -> Path:
     root = cwd / state_dir
     # a group may share the root. Each directory below belongs to one user; every start checks that
     _make(root, owners={0, os.geteuid()}, others=stat.S_IWOTH)
-    for part in (root / job, root / job / "nodes", root / job / "nodes" / node):
-        _make(part, owners={os.geteuid()})
+    for directory in (root / job, root / job / "nodes", root / job / "nodes" / node):
+        _make(directory, owners={os.geteuid()})
     path = node_state(state_dir, cwd, job, node)
     probe = path / f".writable-{os.getpid()}"
     try:
@@ -275,7 +275,7 @@ def job_dir_path(state: Path, shm: Path = SHM) -> Path:
 
 
 def make_job_dir(state: Path, shm: Path = SHM) -> Path:
-    """Make the directory for the files of the running job, in memory if possible, else in `state`. Mode 0700, ours alone.
+    """Make the directory for the files of the running job, in memory if possible, else in `state`. Mode 0700, this user's alone.
 
     Its name depends on the state directory's identity: it is the same after a restart, and differs in a container that shares
     /dev/shm. Another user's directory of that name, or a link, is left alone. Raises SuperviseError (78) if neither place will do.

@@ -37,7 +37,7 @@ class Job(Struct, frozen=True):
         return identity.attempt_dir(self.scratch, attempt)
 
     def log_dir(self, attempt: int) -> str:
-        """Return where the attempt's output is kept. The guardian makes it, and goes on without it if the disk fails."""
+        """Return where the attempt's output is kept. The guardian makes it, and continues without it if the disk fails."""
         return str(self.state / "attempts" / f"{attempt:04d}")
 
     def incident_dir(self, number: int) -> Path:

@@ -26,7 +26,7 @@ def second_text(t: float) -> str:
 
 
 def zoned_text(t: float) -> str:
-    """Return the local day and second with the zone, for what is read elsewhere: `2026-09-21 14:13:20 +0200`."""
+    """Return the local day and second with the zone, for a text that is read elsewhere: `2026-09-21 14:13:20 +0200`."""
     return local(t).strftime("%Y-%m-%d %H:%M:%S %z")
 
 

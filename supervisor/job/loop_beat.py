@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FILE_NAME: Final = "alive"
-#: A loop that does not turn for so long is dead; it turns five times a second.
+#: A loop that does not turn for this long is dead; it turns five times a second.
 BELIEVED_S: Final = 30.0
 #: Before the loop turns, a start may wait for imports and for the state directory.
 START_S: Final = 600.0
@@ -31,7 +31,7 @@ _LONGEST_ROOT: Final = 400
 
 
 class SeenLoop(Struct, frozen=True):
-    """What the file of a loop says. until_s: monotonic seconds. ready: its ranks train, or run and cannot be seen to.
+    """The content of a loop's file. until_s: monotonic seconds. ready: its ranks train, or run and cannot be seen to.
 
     root: the state directory of the job, "": not known.
     """
@@ -54,7 +54,7 @@ class SeenLoop(Struct, frozen=True):
 
 
 class LoopBeat:
-    """Writes the file of one run's loop. What cannot be written is left out: the job goes on."""
+    """Writes the file of one run's loop. A failed write is left out: the job continues."""
 
     def __init__(self, scratch: Path, job: str, root: str = "") -> None:
         me = this_process()

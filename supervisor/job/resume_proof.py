@@ -41,7 +41,7 @@ _TESTS: Final = "`supervise drill resume` tests it in about a minute"
 
 
 class ProvenCommand(Struct, frozen=True):
-    """What a proof holds for."""
+    """The subject of a proof."""
 
     command: str
     script: str
@@ -66,7 +66,7 @@ def subject_of(settings: Settings, command: Sequence[str], command_digest: str, 
 def _digest_of_texts(command: Sequence[str], cwd: Path) -> str:
     """Return the SHA-256 of the script and of the scripts and configurations that the command names, in turn."""
     script = programs.locate(command, os.environ.get("PATH"))
-    named = [part for word in command for part in (word, word.partition("=")[2]) if part.endswith(_TEXT_SUFFIXES)]
+    named = [text for word in command for text in (word, word.partition("=")[2]) if text.endswith(_TEXT_SUFFIXES)]
     digest = hashlib.sha256()
     for name in dict.fromkeys((*((script.target,) if script.kind == "file" else ()), *named)):
         try:

@@ -69,7 +69,7 @@ class Notifier:
         self._send("STOPPING=1", _status(status))
 
     def extend_timeout(self, seconds: float) -> None:
-        """Ask for this long from now before the present start or stop counts as hung; to be repeated before it is over."""
+        """Ask for this long from now before the present start or stop is treated as hung; to be repeated before it is over."""
         self._send(f"EXTEND_TIMEOUT_USEC={max(1, int(seconds * _US))}")
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class Notifier:
 
     def _send(self, *assignments: str) -> None:
         if self._socket is not None and self._address is not None:
-            # EAGAIN if systemd does not read, ENOENT if it is gone: the job goes on
+            # EAGAIN if systemd does not read, ENOENT if it is gone: the job continues
             with contextlib.suppress(OSError):
                 self._socket.sendto("\n".join(assignments).encode("utf-8", "replace"), self._address)
 

@@ -46,52 +46,47 @@ class OtherFormatError(SuperviseError):
         )
 
 
-#: A clock on the wall that is so near to `t` is not written beside it.
+#: A wall clock this near to `t` is not written again.
 SAME_CLOCK_S = 1.0
 _OPEN = b'{"crc":"'
 _FRAME = re.compile(rb'\{"crc":"([0-9a-f]{8})","len":([0-9]{1,10}),"rec":')
 
 
 class Header(Struct, frozen=True):
-    """What the file is. `version` is that of the format."""
+    """The kind of the file. `version` is that of the format."""
 
-    job: str
-    node: str
-    version: str = VERSION
+    job: str  # its name
+    node: str  # its name
+    version: str = VERSION  # of the format
 
 
 class RunBegan(Struct, frozen=True):
-    """A supervisor took the job over. pid, start_ticks (field 22 of /proc/PID/stat) and boot_id name it for as long as it lives.
+    """A supervisor took the job over."""
 
-    `scratch` is the directory in memory where its attempts' heartbeats are. `incidents_before` is set where a new run begins: how many
-    incidents the job had before it. `invocation`, `cwd`: supervise's own command line, and where it was typed.
-    """
-
-    run_id: str
-    command: tuple[str, ...] = ()
-    command_digest: str = ""
-    supervise: str = ""
-    pid: int = 0
-    start_ticks: int = 0
-    boot_id: str = ""
-    scratch: str = ""
-    continues: bool = False
-    incidents_before: int | None = None
-    invocation: tuple[str, ...] = ()
-    cwd: str = ""
+    run_id: str  # the run's id
+    command: tuple[str, ...] = ()  # values of secret-like flags are digests
+    command_digest: str = ""  # of the command itself
+    supervise: str = ""  # its version
+    pid: int = 0  # of the supervisor
+    start_ticks: int = 0  # field 22 of /proc/PID/stat; with `pid` and `boot_id` it names the process
+    boot_id: str = ""  # of the machine
+    scratch: str = ""  # the directory in memory where the heartbeats of its attempts are
+    continues: bool = False  # it goes on with the run
+    incidents_before: int | None = None  # where a new run begins: how many incidents the job had before it
+    invocation: tuple[str, ...] = ()  # supervise's own command line, secrets as in `command`
+    cwd: str = ""  # where it was typed
 
 
 class EventTaken(Struct, frozen=True, omit_defaults=True):
-    """One event and what `decide` made of it. What equals its default is left out, in the values below too."""
+    """One event and the result of `decide`. A default value is left out, in the values below too."""
 
-    event: str  # name of its class
-    data: dict[str, Any]  # its fields
+    event: str  # name of a class in `supervisor/core/events.py`
+    data: dict[str, Any]  # its fields; `t` is that of the record, `attempt` that of the body unless it says another
     attempt: int = 0  # of the state after it
     stage: str = ""  # of the state after it
-    # the fields of the state after it that changed (state_json.merge); None: those of a report of progress (state_json.progressed)
-    state: dict[str, Any] | None = None
+    state: dict[str, Any] | None = None  # the fields of the state after it that changed; null: those that a report of progress changes
     whole: bool = False  # `state` has all fields that differ from those of a fresh state
-    actions: tuple[tuple[str, dict[str, Any]], ...] = ()  # name and fields of each
+    actions: tuple[tuple[str, dict[str, Any]], ...] = ()  # a list of `[name, fields]` from `supervisor/core/actions.py`
 
     @property
     def is_short(self) -> bool:
@@ -106,8 +101,8 @@ class EventTaken(Struct, frozen=True, omit_defaults=True):
 class RunEnded(Struct, frozen=True):
     """The run is over."""
 
-    exit_code: int
-    reason: str = ""
+    exit_code: int  # of the run
+    reason: str = ""  # why it ended
 
 
 #: The name of the note on a restore from a mirror before the first attempt.
@@ -124,9 +119,9 @@ STANDBYS = "standbys"
 class Note(Struct, frozen=True):
     """A fact beside the events. `data` holds JSON values."""
 
-    name: str
-    text: str = ""
-    data: dict[str, Any] = field(default_factory=dict)
+    name: str  # one of the notes below
+    text: str = ""  # a sentence
+    data: dict[str, Any] = field(default_factory=dict)  # JSON values
 
 
 #: That of a note on where the time went until an attempt's first step (report/start_times.py): `data` is StartTimes.
@@ -134,17 +129,13 @@ START_TIMES = "start_times"
 
 
 class StartTimes(Struct, frozen=True):
-    """Where the time of one start of the ranks went. after: launch, failure or membership.
+    """Where the time of one start of the ranks went."""
 
-    parts: seconds by name, in order; a part that is not known is missing. They add up to total_s. trained: they reach to the first
-    training step.
-    """
-
-    attempt: int
-    after: str
-    total_s: float
-    parts: dict[str, float] = field(default_factory=dict)
-    trained: bool = True
+    attempt: int  # which
+    after: str  # launch, failure or membership
+    total_s: float  # the sum of the parts
+    parts: dict[str, float] = field(default_factory=dict)  # seconds by name, in order; a part that is not known is missing
+    trained: bool = True  # they reach to the first training step
 
 
 #: The name of the note with the last line of a run (report/last_line.py): `data` has path and step of its newest verified checkpoint.
@@ -152,13 +143,13 @@ SUMMARY = "summary"
 
 
 class ViewTaken(Struct, frozen=True):
-    """What the records up to here say of the job (supervisor/view/snapshot.py): nothing new, and all that a reader needs of them."""
+    """The view of the job after the records up to here (supervisor/view/snapshot.py): nothing new, and all that a reader needs of them."""
 
-    version: int  # of the view's fields
-    before: int  # number of the record of the view before it, to which its lists and its state are added; 0: they are whole
-    full: bool  # the state is whole, and the last incident is in it: once a day
-    view: msgspec.Raw  # the view without its long lists; of the state what changed
-    lists: msgspec.Raw  # what was added to the lists
+    version: int  # of the view
+    before: int  # the number of the view from which the lists go on; 0: all of them are in this one
+    full: bool  # the state is whole, with the last incident: once a day; else what changed since the view before
+    view: msgspec.Raw  # the job as it stands
+    lists: msgspec.Raw  # what was added since to the lists that grow: incidents, spans of time, samples of the pace, saves, meetings
 
 
 Body = Header | RunBegan | EventTaken | RunEnded | Note | ViewTaken
@@ -171,7 +162,7 @@ class Record(Struct, frozen=True):
 
     seq: int
     t: float
-    wall: str  # UTC as the clock on the wall said; "": as `t`
+    wall: str  # UTC of the wall clock; "": as `t`
     kind: str
     body: Body | None
 
@@ -214,7 +205,7 @@ def event_taken(  # noqa: PLR0913 (a record's fields)
 ) -> EventTaken:
     """Return the record of an event: its fields and those of the actions, each under the name of its class.
 
-    What the nodes of an attempt reported stands in the journal of each: of a thousand nodes it would be one record of many MiB.
+    The report of each node of an attempt is in its own journal: of a thousand nodes it would be one record of many MiB.
     """
     event = replace(event, reports=()) if isinstance(event, events.ReportsGathered) else event
     acts = tuple((type(action).__name__, lean(action)) for action in taken)
@@ -276,7 +267,7 @@ def decode(rec: bytes) -> Record | None:
 
 
 def _complete(taken: EventTaken, t: float) -> None:
-    """Add what stands beside the fields of an event and not among them."""
+    """Add the keys that are no field of an event."""
     taken.data.setdefault("t", t)
     taken.data.setdefault("attempt", taken.attempt)
 
@@ -332,7 +323,7 @@ def scan(path: Path, position: JournalPosition | None = None) -> Iterator[Record
 def frames(path: Path, *, position: JournalPosition | None = None) -> Iterator[bytes | Damage]:
     """Yield the bytes of each record that checks, and the damage between them. Reads as it goes: memory is that of one line.
 
-    `position`: as in `scan`; it is behind the line of what was yielded last.
+    `position`: as in `scan`; it is behind the line of the last yielded record.
     """
     position = position or JournalPosition()
     try:

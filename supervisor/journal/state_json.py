@@ -1,4 +1,4 @@
-"""The state as JSON in the journal: what of it changed, and what it becomes by that. Pure."""
+"""The state as JSON in the journal: its changes, and the state after them. Pure."""
 
 from __future__ import annotations
 

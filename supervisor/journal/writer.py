@@ -4,7 +4,7 @@ The caller never sees a failure. A full, slow or hung disk leaves the records in
 `recovered` when all is on the disk. Nothing raises.
 
 There are two threads, because one that is stuck in a write cannot report that: the writer owns the file, the notifier calls the listener,
-in order and never under the lock. What both and the caller share is `_Shared`, under one condition.
+in order and never under the lock. The data that both and the caller share is `_Shared`, under one condition.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 ANSWER_DEADLINE_S = 5.0
 RETRY_FIRST_S = 0.1
 RETRY_CAP_S = 5.0
-#: What waits in memory while the disk does not take it; what need not be durable gets half of it.
+#: The bytes that wait in memory while the disk does not take them; records that need not be durable get half of it.
 PENDING_CAP_BYTES = 32 << 20
 #: One write, so that a disk with little room left still takes something.
 BATCH_BYTES = 1 << 20
@@ -69,7 +69,7 @@ def _shortened(taken: EventTaken, before: JobState) -> EventTaken:
 
 
 class Listener(Protocol):
-    """Who is notified of the journal's condition. Called from the journal's thread: put it into a queue and return."""
+    """The listener for the journal's condition. Called from the journal's thread: put it into a queue and return."""
 
     def journal_synced(self, seq: int) -> None:
         """Every record up to `seq` is durable."""
@@ -85,7 +85,7 @@ class Listener(Protocol):
 
 
 class ViewKeeper(Protocol):
-    """What makes the views of a journal that stand among its records (supervisor/view/keeping.py)."""
+    """The maker of the views among the records of a journal (supervisor/view/keeping.py)."""
 
     def take(self, line: bytes) -> None:
         """Take the line of a record."""
@@ -122,7 +122,7 @@ class _Pending(Struct, frozen=True):
 
 
 class _Shared(Struct):
-    """What caller, writer and notifier share, under `Journal._changed`."""
+    """The data that caller, writer and notifier share, under `Journal._changed`."""
 
     next_seq: int
     waiting: deque[_Pending] = field(default_factory=deque)  # the oldest first; it stays here until it is written
@@ -166,7 +166,7 @@ class Journal:
     def record(self, event: Event, actions: tuple[Action, ...], state: JobState, *, durable: bool) -> int:
         """Take a decision: the event, what `decide` answered, and the state after it.
 
-        The state is written whole beside what is decided about a failure and where the record before it was lost; else what changed of it.
+        The state is written whole with a decision about a failure and where the record before it was lost; else only its changes.
         """
         with self._changed:
             whole = self._recorded is None or any(isinstance(action, ReportDecision) for action in actions)
@@ -315,7 +315,7 @@ class Journal:
                 call()
 
     def _next_calls(self) -> list[Callable[[], None]]:
-        """Return what is to be reported, waiting for it and watching the clock; nothing at all when the writer has ended."""
+        """Return the next report, waiting for it and watching the clock; nothing at all when the writer has ended."""
         shared = self._shared
         with self._changed:
             while not shared.calls and not shared.through:

@@ -7,9 +7,9 @@ A binding is one of
     Flag         --batch-size 32 | --batch-size=32 | -b 32 | -b32; of several the last counts, as argparse has it; absent: appended
     Pair         --set batch=32: a flag whose value is a template; absent together with its flag: both are appended
     Override     trainer.batch_size=32, +trainer.batch_size=32: Hydra's words; absent: behind the last override
-    Placeholder  {batch_size} anywhere in the command, which is a template of ours then
+    Placeholder  {batch_size} anywhere in the command, which is then a template
     Env          a variable: no word of the command
-    Shares       the plan of unequal GPUs, in a variable of ours: no word of the command
+    Shares       the plan of unequal GPUs, in a variable of supervise: no word of the command
     FileKey      a key in a file that the command names by a word or a flag of its own: the word is set to the path of a copy
 Words behind a `--` belong to the script: they are neither read nor changed, and new words go in front of it.
 A word is a value if it does not begin with "-" or is a negative number: only the script's own parser knows more.
@@ -39,9 +39,9 @@ SWITCHES = frozenset({"activation_checkpointing", "cpu_offload", "mixed_precisio
 ON = "on"
 #: A grad_accum that counts so is the global batch, which a plan shares out over unequal GPUs (uneven.py).
 PLANNED = "planned"
-#: `Knob.counts` of a flag that a row of the user's writes without a value (row_flags.py); its value is ON where it stands in the command.
+#: `Knob.counts` of a flag that a row of the user's writes without a value (row_flags.py); its value is ON where it is in the command.
 ALONE = "alone"
-#: What a knob's number may count; the first is the default.
+#: The units of a knob's number; the first is the default.
 COUNTS = {"batch_size": ("gpu", "global"), "grad_accum": ("rank", "world", "derived", PLANNED)}
 
 #: The variables from which a script may read a knob's value.
@@ -61,14 +61,14 @@ _SHORT = len("-b")
 
 
 class Flag(Struct, frozen=True):
-    """`names` are one flag's spellings, the first of which is written where none stands. joined: written as --flag=value then."""
+    """`names` are one flag's spellings, the first of which is written where none is present. joined: written as --flag=value then."""
 
     names: tuple[str, ...]
     joined: bool = False
 
 
 class Pair(Struct, frozen=True):
-    """A flag whose value holds more than the knob's: `template` has {} where the knob's value stands."""
+    """A flag whose value holds more than the knob's: `template` has {} at the place of the knob's value."""
 
     flag: str
     template: str
@@ -204,7 +204,7 @@ def abbreviated(argv: Sequence[str], flag: Flag) -> str | None:
 
 
 def has_flag(argv: Sequence[str], name: str) -> bool:
-    """Return whether the flag stands anywhere, with any value or none."""
+    """Return whether the flag is anywhere, with any value or none."""
     return _last(argv, Flag((name,))) is not None
 
 
@@ -225,7 +225,7 @@ def _is_value(word: str) -> bool:
 
 
 def _hits(argv: Sequence[str], flag: Flag) -> Iterator[_Hit]:
-    """Yield every place where the flag stands."""
+    """Yield every place of the flag."""
     i, end = 0, _end(argv)
     while i < end:
         word = argv[i]
@@ -271,7 +271,7 @@ def _inserted(words: list[str], at: int, *new: str) -> list[str]:
 
 def _last_pair(argv: Sequence[str], pair: Pair) -> tuple[int, int, str] | None:
     """Return the word that the template matches, where the match begins in it, and the knob's value; of several the last."""
-    before, after = (re.escape(part) for part in pair.template.split("{}"))
+    before, after = (re.escape(side) for side in pair.template.split("{}"))
     form = re.compile(f"{before}(.*){after}", re.DOTALL)
     last, end = None, _end(argv)
     for hit in _hits(argv, Flag((pair.flag,))):

@@ -1,7 +1,7 @@
 """Reads or sets keys in the text of a configuration file; every other value of the file stays as it is.
 
 The libraries of each form do both: json, ruamel.yaml in its round-trip form (it keeps tags, anchors and how a value is written, so that
-`no` or `1e-4` mean to every reader what they meant before), and tomlkit. What they wrote is read again: a text in which another value than
+`no` or `1e-4` mean to every reader what they meant before), and tomlkit. The written text is read again: a text in which another value than
 the wanted ones differs is refused. Layout may differ, and in JSON the first of two equal keys goes: the last counts for every reader.
 ruamel.yaml and tomlkit are imported where such a file is read or edited and nowhere else; the extra `files` brings them
 (docs/guides/knobs.md).
@@ -43,12 +43,12 @@ class EditError(Exception):
 def value_at(text: str, form: str, key: str) -> str | None:
     """Return the value at `key`; None: there is none, or null. Raises EditError for a map or a list."""
     node: Any = _plain(text, form) if form == "toml" else _tree(text, form)
-    for part in key.split("."):
+    for name in key.split("."):
         if not isinstance(node, dict):
             raise EditError(f"{key} runs through something that has no keys")
-        if part not in node:
+        if name not in node:
             return None
-        node = node[part]
+        node = node[name]
     if isinstance(node, dict | list):
         raise EditError(f"{key} is no single value")
     if form == "yaml" and type(node) is str:
@@ -106,11 +106,11 @@ def require_writable(path: str, text: str, key: str, value: str) -> None:
     """Try to write the key of a file's text, so that a failure shows at start and not at an attempt. Raises EditError."""
     form = bindings.FORMS[Path(path).suffix]
     if value_at(with_key(text, form, key, value), form, key) != value:
-        raise EditError(f"what is written at {key} is not what is read from it")
+        raise EditError(f"a written value of {key} reads back as another one")
 
 
 def key_in(path: str, text: str, key: str) -> str | None:
-    """Return what stands at the key of a file's text. Raises EditError."""
+    """Return the value at the key of a file's text. Raises EditError."""
     return value_at(text, bindings.FORMS[Path(path).suffix], key)
 
 
@@ -140,12 +140,12 @@ def _put(document: dict[str, Any], form: str, key: str, value: str | None) -> No
     """Set the value at the key, or take it away; tables on the way to it are made."""
     *parents, leaf = key.split(".")
     node: Any = document
-    for part in parents:
-        if value is None and part not in node:
+    for name in parents:
+        if value is None and name not in node:
             return
-        if node.get(part) is None and (part not in node or form == "yaml"):
-            node[part] = importlib.import_module("tomlkit").table() if form == "toml" else {}
-        node = node[part]
+        if node.get(name) is None and (name not in node or form == "yaml"):
+            node[name] = importlib.import_module("tomlkit").table() if form == "toml" else {}
+        node = node[name]
         if not isinstance(node, dict):
             raise EditError(f"{key} runs through something that has no keys")
     if value is None:
@@ -222,7 +222,7 @@ def _plain(text: str, form: str) -> Any:  # noqa: ANN401  whatever the form hold
     try:
         return values(_round_trip().compose(text))
     except RecursionError as error:
-        raise EditError("an alias in it stands for what holds it") from error
+        raise EditError("an alias in it refers to its own parent") from error
 
 
 def _written(value: str, tag: str) -> str:

@@ -36,7 +36,7 @@ _PLAN = "plan:"
 _GPU = re.compile(r"(\d+(?:\.\d+)?)(?:@(\d+(?:\.\d+)?))?")
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
-#: Variables of ours, of the launcher and of the system: another value there breaks the job.
+#: Variables of supervise, of the launcher and of the system: another value there breaks the job.
 _RESERVED = re.compile(
     r"SUPERVISE_\w+|TORCHELASTIC_\w+|((LOCAL|GROUP|ROLE|NODE)_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|CUDA_VISIBLE_DEVICES"
     r"|PYTHON(PATH|HOME|STARTUP)|PATH|HOME|LD_\w+"

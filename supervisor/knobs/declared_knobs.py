@@ -1,6 +1,6 @@
 """Finds the value of each declared knob in the command, a file or the environment.
 
-An impossible declaration ends the start: SuperviseError 78, or 64 if it stands on the command line.
+An impossible declaration ends the start: SuperviseError 78, or 64 if it is on the command line.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _bind(knob: KnobDeclaration, argv: Sequence[str], environ: Mapping[str, str]
     if knob.name in bindings.SWITCHES or knob.name not in bindings.LEAST or knob.counts == "derived":
         value = value or ""  # a global batch that the program divides may be unknown
     elif not value:
-        where = "stands there without a value" if lone else "is not in the command"
+        where = "is there without a value" if lone else "is not in the command"
         raise ValueError(f"its value is not known: {bindings.describe(place, '')} {where}, and none is given")
     elif not declaration.is_value(knob.name, value):
         raise _DeclarationError(
@@ -100,10 +100,10 @@ def _require_place(knob: KnobDeclaration, argv: Sequence[str]) -> None:
     """Raise ValueError for a place that cannot be written without harm."""
     place = knob.binding
     if isinstance(place, Placeholder) and not any(bindings.placeholder(place.name).search(word) for word in argv):
-        raise ValueError(f"{{{place.name}}} stands nowhere in the script's arguments")
+        raise ValueError(f"{{{place.name}}} is nowhere in the script's arguments")
     if isinstance(place, Pair) and bindings.read(argv, place) is None and bindings.has_flag(argv, place.flag):
         # only the script knows whether a second one adds to the first or replaces it
-        raise ValueError(f"{place.flag} stands in the command without {place.template.replace('{}', '…')}: write it there, with its value")
+        raise ValueError(f"{place.flag} is in the command without {place.template.replace('{}', '…')}: write it there, with its value")
     flag = place if isinstance(place, Flag) else place.file if isinstance(place, FileKey) and isinstance(place.file, Flag) else None
     short = bindings.abbreviated(argv, flag) if flag else None
     if flag and short and not any(name.startswith(f"{short}.") for name in flag.names):  # --data beside --data.batch_size is a flag itself

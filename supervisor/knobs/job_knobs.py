@@ -2,7 +2,7 @@
 
 declaration.py parses one declaration, declared_knobs.py finds the declared knobs' values, program_knobs.py the knobs of a recognised
 program, row_flags.py the flags that the user's rows name, model_parallel.py how many ranks share a copy of the model, resume.py how the
-script gets its checkpoint, likely.py the options that would enable what is missing. knob_set.py holds the result and sets values.
+script gets its checkpoint, likely.py the options that would enable missing ones. knob_set.py holds the result and sets values.
 """
 
 from __future__ import annotations
@@ -63,6 +63,6 @@ def find(settings: Settings, command: Sequence[str], environ: Mapping[str, str],
 
 
 def _place_in_order(bound: BoundKnob) -> int:
-    """Return where a knob stands among the job's: the flags of the user's rows, which have no name of ours, behind all others."""
+    """Return a knob's place among the job's: the flags of the user's rows, which have no knob's name, behind all others."""
     name = bound.knob.name
     return bindings.NAMES.index(name) if name in bindings.NAMES else len(bindings.NAMES)

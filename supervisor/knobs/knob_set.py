@@ -99,7 +99,7 @@ class KnobSet(Struct, frozen=True):
         return (*(bound.knob for bound in self.bound), *(way.knob for way in self.resume))
 
     def resume_way(self, by: str) -> ResumeWay | None:
-        """Return how a script gets what it resumes from by the knob of `by` (Knob.by); None where no knob is its."""
+        """Return how a script gets its checkpoint by the knob of `by` (Knob.by); None where no knob is its."""
         return next((way for way in self.resume if way.knob.by == by), None)
 
     @property
@@ -191,7 +191,7 @@ class KnobSet(Struct, frozen=True):
         return argv
 
     def _set_variable(self, bound: BoundKnob, value: str | None, environment: dict[str, str]) -> None:
-        """Set the variable of ours from which a script may read its batch."""
+        """Set supervise's variable from which a script may read its batch."""
         current = bound.knob.value if value is None else value
         if current and bound.knob.name in bindings.VARIABLES and bound.knob.counts not in {"derived", bindings.PLANNED}:
             environment[bindings.VARIABLES[bound.knob.name]] = current
@@ -201,10 +201,10 @@ class KnobSet(Struct, frozen=True):
         if name not in _ALLOCATOR:
             return {name: value}
         name = next((known for known in _ALLOCATOR if self.environ.get(known)), name)
-        users = [part for part in self.environ.get(name, "").split(",") if part]
-        added = [part for part in value.split(",") if part]
-        new = {part.partition(":")[0].strip() for part in added}
-        return {name: ",".join([*(part for part in users if part.partition(":")[0].strip() not in new), *added])}
+        users = [pair for pair in self.environ.get(name, "").split(",") if pair]
+        added = [pair for pair in value.split(",") if pair]
+        new = {pair.partition(":")[0].strip() for pair in added}
+        return {name: ",".join([*(pair for pair in users if pair.partition(":")[0].strip() not in new), *added])}
 
     def _copies(
         self, argv: list[str], edits: Mapping[FileKey, str], texts: Mapping[str, str], directory: Path, world_size: int | None

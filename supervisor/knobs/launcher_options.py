@@ -89,7 +89,7 @@ def _given(args: Sequence[str], flags: Collection[str], short: dict[str, str]) -
 
 
 def _width(word: str, flags: Collection[str]) -> int:
-    """Return how many words an option takes with its value; 0 for a word that is none: the script's, or `--`."""
+    """Return how many words an option takes with its value; 0 for another word: the script's, or `--`."""
     if word == "--" or not word.startswith("-") or word == "-":
         return 0
     is_joined = not word.startswith("--") and len(word) > len("-t")  # -t3, -r0:1

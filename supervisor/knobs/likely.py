@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from supervisor.knobs.script_analysis import ScriptText
 
-#: What scripts call a knob's flag, without its dashes, in lower case and with "-" for "_"; the clearest name first.
+#: The usual names of a knob's flag, without its dashes, in lower case and with "-" for "_"; the clearest name first.
 FLAGS: Mapping[str, tuple[str, ...]] = {
     "batch_size": (
         *("micro-batch-size", "per-device-train-batch-size", "per-gpu-train-batch-size", "local-batch-size", "train-batch-size"),
@@ -35,7 +35,7 @@ FLAGS: Mapping[str, tuple[str, ...]] = {
     "skip_window": ("skip-window",),
     "group_timeout": ("group-timeout", "process-group-timeout", "dist-timeout", "ddp-timeout", "nccl-timeout"),
 }
-#: What scripts call the flag that takes the checkpoint to resume from, likewise; and the switch with which they look for it themselves.
+#: The usual names of the flag that takes the checkpoint to resume from, likewise; and the switch with which they look for it themselves.
 RESUME_FLAGS = (
     *("resume-from-checkpoint", "resume-from", "resume-checkpoint", "resume-ckpt", "resume-path", "resume-file", "resume"),
     *("restore-from", "restore-path", "restore", "load-checkpoint", "load-ckpt"),
@@ -65,9 +65,9 @@ def _resume_option(argv: Sequence[str], text: ScriptText) -> str:
 
 
 def _of_command(argv: Sequence[str], name: str) -> str:
-    """Return the declaration of the flag, or of Hydra's word, that stands in the command with a value that the knob can have."""
+    """Return the declaration of the flag, or of Hydra's word, that is in the command with a value that the knob can have."""
     if name in SWITCHES:
-        return ""  # what stands there is on already
+        return ""  # a present option is on already
     places = [(rank, place) for word in argv for rank, place in _places(word, name)]
     known = [(rank, place) for rank, place in places if declaration.is_value(name, bindings.read(argv, place) or "")]
     if not known:

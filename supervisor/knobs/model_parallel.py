@@ -1,7 +1,7 @@
 """Finds how many ranks hold one copy of the model together: by --model-parallel, else by the flags of a recognised program.
 
 The flags of programs.toml are factors: tensor, pipeline and context (or sequence) parallelism multiply. Expert parallelism is no factor:
-it borrows the ranks of the others. FSDP and HSDP are data parallelism. What only the script's text shows counts at once, unlike a knob:
+it borrows the ranks of the others. FSDP and HSDP are data parallelism. A fact of the script's text alone counts at once, unlike a knob:
 nothing is set by it.
 """
 

@@ -1,6 +1,6 @@
 """Identifies what an attempt is about to run, cheaply: so that a start that fails is not taken for a program that was changed.
 
-Three digests: the command's words, the Python files beside the script with the script's own content, and what is installed for the
+Three digests: the command's words, the Python files beside the script with the script's own content, and the packages installed for the
 interpreter that the command names. Of packages the names of their installations count, which have the versions in them and are equal on all
 nodes, where times are not. A part that cannot be read now is left out.
 """
@@ -38,13 +38,13 @@ def measure(command: Sequence[str], cwd: Path, environ: Mapping[str, str]) -> tu
 
 def _digest(parts: Iterable[bytes]) -> str:
     digest = hashlib.sha256()
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little") + part)
+    for content in parts:
+        digest.update(len(content).to_bytes(8, "little") + content)
     return digest.hexdigest()[:16]
 
 
 def _script(script: programs.Script, cwd: Path) -> str:
-    """Return the digest of a script's content, and of the names, sizes and times of the modules beside it."""
+    """Return the digest of a script's content, and of the names, sizes and times of the modules next to it."""
     if script.kind != "file":
         return ""
     path = cwd / script.target

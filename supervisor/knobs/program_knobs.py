@@ -1,6 +1,6 @@
 """The knobs that a recognised program's own flags enable, without a declaration.
 
-A knob is enabled only if its value is sure: its flag stands in the command or in a file that the command names, or its default is known.
+A knob is enabled only if its value is sure: its flag is in the command or in a file that the command names, or its default is known.
 It is unavailable if the script sets it itself, if its flag may be abbreviated, or if another flag changes its meaning. Batch size and
 accumulation are enabled together or not at all: one without the other cannot keep the global batch.
 """
@@ -170,7 +170,7 @@ def _given(lookup: Lookup, program: Program, row: KnobRow) -> tuple[str | None, 
     if len({flag.names for _, flag in on_line + in_file}) > 1:
         raise NotEnabledError(" and ".join(flag.names[0] for _, flag in on_line + in_file) + " are both given")
     if on_line and in_file:
-        raise NotEnabledError(f"{on_line[0][1].names[0]} stands in the command and in a file that it names", "leave it out of the file")
+        raise NotEnabledError(f"{on_line[0][1].names[0]} is in the command and in a file that it names", "leave it out of the file")
     return next(iter(on_line + in_file), (None, flags[0]))
 
 

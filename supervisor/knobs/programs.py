@@ -1,7 +1,7 @@
 """Recognises which well-known program a command runs: by `knobs.program`, its module, or what the script's text imports and calls.
 
-A flag's name alone never identifies a program. What only the text shows is a plan: its knobs are used once a rank was seen to train with
-that program (supervisor/instrument). A script that cannot be read is not recognised.
+A flag's name alone never identifies a program. A program known by its text alone is a plan: its knobs are used once a rank was seen to
+train with that program (supervisor/instrument). A script that cannot be read is not recognised.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TABLE = Path(__file__).with_name("programs.toml")
 
 
 class KnobRow(Struct, frozen=True):
-    """One knob of a program. flags: spellings of one flag; places: flags of which at most one stands. See the head of programs.toml."""
+    """One knob of a program. flags: spellings of one flag; places: flags of which at most one is present. See the head of programs.toml."""
 
     flags: tuple[str, ...] = ()
     places: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class KnobRow(Struct, frozen=True):
 
 
 class ResumeRow(Struct, frozen=True):
-    """How a program resumes. args: what is appended; "": it finds its checkpoint by itself. See the head of programs.toml."""
+    """How a program resumes. args: the appended words; "": it finds its checkpoint by itself. See the head of programs.toml."""
 
     args: str = ""
     also: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ShimMode = Literal["rank", "launcher"]
 
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)*)?[dt]?")
-# -m and -c end CPython's options and take what is joined to them (-ummod); before them stand letters other than -W and -X, which would
+# -m and -c end CPython's options and take the text joined to them (-ummod); before them are letters other than -W and -X, which would
 # have taken the rest of the word as their value.
 _ENDS = re.compile(r"-(?P<before>[^-mcWX]*)(?P<how>[mc])(?P<rest>.*)", re.DOTALL)
 _WANTS_A_VALUE = re.compile(r"-[^-mcWX]*[WX]|--check-hash-based-pycs")
@@ -71,7 +71,7 @@ def shim_mode(command: Sequence[str]) -> ShimMode:
     """Return "rank" if the command is the training process itself, "launcher" if it starts training processes.
 
     A launcher's shim leaves the launcher alone and instruments the processes that have a RANK. A command that is not known to be a rank
-    counts as a launcher: an instrumented launcher would claim rank 0's slot.
+    is treated as a launcher: an instrumented launcher would claim rank 0's slot.
     """
     python = split_python(command)
     if python is None:

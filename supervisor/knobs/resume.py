@@ -63,7 +63,7 @@ def declared_way(settings: Settings) -> ResumeWay | None:
     knob = settings.knobs.resume
     if knob.kind is None:
         return None
-    args = " ".join(part for part in (knob.args, knob.switch) if part)
+    args = " ".join(words for words in (knob.args, knob.switch) if words)
     return ResumeWay(Knob(RESUME, "", args, counts=knob.kind), args)
 
 
@@ -81,7 +81,7 @@ def _bind(program: Program, row: ResumeRow, lookup: Lookup) -> ResumeWay:
         return _way(program, f"{flag.names[0]} {given}", ResumeKind.ITSELF)
     if given is not None or in_file is not None:
         where = "the command" if given is not None else "a file that the command names"
-        raise NotEnabledError(f"{flag.names[0]} stands in {where}, which decides", "leave it out there")
+        raise NotEnabledError(f"{flag.names[0]} is in {where}, which decides", "leave it out there")
     if (word := bindings.abbreviated(lookup.argv, flag)) is not None:
         raise NotEnabledError(f"{word} may be short for {flag.names[0]}", f"write {flag.names[0]} in full")
     _require_shown(program, row, lookup)
@@ -90,13 +90,13 @@ def _bind(program: Program, row: ResumeRow, lookup: Lookup) -> ResumeWay:
     if value and any(word in value for word in _PLACEHOLDERS):
         raise NotEnabledError(f"{row.value_of} {value} holds a placeholder of --resume-args")
     if "--" in lookup.argv:
-        raise NotEnabledError("an option behind `--` is none", "leave `--` out")
+        raise NotEnabledError("an option behind `--` has no effect", "leave `--` out")
     args = row.args.replace("{value}", shlex.quote(value)) if value else row.args
     return replace(_way(program, args, ResumeKind.PATH if "{resume}" in args else ResumeKind.SWITCH), args=args, files=row.files)
 
 
 def _require_shown(program: Program, row: ResumeRow, lookup: Lookup) -> None:
-    """Raise NotEnabledError unless the text of the script, and its command, show that the program would use what is appended."""
+    """Raise NotEnabledError unless the text of the script, and its command, show that the program would use the appended words."""
     if program.file_alone and len(lookup.argv) == 1 and lookup.argv[0].endswith(tuple(bindings.FORMS)):
         raise NotEnabledError(
             f"beside another argument the script would not read {lookup.argv[0]}", f"write all of {lookup.argv[0]} as flags"

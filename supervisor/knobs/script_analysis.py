@@ -1,4 +1,4 @@
-"""Reads a training script without running it: what it imports and uses, what it sets, what its defaults are.
+"""Reads a training script without running it: its imports and calls, its settings, its defaults.
 
 The text is parsed, never executed. It does not show what happens at run time (an import by name, a setattr), so an absent name proves
 nothing. A text that is no Python gives an empty result.

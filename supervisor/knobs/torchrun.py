@@ -59,7 +59,7 @@ def recognise(command: Sequence[str], *, path: str | None = None) -> Torchrun | 
 
 
 def launcher(command: Torchrun | None) -> Launcher:
-    """Return how the ranks of a command are run: by our agent, by stock torchrun if its interpreter is unknown, or as it stands."""
+    """Return how the ranks of a command are run: by our agent, by stock torchrun if its interpreter is unknown, or as it is."""
     if command is None:
         return Launcher.PLAIN
     return Launcher.STOCK if command.interpreter is None else Launcher.ELASTIC
@@ -120,7 +120,7 @@ def _is_option(word: str, option: str) -> bool:
 
 
 def figure(text: str) -> int:
-    """Return the number of a launcher's option, 0 where it is none in figures."""
+    """Return the number of a launcher's option, 0 where it is not in figures."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else 0
 
 
@@ -174,7 +174,7 @@ def agent_argv(  # noqa: PLR0913  one for each of the agent's options
 
 
 def stock_argv(command: Torchrun, nproc: int | None = None) -> list[str]:
-    """Return the user's command with --max-restarts=0 as torchrun's last own option: restarts are ours, each with a new torchrun.
+    """Return the user's command with --max-restarts=0 as torchrun's last own option: supervise restarts, each time with a new torchrun.
 
     nproc: ranks of this node; None: as in the user's command. If it is given twice, argparse takes the last.
     """

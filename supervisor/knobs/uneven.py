@@ -72,13 +72,13 @@ def share(asked: Batch, gpus: Sequence[RankGpu], *, drift: bool = False) -> Unev
 
 
 def explained(plan: UnevenPlan, gpus: Sequence[RankGpu]) -> str:
-    """Return the plan in words, with what it gains over equal shares."""
+    """Return the plan in words, with its gain over equal shares."""
     speeds = ", ".join(f"{gpu.speed:g}" for gpu in gpus)
-    part = _step_time(plan, gpus) * len(gpus) * min(gpu.speed for gpu in gpus) / plan.total
+    share = _step_time(plan, gpus) * len(gpus) * min(gpu.speed for gpu in gpus) / plan.total
     each = "1 micro-batch" if plan.accumulation == 1 else f"{plan.accumulation} micro-batches"
     return (
         f"the global batch is shared by the speeds {speeds}: {plan}; every rank makes the same optimizer steps, each of {each}, and a step"
-        f" takes {part:.0%} of the time of equal shares"
+        f" takes {share:.0%} of the time of equal shares"
     )
 
 

@@ -44,7 +44,7 @@ class AgentLink:
                     self._drains = True
 
     def close(self) -> None:
-        """Close the link; what was not sent is lost. Wakes whoever reads from it or writes to it, which close alone would not."""
+        """Close the link; unsent messages are lost. Wakes its readers and writers, which close alone would not."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()

@@ -1,6 +1,6 @@
 """torchrun's agent, started before most of supervise is imported: it imports torch meanwhile, which takes a second.
 
-It has no attempt yet, and runs nothing of the user's before its first order. The guardian keeps what it prints until the first attempt
+It has no attempt yet, and runs nothing of the user's before its first order. The guardian keeps its output until the first attempt
 names a log folder. If the run ends before that, `close` kills the guardian, and the agent goes with it (PDEATHSIG).
 """
 
@@ -95,7 +95,7 @@ def agent_argv(settings: Settings, command: Torchrun | None) -> list[str] | None
 
 
 def agent_environment(job: Job) -> dict[str, str]:
-    """Return the agent's environment. What an attempt's ranks find beside it comes with the attempt."""
+    """Return the agent's environment. Further variables of an attempt's ranks come with the attempt."""
     environ = job_environment(job.environ)
     environ |= {"SUPERVISE_JOB_COOKIE": job.cookie, "SUPERVISE_JOB_DIR": str(job.scratch)}
     environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")

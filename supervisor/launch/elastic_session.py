@@ -85,7 +85,7 @@ _NAMED = 3
 class ElasticSession:
     """Runs our agent by `argv` (knobs/torchrun.py), in which {link_fd} and {output_fd} stand for its two descriptors.
 
-    `script_args`: what stands behind the script in the user's command, the only part of it that an attempt may change. `early`: an
+    `script_args`: the words behind the script in the user's command, the only part of it that an attempt may change. `early`: an
     agent that runs already.
     """
 
@@ -171,9 +171,9 @@ class ElasticSession:
             self._context.guardian().log_dir(attempt, self._context.job.log_dir(attempt))
             self._go()
 
-    def refuse(self, attempt: int, text: str, who: str) -> None:
+    def refuse(self, attempt: int, text: str, origin: str) -> None:
         """See Session."""
-        self._ending.refused(attempt, text, who)
+        self._ending.refused(attempt, text, origin)
 
     def stop(self, action: StopRanks) -> None:
         """See Session."""
@@ -376,14 +376,14 @@ class ElasticSession:
         job, guardian, log_dir = self._context.job, self._context.guardian(), self._context.job.log_dir(attempt)
         early, self._early = self._early, None
         if early is not None and early.guardian is guardian:
-            ours = early.link
+            own_end = early.link
             guardian.log_dir(attempt, log_dir)
         else:
-            ours, theirs = socket.socketpair()
+            own_end, theirs = socket.socketpair()
             with theirs:
                 env, fds = agent_environment(job), [theirs.fileno()]
                 guardian.spawn(attempt=attempt, kind="agent", argv=self._argv, env=env, cwd=str(job.cwd), log_dir=log_dir, fds=fds)
-        self._link, self._at_end, self._is_ready, self._finished = AgentLink(ours), False, False, False
+        self._link, self._at_end, self._is_ready, self._finished = AgentLink(own_end), False, False, False
         self._read_soon(self._link)
 
     def _read_soon(self, link: AgentLink) -> None:
@@ -456,7 +456,7 @@ class ElasticSession:
 
 
 def decode(line: bytes) -> AgentMessage:
-    """Return the message in one line of the link. Raises msgspec.DecodeError where it is none, or a field has another type."""
+    """Return the message in one line of the link. Raises msgspec.DecodeError for any other message."""
     try:
         row = json.loads(line)  # msgspec's decoder refuses lone surrogates, which stand for a name that is not UTF-8
         kind = MESSAGES[row.pop("ev")]

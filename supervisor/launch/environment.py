@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 INSTRUMENT_DIR = Path(__file__).resolve().parent.parent / "instrument"
 
 RESUME, STEP = "{resume}", "{step}"
-#: What is between us and an alert sink, or a predecessor's word to its ranks.
+#: Variables between the supervisor and an alert sink, or from a predecessor to its ranks.
 _NOT_FOR_THE_JOB = ("SUPERVISE_ALERTS_", "SUPERVISE_JOB_")
 #: Without it @hydra.main prints a shortened traceback and calls sys.exit(1): the exception reaches no hook, and Python prints none.
 _HYDRA = "HYDRA_FULL_ERROR"
@@ -45,7 +45,7 @@ class ResumeHandover(Struct, frozen=True):
 
 
 def job_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment that the job would have had without us: ours less what is between others and us."""
+    """Return the environment that the job would have had without supervise: the supervisor's own, less its private variables."""
     return {key: value for key, value in strip(environ).items() if not key.startswith(_NOT_FOR_THE_JOB)}
 
 
@@ -63,7 +63,7 @@ def attempt_variables(job: Job, action: BeginAttempt, applied: AttemptCommand, s
 
     own_torch: they run the torch that is installed beside us.
     """
-    ours = {
+    own_variables = {
         "SUPERVISE_JOB_RUN": job.run_id,
         "SUPERVISE_JOB_ATTEMPT": str(action.attempt),
         "SUPERVISE_JOB_REASON": action.reason,
@@ -77,7 +77,7 @@ def attempt_variables(job: Job, action: BeginAttempt, applied: AttemptCommand, s
     torch = _torch_version() if action.trace and own_torch else ""
     traces = tracing.variables(job.environ, job.log_dir(action.attempt), torch) if action.trace else {}
     changed = {**gpus, **traces, **hydra, **applied.environment}
-    return changed | ours | instrumentation({**job.environ, **changed}, shim)
+    return changed | own_variables | instrumentation({**job.environ, **changed}, shim)
 
 
 def _torch_version() -> str:
@@ -95,15 +95,15 @@ def resume_handover(
 ) -> ResumeHandover:
     """Return how the script gets `resume` by `way` (KnobSet.resume_way); with nothing to resume nothing is added.
 
-    `command` is the user's own. It is a template of ours only where checkpoints are declared and `{resume}` stands in it: elsewhere
+    `command` is the user's own. It is a template only where checkpoints are declared and `{resume}` is in it: elsewhere
     `{step}` is the script's own (a file name's template, say). A variable of the user's keeps its value while there is nothing to resume.
     """
-    ours = bool(settings.checkpoints.paths) and any(RESUME in word for word in command)
+    is_placed = bool(settings.checkpoints.paths) and any(RESUME in word for word in command)
     if resume is None:
         nothing = ("SUPERVISE_JOB_RESUME_FROM", "SUPERVISE_JOB_RESUME_STEP")
-        return ResumeHandover({}, nothing, (), {RESUME: "", STEP: ""} if ours else {})
+        return ResumeHandover({}, nothing, (), {RESUME: "", STEP: ""} if is_placed else {})
     step = "" if resume.step is None else str(resume.step)
     words = {RESUME: resume.path, STEP: step}
     variables = {"SUPERVISE_JOB_RESUME_FROM": resume.path, "SUPERVISE_JOB_RESUME_STEP": step}
     arguments = [] if way is None else [filled(word, words) for word in shlex.split(way.args)]
-    return ResumeHandover(variables, (), tuple(arguments), words if ours else {})
+    return ResumeHandover(variables, (), tuple(arguments), words if is_placed else {})

@@ -37,7 +37,7 @@ NO_HELLO = f"it sent no hello within {HELLO_WITHIN_S:g} s"
 START_TRIES = 3  # a kill from outside, for example by the OOM killer, may come before its hello
 TERM = int(signal.SIGTERM)
 PROGRAM = Path(__file__).parent.parent / "guardian"
-#: Python itself ignores these two from its first moment; what it found before can no longer be read.
+#: Python itself ignores these two from its first moment; the earlier setting can no longer be read.
 _PYTHONS_OWN = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
 
 
@@ -129,7 +129,7 @@ class GuardianClient:
         """Start the command of an attempt; answered by spawned or spawn_failed.
 
         kind: plain, or agent: then fds[0] is the agent's end of its link, and "{link_fd}" and "{output_fd}" in argv become its
-        descriptors. The caller keeps (and closes) its fds. env: the complete environment. show: pass its output through to ours.
+        descriptors. The caller keeps (and closes) its fds. env: the complete environment. show: pass its output through.
         """
         request: SpawnRequest = {
             "do": "spawn",
@@ -177,7 +177,7 @@ class GuardianClient:
         return self._ended.is_set()
 
     def kill(self) -> None:
-        """End a guardian that does not answer; what it runs goes with it, or is swept."""
+        """End a guardian that does not answer; its children end with it, or are swept."""
         with contextlib.suppress(OSError):
             self._process.kill()
 
@@ -185,9 +185,9 @@ class GuardianClient:
         """Signal the command, or ("all") every process that is proven to descend from the guardian."""
         self._request({"do": "signal", "signum": int(signum), "to": to})
 
-    def end(self, what: str, *, grace_s: float, signum: int = TERM) -> None:
+    def end(self, scope: str, *, grace_s: float, signum: int = TERM) -> None:
         """End orphans (all but the command and what descends from it), the command (all but a standby) or all; answered by ended."""
-        self._request({"do": "end", "what": what, "grace_s": grace_s, "signum": int(signum)})
+        self._request({"do": "end", "what": scope, "grace_s": grace_s, "signum": int(signum)})
 
     def tails(self, request_id: int, attempt: int | None = None) -> None:
         """Ask for the last output of each stream, of one attempt or of the last two; answered by one tails event of this id."""
@@ -237,7 +237,7 @@ class GuardianClient:
     def _read(self) -> None:
         try:
             self._receive()
-        finally:  # a failure of ours in there counts as the guardian's end: without its events we are of no use
+        finally:  # a failure in there is treated as the guardian's end: without its events the client is of no use
             self._link_ended()
 
     def _receive(self) -> None:
@@ -307,12 +307,12 @@ def _become_subreaper() -> None:
 
 
 def _inheritable_fds() -> list[int]:
-    found = []
+    fds = []
     for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - numbers; psutil lists regular files only
         with contextlib.suppress(OSError):  # the descriptor of the listing itself
             if fd > 2 and os.get_inheritable(fd):  # noqa: PLR2004 - stderr
-                found.append(fd)
-    return found
+                fds.append(fd)
+    return fds
 
 
 def _no_start(cause: str) -> SuperviseError:

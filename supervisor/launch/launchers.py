@@ -1,7 +1,7 @@
-"""What a launcher's command asks of this node: how many ranks, and which GPUs it names for them (torchrun, accelerate, DeepSpeed, srun).
+"""The request of a launcher's command to this node: its number of ranks, and their GPUs (torchrun, accelerate, DeepSpeed, srun).
 
 Read as each launcher reads it: torch/distributed/run.py, accelerate 1.15 (commands/launch.py, utils/launch.py) and DeepSpeed 0.18
-(launcher/runner.py, launcher/launch.py). What starts its ranks by itself (torch.multiprocessing, a shell's script) says nothing.
+(launcher/runner.py, launcher/launch.py). A program that starts its ranks by itself (torch.multiprocessing, a shell's script) says nothing.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class PlannedRanks(Struct, frozen=True):
     """The ranks that a command starts on this node.
 
     ranks: None is one for each GPU that is visible, 0 is unknown. how: the words that say so, "" where it is the launcher's default.
-    option: what stands before the number of ranks where a person writes it. nodes: over which that number counts.
+    option: the words before the number of ranks where a person writes it. nodes: over which that number counts.
     devices: the list of GPUs that the launcher makes visible (ALL: each), None where it leaves CUDA_VISIBLE_DEVICES as it is; place: what
-    stands before that list where a person writes it. excluded: numbers of GPUs that it leaves out. needs_several: it starts one rank alone
+    is before that list where a person writes it. excluded: numbers of GPUs that it leaves out. needs_several: it starts one rank alone
     where one GPU is visible. binds: it puts its ranks on CPUs by itself. problem: why its configuration could not be read.
     """
 
@@ -158,7 +158,7 @@ class _Unreadable(Exception):  # noqa: N818  (it is caught where it is raised)
 def _accelerate_file(given: str, environ: Mapping[str, str], cwd: Path) -> Path:
     """Return the configuration that accelerate reads, whether it is there or not."""
     if given:
-        return cwd / os.path.expanduser(given)  # noqa: PTH111  (Path's raises for a user who is not there)
+        return cwd / os.path.expanduser(given)  # noqa: PTH111  (Path's raises for an unknown user)
     cache = Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "/")) / ".cache")
     return Path(environ.get("HF_HOME") or cache / "huggingface") / "accelerate" / "default_config.yaml"
 
@@ -230,8 +230,8 @@ def _hostfile(file: Path) -> dict[str, int]:
 
 def _slots_of(text: str, host: str) -> tuple[str, ...] | None:
     """Return the slots of this host in a filter such as worker-0@worker-1:0,2: () is all of them, None: it is not named."""
-    for part in text.split("@"):
-        name, _, slots = part.partition(":")
+    for entry in text.split("@"):
+        name, _, slots = entry.partition(":")
         if name and name == host:
             return tuple(slot.strip() for slot in slots.split(",") if slot.strip())
     return None

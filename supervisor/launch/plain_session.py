@@ -1,7 +1,7 @@
-"""Any command that is not torchrun's, and stock torchrun where its agent cannot be subclassed: a child that is started once per attempt.
+"""Runs any command except torchrun, and stock torchrun where supervise cannot subclass its agent: one child for each attempt.
 
-The command counts as rank 0. Whatever ranks it starts by itself (accelerate, deepspeed, torchrun) say hello through their heartbeats and
-leave their own error files; how they end is evidence (launched_ranks.py), and the command's end alone ends the attempt: a launcher may
+The command is treated as rank 0. Ranks that it starts by itself (accelerate, deepspeed, torchrun) say hello through their heartbeats
+and leave their own error files; how they end is evidence (launched_ranks.py), and the command's end alone ends the attempt: a launcher may
 start a rank again. launch/session.py lists the calls and their events.
 """
 
@@ -42,8 +42,8 @@ class PlainSession:
         self._shim = shim
         self._ending = AttemptEnding(context)
         self._pid: int | None = None
-        self._may_run = False  # the command was asked for, and neither failed to start nor ended
-        self._started: tuple[list[str], dict[str, str]] | None = None  # what the attempt was started with
+        self._may_run = False  # the command was requested, and has neither failed to start nor ended
+        self._started: tuple[list[str], dict[str, str]] | None = None  # the command and the environment of the attempt
 
     @property
     def facts(self) -> tuple[Evidence, ...]:
@@ -56,11 +56,11 @@ class PlainSession:
         return {}
 
     def gather(self, action: GatherNodes) -> None:
-        """A plain command meets nobody: the core asks it of torchrun's agent only."""
+        """A plain command meets no other node: the core asks this of torchrun's agent only."""
         self.refuse(action.attempt, "nodes can meet under torchrun's agent only", "the start of the attempt")
 
     def publish_coordinator(self, attempt: int, port: int, key: str) -> None:
-        """A plain command meets nobody."""
+        """A plain command meets no other node."""
 
     def renumber(self, attempt: int, number: int) -> None:
         """As above."""
@@ -90,13 +90,13 @@ class PlainSession:
             log_dir=context.job.log_dir(action.attempt),
         )
 
-    def refuse(self, attempt: int, text: str, who: str) -> None:
+    def refuse(self, attempt: int, text: str, origin: str) -> None:
         """See Session."""
         self._pid, self._may_run = None, False
-        self._ending.refused(attempt, text, who)
+        self._ending.refused(attempt, text, origin)
 
     def stop(self, action: StopRanks) -> None:
-        """See Session. A person's signal goes to the command alone, also before the guardian reported it: it ends its loaders itself."""
+        """See Session. A person's signal goes to the command alone, also before the guardian reported it: the command ends its loaders."""
         if action.why == "failure":
             self._ending.kill("command", "failed", action.grace_s)
             return
@@ -164,7 +164,7 @@ class PlainSession:
             self._context.loop.post(AttemptStarted(self._context.loop.clock.now(), attempt, (rank,), 1))
         elif message["ev"] == "spawn_failed":
             self._not_spawned(message["text"])
-        elif message["ev"] == "exited" and message["pid"] == self._pid:  # not the agent's that was tried before us, in the same attempt
+        elif message["ev"] == "exited" and message["pid"] == self._pid:  # not an earlier agent of the same attempt
             self._exited(message)
 
     def _not_spawned(self, text: str) -> None:
@@ -187,7 +187,7 @@ class PlainSession:
             self._ending.kill("all", "stopped", self._ending.left_grace_s(self._context.job.settings.stop.grace_s))
         elif message["code"] == 0 and loop.clock.at_monotonic_ns(message["at_ns"]) < (loop.state.attempt.over_t or math.inf):
             self._context.look_at_ranks(lambda hidden: self._left_well(attempt, hidden))
-        elif message["code"] != 0:  # a script that saves when it gets our TERM may leave with 0 too: that is no success
+        elif message["code"] != 0:  # a script that saves on the supervisor's TERM may leave with 0 too: that is no success
             death = RankExit(0, pid, message["at_ns"], message["code"], message["signal"], message["core_dumped"])
             self._ending.rank_died(death)
             loop.post(RankExited(loop.clock.now(), attempt, death))

@@ -43,15 +43,15 @@ NOWHERE: Final = Rendezvous()
 def of(command: Sequence[str], environ: Mapping[str, str], hostname: str = "") -> Rendezvous:
     """Return where the ranks of a command meet. hostname: this host's, by default its own."""
     here = hostname or socket.gethostname()
-    found = torchrun.recognise(command, path=environ.get("PATH"))
-    return _of_ranks(environ, here) if found is None else _of_torchrun(found, environ, here)
+    arguments = torchrun.recognise(command, path=environ.get("PATH"))
+    return _of_ranks(environ, here) if arguments is None else _of_torchrun(arguments, environ, here)
 
 
 def is_of_several_nodes(command: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Return whether ranks of other nodes are to find this one, as torchrun's options, the ranks' variables or Slurm's say."""
-    found = torchrun.recognise(command, path=environ.get("PATH"))
-    if found is not None:
-        return torchrun.most_nodes(found, environ) > 1 and not torchrun.is_standalone(found, environ)
+    arguments = torchrun.recognise(command, path=environ.get("PATH"))
+    if arguments is not None:
+        return torchrun.most_nodes(arguments, environ) > 1 and not torchrun.is_standalone(arguments, environ)
     ranks, local_ranks = _number(environ.get("WORLD_SIZE", "")), _number(environ.get("LOCAL_WORLD_SIZE", ""))
     if ranks and local_ranks:
         return ranks > local_ranks
@@ -61,7 +61,7 @@ def is_of_several_nodes(command: Sequence[str], environ: Mapping[str, str]) -> b
 def require_usable(command: Sequence[str], environ: Mapping[str, str]) -> None:
     """Raise SuperviseError (78) where ranks find an address in their environment that can never be one.
 
-    torch asks for it as it stands until its time-out, and all that it reports then is that nobody answered. torchrun's own options may
+    torch asks for it as it is until its time-out, and all that it reports then is that nobody answered. torchrun's own options may
     have blanks and brackets, and a shell's script may take them away.
     """
     if shim_mode(command) != "rank" or not ({"RANK", "WORLD_SIZE"} & environ.keys()) or torchrun.recognise(command) is not None:
@@ -80,11 +80,11 @@ def require_usable(command: Sequence[str], environ: Mapping[str, str]) -> None:
 
 def endpoint(command: Sequence[str], environ: Mapping[str, str]) -> tuple[str, int] | None:
     """Return host and port where ranks or agents look for each other; None where the command leaves that open."""
-    found = torchrun.recognise(command, path=environ.get("PATH"))
-    if found is None:
+    arguments = torchrun.recognise(command, path=environ.get("PATH"))
+    if arguments is None:
         host, port = environ.get("MASTER_ADDR", ""), _number(environ.get("MASTER_PORT", ""))
     else:
-        place = _endpoint_of_torchrun(found, environ)
+        place = _endpoint_of_torchrun(arguments, environ)
         if place is None:
             return None
         host, port = place

@@ -1,4 +1,4 @@
-"""What the executor needs of a session, which runs the attempts of one command, and what all kinds of sessions share.
+"""The interface of a session, which runs the attempts of one command, and the common part of all kinds of sessions.
 
 A session runs on the loop's thread only, so it has no lock. It answers with events; a missing command or a dead agent is an event too. The
 processes themselves are the guardian's. Every attempt ends in one order: its ranks are gone, the guardian ends what else descends from
@@ -59,7 +59,7 @@ class DecidingLoop(Protocol):
 
 
 class StandbyListener(Protocol):
-    """Who orders standbys, as a session sees it (supervisor/run/standbys.py)."""
+    """The owner of standbys, as a session sees it (supervisor/run/standbys.py)."""
 
     def reported(self, attempt: int, pids: Sequence[int], *, ready: int, private_kib: int, why: str) -> None:
         """Take the state of the standbys: all that live, how many are ready, and why one was refused."""
@@ -71,7 +71,7 @@ class StandbyListener(Protocol):
 
 
 class NodesListener(Protocol):
-    """Who speaks with the other nodes, as a session sees it (supervisor/run/job_nodes.py)."""
+    """The link to the other nodes, as a session sees it (supervisor/run/job_nodes.py)."""
 
     @property
     def returning(self) -> int:
@@ -92,7 +92,7 @@ class SessionContext(Struct, frozen=True):
 
     guardian: returns the living one. last_sample: posts the progress that was made until now, before a rank's end is posted. ended: called
     when no rank is left. fall_back: replaces this session where torch does not fit. note: logs facts that decide nothing. left: takes what
-    the guardian could not or should not end, with the attempt's number. standbys: takes what is reported of standbys. nodes: takes what
+    the guardian could not or should not end, with the attempt's number. standbys: takes the reports of standbys. nodes: takes what
     the agent reports of the nodes. look_at_ranks: reads what the ranks of a command that left with 0 show, and calls back, on the
     loop's thread, with the failure that the command hid; with nothing where none is known.
     """
@@ -115,12 +115,12 @@ class Session(Protocol):
 
     @property
     def facts(self) -> tuple[Evidence, ...]:
-        """What the launcher itself reported about the current attempt's end."""
+        """The launcher's own report about the current attempt's end."""
         ...
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """What the launcher reported of the ranks' interpreter: versions of python, torch, CUDA and NCCL. Empty: nothing."""
+        """The launcher's report of the ranks' interpreter: versions of python, torch, CUDA and NCCL. Empty: nothing."""
         ...
 
     def gather(self, action: GatherNodes) -> None:
@@ -146,7 +146,7 @@ class Session(Protocol):
         """
         ...
 
-    def refuse(self, attempt: int, text: str, who: str) -> None:
+    def refuse(self, attempt: int, text: str, origin: str) -> None:
         """Begin nothing: `who` failed, for the reason `text`. Answered by LauncherExited."""
         ...
 
@@ -172,7 +172,7 @@ class Session(Protocol):
         ...
 
     def leave(self, exit_code: int, *, for_all: bool) -> None:
-        """Have the launcher go, whose ranks are gone; the guardian ends it where it does not. for_all: no node of the job goes on."""
+        """Have the launcher go, whose ranks are gone; the guardian ends it where it does not. for_all: no node of the job continues."""
         ...
 
     def on_guardian(self, message: GuardianEvent) -> None:
@@ -184,7 +184,7 @@ class Session(Protocol):
         ...
 
 
-#: What ends as soon as it gets TERM needs less.
+#: A process that ends at once on TERM needs less.
 LEAST_GRACE_S = 1.0
 
 
@@ -215,27 +215,27 @@ class AttemptEnding(Struct):
         left_s = grace_s if self.kill_t is None else self.kill_t - self.context.loop.clock.now()
         return min(grace_s, max(left_s, LEAST_GRACE_S))
 
-    def kill(self, what: str, outcome: str, grace_s: float, signum: int = 15) -> None:
+    def kill(self, scope: str, outcome: str, grace_s: float, signum: int = 15) -> None:
         """Have the guardian end `what` (orphans, command or all); `outcome` is posted when it has. A second order hurries the first."""
         self.outcome = self.outcome or outcome
-        self.kill_scope = "all" if self.kill_scope == "all" else what
+        self.kill_scope = "all" if self.kill_scope == "all" else scope
         self.context.guardian().end(self.kill_scope, grace_s=grace_s, signum=signum)
 
-    def launcher_died(self, code: int | None, signum: int | None, who: str) -> None:
+    def launcher_died(self, code: int | None, signum: int | None, origin: str) -> None:
         """Keep, as evidence, how what runs the ranks ended."""
         name, text = ("signal", str(signum)) if signum is not None else ("exit_code", str(code))
         self.facts.append(Evidence("launcher", name, text, t=self.context.loop.clock.now()))
-        self.facts.append(Evidence("launcher", "who", who))
+        self.facts.append(Evidence("launcher", "who", origin))
 
     def not_spawned(self, text: str) -> None:
         """Keep, as evidence, why what runs the ranks could not be started."""
         self.facts.append(Evidence("launcher", "exception", f"OSError: {text}", t=self.context.loop.clock.now()))
 
-    def refused(self, attempt: int, text: str, who: str = "the making of the attempt's command") -> None:
+    def refused(self, attempt: int, text: str, origin: str = "the making of the attempt's command") -> None:
         """Report, as the launcher's end, that the attempt cannot be started."""
         self.start(attempt)
         now = self.context.loop.clock.now()
-        self.facts.append(Evidence("launcher", "who", who))
+        self.facts.append(Evidence("launcher", "who", origin))
         self.facts.append(Evidence("launcher", "exception", text, t=now))
         self.context.loop.post(LauncherExited(now, attempt, "command", code=1))
 
@@ -245,9 +245,9 @@ class AttemptEnding(Struct):
             t = self.context.loop.clock.at_monotonic_ns(death.at_ns)
             self.facts.append(Evidence("exit", "core", "it dumped core", rank=death.rank, t=t))
 
-    def on_killed(self, what: str, left: list[RemainingProcess]) -> None:
+    def on_killed(self, scope: str, left: list[RemainingProcess]) -> None:
         """The guardian has answered. That orphans are gone is no answer where all was asked for since: what all ends is still there."""
-        if what != self.kill_scope:
+        if scope != self.kill_scope:
             return
         if left:
             self.context.left(self.attempt, left)

@@ -99,7 +99,7 @@ def job_nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def host_names(text: str) -> tuple[str, ...]:
-    """Return the names of a list as Slurm writes it: n[01-03,7],login is n01, n02, n03, n7 and login. () for what is no such list."""
+    """Return the names of a list as Slurm writes it: n[01-03,7],login is n01, n02, n03, n7 and login. () for any other text."""
     words = re.findall(r"(?:[^][,]|\[[^][]*\])+", text)
     if ",".join(words) != text:
         return ()
@@ -114,8 +114,8 @@ def _expanded(word: str) -> Iterator[str]:
     if brackets is None:
         yield word
         return
-    for part in brackets[1].split(","):
-        first, dash, last = part.partition("-")
+    for range_text in brackets[1].split(","):
+        first, dash, last = range_text.partition("-")
         # the first number's width is that of all: [08-10] is 08, 09, 10
         for number in range(int(first), int(last) + 1) if dash else (int(first),):
             for rest in _expanded(word[brackets.end() :]):
@@ -129,7 +129,7 @@ def _repeated(text: str) -> tuple[int, ...]:
 
 
 class SlurmStart(Struct, frozen=True):
-    """What a start in Slurm makes of its place. variables: complete torchrun's options. line: reports them; warning; each "" for none."""
+    """The settings of a start by its place in Slurm. variables: complete torchrun's options. line: reports them; warning; "" for none."""
 
     variables: dict[str, str]
     line: str = ""
@@ -236,8 +236,8 @@ def require_one_task(command: Sequence[str], environ: Mapping[str, str]) -> None
     step = step_of(environ)
     if step is None or step.tasks == 1:
         return
-    found = torchrun.recognise(command, path=environ.get("PATH"))
-    ranks = "torchrun …" if found is not None else f"torchrun --nproc-per-node={step.tasks} …"
+    arguments = torchrun.recognise(command, path=environ.get("PATH"))
+    ranks = "torchrun …" if arguments is not None else f"torchrun --nproc-per-node={step.tasks} …"
     raise SuperviseError(
         f"cannot look after one rank of several: Slurm step {step.name} has {step.tasks} tasks here, each with its own supervise",
         hint=f"Start one on each node: `srun --ntasks-per-node=1 supervise -- {ranks}`. Jobs of their own need names of their own (--job).",

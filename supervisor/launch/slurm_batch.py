@@ -3,8 +3,8 @@
 `--signal` of sbatch shows in no answer of Slurm's: scontrol prints the batch script, and an option that was given to sbatch itself is not
 in it. So a script without such a line proves nothing, and that is reported as it is.
 
-Who is signalled (Slurm 22.05, control groups): a notice goes to the tasks of all steps and not to the batch script, with `B:` to the script
-alone. Of a task Slurm signals the process that it started and no child of that.
+The receivers of a signal (Slurm 22.05, control groups): a notice goes to the tasks of all steps and not to the batch script, with `B:` to
+the script alone. Of a task Slurm signals the process that it started and no child of that.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Report = tuple[Literal["info", "warning"], str]
 
 
 class NoticeRequest(Struct, frozen=True):
-    """What `--signal` asks for. name: of the signal, without SIG. seconds: before the time limit. to_script: to the batch script alone."""
+    """The request of `--signal`. name: of the signal, without SIG. seconds: before the time limit. to_script: to the batch script alone."""
 
     name: str
     seconds: int

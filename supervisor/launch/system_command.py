@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _MOST_BYTES: Final = 1 << 20
-_START_S: Final = 0.5  # how long whoever gives up waits for a start that is under way
+_START_S: Final = 0.5  # how long a caller that gives up waits for a start that is under way
 _NOT_RUN: Final = 127  # as a shell reports it
 #: For an answer of Slurm's controller.
 SCONTROL_S: Final = 10.0
 
 
 class SystemCommandResult(Struct, frozen=True):
-    """What a program wrote, and its exit code; 127 and nothing where it could not be run."""
+    """The output of a program, and its exit code; 127 and nothing where it could not be run."""
 
     text: str
     code: int
@@ -37,7 +37,7 @@ def run_system_command(
 ) -> SystemCommandResult | None:
     """Return what a program answers, None where it does not end within the deadline.
 
-    environ: its own, default ours; PATH counts. with_errors: what it writes to its standard error is of its answer.
+    environ: its own, by default this process's; PATH counts. with_errors: its standard error is a part of its answer.
     """
     answers: list[SystemCommandResult] = []
     running: list[subprocess.Popen[bytes]] = []

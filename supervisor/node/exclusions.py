@@ -1,4 +1,4 @@
-"""Which nodes of a state directory are excluded or unfit, by their ledgers."""
+"""Lists the nodes of a state directory that are excluded or unfit, by their ledgers."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def xid_facts(
 ) -> Iterator[Evidence]:
     """Yield the Xids of this attempt, claimed as lines of the kernel's log would be. memory: of the last day, these included.
 
-    Of a GPU that is the only one in use none is suspected for what it repeats: a fault of the program would look the same.
+    If only one GPU is in use, it is not suspected for repeated failures: a fault of the program would look the same.
     """
     in_use = set(ranks) or {_uuid(reading.subject) for reading in names.of("gpu.identity")}
     for driver_xid in reported:

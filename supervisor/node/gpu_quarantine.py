@@ -83,7 +83,7 @@ class GpuQuarantine:
         self.path = identity.node_ledger(root, node)
 
     def held(self, now: float) -> tuple[QuarantinedGpu, ...]:
-        """Return what is out of use at `now` (wall seconds), the newest row of each GPU, oldest first. Raises OSError but for no file."""
+        """Return the GPUs out of use at `now` (wall seconds), the newest row of each, oldest first. Raises OSError but for no file."""
         held: dict[str, QuarantinedGpu] = {}
         for row in self._rows():
             cleared = row.get("cleared")

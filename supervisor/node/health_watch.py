@@ -101,7 +101,7 @@ class HealthWatch:
         self._stop: threading.Event | None = None
 
     def before(self, paths: Sequence[str], need_bytes: int, *, alone: bool = True) -> NodeHealth:
-        """Read all that may hold an attempt back. Takes DEADLINE_S at most, and the start of a process. alone: no rank of ours runs."""
+        """Read all that may hold an attempt back. Takes DEADLINE_S at most, and the start of a process. alone: no rank of the job runs."""
         wanted = tuple(name for name in self.probes if name not in self._hung)
         with self._turns(_START_TURN_S) as is_our_turn:
             if not is_our_turn:
@@ -140,9 +140,9 @@ class HealthWatch:
         late = {name for name in asked(now) if now.table(OUTCOME, f"probe:{name}").get("state") not in _ENDED}
         new = asked(now) - late - self._based
         if self._baseline is None:
-            self._baseline = Readings(one for one in now if one.probe not in late)
+            self._baseline = Readings(reading for reading in now if reading.probe not in late)
         elif new:
-            self._baseline += Readings(one for one in now if one.probe in new)
+            self._baseline += Readings(reading for reading in now if reading.probe in new)
         self._based |= new
 
     def _note_hung(self, now: Readings) -> None:
@@ -153,20 +153,20 @@ class HealthWatch:
             elif state == "answered":
                 self._hung.discard(name)
 
-    def _named(self, one: Finding) -> Finding:
+    def _named(self, finding: Finding) -> Finding:
         """Return a finding on a GPU that the driver cannot name any more by the name that it had when the job started."""
-        if not one.subject.startswith("gpu:#") or self._baseline is None:
-            return one
-        at = one.subject.removeprefix("gpu:#")
-        found = (
+        if not finding.subject.startswith("gpu:#") or self._baseline is None:
+            return finding
+        at = finding.subject.removeprefix("gpu:#")
+        uuids = (
             reading.subject
             for reading in self._baseline.of("gpu.identity")
             if isinstance(reading.value, dict) and str(reading.value.get("index")) == at
         )
-        return replace(one, subject=next(found, one.subject))
+        return replace(finding, subject=next(uuids, finding.subject))
 
     def shared_memory(self) -> CheckResult | None:
-        """Return what is wrong with /dev/shm, None for nothing. It is memory: this never hangs, and needs no process of its own."""
+        """Return the fault of /dev/shm, None without one. It is memory: this never hangs, and needs no process of its own."""
         reading = system_files.room("host", HOST, "host.shm", system_files.SHM)
         results = registry.checks()["host_shm"](Readings((reading,)), None, self._limits)
         return next((check_result for check_result in results if check_result.result in {Result.DEGRADED, Result.FAILED}), None)
@@ -211,10 +211,10 @@ class HealthWatch:
 
     def _note_results(self, results: Iterable[CheckResult]) -> None:
         """Keep the worst result of each check; the worst comes first."""
-        found: dict[str, Result] = {}
+        results_by_check: dict[str, Result] = {}
         for check_result in results:
-            found.setdefault(check_result.check, check_result.result)
-        self._results = {**self._results, **found}
+            results_by_check.setdefault(check_result.check, check_result.result)
+        self._results = {**self._results, **results_by_check}
 
     def last_results(self) -> Mapping[str, Result]:
         """Return the worst result of each check when it was last made. From any thread."""
@@ -268,11 +268,13 @@ class HealthWatch:
     def _changes(self, results: Sequence[CheckResult]) -> tuple[Finding, ...]:
         """Return the results that differ from those reported last. UNKNOWN is no change: the last state may still hold."""
         now: dict[tuple[str, str, str], Finding] = {}
-        for one in results:  # worst first, and the worst of a check's several words on one thing counts
-            if one.result in _SEVERITY:
-                finding = self._named(finding_of(one))
+        for check_result in results:  # worst first, and the worst of a check's several words on one thing counts
+            if check_result.result in _SEVERITY:
+                finding = self._named(finding_of(check_result))
                 now.setdefault(finding.about, finding)
-        new = [one for about, one in now.items() if _SEVERITY[Result(one.result)] != self._reported.get(about, 0)]
+        new = [
+            check_result for about, check_result in now.items() if _SEVERITY[Result(check_result.result)] != self._reported.get(about, 0)
+        ]
         self._reported |= {finding.about: _SEVERITY[Result(finding.result)] for finding in new[:MOST]}
         return tuple(new[:MOST])  # the others next time
 
@@ -296,7 +298,7 @@ def _in_full(now: Readings) -> bool:
 
 def _over(old: Readings | None, new: Readings) -> Readings:
     """Return the newest of each reading."""
-    newest = {(one.name, one.subject): one for one in (*(old or ()), *new)}
+    newest = {(reading.name, reading.subject): reading for reading in (*(old or ()), *new)}
     return Readings(newest.values())
 
 
@@ -325,11 +327,11 @@ def shown(findings: Sequence[Finding], environ: Mapping[str, str], visible: Sequ
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
     hides_all = visible_gpus.hides_all(environ)
 
-    def ours(one: Finding) -> bool:
-        if not one.check.startswith("gpu_"):
+    def is_of_job(candidate: Finding) -> bool:
+        if not candidate.check.startswith("gpu_"):
             return True
         if hides_all:
             return False
-        return chosen is None or one.check == "gpu_driver" or one.gpu in visible
+        return chosen is None or candidate.check == "gpu_driver" or candidate.gpu in visible
 
-    return tuple(finding if ours(finding) else replace(finding, blocks=False) for finding in findings)
+    return tuple(finding if is_of_job(finding) else replace(finding, blocks=False) for finding in findings)

@@ -1,4 +1,4 @@
-"""The GPUs of this node as a person lists them: what NVML says of each, what is wrong with it, and which the ledger keeps out of use."""
+"""The GPUs of this node as a person lists them: NVML's facts and the faults of each, and those that the ledger keeps out of use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NO_DRIVER: Final = (9, 12)
 
 
 class GpuFinding(Struct, frozen=True):
-    """What a check finds wrong with a GPU. result: `failed` or `degraded`."""
+    """A fault of a GPU by a check. result: `failed` or `degraded`."""
 
     check: str
     result: str
@@ -114,7 +114,7 @@ def _listed(held: Iterable[QuarantinedGpu], now: Readings) -> Iterable[ListedGpu
 
 
 def _findings(wrong: Iterable[CheckResult], subject: str, name: str) -> tuple[GpuFinding, ...]:
-    """Return what is wrong with one GPU, the worst first. Its name, with which each reason begins, is left out."""
+    """Return the faults of one GPU, the worst first. Its name, with which each reason begins, is left out."""
     own = [result for result in wrong if result.subject == subject]
     return tuple(GpuFinding(result.check, result.result.value, result.reason.removeprefix(f"{name}: ")) for result in own)
 

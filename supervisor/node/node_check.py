@@ -37,7 +37,7 @@ _MOST_CHARACTERS: Final = 300
 _FAILED: Final = "failed"
 #: Checks whose finding is about a rank of its own.
 _OF_RANKS: Final = frozenset({"node_presence", "node_failures", "node_compute", "node_links"})
-#: What a rank of another job would be taken for.
+#: The name for a rank of another job.
 _NOT_INHERITED: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
 
 
@@ -56,7 +56,7 @@ class NodeCheckPlace(Struct, frozen=True):
 
 
 class NodeCheckResult(Struct, frozen=True):
-    """What came of the check, the same on all nodes.
+    """The result of the check, the same on all nodes.
 
     unfit: the nodes that failed, by their number among the nodes of the attempt, each with the finding. not_excluded: those of them that
     could not be taken out of use. may_leave: whether they may leave alone: none of them would come back, or takes the coordinator with it.

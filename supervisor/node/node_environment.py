@@ -2,7 +2,7 @@
 
 The comparison is a part of the nodes' agreement (checkpoints/node_agreement.py): the first row of each node has the digest of its
 environment and the time at which it was sent. A second all-gather brings the time of its own sending and, where digests differ, the
-readings of one node for each digest. So nodes that are alike exchange some bytes. What a difference means:
+readings of one node for each digest. So nodes that are alike exchange some bytes. The meaning of a difference:
 health/checks/node_environments.py.
 
 Two rows of each node bound the offset of its clock: node b sends its second row after it has node a's first one, and the other way
@@ -112,7 +112,7 @@ class EnvironmentComparison:
         self._text = text
         self._warn = warn
         self._clock = clock
-        self._peers: list[tuple[str, Readings]] = []  # of all nodes, where they differ: the name of each, and what it read
+        self._peers: list[tuple[str, Readings]] = []  # of all nodes, where they differ: the name of each, and its readings
         self.digest = hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""
 
     def now(self) -> float:

@@ -60,7 +60,7 @@ def findings(planned: PlannedRanks, environ: Mapping[str, str], now: Readings, c
 
 
 def _list(planned: PlannedRanks, listed: str, chosen: GpuChoice, there: Sequence[NodeGpu], *, is_sure: bool) -> Iterator[Finding]:
-    """Yield what is wrong with the list of GPUs itself. is_sure: no number can be that of an instance of MIG."""
+    """Yield the faults of the list of GPUs itself. is_sure: no number can be that of an instance of MIG."""
     count, seen, text = len(there), len(chosen.gpus), _short(listed)
     outside = [number for number in planned.excluded if number.isdecimal() and int(number) >= count]
     if outside:

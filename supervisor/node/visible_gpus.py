@@ -70,9 +70,9 @@ def visible_gpus(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> 
 
 
 def from_nvml(now: Readings, environ: Mapping[str, str]) -> tuple[VisibleGpu, ...]:
-    """Return the same from NVML's readings: nvidia-smi numbers them as NVML does. A GPU that NVML cannot name is none that can be used.
+    """Return the same from NVML's readings: nvidia-smi numbers them as NVML does. A GPU that NVML cannot name cannot be used.
 
-    Empty where NVML hung before it came to the last: what it named is not all that there is.
+    Empty where NVML hung before it came to the last: its list is not complete.
     """
     return in_cuda_order(node_gpus(now), environ)
 

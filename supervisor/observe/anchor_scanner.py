@@ -46,17 +46,17 @@ class HyperScanner:
         scratch = getattr(self._of_thread, "scratch", None)
         if scratch is None:  # hyperscan refuses to use one in two threads at a time
             scratch = self._of_thread.scratch = hyperscan.Scratch(self._database)
-        found: list[tuple[int, int]] = []
+        hits: list[tuple[int, int]] = []
 
         def keep(index: int, _start: int, end: int, _flags: int, _context: object) -> None:
-            found.append((index, end))
+            hits.append((index, end))
 
         self._database.scan(block, match_event_handler=keep, scratch=scratch)
-        return found
+        return hits
 
 
 class UpgradingScanner:
-    """The standard library's search until a faster scanner is there: nobody waits for it, and what is found is the same.
+    """The standard library's search until a faster scanner is there: nobody waits for it, and it has the same hits.
 
     `improve` has the faster one made; it is called in a thread once there was so much output that the faster one is worth its making. Owns
     the child that makes it; `close` ends it, so that it does not outlive us.
@@ -145,7 +145,7 @@ def made_apart(anchors: Sequence[str], python: str = sys.executable) -> Upgradin
     return UpgradingScanner(anchors, improve)
 
 
-#: What the child runs. It gets our own path, so that it finds the very hyperscan that we would.
+#: The program of the child. It gets our own path, so that it finds the very hyperscan that we would.
 _COMPILE = """
 import json, sys
 asked = json.load(sys.stdin)
@@ -160,7 +160,7 @@ _COMPILE_DEADLINE_S = 30.0
 
 
 def _compiled_apart(anchors: Sequence[str], python: str, meanwhile: UpgradingScanner) -> Scanner | None:
-    """Have a child compile the database; None where it did not. hyperscan itself refuses what is cut off or altered."""
+    """Have a child compile the database; None where it did not. hyperscan itself refuses a database that is cut off or altered."""
     asked = json.dumps({"path": sys.path, "expressions": _expressions(anchors)}).encode()
     # isolated and without site: whatever a user's environment adds to each interpreter's start is not wanted here
     argv = [python, "-I", "-S", "-c", _COMPILE]

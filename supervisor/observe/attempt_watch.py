@@ -49,17 +49,17 @@ if TYPE_CHECKING:
 
     Sources = Mapping[str, Callable[[], Iterable[Evidence]]]
 
-#: What a source gets once the ranks are gone. The verdict waits for the slowest.
+#: The time that a source gets once the ranks are gone. The verdict waits for the slowest.
 ANSWER_S = 1.5
 #: Attempts whose beginning is remembered, to tell which one wrote a file.
 MOST_BEGUN = 256
 LOGS_S = 1.0
 ENDS_S = 0.3  # for the thread that sees how ranks end
-KERNEL_S = ANSWER_S - 0.2  # it answers at its deadline with what it has
+KERNEL_S = ANSWER_S - 0.2  # it answers at its deadline, complete or not
 
 
 class LauncherFacts(Struct, frozen=True):
-    """What the ranks' parents know: the guardian's last lines of each stream (waits for its answer), and the launcher's facts.
+    """The facts of the ranks' parents: the guardian's last lines of each stream (waits for its answer), and the launcher's facts.
 
     overrides: what the attempt was started with instead of the user's own values (Run.overrides).
     """
@@ -70,7 +70,7 @@ class LauncherFacts(Struct, frozen=True):
 
 
 class Watchers(Struct):
-    """What watches one attempt. rank_ends: of a plain command that starts its ranks by itself. problem: why one is missing."""
+    """The watchers of one attempt. rank_ends: of a plain command that starts its ranks by itself. problem: why one is missing."""
 
     logs: LogWatch | None = None
     kernel: KernelWatch | None = None
@@ -168,12 +168,12 @@ class AttemptWatch:
         """Return the newest loss of the training; None: none was seen. From any thread."""
         return self._losses.newest
 
-    def add_descendants(self, found: Iterable[ProcessStat]) -> None:
+    def add_descendants(self, processes: Iterable[ProcessStat]) -> None:
         """Take the descendants of the guardian. From any thread."""
-        found = tuple(found)
-        self.job_processes.add_descendants(found)
+        processes = tuple(processes)
+        self.job_processes.add_descendants(processes)
         if self.rank_ends is not None:
-            self.rank_ends.add_descendants(found)
+            self.rank_ends.add_descendants(processes)
 
     def read_now(self) -> None:
         """A rank died: its last output is read while the others are stopped, and while its shared memory is still there."""
@@ -188,7 +188,7 @@ class AttemptWatch:
         self.watchers.stop()
         self.watchers = Watchers()
 
-    def sources(  # noqa: PLR0913, PLR0917  what is known of the attempt
+    def sources(  # noqa: PLR0913, PLR0917  facts of the attempt
         self,
         attempt: int,
         watchers: Watchers,
@@ -197,7 +197,7 @@ class AttemptWatch:
         deaths: Sequence[RankExit],
         launcher: LauncherFacts,
     ) -> Sources:
-        """Return who is to be asked about an attempt that has ended, and ends the watching. From any thread.
+        """Return the sources to ask about an attempt that has ended, and end the watching. From any thread.
 
         watchers: of that attempt. The next one may have begun meanwhile, where nobody waited for the evidence any longer.
         """

@@ -41,7 +41,7 @@ TAIL_LINES = 12
 SAME_END = 200
 #: Line numbers are a stream's own; this tells those of one process's streams apart, because evidence names no stream.
 LINES_APART = 1_000_000_000
-#: What only compares the lines of one file with each other.
+#: Facts that only compare the lines of one file with each other.
 LINES_ONLY = frozenset({"read", "last_progress"})
 #: A command ends so soon after its program failed, at the latest: a launcher checks now and then.
 FOLLOWS_NS = 30 * 10**9
@@ -86,7 +86,7 @@ def _gpu_memory(rank: int, memory: GpuMemory) -> Evidence:
     return Evidence("heartbeat", "gpu_memory", text, rank, fields=(("reserved", str(memory.reserved)),))
 
 
-def exits(  # noqa: PLR0913  what is known of the ends, each by name
+def exits(  # noqa: PLR0913  facts of the ends, each by name
     deaths: Iterable[RankExit],
     clock: Clock,
     grace_s: float,
@@ -100,17 +100,17 @@ def exits(  # noqa: PLR0913  what is known of the ends, each by name
     The first failure ends the attempt, or we do at `stopped_t`: who dies of TERM after it, or of KILL after it and the grace, was ended
     by us.
     """
-    found = []
+    facts = []
     first: RankExit | None = None
     for death in sorted((*deaths, *ends), key=lambda death: death.at_ns):
         if isinstance(death, VanishedRank):
-            if first is None:  # after a failure, whoever goes was ended
+            if first is None:  # after a failure, a rank that goes was ended
                 t, fields = clock.at_monotonic_ns(death.at_ns), (("pid", str(death.pid)),)  # a shell may print how that pid ended
-                found.append(Evidence("exit", "vanished", GONE, rank=death.rank, t=t, fields=fields))
+                facts.append(Evidence("exit", "vanished", GONE, rank=death.rank, t=t, fields=fields))
             continue
         t = clock.at_monotonic_ns(death.at_ns)
         if death.rank < 0 or (not death.failed and (first is not None or (stopped_t is not None and t >= stopped_t))):
-            continue  # after a failure, or our stop, whoever leaves with 0 was asked to
+            continue  # after a failure, or our stop, a rank that leaves with 0 was asked to
         name, text = ("signal", str(death.signal)) if death.signal is not None else ("exit_code", str(death.code))
         is_term = (
             death.signal == signal.SIGTERM or death.code == exits_of.OF_A_SIGNAL + signal.SIGTERM
@@ -121,11 +121,11 @@ def exits(  # noqa: PLR0913  what is known of the ends, each by name
             name = exits_of.ENDED_BY_US
         first = first or (death if death.failed else None)
         if pids.get(death.rank, death.pid) != death.pid:
-            found.append(Evidence("launcher", name, text, t=t))
-            found.append(Evidence("launcher", "who", "the command"))
+            facts.append(Evidence("launcher", name, text, t=t))
+            facts.append(Evidence("launcher", "who", "the command"))
             continue
-        found.append(Evidence("exit", name, text, rank=death.rank, t=t, fields=(("pid", str(death.pid)),)))
-    return tuple(found)
+        facts.append(Evidence("exit", name, text, rank=death.rank, t=t, fields=(("pid", str(death.pid)),)))
+    return tuple(facts)
 
 
 def beats(path: Path, clock: Clock, with_children: Collection[int | None] = ()) -> tuple[Evidence, ...]:
@@ -133,25 +133,25 @@ def beats(path: Path, clock: Clock, with_children: Collection[int | None] = ()) 
 
     with_children: ranks that have processes of their own. They may be the workers of a loader that is not torch's.
     """
-    found = []
+    facts = []
     for beat in heartbeats.read(path):
-        found.append(Evidence("heartbeat", "phase", str(beat.phase), rank=beat.rank))
-        found.append(Evidence("heartbeat", "steps", str(max(beat.steps, 0)), rank=beat.rank))
+        facts.append(Evidence("heartbeat", "phase", str(beat.phase), rank=beat.rank))
+        facts.append(Evidence("heartbeat", "steps", str(max(beat.steps, 0)), rank=beat.rank))
         if beat.step is not None:
-            found.append(Evidence("heartbeat", "step", str(beat.step), rank=beat.rank))
+            facts.append(Evidence("heartbeat", "step", str(beat.step), rank=beat.rank))
         if beat.loader or (beat.torch_loaded and beat.rank not in with_children):
-            found.append(Evidence("heartbeat", "loader", "workers" if beat.loader else "none", rank=beat.rank))
+            facts.append(Evidence("heartbeat", "loader", "workers" if beat.loader else "none", rank=beat.rank))
         if beat.gpu_memory is not None:
-            found.append(_gpu_memory(beat.rank, beat.gpu_memory))
+            facts.append(_gpu_memory(beat.rank, beat.gpu_memory))
         if beat.unlimited:
-            found.append(Evidence("heartbeat", "gathers", "without a limit", rank=beat.rank))
+            facts.append(Evidence("heartbeat", "gathers", "without a limit", rank=beat.rank))
         if beat.total is not None:
-            found.append(Evidence("heartbeat", "total", str(beat.total), rank=beat.rank))
+            facts.append(Evidence("heartbeat", "total", str(beat.total), rank=beat.rank))
         if beat.over_ns is not None:
             t = clock.at_monotonic_ns(beat.over_ns)
-            found.append(Evidence("heartbeat", "script_over", "its script was over", rank=beat.rank, t=t))
-        found += _beyond_imports(beat.rank, optimizer=beat.optimizer_made, ran=beat.ran)
-    return tuple(found)
+            facts.append(Evidence("heartbeat", "script_over", "its script was over", rank=beat.rank, t=t))
+        facts += _beyond_imports(beat.rank, optimizer=beat.optimizer_made, ran=beat.ran)
+    return tuple(facts)
 
 
 def saves(directory: Path) -> tuple[Evidence, ...]:
@@ -167,15 +167,15 @@ def errors(
     directory: Path, ranks: Sequence[RankInfo], clock: Clock, since_ns: int = 0, deaths: Iterable[RankExit] = ()
 ) -> tuple[Evidence, ...]:
     """Return the exceptions that ranks wrote themselves since the attempt began, each proven to be of one of `ranks`."""
-    found: list[Evidence] = []
+    facts: list[Evidence] = []
     scan = error_files.read(directory, ranks, since_ns=since_ns)
     program = _of_the_command(scan, ranks, deaths) if not heartbeats.read(directory / "heartbeat") else None
     for error in scan.errors:
         if error is program:
             error = replace(error, rank=ranks[0].rank)  # noqa: PLW2901  the same report, with a name
-            found += _as_a_beat(error)
-        found += _of_error(error, clock)
-    return tuple(found)
+            facts += _as_a_beat(error)
+        facts += _of_error(error, clock)
+    return tuple(facts)
 
 
 def _of_error(error: error_files.ErrorReport, clock: Clock) -> Iterable[Evidence]:
@@ -189,14 +189,14 @@ def _of_error(error: error_files.ErrorReport, clock: Clock) -> Iterable[Evidence
 
 def errors_of_ranks(directory: Path, ranks: Sequence[RankInfo], clock: Clock, since_ns: int) -> tuple[Evidence, ...]:
     """Return the exceptions that ended ranks of an attempt, also of those that the command started again after that."""
-    found = error_files.read(directory, ranks, since_ns=since_ns).errors
-    return tuple(fact for error in found if error.rank is not None for fact in _of_error(error, clock))
+    ranks_errors = error_files.read(directory, ranks, since_ns=since_ns).errors
+    return tuple(fact for error in ranks_errors if error.rank is not None for fact in _of_error(error, clock))
 
 
 def hidden(facts: Iterable[Evidence], trained_t: float) -> tuple[Evidence, ...]:
     """Return what shows that ranks failed after `trained_t`, when a training last began; nothing if none failed by itself.
 
-    What failed before that was made good. A rank that was asked to end did as its command wanted, which then left with 0.
+    An earlier failure was made good. A rank that was asked to end did as its command wanted, which then left with 0.
     """
     kept = tuple(fact for fact in facts if fact.source not in {"exit", "error_file"} or fact.t > trained_t)
     is_failure = any(
@@ -212,7 +212,7 @@ def _of_the_command(scan: error_files.ErrorScan, ranks: Sequence[RankInfo], deat
     """Return the exception of the program that a plain command ran as its only rank; None where that is not sure.
 
     A launcher of one process gives it no RANK (`accelerate launch` of one), and one that failed before it trained has claimed none: it is
-    the one process whose exception the command's own end followed at once. What a helper raised long before is not.
+    the one process whose exception the command's own end followed at once. An exception of a helper long before is not.
     """
     death = next((death for death in deaths if len(ranks) == 1 and death.rank == ranks[0].rank and death.failed), None)
     if death is None:
@@ -239,9 +239,9 @@ def _beyond_imports(rank: int | None, *, optimizer: bool, ran: bool) -> Iterable
         yield Evidence("heartbeat", "ran", "more than imports", rank=rank)
 
 
-def of_launcher(facts: Iterable[Evidence], found: Iterable[Evidence]) -> tuple[Evidence, ...]:
+def of_launcher(facts: Iterable[Evidence], own_facts: Iterable[Evidence]) -> tuple[Evidence, ...]:
     """Return the launcher's facts; what torch's @record wrote only for ranks whose instrumentation wrote nothing, by `found`."""
-    reported = {fact.rank for fact in found if fact.source == "error_file"}
+    reported = {fact.rank for fact in own_facts if fact.source == "error_file"}
     return tuple(fact for fact in facts if fact.source != "error_file" or fact.rank not in reported)
 
 
@@ -253,14 +253,14 @@ def claims(facts: Iterable[Evidence], signatures: Signatures) -> tuple[Evidence,
     facts = tuple(facts)
     catalogue, _ = signatures()
     traces = {(fact.source, fact.rank): fact.text for fact in facts if fact.name == "traceback"}
-    found: list[Evidence] = []
+    claimed: list[Evidence] = []
     for fact in facts:
         if fact.name == "exception":
             trace = traces.get((fact.source, fact.rank), "")
-            for text, part in direct_causes(trace):
-                found += match.claims(replace(fact, text=text[: match.KEPT_TEXT]), catalogue, part)
-            found += match.claims(fact, catalogue, trace)
-    return tuple(found)
+            for text, trace_part in direct_causes(trace):
+                claimed += match.claims(replace(fact, text=text[: match.KEPT_TEXT]), catalogue, trace_part)
+            claimed += match.claims(fact, catalogue, trace)
+    return tuple(claimed)
 
 
 def rooted(facts: Iterable[Evidence], claims: Iterable[Evidence]) -> tuple[Evidence, ...]:
@@ -280,27 +280,27 @@ def _rooted(fact: Evidence, root: str, trace: str) -> Evidence:
 def logs(read: Iterable[StreamRead], *, launches: bool) -> tuple[Evidence, ...]:
     """Return the logs' evidence, each line with its rank.
 
-    `launches`: what counts as rank 0 is a launcher of several ranks, so that a line without a prefix may be any rank's.
+    `launches`: the process treated as rank 0 is a launcher of several ranks, so that a line without a prefix may be any rank's.
     """
-    found: list[Evidence] = []
+    facts: list[Evidence] = []
     for stream in read:
         rank = None if stream.rank == AGENT or launches else stream.rank
         apart = LINES_APART * ((stream.name == "out") + 2 * (stream.rank == AGENT))
-        found += (
+        facts += (
             replace(_of_a_program(fact), rank=rank if fact.rank is None else fact.rank, line=fact.line + apart)
             for fact in stream.evidence
             if fact.name not in LINES_ONLY
         )
         name = "the launcher" if stream.rank == AGENT else f"rank {stream.rank}"
         if stream.skipped:
-            found.append(Evidence("observer", "skipped", f"{stream.skipped} bytes of {name}'s output were not read", rank=rank))
+            facts.append(Evidence("observer", "skipped", f"{stream.skipped} bytes of {name}'s output were not read", rank=rank))
         if stream.gaps:
-            found.append(
+            facts.append(
                 Evidence("observer", "skipped", f"some of {name}'s output may have been rotated away before it was read", rank=rank)
             )
         if stream.problem:
-            found.append(Evidence("observer", "failed", f"logs of {name}: {stream.problem}", rank=rank))
-    return tuple(found)
+            facts.append(Evidence("observer", "failed", f"logs of {name}: {stream.problem}", rank=rank))
+    return tuple(facts)
 
 
 def _of_a_program(fact: Evidence) -> Evidence:
@@ -313,28 +313,28 @@ def _of_a_program(fact: Evidence) -> Evidence:
 def tails(kept: Iterable[StreamTail], read: Iterable[StreamRead], signatures: Signatures, now: float) -> tuple[Evidence, ...]:
     """Return the last lines of each stream.
 
-    Where the stream's log does not end as the stream does (a disk that took no more of it, or none) its last lines are what is read for
+    Where the stream's log does not end as the stream does (a disk that took no more of it, or none) its last lines are read for
     signatures, too.
     """
     ends = {(stream.rank, stream.name): stream.end.decode("utf-8", "replace") for stream in read if not stream.problem}
-    found: list[Evidence] = []
+    facts: list[Evidence] = []
     for tail in kept:
         text, rank = tail["text"], tail["rank"] if tail["rank"] >= 0 else None
         lines = [line for line in text.replace("\r", "\n").splitlines() if line.strip()]
         if not lines:
             continue
-        found.append(Evidence("tail", tail["name"], "\n".join(lines[-TAIL_LINES:]), rank=rank, free_text=True))
+        facts.append(Evidence("tail", tail["name"], "\n".join(lines[-TAIL_LINES:]), rank=rank, free_text=True))
         end = ends.get((tail["rank"], tail["name"]))
         if end is None or not end.endswith(text[-SAME_END:]):
             reader = Reader(*signatures(), rank=rank)
             reader.feed(text.encode("utf-8", "replace"), now)
-            found += (
+            facts += (
                 replace(_of_a_program(fact), line=fact.line + 4 * LINES_APART) for fact in reader.finish(now) if fact.name not in LINES_ONLY
             )
-    return tuple(found)
+    return tuple(facts)
 
 
-#: What a decision's record keeps of one fact: the journal is no archive, evidence.json beside the card has all of it.
+#: The bytes of one fact in a decision's record: the journal is no archive, evidence.json beside the card has all of it.
 RECORDED_CHARACTERS = 2000
 
 
@@ -345,7 +345,7 @@ _RECORDED_LINE = 400
 def without_secrets(facts: Iterable[Evidence]) -> list[Evidence]:
     """Return the facts with each likely secret as a digest: they go into the journal, incident files and alerts.
 
-    What they claim was read from the texts as they were.
+    Their claims were read from the original texts.
     """
     return [
         replace(fact, text=redact.text(fact.text), fields=tuple((name, redact.text(value)) for name, value in fact.fields))

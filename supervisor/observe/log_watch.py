@@ -7,7 +7,7 @@ read gathers all of them into one block, and it reports nothing of files on othe
 30 us. A read is followed by a pause of four times its length, so that no flood takes more than a fifth of one processor.
 
 If more than one pass's share of a file (`most`, at most FILE_BYTES) is unread, half a share is read at its beginning and half at its end.
-What lies between is skipped and counted. If the time is up before the first half is read, the rest waits for the next pass, unless the
+The middle is skipped and counted. If the time is up before the first half is read, the rest waits for the next pass, unless the
 file is more than BEHIND shares behind. On the last pass nothing waits.
 """
 
@@ -54,11 +54,11 @@ BEHIND = 4
 #: The longest time of a pass, and of the last pass, for which the verdict waits: the limits if the signatures match nearly every line.
 PASS_S = 0.25
 LAST_S = 0.04
-#: The end of each stream is read in any case: what killed a rank stands there.
+#: The end of each stream is read in any case: the error that killed a rank is there.
 LAST_BYTES = 8 * 1024
-#: The kernel notes the time of a write as of its last tick, 1 to 10 ms ago. What a rank writes of another one's death must not precede it.
+#: The kernel notes the time of a write as of its last tick, 1 to 10 ms ago. A rank's lines about another one's death must not precede it.
 FILE_TICK_S = 0.01
-#: What a file server reports of a file may be so old (nfs(5): acregmin).
+#: A file server's facts of a file may be so old (nfs(5): acregmin).
 SEEN_LATE_S = 3.0
 #: The bytes kept of each stream's end, to see whether the file has all that was written.
 END_BYTES = 4096
@@ -201,7 +201,7 @@ class _TimeSlice(Struct, frozen=True):
 class _WatchedStream:
     """One stream: a file, and those that took its name before and after. all_read_at: when nothing of it was unread, monotonic, or 0."""
 
-    def __init__(  # noqa: PLR0913  what it reads, and for whom
+    def __init__(  # noqa: PLR0913  its sources and its readers
         self, path: str, rank: int, name: str, reader: Reader, numbers: LossStream | None = None, *, all_read_at: float = 0.0
     ) -> None:
         self._path, self._rank, self._name, self._reader = path, rank, name, reader
@@ -220,11 +220,11 @@ class _WatchedStream:
         self.bytes_passed = 0
 
     def read(self, most: int, now: float, turn: _TimeSlice) -> None:
-        """Take in what is new, `most` bytes of a file, until the turn is up."""
+        """Take in the new output, `most` bytes of a file, until the turn is up."""
         try:
             if self._fd < 0:
                 self._open_oldest()
-            for _ in range(2 * KEPT):  # ours, all that are kept, and what is rotated meanwhile
+            for _ in range(2 * KEPT):  # the file in reading, all that are kept, and those rotated meanwhile
                 rotated = _inode(self._path) not in {0, self._inode}  # asked first: a file that has lost its name grows no more
                 self._take(most, now, turn)
                 if not rotated or self._at < os.fstat(self._fd).st_size:
@@ -236,8 +236,8 @@ class _WatchedStream:
 
     def finish(self, now: float) -> StreamRead:
         """Return the evidence, now that the stream has ended."""
-        found = self._reader.finish(self._t or now)
-        return StreamRead(self._rank, self._name, found, self._end, self._skipped, self._problem, self._gaps)
+        facts = self._reader.finish(self._t or now)
+        return StreamRead(self._rank, self._name, facts, self._end, self._skipped, self._problem, self._gaps)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -313,7 +313,7 @@ class _WatchedStream:
         self._open(f"{self._path}.{numbers[0]}" if numbers else self._path)
 
     def _open_follower(self) -> None:
-        """Go on with the file that came after ours, which is called NAME.n by now."""
+        """Continue with the next file, which is called NAME.n by now."""
         open_inode = self._inode
         for _ in range(KEPT):
             number = next((n for n in range(1, KEPT) if _inode(f"{self._path}.{n}") == open_inode), None)
@@ -323,7 +323,7 @@ class _WatchedStream:
             if _inode(f"{self._path}.{number}") == open_inode:  # else it was rotated again in between, and this may be the one after
                 return
         self._gaps += 1
-        self._mark_gap()  # ours is not kept any longer, and neither may be others that came after it
+        self._mark_gap()  # this file is not kept any longer, and later ones may be gone too
         self._open_oldest()
 
     def _open(self, path: str) -> None:

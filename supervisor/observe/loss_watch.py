@@ -1,7 +1,7 @@
 """Watches the numbers that the ranks print and report, by the loss rules, and posts LossChanged. One for each attempt.
 
-The thread that reads the logs feeds it what it reads; the loop's thread feeds it what ranks report with worker.report, which is exact. Once
-a rank reports its loss, ours of the rules look at the log no more. A number is strange as long as it is on any rank, and is posted once.
+The thread that reads the logs feeds it the lines; the loop's thread feeds it the reports of ranks by worker.report, which is exact. Once
+a rank reports its loss, the built-in rules look at the log no more. A number is strange as long as it is on any rank, and is posted once.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class LossWatch:
         self._open: dict[tuple[str, str], set[object]] = {}
         self._lock = threading.Lock()
         self._reported: dict[int, int] = {}  # rank to how many reports were read
-        self._judges: dict[int, NumberJudge] = {}  # of what is reported
+        self._judges: dict[int, NumberJudge] = {}  # of the reported numbers
         self._newest: tuple[int, float] | None = None  # of the lowest rank that shows one: its number, and its loss
 
     @property
     def newest(self) -> float | None:
         """Return the newest loss of the training, of the lowest rank that shows one; None: none was seen, or it is not finite."""
-        found = self._newest
-        return found[1] if found is not None and math.isfinite(found[1]) else None
+        newest = self._newest
+        return newest[1] if newest is not None and math.isfinite(newest[1]) else None
 
     def stream(self, rank: int | None) -> LossStream | None:
         """Return what reads one stream; None where no rule is in use."""
@@ -106,18 +106,18 @@ class LossWatch:
             text = f"{name} is judged by worker.report from now on"
             self._post(LossChanged(t, self._attempt, rule.id, rule.kind.value, name, text, is_over=True))
 
-    def _report(self, source: object, rank: int | None, found: Iterable[NumberChange], t: float) -> None:
-        for number_change in found:
+    def _report(self, source: object, rank: int | None, changes: Iterable[NumberChange], t: float) -> None:
+        for number_change in changes:
             key = (number_change.rule.id, number_change.name)
             sources = self._open.setdefault(key, set())
-            was = bool(sources)
+            reported = bool(sources)
             if number_change.is_over:
                 sources.discard(source)
             else:
                 sources.add(source)
             if not sources:
                 del self._open[key]
-            if was != bool(sources):
+            if reported != bool(sources):
                 event = LossChanged(
                     t,
                     self._attempt,

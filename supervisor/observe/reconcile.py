@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from supervisor.job.clock import Clock
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
-#: Steps of a rank that goes on for a moment after another has failed prove nothing yet.
+#: Steps of a rank that continues for a moment after another has failed prove nothing yet.
 STILL_GOING_S = 10.0
-#: For so long a process that was killed may hold on, while its memory is taken away; nor does a loader miss its workers at once.
+#: A killed process may hold on for this many seconds, while its memory is taken away; nor does a loader miss its workers at once.
 LINGERS_S = 300.0
 #: By so much a count is read later than it changed, at most.
 COUNTED_S = 10.0
@@ -113,7 +113,7 @@ def _without_interrupts_of_one_rank(
     """Return the facts. If one rank of several died of INT, it was killed: Ctrl-C reaches all of them, and us."""
     interrupted = {death.rank for death in deaths if death.signal == signal.SIGINT or death.code == exits.OF_A_SIGNAL + signal.SIGINT}
     others = {death.rank for death in deaths} | {beat.rank for beat in beats}
-    # one that was still ending when another's end was seen died of our own signal; what it raised remains
+    # one that was still ending when another's end was seen died of the supervisor's own signal; its exception remains
     raised = {fact.rank for fact in facts if _is_interrupt(fact)}
     if len(interrupted) != 1 or raised - interrupted or not any(rank >= 0 for rank in others - interrupted):
         return facts
@@ -179,7 +179,7 @@ def _trained_until(beats: Sequence[RankHeartbeat], clock: Clock) -> float:
 
 
 def _of_log(fact: Evidence, killed: bool, first: float | None, trained: float) -> tuple[Evidence, ...]:  # noqa: FBT001 (one of four facts)
-    """What is left of one: `killed` is who wrote it, by somebody else than us; `first` is when the first rank failed."""
+    """The rest of one. killed: its rank was killed, and not by the supervisor; first: the time of the first rank's failure."""
     if fact.name in {"progress", "recent_progress"}:
         return () if first is not None and fact.t >= first else (fact,)
     if killed:  # no exception ends like this: the last one was caught, or quoted
@@ -198,7 +198,7 @@ def _is_a_kill(fact: Evidence) -> bool:
 
 
 def _of_count(fact: Evidence, gone: Sequence[float], trained: float) -> Evidence:
-    """What is left of a counted kill: it may have been of anybody in the group, and long before the failure.
+    """The rest of a counted kill: it may have been of anybody in the group, and long before the failure.
 
     `gone`: the time of each killed process, 0 where it is not known.
     """

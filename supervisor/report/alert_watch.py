@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 #: Half of the time between two pings: a service that answers late has the ping all the same.
 PING_DEADLINE_S = 30.0
-#: The mirrors have not caught up for so long: an hour of training would be lost with this machine.
+#: The mirrors have not caught up for this long: an hour of training would be lost with this machine.
 MIRROR_BEHIND_S = 3600.0
-#: Without a training step for this long the training counts as not healthy: longer than steps, saves and evaluations take.
+#: Without a training step for this long the training is treated as not healthy: longer than steps, saves and evaluations take.
 STALL_S = 1800.0
 _MINUTE = 60.0
 _PINGS_FAILED = 3

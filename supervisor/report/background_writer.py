@@ -15,7 +15,7 @@ _QUEUED = 1000
 
 
 class BackgroundWriter(Generic[Item]):
-    """A bounded queue, and a thread that gives its items to `sink`. What does not fit is dropped and counted."""
+    """A bounded queue, and a thread that gives its items to `sink`. An item that does not fit is dropped and counted."""
 
     def __init__(self, name: str, sink: Callable[[Item, int], bool], limit: int = _QUEUED) -> None:
         """Start the thread. `sink(item, dropped)` returns False if it dropped the item too; `dropped` counts the items lost before."""

@@ -56,7 +56,7 @@ def card(  # noqa: PLR0913 (all that the card names)
 
     `node`: this one; of several nodes the card names the one that failed. `address`: the options by which our other commands find the
     job (Settings.address). `failed_t`: when it failed; None: not known. `left`: what the attempt left behind: cores, locks, and who held
-    the memory. `repaired`: what was done to the job's checkpoints before the next attempt (path, what). `stacks`: the file of the look at
+    the memory. `repaired`: repairs of the job's checkpoints before the next attempt (path, what). `stacks`: the file of the look at
     ranks that stood still. `next_start`: of a run that is over. `result`: the newest checkpoint of a training that was over.
     """
     verdict, plan = decision.verdict, decision.plan
@@ -200,7 +200,7 @@ def _place(  # noqa: PLR0913  all that a place has
 
 
 def _decided(incident: RecordedIncident, last: RecordedFailure, decision: ReportDecision, node: str) -> list[Fact]:
-    """Return what happened, where, and what was done, of a failure that was decided."""
+    """Return the event, its place and the action, of a failure that was decided."""
     verdict = decision.verdict
     rank = verdict.rank if verdict.rank is not None else incident.rank
     step = decision.step if decision.step is not None else incident.progress.step
@@ -245,7 +245,7 @@ def _evidence(last: RecordedFailure) -> list[Fact]:
 
 
 def do_facts(incident: RecordedIncident, *, is_over: bool) -> list[Fact]:
-    """Return what a person does. is_over: nobody goes on with the run."""
+    """Return what a person does. is_over: nobody continues with the run."""
     last = incident.failures[-1]
     if incident.outcome == "resolved":
         return [Fact(wording.DO, "nothing: the training went on", Tone.GOOD)]

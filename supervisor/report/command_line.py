@@ -16,9 +16,9 @@ from supervisor.core.values import Struct, replace
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-#: For a secret that stands under no telling name, such as one in a URL. The name must not be one that a shell has already: USER.
+#: For a secret that is under no telling name, such as one in a URL. The name must not be one that a shell has already: USER.
 _NO_NAME: Final = "SECRET"
-#: What stands before a value: `--hub-token=`, `API_KEY=`, `"token": "`, and an option alone.
+#: The name before a value: `--hub-token=`, `API_KEY=`, `"token": "`, and an option alone.
 _NAME = re.compile(r"(?P<name>[A-Za-z][\w.-]*)[\"']?(?:[ =:]+[\"']?)?$")
 
 
@@ -33,7 +33,7 @@ def command_line(words: Sequence[str]) -> CommandLine:
     """Return the words as a shell takes them."""
     from supervisor.classify import redact  # noqa: PLC0415  its patterns take 25 ms, for which a start would wait
 
-    names: dict[str, str] = {}  # by the digest that stands for the value
+    names: dict[str, str] = {}  # by the digest that means the value
     shown, option = [], ""
     for word in redact.command(words):
         parts, at = [], 0
@@ -73,7 +73,7 @@ def start_again(invocation: Sequence[str], cwd: str, options: Sequence[str] = ()
 
 
 def _variable(before: str) -> str:
-    """Return the name of a variable for a value, by what stands before it."""
+    """Return the name of a variable for a value, by the word before it."""
     from supervisor.classify import secret_forms  # noqa: PLC0415  as above
 
     match = _NAME.search(before)

@@ -109,7 +109,7 @@ class _Output:
             records.insert(0, (LogEvent.LOG_LOST.value, LogEvent.LOG_LOST.level, {"lines": lost, "timestamp": _now()}))
         try:
             text = "".join(f"{self._rendered(each)}\n" for each in records)
-        except Exception:  # noqa: BLE001 (a disk without our packages, a repr that raises: the line is lost and counted, the thread goes on)
+        except Exception:  # noqa: BLE001 (a disk without our packages, a repr that raises: the line is lost and counted, the thread continues)
             return False
         return self._sink(text)
 

@@ -1,4 +1,4 @@
-"""What fits into a GPU in which micro-batch, for `supervise plan --fit`: from a checkpoint's headers and what an attempt ran out of.
+"""Computes the micro-batch that fits into a GPU, for `supervise plan --fit`: from a checkpoint's headers and an attempt's lack of memory.
 
 With plain data parallelism each GPU holds the parameters, as many gradients, and the optimizer's states. What an attempt held and asked for
 when its memory ran out shows what a sample needs beside that, at least: the rest of that step is not known. No GPU's peak is recorded
@@ -27,7 +27,7 @@ _MOST_ROWS = 8
 
 
 class Measured(Struct, frozen=True):
-    """An attempt that ran out of a GPU's memory. batch: what it ran with, or why that is not known."""
+    """An attempt that ran out of a GPU's memory. batch: its batch, or why that is not known."""
 
     attempt: int
     lack: shortage.Shortage

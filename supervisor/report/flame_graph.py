@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _WIDTH, _ROW, _MARGIN, _HEAD = 1200.0, 17, 10, 46
-#: A box that is narrower is left out, and so is what is below it; a character needs so many pixels.
+#: A box that is narrower is left out, and so are the boxes below it; a character needs so many pixels.
 _NARROWEST, _CHARACTER = 0.4, 6.6
 _MOST_DEPTH = 200
-#: What the path of a function holds, and its colour; the last is that of the script itself.
+#: A part of a function's path, and its colour; the last is that of the script itself.
 _COLOURS: Final = (("torch/", "#9ec5e8"), ("site-packages/", "#c9c9c9"), ("python3", "#c9c9c9"), ("", "#f2a65a"))
 _OF_RANK: Final = "#e4e4e4"
 

@@ -1,4 +1,4 @@
-"""Makes the card of the newest decision, and keeps it with what was found, beside it, in the incident's files."""
+"""Makes the card of the newest decision, and keeps it with the evidence in the incident's files."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ class IncidentCards:
         self.last: FactPage | None = None
         self._job, self._log = job, log
         self._decision: ReportDecision | None = None
-        self._failed_t: float | None = None  # when the attempt failed that was decided on last
-        self._left: tuple[int, tuple[Evidence, ...]] = 0, ()  # cores, locks and who held the memory; and of which attempt
-        self._stacks: tuple[int, str] = 0, ""  # the file of the newest look, and of which attempt
+        self._failed_t: float | None = None  # the failure time of the last decided attempt
+        self._left: tuple[int, tuple[Evidence, ...]] = 0, ()  # the attempt, and its core dumps, locks and holders of memory
+        self._stacks: tuple[int, str] = 0, ""  # the attempt, and the file of its newest look
         self._repaired: dict[int, tuple[tuple[str, str], ...]] = {}  # after the last attempt
         self._files = IncidentFiles(lambda file, cause: log.write(LogEvent.LOG_LOST, file=file, error=cause))
 
     def selected(self, event: CheckpointSelected) -> None:
-        """Note what was done to the job's own checkpoints before the next attempt."""
+        """Note the repairs of the job's own checkpoints before the next attempt."""
         self._repaired = {event.attempt: (*self._repaired.get(event.attempt, ()), *event.repaired)}
 
     def evidence(self, incident: int, attempt: int, facts: Sequence[Evidence]) -> None:
-        """Keep all that was found, and for the card what the attempt left behind."""
+        """Keep all evidence, and for the card the leftovers of the attempt."""
         left = (fact for fact in facts if fact.name in {core_dumps.NAME, left_locks.NAME} or (fact.source, fact.name) in OF_MEMORY)
         self._left = attempt, tuple(left)
         # to_builtins, because asdict leaves a claim as it is
@@ -70,9 +70,9 @@ class IncidentCards:
         self._write(resumed.incident, "card.txt", self._card(decision, resumed))
 
     def ending(self, result: str, begins: str) -> None:
-        """Complete the card of a run that ends: with what is verified once no rank is left, and how the job is started again.
+        """Complete the card of a run that ends: with the verified checkpoints once no rank is left, and how the job is started again.
 
-        result: the newest checkpoint in words, "" for none. begins: from what the next start would go on. A training that was over is not
+        result: the newest checkpoint in words, "" for none. begins: the checkpoint of the next start. A training that was over is not
         started again: its card names the result.
         """
         decision = self._decision
@@ -85,7 +85,7 @@ class IncidentCards:
         self._write(decision.incident, "card.txt", self.last)
 
     def look(self, action: KeepLook, text: str) -> None:
-        """Keep what a look at the ranks showed: beside the incident's card, with the attempt's logs where there is none."""
+        """Keep the text of a look at the ranks: beside the incident's card, with the attempt's logs where there is none."""
         path = identity.look_path(self._job.state, action.attempt, action.incident)
         self._stacks = action.attempt, str(path)
         if action.incident:
@@ -94,7 +94,7 @@ class IncidentCards:
             self._files.write_soon(lambda: _with_directory(path.parent), path.name, text)
 
     def close(self, deadline_s: float) -> None:
-        """Give the files a moment before we leave."""
+        """Wait a moment for the files before the supervisor ends."""
         self._files.close(deadline_s)
 
     def _card(
@@ -123,6 +123,6 @@ class IncidentCards:
 
 
 def _with_directory(directory: Path) -> Path:
-    """Return a directory that is there. Raises OSError."""
+    """Make and return the directory. Raises OSError."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     return directory

@@ -24,10 +24,10 @@ def is_journal(fd: int, environ: Mapping[str, str]) -> bool:
     if not stream:
         return False
     try:
-        found = os.fstat(fd)
+        status = os.fstat(fd)
     except OSError:
         return False
-    return stream == f"{found.st_dev}:{found.st_ino}"
+    return stream == f"{status.st_dev}:{status.st_ino}"
 
 
 def prefix(level: Level) -> str:

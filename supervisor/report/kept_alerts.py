@@ -1,4 +1,4 @@
-"""What the spool of a job says of its alerts, for `status`: a line for the page, and each alert for its list."""
+"""The alerts in the spool of a job, for `status`: a line for the page, and each alert for its list."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def summary(state: Path, run_id: str) -> str:
     """Return what `status` shows: per sink how many alerts of this run were refused, with the last answer, wait, or were dropped.
 
-    Before them stands why some may be missing.
+    A note before them explains why some may be missing.
     """
     since = identity.run_began_t(run_id)
     alerts = spool.kept(state)

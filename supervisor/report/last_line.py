@@ -1,4 +1,4 @@
-"""The last line of a run: how far it came, what its failures cost, and what is left to resume from. Pure."""
+"""The last line of a run: how far it came, the cost of its failures, and the checkpoint to resume from. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def last_line(state: JobState, code: int, newest: CheckpointRef | None, *, all_verified: bool = True, mirrored: str = "") -> str:
     """Return the last line of a run: how far it came, what failed on the way and what that cost, and its newest good checkpoint.
 
-    If it was stopped, also whether the same command goes on from that. newest: as found once no rank was left. all_verified: False if a
+    If it was stopped, also whether the same command continues from that. newest: as found once no rank was left. all_verified: False if a
     later save was not verified in time. mirrored: how many of its saves the mirrors hold, "" without a mirror.
     """
     stopped = state.run.stop is not None and code != 0
@@ -70,7 +70,7 @@ def _reached(state: JobState) -> str:
 
 
 def _cost(state: JobState) -> str:
-    """Return how many incidents there were, and the time that they cost; at least that, where no absolute step shows what is made again."""
+    """Return how many incidents there were, and the time that they cost; at least that, where no absolute step shows the repeated work."""
     total, attempt = losses.total(state), state.attempt
     if not total.incidents:
         return ", no incident"

@@ -2,7 +2,7 @@
 
 A page is data (`FactPage`); the modules that make one are pure. This module alone knows widths and colours. Rich is imported only where a
 text is folded: it costs 3 MiB and 30 ms. Nothing is cut here but foreign text of more than 1000 characters (`clean`): a fact
-that is too long for its line goes on in the next one. A fact that is there to be copied (a command, a path) is one line whatever its
+that is too long for its line continues in the next one. A fact that is there to be copied (a command, a path) is one line whatever its
 length, so that the terminal itself wraps it.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Columns: the least and the most that a page uses, and those of a pipe or a file.
 NARROWEST, WIDEST, UNKNOWN_WIDTH = 40, 200, 100
-#: In fewer columns than this a label stands above its text.
+#: In fewer columns than this a label is above its text.
 _BESIDE = 60
 _INDENT = "  "
 #: COLUMNS with more digits is no width. Python refuses to read thousands of them.
@@ -45,7 +45,7 @@ class Tone(StrEnum):
 
 
 class Fact(Struct, frozen=True):
-    """One fact under its label. A label of "" goes on under the one before. copied: a command or a path, which is never wrapped."""
+    """One fact under its label. A label of "" continues under the one before. copied: a command or a path, which is never wrapped."""
 
     label: str
     text: str
@@ -54,7 +54,7 @@ class Fact(Struct, frozen=True):
 
 
 class FactPage(Struct, frozen=True):
-    """What a card, `why`, `status` or `classify` shows. Texts may hold anything: they are cleaned here, each into one line."""
+    """A page of a card, `why`, `status` or `classify`. Texts may hold anything: they are cleaned here, each into one line."""
 
     title: str
     facts: tuple[Fact, ...]
@@ -62,7 +62,7 @@ class FactPage(Struct, frozen=True):
 
 
 class Surface(Struct, frozen=True):
-    """What a page is laid out for. folds: whether it has an edge. A pipe has none: a row of a table is one line there."""
+    """The medium of a page. folds: whether it has an edge. A pipe has none: a row of a table is one line there."""
 
     width: int = UNKNOWN_WIDTH
     colour: bool = False

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "console", "json", "ecs"]
-#: What goes to the writing threads: the event's name, its level, all its fields.
+#: An item for the writing threads: the event's name, its level, all its fields.
 LogRecord = tuple[str, LogLevel, dict[str, object]]
 
 
@@ -191,7 +191,7 @@ class LogEvent(StrEnum):
         "error",
         "incident attempt outcome step took_s cause confidence rank plan strategy exit_code",
         (
-            "the first progress after a failure, or the end of the run; the one line that sums it up: what it was, what was done last, "
+            "the first progress after a failure, or the end of the run; the one line that sums it up: its cause, the last action, "
             "and how long it was open. If nothing was decided before the end, the fields from `cause` on are null"
         ),
         "it was resolved",
@@ -205,7 +205,7 @@ class LogEvent(StrEnum):
             "not_excluded batch ever_loaded silent is_foreign has_saved without_tracker advised_move"
         ),
         (
-            "the checkpoint for the next attempt is selected, out of how many; `older`: what stands behind it; `repaired`: what was moved "
+            "the checkpoint for the next attempt is selected, out of how many; `older`: the next older ones; `repaired`: the files moved "
             "or put back. From `agreement` on: of an agreement of several nodes, its number, what all run with, what each node had if "
             "they found nothing in common (or how each resumes, if `resume_differs`), and whether this or another node leaves for it; "
             "`programs`: what ranks of any node were seen to run; `ever_loaded`: whether any were seen to load; "
@@ -237,7 +237,7 @@ class LogEvent(StrEnum):
         "checkpoint.copied",
         "info",
         "path step copy",
-        "a copy is held of a checkpoint that the attempt was not seen to load, and may overwrite",
+        "a copy is held of a checkpoint that the attempt did not visibly load, and may overwrite",
     )
     SAVES_SHARED = (
         "saves.shared",
@@ -376,7 +376,7 @@ class LogEvent(StrEnum):
         "outcome sink event_id host reason tries waiting",
         (
             "an alert was not delivered. `outcome`: `delayed` (tried again; logged at the 1st, 2nd, 4th, 8th … try), `refused` (given up), "
-            "`left` (for the next start), `unsaved` (alerts.jsonl cannot be written), `unmade` (a defect of ours)"
+            "`left` (for the next start), `unsaved` (alerts.jsonl cannot be written), `unmade` (a defect of supervise)"
         ),
     )
     ALERT_DROPPED = "alert.dropped", "error", "sink total", "too many alerts waited for the sink: the oldest were dropped"

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from supervisor.observe.hangs.recorder import ProcessGroup
     from supervisor.report.layout import Surface
 
-#: What a fork of a rank shows below this loop are the frames of the rank.
+#: The frames of a fork below this loop are those of its rank.
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 
 
 class Sentence(Struct, frozen=True):
-    """What may be folded; a line that may not is a str."""
+    """Lines that may be folded; a line that may not is a str."""
 
     text: str
     indent: str = ""

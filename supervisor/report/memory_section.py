@@ -1,4 +1,4 @@
-"""What is said of memory: when it will be used up, who held it at a failure, and what each rank holds. Pure."""
+"""The page's part about memory: when it will be used up, who held it at a failure, and the share of each rank. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MEMORY = "memory"
 #: Ranks that are named one by one: the one that failed, and those that held most.
 _MOST_RANKS = 3
-#: What was read of the host's memory and of the GPUs' before a failure, as source and name of its evidence.
+#: The evidence of the host's memory and of the GPUs' before a failure, by source and name.
 _HELD, _GPU_MEMORY = ("memory", "held"), ("heartbeat", "gpu_memory")
 OF_MEMORY = frozenset({_HELD, _GPU_MEMORY})
 _OF_HOST = frozenset({Cause.HOST_OOM, Cause.SHM_EXHAUSTED, Cause.DATALOADER_WORKER})

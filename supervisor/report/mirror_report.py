@@ -75,7 +75,7 @@ class MirrorReport:
         if seconds < STALLED_S:
             if stalled in self._troubled:
                 self.took(MirrorRecovered("", "stalled"))
-        elif not any(what in _HOLDS_UP for what, _ in self._troubled):
+        elif not any(trouble in _HOLDS_UP for trouble, _ in self._troubled):
             message = f"a verified checkpoint has waited for {seconds / 60:.0f} minutes to be uploaded, and no byte is sent"
             self.took(MirrorAlert("stalled", "", message, "see the events mirror.reported in supervise.log"))
 
@@ -95,5 +95,5 @@ def death_text(death: ReaderDied) -> str:
 
 
 def _renamed(fields: dict[str, Any]) -> dict[str, Any]:
-    """What the log's own fields are called by stays theirs."""
+    """Return the fields with other names where the log has its own fields of that name."""
     return {f"mirror_{key}" if key in {"what", "event", "level", "t"} else key: value for key, value in fields.items()}

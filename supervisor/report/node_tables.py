@@ -85,7 +85,7 @@ def _why(node: ListedNode) -> str:
 
 
 def gpu_tables(gpus: Sequence[ListedGpu]) -> Iterator[Table]:
-    """Yield how each GPU is, what is wrong with those that are not well, and the names by which others know them; nothing for none."""
+    """Yield the state of each GPU, the faults of those that are not well, and the names by which others know them; nothing for none."""
     if not gpus:
         return
     models = sorted({gpu.name for gpu in gpus if gpu.name})

@@ -1,4 +1,4 @@
-"""What `supervise status --all-nodes` shows: where each node of a job stands, and how old that is. Pure."""
+"""The page of `supervise status --all-nodes`: the state of each node of a job, and its age. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 UNKNOWN = "unknown"
-#: How a node stands that takes no part any more, or of which nothing is known.
+#: The state of a node that takes no part any more, or of which nothing is known.
 _TONES = {"lost": Tone.BAD, "supervise died": Tone.BAD, "hung": Tone.BAD, UNKNOWN: Tone.WARNING, "left": Tone.WARNING}
 #: Where a node's line comes from.
 SOURCES = {"here": "this node", "coordinator": "by the coordinator", "journal": "by its journal", None: "nothing is known of it"}
@@ -23,32 +23,27 @@ MOST_LISTED = 32
 
 
 class NodeStatus(Struct, frozen=True):
-    """One node. number: among the nodes of the newest attempt, None: it takes no part in it. None elsewhere: not known.
+    """One node of a job. None: not known."""
 
-    state: a StateWord, `lost`, `left`, `done`, `waits to join`, or UNKNOWN. why: it is lost, or has left. step: of its rank that is
-    furthest behind. ranks: those that live. step_s: seconds of a step, and own_s: what of it the node needs by itself. health: what is
-    found to be wrong with it. age_s: how old this is. source: a key of SOURCES.
-    """
-
-    node: str
-    number: int | None
-    state: str = UNKNOWN
-    why: str | None = None
-    attempt: int | None = None
-    step: int | None = None
-    step_relative: bool = False
-    phase: str = "unknown"
-    ranks: str | None = None
-    gpus_out_of_use: int = 0
-    step_s: float | None = None
-    own_s: float | None = None
-    health: str | None = None
-    age_s: float | None = None
-    source: str | None = None
+    node: str  # host name
+    number: int | None  # among the nodes of the attempt; null: it takes no part in it
+    state: str = UNKNOWN  # a word as in `status`, or lost, left, done, waits to join, unknown
+    why: str | None = None  # it is lost, or has left
+    attempt: int | None = None  # this and the next three as in `status`, of this node
+    step: int | None = None  # of its rank that is furthest behind
+    step_relative: bool = False  # counted from where the attempt began
+    phase: str = "unknown"  # what its ranks do
+    ranks: str | None = None  # those that live, such as `ranks 0-7`; null: none, or not known
+    gpus_out_of_use: int = 0  # how many of its GPUs
+    step_s: float | None = None  # seconds of a step over the last minute
+    own_s: float | None = None  # what of it the node needs by itself
+    health: str | None = None  # the faults found in the node
+    age_s: float | None = None  # how old this is, in seconds
+    source: str | None = None  # where it comes from
 
     @property
     def name(self) -> str:
-        """What people call it: its host, and its number among the others."""
+        """Its name for people: its host, and its number among the others."""
         return self.node if self.number is None else f"{self.node}:{self.number}"
 
     @property
@@ -58,17 +53,14 @@ class NodeStatus(Struct, frozen=True):
 
 
 class JobNodesStatus(Struct, frozen=True):
-    """All nodes of a job. attempt: the newest. coordinator: its node; None: none answered, for `no_coordinator`.
+    """All nodes of a job."""
 
-    slow: which ranks or nodes make the others wait, a sentence for each.
-    """
-
-    job: str
-    attempt: int
-    nodes: tuple[NodeStatus, ...]
-    coordinator: str | None = None
-    no_coordinator: str | None = None
-    slow: tuple[str, ...] = ()
+    job: str  # its name
+    attempt: int  # the newest
+    nodes: tuple[NodeStatus, ...]  # by group rank, then those that take no part
+    coordinator: str | None = None  # the node of the coordinator that answered; else null
+    no_coordinator: str | None = None  # why none answered
+    slow: tuple[str, ...] = ()  # which nodes make the others wait: a list of texts
 
 
 def nodes_page(job: JobNodesStatus, address: str, incidents: Sequence[Fact] = ()) -> tuple[FactPage | Table, ...]:

@@ -1,4 +1,4 @@
-"""The lines that open a run, and the options that its end recommends: what is enabled in its command, and what a restart resumes from.
+"""The lines that open a run, and the options that its end recommends: the enabled knobs of its command, and the checkpoint for a restart.
 
 Each names the script's own flags where its command or its parser shows them (knobs/likely.py).
 """
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from supervisor.knobs.knob_set import KnobSet
 
 _SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".bin", ".npz", ".tar")
-#: What a script's text has that takes the checkpoint from us: the variable, `checkpointing.load_latest` or `supervisor.worker.resume_from`.
+#: The sign in a script that takes its checkpoint from supervise: the variable, `checkpointing.load_latest` or `worker.resume_from`.
 _READS_CHECKPOINT = re.compile(rb"SUPERVISE_JOB_RESUME_FROM|\bload_latest\b|\bresume_from\b")
 _NOTHING = "nothing can be changed, because"
 _BATCH_WORDS = {"batch_size": "batch size", "grad_accum": "gradient accumulation"}
@@ -49,9 +49,9 @@ def opening_lines(
     environ: Mapping[str, str],
     overrides: Sequence[tuple[str, str]] = (),
 ) -> list[str]:
-    """Return what a run that goes on has changed, and what happens to the batch on CUDA OOM: a line each, or none.
+    """Return what a run that continues has changed, and what happens to the batch on CUDA OOM: a line each, or none.
 
-    overrides: what is changed already, by knob or env:NAME.
+    overrides: the changes so far, by knob or env:NAME.
     """
     now = dict(overrides)
     new = [(knob, now[knob.name]) for knob in knob_set.knobs if now.get(knob.name, knob.value) != knob.value]
@@ -86,7 +86,7 @@ def oom_text(knob_set: KnobSet, command: Sequence[str], environ: Mapping[str, st
     if not divided and (size.counts == "global" or accum.counts == "world"):
         how = size.how if size.counts == "global" else accum.how
         return f"the micro-batch shrinks at the same global batch, if {how} divides by the ranks, not known yet{rest}"
-    # where both count for each rank, one stands for all: a smaller micro-batch keeps the product whatever the number of ranks is
+    # where both count for each rank, one number is for all: a smaller micro-batch keeps the product whatever the number of ranks is
     old = batch.read(size, accum, divided or 1)
     new_batch = batch.smaller(old) if isinstance(old, batch.Batch) else old
     if isinstance(new_batch, str):
@@ -127,7 +127,7 @@ def resume_line(settings: Settings, knob_set: KnobSet, programs_seen: Sequence[s
 def network_line(policy: Policy, overrides: tuple[tuple[str, str], ...] = ()) -> str:
     """Return what network.allow permits, "" where it permits nothing. A step whose variable the user set has no answer.
 
-    overrides: what a run that goes on has changed already.
+    overrides: what a run that continues has changed already.
     """
     ladder_steps = [name for name in policy.network.allow if not _users_own(name, policy)]
     theirs = [name for name in policy.network.allow if name not in ladder_steps]
@@ -162,7 +162,7 @@ def handover_warning(settings: Settings, knob_set: KnobSet, command: Sequence[st
         at = "" if step is None else f" at step {step.step}"
         handover = f"--resume-args '{flag} {{resume}}'" if flag else option(RESUME, knob_set.likely)
         instead = f"--checkpoints {shlex.quote(_pattern(settings, path))} {handover}"
-        return f"each attempt begins{at}, because the command names {path}: what was made since is made again. {instead} passes the newest"
+        return f"each attempt begins{at}, because the command names {path}: later steps are made again. {instead} passes the newest"
     given = knob_set.resume or any("{resume}" in word for word in command)
     if not settings.checkpoints.paths or settings.resumes_itself or given:
         return ""
@@ -216,7 +216,7 @@ def next_time(  # noqa: PLR0913  what a run showed
     """Return the options that this run showed and that it was not given, as they stand on a command line; "" for none.
 
     newest: the newest verified checkpoint. saved: the patterns to which it was seen to save; where no attempt loaded from there, only a
-    flag of the script shows that these are checkpoints. A program that resumes by an option of its own needs none of ours.
+    flag of the script shows that these are checkpoints. A program that resumes by an option of its own needs none of supervise's.
     """
     options: list[str] = []
     likely, way = dict(knob_set.likely), knob_set.resume[0].knob if knob_set.resume else None

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from supervisor.job.clock import Clock
     from supervisor.job.job import Job
 
-#: The alerts of what is strange about a training that runs. One of STRAGGLER comes from the node that compared the ranks, or the nodes.
+#: The alerts of strange changes of a running training. One of STRAGGLER comes from the node that compared the ranks, or the nodes.
 OF_TRAINING = ("strange_loss", "slow_training", STRAGGLER, MEMORY_FORECAST)
 FROM_SCRATCH = "started_from_scratch"
 #: Alerts whose text another line prints already: the decision's, or how the attempt began.
@@ -74,10 +74,10 @@ class OutgoingAlerts:
         self.node = 0
         self._job = job
         self._clock = clock
-        self._strange: dict[str, set[str]] = {kind: set() for kind in OF_TRAINING}  # what is strange about the training now
+        self._strange: dict[str, set[str]] = {kind: set() for kind in OF_TRAINING}  # the strange facts of the training now
 
     def took(self, event: Event) -> None:
-        """Note what is strange about the training: its alert is over with the last of these things, or with the attempt."""
+        """Note a strange fact of the training: its alert is over with the last of these things, or with the attempt."""
         if isinstance(event, NodesGathered):
             self.node = event.node
         elif isinstance(event, AttemptEnded):
@@ -178,7 +178,7 @@ class OutgoingAlerts:
             self.router.clear(AlertEvent(event_name).row.thread, self._clock.now(), subject)
 
     def tick(self, now: float) -> None:
-        """Send what is due."""
+        """Send the due messages."""
         if self.router is not None:
             self.router.tick(now)
 

@@ -29,14 +29,14 @@ _COUNTS = {
 
 
 def pages(data: Mapping[str, Any]) -> list[FactPage | Table]:
-    """Return what a person reads: the command, and what may change in it with its settings, or what is done about the one cause."""
+    """Return the page for people: the command, and its possible changes with their settings, or the ladder of the one cause."""
     command = FactPage(f"plan of {shlex.join(data['command'])}", tuple(_facts(data)))
     if "cause" in data:
         return [command, *_one_cause(data)]
     settings = tuple((key, json.dumps(row["value"], ensure_ascii=False), row["origin"]) for key, row in data["settings"].items())
     missing = _missing_rows(data["not_enabled"])
     heads = Column("knob"), Column("option", copied=True), Column("why not yet")
-    text = f"supervise plan --cause CAUSE -- CMD shows what is done about one, failure by failure. CAUSE: {', '.join(data['ladders'])}"
+    text = f"supervise plan --cause CAUSE -- CMD shows the steps for one cause, failure by failure. CAUSE: {', '.join(data['ladders'])}"
     own = tuple(_own_rows(data))
     return [
         command,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from supervisor.job.clock import Clock
     from supervisor.report.terminal import TerminalWriter
 
-#: How long nothing new is seen before a line says that a phase goes on.
+#: How long nothing new is seen before a line says that a phase continues.
 REMINDER_S: Final = 30.0
 #: An end of an attempt that takes no longer needs no line.
 MOMENT_S: Final = 1.0
@@ -70,7 +70,7 @@ class StartLines:
                 self._observe(event.phase)
 
     def tick(self) -> None:
-        """Say that an attempt is being ended, or that a phase goes on."""
+        """Say that an attempt is being ended, or that a phase continues."""
         now = self._clock.now()
         if self._failure and now >= self._failed_t + MOMENT_S:
             self._terminal.waiting(f"{self._failure}; ending its ranks and collecting the evidence …")

@@ -1,4 +1,4 @@
-"""What `supervise` would do: the data of `supervise plan -- CMD`.
+"""The future steps of `supervise`: the data of `supervise plan -- CMD`.
 
 Nothing is run. The core itself is asked for its plans, one supposed failure after another.
 """

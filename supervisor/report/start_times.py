@@ -1,6 +1,6 @@
 """Splits the time from a failure (or from the launch) to the first training step into its parts, for each start of the ranks.
 
-A part is named for what it ends with, and reaches back to the moment before it. So the parts add up to the whole, whatever is known. A
+A part is named for its end, and reaches back to the moment before it. So the parts add up to the whole, whatever is known. A
 moment that nothing showed leaves its time to the next one. Of a part that ran beside an earlier one (the nodes met while ranks were still
 being ended) only the time beyond that one counts.
 """
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
     from supervisor.core.events import Event
     from supervisor.job.clock import Clock
 
-#: Each moment and the part that ends with it, in order. The ranks' moments are those of observe/ranks/start_files.py.
+#: Each moment and the part that ends with it, in order; what is so then. The ranks' moments are those of observe/ranks/start_files.py.
 PARTS: Final = (
-    ("taken_over", "supervise"),
-    ("detected", "detect"),
-    ("gone", "teardown"),
-    ("decided", "decision"),
-    ("waited", "backoff"),
+    ("taken_over", "supervise"),  # after a launch: it takes its first decision; the lock, the journal and a mirror's restore come before
+    ("detected", "detect"),  # supervise knows that a rank died, or that the ranks stand still: since their last progress
+    ("gone", "teardown"),  # no rank of the attempt is left on this node
+    ("decided", "decision"),  # the evidence is collected, and the plan is made
+    ("waited", "backoff"),  # the wait of the plan is over
     ("gathered", "rendezvous"),  # of several nodes: they meet before they select
-    ("selected", "selection"),
-    ("ordered", "preparation"),
-    ("agent_ready", "agent"),
-    ("met", "rendezvous"),
+    ("selected", "selection"),  # the checkpoint is chosen and verified
+    ("ordered", "preparation"),  # the node was examined, the decision is on disk, the command is made
+    ("agent_ready", "agent"),  # torchrun's agent is ready: mostly its own import of torch, after a launch
+    ("met", "rendezvous"),  # the nodes have met
     ("spawned", "start"),
-    ("hello", "start"),
-    ("imported", "import"),
-    ("grouped", "init"),
-    ("loading", "setup"),
-    ("loaded", "load"),
-    ("first_step", "first_step"),
+    ("hello", "start"),  # the rank's interpreter runs; of a plain command, and without instrumentation: the process exists
+    ("imported", "import"),  # the last module was searched for before the script made its process group, loaded a checkpoint or trained
+    ("grouped", "init"),  # its first process group was made
+    ("loading", "setup"),  # its first load of a checkpoint began: the model, the optimizer, and what torch imports for them
+    ("loaded", "load"),  # the last load before the first step ended
+    ("first_step", "first_step"),  # the first optimizer step ended
 )
 
 #: The moment that an event is, and that a report of the agent is.
@@ -103,10 +103,10 @@ class StartClock:
         if moment is not None:
             self._set(moment, event.t)
 
-    def noted(self, what: str) -> None:
+    def noted(self, event: str) -> None:
         """Note a moment that only the agent reports."""
-        if what in _REPORTS:
-            self.reached(_REPORTS[what])
+        if event in _REPORTS:
+            self.reached(_REPORTS[event])
 
     def incident_opened(self, attempt: int) -> None:
         """Begin where nothing else showed a failure: a hang, a NaN, a node's health."""

@@ -1,7 +1,7 @@
-"""What `supervise status` shows of a `Status`: its page, its ranks and its GPUs. Pure.
+"""Shows a `Status` for `supervise status`: its page, its ranks and its GPUs. Pure.
 
-The page begins with what is wrong, and goes on with how far the training is, what it can resume from, and what it runs on. A drawing stands
-beside the numbers that it shows, never in their place.
+The page begins with the problems, and continues with the training's progress, its checkpoints, and its machine. A drawing
+is beside the numbers that it shows, never in their place.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def rendered(status: Status, address: str, surface: Surface) -> str:
 
 
 def status_page(status: Status, address: str, *, width: int = UNKNOWN_WIDTH) -> FactPage:
-    """Return the page. address: the options by which our other commands find the job. width: in cells, for what is drawn; 0: nothing is."""
+    """Return the page. address: the options by which our other commands find the job. width: of drawings in cells; 0: none."""
     title = f"{'drill of ' * status.drill}job {status.job} on {status.node}: {status.state_text}"
     facts = [
         *_first_incident(status),
@@ -86,10 +86,12 @@ def status_page(status: Status, address: str, *, width: int = UNKNOWN_WIDTH) -> 
 
 
 def incident_facts(status: Status) -> list[Fact]:
-    """Return how many incidents there were, and how the last one ended; one that is not over stands at the head of the page."""
+    """Return how many incidents there were, and how the last one ended; one that is not over is at the head of the page."""
     last = status.last_incident
-    if last is None or _is_first(status):
-        return [Fact("incidents", str(status.incidents) if status.incidents else "none")]
+    if last is None:
+        return [Fact("incidents", f"none in this run, {status.incidents} before" if status.incidents else "none")]
+    if _is_first(status):
+        return [Fact("incidents", str(status.incidents))]
     outcome = last.outcome.replace("_", " ")
     facts = [Fact("incidents", f"{status.incidents}, the last is incident {last.number} at {clock_text(last.opened)}: {outcome}")]
     return facts + [replace(fact, tone=Tone.FAINT) for fact in (*_incident(last, last.what), Fact("done", last.done)) if fact.text]
@@ -221,7 +223,7 @@ def _left_out(status: Status) -> list[Fact]:
 
 
 def _ranks(status: Status, address: str) -> list[Fact]:
-    """Return how many ranks and nodes there are, and who is behind; the table below the page has each."""
+    """Return how many ranks and nodes there are, and which are behind; the table below the page has each."""
     ranks, facts = status.ranks, []
     if not ranks:
         facts += [Fact("ranks", "none runs")] if status.runs else []
@@ -318,7 +320,7 @@ def _node(status: Status) -> list[Fact]:
 
 
 def _finding(finding: Finding) -> str:
-    """Return a finding as a sentence: what it is about stands once."""
+    """Return a finding as a sentence: its subject appears once."""
     subject = finding.subject.removeprefix("path:")
     return f"{finding.result}: {finding.reason if subject in finding.reason else f'{subject}: {finding.reason}'}"
 
@@ -336,7 +338,7 @@ def number_list(numbers: Iterable[int]) -> str:
 
 def _start(start: StartTimes) -> str:
     """Return how long the newest start took, and its two longest parts; `report` has all."""
-    longest = sorted(start.parts.items(), key=lambda part: -part[1])[:2]
+    longest = sorted(start.parts.items(), key=lambda row: -row[1])[:2]
     parts = ", ".join(f"{span_text(took_s)} {wording.START_PARTS.get(name, name)}" for name, took_s in longest)
     since = {"launch": "the launch", "failure": "the failure"}.get(start.after, "nodes asked to join")
     until = "first step" if start.trained else "no step, though"
@@ -359,7 +361,7 @@ def _supervise(status: Status) -> str:
 
 
 def _alerts(status: Status, address: str) -> list[Fact]:
-    """Return what is wrong with this run's alerts; in its place, where it was asked for, a line for each alert of the job."""
+    """Return the faults of this run's alerts; on request, a line for each alert of the job."""
     if status.alert_list is UNSET:
         return [Fact("alerts", f"{status.alerts}; supervise status -v {address}", Tone.WARNING)] if status.alerts else []
     alerts, dropped = status.alert_list, status.alerts_dropped if status.alerts_dropped is not UNSET else {}

@@ -22,9 +22,9 @@ _LEAST_S, _LEAST_STEPS = 60.0, 10
 class Scaling(Struct, frozen=True):
     """The steps per second on so many nodes, and on one node."""
 
-    nodes: int
-    steps_per_s: float
-    of_one: float
+    nodes: int  # so many
+    steps_per_s: float  # on these
+    of_one: float  # on one node
 
     @property
     def efficiency(self) -> float:

@@ -1,8 +1,8 @@
 """Lays rows and columns out for a person: at a terminal of 40 to 200 columns, in a pipe, in a file.
 
-A table is data; this module alone knows widths. A row that does not fit its line goes on in the next one, in its own column; where not even
-the longest words fit, each row becomes lines of label and text. In a pipe each row is one line, aligned. A cell's tone never says what its
-text does not say.
+A table is data; this module alone knows widths. A row that does not fit its line continues in the next one, in its own column; where not
+even the longest words fit, each row becomes lines of label and text. In a pipe each row is one line, aligned. A cell's tone never says what
+its text does not say.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Cell(Struct, frozen=True):
 
 
 class Table(Struct, frozen=True):
-    """Rows of as many cells as there are columns. empty: what stands there where there is no row. title: "" for none."""
+    """Rows of as many cells as there are columns. empty: the text where there is no row. title: "" for none."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell | str, ...], ...]
@@ -53,7 +53,7 @@ def drawn(shown: Iterable[FactPage | Table], surface: Surface) -> str:
 
 
 def render_table(table: Table, surface: Surface = Surface()) -> str:
-    """Return the table as text, without a line feed at its end; a column in which nothing stands is left out."""
+    """Return the table as text, without a line feed at its end; an empty column is left out."""
     lines = heading(table.title, Tone.STRONG, surface) if table.title else []
     if not table.rows:
         return "\n".join([*lines, *(folded(table.empty, surface.width) if table.empty else [])])
@@ -112,7 +112,7 @@ def _row_lines(columns: Sequence[Column], row: Sequence[Cell], widths: Sequence[
         for column, cell, width in zip(columns, row, widths, strict=True)
     ]
     lines = []
-    for number in range(max(len(part) for part in parts)):
+    for number in range(max(len(cell_lines) for cell_lines in parts)):
         line, blanks = "", 0  # blanks: not yet written, as none stand at the end of a line
         for at, (column, cell, width) in enumerate(zip(columns, row, widths, strict=True)):
             text = parts[at][number] if number < len(parts[at]) else ""

@@ -50,7 +50,7 @@ class TerminalWriter:
         self._is_a_tty, self._surface = os.isatty(fd), surface_of(fd)
         self._stuck = self._is_closed = False
         self._lock = threading.Lock()  # the log's thread prints too
-        self._line_end = b""  # what ends the ranks' unfinished line, before the next of ours
+        self._line_end = b""  # the end of the ranks' unfinished line, before supervise's next one
         self._writer = BackgroundWriter("terminal", self._write)
 
     @property
@@ -99,7 +99,7 @@ class TerminalWriter:
             self._writer.close(deadline_s)
 
     def _line(self, level: Level, text: str) -> bytes:
-        """Return one line of ours, as this stream gets it."""
+        """Return one line of supervise, as this stream gets it."""
         line = escaped(_PREFIX + text)
         if self._to_journal:
             line = journald.prefix(level) + line

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 
 _LONGEST = 1000
-#: What moves the cursor, retitles the window or turns the rest of a line round (Unicode TR9); \t and \n do not.
+#: Characters that move the cursor, retitle the window or turn the rest of a line round (Unicode TR9); \t and \n do not.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def escaped(line: str) -> str:
-    """Return a line of ours, which may quote foreign text, with escapes for what is no character of UTF-8 or that a terminal would obey."""
+    """Return supervise's own line, which may quote foreign text, with escapes for bytes that are not UTF-8 or that a terminal obeys."""
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), line.encode("utf-8", "backslashreplace").decode())
 
 

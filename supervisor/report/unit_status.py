@@ -1,4 +1,4 @@
-"""What systemd is shown of a run: the unit's status line, and when its start is over. Pure."""
+"""The messages about a run to systemd: the unit's status line, and when its start is over. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def unseen_line(attempt: int) -> str:
 
 
 def is_overdue(attempt: Attempt, now: float) -> bool:
-    """Whether ranks that run have shown no step for so long that none is waited for."""
+    """Whether ranks that run have shown no step for this long that none is waited for."""
     return attempt.started_t is not None and not attempt.ended and now - attempt.started_t >= START_CEILING_S
 
 

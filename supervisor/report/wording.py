@@ -1,6 +1,6 @@
-"""The words of the card, of `why`, of `status` and of the unit: what happened, where, what was done, what to do. Pure.
+"""The words of the card, of `why`, of `status` and of the unit: the event, its place, the action, what to do. Pure.
 
-Each function returns a text, or the facts of one label. Observers have names of their own (`error_file`, `cgroup`); here stands what a
+Each function returns a text, or the facts of one label. Observers have names of their own (`error_file`, `cgroup`); here is what a
 person calls them.
 """
 
@@ -39,7 +39,7 @@ _TELLING = ("exception", "traceback", "last_exception", "signal", "exit_code", "
 _EXCEPTIONS = frozenset({"exception", "last_exception"})
 _ENDS = frozenset({"exit", "launcher"})
 _LAST_OUTPUT = "last output"
-#: What an observer is called. Of an exception and of an end the sentence itself says it.
+#: The name of an observer for people. Of an exception and of an end the sentence itself says it.
 _OBSERVERS = {
     "error_file": "traceback",
     "tail": _LAST_OUTPUT,
@@ -54,7 +54,7 @@ _OBSERVERS = {
     "checkpoint": "checkpoint",
     "observer": "not examined",
 }
-#: What the parts of a start are called (report/start_times.py).
+#: The names of the parts of a start (report/start_times.py).
 START_PARTS = {
     "teardown": "tear-down",
     "backoff": "wait",
@@ -68,7 +68,7 @@ START_PARTS = {
 }
 #: Of so many parts the two longest are named first.
 _MANY_PARTS = 4
-#: What a library writes around the sentence that tells, and what is left of it.
+#: The words of a library around the telling sentence, and the part to keep.
 _ESSENCES = (
     (re.compile(r"\[\S*gloo/\S+\] ?(.*?)(?:\. .*|\.?$)"), r"gloo: \1"),
     (re.compile(r"oom-kill:.*?oom_memcg=([^,]+),.*?task=([^,]+),pid=(\d+).*"), r"OOM killer: \2 (pid \3), limit of cgroup \1"),
@@ -83,7 +83,7 @@ _PLAIN_EXIT = " exited with code 1"
 #: Phases that show that no step was made. An import is not among them: a script without torch is in it while it trains.
 _NO_STEP = frozenset({Phase.INIT, Phase.LOAD})
 _NO_EVIDENCE = "none was found"
-#: Evidence beside what the verdict stands on is no longer than this: the beginning shows the kind, and the end of it which one.
+#: Evidence beside what the verdict is on is no longer than this: the beginning shows the kind, and the end of it which one.
 _LONGEST_EVIDENCE = 400
 
 
@@ -165,7 +165,7 @@ def ranks_text(verdict: FailureVerdict | None, rank: int | None) -> str:
 
 
 def evidence_facts(verdict: FailureVerdict, facts: Sequence[Evidence], most: int) -> list[Fact]:
-    """Return the evidence: what the verdict stands on, what else shows it, what merely follows from it; and the name of the cause."""
+    """Return the evidence: what the verdict is on, what else shows it, what merely follows from it; and the name of the cause."""
     consequences = [fact for fact in facts if is_consequence(fact, verdict)]
     own = [fact for fact in facts if fact not in consequences]
     first = [*(fact for fact in own if _NCCL_LAST in fact.text), *(fact for fact in verdict.because[:1] if fact in own)]
@@ -178,7 +178,7 @@ def evidence_facts(verdict: FailureVerdict, facts: Sequence[Evidence], most: int
     if any(not line.endswith(_PLAIN_EXIT) and not line.startswith(_LAST_OUTPUT) for line in lines):
         lines = [line for line in lines if not line.endswith(_PLAIN_EXIT)]  # an exception says more
     sentence = what_text(verdict)
-    said_before = [line for line in lines if _holds(sentence, line)]  # each fact stands once, and output shows nothing where more is known
+    said_before = [line for line in lines if _holds(sentence, line)]  # each fact appears once, and output shows nothing where more is known
     lines = [line for line in lines if line not in said_before and not (said_before and line.startswith(_LAST_OUTPUT))]
     lines = lines or [_NO_EVIDENCE for _ in own[:1] if not said_before]
     shown = [Fact("", cut(line, _LONGEST_EVIDENCE) if number else line) for number, line in enumerate(lines[:most])]
@@ -249,7 +249,7 @@ def victims(verdict: FailureVerdict) -> list[int]:
 
 
 def done_text(plan: Plan, attempt: int) -> str:
-    """Return what was done about the failure of `attempt`."""
+    """Return the action about the failure of `attempt`."""
     if plan.kind is PlanKind.STOP:
         return f"stopped with exit code {plan.exit_code}: {plan.reason}"
     wait = f"after {span_text(plan.delay_s)}" if plan.delay_s >= 1.0 else ""
@@ -260,7 +260,7 @@ def done_text(plan: Plan, attempt: int) -> str:
 
 
 def done_facts(decision: ReportDecision, *, at: str = "") -> list[Fact]:
-    """Return what supervise did, what it changed, and its notes, but for the one with a command. `at`: stands before it."""
+    """Return supervise's action, its change, and its notes, but for the one with a command. `at`: is before it."""
     plan = decision.plan
     is_told = all(f"{row.how} {row.old} → {row.new}" in plan.reason for row in plan.changes)
     changed = "" if is_told and plan.nproc is None else changes(plan)
@@ -274,7 +274,7 @@ def done_facts(decision: ReportDecision, *, at: str = "") -> list[Fact]:
 def do_facts(plan: Plan, *, is_over: bool, waits: str = "") -> list[Fact]:
     """Return what a person does: the command, or the first thing; then what else may help.
 
-    is_over: nobody goes on with the run. waits: what is done by itself meanwhile, and until when.
+    is_over: nobody continues with the run. waits: the automatic next step, and its time.
     """
     commands = [match.groups() for note in plan.notes if (match := _COMMAND.fullmatch(note))]
     if commands:
@@ -292,7 +292,7 @@ def do_facts(plan: Plan, *, is_over: bool, waits: str = "") -> list[Fact]:
 
 
 def again_facts(start: NextStart) -> list[Fact]:
-    """Return the command that starts the job again, and from what it would begin."""
+    """Return the command that starts the job again, and the checkpoint that it would begin from."""
     text, variables = start.command.text, start.command.variables
     facts = [Fact(AGAIN, text, copied=True)] if text else []
     facts += [Fact("", f"set {', '.join(variables)} first: secrets are not shown")] if variables else []
@@ -331,7 +331,7 @@ def beginning(report: ReportResume) -> str:
 
 
 def _given_text(report: ReportResume, given_step: int) -> str:
-    """Return which other checkpoint the attempt was given, and what it costs that it loaded an older one."""
+    """Return which other checkpoint the attempt was given, and the cost of loading an older one."""
     given = f", although it was given {report.resume_from} (step {given_step})"
     if report.step is None or report.step > given_step:
         return given
@@ -353,7 +353,7 @@ def start_text(start: StartTimes) -> str:
     since = "the launch" if start.after == "launch" else "the failure" if start.after == "failure" else "nodes asked to join"
     known = [(took_s, f"{took_s:.2f} s {START_PARTS.get(name, name)}") for name, took_s in start.parts.items() if round(took_s, 2) > 0]
     until = "" if start.trained else ", without a first step"
-    longest = [text for _, text in sorted(known, key=lambda part: -part[0])[:2]] if len(known) >= _MANY_PARTS else []
+    longest = [text for _, text in sorted(known, key=lambda row: -row[0])[:2]] if len(known) >= _MANY_PARTS else []
     most = f" (most: {', '.join(longest)})" if longest else ""
     return f"{start.total_s:.2f} s since {since}{until}{most}: {', '.join(text for _, text in known)}"
 
@@ -377,7 +377,7 @@ def core_text(facts: Sequence[Evidence], verdict: FailureVerdict | None) -> str:
 
 
 def first_of(repairs: Sequence[tuple[str, str]]) -> str:
-    """Return the first (path, what was done or found there) as a text, and how many more there are."""
+    """Return the first (path, action or finding) as a text, and how many more there are."""
     path, repair = repairs[0]
     more = f", and {len(repairs) - 1} more" if len(repairs) > 1 else ""
     return f"{path}: {repair}{more}"
@@ -433,7 +433,9 @@ def _distinct(lines: Iterable[str]) -> list[str]:
 def _holds(line: str, other: str) -> bool:
     """Whether `line` says what `other` says: `rank 1 raised E: text` holds `output of rank 1: E: text`."""
     text = clean(other).removesuffix("…")
-    return bool(text) and (text in line or any(part in line for part in (text.partition(": ")[2], text.partition(" raised ")[2]) if part))
+    return bool(text) and (
+        text in line or any(text_part in line for text_part in (text.partition(": ")[2], text.partition(" raised ")[2]) if text_part)
+    )
 
 
 def _telling_line(fact: Evidence) -> str:

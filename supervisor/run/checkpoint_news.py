@@ -1,4 +1,4 @@
-"""Passes on what is found of the checkpoints while a job runs: to the core, to the alerts, to the terminal.
+"""Passes on the findings about checkpoints while a job runs: to the core, to the alerts, to the terminal.
 
 The finders are worker threads; everything is passed to the loop's thread here.
 """
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from supervisor.report.terminal import TerminalWriter
     from supervisor.run.loop import Loop
 
-#: How often the core hears that a selection goes on: far within the time after which it gives one up (Policy.select_silence_s).
+#: How often the core hears that a selection continues: far within the time after which it gives one up (Policy.select_silence_s).
 MOVED_EVERY_S: Final = 60.0
 
 
@@ -163,5 +163,5 @@ class ReaderEventFailures:
         self._log.write(LogEvent.EVENT_FAILED, error=text, traceback="".join(traceback.format_exception(error)))
         if text not in self._texts:
             self._texts.add(text)
-            what = "an event of the process that reads checkpoints was not taken"
-            self._terminal.message(f"internal error (please report): {what}: {text}; the job goes on", "error")
+            failure = "an event of the process that reads checkpoints was not taken"
+            self._terminal.message(f"internal error (please report): {failure}: {text}; the job goes on", "error")

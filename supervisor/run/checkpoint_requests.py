@@ -1,4 +1,4 @@
-"""What an attempt resumes from: chosen here, or together with the other nodes. And what a failure makes of the checkpoints before it.
+"""Chooses the checkpoint of an attempt, here or together with the other nodes, and judges the older ones after a failure.
 
 All of it waits for disks, and some for other nodes, so it runs in threads.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from supervisor.run.node_requests import NodeRequests
     from supervisor.run.threads import Threads
 
-#: What a checkpoint may have caused: after it nothing is believed that was verified earlier.
+#: Causes that a checkpoint may have: after them no earlier verdict is trusted.
 SUSPECTS = frozenset({Cause.CHECKPOINT_CORRUPT, Cause.CHECKPOINT_MISMATCH, Cause.NAN_LOSS})
 #: How often the thread that waits for other nodes checks whether the attempt is still to begin.
 AGREE_POLL_S = 0.5

@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from supervisor.run.node_requests import NodeRequests
     from supervisor.run.threads import Threads
 
-#: What the guardian gets to answer with the last lines of the ranks.
+#: The time that the guardian gets to answer with the last lines of the ranks.
 ANSWER_DEADLINE_S = 1.0
 
 
 class FailedAttempt(Struct, frozen=True):
-    """What is known of an attempt when it fails.
+    """The facts of an attempt when it fails.
 
     ranks_gone: set when no rank of it is left. began_ns: when it began, by CLOCK_MONOTONIC. session: None where it was not given to one.
     """

@@ -1,6 +1,6 @@
 """Carries out the core's actions, one function for each (core/actions.py). The answers come back as events.
 
-What can wait for a disk runs in a worker thread. node_requests.py acts on the node and its GPUs, rank_requests.py on ranks that go on
+Work that can wait for a disk runs in a worker thread. node_requests.py acts on the node and its GPUs, rank_requests.py on ranks that go on
 running, checkpoint_requests.py on what they resume from.
 """
 
@@ -30,7 +30,7 @@ from supervisor.launch.session import SessionContext
 from supervisor.node.visible_gpus import precision
 from supervisor.observe import collect
 from supervisor.observe.attempt_watch import AttemptWatch
-from supervisor.observe.processes.launched_ranks import with_found
+from supervisor.observe.processes.launched_ranks import with_launched
 from supervisor.observe.ranks import heartbeats
 from supervisor.run.checkpoint_requests import CheckpointRequests
 from supervisor.run.evidence_collection import EvidenceCollection, FailedAttempt
@@ -62,9 +62,9 @@ if TYPE_CHECKING:
 
 #: Heartbeat slots where the number of local ranks is not known beforehand (accelerate, deepspeed).
 SLOTS = 64
-#: What the guardian gets to leave at the end.
+#: The time that the guardian gets to leave at the end.
 LEAVE_DEADLINE_S = 6.0
-#: What the guardian gets to end everything: more than its own grace and KILL take.
+#: The time that the guardian gets to end everything: more than its own grace and KILL take.
 END_DEADLINE_S = 8.0
 LEAVE_GRACE_S = 2.0
 #: After so long a warning reports that the start of an attempt waits for a disk.
@@ -100,7 +100,7 @@ class Executor:
         self._guardian = LivingGuardian(factory, loop, self._on_guardian, self._on_guardian_died)
         self._sweeps_at_end = False
         self._session: Session | None = None
-        # What the session was given. The state has what was ordered, which may still wait for the journal or for the user's disk.
+        # The session's order. The state has the newest order, which may still wait for the journal or for the user's disk.
         self._given: act.BeginAttempt | act.GatherNodes | None = None
         self._command: AttemptCommand | None = None
         self._preparing = False
@@ -173,7 +173,7 @@ class Executor:
         launched_ranks = self.watch.rank_ends
         if launched_ranks is None or state.stage is not Stage.RUNNING:
             return
-        ranks = with_found(state.attempt.live_ranks, launched_ranks.ranks)
+        ranks = with_launched(state.attempt.live_ranks, launched_ranks.ranks)
         if ranks != state.attempt.live_ranks:
             self._loop.post(RanksFound(self._loop.clock.now(), state.attempt.number, ranks, max(launched_ranks.world_size, len(ranks))))
 
@@ -213,7 +213,7 @@ class Executor:
         unmade, refused, applied = "", None, None
         try:
             (self._job.scratch / "save-now").unlink(missing_ok=True)  # it was for the attempt before
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # whoever empties /dev/shm may have taken all of it
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # a cleaner of /dev/shm may have removed all of it
             heartbeats.create(directory / "heartbeat", SLOTS)
         except OSError as error:
             unmade = f"no heartbeats in {directory}: {error.strerror}; progress is unknown"
@@ -237,7 +237,7 @@ class Executor:
         return tuple(place for place, gpu in enumerate(gpus) if not action.gpus or gpu.uuid in action.gpus)
 
     def _with_precision(self, applied: AttemptCommand, action: act.BeginAttempt) -> AttemptCommand:
-        """Give the ranks the number format that all GPUs have. What those of other nodes have is not known here."""
+        """Give the ranks the number format that all GPUs have. The formats of other nodes' GPUs are not known here."""
         gpus = action.gpus or tuple(gpu.uuid for gpu in self._loop.state.gpus)
         name = "" if self._factory.has_several_nodes else precision(self.node.health.last_readings(), gpus)
         return replace(applied, environment={**applied.environment, "SUPERVISE_JOB_PRECISION": name}) if name else applied
@@ -248,8 +248,8 @@ class Executor:
     def _not_prepared(self, attempt: int) -> None:
         if self._preparing and self._loop.state.awaits_ranks(attempt):
             names = self.left.names
-            what = f"{names} survives KILL" if names else f"{self._job.cwd} (or a file that a knob changes) does not answer"
-            text = f"attempt {attempt} is not started yet: {what}"
+            reason = f"{names} survives KILL" if names else f"{self._job.cwd} (or a file that a knob changes) does not answer"
+            text = f"attempt {attempt} is not started yet: {reason}"
             self._reporter.print_message(act.PrintMessage("warning", text))
 
     def _prepared(
@@ -371,7 +371,7 @@ class Executor:
         self._loop.call_soon(swept)
 
     def ended(self) -> None:
-        """No rank is left: whoever waits for the attempt's last words need not wait longer."""
+        """No rank is left: waiters for the attempt's last words need not wait longer."""
         self._factory.checkpoints.ended()
         self.nodes.no_meeting()
         self._gone.set()
@@ -418,7 +418,7 @@ class Executor:
         now, attempt = self._loop.clock.now(), self._loop.state.attempt.number
         self._loop.post(LauncherExited(now, attempt, "guardian", code, signum))
 
-    # what is asked of the observers
+    # the requests to the observers
 
     def _collect(self, action: act.CollectEvidence) -> None:
         """Evidence is whole when the ranks are gone; it is taken at the deadline where they are not."""

@@ -1,4 +1,4 @@
-"""What shows a run to other systems while it lasts: its metrics and its trace. Each is imported only where it is wanted."""
+"""Exports a run to other systems while it lasts: its metrics and its trace. Each is imported only where it is wanted."""
 
 from __future__ import annotations
 

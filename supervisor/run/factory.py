@@ -52,7 +52,7 @@ PROCESSES = "processes.jsonl"
 class JobFactory:
     """Makes parts for one job. `ignored` are the signals that were ignored when we were started.
 
-    `report` gets what is found of the checkpoints, from worker threads. `early`: an agent and a guardian that run already.
+    `report` gets the findings about checkpoints, from worker threads. `early`: an agent and a guardian that run already.
     """
 
     def __init__(
@@ -136,14 +136,14 @@ class JobFactory:
         """
         processes = process_tree.snapshot()
         ownership.collect_zombies(processes)
-        found = process_tree.below(root, processes)
-        self._orphans.seen(found)
-        for process in found:
+        descendants = process_tree.below(root, processes)
+        self._orphans.seen(descendants)
+        for process in descendants:
             name = (process.pid, process.start_ticks)
             if name not in self._recorded:
                 self._recorded.add(name)
                 self._record([process.pid], "process")
-        return found
+        return descendants
 
     @functools.cached_property
     def _agent_argv(self) -> list[str] | None:
@@ -174,7 +174,7 @@ class JobFactory:
         def shape(argv: Sequence[str], nproc: int | None) -> Sequence[str]:
             if command is None:
                 return argv
-            changed = replace(command, args=tuple(argv[len(command.head) :]))  # an attempt changes only what stands behind the script
+            changed = replace(command, args=tuple(argv[len(command.head) :]))  # an attempt changes only the words behind the script
             return torchrun.stock_argv(changed, nproc)
 
         return PlainSession(context, shape, self._shim("launcher"))
@@ -184,7 +184,7 @@ class JobFactory:
         return self._orphans.end(SWEEP_GRACE_S)
 
     def end_predecessors(self) -> tuple[LeftProcess, ...]:
-        """End the processes that are proven to be of an earlier supervisor of this job; return what is left of it, or may be."""
+        """End the processes that are proven to be of an earlier supervisor of this job; return those that are left, or may be."""
         file = self._job.scratch / PROCESSES
         left = ownership.end_recorded(ownership.read_records(str(file)), identity.boot_id()).left
         file.unlink(missing_ok=True)

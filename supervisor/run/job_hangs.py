@@ -39,7 +39,7 @@ class OtherNodes(Protocol):
 
     @property
     def own_name(self) -> str:
-        """What the protocol calls this node; "" before nodes have met."""
+        """The protocol's name of this node; "" before nodes have met."""
         ...
 
     @property
@@ -118,7 +118,7 @@ class JobHangs:
                 self._on_news(output)
 
     def _on_request(self, attempt: int, number: int) -> None:
-        """Have a look taken, by the next sample of the heartbeats. Ranks that start, or are being stopped, are none that hang."""
+        """Have a look taken, by the next sample of the heartbeats. Ranks that start, or are being stopped, do not hang."""
         state, nodes = self._loop.state, self._nodes
         self._request_t = {**self._request_t, (attempt, number): self._loop.clock.now()}
         if state.stage is Stage.RUNNING and state.attempt.number == attempt:
@@ -127,7 +127,7 @@ class JobHangs:
             nodes.look_taken(number, node_look.text_without(number, "", f"its stage is {state.stage}"))
 
     def _on_news(self, news: HangNews) -> None:
-        """Take what the coordinator found: the hang stands in the state of each node, and one of them acts."""
+        """Take what the coordinator found: the hang is in the state of each node, and one of them acts."""
         state, nodes, attempt = self._loop.state, self._nodes, news.attempt
         if nodes is None or state.stage is not Stage.RUNNING or state.attempt.number != attempt:
             return
@@ -192,5 +192,5 @@ class JobHangs:
 
     def _keep_page(self, attempt: int, text: str) -> None:
         path = self._job.attempt_dir(attempt) / LOOK_FILE
-        with contextlib.suppress(OSError):  # none where this node takes no part; whoever reads it reports that it is missing
+        with contextlib.suppress(OSError):  # none where this node takes no part; its reader reports that it is missing
             staging.write(str(path), text.encode(errors="replace"), is_durable=False)

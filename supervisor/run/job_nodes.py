@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from supervisor.observe.pace.judge import NodePace
     from supervisor.run.loop import Loop
 
-#: What the coordinator gives the other nodes to decide and to learn how the job ended, and a node gives its last messages to leave.
+#: The time that the coordinator gives the other nodes to decide and to learn the job's end, and a node its last messages to leave.
 LINGER_S = 15.0
 GOODBYE_S = 2.0
 #: All-gather 0 of the agreement is the second of the protocol, in which 0 is how the ranks began.
@@ -56,7 +56,7 @@ _FIRST_GATHER = 1
 
 
 class AttemptOrders(Struct, frozen=True):
-    """What the protocol orders of the session that runs the attempts, with the number of the attempt first; and of the guardian.
+    """The protocol's orders to the session that runs the attempts, with the number of the attempt first; and to the guardian.
 
     publish: show the others the port and the key of the coordinator. renumber: the other number. complete: all ranks of all nodes exited 0.
     last_word: host, port and message that the guardian sends once this supervisor has died.
@@ -87,7 +87,7 @@ class JobNodes:
         self.returning = 0  # nodes of the last attempt that come to the next meeting, 0: not known
         self._closed_without_us: tuple[str, JobDecision | None] | None = None  # how the job ended, until the core can take it
         self._cut_off: tuple[str, bool] | None = None  # why this node can take part no more, and whether it is refused, until likewise
-        #: Who takes the looks of this node, and judges those of all. Called on the loop's thread.
+        #: The part that takes the looks of this node, and judges those of all. Called on the loop's thread.
         self.looks: Callable[[protocol.LookWanted | protocol.LooksGathered | HangNews], None] = lambda _output: None
         self._last_word_to: CoordinatorAddress | None = None
         self._awaited: dict[int, Callable[[list[str]], None]] = {}  # by the number of the all-gather
@@ -122,9 +122,9 @@ class JobNodes:
             client.find_at(client.address)
 
     def _known_about(self, memory: NodeMemory | None) -> MemberOutput | None:
-        """Return what is known about the attempt of the journal, None where the nodes have to decide about it, or it is over.
+        """Return the facts of the attempt of the journal, None where the nodes have to decide about it, or it is over.
 
-        The supervisor before this one may have ended between the decision and its record. Or what it kept is not there: it could not be
+        The supervisor before this one may have ended between the decision and its record. Or its file is not there: it could not be
         written, or the journal came along from another node. Then nobody awaits a report of this node.
         """
         attempt, stage = self._loop.state.attempt, self._loop.state.stage
@@ -297,7 +297,7 @@ class JobNodes:
 
     @property
     def own_name(self) -> str:
-        """What the protocol calls this node; "" before nodes have met."""
+        """The protocol's name of this node; "" before nodes have met."""
         return "" if self._client is None else self._client.name
 
     @property

@@ -62,8 +62,8 @@ def left_s(signum: int, environ: Mapping[str, str], settings: Settings) -> float
         return setting_s
     at_least = settings.stop.left_s if is_notice(signum) and settings.stop.left_s > 0 else None
     if "SLURM_JOB_ID" in environ:
-        found = _slurm(signum, environ, time.time())
-        return at_least if found is None else found
+        slurm_s = _slurm(signum, environ, time.time())
+        return at_least if slurm_s is None else slurm_s
     if at_least is not None:
         return at_least
     if signum == signal.SIGTERM and _under_systemd(environ):
@@ -131,9 +131,9 @@ def _under_systemd(environ: Mapping[str, str]) -> bool:
 
 def unit_stop_s(cgroup: Path) -> float | None:
     """Return the TimeoutStopSec of the unit that this process is of; None for infinity too."""
-    found = control_groups.own_path("name=systemd", cgroup)
-    path = found.get(1) or found.get(2, "")
-    unit = next((part for part in reversed(path.split("/")) if part.endswith(".service")), "")
+    paths = control_groups.own_path("name=systemd", cgroup)
+    path = paths.get(1) or paths.get(2, "")
+    unit = next((segment for segment in reversed(path.split("/")) if segment.endswith(".service")), "")
     if not unit:
         return None
     whose = ["--user"] if "/user@" in path else []
@@ -141,10 +141,10 @@ def unit_stop_s(cgroup: Path) -> float | None:
 
 
 def span_s(text: str) -> float | None:
-    """Return the seconds of a time span as systemd prints it ("1min 30s"); None for what is none, and for infinity."""
+    """Return the seconds of a time span as systemd prints it ("1min 30s"); None for another text, and for infinity."""
     parts = text.split()
-    found = [_SPAN.fullmatch(part) for part in parts]
-    return sum(float(match[1]) * _UNITS_S[match[2]] for match in found if match) if parts and all(found) else None
+    matches = [_SPAN.fullmatch(word) for word in parts]
+    return sum(float(match[1]) * _UNITS_S[match[2]] for match in matches if match) if parts and all(matches) else None
 
 
 def _answer(command: Sequence[str]) -> str:

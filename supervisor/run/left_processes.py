@@ -1,6 +1,6 @@
 """Reports the processes of the job that were not ended, and has the next attempt wait for those that KILL did not end.
 
-What such a process waits for is read by threads of its own: /proc may hang as the process does, and there may be a hundred of them.
+Threads of their own read the reasons of such waits: /proc may hang as the process does, and there may be a hundred of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LeftProcesses:
     def __init__(self, loop: Loop, reporter: Reporter) -> None:
         self._loop = loop
         self._reporter = reporter
-        self._unkilled: dict[tuple[int, int], LeftProcess] = {}  # those that were not seen to end
+        self._unkilled: dict[tuple[int, int], LeftProcess] = {}  # those without a known end
         self._descriptions: dict[int, str] = {}  # of those, by pid, once they are known; replaced, never changed
         self._alerts: queue.SimpleQueue[act.Alert] = queue.SimpleQueue()  # of those that are described, until the loop raises them
         self._describing: list[threading.Thread] = []
@@ -125,7 +125,7 @@ def refusal(pids: Sequence[int]) -> str:
 
 
 def descriptions(pids: Sequence[int]) -> dict[int, str]:
-    """Name each process for a person: its pid, its name, and what it waits for. Blocks at most ANSWER_S for all: not on the loop's thread.
+    """Name each process for a person: its pid, its name, the reason of its wait. Blocks at most ANSWER_S for all: not on the loop's thread.
 
     Example: "pid 4242 (python3, state D, in write of /mnt/ckpt/step-100.pt on /mnt (nfs4))".
     """

@@ -1,4 +1,4 @@
-"""Has a guardian live for each attempt. One that must be started is awaited by a worker thread: its hello may take seconds."""
+"""Keeps a guardian alive for each attempt. A worker thread awaits the start of a new one: its hello may take seconds."""
 
 from __future__ import annotations
 
@@ -65,6 +65,6 @@ class LivingGuardian:
 
     def _ended(self) -> None:
         guardian = self.living
-        if guardian is not None and guardian.has_ended:  # else it was answered, or it died before it was given an attempt
+        if guardian is not None and guardian.has_ended:  # else its end was answered, or it died before its first attempt
             self.living = None
             self._on_died(*guardian.exit_status())

@@ -33,7 +33,7 @@ class LoadWatch:
         self._attempt, self._posted, self._seen = attempt, (), {}
 
     def sample(self, directory: Path) -> None:
-        """Have what was logged since the last time judged, and post it."""
+        """Have the log lines since the last time judged, and post the verdict."""
         sizes = _sizes(directory)
         if sizes == self._seen:
             return

@@ -49,7 +49,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
 
 @dataclass(frozen=True, slots=True)
 class LockRecord:
-    """What a lock file holds. `since` is wall time; `released` marks the record that an owner links behind itself when it leaves."""
+    """The content of a lock file. `since` is wall time; `released` marks the record that an owner links behind itself when it leaves."""
 
     token: str
     process: ProcessId
@@ -76,7 +76,7 @@ class _Seen:
 class Lock:
     """A lock that is held. Methods raise OSError where the state directory fails.
 
-    `left`: when the holder before us, who is gone, last renewed its lease (Unix seconds); None where it gave the lock up.
+    `left`: when the holder before us, now gone, last renewed its lease (Unix seconds); None where it gave the lock up.
     """
 
     path: Path
@@ -180,7 +180,7 @@ def _wait_free(  # noqa: PLR0913  as acquire
 
 
 def _succeed(path: Path, tail: _Seen, own_record: LockRecord) -> bool:
-    """Become the owner after `tail`, whose process is gone. False: somebody else did, or the chain went on meanwhile."""
+    """Become the owner after `tail`, whose process is gone. False: somebody else did, or the chain continued meanwhile."""
     link = _link_path(path, tail.key)
     if not _link(link, own_record):
         return False

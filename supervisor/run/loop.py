@@ -1,6 +1,6 @@
 """The deciding loop: one thread takes events out of one inbox, calls `decide`, and has the actions carried out.
 
-Any thread may `post` an event. What belongs on the loop's thread (a timer, a session's message) comes by `call_soon` and `call_later`. The
+Any thread may `post` an event. Work for the loop's thread (a timer, a session's message) comes by `call_soon` and `call_later`. The
 loop owns the state of the job. Nothing in here waits for a disk, a socket or a child.
 
 The start of an attempt waits until the decision that ordered it is on disk. Only the journal has a clock for that: once it reports that

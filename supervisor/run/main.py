@@ -408,7 +408,7 @@ class JobRun:
     # the end
 
     def _finish_checkpoints(self, watcher: CheckpointWatcher | None) -> bool:
-        """Verify the last checkpoint, give the mirror time to upload it, report what is not uploaded. Return whether all was verified."""
+        """Verify the last checkpoint, give the mirror time to upload it, report the rest. Return whether all was verified."""
         if self.mirror is None and watcher is None:
             return True
         settings, environ = self.job.settings, self.job.environ

@@ -1,6 +1,6 @@
 """Publishes the metrics of one run: brings together what they are made from, and keeps their threads.
 
-Imported only where metrics are on, and what it needs (prometheus_client, http.server) is imported by its own thread, so that no start waits
+Imported only where metrics are on, and its own thread imports its libraries (prometheus_client, http.server), so that no start waits
 for them. That thread reads the state, which is one frozen value, and what others keep for any thread to read; the loop has no part in it.
 """
 
@@ -68,7 +68,7 @@ class JobMetrics:
         self._thread.start()
 
     def close(self, deadline_s: float) -> str:
-        """Stop, and give the thread so many seconds to remove its file. Nothing is said of the end."""
+        """Stop, and give the thread so many seconds to remove its file. The end is not reported."""
         self._closed.set()
         if self._server is not None:
             self._server.stop()

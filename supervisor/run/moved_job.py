@@ -1,6 +1,6 @@
 """Carries a job's journal along where Slurm, after a requeue, starts the job on a node that it was not on before.
 
-Each node has its files in a directory of its name. In the journal are the run, its budgets, its overrides, and what it rejected: without it
+Each node has its files in a directory of its name. In the journal are the run, its budgets, its overrides, and its rejections: without it
 the job would begin a run of its own there. Only nodes that are not in the step any more count: the others have their journals themselves,
 and write to them. It is a copy: a node that left may come back, and finds its own then.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from supervisor.job.job import Job
 
 JOURNAL: Final = "journal.jsonl"
-#: What belongs to the job and not to the node: the cards of its incidents, and what is known of its checkpoints.
+#: Files of the job and not of the node: the cards of its incidents, and the facts of its checkpoints.
 _BESIDE: Final = ("incidents", "checkpoints")
 
 

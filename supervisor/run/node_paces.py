@@ -1,6 +1,6 @@
 """Compares the pace of all nodes, at the coordinator, and posts PaceChanged: each COMPARE_S, in a thread of its own.
 
-What the nodes sent is brought together and decoded there, so that the deciding loop reads nothing of theirs.
+The nodes' messages are decoded there, so that the deciding loop reads nothing of theirs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """This node and its GPUs: examined before an attempt and while it runs, listed once, taken out of use if they fail.
 
-What waits for a driver or a disk runs in a worker thread, but for `list_gpus`, which runs before the loop. An examination that goes wrong
-does not hold back an attempt.
+Work that waits for a driver or a disk runs in a worker thread, except `list_gpus`, which runs before the loop. An examination that goes
+wrong does not hold back an attempt.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class NodeRequests:
         self._reporter = reporter
         self._factory = factory
         self._threads = threads
-        self.health = HealthWatch(job, factory.signatures, lambda found: loop.post(HealthChanged(loop.clock.now(), found)))
+        self.health = HealthWatch(job, factory.signatures, lambda findings: loop.post(HealthChanged(loop.clock.now(), findings)))
         self.environment = NodeEnvironment(job, factory.torchrun.interpreter if factory.torchrun is not None else None)
         self._gpus_listed = False
         self._ledger_writes: list[threading.Event] = []  # one for each write to the ledger, set when it is done
@@ -52,7 +52,7 @@ class NodeRequests:
         self._unwritten: queue.SimpleQueue[act.PrintMessage] = queue.SimpleQueue()  # writes that failed; printed on the loop's thread
 
     def check(self, action: act.CheckHealth) -> None:
-        """Check this node. If the check fails, its findings are empty. If it hangs, the core's timer goes on without it."""
+        """Check this node. If the check fails, its findings are empty. If it hangs, the core's timer continues without it."""
 
         def check_node() -> tuple[tuple[Finding, ...], str]:
             node = self.health.before(*self._factory.health_paths(), alone=action.awaited)
@@ -74,9 +74,9 @@ class NodeRequests:
         self._threads.start("health-check", work)
 
     def _rank_places(self, node: NodeHealth) -> tuple[Finding, ...]:
-        """Warn where the ranks of the command do not fit the GPUs, and return what is proven to fail.
+        """Warn where the ranks of the command do not fit the GPUs, and return the proven failure.
 
-        A run that goes on with fewer ranks than the command says is not compared.
+        A run that continues with fewer ranks than the command says is not compared.
         """
         if not self.health.has_gpus or self._loop.state.run.nproc:
             return ()
@@ -100,10 +100,10 @@ class NodeRequests:
             with contextlib.suppress(OSError):  # a ledger that cannot be read: list_gpus already warned
                 for entry in self._factory.release(node.readings):
                     self._loop.call_soon(lambda entry=entry: self._reporter.released(entry))  # type: ignore[misc] # (a bound loop variable)
-                found = self._factory.gpus_of(node.readings) or self._factory.gpus()
-                if found:
-                    self._loop.post(GpusListed(self._loop.clock.now(), found))
-                    return tuple(gpu.uuid for gpu in found)
+                gpus = self._factory.gpus_of(node.readings) or self._factory.gpus()
+                if gpus:
+                    self._loop.post(GpusListed(self._loop.clock.now(), gpus))
+                    return tuple(gpu.uuid for gpu in gpus)
         return tuple(gpu.uuid for gpu in self._loop.state.gpus)
 
     def read_environment(self) -> None:
@@ -136,22 +136,22 @@ class NodeRequests:
             self._threads.start("gpus", self._list, awaited=False)
             return
         with contextlib.suppress(OSError):
-            found = self._factory.gpus()
-            self._loop.post(GpusListed(self._loop.clock.now(), found))
-            if not found:
+            gpus = self._factory.gpus()
+            self._loop.post(GpusListed(self._loop.clock.now(), gpus))
+            if not gpus:
                 names = ", ".join(entry.name for entry in held)
                 self._warn(f"the quarantined GPUs {names} will be used all the same: the GPUs of this node cannot be listed")
 
     def _list(self) -> None:
         with contextlib.suppress(OSError):  # the ledger, which could be read a moment ago
-            found = self._factory.gpus()
-            if found:
-                self._loop.post(GpusListed(self._loop.clock.now(), found))
+            gpus = self._factory.gpus()
+            if gpus:
+                self._loop.post(GpusListed(self._loop.clock.now(), gpus))
 
     def gpus_by_ledger(self) -> tuple[Gpu, ...]:
         """Return the GPUs of this node by the ledger as it is now, empty where it cannot be read. In the thread that collects evidence.
 
-        What was reset since and is well is put back into use, as at a start. A GPU that could not be written down stays out of use.
+        A GPU that was reset since and is well is put back into use, as at a start. A GPU that could not be written down stays out of use.
         """
         if not all(written.is_set() for written in self._ledger_writes):
             return ()
@@ -159,13 +159,13 @@ class NodeRequests:
             if self.health.has_gpus:
                 for entry in self._factory.release(self.health.last_readings()):
                     self._loop.call_soon(lambda entry=entry: self._reporter.released(entry))  # type: ignore[misc] # (a bound loop variable)
-            found = self._factory.known_gpus()
+            gpus = self._factory.known_gpus()
         except OSError:
             return ()
-        return tuple(replace(gpu, quarantined=gpu.quarantined or self._of_this_run.get(gpu.uuid, "")) for gpu in found)
+        return tuple(replace(gpu, quarantined=gpu.quarantined or self._of_this_run.get(gpu.uuid, "")) for gpu in gpus)
 
     def examine_shared_memory(self) -> None:
-        """Print what is wrong with /dev/shm. With GPUs the check before each attempt reports it."""
+        """Print the fault of /dev/shm. With GPUs the check before each attempt reports it."""
         if self.health.has_gpus or not self._job.settings.health.enabled:
             return
         if check_result := self.health.shared_memory():
@@ -183,9 +183,9 @@ class NodeRequests:
         def work() -> None:
             try:
                 errors = self.health.uncorrected(action.gpu.uuid)
-                found = self._factory.quarantine(action, -1 if errors is None else errors)
-                if found:  # an empty list means that they could not be listed: the core then keeps the list it has
-                    self._loop.post(GpusListed(self._loop.clock.now(), found))
+                gpus = self._factory.quarantine(action, -1 if errors is None else errors)
+                if gpus:  # an empty list means that they could not be listed: the core then keeps the list it has
+                    self._loop.post(GpusListed(self._loop.clock.now(), gpus))
             except OSError as error:
                 self._of_this_run[action.gpu.uuid] = action.reason
                 name = action.gpu.uuid or action.gpu.pci

@@ -22,7 +22,7 @@ KEPT_RUNS: Final = 5
 
 
 def began(job: Job, *, continues: bool, incidents_before: int | None) -> RunBegan:
-    """Return the record that a run of this job begins now in this process, or goes on in it."""
+    """Return the record that a run of this job begins now in this process, or continues in it."""
     me = identity.this_process()
     return RunBegan(
         run_id=job.run_id,
@@ -70,8 +70,8 @@ def unfinished(past: Past, job: Job) -> bool:
 def programs_seen(past: Past, job: Job) -> tuple[str, ...]:
     """Return the programs that the last run's ranks were seen to run, if HUP or TERM ended it and its command is started again.
 
-    Who starts the same command again after any other end may want a new training. If the last run was ended before it recorded a state, the
-    state is that of the run before it, which must have been ended so, too.
+    A person who starts the same command again after any other end may want a new training. If the last run was ended before it recorded a
+    state, the state is that of the run before it, which must have been ended so, too.
     """
     last, end, run = past.last_run, past.last_end, past.state.run
     if not unfinished(past, job) or last is None or end is None:

@@ -1,4 +1,4 @@
-"""What is done for ranks that run: a save, the stacks of their threads."""
+"""Work for running ranks: a save, the stacks of their threads."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ class RankRequests:
         directory = self._job.attempt_dir(action.attempt)
 
         def work() -> None:
-            found = []
+            stacks = []
             for beat in heartbeats.read(directory / "heartbeat"):
                 if beat.pid:
                     text = stack_dumps.request(beat.pid, beat.start_ticks, directory, deadline_s=STACKS_DEADLINE_S)
-                    found.append((beat.rank, text))
-            self._loop.call_soon(lambda: self._reporter.processes.stacks(action.attempt, found))
+                    stacks.append((beat.rank, text))
+            self._loop.call_soon(lambda: self._reporter.processes.stacks(action.attempt, stacks))
 
         self._threads.start("stacks", work, awaited=False)
 
@@ -100,7 +100,7 @@ class RankRequests:
                 text = f"the look at the ranks was not kept: {path}: {error.strerror}"
             self._loop.call_soon(lambda: self._reporter.cards.look(action, text))
 
-        self._threads.start("look", work, awaited=False)  # the attempt goes on, or ends, without its page
+        self._threads.start("look", work, awaited=False)  # the attempt continues, or ends, without its page
 
     def find_save(self, action: act.FindSave) -> None:
         """Look for a checkpoint that is newer than the stop request, by its files' modification times."""

@@ -56,7 +56,7 @@ class RankSampling:
     that the ranks of an attempt loaded. readings: returns the newest readings of the GPUs.
     """
 
-    def __init__(  # noqa: PLR0913 (for whom, and who else takes what is read)
+    def __init__(  # noqa: PLR0913 (its user, and the other takers of the samples)
         self,
         job: Job,
         loop: Loop,
@@ -105,7 +105,7 @@ class RankSampling:
         return self._step_times.since_s(time.monotonic_ns()), self._step_times.usual_s
 
     def sample(self, ranks: Sequence[RankInfo], *, last: bool = False) -> None:
-        """Read the heartbeats and post what is new: at once if they are in memory, else in a thread, which a disk may hold up.
+        """Read the heartbeats and post the news: at once if they are in memory, else in a thread, which a disk may hold up.
 
         The `last` sample before the attempt's end posts every new step.
         """
@@ -151,11 +151,11 @@ class RankSampling:
         beats = heartbeats.read(directory / "heartbeat")
         if not beats:
             return False
-        found: list[Event] = []
-        last_sampler = ProgressSampler(found.append, math.inf, self._is_ours)
+        events: list[Event] = []
+        last_sampler = ProgressSampler(events.append, math.inf, self._is_ours)
         last_sampler.watch(attempt.number, directory, attempt.began_t, attempt.resume)
         last_sampler.sample(now, (), beats, last=True)
-        for event in found:
+        for event in events:
             if isinstance(event, ProgressObserved):  # their other events belong to a stop that is over
                 self._loop.post(event)
         return True
@@ -179,15 +179,15 @@ class RankLooks:
         gpu_of = {info.rank: culprit.gpu_of_rank(state, info.rank) for info in ranks}
 
         def work() -> None:
-            found = None
+            taken = None
             try:
                 if directory is not None:
                     known = {beat.rank: beat for beat in beats}
-                    found = look.take(look.with_beats(ranks, beats), directory, beats=known, begun=begun, left_with_0=over)
-                    found = devices.named(found, self._readings(), gpu_of, time.time())
-                    self._keep(look_page.text_of(found))
+                    taken = look.take(look.with_beats(ranks, beats), directory, beats=known, begun=begun, left_with_0=over)
+                    taken = devices.named(taken, self._readings(), gpu_of, time.time())
+                    self._keep(look_page.text_of(taken))
             finally:
-                done(found)
+                done(taken)
 
         self._loop.call_soon(lambda: self._threads.start("look", work, awaited=False))
 
@@ -197,15 +197,15 @@ class RankLooks:
 
     def hang(self, first: Look, second: Look, *, still_s: float, limit_s: float, calibrated: bool) -> Hang:
         """Return what two looks agree on, and keep it with the page, before anybody hears of it."""
-        found = diagnosis.hang(first, second, still_s=still_s, limit_s=limit_s, calibrated=calibrated)
+        hang = diagnosis.hang(first, second, still_s=still_s, limit_s=limit_s, calibrated=calibrated)
         ranks = diagnosis.compared(first, second, rank_progress.RankProgress())
-        found = replace(found, reason=script_reasons.of_hang(ranks, found))
-        self._keep(look_page.text_of(second, found))
-        return found
+        hang = replace(hang, reason=script_reasons.of_hang(ranks, hang))
+        self._keep(look_page.text_of(second, hang))
+        return hang
 
     def _keep(self, text: str) -> None:
         if self.directory is not None:
-            with contextlib.suppress(OSError):  # whoever reads it reports that it is missing
+            with contextlib.suppress(OSError):  # its reader reports that it is missing
                 staging.write(str(self.directory / LOOK_FILE), text.encode(errors="replace"), is_durable=False)
 
 

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
     from supervisor.run.threads import Threads
 
-#: One request. The kernel cuts a longer one to what it reads ahead of a file, which is no less than this by default.
+#: One request. The kernel cuts a longer one to its read-ahead of a file, which is no less than this by default.
 CHUNK_BYTES = 128 * 1024
 #: So much of a file is asked about at once, whether it is in memory.
 BLOCK_BYTES = 64 << 20
-#: The part of the free memory that may be taken: whoever loads a checkpoint needs as much again.
+#: The part of the free memory that may be taken: the loading rank needs as much again.
 PART = 0.5
 #: Names of a rank's own file: torch's distributed checkpoints, DeepSpeed's ZeRO without tensor parallelism, the Trainer's random numbers.
 _RANK_OF_FILE = re.compile(r"__(\d+)_\d+\.distcp|(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_00_\w+\.pt|rng_state_(\d+)\.pth")
@@ -80,7 +80,7 @@ class ReadAhead:
 
 
 def read_ahead(path: str, is_interrupted: Callable[[], bool], own: OwnRanks, room: Callable[[], int] | None = None) -> int:
-    """Request what is not in memory of a checkpoint's files, as far as memory permits; return how many bytes. Raises OSError.
+    """Request the parts of a checkpoint's files that are not in memory, as far as memory permits; return how many bytes. Raises OSError.
 
     Nothing is copied. Ends early once `is_interrupted` returns True. room: bytes of memory that may be taken.
     """
@@ -106,8 +106,8 @@ def read_ahead(path: str, is_interrupted: Callable[[], bool], own: OwnRanks, roo
 def files_of(path: Path, own: OwnRanks) -> list[tuple[Path, int]]:
     """Return the files of a checkpoint with their sizes, in bytes: first those of this node's ranks, then what any rank may load.
 
-    Of several nodes, what is another node's by its name is left out, and what is nobody's is read where rank 0 is: it may load for all, and
-    a thousand nodes would ask a file server for what they do not need.
+    Of several nodes, a file that is another node's by its name is left out, and a file of no node is read where rank 0 is: it may load for
+    all, and a thousand nodes would ask a file server for what they do not need.
     """
     rows: list[tuple[int, Path, int]] = []
     for file, size in _files(path.resolve()):

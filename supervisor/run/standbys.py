@@ -41,13 +41,13 @@ MOST_LOOK_S: Final = 30.0
 #: A record grows until the first backward pass: DDP and the optimizers import torch._dynamo. If neither is seen it counts after this time.
 UNSEEN_STEPS_S: Final = 20.0
 MEMORY_LOOK_S: Final = 2.0
-#: What one standby is expected to cost before one was measured: CPU torch needs 150 to 220 MiB.
+#: The expected memory of one standby before one was measured: CPU torch needs 150 to 220 MiB.
 EXPECTED_BYTES: Final = 400 << 20
 #: Why there is none at first.
 NOT_YET: Final = "the ranks have not begun to train"
 SOON: Final = "they are prepared in a moment"
 GPUS_VISIBLE: Final = "GPUs are visible (--standby on has them there)"
-#: What they would bring there, once a run.
+#: The line about their possible gain, once a run.
 GPU_HINT: Final = (
     "standbys are off where GPUs are visible; --standby on keeps an interpreter beside each rank that has imported what the rank imports"
     " and touches no GPU, so a restart skips the seconds of the imports"
@@ -55,12 +55,12 @@ GPU_HINT: Final = (
 #: Standbys are started only where so much memory stays free, and a tenth of it: what the ranks may need in their next minutes.
 KEEP_FREE_BYTES: Final = 8 << 30
 _KIB: Final = 1 << 10
-#: What is left of the memory to keep free when the standbys are ended.
+#: The rest of the reserved memory at which the standbys are ended.
 _ENDED_AT: Final = 0.5
 
 
 class RecordedImports(msgspec.Struct):
-    """What the supervisor reads of a rank's record of its imports (instrument/_supervise_shim/imports.py).
+    """The fields that the supervisor reads of a rank's record of its imports (instrument/_supervise_shim/imports.py).
 
     refused: why the rank's process can have no standby.
     """
@@ -91,7 +91,7 @@ class TakenRanks(Struct, frozen=True):
 
 
 class StandbyState(Struct, frozen=True):
-    """What is known of the standbys of `ranks` ranks. pids: all that live. why: why there is none, or what is left to the rank.
+    """The facts of the standbys of `ranks` ranks. pids: all that live. why: why there is none, or the modules left to the rank.
 
     is_due: there is none, and they are going to be prepared.
     """
@@ -147,10 +147,10 @@ class Standbys:
         self._cost_bytes = EXPECTED_BYTES
         self._logged: set[str] = set()  # reasons for a cold start
         self._taken: TakenRanks | None = None  # not logged yet: each of them may still start cold in place
-        self._has_hinted = False  # it was said what standbys would bring
+        self._has_hinted = False  # the gain of standbys was reported
 
     def tick(self, state: JobState) -> None:
-        """Do what is due."""
+        """Do the work that is due."""
         if self._settings.mode == "off":
             return
         now, attempt = self._loop.clock.now(), state.attempt
@@ -164,7 +164,7 @@ class Standbys:
             self._drop("a stop was requested")
         elif now >= self._due_t and self._state is not None and self._state.pids:
             self._due_t = now + MEMORY_LOOK_S
-            if why := self._shortage(0, part=_ENDED_AT):
+            if why := self._shortage(0, share=_ENDED_AT):
                 self._drop(why)
         elif now >= self._due_t and not self._done and attempt.ranks:
             self._look(attempt.number, attempt.ranks, now)
@@ -179,7 +179,7 @@ class Standbys:
             self._reporter.started([GPU_HINT])
         if why:
             self._refuse(why)
-        else:  # whoever had those of the attempt before may have died before it could report
+        else:  # the owner of the last attempt's may have died before it could report
             self._set(StandbyState(why=NOT_YET, is_due=True), is_logged=self._state is not None and bool(self._state.pids))
 
     def _refusal(self, state: JobState) -> str:
@@ -203,30 +203,30 @@ class Standbys:
         directory = self._job.attempt_dir(attempt)
 
         def work() -> None:
-            found = importing_ranks(directory, len(ranks))
-            if found is not None:
-                self._loop.call_soon(lambda: self._read(attempt, ranks, found))
+            importing = importing_ranks(directory, len(ranks))
+            if importing is not None:
+                self._loop.call_soon(lambda: self._read(attempt, ranks, importing))
 
         self._threads.recur("standby-records", work)
 
-    def _read(self, attempt: int, ranks: Sequence[RankInfo], found: Sequence[ImportingRank]) -> None:
+    def _read(self, attempt: int, ranks: Sequence[RankInfo], importing: Sequence[ImportingRank]) -> None:
         if attempt != self._attempt or self._done or self._commands is not None:
             return
-        if all(rank.imported for rank in found):
+        if all(rank.imported for rank in importing):
             self._log_taken()
         now = self._loop.clock.now()
         self._recorded_t = now if self._recorded_t is None else self._recorded_t
-        if not all(rank.trains for rank in found) and now < self._recorded_t + UNSEEN_STEPS_S:
-            if not all(rank.imported for rank in found):
+        if not all(rank.trains for rank in importing) and now < self._recorded_t + UNSEEN_STEPS_S:
+            if not all(rank.imported for rank in importing):
                 return
-            if why := busy_cores(len(found)):
+            if why := busy_cores(len(importing)):
                 self._set(StandbyState(why=f"{why}, so standbys are prepared after the first step", is_due=True), is_logged=False)
                 return
-        is_started = {rank.local_rank: rank.pid for rank in ranks} == {number: rank.pid for number, rank in enumerate(found)}
-        if why := next((rank.refused for rank in found if rank.refused), "" if is_started else NO_INTERPRETER):
+        is_started = {rank.local_rank: rank.pid for rank in ranks} == {number: rank.pid for number, rank in enumerate(importing)}
+        if why := next((rank.refused for rank in importing if rank.refused), "" if is_started else NO_INTERPRETER):
             self._refuse(why)
             return
-        self._commands = [rank.command for rank in found]
+        self._commands = [rank.command for rank in importing]
         self._due_t = now + SETTLE_S
         self._set(StandbyState(why=SOON, is_due=True), is_logged=False)
 
@@ -238,8 +238,8 @@ class Standbys:
             self._done = True
             session.prepare_standbys(attempt, str(self._job.attempt_dir(attempt)), commands)
 
-    def _shortage(self, needed: int, *, part: float = 1.0) -> str:
-        return memory_room.shortage(memory_room.rooms(), needed, KEEP_FREE_BYTES, part=part)
+    def _shortage(self, needed: int, *, share: float = 1.0) -> str:
+        return memory_room.shortage(memory_room.rooms(), needed, KEEP_FREE_BYTES, share=share)
 
     def _drop(self, why: str) -> None:
         session, self._done = self._session(), True
@@ -281,22 +281,22 @@ class Standbys:
             return
         self._state = state
         data = {"ready": state.ready, "private_mib": state.private_kib // _KIB, "pids": list(state.pids)}
-        self.record(Note(STANDBYS, state.text, data))  # first: whoever reads the log finds it in status
+        self.record(Note(STANDBYS, state.text, data))  # first: a reader of the log finds it in status
         if is_logged:
             self._reporter.note("standby.reported", {"attempt": self._attempt, **data, "text": state.text})
 
 
 def importing_ranks(directory: Path, count: int) -> list[ImportingRank] | None:
-    """Return what is known of local ranks 0 to `count` - 1 of an attempt; None where one of them has not written its record."""
+    """Return the records of local ranks 0 to `count` - 1 of an attempt; None where one of them has not written its record."""
     beats = {beat.local_rank: beat for beat in heartbeats.read(directory / "heartbeat")}
-    found = []
+    importing = []
     for local_rank in range(count):
         with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):
             record = msgspec.json.decode((directory / f"imports-{local_rank}.json").read_bytes(), type=RecordedImports)
             beat = beats[local_rank]
             trains = beat.steps > 0 or beat.rounds
-            found.append(ImportingRank(beat.pid, command_line(beat.pid), record.refused, trains or beat.imported, trains))
-    return found if len(found) == count else None
+            importing.append(ImportingRank(beat.pid, command_line(beat.pid), record.refused, trains or beat.imported, trains))
+    return importing if len(importing) == count else None
 
 
 def started_cold(directory: Path, ranks: Sequence[int]) -> dict[int, str]:

@@ -1,6 +1,6 @@
 """`supervise -- CMD`, from the command line to the run: what must be right from the beginning, the lock, the job, and torchrun's agent.
 
-What is wrong from the beginning (no such command, a held lock, a bad webhook URL) is reported before anything starts. At the top only that
+A fault of the beginning (no such command, a held lock, a bad webhook URL) is reported before anything starts. At the top only that
 is imported which comes before the agent: the rest is imported while the agent imports torch.
 """
 
@@ -132,15 +132,14 @@ def require_allowed_nodes(settings: Settings, root: Path, node: str, command: Se
                 exclusions += [node_exclusion] if (node_exclusion := ledger.exclusion()) is not None else []
     own = next((node_exclusion for node_exclusion in exclusions if node_exclusion.node == node), None)
     if own is not None:
-        found, whose = own, "this node"
+        exclusion, whose = own, "this node"
     elif step is not None and exclusions and step.size - len(exclusions) < _least_nodes(command, environ, step):
-        found, whose = exclusions[0], "a node that the job cannot begin without"
+        exclusion, whose = exclusions[0], "a node that the job cannot begin without"
     else:
         return
-    hint = (
-        f"`{settings.allow_node_command(found.node)}` allows it again; `sbatch --exclude={found.node.partition('.')[0]}` begins elsewhere."
-    )
-    text = f"{whose} is excluded since {minute_text(found.t)}: {found.node}: {found.reason}"
+    host = exclusion.node.partition(".")[0]
+    hint = f"`{settings.allow_node_command(exclusion.node)}` allows it again; `sbatch --exclude={host}` begins elsewhere."
+    text = f"{whose} is excluded since {minute_text(exclusion.t)}: {exclusion.node}: {exclusion.reason}"
     raise SuperviseError(text, hint=hint, exit_code=ExitCode.BAD_NODE)
 
 
@@ -166,7 +165,7 @@ def _the_rest() -> type[JobRun]:
 def _require_right(settings: Settings, knobs: KnobSet) -> tuple[Problem, ...]:
     """Raise SuperviseError for a wrong setting before anything starts; return the problems that only leave a signature out.
 
-    What nobody set is right, and what judges it is not imported: the agent waits for each import here.
+    A default is right, and its check is not imported: the agent waits for each import here.
     """
     health = settings.health
     names = (health.evict_on, health.thresholds, settings.network.allow, settings.recover)

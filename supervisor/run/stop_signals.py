@@ -33,8 +33,8 @@ STOPS = tuple(signum for row in SIGNALS.values() for signum in row.signals)
 class StopSignals:
     """Turns signals into events of one run. `ignored`: those that were ignored when we were started stay so.
 
-    requested: a stop was requested. The state learns that only when the loop runs, and what is done before that must end too.
-    received: the signals of all requests. What waits after the loop has ended is shortened by them.
+    requested: a stop was requested. The state learns that only when the loop runs, and work before that must end too.
+    received: the signals of all requests. They shorten waits after the loop has ended.
     """
 
     def __init__(self, job: Job, loop: Loop, threads: Threads, ignored: Collection[int]) -> None:

@@ -1,7 +1,7 @@
 """Worker threads for what may wait for a disk, a driver or a tool: the loop's own thread never does.
 
 An exception of a worker is never silent. If the loop waits for the worker's answer, the exception ends the run: without the answer the
-run would wait for ever. If nobody waits, it is a warning and the job goes on. If no thread can be had, the start is tried again later.
+run would wait for ever. If nobody waits, it is a warning and the job continues. If no thread can be had, the start is tried again later.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Threads:
         self._failed_observers: set[str] = set()
 
     def start(self, name: str, work: Callable[[], None], *, awaited: bool = True) -> None:
-        """Run `work` in a thread. `awaited`: the loop waits for what it posts, so that its exception ends the run."""
+        """Run `work` in a thread. `awaited`: the loop waits for its post, so that its exception ends the run."""
 
         def run() -> None:
             try:

@@ -1,9 +1,10 @@
 """A run as a trace, by OpenTelemetry: the run is its root, and each attempt and each incident a span below it.
 
 On where OTEL_TRACES_EXPORTER names `otlp`; OpenTelemetry's other variables (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_RESOURCE_ATTRIBUTES …) say
-where to, and what beside. A thread of its own reads the journal as the metrics' does, and sends what is over: an attempt once the next one
-runs, an incident once it is closed, the run at its end. The ids follow from the run's, so a supervisor that goes on with a run goes on with
-its trace. Nobody waits for this thread but the end of the run, up to a deadline. What is not taken is said once, and sent again.
+the target and the other fields. A thread of its own reads the journal as the metrics' does, and sends each span that is over: an attempt
+once the next one runs, an incident once it is closed, the run at its end. The ids follow from the run's, so a supervisor that continues
+with a run continues with its trace. Nobody waits for this thread but the end of the run, up to a deadline. A span that is not taken is
+reported once, and sent again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from supervisor.view.spans import RunLedger
 
 VARIABLE: Final = "OTEL_TRACES_EXPORTER"
-#: How often what is over is sent.
+#: How often the spans are sent.
 SEND_S: Final = 15.0
 _PACKAGES: Final = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
 
@@ -49,7 +50,7 @@ class JobTraces:
         self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
 
     def start(self) -> None:
-        """Send what is over from now on, in a thread."""
+        """Send the spans that end from now on, in a thread."""
         self._thread.start()
 
     def close(self, deadline_s: float) -> str:
@@ -67,7 +68,7 @@ class JobTraces:
         from supervisor.view.reading import ViewFollower  # noqa: PLC0415 (no start waits for it)
 
         log = logging.getLogger("opentelemetry")
-        log.addHandler(logging.NullHandler())  # what it would print among the job's lines is said once, below
+        log.addHandler(logging.NullHandler())  # its lines would go among the job's; the failure is reported once, below
         log.propagate = False
         try:
             exporter = OTLPSpanExporter()
@@ -90,7 +91,7 @@ class JobTraces:
         if exporter.export(list(spans.values())) is SpanExportResult.SUCCESS:
             self._sent |= spans.keys()
         else:
-            self._report("the trace of this run is not taken by OTEL_EXPORTER_OTLP_ENDPOINT; what it did not take is sent again")
+            self._report("the trace of this run is not taken by OTEL_EXPORTER_OTLP_ENDPOINT; its spans are sent again")
 
     def _report(self, text: str) -> None:
         if text in self._reported:

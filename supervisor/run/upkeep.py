@@ -70,7 +70,7 @@ class Upkeep:
         self._recorded_attempt, self._recorded_from = 0, 0.0
 
     def tick(self) -> None:
-        """Do what is due, several times a second while the loop runs."""
+        """Do the work that is due, several times a second while the loop runs."""
         now, threads, state = self._loop.clock.now(), self._executor.threads, self._loop.state
         if ping := self._alert_watch.tick(state, now):
             threads.recur("heartbeat", ping)

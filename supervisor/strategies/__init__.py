@@ -47,12 +47,12 @@ def summary(name: str) -> str:
 
 
 def is_explained(name: str) -> bool:
-    """Whether the reason of a plan stands at the terminal too; name: of Plan.strategy, which is no step where no failure was judged."""
+    """Whether the reason of a plan is at the terminal too; name: of Plan.strategy, which is no step where no failure was judged."""
     return name in LADDER_STEPS and LADDER_STEPS[name].explained
 
 
 def ladder(cause: Cause, policy: Policy) -> tuple[str, ...]:
-    """Return the steps for a cause. The step of the user's row [recover.CAUSE], if any, stands behind the guards and own_change."""
+    """Return the steps for a cause. The step of the user's row [recover.CAUSE], if any, is behind the guards and own_change."""
     names = LADDERS.get(cause, OWN_CAUSE.ladder)
     if not users_row.row_of(cause, policy):
         return names

@@ -1,4 +1,4 @@
-"""What is done about a failure after the last step: it comes before every ladder, because no ladder has anything left to train.
+"""The action about a failure after the last step: it comes before every ladder, because no ladder has anything left to train.
 
 Two causes are of nothing else (exit_stuck, exit_abort): their ladder is this one step.
 """
@@ -52,7 +52,7 @@ def training_over(situation: Situation) -> Plan | None:
     "stop: the training was over, and what failed or stood then trains nothing", name=NAME, tried="one more attempt after the last step"
 )
 def stop_after_training(situation: Situation) -> Plan:
-    """Stop, with a code that says what is true: the failed rank's own, 124 where ranks stood, and 0 if rank 0 had left with 0 by then."""
+    """Stop, with a true code: the failed rank's own, 124 where ranks made no progress, and 0 if rank 0 had left with 0 by then."""
     ending, cause = situation.ending, situation.verdict.cause
     row = CAUSE_TABLE[cause]
     code = row.exit_code if row.stands_still or cause is Cause.EXIT_STUCK else exit_code_of(situation.first)
@@ -67,7 +67,7 @@ def stop_after_training(situation: Situation) -> Plan:
 
 
 def _lost_its_last_save(situation: Situation) -> bool:
-    """Whether the last save failed, so that what was trained since the one before is to be trained again."""
+    """Whether the last save failed, so that the training since the one before is to be repeated."""
     step = situation.ending.step
     if step is not None and is_held(step, situation.verified):
         return False

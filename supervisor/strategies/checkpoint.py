@@ -47,7 +47,7 @@ RACE_FIX_HINT = (
 )
 
 
-@ladder_step("stop (65): the ranks loaded another training's checkpoint, and would save over ours")
+@ladder_step("stop (65): the ranks loaded another training's checkpoint, and would save over this one's")
 def foreign_checkpoint(situation: Situation) -> Plan | None:
     """Stop (65) if the attempt loaded another training's checkpoint: another attempt would load it again, and save over this run's own."""
     path = situation.fact(FOREIGN_CHECKPOINT)
@@ -111,7 +111,7 @@ def _raced_for_path(situation: Situation) -> Plan | None:
     tried="a restart with what was in the way set aside",
 )
 def clear_way(situation: Situation) -> Plan | None:
-    """Restart without what is in the way of a save, or with what we set aside and the script looks for; stop (65) if that cannot be done.
+    """Restart without the file in the way of a save, or with a set-aside file that the script needs; stop (65) if that cannot be done.
 
     The file is moved before the next attempt (checkpoints/repair.py), once no rank is alive, with a record for `undo`. If the very
     next failure is of this kind too, it did not help, or could not be done.

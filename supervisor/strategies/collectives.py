@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from supervisor.strategies.situation import Situation
 
 DEBUG = "TORCH_DISTRIBUTED_DEBUG"
-#: The signatures of which torch says more with the variable: the level that does it, and what it then prints.
+#: The signatures of which torch says more with the variable: the level that does it, and its output.
 _LEVELS = {
     "ddp_unsynced.unused_parameters": ("INFO", "names", "the parameters"),
     "ddp_unsynced.ready_twice": ("INFO", "parameter", "the parameter"),
@@ -42,7 +42,7 @@ _NAMED = frozenset({"ddp_unsynced.unused_parameters", "ddp_unsynced.ready_twice"
 _DEFAULT_TIMEOUT_S = 600.0
 #: The timeout grows by this factor, at most so often without progress, and to this limit.
 _LONGER, _TIMES, _LONGEST_S = 3, 2, 14_400.0
-#: What a rank does for long while its peers wait for it.
+#: Long activities of a rank while its peers wait for it.
 _SLOW = frozenset({Phase.CHECKPOINT, Phase.EVAL, Phase.DATA, Phase.LOAD, Phase.INIT})
 #: torch finds unused parameters when the second step begins.
 _EARLY_STEPS = 2
@@ -116,7 +116,7 @@ def longer_timeout(situation: Situation) -> Plan | None:
 
 
 def _late(situation: Situation) -> str:
-    """Return which rank was late and what it did, by the hang's diagnosis or else by the ranks' last phases; "" where none was."""
+    """Return the late rank and its activity, by the hang's diagnosis or else by the ranks' last phases; "" where none was."""
     kind, phase = situation.fact("hang_kind"), situation.fact("hang_phase")
     if kind:
         ranks = situation.fact("hang_ranks")
@@ -177,6 +177,6 @@ def unsynced(situation: Situation) -> Plan | None:
 
 
 def _signature(situation: Situation) -> str:
-    """Return the id of the signature that the verdict stands on, "" for none."""
+    """Return the id of the signature that the verdict is on, "" for none."""
     cause = Cause.DDP_UNSYNCED
     return next((fact.name for fact in situation.verdict.because if fact.claim is not None and fact.claim.cause is cause), "")

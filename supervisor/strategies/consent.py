@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from supervisor.core.model import Cause, Evidence, FailureVerdict, Plan
     from supervisor.strategies.situation import Situation
 
-#: The least confidence of a verdict that ends a run at once. What lists of texts alone show is told as less.
+#: The least confidence of a verdict that ends a run at once. A verdict by lists of texts alone has less.
 STOP_FLOOR = 0.8
 
 
@@ -45,7 +45,7 @@ def is_sure(cause: Cause, confidence: float) -> bool:
 def may_stop(verdict: FailureVerdict) -> bool:
     """Whether a verdict may end the run at once, as a stop changes a job too: it is sure, and is not of a log's words alone.
 
-    A program prints what another job's scheduler said, too. Where a scheduler does end the job, supervise itself gets the signal.
+    A program prints messages of another job's scheduler, too. Where a scheduler does end the job, supervise itself gets the signal.
     """
     words = any(fact.free_text and fact.claim is not None and fact.claim.cause is verdict.cause for fact in verdict.because)
     return any(proves(fact, verdict.cause) for fact in verdict.because) or (verdict.confidence >= STOP_FLOOR and not words)

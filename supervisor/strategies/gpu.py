@@ -1,7 +1,7 @@
 """Steps for a GPU that failed by itself: take it out of use; go on with a spare, with fewer if the user allowed that, or not here (69).
 
 NVIDIA's catalogue (health/nvidia/xids.py) says after which Xid the same GPU is usable. With fewer GPUs whole replicas of the model go on
-(core/nodes/replicas.py), and the micro-batch and the accumulation are planned anew so that the global batch stays exactly what it was. If
+(core/nodes/replicas.py), and the micro-batch and the accumulation are planned anew so that the global batch stays exactly the same. If
 no whole numbers do that, the nearest is taken only with --allow-batch-drift. A command that launches its own ranks chooses their number and
 GPUs itself: it is restarted on the GPUs that are left only if fewer ranks and another global batch are both allowed.
 """
@@ -60,7 +60,7 @@ def same_gpu_twice(situation: Situation) -> Plan | None:
     """Exclude the GPU on which the failure came again; stop with 65 if it came on several GPUs: then it is the program's.
 
     Only failures since the last progress are compared; of older ones, three on the same GPU and none elsewhere: two accidents in a month
-    prove nothing. A crash is the program's until much speaks against it. The same step twice is the business of `same_place`, which stands
+    prove nothing. A crash is the program's until much speaks against it. The same step twice is the business of `same_place`, which is
     before this step. Beyond that, a rank must be known to use the GPU (an illegal access; evidence that names it; one rank for each GPU),
     the steps must differ, and there must have been another GPU on which it did not happen.
     """
@@ -129,7 +129,7 @@ def _steps_differ(situation: Situation, past: Failure) -> bool:
 
 
 def _without_gpu(situation: Situation, strategy: str) -> Plan:
-    """Return the plan that goes on without the culprit's GPU, or the stop that names it."""
+    """Return the plan that continues without the culprit's GPU, or the stop that names it."""
     culprit = next((gpu for gpu in situation.gpus if gpu.uuid == situation.gpu and gpu.uuid), None)
     failed = {situation.gpu, *(uuid for uuid, _ in situation.failed_gpus)}
     others = tuple(gpu for gpu in situation.gpus if gpu.uuid in failed and gpu is not culprit and not gpu.quarantined) if culprit else ()

@@ -191,7 +191,7 @@ def start_tries(situation: Situation) -> Plan | None:
     if not situation.before_first_step:
         return None
     if not all(f.before_first_step for f in situation.failures):
-        return None  # the run has made steps: what is between it and the next one is an outage, not a start
+        return None  # the run has made steps: the obstacle to the next one is an outage, not a start
     current = budget.family(situation.verdict.cause)
     tries = sum(1 for f in situation.failures if budget.family(f.cause) == current)
     if tries < situation.policy.start_tries:

@@ -1,4 +1,4 @@
-"""A step of a ladder: one function that proposes a plan, with its name, what it has tried, and what the docs say of it beside it."""
+"""A step of a ladder: one function that proposes a plan, with its name, its effect in words, and its text for the docs."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class LadderStep(Struct, frozen=True):
     name: str
     propose: Propose  # returns None where it has no answer
     summary: str  # one line for the docs and for `supervise plan`
-    tried: str = ""  # what it has tried where it restarted, in words; "": it never restarts
+    tried: str = ""  # its effect where it restarted, in words; "": it never restarts
     changes_job: bool = False  # its plans may change the training, for the docs; what a plan really changes is situation.changes(plan)
     harmless: bool = False  # its changes leave the training as it is and need no consent
-    consented: bool = False  # the user wrote out what it changes, so it needs no sure verdict, but enabled knobs
-    explained: bool = False  # its reason stands at the terminal too: what failed does not show what is done
+    consented: bool = False  # the user wrote out its change, so it needs no sure verdict, but enabled knobs
+    explained: bool = False  # its reason is at the terminal too: the failure does not show the action
     wants: tuple[str, ...] = ()  # the knobs without which it does nothing
     wants_one: bool = False  # one of `wants` is enough
     missing: Missing = nothing_missing  # if it had no answer for want of a knob: why, and the option that would enable it

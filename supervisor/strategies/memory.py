@@ -51,9 +51,9 @@ STEP_UNKNOWN = "nothing shows at which step the memory ran out: one plain restar
 def memory_held_by_others(situation: Situation) -> Plan | None:
     """Restart unchanged and alert if a stranger holds a tenth of the GPU or 1 GiB; stop with 69 once the budget is spent.
 
-    In a container the pids in torch's list may be of another namespace (classify/gpu/memory.py). Others' memory then counts as a stranger's
-    only if this node has one rank: several ranks that all put something on the first GPU are the commoner case. The job's own orphans are
-    killed between attempts; whatever remains is a stranger's and is left alone.
+    In a container the pids in torch's list may be of another namespace (classify/gpu/memory.py). Others' memory then is treated as a
+    stranger's only if this node has one rank: several ranks that all put something on the first GPU are the commoner case. The job's own
+    orphans are killed between attempts; whatever remains is a stranger's and is left alone.
     """
     held, capacity = situation.amount("other_bytes"), situation.amount("capacity")
     named = situation.fact("other_pids").split()
@@ -241,7 +241,7 @@ def memory_knobs(situation: Situation) -> Plan | None:
 
 
 def _halve_workers_missing(situation: Situation) -> str:
-    """Return what would enable fewer workers, where they would help; of a save what it needs less of."""
+    """Return the setting that would enable fewer workers, where they would help; of a save its smaller need."""
     if situation.verdict.cause is Cause.HOST_OOM and is_in_save(situation.verdict):
         return hints(situation.verdict)[0]
     knob = situation.enabled(WORKERS)

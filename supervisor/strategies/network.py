@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from supervisor.strategies.situation import Situation
 
 _LAST = "nothing else is left after a traced attempt, unless NCCL's log shows that {} is not in use"
-#: The steps that network.allow may name: when each acts, and what it sets (docs/explanation/recovery.md).
+#: The steps that network.allow may name: when each acts, and its setting (docs/explanation/recovery.md).
 OPTIONAL = {
     "longer_timeout": (
         "one rank saved, evaluated or loaded while the others waited for it",
@@ -66,7 +66,7 @@ TRANSPORTS = {
 }
 #: The variable by which the ranks get a longer default timeout of their process groups, in seconds, and the knob that does it in a command.
 TIMEOUT, TIMEOUT_KNOB = "SUPERVISE_JOB_GROUP_TIMEOUT_S", "group_timeout"
-#: What each step of OPTIONAL sets: knobs, or `env:NAME`.
+#: The settings of each step of OPTIONAL: knobs, or `env:NAME`.
 _SETS = {
     "longer_timeout": (f"env:{TIMEOUT}", TIMEOUT_KNOB),
     "interface": tuple(f"env:{name}" for name in SOCKETS),
@@ -78,9 +78,9 @@ PLAIN_RESTARTS = 2
 
 
 def still_permitted(overrides: tuple[tuple[str, str], ...], policy: Policy) -> tuple[tuple[str, str], ...]:
-    """Return the overrides of a run that goes on, less those whose step is permitted no more, or whose variable the user sets by now.
+    """Return the overrides of a run that continues, less those whose step is permitted no more, or whose variable the user sets by now.
 
-    What a row [recover.CAUSE] sets is permitted by it.
+    A row [recover.CAUSE] permits its own settings.
     """
     refused = {knob for step, knobs in _SETS.items() if step not in policy.network.allow for knob in knobs}
     theirs = {f"env:{name}" for name, _ in policy.variables}

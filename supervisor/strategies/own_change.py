@@ -8,7 +8,7 @@ Ranks are given back where the ledger has enough GPUs in use again. A loader tha
 every attempt, before its first step and at it, also where the next ones rule out a suspicion. No checkpoint is rejected for its words.
 
 No change is suspected where ranks raced, where an attempt without it failed in the same way, where its plan answered this cause (the
-ladder goes on), and where the program is not the one that started. The ladders of the machine, the storage and a kill lack this step.
+ladder continues), and where the program is not the one that started. The ladders of the machine, the storage and a kill lack this step.
 """
 
 from __future__ import annotations

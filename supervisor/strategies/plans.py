@@ -19,7 +19,7 @@ def stop(strategy: str, exit_code: int, reason: str, todo: str, **columns: Any) 
 
 
 def restart(strategy: str, reason: str, **columns: Any) -> Plan:  # noqa: ANN401  Plan checks them
-    """Return a plan for another attempt. What the same failure would meet next time is found by the walk. columns: others of Plan."""
+    """Return a plan for another attempt. The walk finds the step for the same failure next time. columns: others of Plan."""
     return Plan(PlanKind.RESTART, reason, "", strategy, **columns)
 
 

@@ -33,7 +33,7 @@ AT_ONCE_S = 10.0
 LONGER = 1.5
 #: A cause that may pass is deterministic after so many failures at one step, of which the first and the last are so far apart.
 _SURE_AFTER, _SURE_AFTER_S = 3, 900.0
-#: What was tried where no step answered, in words.
+#: The attempts where no step answered, in words.
 _TRIED_ELSEWHERE = {"coordinator": "what the coordinator decided", "takeover": "a takeover"}
 
 
@@ -105,8 +105,8 @@ def same_place(situation: Situation) -> Plan | None:
     *Same place*: same fingerprint, and absolute steps within `same_place_steps`, or both proven to be before the first step. Of attempts
     that began from scratch the counted steps do as well. An unknown step on either side proves nothing, and the budget decides. Forty
     equal restarts in a night are what this rule is for (NVIDIA/Megatron-LM #5281). A damaged checkpoint is a place of its own: with another
-    one it is another place. What may pass by itself, a link that flaps say, is deterministic after three attempts at one step, of which
-    the first and the last failure are 15 minutes apart. Where neither attempt shows a step (a script that only evaluates), the same
+    one it is another place. A failure that may pass by itself, a flapping link say, is deterministic after three attempts at one step, of
+    which the first and the last failure are 15 minutes apart. Where neither attempt shows a step (a script that only evaluates), the same
     exception at the same line counts, unless this attempt ran on for much longer.
     """
     since = takewhile(lambda f: not _counted_past(situation, f), reversed(situation.failures))
@@ -217,7 +217,7 @@ def _steps_further(situation: Situation, past: Failure) -> int | None:
 
 
 def _read_another_checkpoint(situation: Situation, past: Failure) -> bool:
-    """Whether two attempts found two checkpoints damaged. What dies of both otherwise (segfault, say) is the same with each."""
+    """Whether two attempts found two checkpoints damaged. Another death with both (segfault, say) is the same with each."""
     now = situation.resume.path if situation.resume else ""
     damaged = situation.verdict.cause is Cause.CHECKPOINT_CORRUPT and situation.loading and past.loading
     return damaged and bool(now and past.resumed) and now != past.resumed

@@ -1,6 +1,6 @@
-"""What the sizes in an out-of-memory message say of the micro-batch that can fit. Amounts are bytes of one GPU.
+"""Computes the micro-batch that can fit from the sizes in an out-of-memory message. Amounts are bytes of one GPU.
 
-torch refuses an allocation when what it holds and what it is asked for exceed what it can have. If all of that grew with the
+torch refuses an allocation when its memory and the request together exceed its limit. If all of that grew with the
 micro-batch, a micro-batch of micro x room / (held + asked) would just fit. Parameters and optimizer states do not grow with it, so that
 the truth is lower, and never higher: no size that could fit is passed over, but for a tenth of the room. That is left for what the step
 needs after this allocation. Where even less fits, the next message says so.
@@ -22,7 +22,7 @@ USABLE = 0.9
 
 
 class Shortage(Struct, frozen=True):
-    """held: by the program's tensors; asked: what it then wanted; room: what it could have had in all."""
+    """held: by the program's tensors; asked: by the request; room: the limit."""
 
     held: int
     asked: int

@@ -85,7 +85,7 @@ def own_leftovers(situation: Situation) -> Plan | None:
 
 
 def without_kept(verdict: FailureVerdict, known: Iterable[CheckpointRef]) -> FailureVerdict:
-    """Return the verdict. Its leftovers are none if a checkpoint that is good, or was resumed from, lies in one of them."""
+    """Return the verdict, without its leftovers if a checkpoint that is good, or was resumed from, lies in one of them."""
     listed = next((value for name, value in verdict.facts if name == _LEFTOVERS), "")
     paths = [text.rpartition(" (")[0] for text in listed.split(", ")]
     if not any(checkpoint.path.startswith(path) for checkpoint in known for path in paths if path):

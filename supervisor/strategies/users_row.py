@@ -1,7 +1,7 @@
 """The step of the user's own rows: [recover.CAUSE] of the settings says what to change after a failure of that cause.
 
-It stands before the built-in steps of its cause. A row is the user's consent, so it needs no sure verdict; but each knob in it must be
-enabled. It acts once in a run. What another step changes after it stays as that step left it.
+It is before the built-in steps of its cause. A row is the user's consent, so it needs no sure verdict; but each knob in it must be
+enabled. It acts once in a run. A later change by another step stays.
 """
 
 from __future__ import annotations

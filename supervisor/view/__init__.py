@@ -1,1 +1,1 @@
-"""What a job's journal says of it: one fold of the records, which every reader shares."""
+"""A job by its journal: one fold of the records, which every reader shares."""

@@ -1,6 +1,6 @@
 """Counts what happened in a run, by the records of its journal. Pure.
 
-A count goes on where a supervisor took the run over, because the journal does. A new run begins at 0.
+A count continues where a supervisor took the run over, because the journal does. A new run begins at 0.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from supervisor.core.values import Struct, field, replace
 from supervisor.journal.records import MIRRORED, START_TIMES, EventTaken, Note
 
 _ACTIONS = frozenset(kind.value for kind in PlanKind)
-#: What begins an attempt after the first without a failure.
+#: Reasons of an attempt after the first without a failure.
 NO_FAILURE = ("membership", "takeover")
 
 
@@ -35,7 +35,7 @@ class RunCounters(Struct, omit_defaults=True):
         return replace(self, restarts={**self.restarts}, incidents={cause: {**counts} for cause, counts in self.incidents.items()})
 
     def take_event(self, taken: EventTaken, t: float) -> None:
-        """Take an event and what was decided about it."""
+        """Take an event and the decision about it."""
         for name, data in taken.actions:
             self._take_action(name, data)
         if taken.event == "CheckpointVerified":
@@ -69,7 +69,7 @@ class RunCounters(Struct, omit_defaults=True):
 
 
 def _is_cause(text: str) -> bool:
-    """Whether a cause is called so: one of ours, or of a signature of the user's."""
+    """Whether a cause is called so: a built-in one, or of a signature of the user's."""
     try:
         Cause(text)
     except ValueError:

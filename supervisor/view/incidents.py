@@ -10,7 +10,7 @@ from supervisor.journal.records import StartTimes
 
 
 class RecordedFailure(Struct):
-    """One failure within an incident, and what was done about it. Times are those of the events; None is: not recorded."""
+    """One failure within an incident, and the action about it. Times are those of the events; None is: not recorded."""
 
     attempt: int
     failed_t: float | None = None  # when this node's ranks were ended: one of them died then, or supervise ended the attempt
@@ -24,7 +24,7 @@ class RecordedFailure(Struct):
     began_t: float | None = None  # when it was
     missing: int = 0  # nodes that it waits for
     missing_until_t: float = 0.0  # until when it does
-    warnings: tuple[str, ...] = ()  # what was strange about the attempt when it failed
+    warnings: tuple[str, ...] = ()  # strange facts of the attempt when it failed
     members: tuple[str, ...] = ()  # the nodes of the attempt, in the order of their group rank; none: it was of this node alone
 
 

@@ -1,4 +1,4 @@
-"""What is known of a job on one node by its journal: the fields of JobView, and what follows from them. Pure."""
+"""The facts of a job on one node by its journal: the fields of JobView, and conclusions from them. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from supervisor.view.spans import RunLedger
 _PACE_REPORTS = 4
 #: Stragglers of a run that are kept, the newest; and faults of a journal, the oldest.
 _MOST_STRAGGLERS, _MOST_FAULTS = 200, 100
-#: An opening that stands nowhere in the journal because the supervisor died before it could write one.
+#: An opening that is nowhere in the journal because the supervisor died before it could write one.
 _DIED = "supervise died while this attempt ran"
 
 
@@ -56,7 +56,7 @@ class PaceReport(Struct, frozen=True, array_like=True):
 
 
 class JobFacts(Struct, omit_defaults=True):
-    """A job on one node. Its lists that grow (snapshot.py names them) may begin with what was added after the record `after_seq`."""
+    """A job on one node. Its lists that grow (snapshot.py names them) may begin with the additions after the record `after_seq`."""
 
     # the journal
     header: Header | None = None
@@ -75,8 +75,8 @@ class JobFacts(Struct, omit_defaults=True):
     end: RunEnded | None = None
     run_t: float = 0.0  # when the last run began, 0: not recorded
     end_t: float = 0.0
-    restored: str = ""  # what a mirror gave before the first attempt of the last run, and what was passed over
-    summary: str = ""  # the last line of the last run; "" while it goes on
+    restored: str = ""  # the checkpoint that a mirror gave before the first attempt of the last run, and those passed over
+    summary: str = ""  # the last line of the last run; "" while it continues
     saves: str = ""  # how many saves of the last run the mirrors hold
     values: dict[str, Any] | None = None  # the newest state, as JSON; None: none was recorded
     budget_run: str = ""  # the run of which `values` has the failures
@@ -93,7 +93,7 @@ class JobFacts(Struct, omit_defaults=True):
     stop_t: float | None = None  # when a stop was requested last
     saved_t: float | None = None  # when every rank had made a save that was requested, the last one
     reports: tuple[PaceReport, ...] = ()  # the newest of progress
-    warnings_by_key: tuple[tuple[str, str], ...] = ()  # what is strange about the loss and the pace, as it was last recorded
+    warnings_by_key: tuple[tuple[str, str], ...] = ()  # strange facts of the loss and the pace, by the last record
     warned_attempt: int = 0  # the attempt of which they are
     memory: tuple[RankMemory, ...] = ()  # what the ranks held that held most, as it was last recorded; of the run
     forecasts: tuple[MemoryForecast, ...] = ()  # of the memory that will be used up
@@ -128,7 +128,7 @@ class JobFacts(Struct, omit_defaults=True):
 
     @property
     def problems(self) -> list[str]:
-        """What is damaged in the journal, one sentence each."""
+        """The damage of the journal, one sentence each."""
         return [fault.text for fault in self.faults if not fault.is_gap]
 
     @property
@@ -138,7 +138,7 @@ class JobFacts(Struct, omit_defaults=True):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is strange about the loss and the pace of the current attempt."""
+        """Strange facts of the loss and the pace of the current attempt."""
         return tuple(text for _, text in self.warnings_by_key) if self.warned_attempt == self.attempt else ()
 
     @property
@@ -216,9 +216,9 @@ class JobFacts(Struct, omit_defaults=True):
         return replace(state, incidents=max(state.incidents, self.highest_incident), journal_degraded=False), problem
 
     def ledgers(self, now: float | None = None) -> list[RunLedger]:
-        """Return the time ledgers of all runs, the oldest first. now: Unix seconds, where the last run goes on.
+        """Return the time ledgers of all runs, the oldest first. now: Unix seconds, where the last run continues.
 
-        What is taken later leaves them as they are.
+        A later record leaves them as they are.
         """
         if self.after_seq:
             raise ValueError("a view of the journal's end has no ledgers")

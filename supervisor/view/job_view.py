@@ -1,8 +1,8 @@
-"""What a journal says of a job on one node: where it stands, each incident from beginning to end, where its time went, its counts.
+"""A job on one node by its journal: its state, each incident from beginning to end, where its time went, its counts.
 
 `JobView` is the one fold of the records; a takeover, `status`, `why`, `report`, `ui` and the metrics read it. `decide` is not run for it,
 because its rules may have changed: the decisions and the state stand in the records. An event or a field that this supervise does not know
-is passed over. Nothing fails: `faults` lists what is wrong with the journal. Pure.
+is passed over. Nothing fails: `faults` lists the faults of the journal. Pure.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _PACE_REPORTS = 4
 #: Stragglers of a run that are kept, the newest; and faults of a journal, the oldest.
 _MOST_STRAGGLERS, _MOST_FAULTS = 200, 100
-#: An opening that stands nowhere in the journal because the supervisor died before it could write one.
+#: An opening that is nowhere in the journal because the supervisor died before it could write one.
 _DIED = "supervise died while this attempt ran"
 
 
@@ -148,7 +148,7 @@ class JobView(JobFacts, omit_defaults=True):
             last.start = start
 
     def _begin(self, run: RunBegan, t: float) -> None:
-        """A supervisor took the job over, for a new run or for the one that goes on."""
+        """A supervisor took the job over, for a new run or for the one that continues."""
         if self.run is None:
             self.incidents_before = run.incidents_before or 0
         self.highest_incident = max(self.highest_incident, run.incidents_before or 0)
@@ -171,7 +171,7 @@ class JobView(JobFacts, omit_defaults=True):
         return self
 
     def _abandon(self, t: float) -> None:
-        """Close what is open: a new run began, and nobody else will."""
+        """Close open incidents: a new run began, and nobody else will."""
         incident = self.open_incident
         if incident is not None:
             incident.closed_t = t
@@ -179,7 +179,7 @@ class JobView(JobFacts, omit_defaults=True):
                 incident.outcome = "left open, a new run was started"
 
     def _take_event(self, taken: EventTaken, t: float) -> None:
-        """Take an event, and what was decided about it."""
+        """Take an event, and the decision about it."""
         self.event_count += 1
         if taken.attempt != self.attempt:
             self._on_no_straggler(self.last_t)

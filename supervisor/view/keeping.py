@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 #: So often a view is written, in seconds of the job's clock.
 EVERY_S: Final = 3600.0
-#: One view of so many is full: whoever looks at the end of a journal reads back to it.
+#: One view of so many is full: a reader of the end of a journal reads back to it.
 FULL_EVERY: Final = 24
 
 
 class JobViewKeeper:
     """The view of one journal, for its writer; one thread at a time calls it.
 
-    view: what the journal says already. base: the view in its last view record, from which the next one goes on; None: there is none.
+    view: what the journal says already. base: the view in its last view record, from which the next one continues; None: there is none.
     """
 
     def __init__(self, view: JobView, base: JobView | None, *, every_s: float = EVERY_S) -> None:

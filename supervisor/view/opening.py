@@ -1,4 +1,4 @@
-"""Opens a job's journal for writing: what the runs before left in it, and the writer that goes on with it."""
+"""Opens a job's journal for writing: what the runs before left in it, and the writer that continues with it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_PROBLEMS = 20
 
 
 class Past(Struct, frozen=True):
-    """What a start takes over from the journal of the runs before it."""
+    """The facts that a start takes over from the journal of earlier runs."""
 
     state: JobState  # the last recorded one; where none was, a fresh one that holds only the number of incidents
     records: int  # how many the journal has
@@ -35,7 +35,7 @@ class Past(Struct, frozen=True):
     next_seq: int  # number of the next record
     last_run: RunBegan | None
     last_end: RunEnded | None  # None: the last run has no end record
-    problems: tuple[str, ...]  # what is wrong with the journal
+    problems: tuple[str, ...]  # the faults of the journal
     incidents_before: int | None = None  # number of the earlier ones, for the next RunBegan; None if the run continues
     unrecorded_incidents: int = 0  # 1 if the supervisor died with no open incident: that death gets the next incident number
 
@@ -68,7 +68,7 @@ def open_journal(  # noqa: PLR0913 (what, for whom, and three that tests replace
 ) -> tuple[Journal, Past]:
     """Read the journal at `path`, begin to write to it, and return the writer and what the runs before left.
 
-    If `continues` returns False for the run found, a new file begins, and the old one is kept beside it. The caller
+    If `continues` returns False for the run found, a new file begins, and the old one is kept next to it. The caller
     holds the job's lock. A file that cannot be read, holds no record, or is of another format is set aside once the directory allows it.
     Raises nothing: the writer reports an OSError as `degraded`.
     """
@@ -103,7 +103,7 @@ def open_journal(  # noqa: PLR0913 (what, for whom, and three that tests replace
 
 
 def _with_earlier(path: Path, past: Past) -> Past:
-    """Return what is known where no run stands in the file: its beginning never reached the disk; the last run is in the file before."""
+    """Return the facts where no run is in the file: its beginning never reached the disk; the last run is in the file before."""
     for older in earlier(path)[:1]:
         with suppress(OSError, OtherFormatError):
             before = past_of(read_view(older))

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    #: Gets what is done with a journal, how many bytes of it were gone through, and how many there are.
+    #: Gets the present work on a journal, how many of its bytes were read, and how many there are.
     ReadReport = Callable[[str, int, int], None]
 
 Item = TypeVar("Item")
-#: What one step backwards from the end reads, in bytes.
+#: The bytes of one step backwards from the end.
 _BLOCK_BYTES = 1 << 18
-#: The kind of a record stands within its first bytes.
+#: The kind of a record is within its first bytes.
 _KIND_WITHIN = 160
 #: A report is made after so many.
 _REPORT_BYTES = 1 << 20
@@ -77,7 +77,7 @@ def _is_kind(rec: bytes, kind: bytes) -> bool:
 
 
 def begun_from(base: ViewBase) -> JobView:
-    """Return a view that goes on from the base, with the damage before it."""
+    """Return a view that continues from the base, with the damage before it."""
     if base.view is None:
         return JobView()
     view = base.view.copied()
@@ -94,9 +94,9 @@ def read_view(path: Path, report: ReadReport = _no_report) -> JobView:
 
 
 def read_end(path: Path, report: ReadReport = _no_report) -> JobView:
-    """Return where the job stands, by the end of its journal: the last view in it, and what follows. Raises as `read_view`.
+    """Return the state of the job, by the end of its journal: the last view in it, and the records after it. Raises as `read_view`.
 
-    The lists of the view begin with what was added to it (JobView.after_seq). What was damaged before is not looked for.
+    The lists of the view begin with the additions to it (JobView.after_seq). Earlier damage is not looked for.
     """
     follower = ViewFollower(path, report, is_whole=False)
     follower.advance()
@@ -148,7 +148,7 @@ def _views_backwards(path: Path) -> Iterator[tuple[ViewTaken, JournalPosition]]:
 
 
 class ViewFollower:
-    """Follows a journal while it grows: each look takes what was added since the last one, so that nothing is read twice.
+    """Follows a journal while it grows: each look takes the records added since the last one, so that nothing is read twice.
 
     is_whole: False where it begins with the last view in the journal, as `read_end`. It holds no descriptor between two looks. A file that
     was replaced, because a new run began, or that became shorter is read anew; so is one after an exception of `advance`.
@@ -159,11 +159,11 @@ class ViewFollower:
         self._begin()
 
     def _begin(self) -> None:
-        self._position, self.view = JournalPosition(), JobView()  # up to the last look; `copied` is for who keeps it
+        self._position, self.view = JournalPosition(), JobView()  # up to the last look; `copied` is for its keepers
         self._mark: tuple[int, int, int, int] | None = None
 
     def advance(self) -> bool:
-        """Read what was added; return whether anything was. Raises OSError, and SuperviseError (78) for the journal of another version."""
+        """Read the new records; return whether there are any. Raises OSError, and SuperviseError (78) for another version."""
         while (mark := mark_of(self._path)) != self._mark:
             is_same = self._mark is not None and mark is not None and mark[:2] == self._mark[:2] and mark[2] >= self._position.offset
             if not is_same:

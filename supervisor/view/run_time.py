@@ -32,7 +32,7 @@ from supervisor.view.spans import (
     with_state,
 )
 
-#: What the time is spent with in each stage; RUNNING and the ends of an attempt depend on its ranks too (`_doing`).
+#: The use of time in each stage; RUNNING and the ends of an attempt depend on its ranks too (`_doing`).
 _STAGES: Final = {
     Stage.CHECKING: TimeState.HEALTH,
     Stage.WAITING: TimeState.WAITING,
@@ -46,7 +46,7 @@ _STAGES: Final = {
 _TRAINS: Final = frozenset({Stage.RUNNING, Stage.STOPPING})
 _LIVES: Final = frozenset({Stage.STARTING, Stage.RUNNING})
 _BEFORE_FIRST_STEP: Final = frozenset(phase.value for phase in BEFORE_FIRST_STEP)
-#: What stood still, or was dead, before it was known.
+#: States of a job that stood still, or was dead, before it was known.
 _UNNOTICED: Final = NEW_STEPS | {TimeState.REWORK, TimeState.UNMEASURED, TimeState.START_AND_LOAD, TimeState.CHECKPOINT_STALL}
 
 
@@ -95,7 +95,7 @@ class RunTime(Struct, omit_defaults=True):
         self.is_lost = True
 
     def take_over(self) -> None:
-        """Take that another supervisor goes on with the run."""
+        """Take that another supervisor continues with the run."""
         run = self.run
         self.absence = TimeState.PREEMPTED if run.exit_code == ExitCode.REQUEUE else TimeState.WAITING
         run.is_over, run.exit_code = False, None
@@ -107,7 +107,7 @@ class RunTime(Struct, omit_defaults=True):
         self.run.exit_code, self.run.is_over = ended.exit_code, True
 
     def finish(self, now: float | None = None) -> RunLedger:
-        """End the ledger with the last record, or at `now` if the run goes on, and return it."""
+        """End the ledger with the last record, or at `now` if the run continues, and return it."""
         run = self.run
         run.goes_on = now is not None and not run.is_over
         end_t = now if now is not None and run.goes_on else self.t
@@ -272,7 +272,7 @@ class RunTime(Struct, omit_defaults=True):
     # --- time
 
     def _advance(self, t: float) -> None:
-        """Spend the time up to `t` with what is being done."""
+        """Spend the time up to `t` with the present activity."""
         state = self._doing()
         if state is TimeState.PRODUCTIVE and t > self.t:
             self.training.append(self._span_until(t, TimeState.TEAR_DOWN if self.stage == Stage.STOPPING else state))
@@ -350,7 +350,7 @@ class RunTime(Struct, omit_defaults=True):
         return True
 
     def _return(self, t: float, last_alive_t: float | None) -> None:
-        """Spend the time until the supervisor died with what was being done then, and the rest with its absence."""
+        """Spend the time until the supervisor died with the activity of then, and the rest with its absence."""
         absence, self.absence = self.absence, None
         left, self.left_progress = self.left_progress, None
         if absence is TimeState.WAITING and last_alive_t is not None:

@@ -1,6 +1,6 @@
-"""A view as a record of the journal: the job as it stands, and what was added to its long lists since the view before.
+"""A view as a record of the journal: the job as it is, and the additions to its long lists since the view before.
 
-The writer puts one into the journal once an hour. From the last one a reader has at once where the job stands; from all of them, one after
+The writer puts one into the journal once an hour. From the last one a reader has the job's state at once; from all of them, one after
 the other, it has the lists too: incidents, spans of time, samples of the pace, saves, meetings. None holds what another one has, so that
 90 days of them are some MiB.
 """
@@ -30,10 +30,10 @@ _Row = TypeVar("_Row")
 
 
 class Addition(Struct, Generic[_Row], frozen=True, array_like=True):
-    """What became of a list since the view before."""
+    """The change of a list since the view before."""
 
     kept: int = 0  # how many of its first rows are still there
-    rows: list[_Row] = field(default_factory=list)  # what stands behind them
+    rows: list[_Row] = field(default_factory=list)  # the rows behind them
 
 
 class SpanRow(Struct, frozen=True, array_like=True):
@@ -111,7 +111,7 @@ def with_lists(view: JobView, lists: dict[str, list[Any]]) -> JobView:
 def view_taken(view: JobView, before: JobView | None, *, full: bool) -> ViewTaken:
     """Return the record of a view, which has taken this record already.
 
-    before: that of the record that it goes on from; None: it is whole. full: its state is whole, and the last incident is in it.
+    before: that of the record that it continues from; None: it is whole. full: its state is whole, and the last incident is in it.
     """
     earlier = {} if before is None else lists_of(before)
     full = full or before is None

@@ -1,4 +1,4 @@
-"""What the ledger is made of: spans of time, each in one state, and what a run's spans add up to.
+"""The data of the ledger: spans of time, each in one state, and the sums of a run's spans.
 
 The spans of a run follow each other without a gap, from its first record to its end. So their sum is the wall clock by construction; what
 may be wrong is a state, never the sum.
@@ -19,21 +19,25 @@ if TYPE_CHECKING:
 
 
 class TimeState(StrEnum):
-    """What the time of a run was spent with. docs/reference/time-ledger.md has their meanings; the order is that of the report."""
+    """The uses of a run's time, in the order of the report."""
 
-    PRODUCTIVE = "productive"
+    PRODUCTIVE = "productive"  # the ranks made steps that no attempt of this run had made before; an evaluation counts too
+    # they did so at less than 80 % of the run's median speed, over a minute and ten steps at least; in a run of more than a week over two
+    # minutes, then four
     DEGRADED = "degraded"
-    REWORK = "rework"
-    CHECKPOINT_STALL = "checkpoint_stall"
-    UNMEASURED = "unmeasured"
-    START_AND_LOAD = "start_and_load"
-    DETECTION = "detection"
+    REWORK = "rework"  # steps were made again, up to the highest step that the run had reached before the failure
+    CHECKPOINT_STALL = "checkpoint_stall"  # the slowest rank saved a checkpoint, for 1 s or longer
+    UNMEASURED = "unmeasured"  # ranks ran, and no step of theirs was seen, in no part of the attempt
+    START_AND_LOAD = "start_and_load"  # an attempt was prepared, until its first step: selection, launch, import, load, compile
+    DETECTION = "detection"  # something had failed, or stood still since the last progress, and supervise did not know it yet
+    # ranks were being stopped, or saved because a stop was requested; at the end of a run also our own work after the last rank
     TEAR_DOWN = "tear_down"
-    DECISION = "decision"
-    HEALTH = "health"
+    DECISION = "decision"  # no rank was left, and the plan was not made yet: evidence, verdict, the decision of another node
+    HEALTH = "health"  # the attempt waited for the examination of its node alone
+    # a restart was decided and waited (backoff, a full disk, a network that is down), or nobody supervised: supervise had died
     WAITING = "waiting"
-    PREEMPTED = "preempted"
-    UNACCOUNTED = "unaccounted"
+    PREEMPTED = "preempted"  # the run had ended with 75, and was not started again yet
+    UNACCOUNTED = "unaccounted"  # records are missing, and the two sides differ
 
 
 #: Steps that no attempt of the run had made before.
@@ -123,14 +127,14 @@ class RunLedger(Struct, omit_defaults=True):
     sample_every: int = 1
     reached: int | None = None  # its highest step; None: not recorded
     kept: int | None = None  # the highest step of a checkpoint that was verified; None: not recorded
-    counts_rework: bool = True  # False where an attempt went on from a step that is not known
+    counts_rework: bool = True  # False where an attempt continued from a step that is not known
     ranks: int = 0  # of the newest attempt on all nodes
     gpus: int = 0  # of this node
     saves: list[SaveMark] = field(default_factory=list)  # the oldest first
     incidents: list[int] = field(default_factory=list)  # the numbers of those that opened in it
 
     def copied(self) -> RunLedger:
-        """Return a ledger that goes on from here by itself."""
+        """Return a ledger that continues from here by itself."""
         return replace(self, spans=[*self.spans], samples=[*self.samples], saves=[*self.saves], incidents=[*self.incidents])
 
     @property
@@ -154,7 +158,7 @@ class RunLedger(Struct, omit_defaults=True):
         return math.fsum(_above(span, self.kept) for span in self.spans if span.state in NEW_STEPS)
 
     def add(self, span: TimeSpan) -> None:
-        """Add a span of time. So many are kept as a week has minutes; of a longer run they are joined, and their sum stays what it was."""
+        """Add a span of time. So many are kept as a week has minutes; of a longer run they are joined, and their sum stays the same."""
         add(self.spans, span, longest_s=self.window_s)
         if len(self.spans) > (self.most_spans or 2 * MOST_SPANS):
             self.window_s *= 2
@@ -172,7 +176,7 @@ class RunLedger(Struct, omit_defaults=True):
         self._thin_out()
 
     def sample_not_finite(self, t: float, attempt: int, step: int) -> None:
-        """Take that the loss was not finite. It is no pace, so it is none of the newest samples."""
+        """Note that the loss was not finite. It is no pace, so it is no sample."""
         self.samples.append(PaceSample(t, attempt, step, is_finite=False))
         self._thin_out()
 
@@ -214,9 +218,9 @@ def training_spans(waiting: Iterable[TimeSpan], steps: tuple[int, int] | None, h
         change_t = span.begin_t + min(max(again * whole_s - done_s, 0.0), span.took_s)
         for begin_t, end_t, state in ((span.begin_t, change_t, TimeState.REWORK), (change_t, span.end_t, TimeState.PRODUCTIVE)):
             if end_t > begin_t:
-                part = replace(span, begin_t=begin_t, end_t=end_t, state=state)
+                piece = replace(span, begin_t=begin_t, end_t=end_t, state=state)
                 begin, end = (first + (done_s + t - span.begin_t) / whole_s * (last - first) for t in (begin_t, end_t))
-                yield part if steps is None else replace(part, first_step=begin, last_step=end)
+                yield piece if steps is None else replace(piece, first_step=begin, last_step=end)
         done_s += span.took_s
 
 
@@ -231,13 +235,13 @@ def with_state(spans: list[TimeSpan], between: tuple[float, float], state: TimeS
         if span.state not in of or first >= last:
             spans.append(span)
             continue
-        time_span = replace(span, last_step=span.first_step)  # what stands still makes no step
+        time_span = replace(span, last_step=span.first_step)  # a job that makes no progress makes no step
         parts = (
             replace(span, end_t=first),
             replace(time_span, begin_t=first, end_t=last, state=state, incident=incident, first_step=None, last_step=None),
             replace(time_span, begin_t=last),
         )
-        spans += [part for part in parts if part.took_s > 0]
+        spans += [piece for piece in parts if piece.took_s > 0]
 
 
 def with_degraded(spans: Sequence[TimeSpan]) -> list[TimeSpan]:

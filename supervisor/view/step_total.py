@@ -1,8 +1,8 @@
-"""How many steps the training has in all, by what is known of it from several sides. Pure.
+"""How many steps the training has in all, by facts from several sides. Pure.
 
-What the script itself reports counts. Else what its log counts up to (`step 10/120`), where its count is that of the steps; or an option of
-its command (`--max_steps 120`); or its epochs, where the log shows how many steps one has. A total that the steps contradict is none, and
-where the log may count the steps of an epoch or of all nothing is said.
+The script's own report counts. Else the end of its log's count (`step 10/120`), where its count is that of the steps; or an option of
+its command (`--max_steps 120`); or its epochs, where the log shows how many steps one has. A total that the steps contradict does not
+count, and where the log may count the steps of an epoch or of all, the total is unknown.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def step_total(
 
 
 def option(command: Sequence[str], names: frozenset[str]) -> tuple[str, int] | None:
-    """Return the last of these options of a command, as it stands there, and its number; None: it has none, or none above 0."""
+    """Return the last of these options of a command, as it is there, and its number; None: it has none, or none above 0."""
     last = None
     for place, word in enumerate(command):
         key, equals, value = word.partition("=")
@@ -90,7 +90,7 @@ def _of_count(count: StepCount, step: int | None, asked: tuple[str, int] | None)
     else:
         before = [max(0, step - done + _AHEAD_STEPS) // of]
     is_of_epoch = any(_is_at(step, number * of + done, of) for number in before)
-    if is_whole == is_of_epoch:  # both in the first epoch, or neither: what it counts is not known
+    if is_whole == is_of_epoch:  # both in the first epoch, or neither: the subject of the count is not known
         return None
     return StepTotal(of, f"by its log ({count.text})") if is_whole else StepTotal(epochs * of, f"{epochs} epochs of {of} steps")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +11,7 @@ from supervisor.alerts import text
 from supervisor.alerts.model import AlertAction, AlertEvent, OutgoingAlert
 from supervisor.alerts.threads import single
 from supervisor.core.values import replace
+from tests.support.pages import page_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +44,7 @@ def test_an_odd_job_name_neither_fails_nor_shows_a_path(alert: Callable[..., Out
 
 @pytest.mark.parametrize("detail", text.AlertDetail)
 def test_each_field_of_the_document_is_documented(alert: Callable[..., OutgoingAlert], detail: text.AlertDetail) -> None:
-    docs = (Path(__file__).parents[2] / "docs/reference/alert-format.md").read_text()
+    docs = page_text("alert-format.md")
     assert [name for name in text.document(single(alert()), detail) if f"`{name}`" not in docs] == []
 
 

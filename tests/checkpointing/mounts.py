@@ -23,7 +23,7 @@ SERVER = Path(__file__).parents[1] / "support" / "file_server.py"
 
 
 def _ran(*argv: object) -> bool:
-    return subprocess.run([str(one) for one in argv], check=False, capture_output=True, timeout=60).returncode == 0  # noqa: S603 -- the test's own
+    return subprocess.run([str(one) for one in argv], check=False, capture_output=True).returncode == 0  # noqa: S603 -- the test's own
 
 
 @contextlib.contextmanager

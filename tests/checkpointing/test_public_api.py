@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 import checkpointing
+from tests.support.pages import page_text
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "library-checkpointing.md"
 
 
 def run(words: list[str], cwd: Path, code: int = 0) -> str:
-    done = subprocess.run([sys.executable, *words], cwd=cwd, capture_output=True, text=True, timeout=100, check=False)  # noqa: S603 -- ours
+    done = subprocess.run([sys.executable, *words], cwd=cwd, capture_output=True, text=True, check=False)  # noqa: S603 -- ours
     assert done.returncode == code, done.stderr
     return done.stdout
 
@@ -25,7 +26,7 @@ def run(words: list[str], cwd: Path, code: int = 0) -> str:
 def test_every_name_is_listed_before_it_is_imported_and_is_documented() -> None:
     assert set(checkpointing.__all__) <= set(dir(checkpointing))
     assert set(checkpointing.__all__) == set(checkpointing._MODULES)  # noqa: SLF001 -- the table behind the names
-    missing = [name for name in checkpointing.__all__ if f"`{name}" not in PAGE.read_text()]
+    missing = [name for name in checkpointing.__all__ if f"\n## {name}\n" not in page_text(PAGE.name)]
     assert not missing
     assert len(checkpointing.__all__) <= 12, "a user learns all of them"
     assert all(inspect.getdoc(getattr(checkpointing, name)) for name in checkpointing.__all__)

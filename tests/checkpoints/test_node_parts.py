@@ -204,6 +204,7 @@ def test_a_directory_that_is_saved_to_again_never_gives_a_mix_of_two_saves(tmp_p
     assert nodes.attempt(2) == [20, 20]
 
 
+@pytest.mark.slow
 def test_a_directory_that_is_saved_to_again_with_the_same_content_is_sent_again(tmp_path: Path) -> None:
     nodes = PartNodes(tmp_path)
     nodes.save_together(40)
@@ -382,6 +383,7 @@ def test_keep_removes_nothing_while_the_nodes_agree(tmp_path: Path) -> None:
     assert [nodes.on_disk(node) for node in (0, 1)] == [[60]] * 2
 
 
+@pytest.mark.slow
 def test_nodes_that_agree_wait_for_one_removal_and_not_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes, destroy = PartNodes(tmp_path, keep=1), prune._destroy  # noqa: SLF001
     for step in (20, 40, 60):
@@ -476,6 +478,7 @@ def test_what_a_node_brought_has_its_place_in_the_order_of_this_nodes_run(tmp_pa
     assert [nodes.on_disk(node) for node in (0, 1)] == [[40, 60, 80]] * 2
 
 
+@pytest.mark.slow
 def test_the_parts_that_were_saved_last_stay_whatever_their_order(tmp_path: Path) -> None:
     nodes = PartNodes(tmp_path, keep=2)
     for step in (60, 80, 20, 40, 10, 30):  # a part can lack the step that the whole has, and the order is of steps

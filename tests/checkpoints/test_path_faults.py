@@ -175,7 +175,7 @@ def test_a_script_that_looks_for_what_was_set_aside_gets_it_back_and_keeps_it(di
     assert (cause, fields["path"], fields["set_aside"]) == (Cause.CHECKPOINT_LEFTOVER, str(torn), "1")
     assert "which was set aside" in summary
     selected = disk.checkpoints.select(1.0, 2, missed=fields["set_aside"])
-    assert "the script misses what was set aside: it was moved back from" in selected.repaired[0][1]
+    assert "the script misses the file that was set aside: it was moved back from" in selected.repaired[0][1]
     assert (torn / "model.pt").exists()
     assert "because it was moved back once" in disk.repairs()["ckpt/step-60"]
     assert disk.moved() == []

@@ -146,7 +146,7 @@ def test_a_directory_stands_for_the_plain_files_below_each_once(tmp_path: Path) 
     done = classify("--json", "logs", cwd=tmp_path)
     assert {a["path"]: a["cause"] for a in answers(done)} == {"logs/b.log": "none", "logs/latest.log": "cuda_oom"}
     assert b"error: cannot read logs/dead.log: No such file or directory" in done.stderr
-    assert b"left out of logs what is packed, or a program: 1 files" in done.stderr
+    assert b"left out of logs packed files and programs: 1 files" in done.stderr
 
 
 def attempt(place: Path) -> Path:
@@ -428,7 +428,7 @@ def test_a_pipe_that_nobody_writes_into_is_waited_for_with_a_word(tmp_path: Path
     with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:  # noqa: S603  ours
         assert process.stdout is not None
         assert process.stderr is not None
-        assert process.stderr.readline() == b"supervise: waiting for what is written to pipe\n"
+        assert process.stderr.readline() == b"supervise: waiting for lines of pipe\n"
         with (tmp_path / "pipe").open("w") as pipe:
             pipe.write(OOM)
         assert json.loads(process.stdout.read())["cause"] == "cuda_oom"
@@ -472,7 +472,7 @@ def test_an_explanation_shows_what_was_seen_what_outranked_what_and_a_row(tmp_pa
     done = classify("--explain", "a.log", cwd=tmp_path, COLUMNS="160")
     shown = done.stdout.decode()
     assert (done.returncode, done.stderr) == (0, b"")
-    for words in ("what was weighed", "the cause", "may follow from io_error (line 2)", "[[signature]]", "anchors = "):
+    for words in ("the candidates", "the cause", "may follow from io_error (line 2)", "[[signature]]", "anchors = "):
         assert words in shown
 
 

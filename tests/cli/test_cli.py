@@ -156,8 +156,8 @@ def test_a_flag_behind_run_wins_over_the_same_before_it(started: list[tuple[Sett
     ("arguments", "said"),
     [
         (["--keep", "3"], "no command given\nsupervise: Write it behind `--`"),
-        (["--"], "nothing stands behind `--`"),
-        (["run", "--"], "nothing stands behind `--`"),
+        (["--"], "nothing follows `--`"),
+        (["run", "--"], "nothing follows `--`"),
         (["stats"], "no such command: stats\nsupervise: Did you mean `supervise status`? Write `supervise -- stats …` to run it as a job."),
         (["verfiy", "x"], "Did you mean `supervise checkpoints verify`?"),
         (

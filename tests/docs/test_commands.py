@@ -35,7 +35,7 @@ READING = {
     "supervise config show": "--resume {resume}",
     "supervise print torchrun -- python train.py": "exec supervise -- torchrun --standalone --nproc-per-node=",
 }
-DEMO = "tests/examples/test_demo.py::test_the_demo_recovers_from_a_killed_rank_and_a_torn_checkpoint_within_90_s"
+DEMO = "tests/examples/test_demo.py::test_the_demo_recovers_from_a_killed_rank_and_a_torn_checkpoint"
 FIRST_SCREEN = "tests/docs/test_first_screen.py::"
 DEMO_WHY = "tests/examples/test_demo.py::test_the_reading_commands_for_the_demos_job_are_right"
 CPU_ONLY = "TORCH_INDEX=https://download.pytorch.org/whl/cpu"
@@ -46,6 +46,7 @@ ELSEWHERE = {
     "make docs": "tests/docs/test_commands.py::test_make_does_what_the_tests_do",
     "supervise profile": "tests/e2e/test_profile.py::test_a_job_is_profiled_and_trains_on_and_says_who_waits_for_whom",
     "supervise doctor": FIRST_SCREEN + "test_the_doctor_names_the_gpu_that_must_be_reset",
+    "supervise doctor --all": "tests/health/test_doctor.py::test_what_is_well_is_shown_where_it_is_wanted",
     "supervise plan -- CMD": "tests/knobs/test_plan.py::test_it_says_what_is_enabled_and_what_is_not_on_one_screen",
     "supervise drill resume -- CMD": "tests/e2e/test_drill_resume.py::test_two_ranks_that_load_the_same_checkpoint_are_proven",
     "supervise drill oom": FIRST_SCREEN + "test_half_of_the_micro_batch_follows_where_memory_runs_out",

@@ -5,9 +5,13 @@ from __future__ import annotations
 import ast
 import json
 import re
+import subprocess
+import sys
+from enum import Enum
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING
 
 import click
@@ -22,12 +26,12 @@ from supervisor.config.loss_settings import RULE_ROWS, RULES_KEY
 from supervisor.config.recover_settings import RECOVER_KEY, RECOVER_ROWS
 from supervisor.config.settings import ROWS
 from supervisor.core.model import Cause
-from supervisor.core.state import Stage
 from supervisor.errors import ExitCode
+from supervisor.journal.records import KINDS
 from supervisor.report.log_events import LogEvent
 from supervisor.report.metrics.table import Metric
 from supervisor.strategies import LADDER_STEPS
-from tests.support.pages import DOCS, page_text
+from tests.support.pages import DOCS, page_text, reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,11 +75,8 @@ def test_every_variable_that_the_ranks_are_given_is_documented() -> None:
     assert set(re.findall(r"SUPERVISE_JOB_\w+", page)) == given - between_us
 
 
-def test_every_stage_of_a_job_and_every_layout_of_a_checkpoint_is_documented() -> None:
-    (stages,) = [row[1] for row in table("json.md") if row[0] == "`stage`"]
-    assert stages.split(", ") == [stage.value for stage in Stage]
-    (layouts,) = [row[1] for row in table("checkpoint-format.md") if row[0] == "`layout`"]
-    assert {*dict(FORMATS), *dict(TREE_FORMATS)} <= set(re.findall(r"`(\w+)`", layouts))
+def test_every_layout_of_a_checkpoint_is_documented() -> None:
+    assert {*dict(FORMATS), *dict(TREE_FORMATS)} <= set(first_words("checkpoint-verdicts.md"))
 
 
 def test_the_sections_of_the_settings_page_are_those_of_a_file() -> None:
@@ -128,7 +129,7 @@ def test_an_exit_code_is_called_reserved_exactly_as_long_as_nothing_ends_with_it
 
 def test_every_alert_is_documented_with_its_severity_and_action() -> None:
     severities = {severity.value for severity in AlertSeverity}
-    rows = [row for row in table("alert-format.md") if len(row) == 3 and row[1].strip("`") in severities]
+    rows = [row for row in table("alert-format.md") if len(row) == 4 and row[1].strip("`") in severities]
     assert {row[0].strip("`"): row[1].strip("`") for row in rows} == {event.value: event.row.severity.value for event in AlertEvent}
     assert {event.row.severity for event in AlertEvent} == set(AlertSeverity)
     (actions,) = [row[1] for row in table("alert-format.md") if row[0] == "`action`"]
@@ -147,6 +148,13 @@ def test_the_tables_of_a_page_have_their_places(page: Path) -> None:
     assert "<!-- table: " not in page_text(page.name)
 
 
+@pytest.mark.process
+def test_a_page_is_printed_with_its_tables_in_a_checkout() -> None:
+    command = [sys.executable, "bench/reference.py", "known-programs.md"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603  as the pages say
+    assert (printed.returncode, printed.stdout.strip()) == (0, page_text("known-programs.md").strip()), printed.stderr
+
+
 def test_every_row_of_which_a_table_is_made_has_its_text() -> None:
     rows = {row.key: row.help for row in (*ROWS, *SINK_ROWS, *RULE_ROWS, *RECOVER_ROWS)}
     rows |= {event.value: event.when for event in LogEvent} | {metric.value: metric.text for metric in Metric}
@@ -155,6 +163,22 @@ def test_every_row_of_which_a_table_is_made_has_its_text() -> None:
     }
     rows |= {row.id: row.source for row in signatures.read()[0].rows}
     assert [name for name, text in rows.items() if not text.strip()] == []
+
+
+def entries(source: type | FunctionType) -> set[str]:
+    """Return what a table of this class or function must explain; of a function that is known to no more than its comments."""
+    if isinstance(source, type) and issubclass(source, Enum):
+        return {member.value for member in source}
+    return set(getattr(source, "__struct_fields__", None) or getattr(source, "__dataclass_fields__", ()))
+
+
+def test_every_field_of_which_a_table_is_made_says_what_it_is() -> None:
+    tables = [made for tables in reference().TABLES.values() for made in tables.values()]
+    listed = [made for made in tables if isinstance(made, partial) and made.func is reference().field_table]
+    sources = {source for made in listed for source in (*made.args[1:], *made.keywords.values())} | {*KINDS.values()}
+    assert len(sources) > 40
+    untold = {source.__name__: entries(source) - {*reference().fields.described(source)} for source in sources}
+    assert {name: fields for name, fields in untold.items() if fields - {"figures"}} == {}  # its own fields stand in its place
 
 
 def test_every_ladder_step_is_documented() -> None:

@@ -8,4 +8,4 @@ from tests.support.pages import page_text
 
 def test_the_page_says_what_every_stage_is() -> None:
     page = page_text("stages.md")
-    assert all(f"| {stage.name} |" in page for stage in Stage)
+    assert all(f"| `{stage}` |" in page for stage in Stage)

@@ -164,7 +164,7 @@ class Supervised:
 
     def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(  # noqa: S603  # the program under test
-            words, cwd=self.place, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False
+            words, cwd=self.place, env=clean_environment(), capture_output=True, text=True, check=False
         )
 
     def ask_again(self, *words: str) -> subprocess.CompletedProcess[str]:
@@ -373,9 +373,8 @@ class Bucket:
 
 
 @pytest.fixture
-def bucket(tmp_path: Path) -> Iterator[Bucket]:
-    (tmp_path / "swift").mkdir()
-    with servers.swift(tmp_path / "swift") as server:
+def bucket(for_all_workers: Path) -> Iterator[Bucket]:
+    with servers.shared("swift", for_all_workers / "swift") as server:
         name = f"b{uuid.uuid4().hex[:16]}"
         server.client().create_bucket(Bucket=name)
         reach = {"AWS_ACCESS_KEY_ID": servers.KEY, "AWS_SECRET_ACCESS_KEY": servers.SECRET, "AWS_DEFAULT_REGION": "us-east-1"}

@@ -89,6 +89,7 @@ def test_failures_that_a_rank_prints_as_data_do_not_explain_its_kill(supervise: 
     assert is_within(found["after_s"], VERDICT_S)
 
 
+@pytest.mark.slow
 def test_a_loader_that_was_killed_is_named(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*command("loader", ranks=1), options=ONCE)
     found = verdict(run)
@@ -102,6 +103,7 @@ def test_ranks_that_call_different_collectives_are_unsynced(supervise: Callable[
     assert verdict(run)["cause"] == "ddp_unsynced"
 
 
+@pytest.mark.slow
 def test_the_card_names_the_core_that_a_rank_dumped(supervise: Callable[..., Supervised], surroundings: type[Surroundings]) -> None:
     pattern = Path("/proc/sys/kernel/core_pattern").read_text()
     inside = ("sh", "-c", 'ulimit -c unlimited && exec "$@"', "sh")

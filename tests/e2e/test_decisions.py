@@ -231,6 +231,7 @@ def test_an_import_error_at_the_start_of_a_plain_script_is_reported_within_three
 # --- from scratch
 
 
+@pytest.mark.slow
 def test_a_script_that_never_loads_anything_is_not_started_again_after_the_limit(supervise: Callable[..., Supervised]) -> None:
     run = supervise(
         *PLAIN, "--steps=100000", "--step-ms=20", "--progress=progress", "--pids=pids", options=["--set", "restart.scratch_limit_s=1"]
@@ -274,6 +275,7 @@ HANDED_OVER = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("launcher", "how"), HANDED_OVER)
 def test_the_checkpoint_is_handed_over(supervise: Callable[..., Supervised], tmp_path: Path, launcher: str, how: str) -> None:
     before = TELLING + {"environment": BY_ENVIRONMENT, "placeholder": BY_PLACEHOLDER, "arguments": ""}[how]
@@ -463,6 +465,7 @@ RECOVERS = ["--fail-rank=0", "--fail-at-step=12", "--fail-how=kill", "--fail-onc
 HOPELESS = ["--fail-rank=0", "--fail-how=exit:3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "code", "events"),  # no hook sees how this job loads
     [
@@ -486,6 +489,7 @@ def test_the_webhook_gets_the_alerts(  # a fixture and a case
     assert SECRET not in run.account()
 
 
+@pytest.mark.slow
 def test_the_job_file_of_the_page_on_systemd_resumes(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "guides" / "systemd.md").read_text()
     example = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)[0]

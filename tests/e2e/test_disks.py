@@ -86,6 +86,7 @@ def test_a_state_directory_that_cannot_be_written_is_named_and_nothing_is_starte
     assert not (tmp_path / "started").exists()
 
 
+@pytest.mark.slow
 def test_a_journal_of_another_version_is_set_aside_with_a_sentence(supervise: Run, tmp_path: Path) -> None:
     first = supervise("true")
     assert first.exit_code() == 0
@@ -279,6 +280,7 @@ def test_without_dev_shm_heartbeats_are_kept_in_the_state_directory(supervise: R
 # --- asking about it
 
 
+@pytest.mark.slow
 def test_status_why_and_logs_while_it_runs_and_when_supervise_is_gone(supervise: Run) -> None:
     job = [
         *PLAIN,

@@ -28,7 +28,6 @@ def drill(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
         env=clean_environment(COLUMNS="200"),  # no row of a report goes on in the next line
         capture_output=True,
         text=True,
-        timeout=100,
         check=False,
     )
 

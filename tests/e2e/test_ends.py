@@ -60,6 +60,7 @@ OWN_CODES = ((255, 1),)  # test_main_job.py has one that comes out as it is
 OTHER_CODES = ((42, 42), (64, 1), (75, 1), (1, 1), (65, 1), (78, 1), (124, 1), (137, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("own", "told"), [*OWN_CODES, *(pytest.param(*codes, marks=pytest.mark.slow) for codes in OTHER_CODES)])
 def test_a_rank_that_fails_before_its_first_step_gives_its_own_code_up_to_63_and_else_1(
     supervise: Callable[..., Supervised], own: int, told: int
@@ -109,6 +110,7 @@ def test_term_lets_the_ranks_save_and_ends_with_143(supervise: Callable[..., Sup
     run.wait_for_nothing_left()
 
 
+@pytest.mark.slow
 @pytest.mark.bench
 @pytest.mark.parametrize(  # under torchrun test_survival.py shows it, and the start after it
     "launcher", [PLAIN, pytest.param(NO_TORCH, marks=pytest.mark.slow)], ids=["plain", "torchrun"]
@@ -124,6 +126,7 @@ def test_kill_9_of_supervise_leaves_nothing(supervise: Callable[..., Supervised]
     assert not is_sleeping(daemon)
 
 
+@pytest.mark.slow
 def test_a_daemon_lives_on_after_a_job_that_ended_well(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*PLAIN, "--steps=3", "--daemon=daemon")
     assert run.exit_code() == 0
@@ -219,6 +222,7 @@ while not pathlib.Path("go-on").exists():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["accelerate", pytest.param("launch.py", marks=pytest.mark.slow)])
 def test_the_ranks_that_a_command_starts_by_itself_are_the_ranks_of_the_attempt(
     supervise: Callable[..., Supervised], tmp_path: Path, name: str

@@ -71,6 +71,7 @@ def test_arguments_that_torchrun_does_not_take_are_reported_in_its_name(supervis
     assert "evidence torchrun: error: unrecognized arguments: --bogus" in words(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [pytest.param([*TORCHRUN, "--no-python"], marks=pytest.mark.slow), []], ids=["torchrun", "plain"])
 def test_a_working_directory_that_the_job_deleted_is_named_and_nothing_is_started_in_it(
     supervise: Callable[..., Supervised], surroundings: type[Surroundings], tmp_path: Path, command: list[str]
@@ -85,6 +86,7 @@ def test_a_working_directory_that_the_job_deleted_is_named_and_nothing_is_starte
     run.wait_for_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_long_message_hides_neither_the_exceptions_type_nor_its_cause(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     script = tmp_path / "long.py"
     script.write_text("raise ImportError(\"cannot import name 'x' from 'y'; \" + 'y' * 3000)\n")
@@ -94,6 +96,7 @@ def test_a_long_message_hides_neither_the_exceptions_type_nor_its_cause(supervis
     assert "user_code, 85 % sure" in words(run)  # by the signature of the whole message, not of what the card shows of it
 
 
+@pytest.mark.slow
 def test_an_alert_that_reached_nobody_is_reported_at_the_end(supervise: Callable[..., Supervised]) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))

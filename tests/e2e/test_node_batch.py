@@ -46,7 +46,7 @@ def uninterrupted(place: Path) -> Path:
     log = place / "alone"
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [sys.executable, SCRIPT, f"--steps={STEPS}", "--batch-size=24", "--accum=1", f"--made={log}"]
-    subprocess.run(command, env={**clean_environment(), **alone}, cwd=place, check=True, timeout=100)  # noqa: S603 (our own)
+    subprocess.run(command, env={**clean_environment(), **alone}, cwd=place, check=True)  # noqa: S603 (our own)
     return log
 
 

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.waiting import PATIENCE_S, patience_s
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
@@ -77,7 +79,7 @@ class Terminal:
 
     def await_text(self, pattern: str, deadline_s: float = 60.0) -> str:
         """Return what was shown since the last call, up to a match of `pattern`."""
-        deadline = time.monotonic() + deadline_s
+        deadline = time.monotonic() + patience_s(deadline_s)
         while not (match := re.compile(pattern.encode()).search(self.shown, self._looked_at)):
             if time.monotonic() > deadline or not self._read(0.1):
                 pytest.fail(f"not shown: {pattern}; but: {self.shown[self._looked_at :]!r}")
@@ -87,7 +89,7 @@ class Terminal:
 
     def rest(self, deadline_s: float = 60.0) -> str:
         """Return what was shown since the last look, up to the end of everybody who held the terminal."""
-        deadline = time.monotonic() + deadline_s
+        deadline = time.monotonic() + patience_s(deadline_s)
         while self._read(0.1):
             assert time.monotonic() < deadline, f"the terminal is still held: {self.shown!r}"
         return self.shown[self._looked_at :].decode(errors="replace")
@@ -158,6 +160,7 @@ def test_the_same_bytes_on_each_stream_whatever_they_are(supervise: Run, surroun
     assert errors == log_of(run, "rank-0.err")
 
 
+@pytest.mark.slow
 def test_a_line_of_ten_megabytes_without_an_end_arrives_whole(supervise: Run, tmp_path: Path) -> None:
     job = script(tmp_path, "import os, sys; sys.stdout.write('0123456789' * 1_000_000)")
     run = supervise("python", job)
@@ -196,7 +199,7 @@ def test_under_torchrun_a_print_is_seen_at_once_and_alternating_lines_keep_their
     with (tmp_path / "both").open("wb") as both:
         run = supervise(*ONE_RANK, job, around=surroundings(stdout=both.fileno(), stderr=both.fileno()))
         for n in range(3):
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + PATIENCE_S
             while f"step {n}\n" not in (tmp_path / "both").read_text():
                 assert run.alive()
                 assert time.monotonic() < deadline
@@ -208,6 +211,7 @@ def test_under_torchrun_a_print_is_seen_at_once_and_alternating_lines_keep_their
     assert log_of(run, "rank-0.log").decode().splitlines() == lines
 
 
+@pytest.mark.slow
 def test_buffering_is_the_interpreters_own(supervise: Run, tmp_path: Path) -> None:
     job = script(tmp_path, "import os\nprint('printed')\nos.write(1, b'written\\n')")
     buffered = supervise("python", job, place=tmp_path / "buffered")
@@ -371,6 +375,7 @@ def test_under_torchrun_on_a_terminal_the_rank_has_one(
     assert re.search(r"\|##\|\r\n\d\d:\d\d:\d\d supervise: done, no incident\r\n$", shown)
 
 
+@pytest.mark.slow
 def test_the_wait_until_the_first_step_is_filled_at_a_terminal(
     supervise: Run, surroundings: type[Surroundings], terminal: Callable[[], Terminal], tmp_path: Path
 ) -> None:
@@ -386,6 +391,7 @@ def test_the_wait_until_the_first_step_is_filled_at_a_terminal(
     assert run.exit_code() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["stdout", pytest.param("stderr", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("launcher", [["python"], pytest.param(ONE_RANK, marks=pytest.mark.slow)], ids=["python", "torchrun"])
 def test_where_one_stream_is_a_terminal_the_other_goes_where_it_was_sent(  # noqa: PLR0913, PLR0917  # two cases and four tools
@@ -429,7 +435,7 @@ INTERRUPTED = """
     import sys, time
     try:
         print("ready", flush=True)
-        time.sleep(60)
+        time.sleep(600)
     except KeyboardInterrupt:
         until = time.monotonic() + 1.0
         while time.monotonic() < until:
@@ -460,6 +466,7 @@ def test_an_interrupt_reaches_the_job_once_so_that_it_can_save(
     run.wait_for_nothing_left()
 
 
+@pytest.mark.slow
 def test_an_interrupt_reaches_each_rank_under_torchrun_once(
     supervise: Run, surroundings: type[Surroundings], terminal: Callable[[], Terminal], tmp_path: Path
 ) -> None:
@@ -477,6 +484,7 @@ def test_an_interrupt_reaches_each_rank_under_torchrun_once(
     run.wait_for_nothing_left()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("repeat", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 20))])
 def test_term_to_the_whole_group_reaches_the_job_once(supervise: Run, tmp_path: Path, repeat: int) -> None:
     del repeat
@@ -513,7 +521,7 @@ def test_the_job_learns_of_a_window_that_changes_its_size(
         seen = []
         signal.signal(signal.SIGWINCH, lambda *_: seen.append(tuple(os.get_terminal_size())))
         print("ready", flush=True)
-        until = time.monotonic() + 60
+        until = time.monotonic() + 600
         while (55, 20) not in seen and time.monotonic() < until:
             time.sleep(0.01)
         print("resized to", seen[-1])

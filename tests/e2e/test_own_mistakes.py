@@ -24,9 +24,9 @@ CANCELLED = "slurmstepd: error: *** JOB 99 ON n2 CANCELLED AT 2026-11-30T01:02:0
 @pytest.mark.parametrize(
     ("fails", "exit_code", "starts"),
     [
-        ("build_modle()\n", 1, 1),
+        pytest.param("build_modle()\n", 1, 1, marks=pytest.mark.slow),
         ("if first: open('/nowhere/comes_late.json')\n", 0, 2),
-        (STEPS + f"if first: print({CANCELLED!r}, file=sys.stderr); sys.exit(1)\n", 0, 2),
+        pytest.param(STEPS + f"if first: print({CANCELLED!r}, file=sys.stderr); sys.exit(1)\n", 0, 2, marks=pytest.mark.slow),
     ],
     ids=["typo", "file that comes late", "words of a scheduler"],
 )

@@ -115,6 +115,7 @@ def test_a_script_that_asks_and_never_gets_to_its_save_is_stopped_before_the_tim
     assert len(told(run)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("then", ["ends", pytest.param("goes on", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_plain_script_that_saves_by_its_own_means_is_to_go_on_later(
@@ -129,6 +130,7 @@ def test_a_plain_script_that_saves_by_its_own_means_is_to_go_on_later(
     run.wait_for_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_person_is_not_kept_waiting_for_a_save(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     run = supervise("python", "-c", PLAIN, "ends", **PATHS)
     wait_for_ask(run)

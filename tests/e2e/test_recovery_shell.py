@@ -68,7 +68,7 @@ def card_of(run: Supervised) -> list[str]:
 def ours(run: Supervised, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a command of ours that is about the node, not about a job."""
     argv = ["supervise", *words, "--state-dir", str(run.state)]
-    return subprocess.run(argv, cwd=run.place, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False)  # noqa: S603  our own
+    return subprocess.run(argv, cwd=run.place, env=clean_environment(), capture_output=True, text=True, check=False)  # noqa: S603  our own
 
 
 # --- out of memory
@@ -120,7 +120,7 @@ def test_what_a_run_ran_out_of_shows_what_fits(supervise: Callable[..., Supervis
         "--",
         *command,
     ]
-    done = subprocess.run(argv, cwd=run.place, env=clean_environment(), capture_output=True, text=True, timeout=60, check=True)  # noqa: S603  our own
+    done = subprocess.run(argv, cwd=run.place, env=clean_environment(), capture_output=True, text=True, check=True)  # noqa: S603  our own
     assert "attempt 1 held 21.9 GiB and asked for 2.0 GiB, of 23.1 GiB, with a micro-batch of 32" in done.stdout
     assert "32, accumulation 1: 23.9 GiB of 23.1 GiB: does not fit" in done.stdout
     assert "16, accumulation 2: 12.0 GiB of 23.1 GiB: should fit" in done.stdout

@@ -48,6 +48,7 @@ def test_a_job_that_ends_while_supervise_is_stopped_is_not_run_again(supervise: 
 ARGUMENTS = "import os, sys; print(sys.argv[1:], os.environ.get('LOAD_FROM'))"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["plain", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_braces_and_variables_of_the_users_own_reach_the_script(
     supervise: Callable[..., Supervised], tmp_path: Path, launcher: str

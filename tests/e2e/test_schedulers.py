@@ -162,6 +162,7 @@ def test_a_controller_that_does_not_answer_holds_no_start_back_and_no_end(superv
     wait_for(lambda: not Path(f"/proc/{pids[0]}").exists(), "the end of scontrol with us", 30)
 
 
+@pytest.mark.slow
 def test_a_notice_that_the_batch_script_alone_would_hear_is_told_of_at_the_start(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:

@@ -57,7 +57,7 @@ PAIRS = {
     "end, end": (signal.SIGTERM, signal.SIGTERM, 0.4),
     "end, person": (signal.SIGTERM, signal.SIGINT, 0.03),
 }
-FAST = {("running", "notice, end"), ("running", "notice, person"), ("running, deaf", "end, end")}
+FAST = {("running, deaf", "end, end")}
 ALL = [
     pytest.param(place, pair, marks=() if (place, pair) in FAST else pytest.mark.slow, id=f"{place}: {pair}")
     for place in PLACES

@@ -61,6 +61,7 @@ PHASES: dict[str, tuple[list[str], Callable[[Supervised], object]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", [phase if phase == "train" else pytest.param(phase, marks=pytest.mark.slow) for phase in PHASES])
 @pytest.mark.parametrize("launcher", [PLAIN, pytest.param(LAUNCHED, marks=pytest.mark.slow)], ids=["plain", "torchrun"])
 def test_term_ends_the_job_in_every_phase_with_143_and_is_no_failure(
@@ -194,6 +195,7 @@ def test_an_interrupt_of_one_rank_of_several_is_a_kill_and_the_job_goes_on(super
     assert run.exit_code(deadline_s=20) == 143
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["the only rank", pytest.param("all ranks", marks=pytest.mark.slow)])
 def test_an_interrupt_of_all_ranks_stops_the_run(supervise: Callable[..., Supervised], kind: str) -> None:
     run = supervise(*(PLAIN if kind == "the only rank" else LAUNCHED), *LONG)
@@ -221,6 +223,7 @@ def test_a_script_that_ignores_term_is_killed_at_the_deadline(supervise: Callabl
     run.wait_for_nothing_left(0)
 
 
+@pytest.mark.slow
 @pytest.mark.bench
 def test_the_second_int_hurries_and_the_third_kills_at_once(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     deaf = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *PLAIN, *LONG, "--ignore-term"]

@@ -17,6 +17,7 @@ JOBS = Path(__file__).parents[1] / "jobs"
 pytestmark = pytest.mark.process
 
 
+@pytest.mark.slow
 def test_what_each_rank_does_is_shown_while_the_job_goes_on(supervise: Callable[..., Supervised]) -> None:
     run = supervise(sys.executable, JOBS / "no_torch.py", "--steps=100000", "--step-ms=50", "--progress=progress")
     run.wait_for_step(2)

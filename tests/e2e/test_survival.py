@@ -138,6 +138,7 @@ def test_kill_9_of_a_helper_leaves_nothing_of_the_attempt_and_the_job_goes_on(
     assert_second_attempt_went_on(run)
 
 
+@pytest.mark.slow
 def test_a_guardian_that_is_killed_before_its_first_word_is_started_again(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     for number in range(5):  # a busy machine may let the job make its first step before us
         run = supervise(sys.executable, NO_TORCH, "--steps=3", "--progress=progress", place=tmp_path / f"try-{number}")
@@ -400,6 +401,7 @@ def test_kill_9_of_a_dataloader_worker_is_survived(supervise: Callable[..., Supe
     run.wait_for_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_rank_0_was_killed_in_is_not_handed_out(supervise: Callable[..., Supervised]) -> None:
     job = ["--steps=40", "--step-ms=5", "--save-every=10", "--save-in-place", "--save-ms=100000", "--slow-save=20", "--progress=progress"]
     run = supervise(sys.executable, NO_TORCH, *job, options=RESUMING)

@@ -68,6 +68,7 @@ FAST = ("the root of a chain",)
 pytestmark = pytest.mark.process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in TEXTS])
 def test_a_text_has_one_cause_while_the_job_runs_and_in_its_log(supervise: Callable[..., Supervised], tmp_path: Path, name: str) -> None:
     body, cause, shown = TEXTS[name]

@@ -189,4 +189,4 @@ def test_a_sitecustomize_of_the_users_is_refused(ranks: Ranks) -> None:
     ranks.variables["PYTHONPATH"] = f"{ranks.env(1)['PYTHONPATH']}:{ranks.folder / 'mine'}"
     ranks.cold(script(ranks, "import json" + RECORD))
     standby = ranks.ready("train.py")
-    assert (standby.poll(), standby.why) == (REFUSED, "a sitecustomize of yours runs before the script")
+    assert (standby.poll(), standby.why) == (REFUSED, "your own sitecustomize runs before the script")

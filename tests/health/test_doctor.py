@@ -65,7 +65,7 @@ def test_the_worst_comes_first_with_its_evidence_and_what_repairs_it(fake_nvml: 
     assert "FAILED blocks" in lines[places[0]]
     assert "nvidia-smi --gpu-reset -i 0000:10:00.0" in done.stdout
     assert "gpu_power" not in done.stdout, "what is well takes no line"
-    assert lines[-1] == "this node is not fit for a job until what is FAILED is repaired; no job starts here before"
+    assert lines[-1] == "this node is not fit for a job until each FAILED check is repaired; no job starts here before"
     (reset,) = [line.strip() for line in lines if "--gpu-reset" in line]
     assert reset == "repair: reset the GPU: nvidia-smi --gpu-reset -i 0000:10:00.0"
     assert "look: nvidia-smi -q -i 0000:10:00.0" in [line.strip() for line in lines], "a command that only looks is no repair"
@@ -83,7 +83,7 @@ def test_what_is_well_is_shown_where_it_is_wanted(fake_nvml: FakeNvml, tmp_path:
         ([Result.OK], "this node is fit for a job"),
         ([Result.OK, Result.DEGRADED], "this node is fit for a job (1 degraded: look at it at the next occasion)"),
         ([Result.UNKNOWN, Result.UNKNOWN], "this node is fit for a job (2 could not be judged)"),
-        ([Result.FAILED], "this node is not fit for a job until what is FAILED is repaired"),
+        ([Result.FAILED], "this node is not fit for a job until each FAILED check is repaired"),
     ],
 )
 def test_the_last_line_is_the_verdict_and_the_one_before_has_the_time(results: list[Result], verdict: str) -> None:

@@ -54,7 +54,7 @@ class Attempt:
         """Run the interpreter to its end; `python` are its own options."""
         command = [executable, *python, *args]
         return subprocess.run(  # noqa: S603 - our own interpreter
-            command, env=self.env() if env is None else env, cwd=cwd, capture_output=True, text=True, timeout=100, check=False
+            command, env=self.env() if env is None else env, cwd=cwd, capture_output=True, text=True, check=False
         )
 
     def beats(self) -> tuple[heartbeats.RankHeartbeat, ...]:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.process
 
 def ranks(name: str, number: int, place: Path, *more: str) -> list[dict[str, Any]]:
     """Run agreeing.py as so many ranks; return what each saw."""
-    done = preloaded.run(str(HERE / "agreeing.py"), name, str(place), *more, ranks=number, timeout_s=110)
+    done = preloaded.run(str(HERE / "agreeing.py"), name, str(place), *more, ranks=number)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads((place / f"rank-{rank}.json").read_text()) for rank in range(number)]
 
@@ -38,7 +38,7 @@ def test_faults_at_random_leave_the_weights_of_a_training_without_those_batches(
 @pytest.mark.slow
 def test_the_same_script_without_agree_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GROUP_TIMEOUT_S", "3")
-    done = preloaded.run(str(HERE / "agreeing.py"), "without", str(tmp_path), ranks=2, timeout_s=60)
+    done = preloaded.run(str(HERE / "agreeing.py"), "without", str(tmp_path), ranks=2)
     assert done.returncode != 0
     assert "timed out" in (done.stdout + done.stderr).lower()
 

@@ -11,6 +11,7 @@ import pytest
 
 from supervisor.guardian.standby import READY, REFUSED
 from supervisor.observe.ranks import heartbeats
+from tests.support.few import few, few_rows
 from tests.support.standbys import FOLDER, RECORD, Ranks
 
 if TYPE_CHECKING:
@@ -163,13 +164,16 @@ def test_what_a_library_changes_is_not_taken_for_the_scripts(libraries: Librarie
 
 @pytest.mark.parametrize(
     ("change", "word"),
-    [
-        ("sys.meta_path.append(type('F', (), {'find_spec': staticmethod(lambda *a: None)})())", "the import hooks"),
-        ("import builtins; real = builtins.__import__; builtins.__import__ = lambda *a, **k: real(*a, **k)", "the import hooks"),
-        ("sys.settrace(lambda *_: None)", "what traces it"),
-        ("sys.setprofile(lambda *_: None)", "what traces it"),
-        ("import tracemalloc; tracemalloc.start()", "what traces it"),
-    ],
+    few_rows(
+        [
+            ("sys.meta_path.append(type('F', (), {'find_spec': staticmethod(lambda *a: None)})())", "the import hooks"),
+            ("import builtins; real = builtins.__import__; builtins.__import__ = lambda *a, **k: real(*a, **k)", "the import hooks"),
+            ("sys.settrace(lambda *_: None)", "what traces it"),
+            ("sys.setprofile(lambda *_: None)", "what traces it"),
+            ("import tracemalloc; tracemalloc.start()", "what traces it"),
+        ],
+        3,
+    ),
 )
 def test_after_a_change_that_every_import_sees_nothing_is_imported_in_advance(libraries: Libraries, change: str, word: str) -> None:
     state, why, _ = libraries.prepare(f"import lib_a\n{change}\nimport lib_b", lib_a="", lib_b="")
@@ -202,14 +206,17 @@ def test_what_imports_a_module_that_is_left_to_the_script_is_left_to_it_too(libr
 
 @pytest.mark.parametrize(
     "change",
-    [
-        "warnings.simplefilter('error')",
-        "warnings.filterwarnings('ignore', message='a.c', category=FutureWarning, module='lib')",
-        "sys.path.insert(0, '/nowhere')",
-        "import logging; logging.basicConfig(level='DEBUG')",
-        "os.environ.update(LIB_MODE='x', LIB_OTHER='y'); del os.environ['LIB_MODE']",
-        "os.chdir('/')",
-    ],
+    few(
+        [
+            "warnings.simplefilter('error')",
+            "warnings.filterwarnings('ignore', message='a.c', category=FutureWarning, module='lib')",
+            "sys.path.insert(0, '/nowhere')",
+            "import logging; logging.basicConfig(level='DEBUG')",
+            "os.environ.update(LIB_MODE='x', LIB_OTHER='y'); del os.environ['LIB_MODE']",
+            "os.chdir('/')",
+        ],
+        2,
+    ),
 )
 def test_a_change_before_imports_holds_behind_them_too(libraries: Libraries, change: str) -> None:
     """lib_b changes the same things; their order is that of a cold start."""
@@ -286,7 +293,7 @@ def test_a_rank_out_of_a_standby_hands_the_record_on(libraries: Libraries) -> No
 
 def test_a_usercustomize_is_refused(libraries: Libraries) -> None:
     state, why, _ = libraries.prepare("", usercustomize="")
-    assert (state, why) == (REFUSED, "a usercustomize of yours runs before the script")
+    assert (state, why) == (REFUSED, "your own usercustomize runs before the script")
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import json
 import re
 import types
 import typing
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -38,8 +37,10 @@ from supervisor.journal.records import (
     scan,
     unframe,
 )
+from tests.support.pages import page_text
 
-DOCS = Path(__file__).parents[2] / "docs" / "reference" / "journal-format.md"
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def sample(kind: Any, number: int = 1) -> Any:
@@ -103,7 +104,7 @@ def test_a_line_is_json_by_itself_and_named_as_the_page_says() -> None:
     read = json.loads(line)
     assert list(read) == ["crc", "len", "rec"]
     assert read["rec"]["kind"] == "header"
-    page = DOCS.read_text(encoding="utf-8")
+    page = page_text("journal-format.md")
     for cls in (Header, RunBegan, EventTaken, RunEnded, Note, ViewTaken):
         for name in cls.__struct_fields__:
             assert f"`{name}`" in page, f"{cls.__name__}.{name} is not on the page"

@@ -231,7 +231,7 @@ ALIASES = "bs: 8\nb0: &b0 [1,1,1,1,1,1,1,1,1]\n" + "".join(f"b{n}: &b{n} [{','.j
         ("a: &a 8\nb: *a\n", "b", "anchor"),
         ("bs: !int 8\n", "bs", "tagged"),
         ("bs: 8\n---\nbs: 9\n", "bs", "single document"),
-        ("bs: 8\na: &a [*a]\n", "bs", "alias in it stands for what holds it|another value"),
+        ("bs: 8\na: &a [*a]\n", "bs", "alias in it refers to its own parent|another value"),
         (ALIASES, "bs", "aliases"),
     ],
     ids=["alias", "mixed hexadecimal", "its anchor", "an alias alone", "tag", "documents", "itself", "many aliases"],

@@ -40,19 +40,19 @@ AVAILABLE = {
 #: name: the script, the arguments, and why nothing is added
 UNAVAILABLE = {
     "HF's parser takes it, and the script never passes it on": (HF, "", "does not show .resume_from_checkpoint"),
-    "the command gives it": (HF_RESUMES, "--resume-from-checkpoint out/checkpoint-5", "--resume_from_checkpoint stands in the command"),
+    "the command gives it": (HF_RESUMES, "--resume-from-checkpoint out/checkpoint-5", "--resume_from_checkpoint is in the command"),
     "it may be abbreviated": (HF_RESUMES, "--resume_from out", "--resume_from may be short for --resume_from_checkpoint"),
     "a file alone": (HF_RESUMES, "args.json", "beside another argument the script would not read args.json"),
-    "a file names it": (LIGHTNING, "fit --config c.yaml", "--ckpt_path stands in a file that the command names"),
+    "a file names it": (LIGHTNING, "fit --config c.yaml", "--ckpt_path is in a file that the command names"),
     "another subcommand": (LIGHTNING, "validate", "does not begin with fit"),
     "not on": (TITAN, "--checkpoint.enable=false", "--checkpoint.enable is not on"),
     "no place to save to": (MEGATRON, "", "the command has no --save"),
     "it begins anew from weights": (MEGATRON, "--save out --load out --finetune", "with --finetune it begins anew"),
-    "another place to load from": (MEGATRON, "--save out --load other", "--load stands in the command, which decides"),
+    "another place to load from": (MEGATRON, "--save out --load other", "--load is in the command, which decides"),
     "its place is a template of its own": (MEGATRON, "--save out/{step}", "--save out/{step} holds a placeholder"),
     "what is appended would be no option": (HF_RESUMES, "--output_dir out -- words", "behind `--`"),
     "a copy without resume": (NANOGPT, "", "does not show init_from=resume"),
-    "it begins with other weights": (NANOGPT_RESUMES, "--init_from=gpt2", "--init_from stands in the command"),
+    "it begins with other weights": (NANOGPT_RESUMES, "--init_from=gpt2", "--init_from is in the command"),
     "no option of the parser": (ACCELERATE_RESUMES.replace("--resume_", "--"), "", "does not show --resume_from_checkpoint"),
 }
 

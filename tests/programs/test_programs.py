@@ -53,7 +53,7 @@ def test_each_program_gets_the_four_faults_and_each_fault_is_put_into_two() -> N
     assert len(found) == len(set(found))
 
 
-def test_the_table_in_the_documentation_is_that_of_the_tests() -> None:
+def test_the_table_in_the_readme_is_that_of_the_tests() -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "bench/faults.py", "--check"], cwd=root, timeout=60, check=False)
     assert done.returncode == 0, "run `python bench/faults.py`"

@@ -100,6 +100,11 @@ def test_an_incident_that_was_resolved_stands_behind_what_the_job_does_now() -> 
     assert [fact.label for fact in status_page(STATUSES["restarting"](), ADDRESS).facts[:4]] == ["what", "where", "done", "do"]
 
 
+def test_incidents_of_earlier_runs_are_none_of_this_one() -> None:
+    page = status_page(replace(STATUSES["restarting"](), incident=None, last_incident=None), ADDRESS)
+    assert [fact.text for fact in page.facts if fact.label == "incidents"] == ["none in this run, 3 before"]
+
+
 def test_a_loss_that_only_one_step_showed_has_no_direction() -> None:
     status = running()
     assert status.loss is not None

@@ -109,7 +109,7 @@ def test_torchtitan_4292_a_script_that_looks_for_what_was_set_aside_gets_it_back
     assert run.exit_code(180) == 0
     torn = run.place / "ckpt" / "step-60"
     assert f"the script looks for {torn}/meta.json, which was set aside" in said(run)
-    assert "the script misses what was set aside: it was moved back from" in said(run)
+    assert "the script misses the file that was set aside: it was moved back from" in said(run)
     assert [(change.path, change.phase) for change in changes(run)] == [(str(torn), "undone")]
     assert [line for line in run.stdout.splitlines() if line.startswith("goes on")] == ["goes on from step 0", "goes on from step 40"]
 

@@ -82,7 +82,7 @@ def test_a_marked_save_is_passed_over_by_name_and_the_one_before_it_is_taken(sup
     run = supervise(*torchrun("nemo_10228.py", "--steps", "50"), options=("--checkpoints", "ckpt/step=*", "--resumes-itself"), **OFTEN)
     assert run.exit_code(150) == 0
     assert begun(run) == ["0", "20"]
-    assert "step=40-unfinished stands beside it" in " ".join(run.stderr.split())
+    assert "step=40-unfinished is beside it" in " ".join(run.stderr.split())
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_where_the_only_save_is_marked_the_run_stops_and_trains_nothing_anew(sup
     run = supervise(*command, options=("--checkpoints", "ckpt/step=*", "--resume-args", "--resume {resume}"), **OFTEN)
     assert run.exit_code(150) == 65
     assert begun(run) == ["0"]
-    assert "step=20-unfinished stands beside it" in " ".join(run.stderr.split())
+    assert "step=20-unfinished is beside it" in " ".join(run.stderr.split())
     assert (tmp_path / "ckpt" / "step=20" / "model.pt").exists()
 
 

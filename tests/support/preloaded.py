@@ -33,7 +33,7 @@ def _server(*modules: str) -> subprocess.Popen[str]:
 
 
 def run(
-    *words: str, ranks: int = 0, timeout_s: float = 60.0, imports: tuple[str, ...] = ("torch.distributed",)
+    *words: str, ranks: int = 0, timeout_s: float = 240.0, imports: tuple[str, ...] = ("torch.distributed",)
 ) -> subprocess.CompletedProcess[str]:
     """Run what `python WORDS` would: -c and a program, or a script and its arguments; `ranks` of it at once that meet as under torchrun.
 
@@ -56,7 +56,7 @@ def _run(  # noqa: PLR0913, PLR0917  all that makes a process
     environ: dict[str, str],
     stdin: bytes,
     ranks: int = 0,
-    timeout_s: float = 60.0,
+    timeout_s: float = 240.0,
 ) -> subprocess.CompletedProcess[bytes]:
     assert server.stdin is not None
     assert server.stdout is not None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from supervisor.guardian.standby import PREPARING, Standby, StartFacts, environment, pair
 from supervisor.observe.ranks import heartbeats
-from tests.support.waiting import wait_for
+from tests.support.waiting import patience_s, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -101,7 +101,10 @@ class Ranks:
         assert self.standby is not None
         with self._files(attempt) as (out, err):
             return self.standby.hand_over(
-                [self.executable, *args], env or self.env(attempt), fds={1: out.fileno(), 2: err.fileno()}, deadline_s=deadline_s
+                [self.executable, *args],
+                env or self.env(attempt),
+                fds={1: out.fileno(), 2: err.fileno()},
+                deadline_s=patience_s(deadline_s),
             )
 
     def warm(self, *args: str, attempt: int = 2) -> tuple[int, str, str]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _DCP_METADATA: Final = ".metadata"
 #: FSDP's (accelerate, transformers), and DeepSpeed's.
 _FRAMEWORKS: Final = re.compile(r"(pytorch_model_fsdp|optimizer)_\d+|global_step\d+")
-#: What transformers reads beside the weights: configuration, tokenizer, processor.
+#: Files that transformers reads beside the weights: configuration, tokenizer, processor.
 _BESIDE: Final = re.compile(
     r"(generation_|preprocessor_|processor_|adapter_)?config\.json|tokenizer.*\.(json|model)|vocab\.(json|txt)|merges\.txt"
     r"|(special_tokens_map|added_tokens)\.json|chat_template.*|.*\.tiktoken|sentencepiece.*\.model|spiece\.model"

@@ -76,7 +76,7 @@ def _stage2(shards: Sequence[Any], model: Any) -> Iterator[tuple[str, LazyTensor
     groups = [shard["single_partition_of_fp32_groups"] for shard in shards]
     for number, shapes in enumerate(model["param_shapes"]):
         flat, offset = [group[number] for group in groups], 0
-        n_held = sum(math.prod(part.shape) for part in flat)
+        n_held = sum(math.prod(tensor.shape) for tensor in flat)
         for name, shape in shapes.items():
             count = math.prod(shape)
             yield name, _cut(name, tuple(shape), _parts(flat, offset, count))
@@ -103,9 +103,9 @@ def _stage3(shards: Sequence[Any], model: Any) -> Iterator[tuple[str, LazyTensor
     for name, shape in itertools.chain.from_iterable(shapes.items() for shapes in model["param_shapes"]):
         count = math.prod(shape)
         each = -(-count // len(ranks))
-        yield name, _cut(name, tuple(shape), [part for flat in ranks for part in _parts(flat, offset, each)])
+        yield name, _cut(name, tuple(shape), [piece for flat in ranks for piece in _parts(flat, offset, each)])
         offset += each
-    n_held = sum(math.prod(part.shape) for part in ranks[0])
+    n_held = sum(math.prod(piece.shape) for piece in ranks[0])
     if n_held != offset:
         raise CheckpointingError(f"each rank has {n_held} numbers, and its parts of the parameters are {offset}", hint=_DAMAGED)
 
@@ -123,7 +123,7 @@ def _frozen(states: dict[int, Any]) -> dict[str, LazyTensor]:
 
 
 def _cut(name: str, shape: tuple[int, ...], parts: Sequence[tuple[LazyTensor, int, int]]) -> LazyTensor:
-    """Return a parameter out of parts of flat tensors; what is longer is padding."""
+    """Return a parameter out of parts of flat tensors; the rest is padding."""
     count = math.prod(shape)
     if sum(size for _, _, size in parts) < count:
         raise CheckpointingError(f"{name} has {count} numbers, and the ranks hold fewer of it", hint=_DAMAGED)

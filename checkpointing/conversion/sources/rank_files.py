@@ -76,13 +76,13 @@ def _whole(name: str, of_rank: dict[int, Any], places: Mapping[int, str]) -> Laz
     if isinstance(leaf, ShardedTensor):
         pieces = [
             (tuple(shard.metadata.shard_offsets), torch_files.lazy_tree(shard.tensor, places[rank]))
-            for rank, part in of_rank.items()
-            for shard in part.shards
+            for rank, leaf_of_rank in of_rank.items()
+            for shard in leaf_of_rank.shards
         ]
         return torch_files.together(pieces, tuple(leaf.metadata.size), name)
     if isinstance(leaf, DTensor):
-        parts = [_piece(name, rank, part, places[rank]) for rank, part in of_rank.items()]
-        return torch_files.together([part for part in parts if part is not None], tuple(leaf.shape), name)
+        parts = [_piece(name, rank, leaf_of_rank, places[rank]) for rank, leaf_of_rank in of_rank.items()]
+        return torch_files.together([piece for piece in parts if piece is not None], tuple(leaf.shape), name)
     return _same(name, of_rank)
 
 

@@ -4,7 +4,7 @@ torch maps the file, so that building the objects reads none of the numbers. Whe
 file, and there it is read when it is wanted: memory holds one tensor at a time. A file of the format before torch 1.6 cannot be mapped, and
 is loaded whole.
 
-No class of the file is imported. What `weights_only` does not know is replaced by an object of ours that does nothing.
+No class of the file is imported. A class that `weights_only` does not know is replaced by an object that does nothing.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Unknown:
 
     def __setstate__(self, state: object) -> None:
         """Keep the attributes: FSDP's shards are read from them."""
-        for part in state if isinstance(state, tuple) else (state,):
-            if isinstance(part, dict):
-                self.__dict__.update(part)
+        for values in state if isinstance(state, tuple) else (state,):
+            if isinstance(values, dict):
+                self.__dict__.update(values)
 
 
 class ShardedTensor(torch.Tensor):

@@ -216,11 +216,11 @@ def _named(item: Item, entries: Iterable[NonFinite]) -> Iterator[NonFinite]:
 def _examine_item(source: FileReader, item: Item) -> Examination:
     if not item.plain:
         return Examination(Verdict.UNVERIFIABLE, "it is stored in a form of its own, which is not known here")
-    part = source.window(item.offset, item.length)
+    item_reader = source.window(item.offset, item.length)
     try:
-        if part.read(0, min(4, part.size)) != zip_layout.LOCAL_MAGIC:
+        if item_reader.read(0, min(4, item_reader.size)) != zip_layout.LOCAL_MAGIC:
             return Examination(Verdict.BAD, "it does not begin as torch.save writes it")
-        return torch_zip.examine(part, ".pt", bulk=True)
+        return torch_zip.examine(item_reader, ".pt", bulk=True)
     except Short:
         return Examination(Verdict.BAD, "the shard became shorter while it was read")
 
@@ -278,7 +278,7 @@ def _notes(tree: Tree, shards: dict[str, list[Item]]) -> Iterator[Examination]:
 
 
 def _files(tree: Tree, shards: dict[str, list[Item]]) -> tuple[str, ...]:
-    """Return the members; a temporary file and shards of another save are none. What else lies there is a trainer's, and belongs to it."""
+    """Return the members; a temporary file and shards of another save are not. Other files there are a trainer's, and of the save."""
     return tuple(name for name in tree.files if name in shards or not (name.endswith((_SHARD, ".tmp"))))
 
 
@@ -313,10 +313,10 @@ def _number(tree: Tree, item: Item) -> float | None:
         return None
     try:
         with tree.open(item.file) as source:
-            part = source.window(item.offset, item.length)
-            records = {record.name.partition(b"/")[2]: record for record in zip_layout.read_records(part)}
+            item_reader = source.window(item.offset, item.length)
+            records = {record.name.partition(b"/")[2]: record for record in zip_layout.read_records(item_reader)}
             pickled = records[b"data.pkl"]
-            value, machine = scanner.build(part.read(pickled.data, pickled.size_bytes))
+            value, machine = scanner.build(item_reader.read(pickled.data, pickled.size_bytes))
             if machine.dangers or machine.unlisted:
                 return None
             if not isinstance(value, Number):
@@ -325,7 +325,7 @@ def _number(tree: Tree, item: Item) -> float | None:
             if storage.count != 1:
                 return None
             layout = struct.Struct(_SCALARS[storage.kind.rpartition(" ")[2]])
-            number: float = layout.unpack(part.read(records[b"data/" + storage.key.encode()].data, layout.size))[0]
+            number: float = layout.unpack(item_reader.read(records[b"data/" + storage.key.encode()].data, layout.size))[0]
             return number
     except (
         zip_layout.ZipDamaged,

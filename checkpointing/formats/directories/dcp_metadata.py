@@ -1,6 +1,6 @@
 """Reads a DCP `.metadata` without running it.
 
-The file is a pickle, and torch gives it to pickle.load, which runs whatever stands in it. Only the names in
+The file is a pickle, and torch gives it to pickle.load, which runs whatever is in it. Only the names in
 `_LISTED` are allowed, even in a file that this job wrote itself.
 """
 
@@ -22,15 +22,15 @@ MOST_BYTES: Final = 256 << 20
 MOST_OPCODES: Final = 32 << 20
 
 
-class MetadataDamaged(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
+class MetadataDamaged(Exception):  # noqa: N818 -- a fact about the file, not a program error
     """It is not a whole pickle, or not one of DCP's metadata."""
 
 
-class TooLarge(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
+class TooLarge(Exception):  # noqa: N818 -- a fact about the file, not a program error
     """It has more opcodes than MOST_OPCODES."""
 
 
-class Dangerous(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
+class Dangerous(Exception):  # noqa: N818 -- a fact about the file, not a program error
     """It names a function or class that no metadata needs: loading it would run code."""
 
 
@@ -51,7 +51,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What the checkpoint's files must hold. `missing`: items that the metadata names but gives no place.
+    """The required content of the checkpoint's files. `missing`: items that the metadata names but gives no place.
 
     `uncovered`: tensors whose pieces have fewer elements than the tensor.
     """

@@ -66,13 +66,13 @@ def _own_files(tree: Tree) -> list[str]:
 
 
 def _combined(tree: Tree, scans: dict[str, PickleScan | None], ranks: list[Examination], *, bulk: bool) -> Examination:
-    """Look at each file by itself, and compare them. `ranks`: what was found of the numbers of ranks."""
+    """Look at each file by itself, and compare them. `ranks`: the findings about the numbers of ranks."""
     parts = rank_shards.examine_each(tree, scans, bulk=bulk)
     model = {name: scan for name, scan in scans.items() if name.endswith("_model_states.pt")}
     optimizer = {name: scan for name, scan in scans.items() if name.endswith("_optim_states.pt")}
     steps = {name: rank_shards.integer_outermost(scan, "global_steps") for name, scan in model.items()}
     place, mixed = rank_shards.common_step(steps, tree.name, _STEP)
-    checks = rank_shards.found_problems((mixed, rank_shards.mixed_facts(optimizer)))
+    checks = rank_shards.without_none((mixed, rank_shards.mixed_facts(optimizer)))
     return combine([*parts, *ranks, *checks], place, files=tuple(scans))
 
 
@@ -84,8 +84,8 @@ def _ranks(own_files: list[str], scans: dict[str, PickleScan | None]) -> list[Ex
     """Compare the ranks that there are files of with the ranks that there were."""
     wanted, beyond, dp_size = _wanted(own_files, scans)
     if not wanted:
-        return rank_shards.found_problems([rank_shards.left_over(own_files[-1:], "no training has so many ranks")])
-    return rank_shards.found_problems(
+        return rank_shards.without_none([rank_shards.left_over(own_files[-1:], "no training has so many ranks")])
+    return rank_shards.without_none(
         [rank_shards.missing(wanted, set(own_files)), rank_shards.left_over(beyond, f"there were {dp_size} data-parallel ranks")]
     )
 

@@ -8,9 +8,9 @@ number. Files that name steps of their own (`epoch_1/step-100.pt`), and a `best.
 `best.pt` beside other files may be of an earlier step than they are.
 
 Each member is examined by its own format; a directory in it that another format claims, by that one. A set is complete if it has what the
-sets beside it have: no file lists its members. A member counts as missing if at least half of the three sets before it have it; one whose
-name has a rank's number, only if the set before has it, because the number of ranks may change. The first set of all has nothing to be
-compared with: it is complete. So is one whose directory has not the name of a save, because runs lie beside it.
+sets next to it have: no file lists its members. A member is treated as missing if at least half of the three sets before it have it; one
+whose name has a rank's number, only if the set before has it, because the number of ranks may change. The first set of all has nothing to
+be compared with: it is complete. So is one whose directory has not the name of a save, because runs lie next to it.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
 NAME: Final = "file_set"
-#: What is named so is a member that must be whole.
+#: A file with such a name is a member that must be whole.
 MEMBER_SUFFIXES: Final = (*TORCH_SUFFIXES, ".bin", ".safetensors")
 _WEIGHTS: Final = re.compile(r"(?<![a-z])(model|net|network|weights|params|pytorch_model|state_dict|ema)(?![a-z])", re.IGNORECASE)
 _OPTIMIZER: Final = re.compile(r"(?<![a-z])opt(im|imizer)?(s|_?states?)?(?![a-z])", re.IGNORECASE)
 _RANK: Final = re.compile(r"(?<![a-z])(rank|shard|part|node|gpu|tp|pp|dp|mp)[-_=. ]?\d+", re.IGNORECASE)
-#: What an evaluation writes there, often minutes after the save, and not each time.
+#: Files that an evaluation writes there, often minutes after the save, and not each time.
 _RESULTS: Final = re.compile(r"(?<![a-z])(eval\w*|val(id\w*)?|metrics?|results?|scores?|samples?|predictions?)(?![a-z])", re.IGNORECASE)
 #: Words by which a script keeps several saves side by side: each file is a checkpoint of its own.
 _CHOICE: Final = re.compile(r"(?<![a-z])(best|last|latest|final|newest)(?![a-z])", re.IGNORECASE)
@@ -83,22 +83,22 @@ def is_optimizer(name: str) -> bool:
 def single_files(tree: Tree) -> list[str]:
     """Return the files directly in a directory that no format claims which are checkpoints by themselves.
 
-    None in a directory of one save: what is in it is the beginning of another format's checkpoint.
+    None in a directory of one save: its content is the beginning of another format's checkpoint.
     """
     files = sorted(name for name in tree.entries if "/" not in name and _is_member(name))
     return files if _are_several(tree, files) or not (_is_named(tree) or _has_parts(files)) else []
 
 
 def examine(tree: Tree, *, bulk: bool) -> Examination:
-    """Examine each member by its own format, and compare the set with those beside it. Raises OSError and Interrupted."""
+    """Examine each member by its own format, and compare the set with those next to it. Raises OSError and Interrupted."""
     parts, names = _members(tree, bulk=bulk)
-    if not any(part.verdict is not Verdict.FOREIGN for part in parts):
+    if not any(member.verdict is not Verdict.FOREIGN for member in parts):
         return Examination(Verdict.FOREIGN, "a directory, and no file in it is a checkpoint")
-    kept = [part for part in parts if part.verdict is not Verdict.FOREIGN]
-    kept += rank_shards.found_problems((missing(tree.path, names), _of_two_saves(kept)))
-    places = sorted((part.place for part in kept if part.place.step is not None), key=lambda place: (not place.sure, place.loose))
-    place = places[0] if places else next((part.place for part in kept if part.place.epoch is not None), StepPosition())
-    return combine((replace(part, format="") for part in kept), place, files=tuple(sorted(names)))
+    kept = [member for member in parts if member.verdict is not Verdict.FOREIGN]
+    kept += rank_shards.without_none((missing(tree.path, names), _of_two_saves(kept)))
+    places = sorted((member.place for member in kept if member.place.step is not None), key=lambda place: (not place.sure, place.loose))
+    place = places[0] if places else next((member.place for member in kept if member.place.epoch is not None), StepPosition())
+    return combine((replace(member, format="") for member in kept), place, files=tuple(sorted(names)))
 
 
 def missing(path: str, names: Collection[str]) -> Examination | None:
@@ -113,7 +113,7 @@ def missing(path: str, names: Collection[str]) -> Examination | None:
 
 
 def common(path: str, names: Iterable[str]) -> frozenset[str]:
-    """Return those of a set's files that one of the sets beside it has, too. Raises OSError."""
+    """Return those of a set's files that one of the sets next to it has, too. Raises OSError."""
     beside = {role for other in _neighbours(path) for role in _roles(other, _names_below(other), every=True)}
     return frozenset(name for role, name in _roles(path, names, every=True).items() if role in beside)
 
@@ -127,8 +127,8 @@ def _members(tree: Tree, *, bulk: bool) -> tuple[list[Examination], list[str]]:
     for name in sorted(own):
         if own[name].what == "" and not _is_passed_over(name):
             names.append(name)
-            part = _examined(tree, name, bulk=bulk)
-            parts.append(replace(part, place=NOWHERE) if is_beside_others and _BEST.search(name) else part)
+            member = _examined(tree, name, bulk=bulk)
+            parts.append(replace(member, place=NOWHERE) if is_beside_others and _BEST.search(name) else member)
         elif own[name].what and _is_member(name):
             parts.append(examine_member(tree, name, bulk=bulk))
         elif (ended := _unfinished(tree, name)) is not None:
@@ -139,13 +139,13 @@ def _members(tree: Tree, *, bulk: bool) -> tuple[list[Examination], list[str]]:
         inner = below[name]
         claimant = tree_format_of(inner)
         if claimant is not None and claimant[0] != NAME:
-            part = claimant[1].examine(inner, bulk=bulk)
-            files = part.files or inner.files
-            parts.append(replace(nested(name, part), place=part.place))
+            member = claimant[1].examine(inner, bulk=bulk)
+            files = member.files or inner.files
+            parts.append(replace(nested(name, member), place=member.place))
         else:
             parts_below, files_below = _members(inner, bulk=bulk)
             files = tuple(files_below)
-            parts += [_within(name, part) for part in parts_below]
+            parts += [_within(name, member) for member in parts_below]
         names += [f"{name}/{file}" for file in files]
     return parts, names
 
@@ -155,23 +155,23 @@ def _examined(tree: Tree, name: str, *, bulk: bool) -> Examination:
     if name.endswith(".json"):
         _, problem = members.json_of(tree, name)
         return problem or Examination(Verdict.FOREIGN, f"{name}: nothing proves it")
-    part = examine_member(tree, name, bulk=bulk)
-    if part.verdict is Verdict.FOREIGN and step_names.suffix_of(name) in MEMBER_SUFFIXES:
+    member = examine_member(tree, name, bulk=bulk)
+    if member.verdict is Verdict.FOREIGN and step_names.suffix_of(name) in MEMBER_SUFFIXES:
         if not tree.entries[name].size:
             return Examination(Verdict.BAD, f"{name}: torn: it is empty")
         if any(_is_checkpoint(f"{other}/{name}") for other in _neighbours(tree.path)):
             return Examination(Verdict.BAD, f"{name}: torn or damaged: it is no checkpoint, and in the saves before it is one")
-    return part
+    return member
 
 
-def _within(directory: str, part: Examination) -> Examination:
+def _within(directory: str, member: Examination) -> Examination:
     """Return the examination of a member with its directory before each name."""
-    also = tuple(f"{directory}/{reason}" for reason in part.also)
+    also = tuple(f"{directory}/{reason}" for reason in member.also)
     return replace(
-        part,
-        reason=f"{directory}/{part.reason}" if part.reason else "",
+        member,
+        reason=f"{directory}/{member.reason}" if member.reason else "",
         also=also,
-        non_finite=prefixed(f"{directory}/", part.non_finite),
+        non_finite=prefixed(f"{directory}/", member.non_finite),
     )
 
 
@@ -196,13 +196,13 @@ def _unfinished(tree: Tree, name: str) -> Examination | None:
 
 def _of_two_saves(parts: list[Examination]) -> Examination | None:
     """Return a BAD examination if members that count the steps of the run disagree, so that they are of two saves; else None."""
-    steps = sorted({part.place.step for part in parts if part.place.sure and part.place.step is not None})
+    steps = sorted({member.place.step for member in parts if member.place.sure and member.place.step is not None})
     if len(steps) < 2:  # noqa: PLR2004 -- two that differ
         return None
     return Examination(Verdict.BAD, f"its files are of steps {steps[0]} and {steps[-1]}: of two saves")
 
 
-# what is complete
+# completeness
 
 
 def _wanted(path: str) -> set[str]:
@@ -277,7 +277,7 @@ def _names_below(path: str, levels: int = MOST_LEVELS) -> Iterator[str]:
                 waiting.append((f"{prefix}{name}/", level - 1))
 
 
-# what is a set
+# sets
 
 
 def _is_named(tree: Tree) -> bool:
@@ -292,9 +292,9 @@ def _holds_saves(path: str) -> bool:
     """Return whether a directory holds saves, each under a name of its own: `ckpts/step-20.pt`, `ckpts/step-20/model.pt`."""
     for name in filter(_is_member, _names_below(path)):
         place = path
-        for part in name.split("/"):
-            place = f"{place}/{part}"
-            if step_names.names_save(place.removesuffix(step_names.suffix_of(part))):
+        for directory in name.split("/"):
+            place = f"{place}/{directory}"
+            if step_names.names_save(place.removesuffix(step_names.suffix_of(directory))):
                 return True
     return False
 
@@ -340,7 +340,7 @@ def _is_member(name: str) -> bool:
 
 
 def _is_needed(name: str) -> bool:
-    """Return whether a file that stands in the other sets must stand in this one: a log, a picture or the result of a test need not."""
+    """Return whether a file that is in the other sets must stand in this one: a log, a picture or the result of a test need not."""
     return _is_member(name) or (step_names.suffix_of(name) in (".json", ".npz", ".npy", ".pkl", ".yaml") and not _RESULTS.search(name))
 
 

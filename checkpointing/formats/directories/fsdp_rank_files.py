@@ -41,7 +41,7 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:
     for ranks in rows.values():
         mixed = rank_shards.mixed_facts({name: rank_shards.scan_of(tree, name) for name in sorted(ranks.values())})
         parts += [mixed] if mixed is not None else []
-    places = [part.place for part in parts if part.place.step is not None]
+    places = [shard.place for shard in parts if shard.place.step is not None]
     return combine(parts, places[0] if places else NOWHERE)
 
 

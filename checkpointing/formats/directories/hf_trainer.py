@@ -9,7 +9,7 @@ Names (transformers/trainer.py, 4.36 to 5.23, _save_checkpoint; trainer_state.js
     trainer_state.json                                                                   its global_step is that of the directory's name
     training_args.bin, config.json and others                                            must be whole where they are there
 
-A loop of a user's own often saves under these names. What it needs beside the weights nobody else knows: what is there must be whole.
+A loop of a user's own often saves under these names. Nobody else knows its other files: those that are there must be whole.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PICKLES: Final = re.compile(r"(optimizer|scheduler|scaler|rng_state(_\d+)?|trai
 
 
 def claims(tree: Tree) -> bool:
-    """Claim what has the trainer's state in it, and what is named as its checkpoints are and has anything else of them."""
+    """Claim a directory with the trainer's state, and one with the name of its checkpoints and any other file of them."""
     top = tree.top()
     if any(_NAME.fullmatch(name) for name in tree.directories if "/" not in name):
         return False  # the output directory, with checkpoints in it
@@ -61,7 +61,7 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:
 
 
 def _read_state(tree: Tree) -> tuple[int | None, int | None, list[Examination]]:
-    """Return step and epoch of the trainer's state, and what is wrong with it."""
+    """Return step and epoch of the trainer's state, and its fault."""
     if tree.file(_STATE) is None:
         examination = examine_member(tree, _STATE, bulk=False)
         why = f"{_STATE} is missing: the save did not end" if examination.verdict is Verdict.INCOMPLETE else examination.reason
@@ -121,11 +121,11 @@ def _files(tree: Tree, *, bulk: bool) -> Iterator[Examination]:
 
 
 def _deepspeed(tree: Tree, *, bulk: bool) -> Iterator[Examination]:
-    """Look at DeepSpeed's own directory, which the file `latest` beside it names."""
+    """Look at DeepSpeed's own directory, which the file `latest` next to it names."""
     steps = sorted(name for name in tree.directories if _DEEPSPEED.fullmatch(name))
     for name in steps:
-        part = deepspeed.examine(tree.sub(name), bulk=bulk)
-        yield nested(name, part)
+        examination = deepspeed.examine(tree.sub(name), bulk=bulk)
+        yield nested(name, examination)
     if tree.file("latest") is not None:
         latest = tree.read_small("latest", 1 << 12).decode("utf-8", "replace").strip()
         if latest not in steps:
@@ -140,8 +140,8 @@ def _scheduler(tree: Tree, step: int | None) -> Iterator[Examination]:
         return
     last = rank_shards.integer_outermost(rank_shards.scan_of(tree, "scheduler.pt"), "last_epoch")
     counted = rank_shards.integer_anywhere(rank_shards.scan_of(tree, "optimizer.pt"), facts.COUNTED)
-    # where a step is skipped, the scheduler stands still with the optimizer; where both are begun anew, neither counts as the trainer;
-    # and an optimizer that was put together by hand counts as no save would
+    # where a step is skipped, the scheduler pauses with the optimizer; where both begin anew, neither has the count of the trainer;
+    # and an optimizer put together by hand has a count that no save has
     if last == step and counted is not None and counted != step and _was_saved(tree, counted):
         yield Examination(Verdict.BAD, f"optimizer.pt is of step {counted}, {_STATE} and scheduler.pt of step {step}: files of two saves")
     if last is not None and last > step:

@@ -54,7 +54,7 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:
     steps = {name: rank_shards.integer_outermost(scan, "iteration") for name, scan in scans.items()}
     place, mixed = rank_shards.common_step(steps, tree.name, _ITERATION, "iterations")
     checks = [_layout(ranks, scans), _files(ranks, set(names)), mixed]
-    return combine([*parts, *rank_shards.found_problems(checks)], place, files=tuple(names))
+    return combine([*parts, *rank_shards.without_none(checks)], place, files=tuple(names))
 
 
 def _sharded(top: frozenset[str]) -> bool:
@@ -66,7 +66,7 @@ def _beside_shards(tree: Tree, top: frozenset[str]) -> bool:
 
 
 def _described(tree: Tree) -> Examination | None:
-    """Look at the file by which Megatron's reader knows how the shards are stored."""
+    """Look at the file that tells Megatron's reader how the shards are stored."""
     entry = tree.entries.get(_METADATA)
     if entry is None:
         return None  # another check reports it
@@ -82,13 +82,15 @@ def _examine_sharded(tree: Tree, *, bulk: bool) -> Examination:
     beside = rank_shards.examine_each(tree, ["common.pt"], bulk=bulk)
     step = rank_shards.integer_outermost(rank_shards.scan_of(tree, "common.pt"), "iteration")
     place, mixed = rank_shards.common_step({"common.pt": step}, tree.name, _ITERATION, "iterations")
-    problems = rank_shards.found_problems([rank_shards.missing(_COMMON, set(tree.entries)), _described(tree), mixed])
+    problems = rank_shards.without_none([rank_shards.missing(_COMMON, set(tree.entries)), _described(tree), mixed])
     return combine([replace(examination, format=""), *beside, *problems], examination.place if place is NOWHERE else place)
 
 
 def _layout(ranks: list[str], scans: dict[str, PickleScan | None]) -> Examination | None:
-    """Compare the directories with the sizes that the arguments tell, else with the largest rank among them."""
-    places = {tuple(int(part) for part in match.groups() if part is not None): rank for rank in ranks if (match := _RANK.fullmatch(rank))}
+    """Compare the directories with the sizes in the arguments, else with the largest rank among them."""
+    places = {
+        tuple(int(number) for number in match.groups() if number is not None): rank for rank in ranks if (match := _RANK.fullmatch(rank))
+    }
     width = max(map(len, places))
     odd = [rank for place, rank in places.items() if len(place) != width]
     if odd:

@@ -1,4 +1,4 @@
-"""What the formats of directories share: how they look at JSON documents, at the files beside the weights, and at sharded states."""
+"""The common part of the formats of directories: checks of JSON documents, of the files beside the weights, and of sharded states."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_WEIGHTS: Final = Examination(Verdict.INCOMPLETE, "the model's weights are mis
 
 
 def json_of(tree: Tree, name: str) -> tuple[Any, Examination | None]:
-    """Return what a JSON file says, and what is wrong with it. One of more than MOST_JSON_BYTES is not read: None and None."""
+    """Return the content of a JSON file, and its fault. One of more than MOST_JSON_BYTES is not read: None and None."""
     entry = tree.entries[name]
     if not entry.size:
         return None, Examination(Verdict.BAD, f"{name}: torn: it is empty")

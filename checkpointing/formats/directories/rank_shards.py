@@ -85,6 +85,6 @@ def mixed_facts(scans: Mapping[str, PickleScan | None]) -> Examination | None:
     return None
 
 
-def found_problems(parts: Iterable[Examination | None]) -> list[Examination]:
+def without_none(parts: Iterable[Examination | None]) -> list[Examination]:
     """Leave out the checks that found nothing (None)."""
-    return [part for part in parts if part is not None]
+    return [examination for examination in parts if examination is not None]

@@ -25,5 +25,5 @@ def claims(tree: Tree) -> bool:
 def examine(tree: Tree, *, bulk: bool) -> Examination:
     """Check index and files. Raises OSError and Interrupted."""
     parts = weights.examine(tree, bulk=bulk)
-    places = [part.place for part in parts if part.place.step is not None]
+    places = [shard.place for shard in parts if shard.place.step is not None]
     return combine(parts, *places[:1], format="" if weights.indexes(tree) or weights.shards(tree) else "safetensors")

@@ -1,4 +1,4 @@
-"""The weights of a model in a directory: one file, or several that an index names. What transformers and accelerate write.
+"""The weights of a model in a directory: one file, or several that an index names. The format of transformers and accelerate.
 
 Between the files it finds those that the index names and that are missing, and tensors that are not where the index says. The layout is
 huggingface_hub's:
@@ -81,8 +81,8 @@ def _examine_index(tree: Tree, index: str, *, bulk: bool) -> tuple[list[Examinat
     return parts, set(files)
 
 
-def _files_of(weight_map: Any) -> dict[str, set[str]]:  # noqa: ANN401 -- whatever stands in the JSON
-    """Return the tensors of each file. Raises ValueError, TypeError for what is no such map."""
+def _files_of(weight_map: Any) -> dict[str, set[str]]:  # noqa: ANN401 -- whatever is in the JSON
+    """Return the tensors of each file. Raises ValueError, TypeError for any other content."""
     if not isinstance(weight_map, dict) or not weight_map:
         raise TypeError
     files: dict[str, set[str]] = {}

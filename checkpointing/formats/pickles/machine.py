@@ -22,7 +22,7 @@ _FACTS: Final = frozenset({*STEP_KEYS, "tensor_model_parallel_size", "pipeline_m
 _MOST_VALUES: Final = 64
 _KEYS: Final = frozenset({*STEP_KEYS, *EPOCH_KEYS})
 _LONGEST_TEXT: Final = 256  # keys of storages and of steps are short; longer text is of no interest
-_MOST_NAMES: Final = 8  # enough to say what is wrong with a pickle
+_MOST_NAMES: Final = 8  # enough to show the fault of a pickle
 _GETATTR: Final = ("builtins getattr", "__builtin__ getattr")
 # They call nothing that they are given. To call what partial returns is refused in itself; what getattr returns is judged by its name.
 _HOLDERS: Final = ("functools partial", *_GETATTR)
@@ -52,7 +52,7 @@ class _Encoded:
 
 @dataclass(slots=True)
 class Thing:
-    """Stands for a dictionary, a list, a set or an object. It keeps its first textual keys, the keys of steps, and what may hold tensors.
+    """A dictionary, a list, a set or an object of the pickle. It keeps its first textual keys, the keys of steps, and possible tensors.
 
     `storage` is the key of a tensor's storage. `parts` are (name, part).
     """
@@ -61,12 +61,12 @@ class Thing:
     storage: str | None = None
     parts: list[tuple[object, object]] | None = None
 
-    def hold(self, name: object, part: object) -> None:
+    def hold(self, name: object, value: object) -> None:
         """Keep a part that may hold tensors, with its name."""
-        if isinstance(part, (Thing, Number, tuple)):
+        if isinstance(value, (Thing, Number, tuple)):
             if self.parts is None:
                 self.parts = []
-            self.parts.append((name, part))
+            self.parts.append((name, value))
 
     def take_call(self, function: GlobalName, arguments: object) -> None:  # noqa: ARG002 -- RetainedObject keeps it
         """Keep what made it: a parameter holds a tensor, an object its state."""
@@ -93,11 +93,11 @@ class RetainedObject(Thing):
     arguments: tuple[object, ...] = ()
     state: object = None
 
-    def hold(self, name: object, part: object) -> None:
+    def hold(self, name: object, value: object) -> None:
         """Keep any part."""
         if self.parts is None:
             self.parts = []
-        self.parts.append((name, part))
+        self.parts.append((name, value))
 
     def take_call(self, function: GlobalName, arguments: object) -> None:
         """Keep the function's name and all arguments."""
@@ -122,8 +122,8 @@ def is_count(value: object) -> bool:
 class PickleMachine:
     """The stack machine of pickle, with tokens for values.
 
-    `scan_inner` reads the pickles in bytes within this one, at a depth. `thing` stands for whatever can be filled. `is_listed`: whether a
-    global may be named at all; None where the policy alone decides.
+    `scan_inner` reads the pickles in bytes within this one, at a depth. `thing` is the token of an object that can be filled. `is_listed`:
+    whether a global may be named at all; None where the policy alone decides.
     """
 
     def __init__(
@@ -154,11 +154,11 @@ class PickleMachine:
             self.dangers[danger] = None
 
     def refer(self, dotted: str) -> GlobalName:
-        """Note a global, "module name", by what it is to us."""
+        """Note a global, "module name", by its class in the policy."""
         module, _, name = dotted.partition(" ")
         if self.is_listed is not None and not self.is_listed(module, name):
             self.danger(f"{module}.{name}"[:_LONGEST_TEXT])
-        elif dotted not in _GETATTR:  # which is judged by what it is called with
+        elif dotted not in _GETATTR:  # which is judged by its arguments
             judgement = judge(module, name)
             if judgement is Judgement.DANGEROUS:
                 self.danger(f"{module}.{name}"[:_LONGEST_TEXT])
@@ -166,8 +166,8 @@ class PickleMachine:
                 self.unknown[f"{module}.{name}"[:_LONGEST_TEXT]] = None
         return GlobalName(dotted)
 
-    def called(self, function: object, arguments: object) -> Any:  # noqa: ANN401 -- a token, whatever it stands for
-        """Note a call, and give what stands for its result."""
+    def called(self, function: object, arguments: object) -> Any:  # noqa: ANN401 -- a token of any kind
+        """Note a call, and give what means its result."""
         if not isinstance(function, GlobalName):
             self.danger("a call of what another call returned")
             return self.thing()
@@ -187,13 +187,13 @@ class PickleMachine:
         return self.made_by(function, arguments)
 
     def made_by(self, function: GlobalName, arguments: object) -> Thing:
-        """Return what stands for the result of a call."""
+        """Return what means the result of a call."""
         thing = self.thing()
         thing.take_call(function, arguments)
         return thing
 
     def list_call(self, function: GlobalName, arguments: object) -> None:
-        """Hold a call against the list, and every function among its arguments too: what is called may call these."""
+        """Hold a call against the list, and every function among its arguments too: the called function may call these."""
         self.list_functions((function,))
         if function.name not in _HOLDERS:
             self.list_functions(arguments)
@@ -280,7 +280,7 @@ class PickleMachine:
         self.new()
 
     def instance(self, dotted: str) -> None:
-        """INST: the class stands in the opcode, its arguments behind a mark."""
+        """INST: the class is in the opcode, its arguments behind a mark."""
         items = self.pop_mark()
         self.stack.append(self.called(self.refer(dotted), tuple(items)))
 
@@ -400,7 +400,7 @@ class PickleMachine:
             target.take_state(state)
 
     def changes(self, target: object) -> None:
-        """Refuse to change what is no object of the pickle's own: an attribute of a class, a table of a module."""
+        """Refuse to change an object that is not the pickle's own: an attribute of a class, a table of a module."""
         if isinstance(target, GlobalName):
             self.danger(f"a change of {target.name.replace(' ', '.')}"[:_LONGEST_TEXT])
 
@@ -486,5 +486,5 @@ _EFFECTS: Final[dict[str, Callable[[PickleMachine, Any], None]]] = {
 }
 
 
-# pickletools.genops does the same in three times the time: it also tells where each opcode stands
+# pickletools.genops does the same in three times the time: it also has each opcode's position
 OPCODES: Final = {op.code.encode("latin-1"): (reader_of(op.arg), _EFFECTS[op.name]) for op in pickletools.opcodes if op.name != "STOP"}

@@ -1,6 +1,6 @@
 """Reads the arguments of opcodes that are lines of text (protocol 0).
 
-pickletools undoes the escapes in them. An escape that Python does not know makes it warn, in the process of whoever looks at a file that is
+pickletools undoes the escapes in them. An escape that Python does not know makes it warn, in the process of a reader of a file that is
 no pickle at all; no pickler writes such a line, so it is refused before.
 """
 
@@ -19,7 +19,7 @@ _TEXT: Final = re.compile(rb"""(?:[^\\]|\\(?:[\\'"abfnrtv\n]|x[0-9a-fA-F]{2}|[0-
 
 
 def reader_of(argument: ArgumentDescriptor | None) -> Callable[[io.BytesIO], Any] | None:
-    """Return what reads an opcode's argument from a stream; None: it has none. The reader raises ValueError for what is none."""
+    """Return the reader of an opcode's argument in a stream; None: it has none. The reader raises ValueError for wrong bytes."""
     if argument is None or not argument.name.startswith("stringnl"):
         return None if argument is None else argument.reader
     read, n_lines = argument.reader, 2 if argument.name.endswith("pair") else 1

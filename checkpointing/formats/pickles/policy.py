@@ -8,10 +8,10 @@ The rule, as docs/reference/checkpoint-verdicts.md states it for users:
 * UNKNOWN: everything else: a training script's own class, the rest of the standard library (`string.Template`, `os.stat_result`).
 
 This is about names that a pickle only refers to (an activation function in a module): a dangerous one is refused, an unknown one is noted.
-What a pickle may *call* is a closed list
+The calls that a pickle may make are a closed list
 (`may_be_called`): (a) the value types above, (b) classes of known packages, (c) functions listed one by one in `_REBUILD`. No package's
 functions are allowed as a whole, because some of them load libraries or evaluate text. Whether an unlisted call is accepted depends on the
-file's writer, which the caller of `verify` knows. Two calls are DANGEROUS whoever wrote them: of the result of another call, and of a
+file's writer, which the caller of `verify` knows. Two calls are DANGEROUS in every file: of the result of another call, and of a
 method of a known package's class (`is_method`).
 
 machine.py applies the rule while scanner.py reads a pickle; torch_pickle.py turns the result into the verdict on a file. The metadata of
@@ -28,7 +28,7 @@ from typing import Final
 
 
 class Judgement(Enum):
-    """What a global is to us."""
+    """The class of a global in this policy."""
 
     KNOWN = "known"
     UNKNOWN = "unknown"
@@ -133,7 +133,7 @@ _DANGEROUS_PACKAGES: Final = (
     "torch._inductor",
     "torch._appdirs",
     "torch.fx.graph_module",
-    # each of these evaluates, unpickles or imports what it is given, and no checkpoint names any of it
+    # each of these evaluates, unpickles or imports its argument, and no checkpoint names any of it
     "torch.fx._graph_pickler",
     "torch.fx.experimental",
     "torch.fx.operator_schemas",
@@ -297,7 +297,7 @@ def is_dtype(module: str, name: str) -> bool:
 
 @functools.lru_cache(_CACHED)
 def may_be_called(module: str, name: str) -> bool:
-    """Return whether a global is on the list of what a checkpoint's pickle may call, whoever wrote it.
+    """Return whether a global is on the list of calls for every checkpoint's pickle.
 
     False unless `judge` returns KNOWN.
     """
@@ -314,7 +314,7 @@ def may_be_called(module: str, name: str) -> bool:
 
 def _is_class(name: str) -> bool:
     parts = name.split(".")
-    return len(parts) <= _MOST_CLASS_PARTS and all(part.lstrip("_")[:1].isupper() for part in parts)
+    return len(parts) <= _MOST_CLASS_PARTS and all(word.lstrip("_")[:1].isupper() for word in parts)
 
 
 def _holds_classes(module: str) -> bool:
@@ -360,8 +360,8 @@ def is_plain_unknown(module: str, name: str) -> bool:
 @functools.lru_cache(_CACHED)
 def is_method(module: str, name: str) -> bool:
     """Return whether a global is a method of a class of a known package: `Class.method`."""
-    parts = [part.lstrip("_") for part in name.split(".")]
-    of_class = any(part[:1].isupper() for part in parts[:-1])
+    parts = [word.lstrip("_") for word in name.split(".")]
+    of_class = any(word[:1].isupper() for word in parts[:-1])
     return of_class and parts[-1][:1].islower() and module.partition(".")[0] in _KNOWN_PACKAGES
 
 
@@ -376,7 +376,7 @@ def _is_exception(name: str) -> bool:
 def _reaches(parts: list[str]) -> bool:
     """Return whether a name leads to a module, to what runs code, or into the machinery of objects."""
     dangerous = _DANGEROUS_MODULE_NAMES | _DANGEROUS_FUNCTION_NAMES
-    return any(part in dangerous or (part.startswith("__") and part.endswith("__")) for part in parts)
+    return any(word in dangerous or (word.startswith("__") and word.endswith("__")) for word in parts)
 
 
 def _within(module: str, first: str) -> bool:

@@ -1,7 +1,7 @@
-"""Reads from a pickle's opcodes what it would build: nothing is imported, called or executed.
+"""Reads from a pickle's opcodes the object that it would build: nothing is imported, called or executed.
 
 `scan` finds the integers under well-known step keys in the outermost dictionary, that dictionary's keys, the storages that it refers to,
-and what it would call that is dangerous or unknown (policy.py has the rule). The caller bounds the bytes.
+and the dangerous or unknown calls that it would make (policy.py has the rule). The caller bounds the bytes.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _MOST_NAMED: Final = 500_000  # things that are visited to find the names of tensors
-# A model of 5000 tensors with Adam's state has 400 000 opcodes, read in 0.2 CPU seconds. Each opcode can hold about 100 bytes of ours,
-# so this also bounds what a file that is built to hurt can take.
+# A model of 5000 tensors with Adam's state has 400 000 opcodes, read in 0.2 CPU seconds. Each opcode can hold about 100 bytes of the
+# scanner, so this also bounds what a file that is built to hurt can take.
 MAX_OPCODES: Final = 6_000_000
 _ASKED_EACH: Final = (1 << 14) - 1  # a mask: every so many opcodes the caller is asked whether to go on
 
 
-class NotAPickle(Exception):  # noqa: N818 -- a fact about the bytes, not an error of ours
-    """The opcodes end early or contradict each other. `dangers`: what it would have called before."""
+class NotAPickle(Exception):  # noqa: N818 -- a fact about the bytes, not a program error
+    """The opcodes end early or contradict each other. `dangers`: its calls before that."""
 
     def __init__(self, message: str, dangers: tuple[str, ...] = ()) -> None:
         """Keep both."""
@@ -35,7 +35,7 @@ class NotAPickle(Exception):  # noqa: N818 -- a fact about the bytes, not an err
         self.dangers = dangers
 
 
-class TooLong(Exception):  # noqa: N818 -- a fact about the bytes, not an error of ours
+class TooLong(Exception):  # noqa: N818 -- a fact about the bytes, not a program error
     """More opcodes than we are willing to read. `dangers`: what those would call that were read."""
 
     def __init__(self, dangers: tuple[str, ...] = ()) -> None:
@@ -45,7 +45,7 @@ class TooLong(Exception):  # noqa: N818 -- a fact about the bytes, not an error 
 
 
 def scan(data: bytes, max_opcodes: int = MAX_OPCODES, depth: int = 0) -> PickleScan:
-    """Read a pickle's opcodes up to its STOP; what stands behind is not read. Raises NotAPickle, TooLong.
+    """Read a pickle's opcodes up to its STOP; later bytes are not read. Raises NotAPickle, TooLong.
 
     `depth`: how many pickles this one is within.
     """
@@ -60,7 +60,7 @@ def build(
 ) -> tuple[object, PickleMachine]:
     """Return the outermost object of a pickle, every thing in it whole (RetainedObject), and the machine, which holds its dangers.
 
-    `is_listed`: what it may name at all, by module and name. Raises NotAPickle, TooLong, Interrupted.
+    `is_listed`: the names that it may have at all, by module and name. Raises NotAPickle, TooLong, Interrupted.
     """
     machine, top, _ = _run(PickleMachine(0, inner, RetainedObject, is_listed), data, max_opcodes, interrupted)
     return top, machine
@@ -117,15 +117,15 @@ def _named(top: object, storages: dict[str, Storage]) -> tuple[Storage, ...]:
         if key is not None:
             names.setdefault(key, name)
         parts = thing.parts if isinstance(thing, Thing) else enumerate(thing) if isinstance(thing, tuple) else None
-        for part, inner_thing in parts or ():
+        for inner_name, inner_thing in parts or ():
             if isinstance(inner_thing, (Thing, Number, tuple)) and id(inner_thing) not in seen and len(seen) < _MOST_NAMED:
                 seen.add(id(inner_thing))
-                waiting.append((_joined(name, part), inner_thing))
+                waiting.append((_joined(name, inner_name), inner_thing))
     return tuple(replace(storage, name=names.get(key, "")) for key, storage in storages.items())
 
 
-def _joined(name: str, part: object) -> str:
-    text = part[:MOST_NAME] if isinstance(part, str) else str(part) if is_count(part) else "" if part == "" else "?"
+def _joined(name: str, key: object) -> str:
+    text = key[:MOST_NAME] if isinstance(key, str) else str(key) if is_count(key) else "" if key == "" else "?"
     return (f"{name}.{text}" if name and text else name or text)[:MOST_NAME]
 
 

@@ -177,7 +177,7 @@ class Backend(Protocol):
 class S3Options:
     """How to reach S3. Empty: from the environment and ~/.aws. `sse`: AES256, aws:kms or aws:kms:KEY.
 
-    requester_pays: whoever asks pays for the requests, not the bucket's owner.
+    requester_pays: the requester pays for the requests, not the bucket's owner.
     """
 
     endpoint: str = ""

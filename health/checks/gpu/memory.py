@@ -167,7 +167,7 @@ _MIB = 1 << 20
     "gpu_memory",
     subject="gpu",
     needs=("nvml",),
-    reads="processes, memory; not while a job of ours runs: its ranks hold them",
+    reads="processes, memory; not while a job of supervise runs: its ranks hold them",
     degraded="a leftover of the job; 1 GiB held by others; memory that nobody accounts for",
 )
 def gpu_memory(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:

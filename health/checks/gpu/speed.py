@@ -116,7 +116,7 @@ def gpu_clocks(now: Readings, _before: Readings | None, limits: Thresholds) -> I
     degraded="limited below the default",
 )
 def gpu_power(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
-    """Is a GPU's power limited below what it is made for? That is a setting, and all ranks wait for the slowest."""
+    """Is a GPU's power limited below its design? That is a setting, and all ranks wait for the slowest."""
     for subject in gpus.subjects(now):
         limit, usual = now.number("gpu.power_limit_mw", subject), now.number("gpu.power_default_mw", subject)
         if not limit or not usual:

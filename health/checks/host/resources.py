@@ -57,7 +57,7 @@ def host_memory(now: Readings, before: Readings | None, limits: Thresholds) -> I
         left = max(limits.memory_available_share * total, limits.memory_available_mib * _MIB)
         # swapoff reads all of it back into memory; where that does not fit, the kernel kills
         remedy = (
-            "swapoff -a" if available - swapped >= left else "end what holds the memory first: what is swapped out does not fit into it"
+            "swapoff -a" if available - swapped >= left else "end the process that holds the memory first: the swap does not fit into it"
         )
         yield CheckResult("host_memory", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, remedy, look=_LARGEST_PROCESSES)
     else:

@@ -34,7 +34,7 @@ def host_clock(now: Readings, _before: Readings | None, limits: Thresholds) -> I
     if measured and offset is not None:
         evidence = (f"chrony: {offset:+.6f} s, stratum {chrony.get('stratum')}",)
         if abs(offset) > limits.clock_error_failed_s:
-            why = f"the clock is off by {offset:+.0f} s: object stores refuse what it signs"
+            why = f"the clock is off by {offset:+.0f} s: object stores refuse its signatures"
             yield CheckResult("host_clock", HOST, Result.FAILED, why, evidence, Repair.CONFIGURE, _SET_CLOCK, look=_CLOCK_LOOK)
         elif abs(offset) > limits.clock_error_s:
             yield CheckResult(
@@ -242,7 +242,7 @@ def host_core(now: Readings, _before: Readings | None, limits: Thresholds) -> It
 
 
 def _dump_size(now: Readings, limits: Thresholds, soft: object) -> float:
-    """Return what a dump may take at most: what is in use of the memory now, or the limit."""
+    """Return the most that a dump may take: the memory in use now, or the limit."""
     row = now.table("host.memory")
     used = (common.number(row, "total") or 0.0) - (common.number(row, "available") or 0.0)
     most = float(soft) if isinstance(soft, int) else used

@@ -26,7 +26,7 @@ _LEAST_ERRORS = 100
     "net_ethernet",
     subject="nic",
     needs=("ethernet",),
-    reads="carrier, speed, bytes, errors of real Ethernet ports. What was dropped is shown, and judged by its growth only",
+    reads="carrier, speed, bytes, errors of real Ethernet ports. Dropped packets are shown, and judged by their growth only",
     degraded="no carrier; slower or flapping since the job's start; one packet in 10 000 lost",
     failed="carrier lost since the job's start",
 )

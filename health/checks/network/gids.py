@@ -71,7 +71,7 @@ def _judged(subject: str, row: dict[str, Json], gids: list[Gid], variables: dict
 
 
 def _fault_of_index(index: str, gids: list[Gid], family: str) -> tuple[str, str] | None:
-    """Return what is wrong and what repairs it, None where the port has the GID that the variable names."""
+    """Return the fault and its repair, None where the port has the GID that the variable names."""
     if any(gid.index == int(index) for gid in gids):
         return None
     usable = _usable(gids, family)
@@ -80,7 +80,7 @@ def _fault_of_index(index: str, gids: list[Gid], family: str) -> tuple[str, str]
 
 
 def _fault(gids: list[Gid], family: str, netdev: str) -> tuple[str, str] | None:
-    """Return what is wrong and what repairs it, None where NCCL finds a GID."""
+    """Return the fault and its repair, None where NCCL finds a GID."""
     if _usable(gids, family):
         return None
     if not any(gid.type == ROCE_V2 for gid in gids):

@@ -151,7 +151,7 @@ class _CounterRule:
     words: str
 
 
-#: NVSentinel's table. What is a rate is more than the limit, what is for ever is at least the limit.
+#: NVSentinel's table. A rate is bad above the limit, a lasting counter from the limit on.
 COUNTER_RULES = (
     _CounterRule("link_downed", Result.FAILED, 0, lambda limits: limits.ib_fatal_delta, "the link went down"),
     _CounterRule("excessive_buffer_overrun_errors", Result.FAILED, 0, lambda limits: limits.ib_fatal_delta, "buffers overran"),

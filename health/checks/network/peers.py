@@ -43,7 +43,7 @@ def _listed(row: dict[str, Json]) -> list[Json]:
 def _unreachable_name(subject: str, row: dict[str, Json], own_addresses: set[str]) -> CheckResult | None:
     """Return the result for our own name where others of the job do not find us by it, None where nothing speaks for that.
 
-    torchrun hands on the name (pytorch#150532: `socket.getfqdn()` becomes MASTER_ADDR); gloo listens on what it is resolved to, else on
+    torchrun hands on the name (pytorch#150532: `socket.getfqdn()` becomes MASTER_ADDR); gloo listens on its resolved address, else on
     loopback (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, createDefaultDevice).
     """
     evidence = tuple(map(str, _listed(row)))
@@ -119,7 +119,7 @@ def net_reach(now: Readings, _before: Readings | None, limits: Thresholds) -> It
     failed="taken: by whom is named; not permitted",
 )
 def net_ports(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
-    """Are the ports that the job will listen on free? Who holds one that is not is named."""
+    """Are the ports that the job will listen on free? The holder of a taken one is named."""
     states = now.of("listen.state")
     if not states:
         yield CheckResult("net_ports", HOST, Result.SKIPPED, "no port is known that the job will listen on")

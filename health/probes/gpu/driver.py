@@ -1,7 +1,7 @@
-"""The driver as the system shows it, without its library: the loaded module, and the fabric manager beside it.
+"""The driver as the system shows it, without its library: the loaded module, and the fabric manager.
 
 Reads /sys/module/nvidia/version, the bus, /proc/*/comm. Yields `driver.loaded` (a version, `not_supported` where none is loaded),
-`fabric.manager` (a table: switches on the bus, running). In a container the manager's process is not seen.
+`fabric.manager` (a table: switches on the bus, running). In a container the manager's process is hidden.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MANAGER: Final = "nv-fabricmanage"
 
 
 def read(ask: Ask) -> Iterator[Reading]:
-    """Yield what is there."""
+    """Yield the readings."""
     version = text(Path(ask.at("/sys/module/nvidia/version")))
     yield Reading(NAME, HOST, "driver.loaded", version or None, "" if version else NOT_SUPPORTED)
     switches, running = 0, False

@@ -6,7 +6,7 @@ Reads the driver's library. Yields, of `host`: `nvml.init` (code 0, or the error
 `gpu.processes`, `gpu.events`.
 
 Each call that the GPU or the driver does not know costs its own reading only (`not_supported`): MIG, GeForce and old drivers answer what
-they can. A call may hang for ever; what was read before it is out by then. The session is the state: an open library, handles, what
+they can. A call may hang for ever; the readings before it are out by then. The session is the state: an open library, handles, what
 does not change, and who hears events (nvml_events.py). It opens the library anew after an error that a reset of a GPU or driver would
 explain, once for the same errors in a while.
 """
@@ -47,7 +47,7 @@ _FIELD_TYPES: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "u
 
 
 def read(ask: Ask) -> Iterator[Reading]:
-    """Yield what is read in a session of its own."""
+    """Yield the readings of a session of its own."""
     opened = session()
     try:
         yield from opened.read(ask)
@@ -60,7 +60,7 @@ def session() -> NvmlSession:
     return NvmlSession()
 
 
-class _Refused(Exception):  # noqa: N818 -- an answer, not a fault of ours
+class _Refused(Exception):  # noqa: N818 -- an answer, not a program error
     """NVML's error, by its code."""
 
     def __init__(self, code: int, words: str) -> None:

@@ -1,4 +1,4 @@
-"""What is asked of NVML about each GPU: one row a call. Data, and the shapes of the answers; nothing here calls anything.
+"""The questions to NVML about each GPU: one row a call. Data, and the shapes of the answers; nothing here calls anything.
 
 Names are those of nvidia-ml-py. A row with several functions asks the next where the driver has no such function (names that changed with
 driver 535). `static` does not change while the driver is loaded, and is asked once in a session.

@@ -26,7 +26,7 @@ _MOST: Final = 1000
 
 
 class NvmlGpu(Protocol):
-    """What is known of a GPU. handle: None where the driver refuses one."""
+    """The facts of a GPU. handle: None where the driver refuses one."""
 
     handle: Any
     subject: str

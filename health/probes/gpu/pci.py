@@ -30,7 +30,7 @@ _FILES: Final = ("current_link_width", "max_link_width", "current_link_speed", "
 
 
 def read(ask: Ask) -> Iterator[Reading]:
-    """Yield what is there."""
+    """Yield the readings."""
     rows: list[Json] = []
     devices = Path(ask.at("/sys/bus/pci/devices"))
     try:

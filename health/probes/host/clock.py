@@ -1,8 +1,8 @@
-"""How good this host's clock is, by the kernel's own account, and by chrony's where it runs.
+"""Reads the quality of this host's clock from the kernel, and from chrony where it runs.
 
-Reads adjtimex(2), which anybody may ask; `chronyc -c tracking`. Yields, of `host`: `clock.kernel` (synchronized; max_error_s, which grows
-while nobody sets the clock; estimated_error_s; offset_s), `clock.chrony` (offset_s, stratum, leap). ask.options["clock"] may give both,
-for a site that has another source.
+Reads adjtimex(2), which needs no privilege; `chronyc -c tracking`. Yields, of `host`: `clock.kernel` (synchronized; max_error_s, which
+grows while nobody sets the clock; estimated_error_s; offset_s), `clock.chrony` (offset_s, stratum, leap). ask.options["clock"] may give
+both, for a site that has another source.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Timex(ctypes.Structure):
 
 
 def read(ask: Ask) -> Iterator[Reading]:
-    """Yield what is known."""
+    """Yield the readings."""
     given = ask.options.get("clock")
     if isinstance(given, dict):
         for name, value in given.items():

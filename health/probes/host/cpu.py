@@ -27,7 +27,7 @@ _CLOCK: Final = "/sys/devices/system/clocksource/clocksource0"
 
 
 def read(ask: Ask) -> Iterator[Reading]:
-    """Yield what is there."""
+    """Yield the readings."""
     root = Path(ask.at(_CPUS))
     try:
         cpus = [root / name for name in system_files.listed(root) if re.fullmatch(r"cpu\d+", name)]

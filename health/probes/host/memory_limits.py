@@ -35,7 +35,7 @@ _LIMITS: Final = {
 
 
 def read(ask: Ask) -> Iterator[Reading]:
-    """Yield what is there."""
+    """Yield the readings."""
     psutil_root.use(ask)
     yield _made("host.memory", _memory())
     yield _made("host.oom_kills", system_files.table(ask.at("/proc/vmstat")).get("oom_kill"))
@@ -60,7 +60,7 @@ def _memory() -> Json:
 
 
 def _limits() -> Json:
-    """Return the limits of this process, which has those of whoever asks."""
+    """Return the limits of this process, which has those of the asker."""
     limits = {name: resource.getrlimit(limit) for name, limit in _LIMITS.items()}
     return {name: [None if value == resource.RLIM_INFINITY else value for value in values] for name, values in limits.items()}
 

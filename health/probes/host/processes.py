@@ -2,9 +2,9 @@
 
 Yields, of `host`: `processes.zombies` and `processes.stuck`, lists of tables (pid, parent, command, age_s since its start, since_s, wchan),
 the oldest MOST first, and `processes.counts` (all, zombies, stuck). A disk makes processes wait in state D all the time, so that one
-counts as stuck only if it did not run between two reads, LOOK_S apart, and ALONE_S where nobody reads again (ask.lasting). The kernel does
-not record for how long: `since_s` is since a read first found it so, which a session remembers, of zombies too. Threads of the kernel's
-own are left out: some rest in state D for ever.
+is treated as stuck only if it did not run between two reads, LOOK_S apart, and ALONE_S where nobody reads again (ask.lasting). The kernel
+does not record for how long: `since_s` is since a read first found it so, which a session remembers, of zombies too. Threads of the
+kernel's own are left out: some rest in state D for ever.
 
 psutil reads all but two things: `wchan`, which it does not have, and the command's name, for which it also reads the command line; the
 kernel may not answer that for a process in state D.
@@ -63,7 +63,7 @@ class Processes:
         self._since: dict[tuple[int, float, tuple[float, ...]], float] = {}
 
     def read(self, ask: Ask) -> Iterator[Reading]:
-        """Yield what is seen now."""
+        """Yield the present readings."""
         psutil_root.use(ask)
         proc = ask.at("/proc")
         try:
@@ -113,7 +113,7 @@ def _status(process: psutil.Process) -> str:
 
 
 def _states(pids: Iterator[int]) -> list[_ProcessState]:
-    """Return what is known of each process that is still there; read anew, because psutil keeps the start of a process that it listed."""
+    """Return the facts of each process that is still there; read anew, because psutil keeps the start of a process that it listed."""
     states = []
     for pid in pids:
         with contextlib.suppress(psutil.Error, OSError):  # it is gone

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from health.model import Ask
 
 NAME: Final = "names"
-#: What is kept of the deadline for telling what did not answer.
+#: The part of the deadline that is kept for the report of the names without an answer.
 _RESERVE_S: Final = 0.5
 _MOST: Final = 64
 
@@ -64,11 +64,11 @@ def joined(host: str, port: int) -> str:
 def _resolve(host: str, more: dict[str, Json], answers: SimpleQueue[Reading]) -> None:
     started = time.monotonic()
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        rows = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         words = getattr(error, "strerror", None) or str(error)
         answers.put(Reading(NAME, f"name:{host}", "name.resolved", None, words))
         return
-    addresses: list[Json] = [*dict.fromkeys(str(row[4][0]) for row in found)]
+    addresses: list[Json] = [*dict.fromkeys(str(row[4][0]) for row in rows)]
     value: dict[str, Json] = {"addresses": addresses, "seconds": round(time.monotonic() - started, 6), **more}
     answers.put(Reading(NAME, f"name:{host}", "name.resolved", value))

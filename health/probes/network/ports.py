@@ -2,7 +2,7 @@
 
 Reads ask.ports, /proc/net/tcp and tcp6, /proc/PID/fd. Yields, of `listen:PORT`: `listen.state` (free, error, holders: a list of tables pid,
 command, user, state, ours, may_be_ours where the asker knows of no job). A port is tried as torch's store does, with SO_REUSEADDR, and
-let go at once. Who holds it is known for processes of this network namespace that we may look into; a connection that was made from the
+let go at once. Its holder is known for processes of this network namespace that we may look into; a connection that was made from the
 port holds it too.
 """
 

@@ -60,7 +60,7 @@ def _once(peers: dict[str, tuple[str, int]], deadline: float) -> dict[str, Readi
     with selectors.DefaultSelector() as selector:
         for name, (host, port) in peers.items():
             try:
-                # the probe `names` reports what is wrong with a name; here the resolver's own limit holds
+                # the probe `names` reports the fault of a name; here the resolver's own limit holds
                 family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
                 connection = socket.socket(family, kind, protocol)
             except (OSError, UnicodeError) as error:

@@ -8,8 +8,9 @@ Reads ask.paths, ask.need_bytes, /proc/mounts. Yields, of `path:PATH`:
     path.mount  point, kind, source, options
 
 Each path has a process of its own (one_path.py): a server that is gone holds up the process that asks it for ever, in state D where the
-mount is hard, and the other paths are none the worse for it. One that cannot be ended is left behind, and no other is asked for the same
-path while it lives, whoever started it: it is known by its name (one_path.mark). ask.options["disk"] = {"write_bytes": 0} writes nothing.
+mount is hard, and the other paths are not affected. One that cannot be ended is left behind, and no other is asked for the same
+path while it lives, also one of another program: it is known by its name (one_path.mark).
+ask.options["disk"] = {"write_bytes": 0} writes nothing.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ def _hung(ask: Ask, path: str, pid: int, after: str = "") -> Reading:
 
 
 def _left_behind(ask: Ask, mark: str) -> int | None:
-    """Return a process of ours for this path that was ended, and that the kernel does not let go; None where there is none."""
+    """Return a prober for this path that was ended, and that the kernel does not let go; None where there is none."""
     try:
         names = os.listdir(ask.at("/proc"))  # noqa: PTH208 -- names
     except OSError:

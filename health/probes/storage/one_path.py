@@ -3,7 +3,7 @@
 The path need not be there yet: the nearest path that exists is read. Each row is printed to stdout as soon as it is known, because
 a dead server holds up the next call for ever: {"stat": {...}}, {"space": {...}}, {"write": {...}}, each with `error` and `errno` where it
 failed. The file that is written has no name (O_TMPFILE), or loses its name before anything is written: however this process ends, the
-kernel removes the file. It imports nothing of ours.
+kernel removes the file. It imports no other module of this project.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 
 _ARGUMENTS = 4
 _BLOCK = 1 << 20
-#: What a file system answers that knows no file without a name.
+#: The answers of a file system that knows no file without a name.
 _NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
 
 

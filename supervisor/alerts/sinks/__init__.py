@@ -1,7 +1,7 @@
-"""What a place that alerts go to must be able to do: one file for each kind of supervisor/config/sink_kinds.py, with its name.
+"""The interface of a sink of alerts: one file for each kind of supervisor/config/sink_kinds.py, with its name.
 
 A sink writes a notification as requests, and reports the outcome of one try. sender.py decides when to try again, in which order, and
-what is kept. A sink's file is imported only when it is configured.
+the log. A sink's file is imported only when it is configured.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The receiver took the alert. `answer`: what it said, for `supervise alerts test`."""
+    """The receiver took the alert. `answer`: its text, for `supervise alerts test`."""
 
     answer: str = field(default="", compare=False)
 
@@ -73,7 +73,7 @@ StartProgram = Callable[[tuple[str, ...], dict[str, str]], subprocess.Popen[byte
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """What a sink is made of. `secret`: the key that signs, of the integration, or the password. `start` starts the program of `exec`."""
+    """The options of a sink. `secret`: the key that signs, of the integration, or the password. `start` starts the program of `exec`."""
 
     kind: str
     url: str = ""
@@ -93,9 +93,9 @@ def make(options: SinkOptions) -> AlertSink:
     return cast("_SinkModule", import_module(f"{__name__}.{options.kind}")).make(options)
 
 
-def request(sent: Notification, body: dict[str, Any] | list[Any], part: int = 0) -> AlertRequest:
+def request(sent: Notification, body: dict[str, Any] | list[Any], number: int = 0) -> AlertRequest:
     """Return the request of one notification. part: its number if the notification is several requests."""
-    event_id = sent.event_id if not part else f"{int(sent.event_id, 16) ^ part:032x}"
+    event_id = sent.event_id if not number else f"{int(sent.event_id, 16) ^ number:032x}"
     return AlertRequest(event_id, dump(body), title(sent, AlertDetail.SUMMARY))
 
 

@@ -51,7 +51,7 @@ class AppriseSink:
                 hint="Write url = as github.com/caronc/apprise has it for the service, such as ntfys://TOPIC, below [[alerts.sink]].",
             )
         self.host = f"apprise ({self._services[0].service_name})"
-        self._hide = [part for part in options.url.replace("?", "/").replace("@", "/").replace(":", "/").split("/") if len(part) > 5]  # noqa: PLR2004
+        self._hide = [word for word in options.url.replace("?", "/").replace("@", "/").replace(":", "/").split("/") if len(word) > 5]  # noqa: PLR2004
         self._detail = options.detail
         self._threads = TryThreads("alert-apprise")
 
@@ -61,7 +61,7 @@ class AppriseSink:
         parts = [text.sentences(sent, self._detail), text.command(sent, self._detail), lines]
         body: dict[str, Any] = {
             "title": text.title(sent, self._detail),
-            "body": "\n\n".join(part for part in parts if part),
+            "body": "\n\n".join(paragraph for paragraph in parts if paragraph),
             "type": "success" if sent.state is NotificationState.RESOLVED else _TYPES[sent.severity],
         }
         return [request(sent, body)]

@@ -1,4 +1,4 @@
-"""What all sinks over HTTP share: bodies made of a notification, posted to one address."""
+"""The common part of all sinks over HTTP: bodies made of a notification, posted to one address."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class HttpSink:
 
     def requests(self, sent: Notification) -> Sequence[AlertRequest]:
         """Write the notification as this service takes it."""
-        return [request(sent, body, part) for part, body in enumerate(self._bodies(sent, self._detail))]
+        return [request(sent, body, number) for number, body in enumerate(self._bodies(sent, self._detail))]
 
     def deliver(self, event_id: str, body: bytes, deadline_s: float) -> Outcome:
         """Try once, in at most `deadline_s` from name look-up to status line."""

@@ -63,7 +63,7 @@ class EmailSink:
         parts = [text.sentences(sent, self._detail), text.command(sent, self._detail), facts, lines]
         body: dict[str, Any] = {
             "subject": text.title(sent, self._detail),
-            "text": "\n\n".join(part for part in parts if part),
+            "text": "\n\n".join(paragraph for paragraph in parts if paragraph),
             "at": sent.alert.ts,
             "thread": "" if sent.state is NotificationState.MESSAGE else sent.thread,
         }

@@ -36,7 +36,7 @@ _PASSED_ON: Final = frozenset({
     "SSL_CERT_FILE", "SSL_CERT_DIR",
 })  # fmt: skip
 _ANSWER: Final = 200
-#: Of its stderr: what one read takes, what is kept; and how often its end is checked.
+#: Of its stderr: bytes of one read, bytes to keep; and how often its end is checked.
 _PIPE_BYTES: Final = 65536
 _KEPT_BYTES: Final = 4096
 _POLL_S: Final = 0.05
@@ -76,7 +76,7 @@ class ProgramSink:
 
 
 def _read_until_end(process: subprocess.Popen[bytes], body: bytes, until: float) -> bytes:
-    """Give the program its input, until it ends or the time is up; return the end of what it wrote to stderr.
+    """Give the program its input, until it ends or the time is up; return the end of its stderr.
 
     `communicate` would keep all of it, and wait for whatever the program left in the background with its stderr.
     """

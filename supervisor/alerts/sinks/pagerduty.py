@@ -1,6 +1,6 @@
 """PagerDuty Events API v2: trigger, acknowledge and resolve by `dedup_key`.
 
-Fields: developer.pagerduty.com/docs/events-api-v2 (November 2026): summary at most 1024 characters, dedup_key 255, 202 for what is taken.
+Fields: developer.pagerduty.com/docs/events-api-v2 (November 2026): summary at most 1024 characters, dedup_key 255, 202 if accepted.
 
 While supervise restarts the job, the PagerDuty incident is acknowledged: it does not escalate. An event for an acknowledged incident
 pages nobody, so what becomes critical triggers a key of its own, and the first one is resolved. A message without a thread is resolved at

@@ -45,7 +45,7 @@ MOST_LOCATIONS: Final = 64
 #: Files of the checkpoints of this node's ranks: twenty of a thousand files each, of which `checkpoints.keep` must know the oldest.
 MOST_WRITES: Final = 20_000
 MOST_MADE: Final = 1_000
-#: What is written into a checkpoint's directory without a call that is seen: by DCP, transformers, accelerate, DeepSpeed, Megatron.
+#: Files written into a checkpoint's directory without a call that a hook sees: by DCP, transformers, accelerate, DeepSpeed, Megatron.
 BESIDE: Final = re.compile(
     r"__\d+_\d+\.distcp|\.metadata|\.metadata\.tmp|metadata\.json|common\.pt|zero_to_fp32\.py"
     r"|(trainer_state|config|generation_config|adapter_config|special_tokens_map|added_tokens|preprocessor_config|processor_config)\.json"
@@ -391,7 +391,7 @@ class Discovery:
         paths.add(checkpoint)
         self._count(checkpoint, float(row["t"]), loaded=int(first), data=len(paths) > MOST_LOADED)
 
-    def _count(  # noqa: PLR0913 -- what is counted
+    def _count(  # noqa: PLR0913 -- the counted files
         self, checkpoint: str, t: float, *, saved: int = 0, in_training: int = 0, loaded: int = 0, data: bool = False
     ) -> None:
         pattern = pattern_of(checkpoint)
@@ -483,7 +483,7 @@ def _is_card_of_peft(path: str) -> bool:
 
 
 def _is_as_left(write: Write) -> bool | None:
-    """Return whether a save left what is at its path now; None where nothing is."""
+    """Return whether the file at a save's path is of that save; None where none is."""
     try:
         st = os.stat(write.path)  # noqa: PTH116 (strings throughout)
     except OSError:

@@ -27,7 +27,7 @@ class CheckpointLocations:
         self._cwd = str(job.cwd)
         self._discovery = discovery
         by_option = job.settings.knobs.resume.kind is not None or any("{resume}" in word for word in job.command)
-        # without its option such a script begins from scratch, and overwrites what is there, also what nobody can verify
+        # without its option such a script begins from scratch, and overwrites the files there, also those that nobody can verify
         self._by_option = by_option and not job.settings.job.resumes_itself
 
     def declared(self, cache: ListingCache | None = None) -> Listing:
@@ -70,7 +70,7 @@ class CheckpointLocations:
         return any(path == candidate.path for candidate in self.declared().candidates)
 
     def covers(self, listing: Listing) -> Callable[[str], bool]:
-        """Return a function that says whether declared candidates of a listing hold what was saved at a path.
+        """Return a function that says whether declared candidates of a listing hold a save at a path.
 
         They do if one has the same path, lies in it, or lies around it.
         """
@@ -88,7 +88,7 @@ class CheckpointLocations:
         return ""
 
     def without_candidates(self) -> tuple[str, ...]:
-        """Return a line for each declared pattern that matches something and no checkpoint: what it matches, what to declare instead."""
+        """Return a line for each declared pattern that matches only other files: its matches, and the pattern to declare instead."""
         lines: list[str] = []
         for pattern, path in self.declared().without:
             instead = self.instead_of(path)
@@ -99,7 +99,7 @@ class CheckpointLocations:
     def is_declared(self, path: str) -> bool:
         """Return whether a path, or the directory above it, matches a declared pattern. Reads nothing."""
         declared = (os.path.join(self._cwd, pattern) for pattern in self._patterns)  # noqa: PTH118 (patterns)
-        names = path, os.path.dirname(path)  # noqa: PTH120 (as above) -- a directory stands for the checkpoints in it
+        names = path, os.path.dirname(path)  # noqa: PTH120 (as above) -- a directory means the checkpoints in it
         return any(
             any(fnmatchcase(name, pattern) for name in names) or fnmatchcase(path, os.path.dirname(pattern))  # noqa: PTH120 (as above) -- `step-*/*.pt` means the set
             for pattern in declared
@@ -129,7 +129,7 @@ class CheckpointLocations:
         return tuple(path for path in same if path in known)
 
     def directories(self) -> tuple[str, ...]:
-        """Return the directories that hold checkpoints, as far as no wildcard stands in their names."""
+        """Return the directories that hold checkpoints, as far as no wildcard is in their names."""
         discovered = () if self._discovery is None else self._discovery.patterns()
         above = {os.path.dirname(os.path.join(self._cwd, pattern)) for pattern in (*self._patterns, *discovered)}  # noqa: PTH118, PTH120 (patterns)
         return tuple(sorted(directory for directory in above if not has_wildcard(directory)))
@@ -150,5 +150,5 @@ def _above(path: str) -> Iterator[str]:
 
 def _before_wildcard(pattern: str) -> str:
     parts = pattern.split("/")
-    plain = next((at for at, part in enumerate(parts) if has_wildcard(part)), len(parts))
+    plain = next((at for at, segment in enumerate(parts) if has_wildcard(segment)), len(parts))
     return "/".join(parts[:plain]) or "/"

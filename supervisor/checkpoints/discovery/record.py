@@ -36,7 +36,7 @@ class Location:
 
     @property
     def kind(self) -> str:
-        """What the location is taken for: checkpoint, candidate, or seen."""
+        """The standing of the location: checkpoint, candidate, or seen."""
         if self.data or not self.saved:
             return "seen"
         if self.loaded:
@@ -46,7 +46,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """What a rank of this run wrote to one path."""
+    """The writes of a rank of this run to one path."""
 
     path: str
     attempt: int
@@ -88,15 +88,19 @@ class LoggedRun:
     run: str
 
 
+#: By pattern: where checkpoints were discovered: saves that were logged (`saved`, `in_training`), attempts that loaded (`loaded`), `data`.
 LOCATION: Final = RowTable("location", Location, lambda row: row.pattern)
+#: By path: what a rank of the last run wrote.
 WRITE: Final = RowTable("write", Write, lambda row: row.path)
+#: By path: a directory that a rank of the last run made.
 MADE: Final = RowTable("made", MadeDirectory, lambda row: row.path)
+#: One row: the run of `write` and `made`.
 LOGGED: Final = RowTable("logged", LoggedRun, lambda _row: "")
 
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryRecord:
-    """What is recorded of one job: its locations by pattern, and by path what ranks of `run` wrote, and the directories that they made."""
+    """The record of one job: its locations by pattern, and by path what ranks of `run` wrote, and the directories that they made."""
 
     locations: dict[str, Location] = field(default_factory=dict)
     writes: dict[str, Write] = field(default_factory=dict)

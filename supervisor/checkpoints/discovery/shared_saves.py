@@ -1,7 +1,7 @@
 """Notices several ranks of one node that save to one file: what one writes the other overwrites, and a reader may find half of each.
 
-A directory that all ranks write together (DCP) is none, nor is a save to a temporary name that is renamed. The two saves must be of one
-moment of the training: equal optimizer steps, within `TOGETHER_S`. So a rank that takes over the saving later is none either.
+A directory that all ranks write together (DCP) does not count, nor is a save to a temporary name that is renamed. The two saves must be of
+one moment of the training: equal optimizer steps, within `TOGETHER_S`. So a rank that takes over the saving later does not count either.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SharedSaves:
         self._began[path] = {**others, rank: (steps, t)}
 
     def take(self) -> SharedSave | None:
-        """Return what was found, once in a run."""
+        """Return the findings, once in a run."""
         if self._found is None or self._is_reported:
             return None
         self._is_reported = True

@@ -1,4 +1,4 @@
-"""The mirrors of one job: what this node sends there, and what it restores from there."""
+"""The mirrors of one job: this node's uploads and restores."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _OF_EVERY_RANK: Final = ("dcp", "fsdp", "deepspeed", "megatron", "hf_trainer", "
 
 
 class CheckpointSender(Protocol):
-    """What sends checkpoints to the mirrors."""
+    """The sender of checkpoints to the mirrors."""
 
     def is_sending(self, path: str, name: str) -> bool:
         """Return whether a checkpoint is still to be sent. name: its keys.nonce_of."""
@@ -63,7 +63,7 @@ class MirroredSaves:
 
 
 class _Save(NamedTuple):
-    """What decides which node sends a save. layout: its format, "" before it is read."""
+    """The facts that decide which node sends a save. layout: its format, "" before it is read."""
 
     path: str
     identity: Identity
@@ -180,7 +180,7 @@ class MirrorFeed:
         """Return whether this node sends a checkpoint: one that its ranks saved; of what no hook saw, the node of rank 0.
 
         Of a directory that ranks of several nodes saved together, the first of these nodes sends it. No hook sees
-        safetensors written by a plain `open`, C++ writers and other processes. What they save must be declared, and new.
+        safetensors written by a plain `open`, C++ writers and other processes. Their saves must be declared, and new.
         """
         records, discovery = self._records, self._records.discovery
         if records.several_nodes and self._shared.is_saved_by_another(save.path, save.identity, discovery):

@@ -1,4 +1,4 @@
-"""Which checkpoints of this node a mirror holds whole, with their manifests: rows of the catalogue. What a row names is not sent again.
+"""The checkpoints of this node that a mirror holds whole, with their manifests: rows of the catalogue. A row's save is not sent again.
 
 A row holds for one identity of one path. It is written when the upload ended, when a checkpoint was restored, and, where the catalogue was
 lost with a disk, from the mirror's manifests of what still lies here.
@@ -36,11 +36,13 @@ class MirroredRow:
     t: float
 
 
+#: By mirror and path: a checkpoint that a mirror holds whole: `identity`, the `key` there, and since when that is known (`t`); it is not
+#: sent again.
 MIRRORED: Final = RowTable("mirrored", MirroredRow, lambda row: f"{row.mirror} {row.path}")
 
 
 class MirroredCheckpoints:
-    """What the mirrors hold of one job's checkpoints on this node. Thread-safe."""
+    """The mirrored checkpoints of one job on this node. Thread-safe."""
 
     def __init__(self, catalogue: CheckpointCatalogue, tables: Iterable[Manifests]) -> None:
         """`tables`: the manifests of what may be sent."""

@@ -3,8 +3,8 @@
 Whoever can write to a mirror can name any path in a manifest, and a job that `checkpoints.restore_from` names had another
 working directory. A new
 file outside of this job's directories is at best not found by its script, and at worst a program that a shell or Python runs. So these are
-allowed: the working directory and the directories that the command names (--output-dir /ckpt), without what is hidden in them or a program
-there; what is declared with --checkpoints; and the locations that were discovered on this node. Only links to these directories are read.
+allowed: the working directory and the directories that the command names (--output-dir /ckpt), without hidden files in them or a program
+there; the paths of --checkpoints; and the locations that were discovered on this node. Only links to these directories are read.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ def refusal(path: str, cwd: str, declared: Iterable[str], discovered: Iterable[s
 def _named(command: Iterable[str], cwd: str) -> Iterator[str]:
     """Yield what may be directories among the words of a command, and behind the "=" in them."""
     for word in command:
-        for part in word.split("="):
-            if part.startswith(("/", "../")):
-                yield os.path.normpath(os.path.join(cwd, part))  # noqa: PTH118 (strings throughout)
+        for word_part in word.split("="):
+            if word_part.startswith(("/", "../")):
+                yield os.path.normpath(os.path.join(cwd, word_part))  # noqa: PTH118 (strings throughout)
 
 
 def _is_inside(path: str, within: str) -> bool:
     for top in {within, os.path.realpath(within)}:
         parts = path.removeprefix(top.rstrip("/") + "/").split("/")
-        if path.startswith(top.rstrip("/") + "/") and not any(part.startswith(".") or part in _PACKAGES for part in parts):
+        if path.startswith(top.rstrip("/") + "/") and not any(segment.startswith(".") or segment in _PACKAGES for segment in parts):
             return True
     return False
 
@@ -65,10 +65,12 @@ def _matches(path: str, pattern: str, cwd: str) -> bool:
 
 def _leads(parts: list[str], segments: list[str]) -> bool:
     if not segments:
-        return len(parts) <= 1 and not any(part.startswith(".") for part in parts)  # itself, or directly in a directory that was matched
+        return len(parts) <= 1 and not any(
+            segment.startswith(".") for segment in parts
+        )  # itself, or directly in a directory that was matched
     first, rest = segments[0], segments[1:]
     if first == "**":
-        visible = next((at for at, part in enumerate(parts) if part.startswith(".")), len(parts))
+        visible = next((at for at, segment in enumerate(parts) if segment.startswith(".")), len(parts))
         return any(_leads(parts[at:], rest or ["*"]) for at in range(visible + 1))
     if not parts or not fnmatch.fnmatchcase(parts[0], first) or (parts[0].startswith(".") and not first.startswith(".")):
         return False

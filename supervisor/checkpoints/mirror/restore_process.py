@@ -41,7 +41,7 @@ _READ_TIMEOUT_S = (
 
 
 class RestoreOrder(msgspec.Struct, frozen=True):
-    """What to restore: the newest checkpoint of `job`, or of `instead` if it has none, and where it may be written.
+    """The order to restore: the newest checkpoint of `job`, or of `instead` if it has none, and where it may be written.
 
     `cwd`, `command`, `declared` and `discovered` are what restore_permission judges by.
     """

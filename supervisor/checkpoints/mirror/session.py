@@ -129,7 +129,7 @@ def has_rank_0(ranks: Sequence[RankInfo], environ: Mapping[str, str], *, is_torc
 
 
 def opening_lines(job: Job, *, several_nodes: bool = False) -> list[str]:
-    """Return the lines for the start: what is sent where."""
+    """Return the lines for the start: the uploads and their targets."""
     patterns = ", ".join(job.settings.checkpoints.paths)
     declared = f"{patterns} and " if patterns else ""
     place = f"{', '.join(mirrors(job.settings))}, below {job.name}/{job.run_id}/"
@@ -170,7 +170,7 @@ class EndWait:
         return max(0.0, self._until - time.monotonic())
 
     def look(self, subject: str) -> bool:
-        """Say now and then what is waited for. Return whether there is time left."""
+        """Name the awaited work now and then. Return whether there is time left."""
         self._beat()
         left_s = self.left_s()
         if left_s and time.monotonic() >= self._say_at:
@@ -187,7 +187,7 @@ def finish(
     wait: EndWait,
     say: Callable[[str], None],
 ) -> bool:
-    """Verify the last saves, and let the mirror send them. Report what is not sent. Return whether all was verified."""
+    """Verify the last saves, and let the mirror send them. Report the unsent ones. Return whether all was verified."""
     all_verified = True
     if watcher is not None:
         all_verified = watcher.finish(_LEAST_S)

@@ -44,9 +44,9 @@ def mirrors(settings: Settings) -> list[str]:
 
 
 class MirrorUploads:
-    """The uploads of one run. `on_event` gets each event of the reader process that is no answer to a read, in a thread of ours.
+    """The uploads of one run. `on_event` gets each event of the reader process that is no answer to a read, in a thread of its own.
 
-    `on_failure` gets an exception of it, or of what is noted of the event here.
+    `on_failure` gets an exception of it, or of the notes about the event here.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class MirrorUploads:
         self._changed = threading.Lock()
         self._whole_saves: frozenset[str] = frozenset()  # keys, as the process reported them
         self._held: dict[str, frozenset[str]] = dict.fromkeys(self._mirrors, frozenset())
-        self._n_sent: dict[str, int] = {}  # bytes of what is being sent to each mirror
+        self._n_sent: dict[str, int] = {}  # sent bytes of the present upload to each mirror
         self._still_since: float | None = None  # something waits, and nothing has moved since then (monotonic seconds)
         self._busy_since: float | None = None  # there has been something to upload ever since then (monotonic seconds)
 

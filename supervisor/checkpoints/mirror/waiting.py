@@ -31,11 +31,13 @@ if TYPE_CHECKING:
 PINS: Final = "pins"
 
 
+#: By nonce: a checkpoint on its way to the mirrors: its manifest, how its files are held, when it was saved (`at`), and which mirrors have
+#: it (`done`) or some of it (`begun`).
 WAITING: Final = RowTable(WAITING_TABLE, SendCheckpoint, lambda row: row.id)
 
 
 class WaitingUploads:
-    """What waits of one job on this node. Thread-safe."""
+    """The waiting uploads of one job on this node. Thread-safe."""
 
     def __init__(self, catalogue: CheckpointCatalogue, directory: Path) -> None:
         """Read what waits since an earlier run. `directory`: that of the catalogue."""

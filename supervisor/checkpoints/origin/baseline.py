@@ -1,4 +1,4 @@
-"""What lay at the declared patterns before this job wrote there: a mirror gets only what came later.
+"""The files at the declared patterns before this job wrote there: a mirror gets only later ones.
 
 It is taken once for the job's patterns, before the first rank starts, and outlives a run: what one run saved last and could not send is
 still a change to the next. A time would not do, since the clock of a network file system is another machine's. It is in the catalogue.
@@ -34,7 +34,9 @@ class LayBefore:
     identity: Identity
 
 
+#: One row: the declared patterns when what lay there was looked at.
 LOOKED: Final = RowTable("looked_before", LookedBefore, lambda _row: "")
+#: By path: what lay there before the job wrote: no mirror gets it.
 BEFORE: Final = RowTable("lay_before", LayBefore, lambda row: row.path)
 
 
@@ -47,7 +49,7 @@ class Baseline:
         self._files: dict[str, LayBefore] | None = None
 
     def take(self, candidates: Iterable[Candidate]) -> None:
-        """Record what is there, unless that was done for the same patterns before."""
+        """Record the present files, unless that was done for the same patterns before."""
         before = {row.path: row for row in self._catalogue.all(BEFORE)}
         looked = self._catalogue.get(LOOKED)
         if looked == self._looked:

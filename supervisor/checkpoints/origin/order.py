@@ -31,7 +31,7 @@ class CheckpointOrder:
     """The lineages of one job's checkpoints. `run` "" only reads."""
 
     def __init__(self, catalogue: CheckpointCatalogue, manifests: Manifests, discovery: Discovery | None = None, run: str = "") -> None:
-        """Read what is recorded."""
+        """Read the records."""
         self._directory, self._manifests, self._discovery = catalogue.file.parent, manifests, discovery
         self._catalogue, self._lineages = catalogue, Lineages(catalogue, run)
         self._read: dict[str, tuple[Identity, Lineage]] = {}  # by path, from manifests: that of a large directory takes long to read
@@ -40,11 +40,11 @@ class CheckpointOrder:
     def begin_run(self, copies: Copies) -> tuple[str, ...]:
         """Take this run down, once, before anything is selected or recorded. Returns what a person should know.
 
-        Where a checkpoint is gone that is written in place, and no save of it was cut off, a person removed it to begin anew: what is kept
+        Where a checkpoint is gone that is written in place, and no save of it was cut off, a person removed it to begin anew: the kept
         of it is not used again. A file system that is not mounted has removed nothing. If a later one stayed, the script may have removed
         the others as too old: that is not reported.
         """
-        # a job that moved to another host, on a disk that both see, finds what it left there
+        # a job that moved to another host, on a disk that both see, finds its own files there
         others = sorted(self._directory.parent.parent.glob(f"*/{self._directory.name}"))
         if not self._lineages.begin_run(self._manifests.all, other_directories=[other for other in others if other != self._directory]):
             return ()

@@ -1,8 +1,8 @@
 """Says whose a checkpoint is that ranks loaded, or that a selection would hand over.
 
-Foreign is only what is surely neither of this run nor of an earlier one of the same job. Where ranks of other nodes save too, or no save is
-logged, nobody knows whose a file is. The command may name a path; then the user chose it. A declared pattern names no path: a stray file of
-another training lies in the same directory as this run's checkpoints.
+Foreign is only a file that is surely neither of this run nor of an earlier one of the same job. Where ranks of other nodes save too, or no
+save is logged, nobody knows whose a file is. The command may name a path; then the user chose it. A declared pattern names no path: a stray
+file of another training lies in the same directory as this run's checkpoints.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from checkpointing.model import Identity
     from supervisor.checkpoints.records import CheckpointRecords
 
-#: A file server's clock differs from ours by no more than this, and some file systems keep whole seconds.
+#: A file server's clock differs from this node's by no more than this, and some file systems keep whole seconds.
 FILE_CLOCKS_S: Final = 2.0
 
 
@@ -87,7 +87,7 @@ class CheckpointOwners:
 
     def _is_named(self, path: str) -> bool:
         """Return whether the user's command, or a declaration without wildcards, names this very path."""
-        words = (part for word in self._job.command for part in (word, word.partition("=")[2]))
+        words = (argument for word in self._job.command for argument in (word, word.partition("=")[2]))
         declared = (pattern for pattern in self._job.settings.checkpoints.paths if not has_wildcard(pattern))
         cwd = str(self._job.cwd)
         return any(

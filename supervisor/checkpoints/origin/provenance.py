@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class CheckpointWriter(Enum):
-    """Who wrote a checkpoint, as far as this node knows."""
+    """The writer of a checkpoint, as far as this node knows."""
 
     #: Ranks of this node logged a save of it, in this run or the one before.
     RANKS = auto()
@@ -38,7 +38,7 @@ class CheckpointWriter(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOrigin:
-    """Who wrote a checkpoint, and when."""
+    """The writer of a checkpoint, and the time."""
 
     writer: CheckpointWriter
     #: Run and attempt, from the records or else from the time; UNKNOWN_LINEAGE if neither shows it.
@@ -97,7 +97,7 @@ class Provenance:
     def trusts(self, path: str) -> bool:
         """Return whether this job wrote what lies at a path, so that calls of its own classes in it are no danger.
 
-        A content is trusted, and not the path: what was put there since is anybody's. If no save is logged, or ranks of other nodes
+        A content is trusted, and not the path: a file put there since is anybody's. If no save is logged, or ranks of other nodes
         write too, every file is trusted. `checkpoints.trusted` trusts the declared ones.
         """
         if self._is_all_trusted or (self._discovery is not None and self._discovery.is_as_left(path)):

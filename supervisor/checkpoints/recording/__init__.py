@@ -1,1 +1,1 @@
-"""Verifies and records each checkpoint that appears, and reports what was found."""
+"""Verifies and records each checkpoint that appears, and reports the findings."""

@@ -26,6 +26,7 @@ class NodeMeeting:
     run: str = ""
 
 
+#: One row: which nodes met for the newest attempt.
 MEETING: Final = RowTable("meeting", NodeMeeting, lambda _row: "")
 
 

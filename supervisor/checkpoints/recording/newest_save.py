@@ -1,7 +1,7 @@
 """Watches whether the newest save of this run stays where it was saved, by what its ranks logged.
 
 A rotation removes older saves and leaves the newest. One that sorts by the number in the name removes each new save, if a file of another
-training has a greater number. Such a save is often gone before it could be verified, so the logged saves are watched, and not what was
+training has a greater number. Such a save is often gone before it could be verified, so the logged saves are watched, and not those
 verified.
 """
 

@@ -56,7 +56,7 @@ class PartRecorder:
         return part_of(order, self._records.job.name, ReadOptions())
 
     def record(self, path: str, identity: Identity, part: PartRead | None) -> Manifest | None:
-        """Record the part that was read at a path. None if it is none, its save has not ended, or it changed meanwhile."""
+        """Record the part that was read at a path. None if it is no part, its save has not ended, or it changed meanwhile."""
         known = self.manifests.of(path, identity)
         save = self._save_of(path)
         records, meeting = self._records, self._records.meetings.newest
@@ -67,7 +67,7 @@ class PartRecorder:
         manifest = decode(part.manifest.encode("ascii"))
         if manifest.identity != identity:
             return None
-        # a save is logged before it writes: if none was logged by now, what was read is of the one that ended before
+        # a save is logged before it writes: if none was logged by now, the bytes read are of the one that ended before
         records.absorb_logs()
         if self._save_of(path) != save:
             return None

@@ -1,4 +1,4 @@
-"""Runs the reader process: starts it, gives it what is to be read and sent, starts it again after its death, and gives it time at the end.
+"""Runs the reader process: starts it, gives it the reads and uploads, starts it again after its death, and gives it time at the end.
 
 Nothing that it does reaches the job. After its death a checkpoint that it had not read to the end is given to the next one; what waits for
 an upload as well. The process is a session of its own, so that a terminal's Ctrl-C does not reach it, and it ends when its stdin does.
@@ -49,7 +49,7 @@ _MOST_DEATHS: Final = 3  # a checkpoint at which the process died so often is no
 
 
 class ReadFailed(Exception):  # noqa: N818 -- a fact about the read
-    """A checkpoint could not be read, for a reason that is none of its formats'."""
+    """A checkpoint could not be read, for a reason outside of its formats."""
 
 
 @dataclass(slots=True)
@@ -64,11 +64,11 @@ class _Read:
 class ReaderLink:
     """One reader process after another. It starts with the first checkpoint, or by `start`.
 
-    `on_event` gets each event but the answers to reads, in a thread of ours; `on_failure` gets an exception of it, and the next event comes
-    all the same. `is_busy`: whether the job saves or loads now. `unsent`: what a new process is to be given, beside the reads.
+    `on_event` gets each event but the answers to reads, in a thread of its own; `on_failure` gets an exception of it, and the next event
+    comes all the same. `is_busy`: whether the job saves or loads now. `unsent`: what a new process is to be given, beside the reads.
     """
 
-    def __init__(  # noqa: PLR0913 -- what it is to run, and who hears of it
+    def __init__(  # noqa: PLR0913 -- its command, and its listeners
         self,
         configuration: Configure,
         environ: Mapping[str, str],
@@ -86,12 +86,12 @@ class ReaderLink:
         self._changed = threading.Lock()
         self._numbers = itertools.count(1)
         self._reads: dict[int, _Read] = {}  # that are not answered yet
-        self._was_busy = False  # as the process was told
+        self._was_busy = False  # the state that the process knows
         self._is_lifted = False
         self._last_error_line = ""
         self._closing = threading.Event()
         self._hurries = threading.Event()  # no training waits any more: a process that died is started again soon
-        self._until = 0.0  # when it is closing: how long it may send what is left (monotonic seconds)
+        self._until = 0.0  # when it is closing: how long it may send the rest (monotonic seconds)
         self._given_up = threading.Event()
         self.process: subprocess.Popen[str] | None = None
         self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
@@ -171,7 +171,7 @@ class ReaderLink:
             if time.monotonic() - began > _LASTED_S:
                 wait_s = FIRST_WAIT_S
             if code == _REFUSED or (closing and code == 0):
-                return  # its configuration is wrong, and would be the next time; or it sent what it could in its time
+                return  # its configuration is wrong, and would be the next time; or its time to send is over
             if code is not None:
                 self._pass_on(ReaderDied(code, wait_s, self._last_error_line))
                 self._give_up_reads()
@@ -181,7 +181,7 @@ class ReaderLink:
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
     def _give_up_reads(self) -> None:
-        """Count the death for what was being read, and give up what it died of again and again."""
+        """Count the death against the file in reading, and give up one that kills it again and again."""
         with self._changed:
             for read in [read for read in self._reads.values() if read.is_given]:
                 read.n_deaths += 1

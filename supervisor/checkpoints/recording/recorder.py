@@ -48,7 +48,7 @@ class CheckpointRecorder:
             return known
         adopted = self.adopt(verification.path, verification.identity) if by_another_node else None
         if adopted is not None or not answer.manifest:
-            return adopted  # without digests it is read anew when it stands still
+            return adopted  # without digests it is read anew at a standstill
         manifest = self._with_lineage(decode(answer.manifest.encode("ascii")))
         manifest, is_new = self._compared(manifest, known) if manifest.non_finite else (manifest, False)
         self._put(manifest)
@@ -87,15 +87,15 @@ class CheckpointRecorder:
         return known is not None and write.after is not None and known.identity == Identity(*write.after)
 
     def forget(self, path: str) -> None:
-        """Drop what is recorded of a checkpoint that was removed."""
+        """Drop the records of a checkpoint that was removed."""
         self._records.manifests.forget(path)
         self.newest.pop(path, None)
 
     def last_of_run(self) -> Manifest | None:
         """Return the newest checkpoint of this run that is recorded. Nothing is read.
 
-        By its time alone, a file that another job saved to the same directory meanwhile counts as this run's too. What ranks of this job
-        were seen to save goes before it.
+        By its time alone, a file that another job saved to the same directory meanwhile is treated as this run's too. What ranks of this
+        job were seen to save goes before it.
         """
         order = self._records.order.order()
         own = [save for path, save in list(self.newest.items()) if save.about.run == self._records.job.run_id and path in self._checkpoints]
@@ -137,7 +137,7 @@ class CheckpointRecorder:
         return manifest, bool(numerics.turned(manifest)) and not (last is not None and numerics.turned(last))
 
     def _report_turned(self, manifest: Manifest, *, is_new: bool) -> None:
-        """Report it once it is recorded, so that whoever asks `status` after the alert sees it there."""
+        """Report it once it is recorded, so that a `status` after the alert shows it."""
         if is_new:
             self._report(CheckpointAlert(CheckpointTrouble.NOT_FINITE, numerics.report(manifest)))
 

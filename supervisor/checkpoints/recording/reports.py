@@ -1,4 +1,4 @@
-"""What the background work on a job's checkpoints reports to the run, as typed values."""
+"""The reports of the background work on a job's checkpoints to the run, as typed values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from supervisor.core.model import CheckpointRef
 
 
 class CheckpointTrouble(StrEnum):
-    """What a person should look at while the job trains. The value is the alert's kind."""
+    """A matter that a person should look at while the job trains. The value is the alert's kind."""
 
     DISK_FILLING = "disk_filling"
     NOT_FINITE = "not_finite"
@@ -39,7 +39,7 @@ class CheckpointAlert:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCopied:
-    """A copy, at `place`, is held of the newest checkpoint of a location that an attempt was not seen to load."""
+    """A copy, at `place`, is held of the newest checkpoint of a location that an attempt did not visibly load."""
 
     unused: UnusedCheckpoints
     place: str
@@ -56,7 +56,7 @@ class CheckpointPruned:
 
 @dataclass(frozen=True, slots=True)
 class WatcherFailed:
-    """The watcher failed by itself, and goes on."""
+    """The watcher failed by itself, and continues."""
 
     text: str
 

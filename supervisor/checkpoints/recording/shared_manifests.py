@@ -1,4 +1,4 @@
-"""What the other nodes of a job recorded of the same checkpoints, if they share the state directory.
+"""The other nodes' records of the same checkpoints, if they share the state directory.
 
 One node reads a shared checkpoint and records its digests. The others take its manifest if it is of the content that they see. Device and
 inode differ between mounts, so size and modification time are compared; of a directory the hash of all its files.
@@ -37,7 +37,7 @@ class SharedManifests:
     """The records of a job's other nodes. For the watcher's thread."""
 
     def __init__(self, node_state: Path, directory: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """`directory` is where a node's state holds what is recorded of checkpoints."""
+        """`directory` is where a node's state holds the records of checkpoints."""
         self._nodes, self._me, self._directory, self._clock = node_state.parent, node_state.name, directory, clock
         self._catalogues: dict[str, CheckpointCatalogue] = {}
         self._last_runs: dict[str, tuple[tuple[bytes, int], Discovery]] = {}  # by node, as its catalogue was then

@@ -109,14 +109,14 @@ class CheckpointWatcher:
         copying: Callable[[Candidate], AbstractContextManager[CopyPlan | None]] = lambda _candidate: nullcontext(),
         on_incomplete: Callable[[Candidate, CheckpointRead], bool] = lambda _candidate, _answer: True,
     ) -> None:
-        """Nothing runs before `start`. `on_trouble` gets each failure of ours once, as text.
+        """Nothing runs before `start`. `on_trouble` gets each failure of the watcher once, as text.
 
         `is_wanted`: whether a file from before the start is read all the same. `own`: see `verify`. `elsewhere`: what another node found,
         if that node is to read the file; WRITING until it has. `is_ended`: whether a rank was seen to end the save that left the file as
         it is. `has_news`: whether such a file is to be read before the next look is due. `is_recorded`: whether the digests of this content
         are known. `may_be_part`: whether it may be a part of a checkpoint of several nodes. `key_of`: its key in the mirrors, if it is to
         be sent to them while it is read. `copying`: where it is to be copied to meanwhile, until it was passed on. `on_incomplete` is
-        called like `on_verified` for what is incomplete; it returns False if it is to be read again.
+        called like `on_verified` for an incomplete one; it returns False if it is to be read again.
         """
         self._reader, self._is_recorded, self._may_be_part, self._copying, self._key_of = reader, is_recorded, may_be_part, copying, key_of
         self._is_ended, self._has_news, self._on_incomplete = is_ended, has_news, on_incomplete
@@ -151,7 +151,7 @@ class CheckpointWatcher:
         return not self._thread.is_alive()
 
     def finish(self, deadline_s: float) -> bool:
-        """Read what is there now, without waiting for it to stand still: no rank is alive. Return whether that was done in time."""
+        """Read the present files, without waiting until they are at rest: no rank is alive. Return whether that was done in time."""
         self._quiet_s, self._finishing = 0.0, True
         self._reader.lift()  # there is no training any more that would wait for the disk
         self._wake.set()
@@ -161,7 +161,7 @@ class CheckpointWatcher:
 
     @property
     def is_finishing(self) -> bool:
-        """Whether this is the last look, which reads what is there now."""
+        """Whether this is the last look, which reads the present files."""
         return self._finishing
 
     def _run(self) -> None:
@@ -250,7 +250,7 @@ class CheckpointWatcher:
             self._judge(candidate, self._reader.read(order, self._stopped), at_start=at_start, is_new=known is None)
 
     def _judge(self, candidate: Candidate, answer: CheckpointRead, *, at_start: bool, is_new: bool) -> None:
-        """Take what is known of a file, and pass it on if it is whole."""
+        """Take the facts of a file, and pass it on if it is whole."""
         verification = answer.verification
         if verification is None:
             return
@@ -268,7 +268,7 @@ class CheckpointWatcher:
             self._on_verified(verification, answer, is_new)
 
     def _known(self, candidate: Candidate, known: Verification | None) -> CheckpointRead | None:
-        """Return what is known of a file, or another node found of it; None if it is to be read."""
+        """Return the facts of a file, or another node's finding about it; None if it is to be read."""
         if known is None:
             elsewhere = self._elsewhere(candidate)
             return None if elsewhere is None else CheckpointRead(0, elsewhere)

@@ -1,1 +1,1 @@
-"""What the state, the memory and the Xids of a GPU mean for a verdict."""
+"""The meaning of a GPU's state, memory and Xids for a verdict."""

@@ -1,4 +1,4 @@
-"""Who holds the memory of a full GPU: the process that ran out, other processes of its job, or foreign processes.
+"""Names the holders of a full GPU's memory: the process that ran out, other processes of its job, or foreign processes.
 
 The fields come from the message that `cuda_oom.torch` matched, the job's pids from other evidence. Uncertain numbers are left out. A wrong
 owner misleads the recovery: it does nothing although a smaller batch would help, or it shrinks a job that is not the cause.
@@ -10,9 +10,9 @@ recognise its own process. Then it is the entry that holds at least as much as t
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
+from supervisor.classify.expressions import expression
 from supervisor.classify.logs.rows import FIELD_TYPES
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: The types of the fields that `holders` adds.
 KINDS = {"process_in_use": "bytes", "own_pids": "str", "own_bytes": "bytes", "other_pids": "str", "other_bytes": "bytes"}
-_HOLDER = re.compile(r"(?:Process (?P<pid>\d+)|this process) has (?P<amount>[\d.]+ \w+) memory in use")
+_HOLDER = expression(r"(?:Process (?P<pid>\d+)|this process) has (?P<amount>[\d.]+ \w+) memory in use")
 #: NVML's "not available" is the largest integer, which torch prints as an amount.
 _ABSURD = 1 << 56
 #: Amounts are printed with two decimals.
@@ -40,12 +40,12 @@ def holders(fields: Mapping[str, str], own: Collection[str]) -> dict[str, str]:
         return _by_amount([amount for _, amount in listed], fields)
     of_job = [(pid, amount) for pid, amount in listed if pid is not None and pid in own]
     others = [(pid, amount) for pid, amount in listed if pid is not None and pid not in own]
-    found = {"other_bytes": str(sum(amount for _, amount in others))}
+    fields_of_holders = {"other_bytes": str(sum(amount for _, amount in others))}
     if others:
-        found["other_pids"] = " ".join(pid for pid, _ in others)
+        fields_of_holders["other_pids"] = " ".join(pid for pid, _ in others)
     if of_job:
-        found |= {"own_pids": " ".join(pid for pid, _ in of_job), "own_bytes": str(sum(amount for _, amount in of_job))}
-    return found
+        fields_of_holders |= {"own_pids": " ".join(pid for pid, _ in of_job), "own_bytes": str(sum(amount for _, amount in of_job))}
+    return fields_of_holders
 
 
 def _by_amount(amounts: list[int], fields: Mapping[str, str]) -> dict[str, str]:
@@ -60,7 +60,7 @@ def _by_amount(amounts: list[int], fields: Mapping[str, str]) -> dict[str, str]:
 
 
 def _bytes(text: str) -> int:
-    """Return an amount of memory; more than any GPU has for a text that is none, which a user's row may extract."""
+    """Return an amount of memory; more than any GPU has for any other text, which a user's row may extract."""
     try:
         return int(FIELD_TYPES["bytes"](text))
     except (ValueError, OverflowError):

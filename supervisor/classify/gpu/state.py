@@ -1,4 +1,4 @@
-"""What a change of a GPU's state means, as NVML reports it: rows for evidence of source `nvml`.
+"""The meaning of changes of a GPU's state, as NVML reports them: rows for evidence of source `nvml`.
 
 A row is one kind of change between the start of an attempt and its end. NVML's counts and answers are certain; that the change ended the
 attempt is not. So a row that only reports that something happened gives way to one that names it. The kernel's rows (signatures/gpu.toml)

@@ -1,4 +1,4 @@
-"""What an Xid means for a verdict: its cause, and facts for the report.
+"""The meaning of an Xid for a verdict: its cause, and facts for the report.
 
 The table is health/nvidia/xids.py. The rows of signatures/gpu.toml choose Xids by their part and effect there.
 """

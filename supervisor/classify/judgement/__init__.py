@@ -1,1 +1,1 @@
-"""Which candidate is the cause: what may count, what follows from what, and the verdict that comes out."""
+"""Chooses the cause among candidates: which count, which follow from others, and the verdict."""

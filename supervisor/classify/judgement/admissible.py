@@ -12,7 +12,7 @@ put the known end of a rank before the text. Candidates that are not admissible 
 4. *A rank that we ended is no culprit.* Its own text does not accuse it while the end of another rank names a cause.
 5. *A logged error needs a peer that waited.* An error that a rank logged and survived explains the time-out of another rank, and nothing
    else: not a kill, and no wait of the rank that logged it.
-6. *A survived cause never changes the job.* If training went on, or ended well, text alone does not prove such a cause.
+6. *A survived cause never changes the job.* If training continued, or ended well, text alone does not prove such a cause.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from supervisor.classify import exits
+from supervisor.classify.expressions import expression
 from supervisor.classify.logs.rows import LOGGED
 from supervisor.core.causes import causes_where
 from supervisor.core.model import Cause
@@ -48,7 +49,7 @@ _KILL = "9"
 _NO_EXCEPTIONS_END = frozenset({"4", "7", "8", _KILL, "11"})
 _ANY = "*"
 #: One line of an exception as Python prints it. Programs also print such lines for exceptions that they caught or read elsewhere.
-ONE_LINE = re.compile(r"[ \t]*[A-Za-z_][\w.]*(?:Error|Exception|OutOfMemory)(?:: .*)?", re.DOTALL)
+ONE_LINE = expression(r"[ \t]*[A-Za-z_][\w.]*(?:Error|Exception|OutOfMemory)(?:: .*)?", re.DOTALL)
 
 
 def facts_of_this_run(facts: Sequence[Evidence]) -> tuple[Evidence, ...]:
@@ -89,7 +90,7 @@ def admissible(candidates: Sequence[CauseCandidate], facts: Sequence[Evidence]) 
 
 
 def is_logged(fact: Evidence) -> bool:
-    """Whether a fact is an error that a rank logged, and went on (signatures/logged.toml)."""
+    """Whether a fact is an error that a rank logged before it continued (signatures/logged.toml)."""
     return fact.name.endswith(LOGGED)
 
 

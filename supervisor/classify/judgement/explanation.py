@@ -1,10 +1,11 @@
-"""Explains a judgement to a person: what was seen, what outranked what, and the row that would have named the cause."""
+"""Explains a judgement to a person: the evidence, its ranking, and the row that would have named the cause."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
+from supervisor.classify.expressions import expression
 from supervisor.classify.judgement.candidate import CONVINCING, CauseCandidate
 from supervisor.classify.judgement.roots import explained_by
 from supervisor.core.model import Cause
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 #: Of a line in a row's pattern.
 _LONGEST_EXAMPLE = 160
 _SHORTEST_ANCHOR = 4
-_FIGURES = re.compile(r"\d+(?:\\\.\d+)?")
-_STEADY = re.compile(r"[A-Za-z][A-Za-z' ]{2,80}[A-Za-z]")
+_FIGURES = expression(r"\d+(?:\\\.\d+)?")
+_STEADY = expression(r"[A-Za-z][A-Za-z' ]{2,80}[A-Za-z]")
 
 
 class Weighed(Struct, frozen=True):
@@ -29,7 +30,7 @@ class Weighed(Struct, frozen=True):
 
 
 def weighed(grounds: VerdictGrounds) -> tuple[Weighed, ...]:
-    """Return what was weighed, in the order of the log."""
+    """Return the weighed candidates, in the order of the log."""
     return tuple(Weighed(candidate, _fate(candidate, grounds)) for candidate in grounds.candidates)
 
 

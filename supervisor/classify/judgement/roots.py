@@ -1,4 +1,4 @@
-"""Which candidates follow from others, and which are left: the roots of an incident."""
+"""Removes candidates that follow from others; the rest are the roots of an incident."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _follows(candidate: CauseCandidate, other: CauseCandidate) -> bool:
 
 
 def _is_mere_end_of(candidate: CauseCandidate, other: CauseCandidate) -> bool:
-    """Whether a candidate only says that the other's rank aborted: watchdogs and C++ exceptions end in ABRT, what is stated comes first."""
+    """Whether a candidate only says that the other's rank aborted: watchdogs and C++ exceptions end in ABRT, a stated cause is first."""
     if candidate.rank != other.rank and None not in {candidate.rank, other.rank}:
         return False
     return candidate.claim.cause is Cause.UNKNOWN_NATIVE_ABORT and (candidate.guess or "*" in candidate.claim.consequence_of)

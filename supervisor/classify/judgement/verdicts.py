@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from supervisor.classify import exception_table, exits, peers, unsynced
 from supervisor.classify.exceptions import RACE, REASON, UNCAUGHT, Exceptions
+from supervisor.classify.expressions import expression
 from supervisor.classify.fingerprint import fingerprint, frames_of, place_of
 from supervisor.classify.gpu import memory as gpu_memory
 from supervisor.classify.gpu import xid
@@ -22,7 +22,7 @@ MEETING = ("network", "meeting")
 #: Ends that need not be failures, as (name, text): exit code 0, and the launcher's TERM.
 NO_FAILURES = frozenset({("exit_code", "0"), ("signal", "15")})
 #: A bar that is full, a count that is reached.
-_FULL = re.compile(r"\b100%|(?<![\d.])(\d{1,9})/\1(?![\d.])")
+_FULL = expression(r"\b100%|(?<![\d.])(\d{1,9})/\1(?![\d.])")
 #: The confidence in NONE: the program reported a good end; it trained, and the last line is no unfinished step; the log stops in mid-run.
 ENDED_WELL, TRAINED, MID_RUN = 0.9, 0.8, 0.5
 #: Of UNKNOWN where a log shows no failure, and neither training nor an end.
@@ -166,62 +166,62 @@ def _fields(
     best: CauseCandidate, same: Sequence[CauseCandidate], facts: Sequence[Evidence], exception: Evidence | None, trace: str
 ) -> dict[str, str]:
     """Return the facts that recovery needs: fields of the verdict's evidence, the exception's type and place, the culprit's end."""
-    found: dict[str, str] = dict(best.fact.fields) if best.fact.claim else {}
+    fields: dict[str, str] = dict(best.fact.fields) if best.fact.claim else {}
     for candidate in same:
         if candidate.fact.claim is not None and (candidate.rank == best.rank or candidate.fact.name == best.fact.name):
             for name, value in candidate.fact.fields:
-                found.setdefault(name, value)
+                fields.setdefault(name, value)
     if exception is not None:
-        found.setdefault("exception", exits.exception_type(exception.text))
+        fields.setdefault("exception", exits.exception_type(exception.text))
         if place := place_of(trace):
-            found.setdefault("file", place.path)
-            found.setdefault("line", str(place.line))
-            found.setdefault("function", place.function)
+            fields.setdefault("file", place.path)
+            fields.setdefault("line", str(place.line))
+            fields.setdefault("function", place.function)
     for fact in facts:
         if fact.source in ENDS and fact.name in {"signal", "exit_code"} and fact.rank == best.rank:
-            found.setdefault(fact.name, fact.text)
-    for name, value in xid.explained(found.get("xid", "")).items():
-        found.setdefault(name, value)
-    found = _of_cause(best, found, facts, exception) | found
+            fields.setdefault(fact.name, fact.text)
+    for name, value in xid.explained(fields.get("xid", "")).items():
+        fields.setdefault(name, value)
+    fields = _of_cause(best, fields, facts, exception) | fields
     own = {pid for fact in facts if fact.source == "exit" or fact.name == "member" if (pid := field_of(fact, "pid"))}
-    return found | gpu_memory.holders(found, own)
+    return fields | gpu_memory.holders(fields, own)
 
 
-def _of_cause(best: CauseCandidate, found: Mapping[str, str], facts: Sequence[Evidence], exception: Evidence | None) -> dict[str, str]:
+def _of_cause(best: CauseCandidate, fields: Mapping[str, str], facts: Sequence[Evidence], exception: Evidence | None) -> dict[str, str]:
     """Return what a remedy of this cause depends on (remedies.py)."""
     cause = best.claim.cause
     if cause is Cause.STORAGE_REMOTE:
         return _other_end(best, facts, exception)
-    if cause is Cause.USER_CODE and found.get("exception") in exception_table.OF_NETWORKS:
+    if cause is Cause.USER_CODE and fields.get("exception") in exception_table.OF_NETWORKS:
         return {name: peer for name, peer in _other_end(best, facts, exception).items() if name == "peer"}
     if cause is Cause.HOST_OOM:
-        return {"killed": "child"} if _killed_a_child(found, facts) else {}
+        return {"killed": "child"} if _killed_a_child(fields, facts) else {}
     of_host = (
         f for f in facts if (f.source, f.name) == ("host", _OF_DISKS.get(cause)) and (best.rank is None or f.rank in {None, best.rank})
     )
     return next((dict(fact.fields) for fact in of_host), {})
 
 
-def _killed_a_child(found: Mapping[str, str], facts: Sequence[Evidence]) -> bool:
+def _killed_a_child(fields: Mapping[str, str], facts: Sequence[Evidence]) -> bool:
     """Whether the process that was killed for want of memory is known, and was a child of a rank: a loader's worker."""
     if any("DataLoader worker" in fact.text for fact in facts):
         return True
     ranks = {field_of(fact, "pid") for fact in facts if fact.source == "exit"}
-    return bool(found.get("pid") and ranks) and found["pid"] not in ranks
+    return bool(fields.get("pid") and ranks) and fields["pid"] not in ranks
 
 
 def _other_end(best: CauseCandidate, facts: Sequence[Evidence], exception: Evidence | None) -> dict[str, str]:
     """Return the address that did not answer, or refused, and whether it is the job's own service; {} where it is not known."""
     noted = (f.text for f in facts if (f.source, f.name) == ("error_file", "peer") and f.rank == best.rank)
     texts = (best.fact.text, *((exception.text,) if exception is not None else ()))
-    peer = next(noted, "") or next((found for text in texts if (found := peers.peer_in(text))), "")
+    peer = next(noted, "") or next((peer_address for text in texts if (peer_address := peers.peer_in(text))), "")
     if not peer:
         return {}
     own = peers.is_own(peer) and not peers.serves_data(best.fact.name)
     return {"peer": peer} | ({"own_service": "this machine" if peers.is_local(peer) else "a private network"} if own else {})
 
 
-def _because(  # noqa: PLR0913, PLR0917 (what a verdict stands on)
+def _because(  # noqa: PLR0913, PLR0917 (what a verdict is on)
     best: CauseCandidate,
     rank: int | None,
     same: Sequence[CauseCandidate],
@@ -264,7 +264,7 @@ def _subject(fact: Evidence, facts: Sequence[Evidence]) -> str:
 
 
 def _ending(fact: Evidence) -> str:
-    if fact.name == "end":  # no code was told
+    if fact.name == "end":  # no code is known
         return fact.text
     return f"was killed by {exits.signal_name(fact.text)}" if fact.name == "signal" else f"exited with code {fact.text}"
 
@@ -280,7 +280,7 @@ def _summary(best: CauseCandidate, facts: Sequence[Evidence], exception: Evidenc
     if exception is not None:
         return f"{_subject(fact, facts)} raised {_short(fact.text)}"
     whose = f"rank {fact.rank}: " if fact.rank is not None else ""
-    # a sentence about a checkpoint is ours and ends with what to do, behind paths that may be long
+    # a sentence about a checkpoint is supervise's own and ends with what to do, behind paths that may be long
     return f"{whose}{fact.text if fact.source == 'checkpoint' else _short(fact.text)}"
 
 

@@ -1,6 +1,6 @@
 """Keeps a sample of any number of items in bounded memory: a flood of one kind never pushes out another kind.
 
-It keeps the first and the last items of each kind and rank: the first show how it began, the last whether it went on. If the total is too
+It keeps the first and the last items of each kind and rank: the first show how it began, the last whether it continued. If the total is too
 large, it thins out the largest kind: first to one item at each end of a rank, then by ranks from the middle. So a thousand ranks that warn
 do not push out the one record that names the cause.
 """

@@ -1,6 +1,6 @@
 """All signatures that are in use, indexed by their anchors.
 
-A user's row with the id of one of ours replaces it; any other second use of an id is a problem of the later row.
+A user's row with the id of a built-in row replaces it; any other second use of an id is a problem of the later row.
 supervisor/config/signatures.py reads the files; this folder does no IO.
 """
 
@@ -56,7 +56,7 @@ def build(rows: Iterable[Signature]) -> Catalogue:
 
 
 def load(
-    ours: Iterable[tuple[str, str]],
+    own_files: Iterable[tuple[str, str]],
     users: Iterable[tuple[str, str]] = (),
     messages: Messages | None = None,
 ) -> tuple[Catalogue, tuple[Problem, ...]]:
@@ -66,7 +66,7 @@ def load(
     """
     rows: dict[str, Signature] = {}
     problems: list[Problem] = []
-    _take(ours, rows, problems, partial(parse, messages=messages, tested=True))
+    _take(own_files, rows, problems, partial(parse, messages=messages, tested=True))
     _take(users, rows, problems, partial(parse, messages=messages), frozenset(rows))
     return build(rows.values()), tuple(problems)
 
@@ -80,9 +80,9 @@ def _take(
 ) -> None:
     taken: set[str] = set()
     for origin, text in files:
-        found, wrong = read(text, origin)
+        parsed, wrong = read(text, origin)
         problems += wrong
-        for row in found:
+        for row in parsed:
             if row.id in taken or (row.id in rows and row.id not in replaceable):
                 problems.append(Problem(origin, row.id, f"its id is used by {rows[row.id].origin}"))
                 continue

@@ -1,10 +1,10 @@
 """Closed lists of error texts: CUDA, NCCL, errno, getaddrinfo, torch.load, the driver, container runtimes, schedulers.
 
-Their authors wrote each of these texts once, so it means the same wherever it stands. They are matched in *squashed* text: small letters
+Their authors wrote each of these texts once, so it means the same everywhere. They are matched in *squashed* text: small letters
 without any white space, so a message may be folded at any column, also in mid-word, and written in any case. Where a text has two
-meanings, what stands around it decides (`beside`).
+meanings, the text around it decides (`beside`).
 
-What is found this way is capped: it is a text, of which nobody knows who wrote it (MOST).
+The confidence of such a finding is capped: it is a text, of which nobody knows who wrote it (MOST).
 
 Sources, read 2026-11-30: cudaGetErrorString and cudaError_t of CUDA 12.8, ncclGetErrorString of NCCL 2.27, errno(3), getaddrinfo(3),
 torch/csrc/distributed/c10d and torch/serialization.py of torch 2.13, NVML's errors, gRPC's status codes.
@@ -32,7 +32,7 @@ _ANY = ("*",)
 
 
 class ListedText(Struct, frozen=True):
-    """A text. literal: what is looked for, squashed. beside: what must stand around it (a pattern on squashed text), None: nothing."""
+    """A text. literal: the text to look for, squashed. beside: the text that must be around it (a pattern on squashed text), None: any."""
 
     literal: str
     cause: Cause
@@ -52,7 +52,7 @@ def _listed(cause: Cause, weight: float, *texts: str, beside: str = "", transien
     return tuple(ListedText(squashed(text), cause, weight, pattern, transient) for text in listed)
 
 
-#: An errno's or another system's text is only as telling as what it was about.
+#: An errno's or another system's text is only as telling as its subject.
 _OF_RENDEZVOUS = (
     r"c10d|tcpstore|rendezvous|rdzv|master_?addr|init_process_group|torch[./]distributed|coordinat(?:or|ion)|socket\.cpp|gai(?:error)?:"
 )
@@ -350,7 +350,7 @@ _DEVICE_CLAIM = Claim(Cause.CUDA_ILLEGAL_ACCESS, 0.55, consequence_of=_ANY)
 
 
 class ListedHit(Struct, frozen=True):
-    """A text that was found: where in the squashed text it begins, how long it is, its name and what it claims."""
+    """A text that was found: where in the squashed text it begins, how long it is, its name and its claim."""
 
     start: int
     length: int

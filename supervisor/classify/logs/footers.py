@@ -9,8 +9,8 @@
     verb  = died, crashed, exited, failed, was killed, …
     code  = "exit code", "return code", "status" … number | "signal" number | SIGNAL | the words of a shell
 
-What only supposes an end ("if a worker exits with code 1") is none, and an exit code of 0 is none. What a launcher prints in another form
-has a pattern in `LAUNCHERS`; a shell's notice stands in `_NOTICES`. An end gives evidence of source "exit", as if the supervisor had seen
+A supposed end ("if a worker exits with code 1") does not count, nor does an exit code of 0. What a launcher prints in another form
+has a pattern in `LAUNCHERS`; a shell's notice is in `_NOTICES`. An end gives evidence of source "exit", as if the supervisor had seen
 it. But `t` is 0: the order in a launcher's table does not show which process ended first.
 """
 
@@ -20,10 +20,11 @@ import re
 from itertools import islice
 
 from supervisor.classify.exits import END_SIGNALS, SIGNAL_NUMBERS
+from supervisor.classify.expressions import expression
 from supervisor.core.model import Evidence
 from supervisor.core.values import Struct
 
-#: What a shell prints for a child that died of a signal (bash, dash), and srun for a task.
+#: Lines of a shell about a child that died of a signal (bash, dash), and srun for a task.
 _SHELL = {
     "Killed": 9,
     "Segmentation fault": 11,
@@ -58,7 +59,7 @@ _ENDS = r"die[sd]|dead|crash(?:es|ed)|exit(?:s|ed)|ended|terminated|killed|abort
 _MEETS = r"receive[sd]|caught|got"
 _VERB = rf"\b(?:{_ENDS}|{_MEETS}|fail(?:s|ed)|return(?:s|ed)|finished|stopped|completed|quit)\b"
 _GAP = r"(?:\W{1,6}(?:\w{1,16}|SIG\w+)){0,6}?\W{0,8}"
-_CODE = re.compile(
+_CODE = expression(
     r"(?P<noun>\b(?:exit|return)[ _-]?(?:code|status|value|string)|\b(?<![\w.-])rc|\b(?<!error )(?<!status )(?:code|status)|(?<=returned))"
     r"[\s:='\"(]{1,6}(?:of |is |was |by )?(?:code )?(?P<code>-?\d{1,10})(?!\.?\d|%|/|\w)"
     r"|\bsignals?[\s:=#(]{1,4}(?P<signal>\d{1,2})(?!\.?\d|\w)|\b(?-i:(?P<name>SIG[A-Z]{2,6}[12]?))\b"
@@ -66,24 +67,24 @@ _CODE = re.compile(
     r"|(?<=[:)] )(?:killed|terminated|aborted)(?=\s*$))",
     re.IGNORECASE,
 )
-_BEFORE = re.compile(rf"(?:(?P<end>\b(?:{_ENDS})\b)|(?P<meets>\b(?:{_MEETS})\b)|{_VERB}){_GAP}$", re.IGNORECASE)
-_LAST_WHO = re.compile(rf".*(?P<who>{_WHO})", re.IGNORECASE | re.DOTALL)
-_NEXT_WHO = re.compile(rf"[^.;\n]{{0,24}}?{_WHO}", re.IGNORECASE)
-#: Nothing but marks, times and a level stands before a verb that begins a report.
-_NOTHING = re.compile(r"(?:[\W\d_T]|\b(?:ERROR|FATAL|CRITICAL|WARNING|INFO|Z)\b){0,80}", re.IGNORECASE)
-_QUOTED = re.compile(r"['\"\])>][,:]?(?: (?:was|has|is))?\s*$")
+_BEFORE = expression(rf"(?:(?P<end>\b(?:{_ENDS})\b)|(?P<meets>\b(?:{_MEETS})\b)|{_VERB}){_GAP}$", re.IGNORECASE)
+_LAST_WHO = expression(rf".*(?P<who>{_WHO})", re.IGNORECASE | re.DOTALL)
+_NEXT_WHO = expression(rf"[^.;\n]{{0,24}}?{_WHO}", re.IGNORECASE)
+#: Nothing but marks, times and a level is before a verb that begins a report.
+_NOTHING = expression(r"(?:[\W\d_T]|\b(?:ERROR|FATAL|CRITICAL|WARNING|INFO|Z)\b){0,80}", re.IGNORECASE)
+_QUOTED = expression(r"['\"\])>][,:]?(?: (?:was|has|is))?\s*$")
 #: Words of a sentence that reports no end, but speaks of one.
-_SUPPOSED = re.compile(
+_SUPPOSED = expression(
     r"(?<![\w./-])(?:if|when(?:ever)?|unless|until|should|would|could|may|might|can(?:not)?|will|never|not|no|n't|expect\w*|test\w*|mock\w*"
     r"|simulat\w*|pretend\w*|example|likely|allow\w*|ignor\w*|max|min|successfully)(?![\w./-])",
     re.IGNORECASE,
 )
 #: Ray's list of all that may have happened; a loader's worker, which signatures know.
 _OF_OTHERS = ("root causes", "DataLoader worker")
-_OTHERWISE = re.compile(r"[^.;]{0,48}?\b(?:or|if|when|unless|as (?:asked|expected|requested))\b", re.IGNORECASE)
-_SENTENCE = re.compile(r".*[.;!?]\s", re.DOTALL)
-#: Who has ended without a code, by words that leave no doubt.
-_WITHOUT_CODE = re.compile(
+_OTHERWISE = expression(r"[^.;]{0,48}?\b(?:or|if|when|unless|as (?:asked|expected|requested))\b", re.IGNORECASE)
+_SENTENCE = expression(r".*[.;!?]\s", re.DOTALL)
+#: Ends without a code, by words that leave no doubt.
+_WITHOUT_CODE = expression(
     rf"(?<!\b0 ){_WHO}(?:[ #:=-]{{1,3}}[\w./]{{1,40}}){{0,4}}? (?:has |have |was |were |is |are )?"
     r"(?P<end>(?:(?:exited|terminated|died) |exits )(?:unexpectedly|abnormally|prematurely)"
     r"|died|dead|crashed|(?:was|been) lost|(?:has|have) failed(?! to\b| \d))\b",
@@ -93,14 +94,14 @@ _REACH, _NEAR = 240, 64
 #: Codes looked at in one line.
 _MOST = 8
 
-_RANK_OF = re.compile(r"(?:(?<!local_)(?<!local )\brank|^srun: error: [\w.-]{1,255}: tasks?)[ :=#]{1,3}(?P<rank>\d{1,6})\b", re.IGNORECASE)
-_LOCAL_OF = re.compile(r"\blocal[_ ]rank[ :=#]{1,3}(?P<local>\d{1,6})\b", re.IGNORECASE)
-_PID_OF = re.compile(r"\bpid[ :=#]{1,3}(?P<pid>[1-9]\d{0,9})\b", re.IGNORECASE)
-_NODE_OF = re.compile(r"(?:^srun: error: |\bon (?:node|host) )(?P<node>[\w.-]{1,255})\b")
+_RANK_OF = expression(r"(?:(?<!local_)(?<!local )\brank|^srun: error: [\w.-]{1,255}: tasks?)[ :=#]{1,3}(?P<rank>\d{1,6})\b", re.IGNORECASE)
+_LOCAL_OF = expression(r"\blocal[_ ]rank[ :=#]{1,3}(?P<local>\d{1,6})\b", re.IGNORECASE)
+_PID_OF = expression(r"\bpid[ :=#]{1,3}(?P<pid>[1-9]\d{0,9})\b", re.IGNORECASE)
+_NODE_OF = expression(r"(?:^srun: error: |\bon (?:node|host) )(?P<node>[\w.-]{1,255})\b")
 
 
 class LauncherRow(Struct, frozen=True):
-    """What prints an end, whose end that is, and its words. pattern: for words that are no sentence of the grammar."""
+    """A printed end: its program, its subject, and its words. pattern: for words that are no sentence of the grammar."""
 
     name: str
     whose: str
@@ -119,14 +120,14 @@ LAUNCHERS = (
         "torchrun's table",
         "the rank that the row before names",
         "  exitcode  : -9 (pid: 41000)",
-        re.compile(r"\s{0,40}exitcode {1,8}: (?P<code>-?\d{1,10}) \(pid: (?P<pid>\d{1,10})\)"),
+        expression(r"\s{0,40}exitcode {1,8}: (?P<code>-?\d{1,10}) \(pid: (?P<pid>\d{1,10})\)"),
         ("exitcode",),
     ),
     LauncherRow(
         "torchrun's table",
         "the rank that rows before name",
         "  traceback : Signal 6 (SIGABRT) received by PID 2886",
-        re.compile(r"\s{0,40}traceback : [Ss]ignal (?P<signal>\d{1,3}) \(SIG\w{1,10}\) received by PID (?P<pid>\d{1,10})"),
+        expression(r"\s{0,40}traceback : [Ss]ignal (?P<signal>\d{1,3}) \(SIG\w{1,10}\) received by PID (?P<pid>\d{1,10})"),
         ("traceback : ",),
     ),
     LauncherRow("accelerate", "the command, often another launcher", "Command '['torchrun', 'train.py']' returned non-zero exit status 3."),
@@ -143,7 +144,7 @@ LAUNCHERS = (
         "Open MPI's and MPICH's tables",
         "the process that the rows before name",
         "=   EXIT CODE: 139",
-        re.compile(r"[=\s]{1,40}(?i:exit (?:code|status): {1,8}(?P<code>-?\d{1,10})|killed by signal: {1,8}(?P<signal>\d{1,3}))\b"),
+        expression(r"[=\s]{1,40}(?i:exit (?:code|status): {1,8}(?P<code>-?\d{1,10})|killed by signal: {1,8}(?P<signal>\d{1,3}))\b"),
         ("EXIT CODE", "Exit code", "Exit Code", "EXIT STATUS", "KILLED BY SIGNAL"),
     ),
     LauncherRow(
@@ -153,7 +154,7 @@ LAUNCHERS = (
         "MPI_Abort",
         "a rank that ended all the others by itself",
         "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD",
-        re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d{1,6})\b"),
+        expression(r"MPI_ABORT was invoked on rank (?P<rank>\d{1,6})\b"),
         ("MPI_ABORT was",),
     ),
     LauncherRow("srun", "a task, which is a rank", "srun: error: gpu-9: tasks 2-3: Exited with exit code 1"),
@@ -162,7 +163,7 @@ LAUNCHERS = (
         "Slurm's scontrol and sacct",
         "the job",
         "   JobState=FAILED Reason=NonZeroExitCode ExitCode=0:9",
-        re.compile(r".{0,400}?\bExitCode=(?P<code>\d{1,3}):(?P<signal>\d{1,2})\b"),
+        expression(r".{0,400}?\bExitCode=(?P<code>\d{1,3}):(?P<signal>\d{1,2})\b"),
         ("ExitCode=",),
     ),
     LauncherRow("LSF", "the job", "Exited with exit code 2."),
@@ -171,7 +172,7 @@ LAUNCHERS = (
         "PBS",
         "the job; 256 and the number of the signal",
         "Exit_status=271",
-        re.compile(r"\s{0,40}Exit_status ?= ?(?P<code>-?\d{1,3})\b"),
+        expression(r"\s{0,40}Exit_status ?= ?(?P<code>-?\d{1,3})\b"),
         ("Exit_status",),
     ),
     LauncherRow("Kubernetes", "a container", "command terminated with exit code 137"),
@@ -179,34 +180,34 @@ LAUNCHERS = (
         "Kubernetes",
         "a container, in its lastState",
         '          "exitCode": 137,',
-        re.compile(r"\s{0,80}\"?(?:exitCode\"?|Exit Code): {1,8}(?P<code>\d{1,3}),?\s*$"),
+        expression(r"\s{0,80}\"?(?:exitCode\"?|Exit Code): {1,8}(?P<code>\d{1,3}),?\s*$"),
         ("exitCode", "Exit Code"),
     ),
     LauncherRow(
         "Docker",
         "a container",
         "Exited (137) 3 minutes ago",
-        re.compile(r".{0,400}?\bExited \((?P<code>\d{1,3})\) .{0,40}\bago\b"),
+        expression(r".{0,400}?\bExited \((?P<code>\d{1,3})\) .{0,40}\bago\b"),
         ("Exited (",),
     ),
     LauncherRow(
         "systemd",
         "a service",
         "train.service: Main process exited, code=killed, status=9/KILL",
-        re.compile(r".{0,400}?\bcode=(?:(?:killed|dumped), status=(?P<signal>\d{1,2})|exited, status=(?P<code>\d{1,3}))/"),
+        expression(r".{0,400}?\bcode=(?:(?:killed|dumped), status=(?P<signal>\d{1,2})|exited, status=(?P<code>\d{1,3}))/"),
         ("code=killed", "code=dumped", "code=exited"),
     ),
     LauncherRow(
         "supervisord",
         "a program",
         "WARN exited: trainer (terminated by SIGKILL; not expected)",
-        re.compile(
+        expression(
             r".{0,80}?\bexited: [\w:.-]{1,80} \((?:terminated by (?P<name>SIG\w{1,10})|exit status (?P<code>\d{1,3}))"
             r"(?: \(core dumped\))?; not expected\)"
         ),
         ("; not expected",),
     ),
-    LauncherRow("SageMaker", "the command", "ExitCode -9", re.compile(r"\s{0,8}ExitCode (?P<code>-?\d{1,3})\s*$"), ("ExitCode ",)),
+    LauncherRow("SageMaker", "the command", "ExitCode -9", expression(r"\s{0,8}ExitCode (?P<code>-?\d{1,3})\s*$"), ("ExitCode ",)),
     LauncherRow("Flux", "a task", "flux-job: task(s) Killed"),
     LauncherRow("time", "the command", "Command terminated by signal 9"),
     LauncherRow("UCX's handler", "its own process", "[node1:812  :0:812] Caught signal 11 (Segmentation fault: address not mapped)"),
@@ -214,21 +215,21 @@ LAUNCHERS = (
         "the handlers of Abseil and glog",
         "its own process",
         "*** SIGBUS received at time=1730000000 on cpu 3 ***",
-        re.compile(r".{0,80}?\*\*\* (?P<name>SIG\w{1,10}) (?:\(@[^)]{1,40}\) )?received (?:at time=|by PID (?P<pid>\d{1,10}))"),
+        expression(r".{0,80}?\*\*\* (?P<name>SIG\w{1,10}) (?:\(@[^)]{1,40}\) )?received (?:at time=|by PID (?P<pid>\d{1,10}))"),
         ("*** SIG",),
     ),
     LauncherRow(
         "Open MPI's handler",
         "its own process",
         "[node1:00812] Signal: Floating point exception (8)",
-        re.compile(r".{0,80}?\bSignal: [A-Z][\w ]{1,40} \((?P<signal>\d{1,2})\)"),
+        expression(r".{0,80}?\bSignal: [A-Z][\w ]{1,40} \((?P<signal>\d{1,2})\)"),
         ("Signal: ",),
     ),
     LauncherRow(
         "the handlers of Python and torch",
         "its own process",
         "Fatal Python error: Segmentation fault",
-        re.compile(
+        expression(
             r"(?:.{0,400}\])?(?:Fatal Python error: |!{7} )(?P<word>Segmentation fault|Floating point exception|Segfault encountered\b)"
         ),
         ("Fatal Python error: ", "!!! Segfault"),
@@ -238,16 +239,16 @@ _PATTERNS = tuple(row for row in LAUNCHERS if row.pattern is not None)
 #: Notices of shells; bash's with a line of its script, at the beginning or behind a progress bar, which does not end its own line; alone;
 #: and that of a job: bash's "[1]+  Killed   python train.py", zsh's "[1]    7120 killed     python train.py" and "zsh: killed     python".
 _NOTICES = (
-    re.compile(
+    expression(
         r"(?:.*: line \d{1,6}: {1,8}(?P<pid>\d{1,10}) |(?:-?(?:ba|da|z)?sh|[\w./-]{1,512}\.sh|/[\w./-]{1,512}): (?:line )?\d{1,6}: {1,8})"
         rf"(?P<word>{_SHELL_WORDS})"
     ),
-    re.compile(rf"\s{{0,8}}(?P<word>{_SHELL_WORDS})(?: ?[(（](?:core dumped|核心已转储|吐核)[)）])?\s*$"),  # noqa: RUF001 (as it is printed)
-    re.compile(
+    expression(rf"\s{{0,8}}(?P<word>{_SHELL_WORDS})(?: ?[(（](?:core dumped|核心已转储|吐核)[)）])?\s*$"),  # noqa: RUF001 (as it is printed)
+    expression(
         rf"\[\d{{1,4}}\](?:[+-] {{1,8}}|  ?[+-]? {{1,8}}(?P<pid>\d{{1,10}}) )(?P<word>{_SHELL_WORDS}|{'|'.join(_ZSH_WORDS)})"
         r"(?: \(core dumped\))?(?: {2,}|\s*$)"
     ),
-    re.compile(rf"zsh: (?P<word>{'|'.join(_ZSH_WORDS)})(?: \(core dumped\))? {{2,}}\S"),
+    expression(rf"zsh: (?P<word>{'|'.join(_ZSH_WORDS)})(?: \(core dumped\))? {{2,}}\S"),
 )
 _OF_SHELLS = (*_SHELL, *(f" {word}" for word in _ZSH_WORDS))
 _OF_SENTENCES = (
@@ -258,9 +259,9 @@ _OF_SENTENCES = (
 )
 #: Every line that reports an end contains one of these.
 ANCHORS = tuple(dict.fromkeys((*(anchor for row in _PATTERNS for anchor in row.anchors), *_OF_SHELLS, *_OF_SENTENCES)))
-_NOTICE = re.compile(rf": line \d{{1,6}}: {{1,8}}(?:(?P<pid>\d{{1,8}}) )?(?P<word>{_SHELL_WORDS})\b(?: \(core dumped\))?")
-_CLOSING_SIGNAL = re.compile(r"\bSending process (?P<pid>\d{1,10}) closing signal SIG\w{1,10}\s*$")
-_RANK = re.compile(r"\s*rank\s*: (?P<rank>\d{1,6}) \(local_rank: \d+\)")
+_NOTICE = expression(rf": line \d{{1,6}}: {{1,8}}(?:(?P<pid>\d{{1,8}}) )?(?P<word>{_SHELL_WORDS})\b(?: \(core dumped\))?")
+_CLOSING_SIGNAL = expression(r"\bSending process (?P<pid>\d{1,10}) closing signal SIG\w{1,10}\s*$")
+_RANK = expression(r"\s*rank\s*: (?P<rank>\d{1,6}) \(local_rank: \d+\)")
 #: A shell's exit code for a child that died of a signal is this plus the signal; PBS's is the other.
 _BASES = (128, 256)
 _LARGEST_SIGNAL = 64
@@ -357,7 +358,7 @@ def _signal_in(groups: dict[str, str | None]) -> int | None:
 
 def _fact(groups: dict[str, str | None], line: str, end: str = "failed") -> tuple[Evidence, ...]:
     """Return the evidence of an end; () for an exit code of 0. end: the verb, where there is neither code nor signal."""
-    code = int(told) if (told := groups.get("code")) else None
+    code = int(code_text) if (code_text := groups.get("code")) else None
     signum = _signal_in(groups)
     if signum is None and code is not None:
         signum = signal_of(code)

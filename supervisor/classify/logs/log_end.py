@@ -1,4 +1,4 @@
-"""Reads the end of a log: whether training went on, with losses that are no number, whether another run began, what its last words are.
+"""Reads the end of a log: whether training continued, with losses that are no number, whether another run began, what its last words are.
 
 Only the last lines are read (match.TAIL_BYTES), so a log of any size costs the same.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from supervisor.classify.expressions import expression
 from supervisor.classify.logs import footers, text
 from supervisor.classify.logs.rows import ANY_CAUSE
 from supervisor.core.model import Cause, Claim, Evidence
@@ -17,7 +18,7 @@ _METRICS = (
     r"(?:(?:\b|_)(?:loss\d?|lr|it/s|s/it|tok|tokens?|grad|gnorm|ms|eta|time|samples|nll|ppl|perplexity|acc|acc1|accuracy|reward|return|mfu|"
     r"bpc|bpb|elbo|kl|iou|miou|dice|f1|wer|cer|bleu|auc|mse|mae|psnr|fid|value)\b)"
 )
-_PROGRESS = re.compile(
+_PROGRESS = expression(
     r"\d{1,3}%\|.{0,60}\| *[\d.,]+[kKMG]?/"
     rf"|\b{_COUNTERS}s?\b\W{{0,8}}\d+.{{0,160}}{_METRICS}"
     rf"|\b{_COUNTERS}\b\W{{0,8}}\d+\W{{1,4}}(?:of|over|out of)?\W{{0,3}}\d+\b"
@@ -27,7 +28,7 @@ _PROGRESS = re.compile(
     re.IGNORECASE,
 )
 #: A bar that is named for other work than training, and a line that says that a number stopped the training, are no steps of one.
-_OTHER_WORK = re.compile(
+_OTHER_WORK = expression(
     r"(?i:^\W{0,8}(?:\w+\W{1,3}){0,4}?(?:loading|downloading|fetching|map(?:ping)?|tokeniz\w+|filter\w*|generating|resolving|extracting|"
     r"casting|sav(?:ing|e)|preprocess\w*|encoding|reading|building|compil\w+|captur\w+|writing|uploading|computing checksums|packing|"
     r"grouping)\b.{0,80}?\d{1,3}%\|)|(?i:\b(?:anomaly|aborting|halting|diverged|terminating|exploded)\b)"
@@ -37,9 +38,9 @@ _OTHER_WORK = re.compile(
 LAST_LOSSES = 3
 LAST_BYTES = 8192
 NAN_WEIGHT = 0.6
-_NAN = re.compile(r"(?:\b|_)loss\d?['\"]?\W{1,4}nan\b", re.IGNORECASE)
+_NAN = expression(r"(?:\b|_)loss\d?['\"]?\W{1,4}nan\b", re.IGNORECASE)
 #: A validation's loss is NaN where there is no validation set, beside the training's that is a number.
-_FINITE = re.compile(r"loss\d?['\"]?\W{1,4}\d", re.IGNORECASE)
+_FINITE = expression(r"loss\d?['\"]?\W{1,4}\d", re.IGNORECASE)
 #: So many different lines in a row are a run's beginning.
 EQUAL_LINES = 4
 
@@ -65,10 +66,10 @@ def trained_on_without_number(tail: bytes, number: int, rank: int | None, t: flo
     return [Evidence("log", "nan_loss.trained_on", last[0][:200], rank, t or float(number), free_text=True, line=number, claim=claim)]
 
 
-#: A good end, in the last lines of a program: its own words, its trainer's, its launcher's. A shell's "done" is none.
+#: A good end, in the last lines of a program: its own words, its trainer's, its launcher's. A shell's "done" does not count.
 _DONE = r"(?i:finished|completed?|done|succeeded|ended)"
 _WORK = r"(?i:(?:pre-?)?training|fine-?tuning|eval(?:uation)?|fit(?:ting)?|validation|testing|epochs?|steps?|iterations?|experiment|run)"
-_WELL = re.compile(
+_WELL = expression(
     r"(?!.*(?i:\b(?:fail|error|abort|not|without|unsuccessful|killed|crash|exception|interrupt)))(?:[\d\[\]:., +TZ/-]{0,64}\W)?(?:"
     r"(?:\W{0,4}\w+\W{1,3}){0,3}?"
     rf"(?i:training|fine-?tuning|eval(?:uation)?|fit(?:ting)?|validation|testing)\W+(?:(?:run|loop|is|was|has|successfully)\W+){{0,2}}{_DONE}\b"
@@ -116,7 +117,7 @@ def begun_again(tail: bytes, number: int, last: int) -> list[Evidence]:
     """Return the evidence that a new run began after the last traceback: the same lines follow it that stood before it.
 
     A file may hold several runs (nohup.out, a log that is appended to). The lines of a run's beginning are equal in all of them; those
-    of a run that goes on hold numbers that grow.
+    of a run that continues hold numbers that grow.
     """
     if not last:
         return []
@@ -134,11 +135,11 @@ def begun_again(tail: bytes, number: int, last: int) -> list[Evidence]:
 
 
 #: The last words of a shell about its child, behind whatever the child wrote last: that ended no line.
-_LAST_WORDS = re.compile(rf"\S.{{0,400}}?(?P<notice>(?:{'|'.join(footers.WORDS)}) ?\(core dumped\))\s*$")
+_LAST_WORDS = expression(rf"\S.{{0,400}}?(?P<notice>(?:{'|'.join(footers.WORDS)}) ?\(core dumped\))\s*$")
 
 
 def last_words(tail: bytes, number: int, rank: int | None) -> list[Evidence]:
-    """Return how the process ended, if a shell's notice stands at the end of the log's last line, behind other output.
+    """Return how the process ended, if a shell's notice is at the end of the log's last line, behind other output.
 
     Elsewhere such a text may be anything, a sample of the training data too.
     """

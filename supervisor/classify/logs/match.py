@@ -5,7 +5,7 @@ failures costs almost nothing. A Reader accepts any bytes and holds bounded memo
 
     line        a line without colours and prefixes; a carriage return ends a line too, because progress bars print it
     kernel      the message of a line of the kernel's log
-    logged      a line that calls itself an error, where no row for lines matches it: who wrote it went on
+    logged      a line that calls itself an error, where no row for lines matches it: its writer continued
     exception   "Type: message" with all lines of the message, for each exception of a traceback, or for one without a traceback
 
 Never searched: source code that a traceback quotes, and printed settings, help and commands (`text.is_echo`). If a benign row matches a
@@ -14,14 +14,15 @@ line or an exception, no other row does.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
+import re
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from supervisor.classify import exits
 from supervisor.classify.exception_table import OF_VALUES
+from supervisor.classify.expressions import expression
 from supervisor.classify.logs import footers, log_end, text
 from supervisor.classify.logs.bounded_sample import BoundedSample
 from supervisor.classify.logs.rows import ANY_CAUSE, Signature
@@ -46,7 +47,7 @@ FIRST_HITS = 4
 LAST_HITS = 4
 MOST_HITS = 2000
 MOST_TRACEBACKS = 256
-#: So many lines after a traceback without another one prove that the program logged it and went on.
+#: So many lines after a traceback without another one prove that the program logged it and continued.
 LINES_AFTERWARDS = 400
 TAIL_BYTES = 65536
 #: Remembered lines that are no progress and are not read again: more than a tail can hold.
@@ -59,11 +60,11 @@ KEPT_TEXT = 2000
 NARROWEST_TERMINAL = 60
 
 _ENDS = re.compile(rb"[\r\n]")
-_BREAK = re.compile(r"[ \t]*\n[ \t]*")
+_BREAK = expression(r"[ \t]*\n[ \t]*")
 
 
 def _is_bare(unit: str) -> bool:
-    """Whether a kernel message stands without the prefix of the kernel's log."""
+    """Whether a kernel message has no prefix of the kernel's log."""
     return text.kernel_message(unit)[0] == unit.lstrip()
 
 
@@ -86,13 +87,13 @@ class PlainScanner:
 
     def hits(self, block: bytes) -> list[tuple[int, int]]:
         """Return the anchors in the block."""
-        found: list[tuple[int, int]] = []
+        hits: list[tuple[int, int]] = []
         for index, anchor in enumerate(self._anchors):
             at = block.find(anchor)
             while at >= 0:
-                found.append((index, at + len(anchor)))
+                hits.append((index, at + len(anchor)))
                 at = block.find(anchor, at + len(anchor))
-        return sorted(found, key=lambda hit: hit[1])
+        return sorted(hits, key=lambda hit: hit[1])
 
 
 class Match(Struct, frozen=True):
@@ -111,7 +112,7 @@ def matches(catalogue: Catalogue, unit: str, place: str, anchors: Iterable[int] 
     """
     standing = anchors if anchors is not None else (index for index, anchor in enumerate(catalogue.anchors) if anchor in unit)
     tried: set[int] = set()
-    found: list[Match] = []
+    row_matches: list[Match] = []
     for anchor in sorted(standing):
         for number in catalogue.by_anchor[anchor]:
             row = catalogue.rows[number]
@@ -125,18 +126,18 @@ def matches(catalogue: Catalogue, unit: str, place: str, anchors: Iterable[int] 
                 continue
             if row.benign:
                 return [Match(row, ())]
-            found.append(Match(row, tuple(row.values(match).items()), match.start()))
-    return found
+            row_matches.append(Match(row, tuple(row.values(match).items()), match.start()))
+    return row_matches
 
 
 def of_exception(catalogue: Catalogue, unit: str, anchors: Iterable[int] | None = None, came_through: str = "") -> list[Match]:
     """Return the rows that match an exception. In an exception about a value the further lines quote the value, so they do not count."""
-    found = matches(catalogue, unit, "exception", anchors, came_through)
+    row_matches = matches(catalogue, unit, "exception", anchors, came_through)
     kind, _, _ = unit.partition(":")
     if kind.strip() not in OF_VALUES:
-        return found
+        return row_matches
     first = unit.find("\n") if "\n" in unit else len(unit)
-    return [match for match in found if match.start <= first]
+    return [match for match in row_matches if match.start <= first]
 
 
 def read_text(log: str | bytes, catalogue: Catalogue, scanner: Scanner | None = None) -> tuple[Evidence, ...]:
@@ -198,10 +199,11 @@ class Reader:
 
     def evidence(self) -> tuple[Evidence, ...]:
         """Return the evidence so far."""
-        raised = [part for _, parts in self._tracebacks for part in parts]
-        known = {(part.name, part.line + i) for part in raised if part.claim is not None for i in range(part.text.count("\n") + 1)}
-        found = [*self._facts, *raised, *(fact for fact in self._hits if (fact.name, fact.line) not in known)]
-        return tuple(sorted(found, key=lambda e: (e.line, e.name)))
+        raised = [fact for _, parts in self._tracebacks for fact in parts]
+        claims = [fact for fact in raised if fact.claim is not None]
+        known = {(fact.name, fact.line + i) for fact in claims for i in range(fact.text.count("\n") + 1)}
+        facts = [*self._facts, *raised, *(fact for fact in self._hits if (fact.name, fact.line) not in known)]
+        return tuple(sorted(facts, key=lambda e: (e.line, e.name)))
 
     def finish(self, t: float = 0.0) -> tuple[Evidence, ...]:
         """End the stream. Return all evidence; only now is the last traceback of each rank known to be the last."""
@@ -227,11 +229,11 @@ class Reader:
                 and self._number - written.last_line <= LINES_AFTERWARDS
                 and written.last_line > survived
             ):
-                self._tracebacks[index] = (written, [replace(part, free_text=False) for part in parts])
+                self._tracebacks[index] = (written, [replace(raised_fact, free_text=False) for raised_fact in parts])
         return (*self._with_sources(self.evidence()), Evidence("log", "read", f"{self._number} lines", line=self._number), *after)
 
     def _look_again(self, after: Sequence[Evidence]) -> None:
-        """Read the end again, normalised, if no row is sure of it. after: the evidence that training went on, or ended well."""
+        """Read the end again, normalised, if no row is sure of it. after: the evidence that training continued, or ended well."""
         from supervisor.classify.logs import second_look  # noqa: PLC0415  its patterns cost a start 20 ms, and a healthy job needs none
 
         known = self.evidence()
@@ -250,13 +252,13 @@ class Reader:
         reader.feed(data)
         return reader.evidence()
 
-    def _with_sources(self, found: Sequence[Evidence]) -> Sequence[Evidence]:
+    def _with_sources(self, facts: Sequence[Evidence]) -> Sequence[Evidence]:
         """Return the facts. In the kernel's own log its messages are no free text; in other logs one without prefix is a mere line."""
-        if not any(fact.source == "kernel" for fact in found):
-            return found
+        if not any(fact.source == "kernel" for fact in facts):
+            return facts
         if self._is_of_the_kernel():
-            return [replace(fact, free_text=False) if fact.source == "kernel" else fact for fact in found]
-        return [replace(fact, source="log") if fact.source == "kernel" and _is_bare(fact.text) else fact for fact in found]
+            return [replace(fact, free_text=False) if fact.source == "kernel" else fact for fact in facts]
+        return [replace(fact, source="log") if fact.source == "kernel" and _is_bare(fact.text) else fact for fact in facts]
 
     def _is_of_the_kernel(self) -> bool:
         """Whether most of the last lines are kernel messages."""
@@ -327,7 +329,7 @@ class Reader:
             return
         if line.rank is None and b"exitcode" in data[start:end]:  # of torchrun's table, which names the rank in the row before
             line = replace(line, rank=footers.rank_of(self._before(data, start)))
-        self._line(line, number, t, partial(self._anchors, raw=data[start:end], found=anchors))
+        self._line(line, number, t, partial(self._anchors, raw=data[start:end], known=anchors))
 
     def _without_prefix(self, line: Line) -> Line | None:
         """Return a line without the prefix that the log's lines share, if what follows is of a traceback or of an end; else None.
@@ -344,13 +346,13 @@ class Reader:
         inner = text.read(rest.encode("utf-8", "replace"))
         return replace(inner, rank=line.rank if inner.rank is None else inner.rank, node=inner.node or line.node)
 
-    def _anchors(self, unit: str, raw: bytes = b"", found: Iterable[int] = ()) -> Iterable[int]:
-        """Return the anchors of a unit. found: those of the raw line, which hold if the unit stands in it unchanged.
+    def _anchors(self, unit: str, raw: bytes = b"", known: Iterable[int] = ()) -> Iterable[int]:
+        """Return the anchors of a unit. found: those of the raw line, which hold if the unit is in it unchanged.
 
         Colours, NULs and JSON escapes may split an anchor in the raw bytes that is whole in the unit.
         """
         encoded = unit.encode("utf-8", "replace")
-        return found if encoded in raw else {index for index, _ in self._scanner.hits(encoded)}
+        return known if encoded in raw else {index for index, _ in self._scanner.hits(encoded)}
 
     def _before(self, data: bytes, start: int) -> str:
         """Return the line before the one that begins there."""
@@ -365,13 +367,13 @@ class Reader:
             if len(self._facts) >= MOST_HITS:
                 del self._facts[MOST_HITS // 2]  # the first ends show who began, the last ones are the launcher's table
             self._facts.append(replace(fact, line=number, rank=fact.rank if fact.rank is not None else rank, node=fact.node or node))
-        found = matches(self._catalogue, line.text, "line", anchors(line.text))
-        if line.kernel is not None and not (found and found[0].row.benign):
+        row_matches = matches(self._catalogue, line.text, "line", anchors(line.text))
+        if line.kernel is not None and not (row_matches and row_matches[0].row.benign):
             of_kernel = matches(self._catalogue, line.kernel, "kernel", anchors(line.kernel))
-            found += [match for match in of_kernel if match.row not in [f.row for f in found]]
-        if not found and line.kernel is None and text.is_error(line.text):
-            found = matches(self._catalogue, line.text, "logged", anchors(line.text))
-        for match in found:
+            row_matches += [match for match in of_kernel if match.row not in [f.row for f in row_matches]]
+        if not row_matches and line.kernel is None and text.is_error(line.text):
+            row_matches = matches(self._catalogue, line.text, "logged", anchors(line.text))
+        for match in row_matches:
             if match.row.benign:
                 self._quoted.append(number)
                 continue
@@ -379,21 +381,21 @@ class Reader:
             fact = _evidence(match, source, line.text, rank, node, number, t or float(number), free_text=True)
             self._hits.add(fact.name, fact.rank, fact)
 
-    def _traceback(self, found: Traceback) -> None:
+    def _traceback(self, trace: Traceback) -> None:
         """Keep the evidence of a traceback: each exception that a row matches, and the last exception with its frames."""
-        rank = found.rank if found.rank is not None else self._rank
-        node = found.node or self._node
-        if not found.raised:
-            cut = f"a traceback that begins in line {found.first_line} and does not end"
+        rank = trace.rank if trace.rank is not None else self._rank
+        node = trace.node or self._node
+        if not trace.raised:
+            cut = f"a traceback that begins in line {trace.first_line} and does not end"
             self._facts.append(
-                Evidence("log", "cut_traceback", cut, rank, found.t or float(found.last_line), line=found.last_line, node=node)
+                Evidence("log", "cut_traceback", cut, rank, trace.t or float(trace.last_line), line=trace.last_line, node=node)
             )
             return
         parts: list[Evidence] = []
         strongest: PrintedException | None = None
         surest = -1.0
         harmless = False
-        for raised in found.raised:
+        for raised in trace.raised:
             came_through = calls(raised.frames)
             known = of_exception(self._catalogue, raised.text, self._anchors(raised.text), came_through)
             if not known and "\n" in raised.text:
@@ -402,26 +404,26 @@ class Reader:
             for match in known:
                 if match.row.benign:
                     continue
-                fact = _evidence(match, "log", raised.text, rank, node, raised.line, found.t or float(raised.line), free_text=True)
+                fact = _evidence(match, "log", raised.text, rank, node, raised.line, trace.t or float(raised.line), free_text=True)
                 parts.append(fact)
                 weight = match.row.weight - (ANY_CAUSE in match.row.consequence_of)
                 if weight > surest:
                     strongest, surest = raised, weight
         if strongest is None and harmless:
             return
-        strongest = strongest or found.root
-        fact_of = partial(Evidence, "log", rank=rank, t=found.t or float(strongest.line), free_text=True, line=strongest.line, node=node)
+        strongest = strongest or trace.root
+        fact_of = partial(Evidence, "log", rank=rank, t=trace.t or float(strongest.line), free_text=True, line=strongest.line, node=node)
         parts.append(fact_of(name="exception", text=strongest.text[:KEPT_TEXT]))
-        # what was raised from it has the frames of the wrappers
-        until = found.raised.index(strongest) + 1 if strongest.caused_next else len(found.raised)
-        shown = (frame for raised in found.raised[:until] for frame in raised.frames)
+        # exceptions raised from it have the frames of the wrappers
+        until = trace.raised.index(strongest) + 1 if strongest.caused_next else len(trace.raised)
+        shown = (frame for raised in trace.raised[:until] for frame in raised.frames)
         frames = [f'  File "{frame.path}", line {frame.line}, in {frame.function}' for frame in shown]
         if frames:
             parts.append(fact_of(name="traceback", text="\n".join(frames)[-KEPT_TEXT:]))
-        passed_on = any(exits.passes_on(raised.kind) for raised in found.raised)
+        passed_on = any(exits.passes_on(raised.kind) for raised in trace.raised)
         if len(self._tracebacks) >= MOST_TRACEBACKS:
             del self._tracebacks[MOST_TRACEBACKS // 2]
-        self._tracebacks.append((_Written((found.rank, found.node), found.whole, found.last_line, found.thread, passed_on), parts))
+        self._tracebacks.append((_Written((trace.rank, trace.node), trace.whole, trace.last_line, trace.thread, passed_on), parts))
 
     def _unfolded(self, raised: PrintedException, came_through: str) -> list[Match]:
         """Return the rows that match a message whose lines are joined: terminals and boxes break it, at a space or anywhere.
@@ -430,29 +432,29 @@ class Reader:
         """
         first = raised.text.find("\n")
         for unit in (_BREAK.sub(" ", raised.text), raised.text.replace("\n", "")):
-            found = matches(self._catalogue, unit, "exception", self._anchors(unit), came_through)
+            row_matches = matches(self._catalogue, unit, "exception", self._anchors(unit), came_through)
             if raised.kind in OF_VALUES:
-                found = [match for match in found if match.start <= first and first >= NARROWEST_TERMINAL]
-            if found:
-                return found
+                row_matches = [match for match in row_matches if match.start <= first and first >= NARROWEST_TERMINAL]
+            if row_matches:
+                return row_matches
         return []
 
     def _afterwards(self) -> list[Evidence]:
-        """Return the evidence in the stream's last lines that training went on, or ended well."""
-        found = self._progress()
+        """Return the evidence in the stream's last lines that training continued, or ended well."""
+        facts = self._progress()
         t = self._times[-1][1] if self._times else 0.0
-        found += log_end.ended_well(self._tail, self._number, self._rank, t)
+        facts += log_end.ended_well(self._tail, self._number, self._rank, t)
         raised = max((fact.line for _, parts in self._tracebacks for fact in parts), default=0)
         again = not any(fact.line > raised for fact in self._facts)  # a footer after it is of the run that failed
-        found += log_end.trained_on_without_number(self._tail, self._number, self._rank, t)
-        return found + log_end.begun_again(self._tail, self._number, raised) if again else found
+        facts += log_end.trained_on_without_number(self._tail, self._number, self._rank, t)
+        return facts + log_end.begun_again(self._tail, self._number, raised) if again else facts
 
     def _progress(self) -> list[Evidence]:
         """Return the lines of PROGRESS_AFTERWARDS, counted from the end of the stream."""
-        found: list[Evidence] = []
+        facts: list[Evidence] = []
         seen, end = 0, len(self._tail)
         number, quoted = self._number, frozenset(self._quoted)
-        while end > 0 and len(found) < len(PROGRESS_AFTERWARDS):
+        while end > 0 and len(facts) < len(PROGRESS_AFTERWARDS):
             start = max(self._tail.rfind(b"\n", 0, end), self._tail.rfind(b"\r", 0, end)) + 1
             number -= self._tail[end : end + 1] == b"\n"
             line = text.plain(self._tail[start:end][: text.LONGEST_LINE].decode("utf-8", "replace"))
@@ -460,9 +462,9 @@ class Reader:
                 seen += 1
                 for name in (name for name, needed in PROGRESS_AFTERWARDS.items() if needed == seen):
                     t = next((t for read, t in self._times if read >= self._bytes - len(self._tail) + end), 0.0)
-                    found.append(Evidence("log", name, line[:200], self._rank, t or float(number), free_text=True, line=number))
+                    facts.append(Evidence("log", name, line[:200], self._rank, t or float(number), free_text=True, line=number))
             end = start - 1
-        return found
+        return facts
 
 
 def claims(fact: Evidence, catalogue: Catalogue, trace: str = "") -> tuple[Evidence, ...]:
@@ -472,13 +474,13 @@ def claims(fact: Evidence, catalogue: Catalogue, trace: str = "") -> tuple[Evide
     """
     unit = fact.text[: text.LONGEST_LINE]
     kernel = fact.source == "kernel"
-    found = matches(catalogue, unit, "kernel") if kernel else of_exception(catalogue, unit, came_through=calls(frames_in(trace)))
-    made = (
+    row_matches = matches(catalogue, unit, "kernel") if kernel else of_exception(catalogue, unit, came_through=calls(frames_in(trace)))
+    claimed = (
         _evidence(match, fact.source, fact.text, fact.rank, fact.node, fact.line, fact.t, free_text=fact.free_text)
-        for match in found
+        for match in row_matches
         if not match.row.benign
     )
-    return tuple(made)
+    return tuple(claimed)
 
 
 def _evidence(  # noqa: PLR0913, PLR0917 (a match and its place)

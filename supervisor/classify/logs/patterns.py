@@ -1,4 +1,4 @@
-"""What a signature searches with: a regular expression, or the forms of messages of the kernel's log."""
+"""The matcher of a signature: a regular expression, or the forms of messages of the kernel's log."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Protocol
 
+from supervisor.classify.expressions import expression
 from supervisor.core.values import Struct
 
-_GROUP = re.compile(r"\(\?P<(\w+)>")
+_GROUP = expression(r"\(\?P<(\w+)>")
 
 
 class PatternMatch(Protocol):
@@ -23,7 +24,7 @@ class PatternMatch(Protocol):
 
 
 class Pattern(Protocol):
-    """What searches: a pattern of `re`, or one that may give up."""
+    """A matcher: a pattern of `re`, or one that may give up."""
 
     def search(self, text: str, /) -> PatternMatch | None:
         """Return the first match in the text."""

@@ -1,7 +1,7 @@
 r"""Signatures: rows of TOML that name the cause of a text.
 
-A row that is wrong becomes a Problem and does not affect the other rows. A row of the user's may name a cause of its own, and say in
-`meaning` and `advice` what it means and what a person does about it.
+A row that is wrong becomes a Problem and does not affect the other rows. A row of the user's may name a cause of its own:
+`meaning` and `advice` explain that to a person.
 
     [[signature]]
     id = "cuda_oom.torch"
@@ -37,6 +37,7 @@ import tomllib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from supervisor.classify.expressions import expression
 from supervisor.classify.logs.patterns import MessagePattern, OwnPattern, Pattern, groups_of
 from supervisor.classify.logs.user_patterns import UserPattern
 from supervisor.core.causes import ADVICE, CAUSE_TABLE, MEANING
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 
 #: The units of text in which a pattern can be searched; see classify/logs/match.py.
 PLACES = ("exception", "line", "kernel", "logged")
-#: What the names of signatures end with that are searched in the lines which call themselves an error.
+#: The end of the names of signatures that are searched in lines which call themselves an error.
 LOGGED = ".survived"
 #: Shorter anchors are too common: each occurrence costs a search.
 SHORTEST_ANCHOR = 4
@@ -68,10 +69,10 @@ MOST_RANKS = 1_000_000
 _CAUSES = frozenset(cause.value for cause in Cause)
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
-_AMOUNT = re.compile(r"\s*([\d,]+(?:\.\d+)?)\s*(?:([kmgtp]?)(?:i?b|bytes)?)?\s*", re.IGNORECASE)
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|milliseconds?|s|sec|secs|seconds?|m|min|minutes?|h|hours?)?\s*", re.IGNORECASE)
+_AMOUNT = expression(r"\s*([\d,]+(?:\.\d+)?)\s*(?:([kmgtp]?)(?:i?b|bytes)?)?\s*", re.IGNORECASE)
+_DURATION = expression(r"\s*(\d+(?:\.\d+)?)\s*(ms|milliseconds?|s|sec|secs|seconds?|m|min|minutes?|h|hours?)?\s*", re.IGNORECASE)
 _MILLISECONDS = frozenset({"ms", "millisecond", "milliseconds"})
-_CLOCK = re.compile(r"\s*(\d+):(\d\d):(\d\d(?:\.\d+)?)\s*")
+_CLOCK = expression(r"\s*(\d+):(\d\d):(\d\d(?:\.\d+)?)\s*")
 
 Value = int | float | str
 
@@ -133,7 +134,7 @@ class Signature:
 
     def values(self, match: PatternMatch) -> dict[str, Value]:
         """Return the row's words, and the fields of a match without empty groups, texts that are not of their type, impossible ranks."""
-        found: dict[str, Value] = {name: words for name, words in ((MEANING, self.meaning), (ADVICE, self.advice)) if words}
+        values: dict[str, Value] = {name: words for name, words in ((MEANING, self.meaning), (ADVICE, self.advice)) if words}
         for name, kind in self.fields:
             text = match[name]
             if text is None:
@@ -143,8 +144,8 @@ class Signature:
             except (ValueError, OverflowError):
                 continue
             if name != RANK or (isinstance(value, int) and 0 <= value < MOST_RANKS):
-                found[name] = value
-        return found
+                values[name] = value
+        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +164,11 @@ class Problem:
 def parse(
     text: str, origin: str, messages: Messages | None = None, *, tested: bool = False
 ) -> tuple[tuple[Signature, ...], tuple[Problem, ...]]:
-    """Return the rows of a TOML file's text and what is wrong with those that are not among them. `origin` names the file.
+    """Return the rows of a TOML file's text and the faults of those that are not among them. `origin` names the file.
 
     messages: by name, the kernel messages that rows may name.
-    tested: the rows are ours. Their patterns are compiled at their first use: all of them are known to be right, and most are never used.
-    Those of the user's rows are refused if they may be slow (user_patterns.py).
+    tested: the rows are built-in. Their patterns are compiled at their first use: all of them are known to be right, and most are never
+    used. Those of the user's rows are refused if they may be slow (user_patterns.py).
     """
     try:
         document = tomllib.loads(text)
@@ -220,7 +221,7 @@ _KNOWN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Patterns:
-    """Makes the patterns of the rows of one file. own_causes: those that it names and that are none of ours."""
+    """Makes the patterns of the rows of one file. own_causes: those that it names and that are not built-in."""
 
     origin: str
     tested: bool
@@ -303,9 +304,9 @@ def _of_messages(table: dict[str, Any], patterns: _Patterns, messages: Messages)
     """Return the same of a row that names kernel messages."""
     _need(table["where"] == ["kernel"] and "anchors" not in table, 'messages go with where = ["kernel"], and without anchors')
     wanted = _strings(table, "messages")
-    unknown = [one for one in wanted if one not in messages]
+    unknown = [name for name in wanted if name not in messages]
     _need(bool(wanted) and not unknown, f"messages: no such kernel message: {unknown}")
-    forms = tuple(form for one in wanted for form in messages[one])
+    forms = tuple(form for name in wanted for form in messages[name])
     detail: Pattern | None = None
     own: tuple[str, ...] = ()
     if "pattern" in table:
@@ -320,7 +321,7 @@ def _need(condition: bool, message: str) -> None:  # noqa: FBT001 (an assertion 
 
 
 def _require_cause(name: str, *, users: bool) -> None:
-    """Raise ValueError where no cause is called so. A row of the user's may name a new one, unless that looks like a slip of ours."""
+    """Raise ValueError where no cause is called so. A row of the user's may name a new one, unless it looks like a misspelt one."""
     if name in _CAUSES:
         return
     near = nearest(name, _CAUSES, likeness=0.85)

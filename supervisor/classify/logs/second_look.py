@@ -7,7 +7,7 @@ line says (records that were glued together, an exception behind any prefix), no
     E0212 10:30:44 77 compile_worker] ImportError: x.so: undefined symbol: _ZN3c10          ImportError: x.so: undefined symbol: _ZN3c10
     RuntimeError('CUDA error: unspecified launch failure')                                  RuntimeError: CUDA error: unspecified …
 
-Left out is what ended nothing: a line before the last training, or that says that the program goes on (a warning, a retry), and the
+Left out is what ended nothing: a line before the last training, or that says that the program continues (a warning, a retry), and the
 questions and hints of help texts. All that is found here is capped (closed_lists.MOST): nobody knows who wrote it.
 """
 
@@ -18,6 +18,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from supervisor.classify import exception_table, exits
+from supervisor.classify.expressions import expression
 from supervisor.classify.logs import closed_lists, footers, log_end, text
 from supervisor.classify.logs.rows import ANY_CAUSE, LOGGED
 from supervisor.core.model import Cause, Evidence
@@ -32,27 +33,27 @@ SURE = 0.6
 
 #: Keys of a log's record: what makes an object one, and what holds its texts. Training data may be JSON too, with a "text" of anything.
 _OF_ERRORS = "exc|exc_info|exc_text|exception|error|err|stack|stacktrace|stack_trace|traceback|stderr"
-_RECORD = re.compile(rf"[\"'](?i:level|levelname|lvl|severity|logger|{_OF_ERRORS})[\"']\s{{0,4}}:")
+_RECORD = expression(rf"[\"'](?i:level|levelname|lvl|severity|logger|{_OF_ERRORS})[\"']\s{{0,4}}:")
 _KEYS = rf"{_OF_ERRORS}|msg|message|log|event|reason|details?"
-_VALUE = re.compile(rf"[\"'](?i:{_KEYS})[\"']\s{{0,4}}:\s{{0,4}}(?:\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)')")
-_FIELD = re.compile(rf"\b(?i:{_KEYS})=(?:\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)')")
-_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_VALUE = expression(rf"[\"'](?i:{_KEYS})[\"']\s{{0,4}}:\s{{0,4}}(?:\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)')")
+_FIELD = expression(rf"\b(?i:{_KEYS})=(?:\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)')")
+_ESCAPE = expression(r"\\(.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": ""}
 _KIND = (
     r"(?:(?:[A-Za-z_]\w*\.){0,8}[A-Z]\w*(?:Error|Exception|Interrupt|OutOfMemory|Failure)"
     r"|(?:[a-z_]\w*\.){1,8}(?:errors?|exceptions?|_exceptions)\.[A-Z]\w*)"
 )
 #: Where in a line another thing begins that stood on a line of its own: an exception behind a prefix (prose has a word before it).
-_BEGINS = re.compile(
+_BEGINS = expression(
     rf"(?:(?<=[\]:>|)}}=-]\s)|(?<=[\]:>|=(\t])|(?<=failed with )|(?<=raised )|(?<=due to )|(?<=caused by ))(?={_KIND}(?:: |\(['\"]))"
     r"|(?<=[^\s\"'`])(?=Traceback \(most recent call last\)|\[rank\d{1,6}\]:|terminate called |what\(\): )"
     r"|(?<=[^\s\"'`])(?=slurmstepd: |srun: error: |NVRM: )"
     r"|(?<=[^\s\d:T\"'`-])(?=\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)"
     r"|(?<=[^\s>\"'`])(?=  File \"[^\"\n]{1,400}\", line \d)"
 )
-_REPR = re.compile(rf"(?P<kind>{_KIND})\((?P<quote>['\"])(?P<message>.*?)(?P=quote),?\)", re.DOTALL)
-#: A line that says that the program went on, or that speaks of a failure as a possibility.
-_GOES_ON = re.compile(
+_REPR = expression(rf"(?P<kind>{_KIND})\((?P<quote>['\"])(?P<message>.*?)(?P=quote),?\)", re.DOTALL)
+#: A line that says that the program continued, or that speaks of a failure as a possibility.
+_GOES_ON = expression(
     r"(?i:\b(?:retry(?:ing)?|re-?tried|attempt \d|fall(?:s|ing)? ?back|skip(?:s|ping|ped)?|ignor(?:es?|ed|ing)|continu(?:es?|ing)|going on|"
     r"goes on|left out|leaving out|left random|instead|recovered|resolved|succeeded|will be used|(?:is|are) (?:off|used|disabled|complete)|"
     r"not used|taking|reading (?:the|it)|keeping|kept|counting in|building it|training on|resum(?:es?|ed|ing)|starts? fresh|"
@@ -67,16 +68,16 @@ _GOES_ON = re.compile(
 )
 #: A line that quotes: source code, a comment, an item of a list, a text in quotation marks, a message that any process may write to the
 #: kernel's buffer.
-_QUOTES = re.compile(r"\s*(?:#|//|raise |except |-{1,2} [\"'`]|[\"'`].*[\"'`],?\s*$|\d{1,4},\d+,\d+,[^;]{1,80};)")
+_QUOTES = expression(r"\s*(?:#|//|raise |except |-{1,2} [\"'`]|[\"'`].*[\"'`],?\s*$|\d{1,4},\d+,\d+,[^;]{1,80};)")
 #: Words that outrank those: whatever it did next, the line says that it is an error of the last kind.
-_FATAL = re.compile(r"\b(?:FATAL|CRITICAL|fatal error|(?i:giving up|abort(?:ing|ed)?|unrecoverable))\b")
-_LOGFMT = re.compile(r"\b(?:level|lvl|severity)=")
-#: A line so far to the right goes on with the help text of the option above it.
+_FATAL = expression(r"\b(?:FATAL|CRITICAL|fatal error|(?i:giving up|abort(?:ing|ed)?|unrecoverable))\b")
+_LOGFMT = expression(r"\b(?:level|lvl|severity)=")
+#: A line so far to the right continues with the help text of the option above it.
 _HELP = " " * 8
 
 
 def goes_on(line: str) -> bool:
-    """Whether a line says that the program went on after what it names, or that this is only possible."""
+    """Whether a line says that the program continued after the error, or that this is only possible."""
     return _GOES_ON.search(line) is not None and _FATAL.search(line) is None
 
 
@@ -90,8 +91,8 @@ def unwrapped(line: str) -> list[str]:
     if not values and "\\n" in line and ("Error" in line or "Traceback" in line):
         whole = _unescaped(line)
     parts: list[str] = []
-    for part in whole.split("\n"):
-        parts += [_REPR.sub(r"\g<kind>: \g<message>", begun.rstrip()) for begun in _BEGINS.split(part) if begun.strip()]
+    for piece in whole.split("\n"):
+        parts += [_REPR.sub(r"\g<kind>: \g<message>", begun.rstrip()) for begun in _BEGINS.split(piece) if begun.strip()]
     return parts
 
 
@@ -100,7 +101,7 @@ def _unescaped(value: str) -> str:
 
 
 class _Part(Struct, frozen=True):
-    """What a line says. number: of its line. line: as it was written, without colours.
+    """A statement of a line. number: of its line. line: as it was written, without colours.
 
     only_end: the line is left out but for the end of a process that it reports: an operator logs a pod's end as a warning.
     """
@@ -121,15 +122,15 @@ def _parts(tail: bytes, number: int, judged: AbstractSet[int]) -> Iterator[_Part
             yield None
             continue
         if goes_on(shown):
-            yield from (_Part(part, at, shown, only_end=True) for part in unwrapped(shown) if footers.read(part))
+            yield from (_Part(piece, at, shown, only_end=True) for piece in unwrapped(shown) if footers.read(piece))
             yield None
             continue
         line = text.read(shown.encode("utf-8", "replace"))
         if line.kernel is not None:
             yield None
             continue
-        for part in unwrapped(line.text):
-            yield _Part(part, at, shown)
+        for piece in unwrapped(line.text):
+            yield _Part(piece, at, shown)
 
 
 class Tail(Struct, frozen=True):
@@ -147,7 +148,7 @@ class Tail(Struct, frozen=True):
 
 
 def look(tail: Tail, read: Callable[[bytes], Sequence[Evidence]], known: Sequence[Evidence]) -> list[Evidence]:
-    """Return the evidence at the end of a log beside what is known, capped. read: returns the evidence in the bytes of a log."""
+    """Return the further evidence at the end of a log, capped. read: returns the evidence in the bytes of a log."""
     # what a program logs of a remote store it has often tried again or left out: it counts only beside a peer that waited
     stated = {
         (fact.claim.cause, fact.line)
@@ -177,12 +178,12 @@ def _evidence_of(tail: Tail, read: Callable[[bytes], Sequence[Evidence]]) -> lis
     if not whole:
         return ends
     numbers = [part.number for part in whole]
-    found = [*_by_rows("\n".join(part.text for part in whole).encode("utf-8", "replace"), numbers, tail.t, read)]
-    if not any(fact.claim is not None for fact in found):
+    facts = [*_by_rows("\n".join(part.text for part in whole).encode("utf-8", "replace"), numbers, tail.t, read)]
+    if not any(fact.claim is not None for fact in facts):
         data, folded = log_end.unfolded(end, tail.number)
-        found += _by_rows(data, folded, tail.t, read) if data else []
-    stated = {(fact.claim.cause, fact.line) for fact in found if fact.claim is not None}
-    return ends + found + [fact for fact in _listed(parts, tail.rank, tail.t) if fact.claim and (fact.claim.cause, fact.line) not in stated]
+        facts += _by_rows(data, folded, tail.t, read) if data else []
+    stated = {(fact.claim.cause, fact.line) for fact in facts if fact.claim is not None}
+    return ends + facts + [fact for fact in _listed(parts, tail.rank, tail.t) if fact.claim and (fact.claim.cause, fact.line) not in stated]
 
 
 def _start_of(tail: Tail) -> int:
@@ -196,7 +197,7 @@ def _start_of(tail: Tail) -> int:
 
 
 def _by_rows(data: bytes, numbers: Sequence[int], t: float, read: Callable[[bytes], Sequence[Evidence]]) -> Iterator[Evidence]:
-    """Yield what rows and tracebacks say about normalised lines; an exception without frames only where its class says what it is."""
+    """Yield what rows and tracebacks say about normalised lines; an exception without frames only where its class is telling."""
     facts = read(data + b"\n")
     framed = {fact.line for fact in facts if fact.name == "traceback"}
     for fact in facts:
@@ -217,16 +218,16 @@ def _by_rows(data: bytes, numbers: Sequence[int], t: float, read: Callable[[byte
 
 
 def _listed(parts: Sequence[_Part | None], rank: int | None, t: float) -> list[Evidence]:
-    """Return what the closed lists find. What comes later in one line happened later."""
+    """Return what the closed lists find. Later words of one line happened later."""
     squashed: list[str] = []
     starts: list[int] = []
     of_parts: list[_Part] = []
     length = 0
-    found: list[Evidence] = []
+    facts: list[Evidence] = []
     for part in parts:
         if part is not None and (claim := closed_lists.claim_of_xid(part.text)) is not None:
             when = t or float(part.number)
-            found.append(
+            facts.append(
                 Evidence("log", f"listed.{claim.cause.value}", part.line[:2000], rank, when, free_text=True, line=part.number, claim=claim)
             )
         piece = closed_lists.squashed(part.text) if part is not None else "\0"
@@ -239,8 +240,8 @@ def _listed(parts: Sequence[_Part | None], rank: int | None, t: float) -> list[E
         at = bisect_right(starts, hit.start) - 1
         part = of_parts[max(at, 0)]
         when = t or part.number + min(hit.start - starts[max(at, 0)], 9999) / 10000
-        found.append(Evidence("log", hit.name, part.line[:2000], rank, when, free_text=True, line=part.number, claim=hit.claim))
-    return found
+        facts.append(Evidence("log", hit.name, part.line[:2000], rank, when, free_text=True, line=part.number, claim=hit.claim))
+    return facts
 
 
 def is_weak(facts: Sequence[Evidence]) -> bool:

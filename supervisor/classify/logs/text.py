@@ -9,57 +9,58 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+from supervisor.classify.expressions import expression
 from supervisor.core.values import Struct
 
 #: Of a longer line, or of an exception, only this many bytes around a hit are searched.
 LONGEST_LINE = 12288
 
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-_BREAKS = re.compile(r"[\t\n\r\u2028\u2029]+")
+_ESCAPES = expression(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_CONTROL = expression(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_BREAKS = expression(r"[\t\n\r\u2028\u2029]+")
 #: They turn round what follows them in the line, our own words too (Unicode TR9, "explicit directional formatting characters").
-_TURNS = re.compile(r"[\u202a-\u202e\u2066-\u2069]")
+_TURNS = expression(r"[\u202a-\u202e\u2066-\u2069]")
 
 # Each removes one prefix; the groups are rank and node. Sources: torchrun --tee, torch.distributed (TORCH_SHOW_RANK_PREFIX), mpirun
 # --tag-output, Ray's driver log, srun --label, kubectl/docker logs --timestamps and the CRI log format, ts(1) and CI systems, pdsh and
 # DeepSpeed's runner.
 _PREFIXES = (
-    re.compile(r"\[(?:default|trainer|worker)(?P<rank>\d{1,6})\]:"),
-    re.compile(r"\[rank(?P<rank>\d{1,6})\]:\s?"),
-    re.compile(r"\[rank: (?P<rank>\d{1,6})\]\s"),
-    re.compile(r"\[\d{1,9},(?P<rank>\d{1,6})\]<std(?:err|out|diag)>:"),
-    re.compile(r"\((?:[\w.<>:-]+ )+?pid=\d+(?:, ip=(?P<node>[\w.:-]+))?\)\s?"),
-    re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?"),
-    re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?=\s*(?:File \"|Traceback|[\w.]*(?:Error|Exception): |what\(\): ))"),
-    re.compile(r" {0,4}(?P<rank>\d{1,5}): (?=\s*(?:File \"|Traceback|\[|[\w.]*(?:Error|Exception)\b|[A-Za-z^~+|]|\s{2}))"),
-    re.compile(
+    expression(r"\[(?:default|trainer|worker)(?P<rank>\d{1,6})\]:"),
+    expression(r"\[rank(?P<rank>\d{1,6})\]:\s?"),
+    expression(r"\[rank: (?P<rank>\d{1,6})\]\s"),
+    expression(r"\[\d{1,9},(?P<rank>\d{1,6})\]<std(?:err|out|diag)>:"),
+    expression(r"\((?:[\w.<>:-]+ )+?pid=\d+(?:, ip=(?P<node>[\w.:-]+))?\)\s?"),
+    expression(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?"),
+    expression(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?=\s*(?:File \"|Traceback|[\w.]*(?:Error|Exception): |what\(\): ))"),
+    expression(r" {0,4}(?P<rank>\d{1,5}): (?=\s*(?:File \"|Traceback|\[|[\w.]*(?:Error|Exception)\b|[A-Za-z^~+|]|\s{2}))"),
+    expression(
         r"(?P<node>(?=[a-z0-9.-]*\d)(?!slurmstepd|python|lib|ld-|cuda|gpu|nvme|nvidia|step|epoch|iter|worker\d|process)"
         r"[a-z0-9][a-z0-9.-]{1,62}): (?!line \d)(?=\s*(?:File \"|Traceback|\[|\w))"
     ),
 )
 _MOST_PREFIXES = 4
 #: NCCL writes host:pid:tid [gpu] before its own lines. It stays in the text, because rows match it; node and GPU are read from it.
-_NCCL = re.compile(r"(?P<node>[A-Za-z0-9][\w.-]*):\d+:\d+ \[(?P<gpu>\d+)\] ")
-_DOCKER = re.compile(r'\{"log":"((?:[^"\\]|\\.)*)"')
-_JSON_ESCAPE = re.compile(r'\\(?:u([0-9a-fA-F]{4})|(["\\/bfnrt]))')
-_HANDLER = re.compile(r'\s*"message": "(?P<exception>(?:[^"\\]|\\.)*)",?')
+_NCCL = expression(r"(?P<node>[A-Za-z0-9][\w.-]*):\d+:\d+ \[(?P<gpu>\d+)\] ")
+_DOCKER = expression(r'\{"log":"((?:[^"\\]|\\.)*)"')
+_JSON_ESCAPE = expression(r'\\(?:u([0-9a-fA-F]{4})|(["\\/bfnrt]))')
+_HANDLER = expression(r'\s*"message": "(?P<exception>(?:[^"\\]|\\.)*)",?')
 _JSON_CHARACTERS = {'"': '"', "\\": "\\", "/": "/", "b": "", "f": "", "n": "", "r": "", "t": "\t"}
 
 # A line of the kernel's log in the forms of dmesg, journalctl, syslog and /dev/kmsg. In /dev/kmsg only facility 0 is the kernel
 # (the first number is facility * 8 + level): any process may write the others.
-_KMSG = re.compile(r"(?P<prefix>\d{1,4}),\d+,\d+,[^;]{1,80};(?P<text>.*)", re.DOTALL)
-_DMESG = re.compile(
+_KMSG = expression(r"(?P<prefix>\d{1,4}),\d+,\d+,[^;]{1,80};(?P<text>.*)", re.DOTALL)
+_DMESG = expression(
     r"(?:kern +:\w+ *: )?(?:\[\s*(?:[+\d]\d*\.\d{6}|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? \d{4})\]"
     r"|(?<=: )\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}[+-]\d\d:\d\d) (?P<text>.*)",
     re.DOTALL,
 )
-_SYSLOG = re.compile(
+_SYSLOG = expression(
     r"(?:(?:<\d{1,3}>)?(?:[A-Z][a-z]{2} )?(?:[^\W\d]{3,5}\.? [ \d]\d (?:\d{4} )?\d\d:\d\d:\d\d(?:\.\d+)?(?: \d{4})?"
     r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?) (?P<node>[\w.-]+) |)"
     r"kernel: (?:\[\s*\d+\.\d{6}\] )?(?P<text>.*)",
     re.DOTALL,
 )
-_BARE = re.compile(
+_BARE = expression(
     r"\s*(?P<text>(?:NVRM: |nvidia-nvswitch\d*: |nvidia-nvlink: |Memory cgroup out of memory: |"
     r"Out of memory: Killed process |oom-kill:|oom_reaper: |"
     r"\S+ invoked oom-killer: |EXT4-fs |XFS \(|BTRFS |blk_update_request: |I/O error, dev |Buffer I/O error |nvme nvme?\d|mlx5_core |"
@@ -70,7 +71,7 @@ _BARE = re.compile(
 # Printed settings, help and commands, which report no event: a usage text and its options, `set -x`, a shell prompt, an argparse
 # Namespace, Megatron's dotted table of arguments, a quoted value of a key, an exported variable. The pattern scans a name once, or at
 # most 200 characters of it: a line may be one word of ten thousand characters.
-_ECHO = re.compile(
+_ECHO = expression(
     r"""\s*(?:usage:\s
     |-{1,2}[A-Za-z][\w-]*+(?:[ =,]|$)
     |(?<![\s])\+{1,4}\s(?!\s|Exception\sGroup)
@@ -83,16 +84,16 @@ _ECHO = re.compile(
     )""",
     re.VERBOSE,
 )
-#: A record of a logger in key=value form (Go's and Kubernetes' logs) is none of them.
-_RECORD = re.compile(r"(?:time|ts|t)=\S{1,64} (?:level|lvl)=")
-_OPTIONS = re.compile(r"(?:^|\s)--[a-z][\w-]+(?:[= ]|$)")
+#: A record of a logger in key=value form (Go's and Kubernetes' logs) is not one of them.
+_RECORD = expression(r"(?:time|ts|t)=\S{1,64} (?:level|lvl)=")
+_OPTIONS = expression(r"(?:^|\s)--[a-z][\w-]+(?:[= ]|$)")
 #: A line with so many options is a command.
 _OPTIONS_OF_A_COMMAND = 3
 
 
 #: The tail of a progress bar (tqdm): "[02:38<01:08,  2.74s/it, loss=2.3]". A bar ends no line, so the last words of a process, of its shell
 #: or of its scheduler stand behind it.
-_BAR_TAIL = re.compile(r"\[(?:\d{1,4}:){1,3}\d\d(?:<[\d:?, ]{1,24})?, {0,3}[^\]\n]{0,400}\]")
+_BAR_TAIL = expression(r"\[(?:\d{1,4}:){1,3}\d\d(?:<[\d:?, ]{1,24})?, {0,3}[^\]\n]{0,400}\]")
 _RATES = ("/s", "s/")
 
 
@@ -129,7 +130,7 @@ def read(data: bytes, *, whole: bool = True) -> Line:
     if (match := _SYSLOG.fullmatch(text)) and match["node"]:  # first: the time would match a prefix below
         return Line(text, node=match["node"], kernel=match["text"])
     for _ in range(_MOST_PREFIXES):
-        match = next((found for prefix in _PREFIXES if (found := prefix.match(text))), None)
+        match = next((prefix_match for prefix in _PREFIXES if (prefix_match := prefix.match(text))), None)
         if match is None:
             break
         groups = match.groupdict()
@@ -145,20 +146,20 @@ def read(data: bytes, *, whole: bool = True) -> Line:
     return Line(text, rank, node or host, kernel=kernel, echo=is_echo(text))
 
 
-#: What a prefix may consist of: a time, a tag in brackets, "host process[pid]:", "name |".
+#: The parts of a prefix: a time, a tag in brackets, "host process[pid]:", "name |".
 _DATE = r"(?:[A-Z][a-z]{2} {1,2}\d{1,2}|\d{2,4}[-/.]\d{1,2}[-/.]\d{1,4})"
 _TIME = rf"(?:{_DATE}[T ,]{{1,2}})?\d{{1,2}}:\d\d(?::\d\d(?:[.,]\d{{1,9}})?)?(?:Z|[+-]\d\d:?\d\d)?:?"
 _TAG = (
     r"(?!\[rank|\[default)(?:\[[^\[\]\n]{1,80}\]:?|<[^<>\n]{1,60}>:?|\([^()\n]{1,60}\):?"
     r"|(?:[\w.-]{1,64} )?[\w./@-]{1,64}\[\d{1,10}\]:|[\w./@-]{1,64} {0,24}\|)"
 )
-_SHARED = re.compile(rf"(?:(?:{_TIME}|{_TAG})(?: |(?=\[|$))){{1,4}}")
-_OF_A_FAILURE = re.compile(
+_SHARED = expression(rf"(?:(?:{_TIME}|{_TAG})(?: |(?=\[|$))){{1,4}}")
+_OF_A_FAILURE = expression(
     r"\s{0,8}(?:(?:\w[\w.]*(?:Error|Exception): )?Traceback \(most recent call last\)|File \"[^\"\n]{1,1024}\", line \d"
     r"|(?:[A-Za-z_]\w*\.){0,8}[A-Z]\w*(?:Error|Exception|Interrupt|OutOfMemory)(?:: |$)"
     r"|(?:Killed|Terminated|Aborted|Segmentation fault|Bus error)(?: \(core dumped\))?\s*$|slurmstepd: error: |terminate called |\[rank\d)"
 )
-_FIGURES = re.compile(r"\d+")
+_FIGURES = expression(r"\d+")
 #: So many of a log's first lines are read, and so large a share of them must have the prefix.
 FIRST_LINES = 64
 LEAST_LINES = 4
@@ -186,7 +187,7 @@ class SharedPrefixes:
                 self._counts[_FIGURES.sub("0", match[0])] += 1
         least = max(LEAST_LINES, LEAST_SHARE * self._seen)
         shapes = (shape for shape, count in self._counts.items() if count >= least)
-        self._known = tuple(re.compile(r"\d+".join(map(re.escape, shape.split("0")))) for shape in shapes)
+        self._known = tuple(expression(r"\d+".join(map(re.escape, shape.split("0")))) for shape in shapes)
 
     def without(self, line: str) -> str | None:
         """Return a line without that prefix, None if it has none."""
@@ -199,7 +200,7 @@ def is_of_a_failure(line: str) -> bool:
 
 
 #: How a line calls itself an error: a logger's level in its many forms, or the words of who prints one.
-_ERROR = re.compile(
+_ERROR = expression(
     r"\b(?:ERROR|CRITICAL|FATAL|SEVERE)\b|^[EF]\d{4} \d\d:|\[(?:error|critical|fatal) {0,8}\]|\blevel=(?:error|critical|fatal)\b"
     r"|\"(?:level|levelname|severity|lvl)\": ?\"(?:error|critical|fatal)\""
     r"|(?i:\b(?:failed|failure|failing|gave up|giving up|could not|couldn't|unable to)\b)",
@@ -212,8 +213,8 @@ def is_error(text: str) -> bool:
 
 
 def behind_bars(text: str) -> str:
-    """Return what stands behind the progress bars of a line, the line itself if nothing does, or if it has none."""
-    if "]" not in text or not any(part in text for part in _RATES):
+    """Return the text behind the progress bars of a line, the line itself if nothing follows, or if it has none."""
+    if "]" not in text or not any(rate in text for rate in _RATES):
         return text
     end = max((match.end() for match in _BAR_TAIL.finditer(text)), default=0)
     return text[end:].lstrip() or text

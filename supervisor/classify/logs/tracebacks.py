@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify import exits
 from supervisor.classify.exception_table import OF_VALUES
+from supervisor.classify.expressions import expression
 from supervisor.classify.logs.text import Line
 from supervisor.core.values import Struct, field
 
@@ -33,20 +34,20 @@ MOST_SOURCE_LINES = 200
 #: Lines between a line of _IGNORED or _OF_A_THREAD and its traceback.
 MOST_LINES_BETWEEN = 2
 
-#: What stands before a header in its line is more than a prefix from so many characters on.
+#: The text before a header in its line is more than a prefix from so many characters on.
 LONGEST_PREFIX = 60
 
-_HEADER = re.compile(r"(?P<before>.*?)(?:Exception Group )?Traceback \(most recent call last\)", re.DOTALL)
-_FRAME = re.compile(r'(?P<indent>\s*)File "(?P<path>[^"\n]{1,1024})", line (?P<line>\d{1,9})(?:, in (?P<function>.{1,256}))?\s*$')
+_HEADER = expression(r"(?P<before>.*?)(?:Exception Group )?Traceback \(most recent call last\)", re.DOTALL)
+_FRAME = expression(r'(?P<indent>\s*)File "(?P<path>[^"\n]{1,1024})", line (?P<line>\d{1,9})(?:, in (?P<function>.{1,256}))?\s*$')
 _KIND = (
     r"(?:[A-Za-z_][\w]*\.|<locals>\.){0,12}[A-Za-z_]\w*"  # pkg.module.outer.Type
     r"(?:\([A-Za-z_][\w.]*\))?"  # RayTaskError(OutOfMemoryError)
 )
-_RAISED = re.compile(rf"(?P<kind>{_KIND})(?:: (?P<message>.*)|:)?$", re.DOTALL)
-#: What the name of a class of exceptions has: a capital letter, or such a word. Else it is the rest of a frame that a terminal folded.
-_NAMED = re.compile(r"(?:^|\.)_*(?:\w*[A-Z]\w*|\w*(?:error|timeout|exception|interrupt|exit))(?:\([\w.]+\))?$")
+_RAISED = expression(rf"(?P<kind>{_KIND})(?:: (?P<message>.*)|:)?$", re.DOTALL)
+#: The sign of an exception's class name: a capital letter, or such a word. Else it is the rest of a frame that a terminal folded.
+_NAMED = expression(r"(?:^|\.)_*(?:\w*[A-Z]\w*|\w*(?:error|timeout|exception|interrupt|exit))(?:\([\w.]+\))?$")
 # Without a frame above it, a line is an exception only if its name is that of one.
-_BARE = re.compile(
+_BARE = expression(
     r"(?P<kind>(?:[A-Za-z_]\w*\.){0,12}[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Exit|Failure|OutOfMemory)(?:\([A-Za-z_][\w.]*\))?"
     r"|(?:[a-z_]\w*\.){1,12}(?:[a-z]*error|timeout)"  # socket.gaierror, struct.error
     r"|(?:[a-z_]\w*\.){1,12}(?:errors?|_?exceptions?)\.[A-Z]\w*)"  # omegaconf.errors.MissingMandatoryValue
@@ -57,22 +58,22 @@ _BARE = re.compile(
 HANDLED = "During handling of the above exception, another exception occurred:"
 DIRECT = "The above exception was the direct cause of the following exception:"
 _CHAIN = (HANDLED, DIRECT)
-_GROUP_MARGIN = re.compile(r"\s*(?:\||\+-[+-]*(?: \d+ -+)?(?=$|-)|\+(?= Exception Group))\s?")
+_GROUP_MARGIN = expression(r"\s*(?:\||\+-[+-]*(?: \d+ -+)?(?=$|-)|\+(?= Exception Group))\s?")
 #: Lines before a traceback that ended nothing: of a finalizer, of logging itself, of an exit handler.
 _IGNORED = ("Exception ignored in", "--- Logging error ---", "Error in atexit.", "Exception ignored on")
-#: threading prints this before the traceback of a thread; the program goes on.
+#: threading prints this before the traceback of a thread; the program continues.
 _OF_A_THREAD = "Exception in thread "
-_OF_TRACKERS = re.compile(r"[/\\](?:wandb|mlflow|tensorboard\w*|comet_ml|neptune|clearml|aim|swanlab)[/\\]")
+_OF_TRACKERS = expression(r"[/\\](?:wandb|mlflow|tensorboard\w*|comet_ml|neptune|clearml|aim|swanlab)[/\\]")
 #: pytest puts this before the lines of an exception.
 _PYTEST = "E   "
-_FIGURES = re.compile(r"\d+")
-_BOX = re.compile(r"^\s*│(?P<inside>.*?)│?\s*$")
-_BOX_EDGE = re.compile(r"^\s*[╭╰][─ ]")
-_BOX_FRAME = re.compile(r"\s*(?P<path>(?:/|<|\.{0,2}/|[A-Za-z]:\\|~|\w[\w./-]*\.py)[^:│]*):(?P<line>\d+) in (?P<function>[\w<>.]+)")
+_FIGURES = expression(r"\d+")
+_BOX = expression(r"^\s*│(?P<inside>.*?)│?\s*$")
+_BOX_EDGE = expression(r"^\s*[╭╰][─ ]")
+_BOX_FRAME = expression(r"\s*(?P<path>(?:/|<|\.{0,2}/|[A-Za-z]:\\|~|\w[\w./-]*\.py)[^:│]*):(?P<line>\d+) in (?P<function>[\w<>.]+)")
 #: multiprocessing puts these around a child's traceback.
 _QUOTES = '"""'
 # Lines that never belong to a message: of loggers and launchers, progress bars, C++ reports.
-_FOREIGN = re.compile(
+_FOREIGN = expression(
     r"\[?\d{4}-\d\d-\d\d[T _]\d\d:\d\d|\d\d:\d\d:\d\d|\[?[EWIF]\d{4} \d\d:|\[[A-Z]+\] |(?:ERROR|WARNING|INFO|DEBUG|CRITICAL)\b"
     r"|terminate called|Fatal Python error|={10,}|-{20,}|\*{10,}|\s*\d{1,3}%\||srun: |slurmstepd: "
     r"|\w+:\d+:\d+ \[\d\] NCCL |Epoch\b|Exception (?:in thread|ignored in) |\{'loss'"
@@ -94,7 +95,7 @@ def frames_in(trace: str) -> list[Frame]:
 
 
 def before_header(line: str) -> str:
-    """Return what stands in a line before the header of a traceback, "" if it is no more than a prefix."""
+    """Return the text of a line before the header of a traceback, "" if it is no more than a prefix."""
     match = _HEADER.match(line) if "Traceback (most recent call last" in line else None
     return match["before"] if match and len(match["before"]) >= LONGEST_PREFIX else ""
 
@@ -121,14 +122,14 @@ def direct_causes(trace: str) -> list[tuple[str, str]]:
     An exception that the program handled is left out, with those that it was raised `from`.
     """
     *parts, _ = trace.rpartition(HANDLED)[2].split(DIRECT)
-    found = []
-    for part in parts:
+    causes = []
+    for trace_part in parts:
         finder = Finder()
-        for number, line in enumerate(part.splitlines(), start=1):
+        for number, line in enumerate(trace_part.splitlines(), start=1):
             finder.feed(Line(line), number)
         raised = [printed_exception for traceback in finder.finish() for printed_exception in traceback.raised]
-        found += [(raised[-1].text, part)] if raised else []
-    return found
+        causes += [(raised[-1].text, trace_part)] if raised else []
+    return causes
 
 
 class PrintedException(Struct, frozen=True):
@@ -223,7 +224,7 @@ class Finder:
         return bool(self._open)
 
     def raises(self, line: Line, number: int) -> bool:
-        """Whether a line already fed is the "Type: message" of a traceback that goes on."""
+        """Whether a line already fed is the "Type: message" of a traceback that continues."""
         now = self._open.get(_key(line))
         return now is not None and now.raised_line == number
 
@@ -326,7 +327,7 @@ class Finder:
             return False
         return bare[0] in " \t^~" or bare.startswith("[Previous line repeated")
 
-    def _message(  # noqa: PLR0913, PLR0917 (a line, and where it stands)
+    def _message(  # noqa: PLR0913, PLR0917 (a line, and where it is)
         self, key: tuple[int | None, str], now: _Open, line: Line, text: str, number: int, t: float
     ) -> bool:
         """Take a line after "Type: message": more of the message, the link to the next exception of the chain, or the end."""
@@ -430,10 +431,10 @@ def _cost(frame: Frame) -> int:
 
 def _prefix(before: str) -> re.Pattern[str]:
     """Return a pattern for the logger's prefix before the header, with any digits: it may stand before the other lines too."""
-    return re.compile(_FIGURES.sub(r"\\d+", re.escape(before.rstrip())) + f"[ ]{{0,{len(before) - len(before.rstrip())}}}")
+    return expression(_FIGURES.sub(r"\\d+", re.escape(before.rstrip())) + f"[ ]{{0,{len(before) - len(before.rstrip())}}}")
 
 
 def _nested(before: str, message: list[str]) -> bool:
-    """Whether a header stands within the message of the exception before it."""
+    """Whether a header is within the message of the exception before it."""
     last = next((line for line in reversed(message) if line.strip()), "").strip()
     return before.strip() in {"Original", "Remote"} or last.endswith(":") or last == _QUOTES

@@ -1,11 +1,11 @@
 r"""The user's own regular expressions: bounded texts, and only patterns that cannot backtrack for long.
 
 `re` searches without a limit and holds the interpreter meanwhile: a pattern such as `(x+x+)+y` would stop the supervisor for ever on one
-line. So a pattern is refused where it is read if it may take too many steps, and what is searched is at most LONGEST characters at once.
+line. So a pattern is refused where it is read if it may take too many steps, and a search is over at most LONGEST characters at once.
 
 Steps are counted as `re` backtracks: for each place at which a match may begin, the ways in which the pattern may match from there, and
-the characters that are read for each. A repeat has more than one way only where what follows may begin with what it repeats: `\d+ ` has
-one, `.* damaged` many. The count is an upper bound, so that a harmless pattern may be refused, but no slow one is taken. Our own
+the characters that are read for each. A repeat has more than one way only where the next step may begin with a character of the repeat:
+`\d+ ` has one, `.* damaged` many. The count is an upper bound, so that a harmless pattern may be refused, but no slow one is taken. Our own
 signatures are not counted: tests search them in hostile text.
 """
 
@@ -30,7 +30,7 @@ _ONE_CHARACTER: Final = frozenset({"LITERAL", "NOT_LITERAL", "IN", "ANY"})
 #: Beside the characters that the pattern names: Latin, and a few of other scripts.
 _SAMPLE: Final = frozenset({*map(chr, range(256)), "\u0660", "\u017f", "\u212a", "\u4e2d", "\u2028"})
 
-#: Among the characters that may follow: a condition on the place, such as `$`, which may refuse each length of what stands before it.
+#: Among the characters that may follow: a condition on the place, such as `$`, which may refuse each length of the text before it.
 _A_PLACE: Final = ""
 
 Node = tuple[Any, Any]
@@ -139,29 +139,29 @@ class _StepCount:
 
     def _first(self, nodes: Sequence[Node]) -> tuple[frozenset[str], bool]:
         """Return the characters with which a sequence may begin, and whether it may be empty."""
-        found: frozenset[str] = frozenset()
+        firsts_so_far: frozenset[str] = frozenset()
         for node in nodes:
             name = _name(node)
             if name in _ONE_CHARACTER:
-                return found | self._set(node), False
+                return firsts_so_far | self._set(node), False
             if name in {"AT", "ASSERT", "ASSERT_NOT"}:
-                found |= {_A_PLACE}
+                firsts_so_far |= {_A_PLACE}
                 continue
             if name in _REPEATS:
                 first, nullable = self._first(list(node[1][2]))
                 nullable = nullable or node[1][0] == 0
             elif name == "BRANCH":
                 firsts = [self._first(list(branch)) for branch in node[1][1]]
-                first, nullable = frozenset().union(*(one for one, _ in firsts)), any(empty for _, empty in firsts)
+                first, nullable = frozenset().union(*(characters for characters, _ in firsts)), any(empty for _, empty in firsts)
             elif name in {"SUBPATTERN", "ATOMIC_GROUP"}:
                 (inner,) = _inner(node)
                 first, nullable = self._first(inner)
             else:  # a reference to a group
                 first, nullable = self._sample, True
-            found |= first
+            firsts_so_far |= first
             if not nullable:
-                return found, False
-        return found, True
+                return firsts_so_far, False
+        return firsts_so_far, True
 
     def _set(self, node: Node) -> frozenset[str]:
         """Return the characters that a node of one character may match, under any flags; all where the sample has none of them."""
@@ -170,7 +170,7 @@ class _StepCount:
             tree = _parser.parse("", flags)
             tree.append(node)
             patterns.append(_compiler.compile(tree, flags))
-        return frozenset(one for one in self._sample if any(pattern.match(one) for pattern in patterns)) or self._sample
+        return frozenset(character for character in self._sample if any(pattern.match(character) for pattern in patterns)) or self._sample
 
 
 def _name(node: Node) -> str:
@@ -186,11 +186,11 @@ def _inner(node: Node) -> list[list[Node]]:
         return [list(argument)]
     if name in {"ASSERT", "ASSERT_NOT"}:
         return [list(argument[1])]
-    return [list(part) for part in argument[1:] if part is not None] if name == "GROUPREF_EXISTS" else []
+    return [list(group) for group in argument[1:] if group is not None] if name == "GROUPREF_EXISTS" else []
 
 
 def _period(nodes: Sequence[Node]) -> int:
-    """Return how far apart two places are at least at which the literal stands with which a sequence begins; 1 where it has none."""
+    """Return how far apart two places are at least at which the literal is with which a sequence begins; 1 where it has none."""
     word = ""
     for node in nodes:
         if _name(node) == "LITERAL":
@@ -211,5 +211,5 @@ def _numbers(value: object) -> Iterator[int]:
     if isinstance(value, int):
         yield int(value)
     elif isinstance(value, (list, tuple, _parser.SubPattern)):
-        for part in value:
-            yield from _numbers(part)
+        for item in value:
+            yield from _numbers(item)

@@ -1,4 +1,4 @@
-"""Judges the numbers of one rank, as they come: what is strange `times` in a row is reported once, and once that it is over.
+"""Judges the numbers of one rank, as they come: a strange change, `times` in a row, is reported once, and its end once.
 
 The judgement of a number depends on those of the same name alone, so that a NaN of one head of a model is not cleared by the other heads.
 """
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 #: Names of numbers that are judged in one stream; further ones are not.
 MOST_NAMES = 64
-#: So many prints of one step: what is read as its number is none.
+#: So many prints of one step: the number read is no step.
 MOST_REPEATED = 20
 #: A number with fewer digits may stand still by its rounding.
 LEAST_DIGITS = 3
 
 
 class NumberChange(Struct, frozen=True):
-    """What is strange about a number, or that it is so no more (`is_over`). text: half a sentence for people, without rank and step."""
+    """A strange change of a number, or its end (`is_over`). text: half a sentence for people, without rank and step."""
 
     rule: LossRule
     name: str
@@ -76,8 +76,8 @@ class NumberJudge:
                 return []
             of_name = (rule for rule in self._rules[reading.capture] if rule.names is None or rule.names.fullmatch(reading.name))
             tracks = self._tracks[key] = tuple(_Track(rule) for rule in of_name)
-        found = (_judged(track, reading) for track in tracks)
-        return [finding for finding in found if finding is not None]
+        changes = (_judged(track, reading) for track in tracks)
+        return [finding for finding in changes if finding is not None]
 
     def _is_again(self, key: tuple[int, str], reading: NumberReading) -> bool:
         """Whether this is another print of the step before. A bar shows its numbers once more after it has moved on by one."""
@@ -113,7 +113,7 @@ def _judged(track: _Track, reading: NumberReading) -> NumberChange | None:
 
 
 def _strange(track: _Track, reading: NumberReading) -> str | None:
-    """Return what is strange about a number, None for a good one."""
+    """Return the strange change of a number, None for a good one."""
     rule, value = track.rule, reading.value
     if rule.kind is RuleKind.NAN:
         return f"is NaN, {rule.times} times in a row" if math.isnan(value) else None
@@ -133,7 +133,7 @@ def _jump(track: _Track, value: float) -> str | None:
 
 
 def _standstill(track: _Track, reading: NumberReading) -> str | None:
-    """Return that the number stands still, from the second equal one on; its rule says how many must be."""
+    """Return that the number does not change, from the second equal one on; its rule says how many must be."""
     value, share = reading.value, track.rule.threshold
     is_exact = share > 0 or sum(letter.isdigit() for letter in reading.shown.lstrip("-+0.").partition("e")[0]) >= LEAST_DIGITS
     if not math.isfinite(value) or not is_exact:

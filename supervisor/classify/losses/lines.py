@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from supervisor.classify.expressions import expression
 from supervisor.classify.logs import text
 from supervisor.classify.losses.rules import LossRule
 from supervisor.core.values import Struct
@@ -21,21 +22,21 @@ from supervisor.core.values import Struct
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-#: Lines that are read of one block, and what is read of a long one.
+#: Lines that are read of one block, and the part read of a long one.
 MOST_LINES = 64
 LONGEST = 4096
 MOST_OF_A_LINE = 16
 #: The literals of a line with a loss.
 WORDS = ("loss", "Loss", "LOSS")
 
-_LOSS = re.compile(
+_LOSS = expression(
     r"""(?:(?P<before>[A-Za-z]+)[ ])?
     (?P<name>[\w/.-]{0,40}?loss(?:es)?\d{0,3}(?:[_/]\w{0,24})?(?:[ ](?:train|val|avg))?)(?=["'\s:=|([-])
     ["']?\s{0,3}(?:[:=|]|->|is\b)?\s{0,8}["'\[(]{0,2}(?:tensor\(|(?:np|numpy)\.float\d+\()?\s?
     (?P<value>[-+]?(?:nan|inf(?:inity)?|\d+(?:\.\d*)?(?:e[-+]?\d+)?|\.\d+))(?![\w%/])(?!,\d)""",
     re.IGNORECASE | re.VERBOSE,
 )
-_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
+_WORD = expression(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 #: A word of a name that makes it no loss of the training.
 _NO_LOSS = frozenset(
     (  # noqa: SIM905 - a list has a line for each word
@@ -52,20 +53,20 @@ _QUALIFIERS = frozenset(
     ).split()
 )
 #: A name with loss as a word of its own (not glossary, colossal).
-_WHOLE = re.compile(r"(?<![A-Za-z])[Ll]oss|(?<=[a-z])Loss|(?i:train|val|valid|test|eval|avg|total|mean)loss|LOSS")
-#: What the name of a loss that is not the training's has.
-_NOT_OF_TRAINING = re.compile(r"(?<![a-z])(?:val|valid|validation|test|eval|evaluation)(?![a-z])", re.IGNORECASE)
-_BAR = re.compile(r"\d{1,3}%\||\d+it \[|\|\s*(\d+)/(?:\d+|\?) \[")
-_COUNT = re.compile(r"(\d+)/(?:\d+|\?) ?\[|(\d+)it \[")
-_STEP = re.compile(r"(?i)\b(?:global_?step|step|iter|iteration|it|batch|update)s?\b[\"']?\s{0,3}[:=#]?\s{0,3}\[?\s{0,6}(\d+)")
-_EPOCH = re.compile(r"(?i)\bepoch\b[\"']?\s{0,3}[:=#]?\s{0,3}\[?\s{0,6}([\d.]+)")
+_WHOLE = expression(r"(?<![A-Za-z])[Ll]oss|(?<=[a-z])Loss|(?i:train|val|valid|test|eval|avg|total|mean)loss|LOSS")
+#: The words in the name of a loss that is not the training's.
+_NOT_OF_TRAINING = expression(r"(?<![a-z])(?:val|valid|validation|test|eval|evaluation)(?![a-z])", re.IGNORECASE)
+_BAR = expression(r"\d{1,3}%\||\d+it \[|\|\s*(\d+)/(?:\d+|\?) \[")
+_COUNT = expression(r"(\d+)/(?:\d+|\?) ?\[|(\d+)it \[")
+_STEP = expression(r"(?i)\b(?:global_?step|step|iter|iteration|it|batch|update)s?\b[\"']?\s{0,3}[:=#]?\s{0,3}\[?\s{0,6}(\d+)")
+_EPOCH = expression(r"(?i)\bepoch\b[\"']?\s{0,3}[:=#]?\s{0,3}\[?\s{0,6}([\d.]+)")
 
 
 class NumberReading(Struct, frozen=True):
     """One number that was read.
 
     capture: which of the reader's captures found it. shown: as it was printed. place: where the training stood, as far as the line shows:
-    equal for two prints of one step, empty where it shows nothing. step: its number, if the line has one. is_bar: it stands in a
+    equal for two prints of one step, empty where it shows nothing. step: its number, if the line has one. is_bar: it is in a
     progress bar, which shows a number again while the next step runs.
     """
 
@@ -80,7 +81,7 @@ class NumberReading(Struct, frozen=True):
 
 
 class NumberCapture(Struct, frozen=True):
-    """A pattern, and the rules that judge what it captures; `rule` is None for the losses."""
+    """A pattern, and the rules that judge its captures; `rule` is None for the losses."""
 
     words: tuple[bytes, ...]
     rule: LossRule | None = None
@@ -140,20 +141,20 @@ class NumberReader:
 
     def _lines(self, data: bytes, begin: int, end: int) -> Iterator[bytes]:
         """Yield the last lines between two offsets that have one of the words."""
-        found: set[tuple[int, int]] = set()
+        spans: set[tuple[int, int]] = set()
         for word in self._words:
             upto = end
             # lines before those found so far are not among the last: a word that is nowhere would cost a search of the whole block
-            since = sorted(found)[-self.most_lines][0] if len(found) >= self.most_lines else begin
+            since = sorted(spans)[-self.most_lines][0] if len(spans) >= self.most_lines else begin
             for _ in range(self.most_lines):
                 hit = data.rfind(word, since, upto)
                 if hit < 0:
                     break
                 start = max(data.rfind(b"\n", begin, hit) + 1, data.rfind(b"\r", begin, hit) + 1, begin)
                 ends = [at for at in (data.find(b"\n", hit, end), data.find(b"\r", hit, end)) if at >= 0]
-                found.add((start, min(ends, default=end)))
+                spans.add((start, min(ends, default=end)))
                 upto = start
-        for start, stop in sorted(found)[-self.most_lines :]:
+        for start, stop in sorted(spans)[-self.most_lines :]:
             yield data[max(start, stop - LONGEST) : stop]
 
     def _read(self, raw: bytes) -> Iterator[NumberReading]:
@@ -203,10 +204,10 @@ def _of_rule(rule: LossRule, line: str) -> Iterator[tuple[str, str, int | None]]
 
 def _group(match: object, name: str) -> str | None:
     try:
-        found: str | None = match[name]  # type: ignore[index]  # a match of re or regex
+        value: str | None = match[name]  # type: ignore[index]  # a match of re or regex
     except (IndexError, KeyError):
         return None
-    return found
+    return value
 
 
 def _value(shown: str) -> float | None:

@@ -1,4 +1,4 @@
-r"""The loss rules: which number of a line is read, and what is strange about it.
+r"""The loss rules: which number of a line is read, and which change of it is strange.
 
     [[loss.rule]]
     id = "reward.nan"
@@ -37,7 +37,7 @@ WINDOW = 100
 
 
 class RuleKind(StrEnum):
-    """What is strange about a number."""
+    """A strange change of a number."""
 
     NAN = "nan"
     INF = "inf"
@@ -46,7 +46,7 @@ class RuleKind(StrEnum):
 
 
 class NamePattern(Protocol):
-    """What judges the names of numbers: a pattern of `re`, or one that may give up."""
+    """The matcher for the names of numbers: a pattern of `re`, or one that may give up."""
 
     def fullmatch(self, text: str, /) -> object | None:
         """Return a match where the whole text matches, else None."""
@@ -58,7 +58,7 @@ class LossRule(Struct, frozen=True):
     words, pattern: of the lines that hold the number; empty and None: the losses that lines.py knows. names: what the number's whole name
     must match, None: any. threshold: a factor (jump) or a share (no_progress). times: so many strange numbers in a row make it report.
     after, from_step: it judges once so many numbers were read, and from this step on.
-    origin: the file and line, "" for ours.
+    origin: the file and line, "" for a built-in rule.
     """
 
     id: str
@@ -80,7 +80,7 @@ class LossRule(Struct, frozen=True):
 
 
 def problem_of(pattern: str) -> str:
-    """Return what is wrong with a rule's pattern, "" if nothing is."""
+    """Return the fault of a rule's pattern, "" without one."""
     try:
         re.compile(pattern)
     except re.error as error:
@@ -92,9 +92,9 @@ def problem_of(pattern: str) -> str:
     return "" if "value" in groups else "it has no group for the number, written as (?P<value>...)"
 
 
-def merged(ours: Sequence[LossRule], users: Sequence[LossRule], disabled: frozenset[str] = frozenset()) -> tuple[LossRule, ...]:
-    """Return the rules in use: one of the user's replaces ours of the same id. disabled: ids that the user switched off."""
-    by_id = {rule.id: rule for rule in (*ours, *users)}
+def merged(own: Sequence[LossRule], users: Sequence[LossRule], disabled: frozenset[str] = frozenset()) -> tuple[LossRule, ...]:
+    """Return the rules in use: one of the user's replaces the built-in one of the same id. disabled: ids that the user switched off."""
+    by_id = {rule.id: rule for rule in (*own, *users)}
     return tuple(rule for name, rule in by_id.items() if name not in disabled)
 
 

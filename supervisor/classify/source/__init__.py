@@ -1,1 +1,1 @@
-"""What a training script does wrong by its text alone: eight rules, each with the line. Pure: no file is read, no code of a user is run."""
+"""Finds faults in a training script by its text alone: eight rules, each with the line. Pure: no file is read, no code of a user is run."""

@@ -1,13 +1,13 @@
-"""Which calls are collectives of all ranks, also those in functions of the same script."""
+"""Finds calls of collectives of all ranks, also those in functions of the same script."""
 
 from __future__ import annotations
 
 import ast
 import builtins
-import re
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
+from supervisor.classify.expressions import expression
 from supervisor.classify.source.ranks import RankExpressions
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ _ACCELERATE = frozenset({"gather", "gather_for_metrics", "reduce", "pad_across_p
 _CHECKPOINT = frozenset(
     {"torch.distributed.checkpoint.save", "torch.distributed.checkpoint.load", "torch.distributed.checkpoint.async_save"}
 )
-#: What gives a model whose backward exchanges gradients.
+#: Calls that give a model whose backward exchanges gradients.
 _WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel", "fully_shard"})
 _GROUPS = frozenset({"group", "process_group", "pg"})
 #: Packages of which no function is a collective, besides those of Python itself.
@@ -58,13 +58,13 @@ _PLAIN_PACKAGES = sys.stdlib_module_names | {
     "rich",
 }
 #: A method of which the name suggests that ranks may meet in it.
-_MAY_MEET = re.compile(
+_MAY_MEET = expression(
     r"barrier|sync|wait|reduce|gather|broadcast|scatter|all_|step|backward|train|eval|valid|fit|save|load|run|forward|main|test|launch|join"
 )
 
 
 #: A test that asks whether there are several ranks.
-_SEVERAL = re.compile(r"is_initialized|is_available|world|distributed|ddp|num_processes")
+_SEVERAL = expression(r"is_initialized|is_available|world|distributed|ddp|num_processes")
 #: A function with more of them was not written by hand, and is left out.
 MOST_COLLECTIVES = 100
 #: Calls of functions of the script within each other are followed so far.
@@ -133,12 +133,12 @@ class Meetings:
         return self._of[key] if backward else tuple(meeting for meeting in self._of[key] if meeting.op != BACKWARD)
 
     def _on_all(self, function: Function) -> tuple[Meeting, ...]:
-        """Return those that whoever calls the function surely comes to where there are several ranks; first those that are no backward."""
+        """Return those that each caller of the function surely meets where there are several ranks; first those that are no backward."""
         rows = [meeting for meeting in self.of(function, backward=True) if self._is_certain(meeting.event, function)]
         return tuple(sorted(rows, key=lambda meeting: meeting.op == BACKWARD))
 
     def _is_certain(self, event: ScriptEvent, function: Function) -> bool:
-        """Return whether no test but one for several ranks stands above an event, or above a return before it."""
+        """Return whether no test but one for several ranks is above an event, or above a return before it."""
         leaves = [leave for leave in function.events if isinstance(leave.node, ast.Return) and leave.line < event.line]
         tests = [b.node.test for e in (event, *leaves) for b in e.path if isinstance(b.node, ast.If)]
         return self.test_of(event, function) is None and all(_SEVERAL.search(ast.unparse(test)) for test in tests)
@@ -180,7 +180,7 @@ class Meetings:
 
 
 def within(event: ScriptEvent, node: ast.AST, *blocks: str) -> bool:
-    """Return whether an event stands within a statement; in one of `blocks` of it if any is given."""
+    """Return whether an event is within a statement; in one of `blocks` of it if any is given."""
     return any(branch.node is node and (not blocks or branch.block in blocks) for branch in event.path)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-import re
 from typing import TYPE_CHECKING
 
+from supervisor.classify.expressions import expression
 from supervisor.classify.source.collectives import Meetings, within
 from supervisor.classify.source.findings import EPOCH, SEED, UNEVEN, ScriptFinding
 from supervisor.classify.source.script import LOOPS, argument, chain_of
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
     from supervisor.classify.source.script import Function, ScriptEvent
 
-#: What makes shards even, ends the loop after so many steps, or lets a rank end before its peers.
-_EVENS = re.compile(
+#: Calls and options that make shards even, end the loop after so many steps, or let a rank end before its peers.
+_EVENS = expression(
     r"drop_last|even_batches|split_batches|\bJoin\b|\.join\(\w*model|with .*\.join\(|[Pp]add?(ed|ing)?\b|max_steps|steps_per_epoch"
     r"|num_steps|total_steps|max_iters|num_samples|num_batches|islice\([^,\n]+,[^,\n]+\)"
 )
 #: Without one of these no rank takes a part by its number.
-_TAKES = re.compile(r"::|islice|range|%")
+_TAKES = expression(r"::|islice|range|%")
 _SAMPLERS = frozenset({"torch.utils.data.distributed.DistributedSampler", "torch.utils.data.DistributedSampler"})
 #: Programs that call set_epoch, or seed, by themselves.
 _BY_THEMSELVES = frozenset({"accelerate", "lightning", "pytorch_lightning", "transformers", "ignite", "composer", "ray", "fabric"})
@@ -37,11 +37,11 @@ def uneven(meetings: Meetings, text: str) -> Iterator[ScriptFinding]:
     if not _TAKES.search(text) or _EVENS.search(text) or not _loops(meetings) or _divides_by_world(meetings):
         return
     for function in meetings.script.functions:
-        for part, line in _shards(meetings, function):
+        for shard, line in _shards(meetings, function):
             yield ScriptFinding(
                 UNEVEN,
                 line,
-                f"each rank takes `{part}`: some get more batches than others unless the number divides, and wait for the others",
+                f"each rank takes `{shard}`: some get more batches than others unless the number divides, and wait for the others",
                 _loops(meetings),
             )
 
@@ -184,7 +184,7 @@ def _is_by_itself(meetings: Meetings) -> bool:
 def _shuffles(call: ast.Call) -> bool:
     """Return whether a sampler surely shuffles: its default."""
     given = next((keyword.value for keyword in call.keywords if keyword.arg == "shuffle"), call.args[3] if len(call.args) > 3 else None)  # noqa: PLR2004  the fourth
-    starred = any(isinstance(part, ast.Starred) for part in call.args) or any(keyword.arg is None for keyword in call.keywords)
+    starred = any(isinstance(argument, ast.Starred) for argument in call.args) or any(keyword.arg is None for keyword in call.keywords)
     return not starred and (given is None or (isinstance(given, ast.Constant) and given.value is True))
 
 
@@ -198,7 +198,7 @@ def _epoch_loop(meetings: Meetings, function: Function, sampler: ast.Call) -> as
     }
     loops = function.loops
     for loop in loops:
-        over = {part.id for other in loops if _is_inside(other, loop) for part in ast.walk(other.iter) if isinstance(part, ast.Name)}
+        over = {node.id for other in loops if _is_inside(other, loop) for node in ast.walk(other.iter) if isinstance(node, ast.Name)}
         if over & loaders and isinstance(loop.iter, ast.Call) and chain_of(loop.iter.func)[-1] in {"range", "count", "trange"}:
             return loop
         called = [event.node for event in loops[loop] if isinstance(event.node, ast.Call)]
@@ -267,7 +267,7 @@ def _is_batch(meetings: Meetings, call: ast.Call, event: ScriptEvent, function: 
     loop = next((b.node for b in reversed(event.path) if isinstance(b.node, LOOPS) and b.block == "body"), None)
     if not isinstance(loop, ast.For) or _range_of(loop) is not None or not call.args:
         return False
-    given = {part.id for part in ast.walk(loop.target) if isinstance(part, ast.Name)}
+    given = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
     for _ in range(3):
         given |= {name for name, values in function.assigned.items() if any(_names(value) & given for value in values)}
     trains = any(within(meeting.event, loop, "body") and meeting.op == "backward" for meeting in meetings.of(function, backward=True))
@@ -275,4 +275,4 @@ def _is_batch(meetings: Meetings, call: ast.Call, event: ScriptEvent, function: 
 
 
 def _names(node: ast.expr | None) -> set[str]:
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)} if node is not None else set()
+    return {name.id for name in ast.walk(node) if isinstance(name, ast.Name)} if node is not None else set()

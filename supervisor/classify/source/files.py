@@ -6,6 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from supervisor.classify.expressions import expression
 from supervisor.classify.source.collectives import Meetings, within
 from supervisor.classify.source.findings import DEVICES, LOAD, SAVE, ScriptFinding
 from supervisor.classify.source.script import LEAVES, LOOPS, argument, chain_of
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 _SAVES = frozenset({"torch.save", "safetensors.torch.save_file"})
 _LOADS = frozenset({"torch.load", "safetensors.torch.load_file"})
 #: A test with such a word may choose the rank that saves.
-_MAY_CHOOSE = re.compile(
+_MAY_CHOOSE = expression(
     r"rank|main|master|primary|chief|zero|lead|sav|proc|writ|log|host|node|dist|gpu|local|world|worker|shard", re.IGNORECASE
 )
-#: What makes one path of several parts, and changes nothing of whose it is.
+#: Calls that join a path from several parts, and do not change its owner.
 _JOINS = frozenset({"join", "Path", "str", "abspath", "expanduser", "with_suffix", "with_name", "format", "fspath"})
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
 #: A path is followed through so many callers, and of so many functions it is asked who calls them.
@@ -85,10 +86,10 @@ def _is_one_path(meetings: Meetings, path: ast.expr, function: Function, hops: i
     """Return whether a path is surely the same on all ranks: of texts, of options, and of names that are given no rank."""
     if hops <= 0 or meetings.ranks.depends(path, function):
         return False
-    for part in ast.walk(path):
-        if isinstance(part, ast.Call) and chain_of(part.func)[-1] not in _JOINS:
+    for node in ast.walk(path):
+        if isinstance(node, ast.Call) and chain_of(node.func)[-1] not in _JOINS:
             return False
-        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load) and not _is_one_name(meetings, part.id, function, hops):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and not _is_one_name(meetings, node.id, function, hops):
             return False
     return True
 
@@ -136,7 +137,7 @@ def _chooses_none(meetings: Meetings, branch: Branch, function: Function) -> boo
         text = ast.unparse(test)
         if "__name__" in text:
             return True
-        calls = any(isinstance(part, ast.Call) for part in ast.walk(test))
+        calls = any(isinstance(node, ast.Call) for node in ast.walk(test))
         return not calls and not _MAY_CHOOSE.search(text) and not meetings.ranks.depends(test, function)
     return isinstance(branch.node, (*LOOPS, ast.With, ast.Try)) and branch.block in {"body", "orelse", "finalbody"}
 

@@ -1,4 +1,4 @@
-"""What the rules find: each rule is a row, each finding a line with a sentence and what to write."""
+"""The findings of the rules: each rule is a row, each finding a line with a sentence and its repair."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from supervisor.core.values import Struct
 
 
 class Rule(Struct, frozen=True):
-    """One rule. sees: what it finds, for the docs; write: what to write instead. cards: which cards show it: "hang", "race", or neither."""
+    """One rule. sees: its findings, for the docs; write: what to write instead. cards: which cards show it: "hang", "race", or neither."""
 
     name: str
     sees: str
@@ -15,7 +15,7 @@ class Rule(Struct, frozen=True):
 
 
 class ScriptFinding(Struct, frozen=True):
-    """What a rule found. line: where; lines: first and last of each part of the script in which a rank stands because of it."""
+    """A rule's finding. line: where; lines: first and last of each part of the script in which a rank waits because of it."""
 
     rule: Rule
     line: int
@@ -23,13 +23,13 @@ class ScriptFinding(Struct, frozen=True):
     lines: tuple[tuple[int, int], ...] = ()
 
     def holds(self, line: int) -> bool:
-        """Return whether a rank that stands in this line may stand there because of it."""
+        """Return whether a rank that is in this line may stand there because of it."""
         return line == self.line or any(first <= line <= last for first, last in self.lines)
 
 
 RANK_TEST = Rule(
     "collective-under-rank-test",
-    "a collective (`dist.barrier()`, `accelerator.wait_for_everyone()`, …) that only some ranks call: it stands under `if rank == 0:`, or "
+    "a collective (`dist.barrier()`, `accelerator.wait_for_everyone()`, …) that only some ranks call: it is under `if rank == 0:`, or "
     "behind a `return`, `continue` or `break` that only some ranks take",
     "let all ranks call it, outside of the test of the rank",
     ("hang",),

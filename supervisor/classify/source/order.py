@@ -19,7 +19,7 @@ _ALIKE = frozenset(
     {"StopIteration", "StopAsyncIteration", "KeyboardInterrupt", "ImportError", "ModuleNotFoundError", "NotImplementedError", "SystemExit"}
     | {"GeneratorExit", "AttributeError", "BrokenPipeError"}
 )
-#: What makes a process group, which may be of the ranks under a test alone.
+#: Calls that make a process group, which may be of the ranks under a test alone.
 _GROUPS = frozenset({"init_process_group", "init_rpc", "new_group"})
 _ENDS = frozenset({"exit", "_exit", "abort", "quit", "destroy_process_group", "kill", "raise_signal"})
 
@@ -38,7 +38,7 @@ def under_rank_test(meetings: Meetings, function: Function) -> Iterator[ScriptFi
 
 
 def _one_sided(meetings: Meetings, function: Function, rows: Sequence[tuple[Meeting, Branch]]) -> ScriptFinding | None:
-    """Return what is wrong with the collectives under one test."""
+    """Return the fault of the collectives under one test."""
     node = rows[0][1].node
     if not isinstance(node, ast.If):
         return None
@@ -59,7 +59,7 @@ def _one_sided(meetings: Meetings, function: Function, rows: Sequence[tuple[Meet
 
 
 def _called(meetings: Meetings, function: Function, node: ast.AST) -> set[str]:
-    """Return the names of what is called under a test, and in the functions of the script that are called there."""
+    """Return the names of the functions called under a test, and within the script's functions called there."""
     names = set()
     for event in function.under(node, "body", "orelse"):
         if isinstance(event.node, ast.Call):
@@ -121,7 +121,7 @@ def leaves_before(meetings: Meetings, function: Function) -> Iterator[ScriptFind
 
 
 def _is_inside(branch: Branch, loop: ast.AST | None, event: ScriptEvent) -> bool:
-    """Return whether a test stands inside of the loop that a continue or a break is of."""
+    """Return whether a test is inside of the loop that a continue or a break is of."""
     nodes = [b.node for b in event.path]
     return loop is not None and nodes.index(branch.node) > nodes.index(loop)
 
@@ -185,18 +185,18 @@ def _skipped(
 
 
 def _between(skipped: Sequence[Meeting], before: Sequence[Meeting], in_body: Sequence[Meeting], loop: ast.AST | None) -> bool:
-    """Return whether a rank that skips these goes on to others: the loop comes to the same again, or others stand before."""
+    """Return whether a rank that skips these continues to others: the loop comes to the same again, or others stand before."""
     return loop is not None or any(meeting.event.line < skipped[0].event.line for meeting in (*before, *in_body))
 
 
 def _leave(handler: ast.ExceptHandler) -> ast.AST | None:
-    """Return how a handler goes on: its continue or return, or itself where it runs to its end; None where it raises or ends the rank."""
+    """Return how a handler continues: its continue or return, or itself where it runs to its end; None where it raises or ends the rank."""
     parts = list(ast.walk(handler))
-    names = [chain_of(part.func)[-1] for part in parts if isinstance(part, ast.Call)]
+    names = [chain_of(node.func)[-1] for node in parts if isinstance(node, ast.Call)]
     if any(name in _ENDS or name.startswith("assert") for name in names):
         return None
-    leave = next((part for part in parts if isinstance(part, ast.Continue | ast.Return)), None)
-    raises = any(isinstance(part, ast.Raise | ast.Break | ast.Assert) for part in parts)
+    leave = next((node for node in parts if isinstance(node, ast.Continue | ast.Return)), None)
+    raises = any(isinstance(node, ast.Raise | ast.Break | ast.Assert) for node in parts)
     return leave or (None if raises else handler)
 
 

@@ -1,4 +1,4 @@
-"""Which expressions are a rank or the number of ranks, and which tests differ between ranks."""
+"""Finds expressions of a rank or of the number of ranks, and tests that differ between ranks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RankExpressions:
     def __init__(self, script: ParsedScript) -> None:
         self._script = script
         self._depends: dict[tuple[int, int], bool] = {}
-        self._numbers: dict[tuple[str, int, int, int], bool] = {}  # by name: what is given from each other in circles has many ways
+        self._numbers: dict[tuple[str, int, int, int], bool] = {}  # by name: values given from each other in circles have many ways
         self._tests: dict[tuple[str, int, int, bool], bool] = {}
 
     def is_rank(self, node: ast.expr | None, function: Function, hops: int = MOST_HOPS) -> bool:
@@ -83,7 +83,7 @@ class RankExpressions:
     ) -> bool:
         """Return whether a test is true on some ranks alone; with `holds` False, whether it is false on some ranks alone.
 
-        One that asks whether there are ranks at all (`rank != -1`) is none. `saves and rank == 0` may be false on all ranks.
+        A test whether there are ranks at all (`rank != -1`) does not. `saves and rank == 0` may be false on all ranks.
         """
         if node is None or hops <= 0:
             return False
@@ -140,7 +140,7 @@ class RankExpressions:
             left, right = right, left
         if isinstance(op, ast.In | ast.NotIn):  # names are the members of a group, more often than not
             parts = right.elts if isinstance(right, ast.Tuple | ast.List | ast.Set) else []
-            return any(isinstance(part, ast.Constant) and isinstance(part.value, int) for part in parts)
+            return any(isinstance(side, ast.Constant) and isinstance(side.value, int) for side in parts)
         number = _constant(right)
         if number is None:
             return isinstance(op, ast.Eq | ast.NotEq) and self._may_be_rank(right, function)
@@ -164,21 +164,23 @@ class RankExpressions:
         key = (id(node), id(function))
         if key not in self._depends:
             self._depends[key] = False  # of a name that is given itself
-            self._depends[key] = any(isinstance(part, ast.expr) and (self._depends_itself(part, function, hops)) for part in ast.walk(node))
+            self._depends[key] = any(
+                isinstance(child, ast.expr) and (self._depends_itself(child, function, hops)) for child in ast.walk(node)
+            )
         return self._depends[key]
 
-    def _depends_itself(self, part: ast.expr, function: Function, hops: int) -> bool:
-        if isinstance(part, ast.Name | ast.Attribute | ast.Call | ast.Subscript) and self._is(
-            part, function, _RANKS, _RANK_VARIABLES, MOST_HOPS
+    def _depends_itself(self, expression: ast.expr, function: Function, hops: int) -> bool:
+        if isinstance(expression, ast.Name | ast.Attribute | ast.Call | ast.Subscript) and self._is(
+            expression, function, _RANKS, _RANK_VARIABLES, MOST_HOPS
         ):
             return True
-        if isinstance(part, ast.Name):
-            values = [*(self._script.values(part.id, function) or ()), *self._script.loops_over(part.id, function)]
-            if part.id in _TESTS:
+        if isinstance(expression, ast.Name):
+            values = [*(self._script.values(expression.id, function) or ()), *self._script.loops_over(expression.id, function)]
+            if expression.id in _TESTS:
                 return True
-        elif isinstance(part, ast.Attribute):
-            values = self._script.attributes.get(part.attr, [])
-            if part.attr in _TESTS:
+        elif isinstance(expression, ast.Attribute):
+            values = self._script.attributes.get(expression.attr, [])
+            if expression.attr in _TESTS:
                 return True
         else:
             return False

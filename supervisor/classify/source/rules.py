@@ -1,10 +1,10 @@
-"""Applies the rules to one script, and says what of it explains where a rank stands."""
+"""Applies the rules to one script, and finds the line that explains a rank's place."""
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
+from supervisor.classify.expressions import expression
 from supervisor.classify.source import data, files, order
 from supervisor.classify.source.collectives import Meetings
 from supervisor.classify.source.script import MOST_BYTES, ParsedScript
@@ -19,7 +19,7 @@ _OF_SCRIPTS = (
     ("DistributedSampler", data.without_set_epoch),
     ("manual_seed", data.one_seed),
 )
-_SUBJECT = re.compile(r"torch|accelerat|lightning|CUDA_VISIBLE_DEVICES")
+_SUBJECT = expression(r"torch|accelerat|lightning|CUDA_VISIBLE_DEVICES")
 
 
 def findings(source: bytes) -> tuple[ScriptFinding, ...]:

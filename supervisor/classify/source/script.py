@@ -1,4 +1,4 @@
-"""Splits a script into functions, and each into its calls and its leaves (return, break, …), with the branches that each stands in."""
+"""Splits a script into functions, and each into its calls and its leaves (return, break, …), with the branches that each is in."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Branch(NamedTuple):
 
 
 class ScriptEvent(NamedTuple):
-    """A call, a yield or a leave of a function, with the branches that it stands in, outermost first."""
+    """A call, a yield or a leave of a function, with the branches that it is in, outermost first."""
 
     node: ast.AST
     path: tuple[Branch, ...]
@@ -181,9 +181,9 @@ class ParsedScript:
                     blocks.append((name, value, (*path, Branch(statement, name))))
                 elif isinstance(value[0], ast.ExceptHandler | ast.match_case):
                     inner = (*path, Branch(statement, name))
-                    blocks += [(name, part.body, (*inner, Branch(part, "body"))) for part in value]
+                    blocks += [(name, child.body, (*inner, Branch(child, "body"))) for child in value]
                 else:
-                    expressions += [part for part in value if isinstance(part, ast.AST)]
+                    expressions += [child for child in value if isinstance(child, ast.AST)]
         calls, rest = _parts(expressions)
         function.events += [ScriptEvent(node, path) for node in calls]
         function.parts += rest
@@ -206,7 +206,7 @@ class ParsedScript:
     # what names mean
 
     def chain(self, call: ast.Call) -> list[str]:
-        """Return the names of what is called, as chain_of does."""
+        """Return the names of a call, as chain_of does."""
         if id(call) not in self._chains:
             self._chains[id(call)] = chain_of(call.func)
         return self._chains[id(call)]
@@ -229,7 +229,7 @@ class ParsedScript:
         return at
 
     def origin(self, call: ast.Call) -> str:
-        """Return the dotted origin of what is called, "" for anything that is not imported."""
+        """Return the dotted origin of a call, "" for a function that is not imported."""
         chain = self.chain(call)
         return ".".join((self.names[chain[0]], *chain[1:])) if chain[0] in self.names else ""
 
@@ -253,7 +253,7 @@ class ParsedScript:
         return own[0] if len(own) == 1 else None
 
     def _class_of(self, receiver: list[str], function: Function) -> str:
-        """Return the class of this script that an object is of: `self`, or what is given an instance once."""
+        """Return the class of this script that an object is of: `self`, or a name that is given an instance once."""
         if receiver in (["self"], ["cls"]):
             at: Function | None = function
             while at is not None and not at.owner:
@@ -322,5 +322,5 @@ def _parts(expressions: Sequence[ast.AST]) -> tuple[list[ast.AST], list[ast.AST]
             if isinstance(value, ast.AST):
                 stack.append(value)
             elif isinstance(value, list):
-                stack += [part for part in value if isinstance(part, ast.AST)]
+                stack += [child for child in value if isinstance(child, ast.AST)]
     return sorted(calls, key=lambda node: (node.lineno, node.col_offset)) if len(calls) > 1 else calls, rest  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What of a script explains where ranks stand, or where one loaded what another was writing. Pure: it gets the texts."""
+"""Finds the lines of a script that explain why ranks wait, or why one loaded a file that another was writing. Pure: it gets the texts."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class BundleContents:
         self.left_out.append((name, redact.text(why, self._known)))
 
     def manifest(self, about: dict[str, Any]) -> bytes:
-        """Return the list of what is in the bundle and what is not."""
+        """Return the list of the bundle's content and of the omitted files."""
         rows = [
             {"name": member.name, "bytes": len(member.content), "digests": member.hidden, "cut": member.is_cut, "source": member.source}
             for member in self.members

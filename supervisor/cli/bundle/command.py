@@ -1,4 +1,4 @@
-"""`supervise bundle`: one file with all that explains an incident, without secrets, to be sent to whoever helps."""
+"""`supervise bundle`: one file with all that explains an incident, without secrets, for a helper."""
 
 from __future__ import annotations
 

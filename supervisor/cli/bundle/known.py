@@ -28,7 +28,7 @@ _SHORTEST_PART: Final = 8
 
 
 def known_secrets(settings: Settings, environ: Mapping[str, str], processes: Iterable[int]) -> KnownSecrets:
-    """Return them. processes: the supervisor and its ranks, as far as they live. A value that is the path of a file is none."""
+    """Return them. processes: the supervisor and its ranks, as far as they live. The path of a file is not a secret."""
     import psutil  # noqa: PLC0415  for this command only
 
     secrets = [*_of_settings(settings, environ), *_of_environment(environ)]
@@ -50,7 +50,7 @@ def _of_settings(settings: Settings, environ: Mapping[str, str]) -> Iterator[str
         yield value
         if "://" in value:
             parts = re.split(r"[/?&=#]", value.partition("://")[2])[1:]
-            yield from (part for part in parts if len(part) >= _SHORTEST_PART and any(letter.isdigit() for letter in part))
+            yield from (word for word in parts if len(word) >= _SHORTEST_PART and any(letter.isdigit() for letter in word))
     yield from redact.secrets_in(
         "\n".join(f"{key}  {json.dumps(row.value, ensure_ascii=False)}" for key, row in settings_shown(settings).items())
     )

@@ -1,4 +1,4 @@
-"""What goes into a bundle, the most important first, and where each part is read."""
+"""The parts of a bundle, the most important first, and the source of each."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _HEAD: Final = 120
 
 
 class BundleSubject(Struct, frozen=True):
-    """What a bundle is about. journal: the file of the incident's run. run: that run where it is an earlier one, else ""."""
+    """The subject of a bundle. journal: the file of the incident's run. run: that run where it is an earlier one, else ""."""
 
     place: JobFiles
     view: JobView
@@ -177,7 +177,7 @@ def _end_of_all(parts: Sequence[Path], most: int) -> bytes:
         return data
     line_end = re.search(rb"[\r\n]", data)
     if line_end is None:
-        raise AbsentError(f"its last {bytes_text(len(data))} are one line: whether half a secret stands in it cannot be known")
+        raise AbsentError(f"its last {bytes_text(len(data))} are one line: it may hold half a secret")
     return data[line_end.end() :]
 
 

@@ -1,4 +1,4 @@
-"""What supervise moved out of the way of a job, or put in its place: as rows, for JSON and for a table."""
+"""Lists files that supervise moved out of a job's way, or put back: as rows, for JSON and for a table."""
 
 from __future__ import annotations
 

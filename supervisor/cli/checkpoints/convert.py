@@ -1,8 +1,8 @@
 """`supervise checkpoints convert`: writes a checkpoint in another format, and verifies the target before it gets its name.
 
 This process verifies the source, holds the place of the target, and follows another one, which alone imports torch, reads and writes
-(checkpointing/conversion/process.py). The target grows in a directory beside it, which is locked. Whoever finds that directory without a
-lock finds the leftover of a convert that was killed.
+(checkpointing/conversion/process.py). The target grows in a directory next to it, which is locked. A process that finds that directory
+without a lock finds the leftover of a convert that was killed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def command(*, source: str, target: str, to: str, dtype: str | None, as_json: bo
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where the target grows: a directory of ours beside it that is locked by an open descriptor."""
+    """Where the target grows: a private directory next to it that is locked by an open descriptor."""
 
     directory: str
     fd: int
@@ -112,7 +112,7 @@ def _refuse_target(source: str, target: str) -> None:
 
 
 def _only_checkpoint(source: str) -> str:
-    """Return the path of the one checkpoint that a path stands for. Raises SuperviseError (64) for several."""
+    """Return the path of the one checkpoint at a path. Raises SuperviseError (64) for several."""
     paths = discover.checkpoints_in(source)
     if len(paths) > 1:
         hint = f"name one of them: {clean(first_names(paths))}"

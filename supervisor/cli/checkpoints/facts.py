@@ -1,4 +1,4 @@
-"""What the catalogue says of each checkpoint of a job. No checkpoint is read."""
+"""The catalogue's facts of each checkpoint of a job. No checkpoint is read."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _OUT_OF_USE: Final = "out of use"
 
 
 class RejectedAs(Struct, frozen=True):
-    """Why a checkpoint is not handed out, and since when (Unix seconds)."""
+    """Why a checkpoint is not handed out. Times are Unix seconds."""
 
-    kind: str
-    reason: str
-    t: float
+    kind: str  # as in the row `rejected`
+    reason: str  # why it is not handed out
+    t: float  # since when
 
     @staticmethod
     def of(rejection: Rejection | None) -> RejectedAs | None:
@@ -41,46 +41,46 @@ class RejectedAs(Struct, frozen=True):
 
 
 class VerifiedAs(Struct, frozen=True):
-    """When a checkpoint was verified (Unix seconds), the id of its manifest (None: it has no digests), and its format."""
+    """The verification of a checkpoint."""
 
-    t: float
-    id: str | None
-    format: str
+    t: float  # when
+    id: str | None  # of its digests; null: they were dropped
+    format: str  # its format
 
 
 class CopiedTo(Struct, frozen=True):
-    """A copy of ours: where it lies, since when (Unix seconds), and which run holds it."""
+    """A backup copy."""
 
-    place: str
-    t: float
-    held_by: str
+    place: str  # where it lies
+    t: float  # since when
+    held_by: str  # which run holds it
 
 
 class MirroredTo(Struct, frozen=True):
-    """A copy in a mirror, and since when (Unix seconds)."""
+    """A copy in a mirror."""
 
-    mirror: str
-    key: str
-    t: float
+    mirror: str  # which
+    key: str  # its key there
+    t: float  # since when that is known
 
 
 class CheckpointFacts(Struct, frozen=True):
-    """One checkpoint, as docs/reference/checkpoint-format.md, "What `ls` prints", has it. None: not known."""
+    """One checkpoint. None: not known."""
 
-    path: str
-    step: int | None
-    bytes: int
-    state: str
-    reason: str
-    identity: Identity
-    run: str
-    attempt: int | None
-    writer: str
-    verified: VerifiedAs | None
-    finite: bool | None
-    copied: tuple[CopiedTo, ...]
-    mirrored: tuple[MirroredTo, ...]
-    rejected: RejectedAs | None
+    path: str  # which path; what is recorded of an earlier content of it is not said of this one
+    step: int | None  # as its content or its name gives it
+    bytes: int  # its size
+    state: str  # `verified`, `unread`, `unfinished`, `out of use`, or the kind of its rejection
+    reason: str  # why
+    identity: Identity  # which content is meant
+    run: str  # who wrote it, "" where that is not known
+    attempt: int | None  # likewise, or null
+    writer: str  # `ranks`: their save was logged; `before`: it lay there before any run of the job; `unknown`
+    verified: VerifiedAs | None  # null where it was not
+    finite: bool | None  # whether all its numbers are; null where it was not verified
+    copied: tuple[CopiedTo, ...]  # our copies
+    mirrored: tuple[MirroredTo, ...]  # the mirrors that hold it
+    rejected: RejectedAs | None  # null where it is not
 
 
 def facts_of_all(settings: Settings, records: RecordedCheckpoints, discovered: Sequence[Location]) -> list[CheckpointFacts]:
@@ -89,7 +89,7 @@ def facts_of_all(settings: Settings, records: RecordedCheckpoints, discovered: S
     copies, mirrored = Copies(records.catalogue, 0).all(), records.catalogue.all(MIRRORED)
     facts = []
     for candidate in _candidates(settings, records, discovered):
-        # what is recorded of another content of its path is not said of this one
+        # a record of another content of its path is not about this one
         path, identity = candidate.path, candidate.identity
         rejection, manifest = records.rejections.get(path, identity), records.manifests.facts(path)
         manifest = manifest if manifest is not None and manifest.identity == identity else None
@@ -159,7 +159,7 @@ def _writer(records: RecordedCheckpoints, candidate: Candidate, run: str, before
 
 
 def numbers_text(manifest: Manifest) -> str:
-    """Return what is not finite in a verified checkpoint, and whether an earlier one of its run was finite there."""
+    """Return the entries that are not finite in a verified checkpoint, and whether an earlier one of its run was finite there."""
     return numerics.report(manifest) or note_of(manifest.non_finite)
 
 

@@ -1,6 +1,6 @@
 """`supervise checkpoints ls`: what the catalogue says of a job's checkpoints on this node, or what a mirror holds.
 
-The members of the JSON are in docs/reference/checkpoint-format.md, "What `ls` prints". No checkpoint is read.
+No checkpoint is read.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LEARNED: Final = (Column("learned"), Column("saved", right=True), Column("loade
 @setting_options(*JOB, "checkpoints.paths", *MIRROR)
 @json_option
 def ls_command(invocation: Invocation, *, as_json: bool) -> int:
-    """It also lists the places that were discovered and what was moved. It reads no checkpoint: `verify` does.
+    """It also lists the discovered places and the moved checkpoints. It reads no checkpoint: `verify` does.
 
     With --mirror the newest comes first. The exit code is 78 if the mirror holds only other jobs' checkpoints; they are named.
     """
@@ -53,7 +53,7 @@ def ls_command(invocation: Invocation, *, as_json: bool) -> int:
 
 
 def ls(settings: Settings, job: str | None, *, as_json: bool) -> int:
-    """Print the job's checkpoints, the discovered locations, and what was moved and removed. Returns 0."""
+    """Print the job's checkpoints, the discovered locations, and the moved and removed ones. Returns 0."""
     place = find_job(state_root(settings), job)
     with progress(f"listing the checkpoints of {place.job}", wanted=not as_json):
         records = RecordedCheckpoints(place.directory / DIRECTORY)

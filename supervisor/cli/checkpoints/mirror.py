@@ -77,7 +77,7 @@ def restore_command(invocation: Invocation, *, to: str | None, as_json: bool) ->
 
 
 def backends_of(settings: Settings) -> tuple[Backend, ...]:
-    """Give the mirrors of the settings; none is asked anything yet. Raises SuperviseError where there is none, or one is no place."""
+    """Give the mirrors of the settings, without any request. Raises SuperviseError where there is none, or one has no valid address."""
     if not settings.checkpoints.mirror:
         raise SuperviseError(
             "no mirror is known", hint="name one with --mirror s3://BUCKET/PREFIX, or under [checkpoints] in the file of settings"
@@ -201,7 +201,7 @@ def _names(checkpoint: MirroredCheckpoint) -> tuple[str, ...]:
 
 
 def _fetch(same: Sequence[MirroredCheckpoint], into: str, out: Output) -> restore.Restored:
-    """Fetch the first that is whole of what is the same in several mirrors. Raises what the last of them does."""
+    """Fetch the first whole one of the same object in several mirrors. Raises the error of the last one."""
 
     def fetch(checkpoint: MirroredCheckpoint) -> restore.Restored:
         with out.progress(f"restoring {checkpoint.manifest.name}") as bar:

@@ -1,4 +1,4 @@
-"""`supervise checkpoints prune`: removes a job's older copies, or lists what it would remove; names what was set aside.
+"""`supervise checkpoints prune`: removes a job's older copies, or lists those that it would remove; names the files set aside.
 
 It removes our own copies, and those in mirrors where a number for them is given. The job's own checkpoints it only lists: their supervisor
 alone removes them, since it knows what the ranks use.
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 def command(invocation: Invocation, *, mirror_keep: int | None, dry_run: bool, as_json: bool) -> int:
     """--keep is the number of our copies to keep, else 2. With it the command also lists what the supervisor would remove of the job's own.
 
-    What was set aside (.supervise-aside) stays, and is listed with its size.
+    Files that were set aside (.supervise-aside) stay, and are listed with their size.
     It runs on a node where the job ran, while the job does not run; --dry-run also while it runs.
     """
     settings, job = named_or_latest_job(invocation)
@@ -51,7 +51,7 @@ def command(invocation: Invocation, *, mirror_keep: int | None, dry_run: bool, a
 
 
 def prune(settings: Settings, job: str, mirror_keep: int | None, *, dry_run: bool, as_json: bool) -> int:
-    """Remove what is not to be kept, or with `dry_run` say what that is. Returns 0; 1 where a damaged copy kept older ones from going."""
+    """Remove the copies beyond the limit, or with `dry_run` list them. Returns 0; 1 where a damaged copy kept older ones from going."""
     checkpoints = settings.checkpoints
     place = find_job(state_root(settings), job)
     if not dry_run:
@@ -72,11 +72,11 @@ def prune(settings: Settings, job: str, mirror_keep: int | None, *, dry_run: boo
     if in_mirrors and checkpoints.mirror:
         every = checkpoints.keep_every or None
         mirror.prune(settings, job, rules.RetentionPolicy(in_mirrors, every), dry_run=dry_run, as_json=as_json)
-    with progress("measuring what was set aside", wanted=not as_json):
+    with progress("measuring the files set aside", wanted=not as_json):
         for change in AsideRecord(records.catalogue).standing():
             _say("set aside", change.to, reason=_why_aside(change, settings.undo_command(place.job, change.id)), as_json=as_json)
     if not gone.removed and not gone.reason:
-        stdio.say("no copy of ours is to be removed")
+        stdio.say("no backup copy is to be removed")
     return 1 if gone.reason else 0
 
 

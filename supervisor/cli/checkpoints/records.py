@@ -31,7 +31,7 @@ MIRROR: Final = ("checkpoints.mirror",)
 
 
 class RecordedCheckpoints:
-    """What a job recorded of its checkpoints on one node; each part is read when it is asked for. is_writer: it is to be changed."""
+    """A job's records of its checkpoints on one node; each part is read at its first use. is_writer: the records may be changed."""
 
     def __init__(self, directory: Path, *, is_writer: bool = False) -> None:
         self.directory = directory
@@ -41,17 +41,17 @@ class RecordedCheckpoints:
 
     @cached_property
     def order(self) -> CheckpointOrder:
-        """Which is newest, and what a run stepped back from."""
+        """The order of checkpoints, and the roll-backs of runs."""
         return CheckpointOrder(self.catalogue, self.manifests)
 
     @cached_property
     def last_run(self) -> Discovery:
-        """What the ranks of the last run were seen to write."""
+        """The files that the ranks of the last run visibly wrote."""
         return from_logs.read_last_run(self.catalogue)
 
 
 def records_of(settings: Settings, job: str | None, directory: str) -> Path | None:
-    """Return where a job recorded what it knows of its checkpoints: `job`'s, else the last one here that recorded any in `directory`."""
+    """Return the place of a job's records of checkpoints: `job`'s, else the last one here that recorded any in `directory`."""
     root = state_root(settings)
     if job is not None and any(place.job == job for place in places_in(root)):
         return find_job(root, job).directory / DIRECTORY

@@ -1,4 +1,4 @@
-"""`supervise checkpoints show`, `undo` and `quarantine`: what is known of one checkpoint, and the repairs of records.
+"""`supervise checkpoints show`, `undo` and `quarantine`: the facts of one checkpoint, and the repairs of records.
 
 `undo` and `quarantine` are refused while a supervisor runs the job on this node: it holds the same records in memory.
 """
@@ -64,7 +64,7 @@ def show_command(invocation: Invocation, *, path: str, as_json: bool) -> int:
 @json_option
 @click.argument("change", metavar="[CHANGE]", required=False, type=click.IntRange(min=1))
 def undo_command(invocation: Invocation, *, change: int | None, as_json: bool) -> int:
-    """What was moved aside is moved back, and what was put in its place is removed, the last change first.
+    """A file that was moved aside is moved back, and its replacement is removed, the last change first.
 
     The exit code is 1 if something could not be moved. Not while the job runs.
     """
@@ -106,7 +106,7 @@ def show(settings: Settings, job: str | None, path: str, *, as_json: bool) -> in
     if rejected is not None:
         facts.append(Fact("rejected", f"{second_text(rejected.t)} ({rejected.kind}): {rejected.reason}", Tone.WARNING))
     if recorded is not None:
-        now = "what is there now" if recorded.same else "what was there before: it was written anew since"
+        now = "the present file" if recorded.same else "an earlier file: it was written anew since"
         facts.append(Fact("manifest", f"{recorded.id}: {size_text(recorded.bytes)}, of {now}"))
     facts += [Fact("files" if number == 0 else "", name) for number, name in enumerate(verification.files)]
     stdio.show(FactPage(f"checkpoint {os.path.basename(absolute)}", tuple(facts)))  # noqa: PTH119  a name
@@ -114,7 +114,7 @@ def show(settings: Settings, job: str | None, path: str, *, as_json: bool) -> in
 
 
 class ManifestFacts(Struct, frozen=True):
-    """What the manifest of a checkpoint records. same: whether it is of what is there now."""
+    """The content of a checkpoint's manifest. same: whether it is of the present file."""
 
     id: str
     step: int | None

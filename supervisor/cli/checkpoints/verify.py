@@ -88,7 +88,7 @@ def latest(directory: str, records: Path | None, *, as_json: bool) -> int:
 def _selected(
     listing: Listing, records: Path, directory: str, cache: Cache, throttle: Throttle
 ) -> tuple[Selection, Sequence[tuple[str, str]]]:
-    """Choose as a resume does, and return (path, reason) of what is rejected."""
+    """Choose as a resume does, and return (path, reason) of the rejected ones."""
     known = RecordedCheckpoints(records)
     rejected = {
         candidate.path: rejection.reason

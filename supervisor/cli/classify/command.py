@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 @setting_options()
 @json_option
 @click.option("--rules", "show_rules", is_flag=True, help="List the signatures and the loss rules in use, yours too.")
-@click.option("--explain", is_flag=True, help="Show what was weighed, what outranked what, and a row of your own for such a log.")
+@click.option("--explain", is_flag=True, help="Show the candidates, their ranking, and a row of your own for such a log.")
 @click.argument("logs", metavar="FILE|DIR|-...", nargs=-1)
 def command(invocation: Invocation, *, logs: tuple[str, ...], as_json: bool, show_rules: bool, explain: bool) -> int:
-    """Each file gets an answer. A directory with the files of one attempt gets one answer; any other stands for the files in it."""
+    """Each file gets an answer. A directory with the files of one attempt gets one answer; any other means the files in it."""
     if show_rules and not logs:
         return show_table(invocation.settings())
     return classify_logs(invocation.settings(), logs, as_json=as_json, explain=explain)
@@ -78,7 +78,7 @@ def classify_logs(settings: Settings, places: Sequence[str], *, as_json: bool, e
     except BrokenPipeError:  # `| head` has read enough
         stdio.point_stdout_nowhere()
         return 0
-    finally:  # also of what was read when a person has waited enough
+    finally:  # also of the part read when a person has waited enough
         if rows and not as_json:
             stdio.show(*pages or [rendering.answer_table(rows)])
     if not rows:

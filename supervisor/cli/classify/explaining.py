@@ -1,4 +1,4 @@
-"""Shows how an answer came about (`supervise classify --explain`): a table of what was weighed, and the row that a person would add."""
+"""Shows how an answer came about (`supervise classify --explain`): a table of the candidates, and the row that a person would add."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from supervisor.core.model import Evidence
 
 _MOST_ROWS = 24
-#: What stands in the row where the log names nothing that could stand there.
+#: The text of the row where the log names nothing for it.
 _NO_TEXT = "the words of your error"
 
 
 def table(answer: Answer, evidence: tuple[Evidence, ...]) -> Table:
-    """Return a row for each candidate: where it was seen, by which rule, what it claims, and what became of it."""
+    """Return a row for each candidate: its line, its rule, its claim, and its fate."""
     rows = []
     for weighed in explanation.weighed(verdict_grounds(evidence))[:_MOST_ROWS]:
         fact, claim = weighed.candidate.fact, weighed.candidate.claim
@@ -33,7 +33,7 @@ def table(answer: Answer, evidence: tuple[Evidence, ...]) -> Table:
         text = redact.text(clean(text_of(fact)))[:100]
         rows.append((place, Cell(fact.name, Tone.FAINT), claim.cause.value, f"{100 * claim.weight:.0f} %", Cell(weighed.fate, tone), text))
     columns = (Column("line", right=True), Column("rule"), Column("claims"), Column("sure", right=True), Column("is"), Column("seen"))
-    return Table(columns, tuple(rows), title="what was weighed", empty="Nothing in the log claims a cause.")
+    return Table(columns, tuple(rows), title="the candidates", empty="Nothing in the log claims a cause.")
 
 
 def row_page(answer: Answer) -> FactPage:

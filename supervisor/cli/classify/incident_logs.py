@@ -1,7 +1,7 @@
 """The logs that `supervise classify` is given: which files are one incident, and the evidence in them.
 
 A file is an incident of its own. A directory whose files have the names of our attempts' (`rank-3.err`, `rank-3.out`, their rotated parts,
-`agent.err`) is one incident of all of them. Any other directory stands for the plain files in it and below. Memory is bounded, whatever the
+`agent.err`) is one incident of all of them. Any other directory means the plain files in it and below. Memory is bounded, whatever the
 files hold.
 """
 
@@ -70,7 +70,7 @@ class _Fed(Struct, frozen=True):
 
 
 def logs_at(place: str) -> Iterator[Log]:
-    """Yield the incidents that a path, or - for standard input, stands for."""
+    """Yield the incidents at a path, or of standard input for -."""
     path = Path(place)
     if place == STDIN or not path.is_dir():
         yield Log(place, (Stream((path,), log_files.rank_of(path)),))
@@ -92,7 +92,7 @@ def logs_at(place: str) -> Iterator[Log]:
             else:
                 yield Log(str(file), (Stream((file,)),))
     if left_out:
-        stdio.say(f"left out of {place} what is packed, or a program: {left_out} files")
+        stdio.say(f"left out of {place} packed files and programs: {left_out} files")
 
 
 def size_of(log: Log) -> int | None:
@@ -113,7 +113,7 @@ def read(
 ) -> tuple[tuple[Evidence, ...], tuple[Part, ...]]:
     """Return the evidence in a log, its lines counted through all its files, and where each file begins. `progress` gets the bytes read.
 
-    Raises OSError, and SuperviseError where it is no text as it stands. There is no evidence at all where not a byte was read: that is
+    Raises OSError, and SuperviseError where it is no text as it is. There is no evidence at all where not a byte was read: that is
     no log of a healthy job.
     """
     parts: list[Part] = []
@@ -146,7 +146,7 @@ def read(
 
 
 def _with_texture(evidence: tuple[Evidence, ...], texture: Texture) -> tuple[Evidence, ...]:
-    """Return the evidence, with what is known of bytes that are no text."""
+    """Return the evidence, with the facts of bytes that are no text."""
     return (*evidence, Evidence("log", _NOT_TEXT, texture.problem)) if texture.problem else evidence
 
 
@@ -164,7 +164,7 @@ def verdict_on(evidence: tuple[Evidence, ...]) -> FailureVerdict:
 def _feed(  # noqa: PLR0913 (all that takes a block)
     reader: FloodReader, file: Path, texture: Texture, progress: Callable[[int], None], numbers: LogNumbers | None, *, counting: bool
 ) -> _Fed:
-    """Read a file to its end. Raises OSError, and SuperviseError where it is no text as it stands."""
+    """Read a file to its end. Raises OSError, and SuperviseError where it is no text as it is."""
     newlines = size = 0
     with reading.opened(None if str(file) == STDIN else file) as fd:
         status = os.fstat(fd)
@@ -182,7 +182,7 @@ def _feed(  # noqa: PLR0913 (all that takes a block)
 def _of_many(evidence: tuple[Evidence, ...], before: int, changed_at: float) -> tuple[Evidence, ...]:
     """Return the evidence of one stream of several, fit to stand beside that of the others: lines are counted on from `before`.
 
-    What the stream itself shows to have been survived is left out, for after this its progress says nothing. Times are those of its
+    Errors that the stream itself survived are left out, for after this its progress says nothing. Times are those of its
     file's last change (0: not known): a rank that died first wrote its last line first.
     """
     survived = max((fact.line for fact in evidence if fact.name == "progress"), default=0)

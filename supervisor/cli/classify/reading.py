@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Larger ones leave the processor's caches, and the allocator's arena: then each costs page faults.
 BLOCK_BYTES = 256 << 10
-#: What begins like this is no log as it stands: gzip, zstd, xz, bzip2, zip (torch's checkpoints too), ELF.
+#: The first bytes of files that are no log as they are: gzip, zstd, xz, bzip2, zip (torch's checkpoints too), ELF.
 PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh", b"PK\x03\x04", b"\x7fELF")
 #: How long a pipe may be silent before a line on stderr says so.
 SILENT_S = 2.0
@@ -34,11 +34,11 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-#: Of UTF-16 without a mark every other byte is NUL in what is mostly ASCII, and next to none of the others is.
+#: Of UTF-16 without a mark every other byte is NUL in mostly ASCII text, and next to none of the others is.
 _SAMPLE_BYTES = 4096
 _LEAST_SAMPLE_BYTES = 16
 _MOSTLY, _HARDLY = 0.6, 0.02
-#: What no text holds: control characters but for those that move and colour (\a \b \t \n \v \f \r ESC).
+#: Bytes that no text holds: control characters except those that move and colour (\a \b \t \n \v \f \r ESC).
 _CONTROL = bytes(code for code in range(1, 32) if code not in b"\a\b\t\n\v\f\r\x1b") + b"\x7f"
 _NOT_CONTROL = bytes(code for code in range(256) if code not in _CONTROL)
 #: Of each block this much is judged. Random bytes are control characters to a ninth.
@@ -48,7 +48,7 @@ _MOST_CONTROL = 0.05
 
 @dataclass(slots=True)
 class Texture:
-    """What the bytes of a log are like. NULs count for nothing where there is text beside them: a sparse file has holes of them."""
+    """The kind of a log's bytes. NULs count for nothing where there is text beside them: a sparse file has holes of them."""
 
     judged: int = 0
     nul: int = 0
@@ -56,10 +56,10 @@ class Texture:
 
     def take(self, block: bytes) -> None:
         """Judge a block by its beginning."""
-        part = block[:_JUDGED_BYTES]
-        self.judged += len(part)
-        self.nul += part.count(0)
-        self.control += len(part.translate(None, _NOT_CONTROL))
+        sample = block[:_JUDGED_BYTES]
+        self.judged += len(sample)
+        self.nul += sample.count(0)
+        self.control += len(sample.translate(None, _NOT_CONTROL))
 
     @property
     def problem(self) -> str:
@@ -97,7 +97,7 @@ def _await(fd: int, name: str) -> None:
     try:
         waiting.register(fd, select.POLLIN)
         if not waiting.poll(SILENT_S * 1000):
-            stdio.say(f"waiting for what is written to {name}")
+            stdio.say(f"waiting for lines of {name}")
             waiting.poll()
     except PermissionError:  # poll knows nothing of it: it is no pipe
         return
@@ -129,10 +129,10 @@ def _encoding(block: bytes) -> str | None:
     """Return the name of an encoding that is not made of ASCII's bytes, by the beginning of a log; None: it is as it should be."""
     if marked := next((name for mark, name in _MARKS if block.startswith(mark)), None):
         return marked
-    part = block[: min(len(block), _SAMPLE_BYTES) & ~1]
-    if len(part) < _LEAST_SAMPLE_BYTES:
+    sample = block[: min(len(block), _SAMPLE_BYTES) & ~1]
+    if len(sample) < _LEAST_SAMPLE_BYTES:
         return None
-    even, odd = (part[start::2].count(0) / (len(part) // 2) for start in (0, 1))
+    even, odd = (sample[start::2].count(0) / (len(sample) // 2) for start in (0, 1))
     if odd >= _MOSTLY and even <= _HARDLY:
         return "utf-16-le"
     return "utf-16-be" if even >= _MOSTLY and odd <= _HARDLY else None

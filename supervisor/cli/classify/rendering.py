@@ -1,7 +1,7 @@
 """Renders the answer of `supervise classify`: a JSON object, a page of labelled facts, or a line of a table.
 
 Pure. The text has no control characters, no escapes, and no values that look secret. The page has the words of the card
-(report/wording.py): what, where, do, evidence. A log says nothing of what was done.
+(report/wording.py): what, where, do, evidence. A log says nothing of the action.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MOST_EVIDENCE = 5
-#: Fingerprints of logs that show no failure, and no training or good end either: what was seen stands in place of what failed.
+#: Fingerprints of logs that show no failure, and no training or good end either: the observation is in place of the failure.
 _NOTHING_SEEN = frozenset({NOT_EARNED, "unknown:no-evidence", "unknown:not-text"})
 #: Facts that the page shows under labels of their own.
 _SHOWN = frozenset({"file", "line", "function"})
@@ -51,31 +51,32 @@ class Answer(Struct, frozen=True):
     evidence: tuple[Evidence, ...] = ()
 
     def place(self, fact: Evidence) -> tuple[str, int]:
-        """Return the file and the line in it where a fact stands; ("", 0) where that is not known."""
-        at = bisect_right(self.parts, fact.line, key=lambda part: part.first_line) - 1
+        """Return the file and the line of a fact; ("", 0) where they are not known."""
+        at = bisect_right(self.parts, fact.line, key=lambda stretch: stretch.first_line) - 1
         if fact.line <= 0 or at < 0:
             return "", 0
         return self.parts[at].name, fact.line - self.parts[at].first_line + 1
 
 
 def as_dict(answer: Answer) -> dict[str, Any]:
-    """Return what `--json` prints (docs/reference/json.md)."""
+    """Return what `--json` prints."""
     verdict = answer.verdict
     runner_up = {"cause": verdict.runner_up.value, "confidence": verdict.runner_up_confidence} if verdict.runner_up else None
     return {
-        "path": answer.path,
-        "cause": verdict.cause.value,
-        "confidence": verdict.confidence,
-        "rank": verdict.rank,
-        "gpu": verdict.gpu or None,
-        "node": verdict.node or None,
-        "transient": verdict.transient,
-        "fingerprint": verdict.fingerprint,
-        "summary": clean(verdict.summary),
-        "runner_up": runner_up,
-        "facts": {name: redact.text(value) for name, value in verdict.facts},
+        "path": answer.path,  # as given, or as found in a directory
+        "cause": verdict.cause.value,  # one of the causes
+        "confidence": verdict.confidence,  # 0 to 1
+        "rank": verdict.rank,  # of the culprit, null if the evidence does not name it
+        "gpu": verdict.gpu or None,  # likewise: an index, a UUID or a PCI id
+        "node": verdict.node or None,  # likewise
+        "transient": verdict.transient,  # whether a second start of the same program may well succeed
+        "fingerprint": verdict.fingerprint,  # equal for two occurrences of one failure
+        "summary": clean(verdict.summary),  # a sentence
+        "runner_up": runner_up,  # `cause` and `confidence` of the next most likely other cause, or null
+        "facts": {name: redact.text(value) for name, value in verdict.facts},  # values from the evidence, all as text: bytes, seconds
+        # what the loss rules find strange at the end of the log: a list of texts
         "strange": [redact.text(clean(text)) for text in answer.strange],
-        "evidence": [_evidence(answer, fact) for fact in verdict.because],
+        "evidence": [evidence_document(answer, fact) for fact in verdict.because],  # the strongest first
     }
 
 
@@ -100,7 +101,7 @@ def page(answer: Answer) -> FactPage:
 
 
 def _what(verdict: FailureVerdict) -> str:
-    """Return what happened, as a sentence; of a log that shows nothing, what was looked for."""
+    """Return what happened, as a sentence; of a log that shows nothing, the causes looked for."""
     return wording.capital(clean(verdict.summary)) if verdict.fingerprint in _NOTHING_SEEN else wording.what_text(verdict)
 
 
@@ -111,7 +112,7 @@ def _next(verdict: FailureVerdict) -> str:
 
 
 def _evidence_facts(answer: Answer) -> list[Fact]:
-    """Return the evidence with its places: first what the verdict stands on, then what merely follows from it."""
+    """Return the evidence with its places: first what the verdict is on, then what merely follows from it."""
     verdict = answer.verdict
     own = [fact for fact in verdict.because if not wording.is_consequence(fact, verdict)]
     follows = [fact for fact in verdict.because if fact not in own]
@@ -152,14 +153,15 @@ def text_of(fact: Evidence) -> str:
     return lines[-1] if fact.name == "traceback" else " ".join(lines)
 
 
-def _evidence(answer: Answer, fact: Evidence) -> dict[str, Any]:
+def evidence_document(answer: Answer, fact: Evidence) -> dict[str, Any]:
+    """Return a fact as `--json` prints it; of several logs with its file."""
     name, line = answer.place(fact)
     row = {
-        "line": line or None,
-        "rank": fact.rank,
-        "source": fact.source,
-        "signature": fact.name if fact.claim is not None else None,
-        "text": redact.text(text_of(fact)),
+        "line": line or None,  # its number, or null
+        "rank": fact.rank,  # whose output it is
+        "source": fact.source,  # what observed it
+        "signature": fact.name if fact.claim is not None else None,  # null where none
+        "text": redact.text(text_of(fact)),  # in one line
     }
     return row | {"file": name or None} if len(answer.parts) > 1 else row
 

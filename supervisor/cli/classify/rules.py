@@ -22,14 +22,14 @@ MOST_OF_A_BLOCK = 1
 
 
 def table(catalogue: Catalogue, rules: Sequence[LossRule]) -> Table:
-    """Return a row for each signature and each loss rule: its id, what it stands for, where it is searched or what it reports."""
+    """Return a row for each signature and each loss rule: its id, its meaning, where it is searched or its report."""
     rows = [(row.id, "nothing failed" if row.benign else row.cause.value, ", ".join(row.where)) for row in catalogue.rows]
     rows += [(rule.id, f"loss: {rule.kind.value}", condition(rule)) for rule in rules]
     return Table((Column("id", copied=True), Column("means"), Column("searched in, or reported if")), tuple(rows))
 
 
 class LogNumbers:
-    """What the loss rules find in one log, over all of its streams."""
+    """The findings of the loss rules in one log, over all of its streams."""
 
     def __init__(self, rules: Sequence[LossRule]) -> None:
         self._captures, self._rules = captures(rules)
@@ -63,5 +63,5 @@ class LogNumbers:
 
     @property
     def strange(self) -> tuple[str, ...]:
-        """What is still strange at the end of the log."""
+        """Strange changes that last at the end of the log."""
         return tuple(self._open.values())

@@ -2,7 +2,7 @@
 
 A log with few failures is read whole. One that is full of anchors would take seconds for each ten megabytes and shows nothing new in them.
 After WHOLE_HITS anchors, a shape of line (its text without the figures) that was read ENOUGH times is only sampled. The end of the log is
-always read whole. Line numbers hold: newlines are counted in what is left out. Memory is bounded by LAST_BYTES and MOST_SHAPES. The
+always read whole. Line numbers hold: newlines are counted in omitted parts. Memory is bounded by LAST_BYTES and MOST_SHAPES. The
 sample depends on the log alone, not on the clock.
 """
 
@@ -25,13 +25,13 @@ WHOLE_HITS = 20_000
 #: A block with fewer hits, one in so many bytes, is read whole: most of it costs nothing.
 SPARSE_BYTES = 1024
 LAST_BYTES = 1 << 20
-#: What is left out or read, at lines' ends, and how often it is read though it says nothing new.
+#: The sizes of omitted and of read parts, at lines' ends, and how often a part is read though it says nothing new.
 PART_BYTES = 4096
 EVERY = 32
 ENOUGH = 8
 #: Where each line is another one, all are taken for known beyond this.
 MOST_SHAPES = 20_000
-#: What differs between two occurrences of one line: figures, addresses, ids.
+#: Words that differ between two occurrences of one line: figures, addresses, ids.
 _VARYING = b"0123456789abcdef"
 
 
@@ -78,20 +78,20 @@ class FloodReader:
             end = block.find(b"\n", min(at + PART_BYTES, last) - 1) + 1
             parts.append(block[at:end])
             at = end
-        known = [self._is_known(part) for part in parts]
+        known = [self._is_known(chunk) for chunk in parts]
         kept = [block[:first]]
-        for index, part in enumerate(parts):
+        for index, chunk in enumerate(parts):
             if all(known[max(0, index - 1) : index + 2]):
                 self._known_parts += 1
-                kept.append(part if self._known_parts % EVERY == 0 else b"\n" * part.count(b"\n"))
+                kept.append(chunk if self._known_parts % EVERY == 0 else b"\n" * chunk.count(b"\n"))
             else:
-                kept.append(part)
+                kept.append(chunk)
         return b"".join((*kept, block[last:]))
 
-    def _is_known(self, part: bytes) -> bool:
+    def _is_known(self, chunk: bytes) -> bool:
         """Whether each line of it was seen often; they are counted."""
         known = True
-        for line in part.split(b"\n"):
+        for line in chunk.split(b"\n"):
             shape = hash(line.translate(None, _VARYING))
             times = self._seen.get(shape, 0)
             if times < ENOUGH and (times or len(self._seen) < MOST_SHAPES):
@@ -101,13 +101,13 @@ class FloodReader:
 
 
 class _Counting:
-    """A scanner that counts what it finds."""
+    """A scanner that counts its hits."""
 
     def __init__(self, scanner: Scanner) -> None:
         self._scanner = scanner
         self.hits_so_far = 0
 
     def hits(self, block: bytes) -> Sequence[tuple[int, int]]:
-        found = self._scanner.hits(block)
-        self.hits_so_far += len(found)
-        return found
+        hits = self._scanner.hits(block)
+        self.hits_so_far += len(hits)
+        return hits

@@ -31,7 +31,7 @@ _LISTED_S: Final = 5.0
 @click.option("--kernel-log", metavar="FILE|-", help="Judge a saved kernel log (dmesg, journalctl, syslog) instead of this node.")
 @node_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: with --kernel-log one object for each finding.")
-@click.option("--all", "in_full", is_flag=True, help="Show what is well, too.")
+@click.option("--all", "in_full", is_flag=True, help="Show good results, too.")
 @click.option("--watch", "watch_s", type=click.FloatRange(min=0.1), metavar="S", help="Check again every S seconds.")
 @click.option("--fix", is_flag=True, help="First clear away what your jobs left on this node, where that is proven.")
 def command(  # noqa: PLR0913  one for each option
@@ -74,7 +74,7 @@ def command(  # noqa: PLR0913  one for each option
 def node_doctor(settings: Settings, *, lasting: bool = False, show: Callable[[str], None] = lambda _text: None) -> Doctor:
     """Return what examines this node, and the paths and ports of the job that the settings name. The caller closes it.
 
-    show: gets what is waited for, "" at the end.
+    show: gets the subject of the wait, "" at the end.
     """
     from health import Ask, Doctor  # noqa: PLC0415  heavy: not for --help
     from supervisor.config.health import directories, thresholds  # noqa: PLC0415
@@ -103,7 +103,7 @@ def _waiting(names: Sequence[str]) -> str:
 
 
 def _largest(patterns: Sequence[str], cwd: str) -> int:
-    """Return how large the largest checkpoint is that is there; 0 if there is none, or if the disk does not answer in time."""
+    """Return the size of the largest checkpoint; 0 without one, or if the disk does not answer in time."""
     from checkpointing.discover import find  # noqa: PLC0415  for this command only
     from checkpointing.model import CheckpointingError  # noqa: PLC0415
 

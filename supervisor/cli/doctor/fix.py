@@ -1,6 +1,6 @@
 """`supervise doctor --fix`: clears away what our jobs left behind on this node, where that is proven.
 
-It visits each job of the state directory whose supervisor on this node is gone. It ends the processes that are proven ours
+It visits each job of the state directory whose supervisor on this node is gone. It ends the processes that are proven to be the job's
 (guardian/ownership.py has the proof), removes the job's directory in /dev/shm, and gives up its stale lock. Meanwhile it holds the
 job's own lock, so that no supervisor starts. It skips a job whose holder lives, or cannot be seen from here.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def fix(settings: Settings, shm: Path = identity.SHM) -> Iterator[str]:
-    """Clear away, job by job, and yield what was done."""
+    """Clear away, job by job, and yield the actions."""
     root = identity.working_directory() / settings.job.state_dir
     node = identity.node_name()
     done = False
@@ -74,7 +74,7 @@ def _cleared(scratch: Path, name: str) -> Iterator[str]:
     for left in cleared.left:
         yield f"{name}: left alone: process {left.pid}: {left.why}"
     if cleared.left or not scratch.exists():
-        return  # what goes on may still write there
+        return  # what continues may still write there
     try:
         shutil.rmtree(scratch)
     except OSError as error:

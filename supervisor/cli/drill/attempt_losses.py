@@ -1,6 +1,6 @@
 """Reads the losses of one attempt of a drill: what the ranks print, and what they report by worker.report.
 
-The output is read from the files in which the guardian keeps it. A report stands in the rank's heartbeat until the next one comes. A rank
+The output is read from the files in which the guardian keeps it. A report is in the rank's heartbeat until the next one comes. A rank
 has no series if a report was missed.
 """
 
@@ -28,7 +28,7 @@ _MOST_LINES = 100_000
 
 
 class _RankStream(Struct):
-    """One file, and what was read of it. last: the newest number of each name."""
+    """One file, and its numbers so far. last: the newest number of each name."""
 
     offset: int = 0
     reader: NumberReader = field(default_factory=lambda: NumberReader(_LOSSES, _MOST_LINES))
@@ -46,7 +46,7 @@ class AttemptLosses:
         self._steps: dict[tuple[str, str], list[int | None]] = {}
 
     def read(self) -> None:
-        """Read what was printed and reported since the last call."""
+        """Read the prints and reports since the last call."""
         for beat in heartbeats.read(self._heartbeat):
             self._take_report(beat)
         for path in sorted(self._output.glob("rank-*")):

@@ -2,7 +2,7 @@
 
 The first attempt trains on after its save, so the resumed attempt makes these steps again. If weights, optimizer, data and randomness went
 on, its losses are a run of those of the first attempt. The run is looked for by its values: a script that prints no steps can be compared,
-and a seeded script that begins from scratch is told by a run that begins with the first loss.
+and a seeded script that begins from scratch is known by a run that begins with the first loss.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NEAR_THE_SAVE = 3
 
 
 class LossResult(Enum):
-    """What the losses of the resumed attempt show. NEAR: other data or randomness, and yet no start from scratch."""
+    """The result of the resumed attempt's losses. NEAR: other data or randomness, and yet no start from scratch."""
 
     SAME = auto()
     NEAR = auto()
@@ -39,7 +39,7 @@ class LossResult(Enum):
 
 
 class LossComparison(Struct, frozen=True):
-    """What the losses of two attempts, or of two runs, show, and the report's words."""
+    """A comparison of the losses of two attempts, or of two runs, and the report's words."""
 
     result: LossResult
     text: str
@@ -53,12 +53,12 @@ class ResumeComparison(Struct, frozen=True):
 
     @property
     def is_proven(self) -> bool:
-        """Whether the training went on: by its losses alone, or by what it loaded and losses that do not contradict."""
+        """Whether the training continued: by its losses alone, or by its load and losses that do not contradict."""
         return self.losses.result is LossResult.SAME or (bool(self.loaded) and self.losses.result is LossResult.NEAR)
 
     @property
     def outcome(self) -> tuple[str, Tone]:
-        """What is proven, in words: no more than was shown."""
+        """The proven facts, in words: no more than was shown."""
         if not self.is_proven:
             return "no", Tone.BAD
         if self.losses.result is LossResult.SAME:
@@ -67,7 +67,7 @@ class ResumeComparison(Struct, frozen=True):
 
     @property
     def proven_parts(self) -> tuple[str, ...]:
-        """The names of what is proven."""
+        """The names of the proven facts."""
         return (*(("checkpoint",) if self.loaded else ()), *(("losses",) if self.losses.result is LossResult.SAME else ()))
 
 

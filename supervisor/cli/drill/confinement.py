@@ -37,7 +37,7 @@ def version() -> int:
 
 
 def confine(writable: Iterable[str]) -> None:
-    """Let this thread, and what it starts from now on, write below these directories only. Absent ones are passed over.
+    """Let this thread, and its children from now on, write below these directories only. Absent ones are passed over.
 
     Raises SuperviseError (78).
     """
@@ -69,11 +69,11 @@ def _call(number: int, *arguments: object) -> int:
     return int(ctypes.CDLL(None, use_errno=True).syscall(ctypes.c_long(number), *words))
 
 
-def _checked(what: str, result: int) -> int:
+def _checked(call: str, result: int) -> int:
     if result < 0:
         code = ctypes.get_errno()
         raise SuperviseError(
-            f"the drill cannot be confined to its scratch directory: landlock {what}: {errno.errorcode.get(code, code)}",
+            f"the drill cannot be confined to its scratch directory: landlock {call}: {errno.errorcode.get(code, code)}",
             hint="Run it on a kernel with Landlock (`cat /sys/kernel/security/lsm`).",
         )
     return result

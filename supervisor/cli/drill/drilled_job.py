@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 POLL_S = 0.1
-#: What a job takes beyond its own stop deadline to be gone.
+#: The time that a job takes beyond its own stop deadline to be gone.
 END_MARGIN_S = 30.0
 
 
 def require_steps(settings: Settings) -> None:
-    """Raise SuperviseError (64) if the steps of the ranks are not seen."""
+    """Raise SuperviseError (64) if the ranks show no steps."""
     if not settings.instrument.enabled:
         raise SuperviseError(
             "a drill needs to see the steps of the ranks", hint="Leave out --set instrument.enabled=false.", exit_code=ExitCode.USAGE
@@ -45,7 +45,7 @@ def require_steps(settings: Settings) -> None:
 
 
 class Decision(Struct, frozen=True):
-    """What supervise decided about a failure of the job, and when (Unix seconds)."""
+    """Supervise's decision about a failure of the job, and its time (Unix seconds)."""
 
     t: float
     verdict: FailureVerdict
@@ -53,7 +53,7 @@ class Decision(Struct, frozen=True):
 
     @property
     def short_text(self) -> str:
-        """The cause, how sure it is, and what is done."""
+        """The cause, its confidence, and the action."""
         return f"{self.verdict.cause.value} ({self.verdict.confidence:.2f}): {self.plan.kind.value}"
 
     @property
@@ -65,7 +65,7 @@ class Decision(Struct, frozen=True):
 class DrilledJob:
     """One job of a drill. `state` and `scratch` are its directories (identity.py); `prepare` is called in each child before it begins.
 
-    bar: shows what is waited for. The job prints on the same terminal, so these are lines (`beside_output`).
+    bar: shows the subject of the wait. The job prints on the same terminal, so these are lines (`beside_output`).
     """
 
     def __init__(  # noqa: PLR0913, PLR0917  what runs, where, and how it is shown
@@ -83,7 +83,7 @@ class DrilledJob:
         (self.scratch / "drill").write_text(json.dumps(content))
 
     def start(self) -> None:
-        """Fork: the child is `supervise` as a person would start it. Nothing of ours runs in threads at this moment."""
+        """Fork: the child is `supervise` as a person would start it. No other thread runs at this moment."""
         sys.stdout.flush()
         sys.stderr.flush()
         drill = os.getpid()
@@ -117,7 +117,7 @@ class DrilledJob:
     def wait(self, find: Callable[[], T | None], deadline_s: float | None = None, *, every_s: float = POLL_S, phase: str = "") -> T | None:
         """Return what `find` returns first; None if the job ended, or the time was over, before it returned anything.
 
-        phase: what is waited for, shown with the time that is left; "" where `find` shows it.
+        phase: the subject of the wait, shown with the time that is left; "" where `find` shows it.
         """
         began = time.monotonic()
         while True:
@@ -158,7 +158,7 @@ class DrilledJob:
         return list(heartbeats.read(self.attempt_dir(self.newest_attempt()) / "heartbeat"))
 
     def view(self) -> JobView:
-        """Return what the journal says by now; what is not known is absent, and so is all before there is a journal."""
+        """Return the facts of the journal by now; an unknown one is absent, and so are all before there is a journal."""
         with contextlib.suppress(OSError):
             self._follower.advance()
         return self._follower.view
@@ -167,8 +167,8 @@ class DrilledJob:
         """Return what supervise decided from this time on (Unix seconds)."""
         failures = (failure for incident in self.view().incidents for failure in incident.failures)
         rows = ((failure.decided_t, failure.decision) for failure in failures)
-        made = (Decision(t, decision.verdict, decision.plan) for t, decision in rows if t is not None and decision is not None)
-        return [decision for decision in made if decision.t >= since_t - POLL_S]
+        decisions = (Decision(t, decision.verdict, decision.plan) for t, decision in rows if t is not None and decision is not None)
+        return [decision for decision in decisions if decision.t >= since_t - POLL_S]
 
 
 def is_alive(beat: RankHeartbeat) -> bool:

@@ -1,4 +1,4 @@
-"""The drills with a fault: they run the user's own job with one fault in it, and report what was recovered and what it cost.
+"""The drills with a fault: they run the user's own job with one fault in it, and report the recovery and its cost.
 
 The job runs under `supervise` in a forked child, under a name of its own, and trains in a scratch directory (scratch_directory.py): the
 real job's journal, budget and checkpoints stay untouched.
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 KINDS = ("kill", "hang", "oom", "nan", "bitrot", "preempt")
 #: The faults that the ranks do to themselves.
 INSIDE = ("oom", "nan")
-#: What the ranks of these drills have on PYTHONPATH besides the instrumentation.
+#: The directory on PYTHONPATH of these drills' ranks, besides the instrumentation.
 SHIM = Path(__file__).resolve().parents[2] / "instrument" / "_drill"
-#: What a preempted job has: the least that a scheduler's notice is worth.
+#: The time that a preempted job has: the shortest notice of a scheduler.
 PREEMPT_LEFT_S = 10.0
 #: The limits of a hang drill, where the user has set none: a stopped rank is found and the job started again within half a minute.
 HANG_LIMITS: Mapping[str, str | float] = MappingProxyType({"hang.action": "restart", "hang.train_s": 10.0, "hang.phase_s": 10.0})
@@ -54,7 +54,7 @@ _NOT_RECOVERED = Fact("recovered", "no", Tone.BAD)
 
 
 class DrillOrder(Struct, frozen=True):
-    """What is rehearsed. rank: whose fault it is. patience_s: how long a hang or NaN may go on. deadline_s: for all of it."""
+    """The rehearsal. rank: whose fault it is. patience_s: how long a hang or NaN may go on. deadline_s: for all of it."""
 
     kind: str
     at_step: int
@@ -73,9 +73,9 @@ class Struck(Struct, frozen=True):
 
 
 class Account(Struct, frozen=True):
-    """What the journal says since the fault. Times are Unix seconds; None: it did not happen.
+    """The journal's facts since the fault. Times are Unix seconds; None: it did not happen.
 
-    noticed: an alert or an incident, and its text. opened_t: the incident or the stop, without which the job goes on as it is.
+    noticed: an alert or an incident, and its text. opened_t: the incident or the stop, without which the job continues as it is.
     """
 
     noticed: tuple[float, str] | None
@@ -261,7 +261,7 @@ class _Drill:
         return 0 if account.resumed is not None else 1
 
     def _facts(self, struck: Struck, account: Account) -> Iterator[Fact]:
-        """Yield the rows of the report: noticed, decided, recovered, lost, and what it did not show."""
+        """Yield the rows of the report: noticed, decided, recovered, lost, and the parts without proof."""
         order, (resumed_t, resumed) = self._order, account.resumed or (0.0, None)
         if self._noticed is None:
             within = "no: the job had ended by then" if self._ended_first else f"not within {span_text(order.patience_s)}"

@@ -1,4 +1,4 @@
-"""`supervise drill resume -- CMD`: trains to a save in a scratch directory, kills a rank, and proves that the training went on.
+"""`supervise drill resume -- CMD`: trains to a save in a scratch directory, kills a rank, and proves that the training continued.
 
 The job runs under `supervise` with its own options, in a directory of links to the working directory's files (scratch_directory.py). When a
 save has ended, and losses were printed after it, the drill kills one rank. It compares what the next attempt loads and prints with what the
@@ -49,7 +49,7 @@ _MOST_SAVES = 5
 
 
 class ResumeOrder(Struct, frozen=True):
-    """What is rehearsed. at_step: the least step at which `rank` is killed."""
+    """The rehearsal. at_step: the least step at which `rank` is killed."""
 
     at_step: int
     rank: int
@@ -173,7 +173,7 @@ class _ResumeDrill:
     # the kill
 
     def _strike(self) -> _WaitEnd | None:
-        """Kill the rank, if a save has ended and the training went on after it; else return None.
+        """Kill the rank, if a save has ended and the training continued after it; else return None.
 
         The ranks are stopped while this is judged, or a fast one would begin the next save meanwhile.
         """

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 #: So many links are made. A directory with more entries than are left is one link.
 MOST_ENTRIES: Final = 20_000
-#: What stays writable beside the scratch directory: devices and shared memory, the process's own /proc, and caches.
+#: Paths that stay writable beside the scratch directory: devices and shared memory, the process's own /proc, and caches.
 _SYSTEM: Final = ("/dev", "/proc")
 #: The one of these that may hold a user's checkpoints.
-SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  not ours: what the user names
+SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  not of the drill: the user names it
 _CACHES: Final = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR")
 _CACHES_AT_HOME: Final = ("~/.cache", "~/.triton", "~/.nv")
 

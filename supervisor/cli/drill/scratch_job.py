@@ -1,4 +1,4 @@
-"""The job of a drill that trains in a scratch directory: what is refused before it, where it lies, and its own settings."""
+"""The job of a drill that trains in a scratch directory: the refusals before it, its place, and its own settings."""
 
 from __future__ import annotations
 

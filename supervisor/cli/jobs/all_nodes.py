@@ -1,7 +1,7 @@
 """Finds out where all nodes of a job stand: by their coordinator, and by the journals of those that share the state directory.
 
 It is asked (cluster/reader.py) by what a node keeps of its address and key beside its journal. It knows a node's last beat, and is
-there as long as the job. A journal is there for good, and is as old as its last record. What neither has is not known, and is shown so.
+there as long as the job. A journal is there for good, and is as old as its last record. A fact that neither has is shown as not known.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 class NodeJournal(Struct, frozen=True):
-    """What the state directory has of one node. name: by which the other nodes know it, "" where it has met none."""
+    """One node in the state directory. name: by which the other nodes know it, "" where it has met none."""
 
     place: JobFiles
     view: JobView
@@ -122,7 +122,7 @@ def _coordinator_answer(journals: Sequence[NodeJournal]) -> tuple[KnownNodes | N
 
 
 def _by_coordinator(known: KnownNode, journals: Sequence[NodeJournal]) -> NodeStatus:
-    """Return where a node stands by what the coordinator has of it; a node that is here is shown as it is now."""
+    """Return the state of a node by the coordinator's records; this node is shown as it is now."""
     from supervisor.cluster.reader import NodeStanding  # noqa: PLC0415  not for --help
 
     number = known.index if known.index >= 0 else None
@@ -181,7 +181,7 @@ def _by_journal(member: str, number: int, journals: Sequence[NodeJournal]) -> No
 
 
 def _of_journal(journal: NodeJournal, number: int | None) -> NodeStatus:
-    """Return where a node stands by its own files."""
+    """Return the state of a node by its own files."""
     status = status_from(journal.place, journal.view, journal.alive)
     is_here = bool(status.supervisor.alive)
     health = "; ".join(clean(finding.reason) for finding in status.health if finding.result != "ok")

@@ -135,7 +135,7 @@ def changed_at(place: JobFiles) -> float:
 
 
 def view_of(place: JobFiles) -> tuple[JobView, bool | None]:
-    """Return where the job stands by the end of its journal, and its supervisor's death, which nobody could record.
+    """Return the job's state by the end of its journal, and its supervisor's death, which nobody could record.
 
     The view's lists may begin late (JobView.after_seq). Raises as `view_by`.
     """
@@ -232,6 +232,6 @@ def progress_of(view: JobView, beats: Sequence[RankHeartbeat]) -> Progress:
 
 
 def show_problems(view: JobView) -> None:
-    """Show, on stderr, what is wrong with the journal."""
+    """Show, on stderr, the faults of the journal."""
     for problem in view.problems[:MOST_LISTED]:
         stdio.say(f"journal: {problem}")

@@ -29,7 +29,7 @@ def newest_journal(place: JobFiles, follower: ViewFollower) -> tuple[JobView, bo
         return follower.view.copied()
 
     view, alive = view_by(place, read)
-    # whether it goes on cannot be seen from another host: then it ends with its last record
+    # whether it continues cannot be seen from another host: then it ends with its last record
     return view, alive, follower.view.ledgers(time.time() if alive else None)
 
 

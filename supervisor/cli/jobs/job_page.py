@@ -1,4 +1,4 @@
-"""Gathers what the page of a job shows beside its report: where it stands, the cards of its incidents, and the ends of its logs."""
+"""Gathers what the page of a job shows beside its report: where it is, the cards of its incidents, and the ends of its logs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def cards_of(view: JobView, report: JobReport, incidents: Sequence[RecordedIncid
 
 
 def _error_of(place: JobFiles, incident: RecordedIncident, address: str) -> LogPart | None:
-    """Return what the rank that failed said last; None where no rank is known for it, or nothing of it is kept."""
+    """Return the last lines of the failed rank; None where no rank is known for it, or nothing of it is kept."""
     failure = incident.failures[-1]
     rank = failure.decision.verdict.rank if failure.decision is not None else None
     rank = incident.rank if rank is None else rank

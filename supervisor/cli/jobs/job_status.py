@@ -1,4 +1,4 @@
-"""Finds out where a job stands on one node: by its journal, its lock, the end of its log and, while it runs, its heartbeats."""
+"""Finds out where a job is on one node: by its journal, its lock, the end of its log and, while it runs, its heartbeats."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
 
 #: Losses of a curve; of fewer in the journal than LEAST_LOSSES the log may have more.
 MOST_LOSSES, LEAST_LOSSES = 60, 10
-#: A loss beyond is left out, as one that is infinite: the difference of two such is none that a float holds.
+#: A loss beyond is left out, as one that is infinite: a float cannot hold the difference of two such.
 _LARGEST_LOSS = 1e300
 #: Phases that follow a step, or are one.
 _TRAINS = frozenset({Phase.TRAIN, Phase.CHECKPOINT, Phase.EVAL})
 
 
 def status_of(place: JobFiles, gpus: LiveGpus | None = None) -> Status:
-    """Return where the job stands. gpus: asks NVML, where the job has GPUs and runs here; None: nobody does."""
+    """Return the job's state. gpus: asks NVML, where the job has GPUs and runs here; None: nobody does."""
     view, alive = view_of(place)
     show_problems(view)
     return status_from(place, view, alive, gpus)
@@ -67,7 +67,7 @@ def status_from(
     gpus: LiveGpus | None = None,
     tail: LoggedProgress | None = None,
 ) -> Status:
-    """Return where the job stands by a view that was read, as `status_of`. tail: what its log showed a moment ago; None: it is read."""
+    """Return the job's state by a view that was read, as `status_of`. tail: what its log showed a moment ago; None: it is read."""
     run, end, now = view.run, view.end, time.time()
     runs = alive is not False and end is None
     asked = gpus if gpus is not None and runs and view.gpus and place.node == identity.node_name() else None

@@ -1,4 +1,4 @@
-"""What NVML says of a job's GPUs now. It is asked in a process of its own: a driver that hangs must not hang the command."""
+"""Reads a job's GPUs from NVML now. It is asked in a process of its own: a driver that hangs must not hang the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of this node show while they live: their heartbeats, their processes, and the log of what they saved."""
+"""Reads the living ranks of this node: their heartbeats, their processes, and the log of their saves."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
     from supervisor.view.job_view import JobView
 
-#: A rank that made no step for so long is asked what it waits for.
+#: A rank that made no step for this long is asked for the reason of its wait.
 _STILL_S = 5.0
-#: What is read at the end of a log of saves; a row has some 200 bytes.
+#: The bytes to read at the end of a log of saves; a row has some 200 bytes.
 _SAVES_BYTES = 4096
 
 
 def rank_statuses(view: JobView, beats: Sequence[RankHeartbeat]) -> tuple[RankStatus, ...]:
-    """Return where each rank of this node stands; without a heartbeat only that its process lives."""
+    """Return the place of each rank of this node; without a heartbeat only that its process lives."""
     by_rank = {beat.rank: beat for beat in beats}
     steps = {beat.rank: beat.step if beat.step is not None else beat.steps for beat in beats if beat.step is not None or beat.steps > 0}
     furthest = max(steps.values(), default=None)

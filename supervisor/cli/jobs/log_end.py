@@ -11,7 +11,7 @@ from supervisor.job.local_time import clock_text
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: What is read of all streams together, and of each at least: many ranks write much the same.
+#: The bytes to read of all streams together, and of each at least: many ranks write much the same.
 _BYTES, _LEAST_BYTES = 256 << 10, 4 << 10
 
 
@@ -35,9 +35,9 @@ def newest_lines(attempt: Path, rank: int | None, most: int) -> list[LogLine]:
     lines: list[tuple[float, LogLine]] = []
     for current, parts in files:
         own: list[tuple[float, LogLine]] = []
-        for part in reversed(parts[-2:]):  # the newest may just have been begun
+        for file in reversed(parts[-2:]):  # the newest may just have been begun
             if len(own) < most:
-                own = [*_lines_of(part, _name_of(current), share), *own]
+                own = [*_lines_of(file, _name_of(current), share), *own]
         lines += own[-most:]
     return [line for _, line in sorted(lines, key=lambda row: row[0])[-most:]]
 
@@ -47,15 +47,15 @@ def _name_of(current: Path) -> str:
     return "agent" if rank is None else f"rank {rank}" + (" err" if current.suffix == ".err" else "")
 
 
-def _lines_of(part: Path, stream: str, most_bytes: int) -> list[tuple[float, LogLine]]:
+def _lines_of(file: Path, stream: str, most_bytes: int) -> list[tuple[float, LogLine]]:
     """Return the last lines of a file, each with when it was written or, where that is not known, when the file was.
 
     There are none where it was rotated or removed meanwhile.
     """
-    end = end_of(part, most_bytes)
+    end = end_of(file, most_bytes)
     if end is None:
         return []
-    times = TimeIndex(part, is_newest=True)
+    times = TimeIndex(file, is_newest=True)
     times.close()
     lines, at, is_cut = [], end.at, end.at > 0
     for raw in end.data.split(b"\n"):

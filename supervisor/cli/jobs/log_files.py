@@ -38,7 +38,7 @@ class TimeIndex:
             self._fd = os.open(f"{path}{TIMES_SUFFIX}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         if is_newest and self._fd >= 0 and (size := os.fstat(self._fd).st_size) > _NEWEST_BYTES:
             os.lseek(self._fd, size - _NEWEST_BYTES, os.SEEK_SET)
-            self._rest = b"x"  # what is left of the first line is none
+            self._rest = b"x"  # the rest of the first line is no line
         self.read_more()
 
     @property
@@ -47,7 +47,7 @@ class TimeIndex:
         return not self._times
 
     def read_more(self) -> None:
-        """Read the notes that came since the last call. A line that is not whole, or is none, is passed over."""
+        """Read the notes that came since the last call. A line that is not whole, or is no note, is passed over."""
         while self._fd >= 0 and (data := os.read(self._fd, 1 << 16)):
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
@@ -136,5 +136,5 @@ def rank_of(path: Path) -> int | None:
 
 def _order(path: Path) -> tuple[int, str]:
     named = _NAME.fullmatch(path.name)
-    # what a rank says in order comes before what it says of its end
+    # a rank's lines in order come before those about its end
     return (int(named["rank"]) if named and named["rank"] else -1, "err" if path.suffix == ".err" else "")

@@ -1,7 +1,7 @@
 """Prints the files of an attempt's ranks, whole or in part, and follows them.
 
 Bytes go through untouched, but for the times that stand before the lines where they are wanted. Where several ranks are shown, a line with
-the file's name stands before each. Following checks for growth a few times a second, through rotations and from one attempt to the next,
+the file's name is before each. Following checks for growth a few times a second, through rotations and from one attempt to the next,
 and ends when the job does.
 """
 
@@ -32,9 +32,9 @@ _CHUNK_BYTES = 1 << 16
 
 
 class LogSelection(Struct, frozen=True):
-    """Which lines are printed: of one rank or of all; the last `lines` of each file; those written at `since` (Unix seconds) or later.
+    """The choice of lines to print: of one rank or of all; the last `lines` of each file; those written at `since` (Unix seconds) or later.
 
-    times: the time at which a line was begun stands before it. later_attempts: following goes on with the next attempt.
+    times: the time at which a line was begun is before it. later_attempts: following continues with the next attempt.
     """
 
     rank: int | None = None
@@ -48,21 +48,21 @@ class LogSelection(Struct, frozen=True):
 class _Stream:
     """One growing stream: the part that is being printed, and how far. Its descriptors stay with the part when that is renamed."""
 
-    def __init__(self, current: Path, part: Path, *, at: int = 0, times: bool) -> None:
+    def __init__(self, current: Path, file: Path, *, at: int = 0, times: bool) -> None:
         self.current = current
         self.at_line_start = True
         self._times = times
-        self.fd, self.index = self._open(part)
+        self.fd, self.index = self._open(file)
         self.inode = os.fstat(self.fd).st_ino
         os.lseek(self.fd, at, os.SEEK_SET)
 
-    def _open(self, part: Path) -> tuple[int, TimeIndex | None]:
-        fd = os.open(part, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        return fd, TimeIndex(part) if self._times else None
+    def _open(self, file: Path) -> tuple[int, TimeIndex | None]:
+        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        return fd, TimeIndex(file) if self._times else None
 
-    def turn_to(self, part: Path, at: int = 0) -> None:
+    def turn_to(self, file: Path, at: int = 0) -> None:
         """Go on with another part."""
-        fd, index = self._open(part)
+        fd, index = self._open(file)
         self.close()
         self.fd, self.index, self.inode = fd, index, os.fstat(fd).st_ino
         os.lseek(fd, at, os.SEEK_SET)
@@ -87,7 +87,7 @@ class _Stream:
             return False
 
     def print_rest(self) -> None:
-        """Print what the part has behind the place where this stands."""
+        """Print the part from the present place on."""
         out = sys.stdout.buffer
         at = os.lseek(self.fd, 0, os.SEEK_CUR)
         while data := os.read(self.fd, _CHUNK_BYTES):
@@ -167,15 +167,15 @@ def _show(place: Path, files: Sequence[tuple[Path, list[Path]]], selection: LogS
 
 
 def _print_parts(current: Path, parts: Sequence[Path], selection: LogSelection, *, several: bool) -> _Stream | None:
-    """Print what is selected of one stream. Returns it, at its end; None if it vanished."""
+    """Print the selected lines of one stream. Returns it, at its end; None if it vanished."""
     stream: _Stream | None = None
     titled = not several
-    for part, at in _starts(parts, selection):
+    for file, at in _starts(parts, selection):
         with contextlib.suppress(FileNotFoundError):
             if stream is None:
-                stream = _Stream(current, part, at=at, times=selection.times)
+                stream = _Stream(current, file, at=at, times=selection.times)
             else:
-                stream.turn_to(part, at)
+                stream.turn_to(file, at)
             if stream.grew and not titled:
                 _title(current)
                 titled = True
@@ -186,27 +186,27 @@ def _print_parts(current: Path, parts: Sequence[Path], selection: LogSelection, 
 def _starts(parts: Sequence[Path], selection: LogSelection) -> list[tuple[Path, int]]:
     """Return each part, and where in it the selected bytes begin: at its end where none is selected."""
     starts: list[tuple[Path, int]] = []
-    for part in parts:
+    for file in parts:
         with contextlib.suppress(FileNotFoundError):
-            starts.append((part, 0 if selection.since is None else _offset_since(part, selection.since)))
+            starts.append((file, 0 if selection.since is None else _offset_since(file, selection.since)))
     if selection.lines is None:
         return starts
     wanted = selection.lines
     last: list[tuple[Path, int]] = []
-    for part, start in reversed(starts):
+    for file, start in reversed(starts):
         with contextlib.suppress(FileNotFoundError):
-            at, count = _last_lines(part, start, wanted)
+            at, count = _last_lines(file, start, wanted)
             wanted -= count
-            last.append((part, at))
+            last.append((file, at))
     return last[::-1]
 
 
-def _offset_since(part: Path, since: float) -> int:
-    index = TimeIndex(part)
+def _offset_since(file: Path, since: float) -> int:
+    index = TimeIndex(file)
     try:
-        status = part.stat()
+        status = file.stat()
         if index.is_empty and status.st_size and status.st_mtime >= since:
-            stdio.say(f"{part.parent.name}/{part.name}: no times were noted, so all of it is printed")
+            stdio.say(f"{file.parent.name}/{file.name}: no times were noted, so all of it is printed")
             return 0
         at = index.offset_since(since)
         return status.st_size if at is None else at
@@ -214,9 +214,9 @@ def _offset_since(part: Path, since: float) -> int:
         index.close()
 
 
-def _last_lines(part: Path, start: int, wanted: int) -> tuple[int, int]:
+def _last_lines(path: Path, start: int, wanted: int) -> tuple[int, int]:
     """Return where the last `wanted` lines behind `start` begin, and how many there are."""
-    with part.open("rb") as file:
+    with path.open("rb") as file:
         end = at = file.seek(0, os.SEEK_END)
         if end <= start or not wanted:
             return end, 0
@@ -291,7 +291,7 @@ def _title(path: Path) -> None:
 
 
 def _stamp(at: float | None) -> bytes:
-    """Return a time of today, or with its date, as it stands before a line; blanks where it is not known."""
+    """Return a time of today, or with its date, as it is before a line; blanks where it is not known."""
     return b" " * len("00:00:00 ") if at is None else _clock(int(at), int(time.time()) // 60)
 
 

@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from supervisor.classify.losses.lines import NumberReading
     from supervisor.classify.step_counts import StepCount  # noqa: TC004  its patterns take time
 
-#: What is read of each stream, and of its lines.
+#: The bytes to read of each stream, and of its lines.
 _TAIL_BYTES, _MOST_LINES = 1 << 15, 300
 
 
 class LoggedProgress(Struct, frozen=True):
-    """What the end of the log shows: the newest count of steps, and the losses in their order, each with its step if the line has one."""
+    """The facts at the end of the log: the newest count of steps, and the losses in their order, each with its step if the line has one."""
 
     count: StepCount | None = None
     losses: tuple[tuple[int | None, float], ...] = ()
 
 
 def log_tail(attempt: Path, rank: int) -> LoggedProgress:
-    """Return what the rank's newest output shows. attempt: the directory of its captured output. What cannot be read shows nothing."""
+    """Return the facts of the rank's newest output. attempt: the directory of its captured output. An unreadable log has none."""
     ends = [end for name in ("out", "err", "log") if (end := end_of(attempt / f"rank-{rank}.{name}", _TAIL_BYTES)) is not None]
     if not ends:
         return LoggedProgress()

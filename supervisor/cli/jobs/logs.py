@@ -59,7 +59,7 @@ def _since(_context: click.Context, _param: click.Parameter, text: str | None) -
 @click.option("--run", metavar="RUN", help="Print an earlier run of the job (default: the last).")
 @click.option("--first-failure", is_flag=True, help="Print the rank that died first in the last failed attempt, or in --attempt.")
 @click.option("-n", "--lines", type=click.IntRange(min=0), metavar="N", help="Print the last N lines of each file.")
-@click.option("--since", callback=_since, metavar="TIME", help="Print what was written since: 30s, 10m, 2h, 1d, 14:05, 2026-11-23T14:05.")
+@click.option("--since", callback=_since, metavar="TIME", help="Print the lines since: 30s, 10m, 2h, 1d, 14:05, 2026-11-23T14:05.")
 @click.option("--times/--no-times", default=None, help="Print the time before each line (default: on a terminal).")
 @click.option("-f", "--follow", is_flag=True, help="Keep printing as the job writes more, through its restarts.")
 def command(  # noqa: PLR0913  one for each option
@@ -125,7 +125,7 @@ def _require_rank(job: str, rank: int, attempt: int, world_size: int) -> None:
 
 
 def _earlier_run(place: JobFiles, run: str) -> JobView:
-    """Return what is known of an earlier run: an empty view where only its output is kept. Raises SuperviseError (64)."""
+    """Return the facts of an earlier run: an empty view where only its output is kept. Raises SuperviseError (64)."""
     from supervisor.view.job_view import JobView  # noqa: PLC0415  not for --help
 
     view = next((h for _, h in earlier_views(place) if h.run is not None and h.run.run_id == run), None)

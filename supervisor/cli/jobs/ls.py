@@ -1,4 +1,4 @@
-"""`supervise ls`: the jobs whose files lie in one state directory, and where each stands."""
+"""`supervise ls`: the jobs whose files lie in one state directory, and the state of each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ListedJob(Struct, frozen=True):
-    """One job on one node: its files, where it stands, and when its journal changed last (Unix seconds)."""
+    """One job on one node: its files, where it is, and when its journal changed last (Unix seconds)."""
 
     place: JobFiles
     status: Status

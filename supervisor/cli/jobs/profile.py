@@ -44,7 +44,7 @@ _FAILED: Final = 1
 def command(  # noqa: PLR0913  one for each option
     invocation: Invocation, *, name: str | None, rank: int | None, steps: int | None, seconds: float | None, torch: bool, into: str
 ) -> int:
-    """The job goes on: it costs the ranks less than 1 % while they are sampled; a trace of torch's costs more.
+    """The job continues: it costs the ranks less than 1 % while they are sampled; a trace of torch's costs more.
 
     It writes the sampled stacks (.collapsed) and a flame graph of them (.svg). The exit code is 1 if a rank was not recorded.
     """
@@ -85,7 +85,7 @@ def _running(place: JobFiles, rank: int | None, *, needs_steps: bool) -> tuple[P
         raise _refusal(f"no rank of this node: job {place.job}: it runs on {place.node}", f"Run the same command on {place.node}.")
     view, alive = view_of(place)
     if alive is False or view.end is not None or view.run is None or not view.ranks:
-        hint = "`supervise status` shows where the job stands."
+        hint = "`supervise status` shows the job's state."
         raise _refusal(f"no rank runs: job {place.job}: attempt {view.attempt}", hint)
     beats = live_beats(view)
     selected = [beat for beat in beats if rank is None or beat.rank == rank]
@@ -122,7 +122,7 @@ def _record(place: JobFiles, ranks: Sequence[RankProfile], request: dict[str, An
 
 
 def _written(place: JobFiles, ranks: Sequence[RankProfile], stem: Path, request: dict[str, Any]) -> int:
-    """Write the files, show what is in them, and name the ranks that are missing."""
+    """Write the files, show their content, and name the missing ranks."""
     answers = {rank.rank: rank.answer for rank in ranks if rank.answer is not None}
     failures = [f"rank {rank.rank} was not recorded: {rank.failure}" for rank in ranks if rank.failure]
     failures += _write_stacks(place, answers, stem)

@@ -40,7 +40,7 @@ def _require_ranks(place: JobFiles, view: JobView, alive: bool | None) -> None: 
         hint = f"Run the same command on {place.node}."
         raise SuperviseError(f"no rank of this node: job {place.job}: it runs on {place.node}", hint=hint, exit_code=ExitCode.USAGE)
     if alive is False or view.end is not None or view.run is None or not view.ranks:
-        hint = "`supervise status` shows where the job stands; `supervise why` has the stacks of a hang that was confirmed."
+        hint = "`supervise status` shows the job's state; `supervise why` has the stacks of a hang that was confirmed."
         raise SuperviseError(f"no rank runs: job {place.job}: attempt {view.attempt}", hint=hint, exit_code=ExitCode.USAGE)
 
 

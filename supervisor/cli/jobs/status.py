@@ -1,4 +1,4 @@
-"""`supervise status`: prints where a job stands, or where all its nodes do."""
+"""`supervise status`: prints the state of a job, or of all its nodes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     metavar="live|ready",
     help="Print one line; exit code 1 if supervise is not alive, or not ready.",
 )
-@click.option("--all-nodes", is_flag=True, help="Show where each node of the job stands, and how old that is.")
+@click.option("--all-nodes", is_flag=True, help="Show the state of each node of the job, and its age.")
 @click.option("--stacks", is_flag=True, help="Show what each rank of this node does now: stacks, process, the collective that it waits in.")
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="With --stacks: show one rank only.")
 @click.option("-v", "--verbose", is_flag=True, help="List the alerts too: sent, refused with the service's answer, waiting.")
@@ -51,7 +51,7 @@ def command(  # noqa: PLR0913  one for each option
     verbose: bool,
     as_json: bool,
 ) -> int:
-    """Without --job it shows the most recent job here. The exit code is 0, whatever the job does, but for --probe.
+    """Without --job it shows the most recent job here. The exit code is 0, whatever the job does, except with --probe.
 
     --stacks looks at the ranks of this node and their DataLoader workers. The job is not affected. It takes 10 s at most.
     """
@@ -81,7 +81,7 @@ def status(  # noqa: PLR0913  as above
     all_nodes: bool = False,
     verbose: bool = False,
 ) -> int:
-    """Print where the job stands, or all its nodes; with `watch` again and again until it ends. verbose: with its alerts. Returns 0."""
+    """Print the job's state, or that of all its nodes; with `watch` again and again until it ends. verbose: with its alerts. Returns 0."""
     root = state_root(settings)
     place = with_a_run(root, find_job(root, job))
     address, indent = settings.address(place.job), 0 if watch else 1

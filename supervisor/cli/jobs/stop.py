@@ -59,7 +59,7 @@ _NOT_ENDED: Final = 1
 def command(invocation: Invocation, *, wait_s: float, hurry: bool) -> int:
     """Without --job it stops the one job that runs here. A script that calls worker.should_save saves first.
 
-    The exit code is 0 if the job does not run any more, or did not run. It is 1 if the job did not end in time; the stop goes on then.
+    The exit code is 0 if the job does not run any more, or did not run. It is 1 if the job did not end in time; the stop continues then.
     """
     settings = invocation.settings_to_read_with()
     return stop(settings, invocation.job(settings), wait_s=wait_s, hurry=hurry)
@@ -157,7 +157,7 @@ def _refuse_service(job: str, pid: int) -> None:
 
 
 def service_of(pid: int) -> str:
-    """Return what names the service whose main process this is, as `systemctl stop` takes it; "" if it is none, or cannot be read."""
+    """Return the name for `systemctl stop` of the service with this main process; "" for another process, or one that cannot be read."""
     import psutil  # noqa: PLC0415  for this command only
 
     try:
@@ -170,7 +170,7 @@ def service_of(pid: int) -> str:
 
 
 def unit_of(pid: int, environ: Mapping[str, str], cgroup: str) -> str:
-    """Return the unit whose main process `pid` is, by its environment and its control group; "" if it is none."""
+    """Return the unit whose main process `pid` is, by its environment and its control group; "" for another process."""
     unit = cgroup.rpartition("/")[2]
     if environ.get("SYSTEMD_EXEC_PID") != str(pid) or not unit.endswith(".service"):
         return ""

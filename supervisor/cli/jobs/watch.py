@@ -1,4 +1,4 @@
-"""Shows a page again and again in its place, until what it shows is over or a person presses Ctrl-C."""
+"""Shows a page again and again in its place, until its subject is over or a person presses Ctrl-C."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def watch(page: Callable[[], tuple[str, bool]], *, in_place: bool) -> None:
     in_place: on a terminal, where a page takes the place of the one before, and one of another size at once. Else they follow each other.
     """
     is_terminal = in_place and sys.stdout.isatty()
-    resized, told = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # an Event's lock may be held by the very thread that the signal interrupts
-    before = signal.signal(signal.SIGWINCH, lambda *_: _tell(told)) if is_terminal else None
+    resized, signalled = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # an Event's lock may be held by the very thread that the signal interrupts
+    before = signal.signal(signal.SIGWINCH, lambda *_: _tell(signalled)) if is_terminal else None
     try:
         while True:
             began = time.monotonic()
@@ -51,12 +51,12 @@ def watch(page: Callable[[], tuple[str, bool]], *, in_place: bool) -> None:
         if before is not None:
             signal.signal(signal.SIGWINCH, before)
         os.close(resized)
-        os.close(told)
+        os.close(signalled)
 
 
-def _tell(told: int) -> None:
+def _tell(signalled: int) -> None:
     with contextlib.suppress(BlockingIOError):  # full: the page is drawn anew anyway
-        os.write(told, b"\0")
+        os.write(signalled, b"\0")
 
 
 def screenful(text: str, *, whole: bool) -> str:

@@ -1,4 +1,4 @@
-"""`supervise why`: explains incidents: the cause, the evidence, the decision, what is next. report/card.py has the page."""
+"""`supervise why`: explains incidents: the cause, the evidence, the decision, the next step. report/card.py has the page."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ExplainedIncident(RecordedIncident, kw_only=True):
 
 
 class Explanation(Struct, frozen=True):
-    """What `--json` prints. restored: what a mirror gave before the first attempt; None where none was asked."""
+    """The output of `--json`. restored: the checkpoint of a mirror before the first attempt; None where none was asked."""
 
     job: str
     node: str
@@ -103,7 +103,7 @@ def why(settings: Settings, job: str | None, incident: int | None, *, show_all: 
     if pages := [*pages, *standing_still(place, view, address)]:
         stdio.write(sys.stdout, "\n\n".join(render(page, surface) for page in pages))
     else:
-        stdio.write(sys.stdout, f"job {place.job}: no incident so far; supervise status {address} shows where it stands")
+        stdio.write(sys.stdout, f"job {place.job}: no incident so far; supervise status {address} shows its state")
     if view.restored:
         stdio.write(sys.stdout, f"from the mirror, before the first attempt: {clean(view.restored)}")
     return 0

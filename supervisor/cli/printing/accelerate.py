@@ -1,6 +1,6 @@
 """`supervise print accelerate`: a configuration of accelerate for this node (docs/guides/clusters.md).
 
-Its keys are those of accelerate.commands.config.config_args.ClusterConfig (1.0 to 1.15), which refuses every other one; what is left out
+Its keys are those of accelerate.commands.config.config_args.ClusterConfig (1.0 to 1.15), which refuses every other one; a key left out
 has accelerate's default. `enable_cpu_affinity` is such a key, and `accelerate launch` of 1.15 does not pass it on: only its flag works.
 """
 

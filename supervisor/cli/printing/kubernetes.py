@@ -113,7 +113,7 @@ spec:
             exec: {{command: {ready}}}
             periodSeconds: 20
             timeoutSeconds: 10
-          # what failed, and what was done: supervise prints it last
+          # the failure and the action: supervise prints them last
           terminationMessagePolicy: FallbackToLogsOnError
           resources: {{limits: {limits}}}
           volumeMounts:
@@ -151,7 +151,7 @@ def print_command(invocation: Invocation, *, image: str, nodes: int, gpus: int, 
     return 0
 
 
-def manifest(  # noqa: PLR0913  what is filled in, each by name
+def manifest(  # noqa: PLR0913  the fields to fill in, each by name
     name: str,
     options: Sequence[str],
     command: Sequence[str],
@@ -176,7 +176,7 @@ def manifest(  # noqa: PLR0913  what is filled in, each by name
     job = _JOB.format(
         name=name,
         nodes=nodes,
-        # so many failures of a node or of ours: each is a start that goes on from the newest checkpoint
+        # so many failures of a node or of supervise: each is a start that continues from the newest checkpoint
         backoff=6 * nodes,
         again=[int(code) for code in AGAIN],
         annotations=scrape if metrics_port else "",

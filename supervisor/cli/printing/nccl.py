@@ -31,12 +31,12 @@ _GIGABIT: Final = 1000
 @click.command()
 @setting_options()
 def print_command(_invocation: Invocation) -> int:
-    """A line stands there only where NCCL would choose badly here. `set -a; . ./nccl.env; set +a` loads it; so does NCCL_CONF_FILE."""
+    """A line is there only where NCCL would choose badly here. `set -a; . ./nccl.env; set +a` loads it; so does NCCL_CONF_FILE."""
     return print_for_this_node(lambda facts: variables(facts, os.environ))
 
 
 def variables(facts: NodeFacts, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield the lines of the file. environ: of the caller: what stands there and does nothing is named."""
+    """Yield the lines of the file. environ: of the caller: a variable that does nothing is named."""
     yield f"# NCCL on {facts.title()}"
     yield "# For nodes like this one. What NCCL finds well by itself is not set: a line too many outlives its reason."
     if facts.nvlinks:
@@ -51,7 +51,7 @@ def variables(facts: NodeFacts, environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _cards(facts: NodeFacts, ports: Sequence[Port]) -> Iterator[str]:
-    """Yield what is set of InfiniBand and RoCE."""
+    """Yield the settings of InfiniBand and RoCE."""
     if not ports:
         if any(port.driver == "efa" for port in facts.ports):
             yield "# EFA: a plugin of NCCL (aws-ofi-nccl) drives it, and chooses by itself."
@@ -71,7 +71,7 @@ def _cards(facts: NodeFacts, ports: Sequence[Port]) -> Iterator[str]:
 
 
 def _gids(ports: Sequence[Port]) -> Iterator[str]:
-    """Yield what is set for the GIDs of RoCE: NCCL looks for RoCE v2 of an IPv4 address, and for those of IPv6 where it is told to."""
+    """Yield the settings for the GIDs of RoCE: NCCL looks for RoCE v2 of an IPv4 address, and for those of IPv6 by a variable."""
     if not ports or any(not port.gids or not all(gid.type for gid in port.gids) for port in ports):
         return  # a table, or a type in it, could not be read
     for is_ipv4 in (True, False):
@@ -81,7 +81,7 @@ def _gids(ports: Sequence[Port]) -> Iterator[str]:
             if is_ipv4:
                 yield f"# RoCE v2 at GID index {indices}: NCCL 2.21 and later takes it by itself: no NCCL_IB_GID_INDEX."
             else:
-                yield f"# RoCE v2 of an IPv6 address, at GID index {indices}: NCCL 2.21 and later finds it once it is told the family."
+                yield f"# RoCE v2 of an IPv6 address, at GID index {indices}: NCCL 2.21 and later finds it by the address family."
                 yield "NCCL_IB_ADDR_FAMILY=AF_INET6"
             return
     names = ", ".join(_name(port) for port in ports if not nccl_choices(port.gids, is_ipv4=True))

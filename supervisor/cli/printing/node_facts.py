@@ -1,6 +1,6 @@
 """The facts of this node that the printed files are made of: GPUs, processors, memory, interfaces, InfiniBand and RoCE ports.
 
-What could not be read is absent: a file then has no line that would need it. The probes of `supervise doctor` read GPUs, processors and
+An unread fact is absent: a file then has no line that would need it. The probes of `supervise doctor` read GPUs, processors and
 memory under a deadline, in processes of their own.
 """
 
@@ -32,7 +32,7 @@ _ROOT: Final = Path("/")
 
 
 class NodeFacts(Struct, frozen=True):
-    """What this node has.
+    """The facts of this node.
 
     gpus: those that a job sees which this shell starts; 0 where none is there, or where their number is not known: no_gpus then says why.
     gpu_name: of them all, joined where they differ. precision: bf16, fp16 or fp32, "" where unknown. nvlinks: that are up on each GPU; None
@@ -83,7 +83,7 @@ def node_facts(
     root: Path = _ROOT,
     addresses: Mapping[str, Sequence[str]] | None = None,
 ) -> NodeFacts:
-    """Return the facts. environ: of the job to be. show: gets what is waited for. root: holds /sys and /proc. addresses: by interface."""
+    """Return the facts. environ: of the future job. show: gets the awaited work. root: holds /sys and /proc. addresses: by interface."""
     with closing(Runner(environ, awaited=lambda names: show(f"waiting for {', '.join(names)}" if names else ""))) as runner:
         now = runner.sweep(_PROBES, Ask(root=str(root)))
     show("reading interfaces and ports")
@@ -149,7 +149,7 @@ def _least(*values: Json) -> int | None:
 
 
 def print_for_this_node(lines: Callable[[NodeFacts], Iterable[str]]) -> int:
-    """Print the file that is made of this node's facts; a status line says what is read meanwhile. Returns 0."""
+    """Print the file that is made of this node's facts; a status line names the present read. Returns 0."""
     with progress() as bar:
         facts = node_facts(os.environ, bar.begin)
     stdio.write(sys.stdout, "\n".join(lines(facts)))

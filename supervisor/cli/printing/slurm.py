@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _LIMIT_S: Final = 60.0
 #: Directives that ask for GPUs.
 _GPU_DIRECTIVES: Final = frozenset({"gpus", "gpus-per-node", "gpus-per-task", "gres"})
-#: What each line of the script is for.
+#: The purpose of each line of the script.
 _DIRECTIVES: Final = (
     ("nodes", "{nodes}", ""),
     ("ntasks-per-node", "1", "one supervise on each node; torchrun starts the ranks"),
@@ -42,7 +42,7 @@ srun ${{SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"}} \\
     {command}
 code=$?
 {job_code}
-# 75: the job is to go on later. 143, 129: it was ended from outside before it could save, and goes on from its newest checkpoint.
+# 75: the job is to go on later. 143, 129: it was ended from outside before it could save, and continues from its newest checkpoint.
 # 69: a node was not fit. Where supervise has noted which (supervise nodes), the job comes back on others.
 # Every other code is final: 0 is done, and what supervise gave up fails again.
 # Of an array this task alone is meant: the number of one task is that of the array.
@@ -123,7 +123,7 @@ def _of_slurm(name: str, options: Sequence[str], *taken: str) -> str:
 
 
 def _require_fitting(name: str, value: str, nodes: int) -> None:
-    """Raise SuperviseError (64) for a line with which this script cannot do what it is for."""
+    """Raise SuperviseError (64) for a line that would defeat this script."""
     error = hint = ""
     if name in {"hetjob", "packjob"}:
         error = "the script describes one component of a job, and this begins another"

@@ -58,7 +58,7 @@ def script(facts: NodeFacts, options: Sequence[str], command: Sequence[str]) -> 
 
 
 def _launch(command: Sequence[str]) -> torchrun.Torchrun:
-    """Return CMD as torchrun starts it. Raises SuperviseError (64) for what is neither a Python program nor torchrun's."""
+    """Return CMD as torchrun starts it. Raises SuperviseError (64) for any other program."""
     launch = torchrun.recognise(command)
     if launch is not None:
         return launch

@@ -34,7 +34,7 @@ _GIVEN_UP: Final = frozenset({ExitCode.DETERMINISTIC, ExitCode.BAD_NODE})
     "--root", metavar="DIR", default="/", help="Install below DIR, the root directory of an image: USER and --directory are the image's."
 )
 def install_command(_invocation: Invocation, *, job: str | None, user: str | None, directory: str, root: str) -> int:
-    """With JOB also its user, its directory and PATH. To be run as root. Files of yours are kept; a changed unit is kept as NAME.old."""
+    """With JOB also its user, its directory and PATH. To be run as root. Your own files are kept; a changed unit is kept as NAME.old."""
     from supervisor.cli.systemd import installation  # noqa: PLC0415  not for --help
 
     unit = None

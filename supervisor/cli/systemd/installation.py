@@ -6,7 +6,7 @@
     etc/systemd/system/supervise-doctor.service.d/user.conf    User= of the first job, and for supervise-alert@doctor the same
     etc/supervise/JOB.env, doctor.env                          PATH: where supervise and the job's programs are
 
-A unit that differs is replaced, and the old one is kept beside it with `.old`. A drop-in or environment file that is there stays. People
+A unit that differs is replaced, and the old one is kept as NAME.old. A drop-in or environment file that is there stays. People
 put keys into environment files: only root may read them, and systemd reads them as root. The root directory may be that of an image: its
 users count then, and its directories.
 """
@@ -71,8 +71,8 @@ def text(name: str) -> str:
 def job_unit(job: str, user: str, directory: Path, root: Path = _HOST) -> JobUnit:
     """Return the facts of a job's unit. Raises SuperviseError (64) for those that no unit below `root` can have."""
 
-    def refuse(what: str, hint: str) -> SuperviseError:
-        return SuperviseError(what, hint=hint, exit_code=ExitCode.USAGE)
+    def refuse(problem: str, hint: str) -> SuperviseError:
+        return SuperviseError(problem, hint=hint, exit_code=ExitCode.USAGE)
 
     name_user = "Name the user that the job runs as with --user."
     if not is_job_name(job):

@@ -1,4 +1,4 @@
-"""Who may read the page: the host names by which it may be asked for, and the token. Pure.
+"""The access to the page: the host names in a valid request, and the token. Pure.
 
 A page from elsewhere can have its *name* point to this machine (DNS rebinding). The reader's browser then asks us, and shows that page our
 answer. The name is in the Host header, so a request for an unknown one is refused. An address is no name.
@@ -30,7 +30,7 @@ _HOST = re.compile(r"(\[[0-9a-f:.%]+\]|[^:\[\]/@?#\s]+)(:[0-9]{1,5})?")
 
 
 class PageAccess(Struct, frozen=True):
-    """Who may read the page. names: host names in small letters. is_open: not only loopback."""
+    """The access to the page. names: host names in small letters. is_open: not only loopback."""
 
     token: str
     names: frozenset[str]
@@ -76,7 +76,7 @@ def _is_equal(given: str, right: str) -> bool:
 def page_access(at: ListenAddress, token: str, node_names: Iterable[str], *, fresh: str) -> PageAccess:
     """Return who may read the page. token: of the settings. node_names: of this machine. fresh: the token if there is none.
 
-    Raises SuperviseError where a fresh one is not enough: whoever reads from elsewhere must have it from somebody.
+    Raises SuperviseError where a fresh one is not enough: a reader from elsewhere must get it from a person.
     """
     if token and len(token) < SHORTEST_TOKEN:
         raise SuperviseError(f"the page's token is too short: {len(token)} characters", hint=_HINT)

@@ -57,7 +57,7 @@ _PAGE: Final = re.compile(r"(jobs/[^/?#]+/[^/?#]+(\?runs=all)?)?")
 
 
 class RequestGate:
-    """What stands before each request: its host must be ours, and its reader must know the token. It adds the headers of each answer."""
+    """The check before each request: its host must be this server, its reader must know the token. It adds the headers of each answer."""
 
     def __init__(self, app: ASGIApp, access: PageAccess) -> None:
         self._app, self._access = app, access
@@ -111,7 +111,7 @@ def _with_cookie(answer: Response, access: PageAccess, scheme: str) -> Response:
 
 
 def _cookies(header: str) -> list[tuple[str, str]]:
-    pairs = (part.strip().partition("=") for part in header.split(";"))
+    pairs = (pair.strip().partition("=") for pair in header.split(";"))
     return [(name, value) for name, _, value in pairs]
 
 
@@ -170,8 +170,8 @@ class JobsApplication:
     async def _login(self, request: Request) -> Response:
         """Take the token from the form, give a cookie for it, and lead to the page that was wanted."""
         body = b""
-        async for part in request.stream():
-            body += part
+        async for chunk in request.stream():
+            body += chunk
             if len(body) > _MOST_FORM_BYTES:
                 return PlainTextResponse("too long\n", 413)
         form = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True)

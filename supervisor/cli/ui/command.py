@@ -54,7 +54,7 @@ def ui(settings: Settings) -> int:
     access = page_access(at, token, own_names, fresh=secrets.token_urlsafe(24))
     if not token and is_journal(2, os.environ):
         raise SuperviseError(
-            "the page needs a token of yours: one that is made now would stand in the system's journal",
+            "the page needs your own token: a new one would be in the system's journal",
             hint="Name a file that holds one in ui.token_file (systemd: LoadCredential=).",
             exit_code=ExitCode.CONFIG,
         )

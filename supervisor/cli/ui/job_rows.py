@@ -1,4 +1,4 @@
-"""What the list says of a job: a row made of where each of its nodes stands. Pure."""
+"""The row of a job in the list, made of the states of its nodes. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from supervisor.view.job_view import JobView
     from supervisor.view.status import IncidentStatus, Status
 
-#: A job that failed so long ago is one that ended: whoever cared has seen it.
+#: A job that failed so long ago is listed as ended: people have seen it.
 SEEN_AFTER_S = 7 * 86400.0
 _MINUTE_S = 60
 #: Characters of an incident in a row; its page has all.
@@ -28,7 +28,7 @@ _LONGEST = 160
 
 
 class RowGroup(StrEnum):
-    """Which part of the list a job is in, the most urgent first. The value is that of the filter `state`."""
+    """The part of the list that a job is in, the most urgent first. The value is that of the filter `state`."""
 
     NEEDS = "needs"  # it hangs, waits for nodes, failed or lost its supervisor: somebody should look
     RUNS = "runs"
@@ -81,8 +81,8 @@ def row_of(status: Status, view: JobView, address: str, changed_t: float) -> Job
     state, tone = state_of(status)
     total = status.total_steps if status.total_steps and status.step is not None and not status.step_relative else None
     saved = max(filter(None, (status.saved, status.verified)), key=lambda stored: -stored.age_s, default=None)
-    what, do, look = _need(status, address)
-    group = RowGroup.NEEDS if what else RowGroup.RUNS if status.runs and status.run else RowGroup.ENDED
+    need, do, look = _need(status, address)
+    group = RowGroup.NEEDS if need else RowGroup.RUNS if status.runs and status.run else RowGroup.ENDED
     return JobRow(
         job=status.job,
         node=status.node,
@@ -90,7 +90,7 @@ def row_of(status: Status, view: JobView, address: str, changed_t: float) -> Job
         group=group,
         state=state,
         tone=tone,
-        what=clean(what),
+        what=clean(need),
         where="" if status.last_incident is None or status.state is not StateWord.FAILED else clean(status.last_incident.where),
         do=clean(do),
         look=look,
@@ -134,7 +134,7 @@ def _incident_text(last: IncidentStatus) -> str:
 def joined(rows: Iterable[JobRow]) -> list[JobRow]:
     """Return a row for each job. rows: of each job and node, the last changed first.
 
-    The nodes that met last are one job: of them the row that is most urgent stands for all. One that met them before, and left, is shown
+    The nodes that met last are one job: of them the most urgent row is for all. One that met them before, and left, is shown
     with them; one that never did has a row of its own.
     """
     by_job: dict[str, list[JobRow]] = {}

@@ -1,7 +1,7 @@
 """Keeps the pages that readers asked for: each is made once for all of them, and again only when somebody asks and it is old.
 
 A browser asks every two seconds (live.js), so that is how long a page stays: another node may write the journal over NFS, where nothing
-announces a change. What takes long to make stays longer, so that making it takes a tenth of one CPU at most.
+announces a change. A page that takes long to make stays longer, so that its making takes a tenth of one CPU at most.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PageCache:
             began = time.monotonic()
             page = await asyncio.to_thread(self._make, at)
             ended = time.monotonic()
-            stays_s = max(self._stays_s, _SHARE * (ended - began)) if page.is_whole else 0.0  # what is read for the first time is read once
+            stays_s = max(self._stays_s, _SHARE * (ended - began)) if page.is_whole else 0.0  # a page of a first read is read once
             self._pages[at] = ended + stays_s, page
             self._pages.move_to_end(at)
             while len(self._pages) > _MOST_KEPT:

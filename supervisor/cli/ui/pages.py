@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from supervisor.report.html.job_page import JobPage
     from supervisor.report.html.render import Page
 
-#: What a page may load, run and ask for: its style, our script, ourselves. Nothing may frame it.
+#: The sources that a page may load, run and ask for: its style, our script, ourselves. Nothing may frame it.
 SERVED_POLICY: Final = (
     POLICY.replace("form-action 'none'", "form-action 'self'")
     + "; script-src 'self'; connect-src 'self'; img-src data:; frame-ancestors 'none'"
@@ -43,7 +43,7 @@ _NUMBERS: Final = frozenset({"progress", "step", "rate", "time left", "changed"}
 
 
 class JobFilter(Struct, frozen=True):
-    """Which jobs the list has. name: a part of it; state: "" or the value of a RowGroup."""
+    """The choice of jobs in the list. name: a part of it; state: "" or the value of a RowGroup."""
 
     name: str = ""
     state: str = ""
@@ -55,7 +55,7 @@ class JobFilter(Struct, frozen=True):
 
 
 class PageAddress(Struct, frozen=True):
-    """Which page: that of a job on a node, or with "" the list. all_runs: of all that are kept, not of the last one only."""
+    """The address of a page: that of a job on a node, or with "" the list. all_runs: of all that are kept, not of the last one only."""
 
     job: str = ""
     node: str = ""
@@ -144,7 +144,7 @@ def _live(html_page: Page, now: float) -> LivePage:
 
 
 def message_page(title: str, text: str, *, up: str, status: int) -> LivePage:
-    """Return a page that says what is wrong, with a link to the list."""
+    """Return a page that names the problem, with a link to the list."""
     return LivePage(page("message.html.j2", title, live=Live(home=f"{up}./"), text=text).html, status=status)
 
 

@@ -1,4 +1,4 @@
-"""The jobs of a state directory as the page shows them: each journal is read once, and then what was added to it.
+"""The jobs of a state directory as the page shows them: each journal is read once, and then its new records.
 
 Nothing is written, no lock is taken, and a supervisor that died is no reason to show less. In memory are the journals of jobs that run, and
 of the others the row in the list until their journal changes. One thread at a time calls this.
@@ -155,7 +155,7 @@ class WatchedJobs:
 
     def page(self, job: str, node: str, *, all_runs: bool) -> JobPage | None:
         """Return what the page of a job shows; None: there is no such job. Raises as WatchedJob.page."""
-        # what a request names is only compared with what is there, and never made a path
+        # a name in a request is only compared with existing names, and never made a path
         place = next((job_files for job_files in places_in(self.root) if (job_files.job, job_files.node) == (job, node)), None)
         if place is None:
             return None

@@ -3,7 +3,7 @@
 A run's first attempt may begin from anything: that is how a fine-tuning begins. Once the run has made a step, an attempt that loads what
 neither this run nor an earlier one of the same job wrote, and what lies beyond every step of this run, trains on from another training. Its
 next saves, or the script's own rotation, then take the place of this run's. So it is ended as soon as the load is seen, and the run stops:
-another attempt would load the same. Not so for a path that the user's command names, nor for what was loaded before the run's first step.
+another attempt would load the same. Not so for a path that the user's command names, nor for one that was loaded before the first step.
 """
 
 from __future__ import annotations

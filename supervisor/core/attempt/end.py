@@ -23,7 +23,7 @@ UNHIDE = "have the command pass the failure on: `set -eo pipefail` in a shell sc
 
 
 def on_attempt_ended(state: JobState, event: AttemptEnded) -> Step:
-    """No rank is left on this node. What the nodes have decided about the attempt is done now."""
+    """No rank is left on this node. The nodes' decision about the attempt takes effect now."""
     over_t = event.t if state.attempt.over_t is None else state.attempt.over_t
     state = state.with_attempt(ended=True, over_t=over_t)
     if state.stage is Stage.STOPPING:

@@ -1,4 +1,4 @@
-"""How a run ends, and what is reported of an incident: opened, decided, closed."""
+"""How a run ends, and the reports of an incident: opened, decided, closed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def with_incident(
     state: JobState, t: float, summary: str, rank: int | None = None, decision: tuple[FailureVerdict, Plan] | None = None
 ) -> Step:
-    """Open an incident on the current attempt. If one is open, it goes on with this attempt."""
+    """Open an incident on the current attempt. If one is open, it continues with this attempt."""
     opening: tuple[Action, ...] = ()
     incident = state.run.incident
     if incident is None:

@@ -18,8 +18,8 @@ def with_verified(state: JobState, checkpoint: CheckpointRef, *, is_own: bool) -
     """Return the state that knows a good checkpoint. `is_own`: the current attempt saved it.
 
     `run.verified` is in the order of checkpointing/ordering.py, oldest first. The step alone does not give it: an attempt that went back
-    from step 100 to 60 saves 65 later. So what this attempt saves stands behind what it resumed from, and a save of an earlier attempt
-    stands before that. The step orders each part, because the watcher reports several in one scan newest first.
+    from step 100 to 60 saves 65 later. So a save of this attempt is behind its resume point, and a save of an earlier attempt
+    is before that. The step orders each part, because the watcher reports several in one scan newest first.
     """
     known, resume = state.run.verified, state.attempt.resume
     resumed = next((at + 1 for at, c in enumerate(known) if resume is not None and c.path == resume.path), 0)
@@ -37,7 +37,7 @@ def with_selected(state: JobState, chosen: CheckpointRef, older: tuple[Checkpoin
     """Return the state in which the chosen checkpoint is the newest good one, behind `older`, or behind those known where none is given."""
     known, rejected = state.run.verified, state.run.rejected
     place = next((at for at, c in enumerate(known) if c.path == chosen.path), len(known))
-    # the selection passed over what is newer than the chosen one: it is good no more, unless the selection only avoided it
+    # the selection passed over every checkpoint newer than the chosen one: such a one is good no more, unless the selection only avoided it
     older = older or tuple(c for at, c in enumerate(known) if at < place or c.path in rejected)
     return _with_verified(state, (*_without(older, chosen), chosen), chosen)
 

@@ -1,4 +1,4 @@
-"""From the launcher's first word to the ranks: what torch reports, what is about to run, which ranks there are."""
+"""From the launcher's first word to the ranks: torch's reports, the program that will run, the ranks that exist."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def on_launcher_started(state: JobState, event: LauncherStarted) -> Step:
     size, group = state.run.policy.replica_size, state.run.policy.node_group
     of_torch = replicas.node_group(event.nproc, size) if event.nproc else group
     policy = replace(state.run.policy, max_restarts=cap, nodes=event.nodes, least_nodes=event.least_nodes, node_group=of_torch)
-    # whoever the launcher before this one met
+    # the nodes that the launcher before this one met
     state = replace(
         state.with_run(policy=policy), attempt=replace(state.attempt, members=()) if state.stage is Stage.STARTING else state.attempt
     )

@@ -2,7 +2,7 @@
 
 A framework that saves in the background may have written whole checkpoints and never the tracker (verl, Megatron). An attempt after that
 finds none, begins at step 0, and its first save takes the place of theirs. Until its count of steps shows that, nothing is known: another
-script may list the same directories. Without a count it goes on, and a copy of the newest is kept (core/attempt/resumption.py).
+script may list the same directories. Without a count it continues, and a copy of the newest is kept (core/attempt/resumption.py).
 """
 
 from __future__ import annotations

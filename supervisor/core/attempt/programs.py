@@ -96,7 +96,7 @@ def resumes_itself(state: JobState) -> bool:
 def resumes_at_next_start(state: JobState, code: int) -> bool:
     """Whether the same command, started again after this exit code, is known to go on from the newest verified checkpoint.
 
-    What was loaded by a program's option does not show it: the script would not find that checkpoint by itself.
+    A load by a program's option does not show it: the script would not find that checkpoint by itself.
     """
     knob = resume_knob(state)
     if state.run.policy.checkpoints_declared or resumes_itself(state):
@@ -109,8 +109,8 @@ def resumes_at_next_start(state: JobState, code: int) -> bool:
 def takes_own_only(state: JobState) -> bool:
     """Whether the next attempt gets only what this run saved.
 
-    The option of a program that only its text shows goes on with this training, and with no older one, unless this run goes on with the
-    training of the last one. What the user declares (the option, the program, the checkpoints) holds for what earlier runs saved too.
+    The option of a program that only its text shows continues with this training, and with no older one, unless this run continues with the
+    training of the last one. The user's declarations (the option, the program, the checkpoints) hold for earlier runs' saves too.
     """
     policy = state.run.policy
     knob = resume_knob(state) or next((k for k in policy.knobs if k.name == RESUME), None)
@@ -119,7 +119,7 @@ def takes_own_only(state: JobState) -> bool:
 
 
 def on_program_identified(state: JobState, event: ProgramIdentified) -> Step:
-    """Compare what is about to run with what trained last."""
+    """Compare the program that will run with the one that trained last."""
     trained, now = state.run.starts_with.program, dict(event.program)
     same = bool(trained) and all(now.get(name, digest) == digest for name, digest in trained)
     return state.with_attempt(program=event.program, same_program=same), ()

@@ -5,8 +5,8 @@ Three facts show it; the first that is known decides:
 1. A rank loaded the checkpoint that it was given, or another one of this job.
 2. The step at which the training began (`Attempt.first_step`): the optimizer's own count, or the script's first heartbeat. Adam keeps its
    count across a resume: 41 after the first step says "resumed at 40", and 1 says "from scratch". Where nothing shows it on this node, the
-   ranks of another one may have (`Attempt.peer_starts`): one rank may load for all, and broadcast what it loaded.
-3. A save of a lower step than that of the checkpoint given: the attempt did not go on from there, and overwrites what is newer.
+   ranks of another one may have (`Attempt.peer_starts`): one rank may load for all, and broadcast the state.
+3. A save of a lower step than that of the checkpoint given: the attempt did not continue from there, and overwrites newer ones.
 
 Everything else is not confirmed: a checkpoint may be loaded by C++ code or from an open file, where supervise has no hook.
 """
@@ -32,7 +32,7 @@ SCRATCH_STEP = 1
 #: DCP makes one step of zeros before it loads, and a script may count on before it saves.
 STEPS_APART = 1
 _NOTHING_SEEN = "no rank was seen to load a checkpoint or to make a step"
-#: What the report names if no load was seen.
+#: The words of the report if no load was seen.
 UNKNOWN_CHECKPOINT = "a checkpoint of its own"
 
 
@@ -90,7 +90,7 @@ def _differ(step: int | None, first_step: int | None) -> bool:
 
 
 def _first_step(attempt: Attempt) -> int | None:
-    """Return the step at which the training began; where this node's ranks do not show it, from which those of another one went on."""
+    """Return the step at which the training began; where this node's ranks do not show it, from which those of another one continued."""
     if attempt.first_step is not None:
         return attempt.first_step
     seen = (first if loaded is None else loaded for _, first, loaded in attempt.peer_starts)
@@ -128,14 +128,14 @@ def reached(state: JobState) -> int | None:
 
 
 def is_shown(state: JobState) -> bool:
-    """Return whether anything shows that this attempt went on from the checkpoint that it was given, or got beyond it."""
+    """Return whether anything shows that this attempt continued from the checkpoint that it was given, or got beyond it."""
     given, high = state.attempt.resume, state.attempt.saved_steps.highest
     beyond = given is not None and given.step is not None and high is not None and high > given.step
     return judged(state).began is Beginning.RESUMED or beyond
 
 
 def reported(state: JobState, *, over: bool = False) -> Step:
-    """Report how the attempt began, once it trains or is `over`, and again where what was not known then is known now.
+    """Report how the attempt began, once it trains or is `over`, and again where a missing fact is known now.
 
     A run's first attempt that was given nothing and loaded nothing may begin from scratch: this is reported once, without an alert. The
     incident of what came before this attempt is over with it; one of its own end is not.
@@ -163,7 +163,7 @@ def reported(state: JobState, *, over: bool = False) -> Step:
         or (newest.path if newest is not None else "")
         or next((unused_checkpoints.newest for unused_checkpoints in state.run.unused), "")
     )
-    # not confirmed, where a hook saw steps and no load: it may turn out only when the attempt has saved over what it was given
+    # not confirmed, where a hook saw steps and no load: it may turn out only when the attempt has saved over its checkpoint
     unsure = report.began is Beginning.UNCONFIRMED and state.attempt.steps_seen > 0
     if report.began is Beginning.FROM_SCRATCH or unsure or report.given_step is not None:
         actions = (*actions, KeepCopies(number))

@@ -27,7 +27,7 @@ _NUMBER = re.compile(r"\d+")
 def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
     """Begin from the chosen one. If none of those that we hand over is good any more, stop (65): a person may begin from scratch.
 
-    If the script itself chooses among discovered ones, what is known of them stops nothing. Several nodes have chosen together.
+    If the script itself chooses among discovered ones, the facts about them stop nothing. Several nodes have chosen together.
     """
     shared: tuple[Action, ...] = ()
     if event.agreement:
@@ -103,7 +103,8 @@ def _has_lost_all(state: JobState, event: CheckpointSelected) -> bool:
     """Whether checkpoints of this training are no good any more, and the script gets one from us alone: it would begin from scratch.
 
     An option that we append, with a path or as a switch, is given only with a checkpoint. A torn one alone may be that of a first save; a
-    whole one was saved before if one was verified, or a copy is kept. What could not be read or verified, or could run code, may be whole.
+    whole one was saved before if one was verified, or a copy is kept. An unread or
+    unverified checkpoint, or one that could run code, may be whole.
     """
     if state.run.policy.checkpoints_declared:
         return bool(event.n_found) or state.run.newest is not None

@@ -1,4 +1,4 @@
-"""What supervise, or the nodes that met, changed since an attempt that is known to start: that is suspected before the user's program.
+"""Changes by supervise, or by the nodes that met, since an attempt that is known to start: they are suspected before the user's program.
 
 `Run.starts_with` is what the newest attempt ran with that made a step; until one did, what the run's first attempt ran with, which is the
 user's own command. strategies/own_change.py answers a failure before the first step of an attempt that differs from it. What its plan
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 def of(state: JobState) -> Setup:
-    """Return what the attempt runs with. What only holds the global batch with other ranks is no change of its own."""
+    """Return the setup of the attempt. A change that only holds the global batch with other ranks is no change of its own."""
     run, attempt = state.run, state.attempt
     nodes = max(len(attempt.members), 1)
     return Setup(attempt.number, run.overrides, nodes, attempt.world_size or attempt.met_ranks, attempt.visible_gpus, attempt.program)
 
 
 def own_change(state: JobState) -> OwnChange | None:
-    """Return how the attempt differs from what is known to start; None where nothing does, or the program may be another one."""
+    """Return how the attempt differs from a setup that is known to start; None where nothing does, or the program may be another one."""
     before, now = state.run.starts_with, of(state)
     if not 0 < before.attempt < now.attempt or not state.attempt.same_program:
         return None
@@ -90,7 +90,7 @@ def _ranks_before(state: JobState, now: Setup) -> Setup:
 
 
 def forgotten(run: Run) -> Run:
-    """Return the run whose user changed what plans may change: what it starts with is to be seen again. Its program stays known."""
+    """Return the run whose user changed what plans may change: its setup must prove its start again. Its program stays known."""
     return replace(run, starts_with=Setup(program=run.starts_with.program), unworkable=(), least_nodes=0, all_ranks=False)
 
 

@@ -79,12 +79,12 @@ def begin_from_scratch(state: JobState, t: float, *, has_saved: bool = True) -> 
 
 
 def surely_refused(state: JobState, t: float) -> Plan | None:
-    """Return the stop that stands in for an attempt that follows a failure, where it would lose too much."""
+    """Return the stop that is in for an attempt that follows a failure, where it would lose too much."""
     return scratch_refused(state, t) if state.run.reason in RESTARTS else None
 
 
 def scratch_refused(state: JobState, t: float) -> Plan | None:
-    """Return the stop that stands in for a restart which would lose too much; None where it is allowed, or a selection decides."""
+    """Return the stop that is in for a restart which would lose too much; None where it is allowed, or a selection decides."""
     lasted = _at_stake_s(state, t)
     if not lasted:
         return None
@@ -120,7 +120,7 @@ def _none_seen(state: JobState, t: float) -> Plan | None:
 
 def _at_stake_s(state: JobState, t: float) -> float:
     """Return how long the last attempt trained, 0 where a restart from scratch loses little or the script resumes by itself."""
-    over_t = t if state.attempt.over_t is None else state.attempt.over_t  # what was waited for since is no lost work
+    over_t = t if state.attempt.over_t is None else state.attempt.over_t  # waiting since then is no lost work
     lasted = over_t - state.attempt.began_t if state.attempt.number else 0.0
     return 0.0 if lasted <= state.run.policy.restart.scratch_limit_s or programs.resumes_itself(state) else lasted
 

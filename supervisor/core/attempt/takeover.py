@@ -1,4 +1,4 @@
-"""A run begins, or a successor goes on with it."""
+"""A run begins, or a successor continues with it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
-    """A person's start opens a run with fresh budgets; a successor goes on where its predecessor left, whose ranks are gone."""
+    """A person's start opens a run with fresh budgets; a successor continues where its predecessor left, whose ranks are gone."""
     if not event.continues:
         before = event.programs_seen
         run = Run(event.run_id, event.policy, unfinished_before=event.unfinished_before, goes_on=bool(before), programs=before)
@@ -53,7 +53,7 @@ def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
     actions: tuple[Action, ...] = ()
     summary = "supervise died, and its attempt with it" if state.attempt.number else "supervise died before its first attempt"
     hang = state.attempt.hang
-    if died_with_us and state.attempt.is_shared:  # the others decide about it with what is known here
+    if died_with_us and state.attempt.is_shared:  # the others decide about it with this node's facts
         is_new = state.run.incident is None
         state, opening = finish.with_incident(state, event.t, summary)
         state = state.with_run(losses=losses.since(state.run.losses, ended_t)) if is_new else state

@@ -1,7 +1,7 @@
 """The row of a cause: its meaning, what proves it, which steps answer it, and what a person does about it. Pure.
 
 A new cause is a member of `Cause` (core/model.py), a row in the file of its subject here, a signature with its sample, and a story
-(tests/scenarios/stories). What differs between causes is a column of the row: no other module lists causes for what it does with them.
+(tests/scenarios/stories). Each difference between causes is a column of the row: no other module lists causes to act on them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Hint(Struct, frozen=True):
         return tuple(name for _, name, _, _ in Formatter().parse(self.text) if name)
 
 
-#: What stands before a sentence, from which confidence on.
+#: The word before a sentence, from which confidence on.
 SURENESS = ((0.9, ""), (0.65, "Probably"), (0.0, "Perhaps"))
 
 
@@ -50,7 +50,7 @@ class CauseRow(Struct, frozen=True):
     #: The evidence that a verdict of this cause rests on.
     proof: str
     #: The steps that answer it, in order: the first that has a plan is taken, and the last always has one. A step that changes the next
-    #: attempt stands before `same_place`, which stops: a change that is left is better than a stop. But a GPU is blamed for a crash only
+    #: attempt is before `same_place`, which stops: a change that is left is better than a stop. But a GPU is blamed for a crash only
     #: at different places.
     ladder: tuple[str, ...]
     #: For each line of the advice its alternatives. The first whose conditions hold and with known facts is given; a line may give none.
@@ -71,9 +71,9 @@ class CauseRow(Struct, frozen=True):
     of_peers: bool = False
     #: Whether it shows itself as a job in which nothing moves.
     stands_still: bool = False
-    #: Whether it may pass by itself, though it is none of the infrastructure: a hang, and a host's memory, which others use too.
+    #: Whether it may pass by itself, though it is not of the infrastructure: a hang, and a host's memory, which others use too.
     may_pass: bool = False
-    #: What a restart waits for, in words; "": for nothing.
+    #: The condition of a restart, in words; "": none.
     waits_for: str = ""
     #: Whether a person must act before it can pass.
     needs_person: bool = False
@@ -91,13 +91,13 @@ class CauseRow(Struct, frozen=True):
     may_be_of_cache: bool = False
     #: Whether it comes after a training only.
     after_training: bool = False
-    #: Whether `meaning` says what was seen, and explains nothing: then no word says how sure it is.
+    #: Whether `meaning` states an observation, and explains nothing: then no word says how sure it is.
     is_seen: bool = False
-    #: What a sentence about one failure names: the exception, or this fact of the verdict; where it is not known, nothing.
+    #: The subject of a sentence about one failure: the exception, or this fact of the verdict; where it is not known, nothing.
     names: str = "path"
 
     def sentence(self, confidence: float | None, meaning: str = "") -> str:
-        """Return what happened, and before it how sure that is; nothing stands before what is sure, or was seen.
+        """Return what happened, and before it how sure that is; a sure or observed fact has no word before it.
 
         meaning: of this failure, where more is known than of the cause.
         """
@@ -121,7 +121,7 @@ LAST = "restart_within_budget"
 
 #: Of a failure of the program itself.
 PROGRAM = ("own_code_before_first_step", "same_place", LAST)
-#: Of a program that imports or reads something: what is not there now may be there later.
+#: Of a program that imports or reads something: a file that is absent now may be there later.
 READS = ("raced", "start_again", *PROGRAM)
 #: Of an end that may show nothing but an exit code.
 OWN_CODE = ("own_code_before_first_step", "same_place", "own_code_at_once", LAST)

@@ -1,4 +1,4 @@
-"""Who failed: the rank, and the GPU."""
+"""Finds the culprit of a failure: the rank, and the GPU."""
 
 from __future__ import annotations
 

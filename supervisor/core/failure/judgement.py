@@ -47,7 +47,7 @@ def on_evidence_collected(state: JobState, event: EvidenceCollected) -> Step:
 
 
 def on_evidence_overdue(state: JobState, t: float) -> Step:
-    """The observers do not answer: judge by what was seen without them. A stop does not wait for them."""
+    """The observers do not answer: judge by the evidence without them. A stop does not wait for them."""
     if state.stage is Stage.STOPPING:
         return stop.take_evidence(state, ())
     if state.attempt.evidence is not None:
@@ -213,7 +213,7 @@ def _trained_before(state: JobState, verdict: FailureVerdict) -> bool:
 
 
 def _died_loading(state: JobState, verdict: FailureVerdict, phase: Phase) -> bool:
-    """Whether it failed within the load of the checkpoint that the attempt got. What died of another file is no proof against that one."""
+    """Whether it failed within the load of the checkpoint that the attempt got. A death of another file is no proof against that one."""
     of_load = phase is Phase.LOAD or verdict.cause is Cause.CHECKPOINT_CORRUPT
     read = _of_culprit(state, verdict, "loading")
     return of_load and (read is None or _is_of_given(state, read))

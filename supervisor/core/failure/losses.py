@@ -1,8 +1,8 @@
-"""What the failures of a run cost: how many incidents, and how long until the training was again where it had been.
+"""The cost of a run's failures: how many incidents, and how long until the training was again where it had been.
 
 A failure at step 120 after a checkpoint of step 80 costs the restart and the forty steps that are made again. So the time from the failure
 until step 120 is reached once more is lost, and nothing else. Progress is reported in intervals: the moment is interpolated between two
-reports. If no absolute step is known, the first progress counts as that moment.
+reports. If no absolute step is known, the first progress is treated as that moment.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def until(losses: Losses, t: float) -> Losses:
 def total(state: JobState) -> Losses:
     """Return the losses of a run that has ended.
 
-    If no step of the last attempt was ever seen, it counts from when its ranks were there: what it trained cannot be compared.
+    If no step of the last attempt was ever seen, it counts from the start of its ranks: their training cannot be compared.
     """
     attempt, losses = state.attempt, state.run.losses
     over_t = attempt.started_t if not attempt.trains and state.run.exit_code == 0 else attempt.over_t

@@ -42,7 +42,7 @@ class EndKind(StrEnum):
     FAILED = "failed"
 
 
-#: How the ranks left, and what is done: the table of docs/explanation/recovery.md is made from it.
+#: How the ranks left, and the action: the table of docs/explanation/recovery.md is made from it.
 KINDS: dict[EndKind, tuple[str, str]] = {
     EndKind.WELL: (
         "all left with 0, at whatever step, and no rank's failure is known",
@@ -88,7 +88,7 @@ _MOST_SAID = 160
 _OF_NATIVE_CODE = frozenset({4, 6, 7, 8, 11})
 #: Causes that only say that another rank is gone. Nobody is killed because another one left.
 _OF_PEERS = frozenset(exits.OF_PEERS) - {Cause.KILLED_UNKNOWN}
-#: What the death of a process in its teardown looks like: an abort, a crash, a peer that is gone, or nothing but a code.
+#: Causes of a process that dies in its teardown: an abort, a crash, a peer that is gone, or nothing but a code.
 _OF_TEARDOWNS = frozenset(
     {
         *exits.OF_PEERS,
@@ -102,7 +102,7 @@ AFTER_THE_END = "after the last step: "
 
 
 class RankEnding(Struct, frozen=True):
-    """How one rank left, and what it had trained by then."""
+    """How one rank left, and its training by then."""
 
     rank: int
     t: float = 0.0  # when, 0.0: unknown
@@ -146,7 +146,7 @@ class RankEnding(Struct, frozen=True):
 
 
 class Ending(Struct, frozen=True):
-    """How the ranks left, where that is a failure: WELL, LATE and HIDDEN are none, and are answered where they are seen."""
+    """How the ranks left, where that is a failure: WELL, LATE and HIDDEN are not, and are answered where they are seen."""
 
     kind: EndKind = EndKind.FAILED
     ranks: tuple[RankEnding, ...] = ()
@@ -201,7 +201,7 @@ def _made_last_step(ranks: Iterable[RankEnding]) -> int | None:
 
 
 def _holds(state: JobState, step: int) -> bool:
-    """Whether a verified checkpoint, on this node or on another one that saved in this attempt, holds what was trained up to a step."""
+    """Whether a verified checkpoint, on this node or on another one that saved in this attempt, holds the training up to a step."""
     return is_held(step, state.run.verified) or (state.attempt.saved_steps.highest or 0) >= step
 
 
@@ -212,7 +212,7 @@ def lacks_last_save(state: JobState) -> bool:
 
 
 def _began_at_the_last_step(state: JobState) -> bool:
-    """Whether the attempt went on from the greatest step of this run, and made none."""
+    """Whether the attempt continued from the greatest step of this run, and made none."""
     attempt, run = state.attempt, state.run
     if attempt.trains or any(fact.text != "0" for fact in _beats(state, "steps")):
         return False
@@ -295,7 +295,7 @@ def _beats(state: JobState, name: str) -> list[Evidence]:
 def explained(state: JobState, verdict: FailureVerdict) -> FailureVerdict:
     """Return the verdict with what the ends of the ranks add to it.
 
-    Where it only says that ranks lost a peer, the one that left with 0 is at fault; after the end of the training, whoever still waited.
+    Where it only says that ranks lost a peer, the one that left with 0 is at fault; after the end of the training, a waiting rank.
     """
     ending = of(state)
     early = ending.early
@@ -354,5 +354,5 @@ def ended_text(step: int | None, verified: Iterable[CheckpointRef]) -> str:
 
 
 def is_held(step: int, verified: Iterable[CheckpointRef]) -> bool:
-    """Whether a verified checkpoint holds what was trained up to a step."""
+    """Whether a verified checkpoint holds the training up to a step."""
     return any(c.shown_step is not None and c.shown_step >= step for c in verified)

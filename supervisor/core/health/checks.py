@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def on_health_changed(state: JobState, event: HealthChanged) -> Step:
-    """Report what is worse and what is well again; go on, unless health.evict_on names the check."""
+    """Report worse findings and mended ones; continue, unless health.evict_on names the check."""
     before = {reported_finding.about: reported_finding for reported_finding in state.run.reported_findings}
     after = dict(before)
     for finding in event.findings:

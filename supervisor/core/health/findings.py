@@ -1,7 +1,7 @@
 """Decides by this node's findings whether an attempt may begin on it, and how to go on without a GPU.
 
 Only a finding that blocks holds an attempt back: a GPU that is lost or must be reset, a driver that does not fit its library, no space for
-one checkpoint. Every other finding is reported, and the job goes on.
+one checkpoint. Every other finding is reported, and the job continues.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CAUSES = {
 SURE = 0.95
 
 
-#: After these causes the node is as it was last seen: the next attempt does not wait until it has been examined again.
+#: After these causes the last examination of the node holds: the next attempt does not wait for another.
 OF_THE_PROGRAM = frozenset(
     {
         *(Cause.USER_CODE, Cause.DATA_ERROR, Cause.NAN_LOSS, Cause.DDP_UNSYNCED, Cause.KILLED_UNKNOWN),
@@ -115,7 +115,7 @@ def _of_a_gpu(finding: Finding) -> bool:
 
 
 def _reported(state: JobState, findings: list[Finding]) -> tuple[JobState, tuple[Action, ...]]:
-    """Report in one line what was not reported before. What the last examination no longer found may be reported again."""
+    """Report new findings in one line. A finding that the last examination did not have may be reported again."""
     before = {reported_finding.about: WORSE.get(reported_finding.result, 0) for reported_finding in state.run.reported_findings}
     new = [finding for finding in findings if WORSE.get(finding.result, 0) > before.get(finding.about, 0)]
     state = state.with_run(reported_findings=tuple(findings))
@@ -210,5 +210,5 @@ def _evidence(finding: Finding, t: float) -> Evidence:
 
 
 def evict(state: JobState, t: float) -> Step:
-    """End an attempt whose ranks run, for what is wrong with this node (health.evict_on)."""
+    """End an attempt whose ranks run, for a fault of this node (health.evict_on)."""
     return teardown.stop_attempt(state, t, f"health: {summary(state.attempt.eviction)}")

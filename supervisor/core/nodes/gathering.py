@@ -5,8 +5,8 @@
                                                               │ only this node does not, and the others can go on ─> stop here
                                                               └ only another node does not: its exit ends the attempt
 
-A node chooses nothing before the meeting. What happens otherwise: rank 2 is killed while rank 0 saves step 60 for 1.5 s. The node of rank 2
-searches at once and finds step 40. The others search when their ranks are gone and find step 60. One attempt trains on from both.
+A node chooses nothing before the meeting. An example without this rule: rank 2 is killed while rank 0 saves step 60 for 1.5 s. The node of
+rank 2 searches at once and finds step 40. The others search when their ranks are gone and find step 60. One attempt trains on from both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: Agreements whose attempts are remembered: older checkpoints are compared by their digests alone.
 KEPT_AGREEMENTS = 20
-#: What the ranks show when they cannot reach each other.
+#: Causes of ranks that cannot reach each other.
 BETWEEN_NODES = frozenset({Cause.NCCL_TIMEOUT, Cause.NCCL_NETWORK, Cause.GLOO_ERROR, Cause.HANG_NO_ERROR})
 #: Failures between nodes after which these are tried against each other, and again after as many more.
 CHECKED_EVERY = 2
@@ -61,7 +61,7 @@ _RESUME_DIFFERS = _NodesApart(
 
 
 def on_nodes_missing(state: JobState, event: NodesMissing) -> Step:
-    """Wait for as many nodes as the attempt needs, for so long and not for ever; a node that comes meanwhile is taken."""
+    """Wait for as many nodes as the attempt needs, for this long and not for ever; a node that comes meanwhile is taken."""
     attempt = state.attempt
     if not attempt.awaits_agreement or attempt.members:
         return state, ()
@@ -151,7 +151,7 @@ def _wanted_check(state: JobState) -> str:
 
 
 class Agreement(NamedTuple):
-    """What the choice of all nodes means here. begins: this node goes on to begin from what they chose."""
+    """The effect of all nodes' choice here. begins: this node continues, and begins from their choice."""
 
     state: JobState
     actions: tuple[Action, ...] = ()
@@ -159,7 +159,7 @@ class Agreement(NamedTuple):
 
 
 def take_agreement(state: JobState, event: CheckpointSelected) -> Agreement:
-    """Take over what all nodes chose together, and what they agreed on beside it; or end where they, or this one, cannot go on."""
+    """Take over the common choice of all nodes and their other agreements; or end where they, or this one, cannot go on."""
     if not state.attempt.awaits_agreement:
         return Agreement(state)
     if event.peer_leaves:

@@ -94,7 +94,7 @@ def _other(state: JobState, base: int, why: str, values: tuple[tuple[str, str], 
 
 
 def with_changes(state: JobState, plan: Plan) -> Run:
-    """Return the run with what a plan changes. What it sets of the batch holds with the ranks of the attempt that it is about.
+    """Return the run with the changes of a plan. Its change of the batch holds with the ranks of the attempt that it is about.
 
     How the batch is made with another number of ranks is computed once these have met, and not by the plan that leaves a rank out.
     """

@@ -1,11 +1,11 @@
-"""One decision for all nodes of an attempt (docs/explanation/many-nodes.md): what each of them saw, who judges it, and how all act on it.
+"""One decision for all nodes of an attempt (docs/explanation/many-nodes.md): the evidence of each, the judge, and the action on all.
 
     the attempt ends on a node ─> EndForAll ─> AttemptEndedByPeer on the others, which stop their ranks
     its ranks are gone, its evidence is there ─> ReportAttempt
     all have reported ─> ReportsGathered at the coordinator ─> ProposeDecision ─> DecisionMade on every node
 
 An attempt is shared from the moment at which its nodes have met (Attempt.members) until the decision about it. A failure before that is
-one of this node alone: nothing of the others' runs, so it judges by itself, and meets them again.
+this node's alone: no rank of the others runs yet, so this node judges by itself, and meets them again.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from supervisor.core.model import JobDecision
     from supervisor.core.state import Attempt, JobState, NodeReport, Run, Step
 
-#: Kinds of an end (supervisor/cluster/model.py has all), of a decision, and what stands in for one.
+#: Kinds of an end (supervisor/cluster/model.py has all), of a decision, and its stand-in.
 VOID, LEFT = "void", "left"
 RESTART, STOP, SUCCESS, LEFT_BEHIND = "restart", "stop", "success", "left_behind"
 #: Ends of an attempt in which nothing failed.
 _WITHOUT_FAILURE = frozenset({admission.MEMBERSHIP, VOID})
-#: Stages of a node whose attempt has ended, and that goes on with the job.
+#: Stages of a node whose attempt has ended, and that continues with the job.
 _REPORTED = frozenset({Stage.TEARDOWN, Stage.FOLLOWING, Stage.ADMITTING})
-#: What the ranks of the others show when a node goes: they lose their connections, or wait for it.
+#: Causes that other nodes' ranks show when a node goes: they lose their connections, or wait for it.
 _OF_A_LOSS = frozenset(
     {
         Cause.GLOO_ERROR,
@@ -58,11 +58,11 @@ _OF_A_LOSS = frozenset(
 
 
 def on_attempt_ended_by_peer(state: JobState, event: AttemptEndedByPeer) -> Step:
-    """End it here too. What this node's ranks show belongs to the evidence."""
+    """End it here too. The state of this node's ranks belongs to the evidence."""
     attempt = state.attempt
     node = sharing.node_name(event.node, attempt.members)
     ended = state.with_attempt(ended_by=node, ended_as=event.kind)
-    if state.stage is Stage.TEARDOWN:  # it had ended here by itself, a moment later
+    if state.stage is Stage.TEARDOWN:  # it ended here by itself too, a moment later
         return state.with_attempt(ended_as=event.kind), ()
     if _is_without_failure(attempt, event.kind):
         text = f"node {node} lets waiting nodes join" if event.kind == admission.MEMBERSHIP else event.text
@@ -90,7 +90,7 @@ def on_coordinator_fell_silent(state: JobState, event: CoordinatorFellSilent) ->
 
 
 def on_reports_gathered(state: JobState, event: ReportsGathered) -> Step:
-    """Decide for all nodes, on what all of them saw. Nothing changes here: this node acts when the decision comes back (DecisionMade)."""
+    """Decide for all nodes by the evidence of all. Nothing changes here: this node acts when the decision comes back (DecisionMade)."""
     if not event.reports and not event.missing:  # an attempt without nodes has never begun
         return state, ()
     view = _view(state, event)
@@ -101,7 +101,7 @@ def on_reports_gathered(state: JobState, event: ReportsGathered) -> Step:
 
 
 def _view(state: JobState, event: ReportsGathered) -> JobState:
-    """Return the state by which the coordinator judges: its own where it takes part in the attempt, else that of a node that reported.
+    """Return the state by which the coordinator judges: its own where it takes part in the attempt, else the first report's.
 
     The node of that state alerts to the decision: a coordinator that is stopping, or takes no part, has no incident of it.
     """
@@ -114,7 +114,7 @@ def _view(state: JobState, event: ReportsGathered) -> JobState:
 
 
 def decided(state: JobState, event: ReportsGathered) -> JobDecision:
-    """Return the decision: a stop that a node wants, the loss of a node, or what the evidence of all nodes says."""
+    """Return the decision: a stop that a node wants, the loss of a node, or the verdict on the evidence of all nodes."""
     stop_decision = next((report.attempt.stop_wanted for report in event.reports if report.attempt.stop_wanted is not None), None)
     if stop_decision is not None:
         return stop_decision
@@ -136,17 +136,17 @@ def decided(state: JobState, event: ReportsGathered) -> JobDecision:
     gpus = tuple(gpu for report in event.reports for gpu in report.attempt.gpus_now or report.gpus)
     view = replace(view, run=run, attempt=replace(_with_saved(view.attempt, saved), members=members, evidence=facts, gpus_now=gpus))
     decision = judgement.judged(view, event.t, verdict)
-    nodes_left = len(members) - len({node for node, _ in event.missing})  # one whose supervise came back is there
+    nodes_left = len(members) - len({node for node, _ in event.missing})  # a node whose supervise came back is not gone
     return replace(decision, plan=_waiting(decision.plan, state.run, nodes_left, remedies.remedy(verdict))) if is_loss else decision
 
 
 def _with_saved(attempt: Attempt, step: int) -> Attempt:
-    """Return the attempt as one of which a checkpoint of this step is verified; 0: none is."""
+    """Return the attempt with a verified checkpoint of this step; 0: none."""
     return replace(attempt, saved_steps=attempt.saved_steps.including(step)) if step else attempt
 
 
 def _waiting(plan: Plan, run: Run, nodes_left: int, todo: str) -> Plan:
-    """Return the plan after the loss of a node, with what the nodes that are left wait for if they are too few."""
+    """Return the plan after the loss of a node, which names the missing nodes if too few are left."""
     least = sharing.needed_nodes(run)
     if plan.kind is not PlanKind.RESTART or nodes_left >= least:
         return plan
@@ -193,7 +193,7 @@ def _loss_verdict(node: str, how: str, verdict: FailureVerdict, t: float) -> Fai
 
 
 def _culprit(event: ReportsGathered, verdict: FailureVerdict, members: tuple[str, ...]) -> NodeReport | None:
-    """Return the report of the node that failed, as far as it is known: of the rank, of the named node, of who ended the attempt."""
+    """Return the report of the failed node, as far as it is known: the culprit's, the named node's, or the one that ended the attempt."""
     for fits in (
         lambda r: verdict.rank is not None and any(rank.rank == verdict.rank for rank in r.attempt.ranks),
         lambda r: bool(verdict.node) and sharing.node_name(r.node, members) == verdict.node,
@@ -206,7 +206,7 @@ def _culprit(event: ReportsGathered, verdict: FailureVerdict, members: tuple[str
 
 
 def on_decision_made(state: JobState, event: DecisionMade) -> Step:
-    """Act on it once no rank is left here. What it counts is counted on every node."""
+    """Act on it once no rank is left here. Every node counts the same."""
     if event.elsewhere:
         return _ended_elsewhere(state, event)
     if not state.attempt.is_shared or state.stage is Stage.STOPPING:
@@ -220,7 +220,7 @@ def on_decision_made(state: JobState, event: DecisionMade) -> Step:
 
 
 def on_left_behind(state: JobState, event: LeftBehind) -> Step:
-    """Meet the others again: they hand over what they agreed on meanwhile."""
+    """Meet the others again: they hand over their agreements of the meantime."""
     if not state.attempt.is_shared or state.stage is Stage.STOPPING:
         return state, ()
     runs = state.stage in {Stage.STARTING, Stage.RUNNING}
@@ -231,7 +231,7 @@ def on_left_behind(state: JobState, event: LeftBehind) -> Step:
 
 
 def _stopped_for(state: JobState, t: float, text: str) -> Step:
-    """Stop ranks of an attempt about which is decided already."""
+    """Stop ranks of an attempt that has its decision already."""
     state = state.with_attempt(over_t=t).entering(Stage.FOLLOWING)
     stop = deadlines.stop_ranks(state, "failure", text)
     return state, (stop, deadlines.teardown_timer(state))
@@ -287,7 +287,7 @@ def on_node_cut_off(state: JobState, event: NodeCutOff) -> Step:
 
 
 def _without_coordinator(state: JobState, t: float, text: str) -> Step:
-    """Stop with 75, and name what to start where if no scheduler does."""
+    """Stop with 75, and name the command and its first node if no scheduler restarts it."""
     host = sharing.node_name(state.attempt.coordinator, state.attempt.members)
     first = f"node {host} or the node that replaces it" if host else "the node that serves the rendezvous"
     again = f"start the same command again on every node, beginning with {first}; the job resumes from its newest checkpoint"

@@ -1,7 +1,7 @@
 """Counts ranks in whole replicas. A *replica* is the ranks that hold one copy of the model together.
 
 Tensor, pipeline and context parallelism multiply to the ranks of a replica, and data parallelism (DDP, FSDP, HSDP) to the number of
-replicas. Ranks beyond a whole number of replicas cannot train: a job of 8 ranks whose replica has 4 of them goes on with 4 after the loss
+replicas. Ranks beyond a whole number of replicas cannot train: a job of 8 ranks whose replica has 4 of them continues with 4 after the loss
 of a GPU, and not with 7. Where a node has no whole number of replicas, several nodes have one: nodes then count in groups.
 
     replica   ranks of a node   a GPU fails there                        nodes that may begin

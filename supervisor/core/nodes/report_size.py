@@ -9,7 +9,7 @@ more than the judge has memory and seconds for, and it adds nothing. So a report
    the earliest time first; of marks of progress the newest;
 4. the last lines of the ranks that ended first.
 
-What was left out is counted in a fact of its own.
+Omitted facts are counted in a fact of their own.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ MOST_BYTES: Final = 46 << 10
 MOST_BYTES_OF_A_RANK: Final = 1536
 #: Of each kind of line; streams whose last lines are kept.
 MOST_ALIKE, MOST_TAILS = 2, 4
-#: Where a fact stands in the order above.
+#: Where a fact is in the order above.
 _ENDS, _PROVEN, _BEATS, _LINES, _TAILS = range(5)
 _STANDINGS: Final = {"exit": _ENDS, "launcher": _ENDS, "heartbeat": _BEATS, "log": _LINES, "observer": _LINES, "tail": _TAILS}
 _PROGRESS = frozenset({"progress", "recent_progress"})
 #: The JSON of a fact, of a claim, and of a field without their texts.
 _FACT_BYTES, _CLAIM_BYTES, _FIELD_BYTES = 130, 90, 8
-#: Kinds of what was left out that are named; the rest is counted.
+#: Kinds of omitted facts that are named; the rest is counted.
 _NAMED = 6
 
 
@@ -116,7 +116,7 @@ def _size(fact: Evidence) -> int:
 
 
 def _left_out(facts: Iterable[Evidence]) -> tuple[Evidence, ...]:
-    """Return the fact that counts what was left out; nothing where all was kept."""
+    """Return the fact that counts the omitted ones; nothing where all was kept."""
     facts = tuple(facts)
     if not facts:
         return ()

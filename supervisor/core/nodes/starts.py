@@ -42,9 +42,9 @@ def on_node_began(state: JobState, event: NodeBegan) -> Step:
 
 
 def _compared(state: JobState, t: float) -> Step:
-    """End an attempt whose nodes train on from different states. No attempt resumes from what it saved, or saves until its ranks are gone.
+    """End an attempt whose nodes train on from different states. No attempt resumes from its saves, or saves until its ranks are gone.
 
-    A value is compared only if both nodes know it: rank 0 alone may load, and broadcast what it loaded.
+    A value is compared only if both nodes know it: rank 0 alone may load, and broadcast the state.
     """
     mine = state.attempt.reported_start
     if mine is None or state.stage is not Stage.RUNNING:

@@ -1,1 +1,1 @@
-"""What is watched while ranks run: hangs, losses, pace."""
+"""The watches while ranks run: hangs, losses, pace."""

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from supervisor.core.model import Hang
     from supervisor.core.state import JobState, Step
 
-#: What no rank can end by itself.
+#: Hangs that no rank can end by itself.
 _FOR_EVER = frozenset({HangKind.GONE, HangKind.MISMATCH})
 _LOCKED = "a restart would wait for the same file; --on-hang restart stops the run with 124"
 _SLOW = "bytes move, so it is slow and not stuck, and a restart would begin it anew"
-#: From so many steps on the step times of an attempt show what is long for it; before that a limit is a guess.
+#: From so many steps on the step times of an attempt show which time is long for it; before that a limit is a guess.
 CALIBRATION_STEPS = 20
 #: Two looks are measured, not guessed.
 SURE = 0.95
@@ -68,7 +68,7 @@ def _reason(hang: Hang) -> str:
 
 
 def _devices(hang: Hang) -> str:
-    """Return what the GPUs of the ranks do: it proves nothing, and a person may know what it means."""
+    """Return what the GPUs of the ranks do: it proves nothing, and a person may know its meaning."""
     return f"; {hang.devices}" if hang.devices else ""
 
 
@@ -88,8 +88,8 @@ def _is_saved(state: JobState, hang: Hang) -> bool:
 def _behind_the_end(state: JobState, event: HangConfirmed) -> Step:
     """Report ranks that stand behind the end of their training (EndKind.LATE); with --on-hang restart end them, as an incident of its own.
 
-    Scripts that are over are reported at once, since a thread of theirs may be uploading. What only the declared end shows is reported
-    once nothing of any rank has worked for so long that nothing more can be expected.
+    Scripts that are over are reported at once, since a thread of theirs may be uploading. An end that only the declared number of steps
+    shows is reported once nothing of any rank has worked for this long that nothing more can be expected.
     """
     hang, number, earlier = event.hang, state.attempt.number, state.attempt.hang
     is_first = earlier is None or earlier.kind is not HangKind.EXIT
@@ -113,7 +113,7 @@ def _behind_the_end(state: JobState, event: HangConfirmed) -> Step:
 
 
 def _end_text(state: JobState, hang: Hang) -> str:
-    """Return that the training was over, and who stands at its exit in what."""
+    """Return that the training was over, and the ranks at their exit, with their place."""
     step = hang.end_step
     if step is None and not (state.attempt.progress.relative and state.attempt.resume is not None):
         step = state.attempt.progress.step

@@ -1,4 +1,4 @@
-"""What is strange about a training that runs: its loss, and its pace. See core/machine.py for the rules.
+"""Strange changes of a training that runs: of its loss, and of its pace. See core/machine.py for the rules.
 
 It is reported when it begins and when it is over. It ends nothing, but for a loss that is NaN or infinite if
 loss.on_nan asks for it: then the attempt ends as if a rank had failed, and the number is the cause.
@@ -54,7 +54,7 @@ def on_loss_changed(state: JobState, event: LossChanged) -> Step:
 def on_pace_changed(state: JobState, event: PaceChanged) -> Step:
     """Report that the training is slow, with the GPU and what the node's health shows of it; or that it is over.
 
-    Of several nodes only the comparison of all says who is slow: the slowest rank of a node may be as fast as those of the others.
+    Of several nodes only the comparison of all shows the slow rank: the slowest rank of a node may be as fast as those of the others.
     """
     members, is_ours = state.attempt.members, event.node is None
     if event.kind == STRAGGLER and is_ours and len(members) > 1:
@@ -72,7 +72,7 @@ def on_pace_changed(state: JobState, event: PaceChanged) -> Step:
 
 
 def stragglers(attempt: Attempt) -> tuple[tuple[int, int | None, str], ...]:
-    """Return who is slow now: the number of the node among those of the attempt, the rank, None where it is none alone, and the text."""
+    """Return the slow rank: the number of its node among those of the attempt, the rank, None where no one is alone, and the text."""
     rows = [(about.split(), text) for about, text in attempt.warnings]
     slow = [(words, text) for words, text in rows if words[:2] == ["pace", STRAGGLER]]
     return tuple(
@@ -88,14 +88,14 @@ def gpu_text(state: JobState, rank: int | None) -> str:
 
 
 def health_text(state: JobState, rank: int | None) -> str:
-    """Return what is known to be wrong with the GPU of a rank and with this node; where that GPU is not known with any part of the node."""
+    """Return the known faults of a rank's GPU and of this node; where that GPU is not known, those of any part of the node."""
     uuid = culprit.gpu_of_rank(state, rank) if rank is not None else ""
     findings = [finding for finding in state.run.reported_findings if not uuid or finding.gpu == uuid or not finding.gpu]
     return "; ".join(finding.reason for finding in findings[:MOST_FINDINGS])
 
 
 def with_condition(text: str, gpu: str, health: str) -> str:
-    """Return what is slow, with its GPU and what is wrong with that and its node, as far as they are known."""
+    """Return the slow subject, with its GPU and the faults of that and of its node, as far as they are known."""
     return text + (f" ({gpu})" if gpu else "") + (f"; health: {health}" if health else "")
 
 
@@ -108,7 +108,7 @@ def _where(event: LossChanged) -> str:
 
 
 def with_warning(state: JobState, about: str, text: str) -> JobState:
-    """Return the state that knows what is strange about the attempt, under a key."""
+    """Return the state with a strange fact of the attempt, under a key."""
     warnings = (dict(state.attempt.warnings) | {about: text}).items()
     return state.with_attempt(warnings=tuple(warnings)[-MOST_WARNINGS:])
 

@@ -32,7 +32,7 @@ def forecast_text(forecast: MemoryForecast, now: float) -> str:
 
 
 def when_text(forecast: MemoryForecast, now: float) -> str:
-    """Return what is used up, and when: `memory in about 40 minutes (±15), at step ~12,400`."""
+    """Return the memory that will be used up, and when: `memory in about 40 minutes (±15), at step ~12,400`."""
     left_s = max(0.0, forecast.out_t - now)
     unit_s, unit = next((unit_s, unit) for least_s, unit_s, unit in _UNITS if left_s >= least_s)
     doubt = max(1, round(forecast.doubt_s / unit_s))

@@ -78,7 +78,7 @@ class DrillFault:
         self._over = False
 
     def before_step(self, optimizer: Any, _args: object, _kwargs: object) -> None:  # noqa: ANN401 - torch's
-        """Strike, if this is the step: torch's global optimizer pre-step hook. The only code of ours that raises in a training."""
+        """Strike, if this is the step: torch's global optimizer pre-step hook. The only code of supervise that raises in a training."""
         if self._over or not self._is_due():
             return
         self._over = True

@@ -1,8 +1,8 @@
 """Instruments a training process: heartbeat, phase, error file, stacks on a signal. Self-contained, standard library only.
 
 Hooks see what torch does; they are set right after *the script* imported a module. The results are one slot of the attempt's heartbeat
-file, and `error-*`, `stacks-*`, `loads-*`, `saves-*`, `start-*` beside it. Anything may fail, and no failure may reach the training: every
-entry from the user's code is guarded. After a failure the supervisor knows less, and the job is no worse off.
+file, and `error-*`, `stacks-*`, `loads-*`, `saves-*`, `start-*` beside that. Anything may fail, and no failure may reach the training:
+every entry from the user's code is guarded. After a failure the supervisor knows less, and the job is no worse off.
 
 A process that claims a rank's slot takes us out of its environment, so that a rank's children are never instrumented; a forked child is
 disabled before it runs. The job's own command, where it is a Python, claims too, but has its children instrumented until its first sign of
@@ -11,7 +11,7 @@ under `bash run.sh`) is *provisional*: it reports its own errors and stacks, lea
 its first sign of training.
 
 A training process knows this package as `_supervise_shim` only; the supervisor imports its `layout`. It runs in the interpreter of the
-job, which may be older than ours: Python 3.8 syntax, and nothing that is slow to import.
+job, which may be older than the supervisor's: Python 3.8 syntax, and nothing that is slow to import.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class Instrumentation:
-    """All hooks and files of ours in this process: `watch`, then `begin`, and `finish` when every other sitecustomize has run."""
+    """All hooks and files of the shim in this process: `watch`, then `begin`, and `finish` when every other sitecustomize has run."""
 
     def __init__(self, identity: ProcessIdentity) -> None:
         self._identity = identity
@@ -114,7 +114,7 @@ class Instrumentation:
             self._beat.report_loss(loss)
 
     def phase_began(self, name: str, at_most_s: float | None) -> tuple[int, int, int] | None:
-        """Begin a phase that the script declares (worker.phase); `phase_ended` gets what is returned."""
+        """Begin a phase that the script declares (worker.phase); `phase_ended` gets the return value."""
         if name not in layout.DECLARABLE:
             _warn(f"worker.phase: {name!r} is no phase, so it has no effect; the phases are {', '.join(layout.DECLARABLE)}")
             return None
@@ -181,7 +181,7 @@ class Instrumentation:
         return total
 
     def _imported(self) -> None:
-        """At the first backward pass, and after the first round of a loop without an optimizer, what it imports is known."""
+        """At the first backward pass, and after the first round of a loop without an optimizer, its imports are known."""
         self._imports.write(final=False)
 
     def _group_began(self) -> None:

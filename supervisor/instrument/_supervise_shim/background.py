@@ -1,8 +1,8 @@
-"""The one thread of ours in a rank: it answers the questions in a FIFO, and samples where the training thread is.
+"""The shim's one thread in a rank: it answers the questions in a FIFO, and samples the place of the training thread.
 
 It begins at the first process group or the first step. Between two things to do it waits in poll(2). It takes no signal, is in no list of
-`threading`, and needs the GIL: while C code holds that, nothing is sampled and nobody is answered. Who asks writes a word into the FIFO:
-`profile:NAME` names a request for a profile in the attempt's directory (profiles.py); any other word asks for the collectives
+`threading`, and needs the GIL: while C code holds that, nothing is sampled and no question is answered. The asker writes a word into the
+FIFO: `profile:NAME` names a request for a profile in the attempt's directory (profiles.py); any other word asks for the collectives
 (recorder.py). The thread holds the FIFO open for writing too, so that nothing that is written is lost.
 """
 
@@ -42,7 +42,7 @@ class BackgroundThread:
 
     @property
     def threads(self) -> int:
-        """How many threads of this process are ours."""
+        """How many threads of this process are the shim's."""
         return 1 if self._fifo else 0
 
     @quiet

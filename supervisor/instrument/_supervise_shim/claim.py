@@ -32,7 +32,7 @@ class ProcessIdentity:
     """This process. `folder` is our entry in PYTHONPATH, `directory` the attempt's. `strength`: of its claim.
 
     `known_rank`: the supervisor declares it (mode rank), or RANK and LOCAL_RANK are both set; on the only or first node LOCAL_RANK and
-    WORLD_SIZE are enough (Lightning's children). RANK alone is not: in a pod of Kubernetes' PyTorchJob it counts nodes, and stands in
+    WORLD_SIZE are enough (Lightning's children). RANK alone is not: in a pod of Kubernetes' PyTorchJob it counts nodes, and is in
     the launcher's environment too. mpirun's variables count if the parent does not have the same: `mpirun supervise -- ./run.sh` gives
     them to all that it starts.
     """

@@ -3,7 +3,7 @@
 A script may set variables, sys.path, warnings filters or the root logger before it imports torch, in one attempt and not in the next. The
 standby imports under the values that the recorded rank had (preload.py), takes them back before the script begins, and keeps all modules of
 installed packages out of sys.modules. When the script imports such a module, its own state is compared with the recorded one. Where it is
-the same, the script gets what that import had loaded, and what it changed of that state. Where it is another one, this process starts cold:
+the same, the script gets the modules of that import, and its changes of that state. Where it is another one, this process starts cold:
 it executes the rank's command again, and the next standby leaves that import to the rank. A process that others rely on by then does not.
 """
 # ruff: noqa: PTH118, PTH123 - pathlib is imported where the rank imports it
@@ -43,11 +43,11 @@ class Gate:
         self.name, self.before, self.after = name, before, before
         self.touched = {*changed_variables(at_first, before)}
         self.modules: dict[str, Any] = {}
-        self.holders: list[tuple[dict[str, Any], str, Any]] = []  # a package that was loaded before, and what it holds of `modules`
+        self.holders: list[tuple[dict[str, Any], str, Any]] = []  # a package that was loaded before, and its references to `modules`
         self.is_open = False
 
     def end(self, after: ProcessState, known: set[str]) -> None:
-        """Note what the import loaded beside `known`, and what it changed."""
+        """Note the modules that the import added to `known`, and its changes."""
         self.after = after
         loaded = {name: module for name, module in sys.modules.items() if name not in known}
         if any(_is_kept(*row) for row in loaded.items()):
@@ -152,7 +152,7 @@ class Gates:
 
 
 class ProcessTraits:
-    """What a process keeps when it executes another program, and a script may have changed."""
+    """State that a process keeps when it executes another program, and that a script may have changed."""
 
     def __init__(self) -> None:
         import _signal  # type: ignore[import-not-found]  # noqa: PLC0415 - built in
@@ -167,7 +167,7 @@ class ProcessTraits:
         self._limits = _limits()
 
     def restore(self) -> None:
-        """Make it what it was, as far as this process may."""
+        """Restore the old value, as far as this process may."""
         for number in self._ignored_signals() - self._ignored:
             self._signal.signal(number, self._signal.SIG_DFL)
         for timer in (self._signal.ITIMER_REAL, self._signal.ITIMER_VIRTUAL, self._signal.ITIMER_PROF):
@@ -197,8 +197,8 @@ def _limit(text: bytes) -> int:
     return -1 if text == b"unlimited" else int(text)
 
 
-def _is_kept(name: str, module: Any) -> bool:  # noqa: ANN401 - what stands in sys.modules may be anything
-    """Whether it is neither ours nor the interpreter's own: those read nothing of what a script sets."""
+def _is_kept(name: str, module: Any) -> bool:  # noqa: ANN401 - sys.modules may hold anything
+    """Whether it is neither the shim's nor the interpreter's own: those read nothing of what a script sets."""
     package = name.partition(".")[0]
     origin = imports.origin_of(module) or imports.origin_of(sys.modules.get(package))  # typing.io has none
     is_interpreters = origin in ("built-in", "frozen") or (os.path.isabs(origin) and "-packages" not in origin)  # noqa: PTH117 - as above

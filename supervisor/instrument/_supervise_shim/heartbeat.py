@@ -100,7 +100,7 @@ class HeartbeatWriter:
         self.set_rank(rank)
 
     def begin_anew(self, rank: int) -> None:
-        """Count from now on: this process waited as a standby, and is a rank now. What it has imported is known."""
+        """Count from now on: this process waited as a standby, and is a rank now. Its imports are known."""
         now = monotonic_ns()
         self._view[layout.RANK] = rank
         self._view[layout.HELLO_NS] = now
@@ -115,7 +115,7 @@ class HeartbeatWriter:
         self._view = memoryview(bytearray(self._view)).cast("q")
         self.wants_slot = self.still_ours = self.at_first_step = self.at_step = self.imported = self.after_save = self.start = None
 
-    # what is known
+    # its facts
 
     @property
     def phase(self) -> str:
@@ -178,7 +178,7 @@ class HeartbeatWriter:
     # what happens
 
     def ended(self, now: int) -> None:
-        """Take "import" back where the script went on after its imports: it may train by numpy, or by a rule of its own."""
+        """Take "import" back where the script continued after its imports: it may train by numpy, or by a rule of its own."""
         if self.still_ours is not None:
             self.still_ours()
         start = self.start
@@ -193,11 +193,11 @@ class HeartbeatWriter:
             self._view[layout.OVER] = monotonic_ns() // 1_000_000 << layout.OVER_BITS | steps
 
     def on_step(self, optimizer: object, _args: object, _kwargs: object) -> None:
-        """Count a training step: torch's global optimizer post-step hook, the only code of ours in the training loop.
+        """Count a training step: torch's global optimizer post-step hook, the shim's only code in the training loop.
 
         A step of training begins when an optimizer steps that has stepped in the current one already. So two optimizers that
         alternate make one step of two calls, five critic steps and one of the generator make five, one optimizer per parameter
-        makes one step per pass, and a new optimizer for each epoch goes on counting.
+        makes one step per pass, and a new optimizer for each epoch continues counting.
         """
         try:
             now = monotonic_ns()
@@ -352,7 +352,7 @@ class HeartbeatWriter:
             pass
 
     def _note_life(self, now: int) -> None:
-        """Do what is done once a second: count the seconds with life, until a step is seen."""
+        """Do the work of each second: count the seconds with life, until a step is seen."""
         self._life_due_ns = now + 1_000_000_000
         if self.still_ours is not None and not self.still_ours():
             return
@@ -365,7 +365,7 @@ class HeartbeatWriter:
     def _goes_round(self, since_ns: int) -> None:
         """Note that the process goes round in a loop in which no step is seen: all that its first round needed is imported.
 
-        It is no step, and the phase stays what it is, but "before the first step" is not proven any more.
+        It is no step, and the phase stays the same, but "before the first step" is not proven any more.
         """
         self.flag(layout.FLAG_ROUNDS)
         if not self.optimizer_made:  # else its first step is still to come: gradients may be accumulated for long
@@ -404,7 +404,7 @@ class HeartbeatWriter:
 
     @quiet
     def leave(self, phase: int, before: int | None) -> None:
-        """End a phase, unless the training went on to another meanwhile."""
+        """End a phase, unless the training continued to another meanwhile."""
         if before is not None and self.start is not None:
             self.start.on_phase_end(phase)
         if before is not None and self.phase_number == phase:

@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 MOST_IMPORTS = 5000
 #: The root logger's level where nobody has set another: logging.WARNING.
 _UNSET_LEVEL = 30
-#: What pip calls a directory of installed packages.
+#: pip's names of a directory of installed packages.
 PACKAGES = ("site-packages", "dist-packages")
 #: The file of an attempt that a rank leaves where its script set something else than the one that was recorded (gates.py).
 UNEVEN = "uneven"
-#: Packages of ours: a rank that imports one of them does so itself.
+#: Packages of this project: a rank that imports one of them does so itself.
 OWN_PACKAGES = ("_supervise_shim", "supervisor", "checkpointing", "health", "supervise_command")
 #: An address in the process that sets it, before each load of compiled code that is to read it: torch/_inductor/codecache.py.
 _ADDRESS = b"_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
-_SIGNALS = [number for number in range(1, 65) if number != VALUES_SIGNAL]  # the last is ours
+_SIGNALS = [number for number in range(1, 65) if number != VALUES_SIGNAL]  # the last is the shim's
 
 
 def thread_count() -> int:
@@ -47,14 +47,14 @@ def thread_count() -> int:
     return _count()
 
 
-#: What a standby can set as the recorded rank had it (settable_state.py), and what it cannot, and every import sees.
+#: State that a standby can set as the recorded rank had it (settable_state.py), and state that it cannot set and every import sees.
 SETTABLE = ("variables", "path", "filters", "logging", "cwd", "grad")
 SEEN = ("hooks", "tracing", "torch")
 FIELDS = (*SETTABLE, *SEEN, "signals", "threads", "at_exit", "loggers", "outputs")
 
 
 class ProcessState:
-    """What a script can change and an import can see; compared field by field. `handlers`: of the root logger, not compared."""
+    """State that a script can change and an import can see; compared field by field. `handlers`: of the root logger, not compared."""
 
     __slots__ = (*FIELDS, "handlers")
 
@@ -81,7 +81,7 @@ class ProcessState:
         return [field for field in FIELDS if getattr(self, field) != getattr(other, field)]
 
     def as_json(self, path0: str | None, base: ProcessState) -> dict[str, Any]:
-        """Return the state as JSON values, equal in two processes of one state; None stands for `path0`: the script's entry in sys.path.
+        """Return the state as JSON values, equal in two processes of one state; None means `path0`: the script's entry in sys.path.
 
         base: an earlier state of this process; of the variables those that have changed since are returned, None for one that is gone.
         """
@@ -115,7 +115,7 @@ class ImportRecord:
     """The record of one rank. It follows imports from `begin` until the first step, and writes the file."""
 
     def __init__(self, identity: ProcessIdentity) -> None:
-        self.own_threads = 0  # threads of ours that run: no change of the script's
+        self.own_threads = 0  # running threads of the shim: no change of the script's
         self._identity = identity
         self._main_thread = get_ident()
         self._base: ProcessState | None = None
@@ -159,7 +159,7 @@ class ImportRecord:
             self._refused, self._last = f"its imports could not be followed: {type(error).__name__}: {error}", None
 
     def watch_cuda(self, module: Any) -> None:  # noqa: ANN401 - torch.cuda, which is not imported here
-        """See that CUDA is initialised, by torch's own list of what is done then."""
+        """See that CUDA is initialised, by torch's own list of the calls that follow."""
         module._queued_calls.append((self._cuda_began, []))  # noqa: SLF001 - torch's, since 0.4
 
     @quiet
@@ -254,7 +254,7 @@ class Libraries:
             script_folder for script_folder in script_folders if script_folder.startswith(self._below) and script_folder not in self._below
         )
 
-    def __call__(self, module: Any) -> bool:  # noqa: ANN401 - what stands in sys.modules may be anything
+    def __call__(self, module: Any) -> bool:  # noqa: ANN401 - sys.modules may hold anything
         """Whether it is a library's module."""
         origin = origin_of(module)
         if not origin:
@@ -264,7 +264,7 @@ class Libraries:
         return origin.startswith(self._below) and not (self._not_below and origin.startswith(self._not_below))
 
 
-def _is_initializing(module: Any) -> bool:  # noqa: ANN401 - what stands in sys.modules may be anything
+def _is_initializing(module: Any) -> bool:  # noqa: ANN401 - sys.modules may hold anything
     """Whether the import of a module is under way, by importlib's own mark."""
     return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
@@ -329,7 +329,7 @@ def origin_of(module: Any) -> str:  # noqa: ANN401 - as above
 
 
 def stamps(paths: Iterable[str | None]) -> dict[str, list[int] | None]:
-    """Return size, inode and modification time of files; None for what is not there."""
+    """Return size, inode and modification time of files; None for an absent file."""
     stamp_of: dict[str, list[int] | None] = {}
     for path in paths:
         if path:
@@ -353,11 +353,11 @@ def unusual_start() -> str:
 def customized() -> str:
     """Return which module of the user's ran before the script, in plain words; "" if none did."""
     names = [name for name in ("sitecustomize", "usercustomize") if name in sys.modules]  # our own leaves sys.modules
-    return f"a {names[0]} of yours runs before the script" if names else ""
+    return f"your own {names[0]} runs before the script" if names else ""
 
 
 def _tracing() -> tuple[Any, ...]:
-    """Return what sees each line, call or allocation: a debugger, coverage, a profiler. They see an import too; what is absent is false."""
+    """Return what sees each line, call or allocation: a debugger, coverage, a profiler. They see an import too; an absent one is false."""
     monitoring: Any = getattr(sys, "monitoring", None)  # since 3.12
     tools = () if monitoring is None else tuple(filter(None, map(monitoring.get_tool, range(6))))
     allocations: Any = sys.modules.get("_tracemalloc")
@@ -365,7 +365,7 @@ def _tracing() -> tuple[Any, ...]:
 
 
 def _loggers() -> dict[str, list[Any]]:
-    """Return what is set up of the loggers below the root: level, handlers, whether it hands on, whether it is off."""
+    """Return the setup of the loggers below the root: level, handlers, whether it hands on, whether it is off."""
     root = getattr(sys.modules.get("logging"), "root", None)
     loggers = [] if root is None else [each for each in root.manager.loggerDict.values() if hasattr(each, "level")]
     return {
@@ -376,7 +376,7 @@ def _loggers() -> dict[str, list[Any]]:
 
 
 def _outputs() -> list[Any]:
-    """Return whether what is printed, warned and logged goes where it went at the start."""
+    """Return whether prints, warnings and logs go where they went at the start."""
     warnings: Any = sys.modules.get("warnings")
     shown = getattr(warnings, "showwarning", None) is getattr(warnings, "_showwarning_orig", None)
     kept = type(getattr(warnings, "_showwarnmsg_impl", _outputs)) is type(_outputs)  # a list's method: catch_warnings(record=True)

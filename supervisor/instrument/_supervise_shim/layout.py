@@ -1,4 +1,4 @@
-"""What the ranks and the supervisor agree on: the heartbeat file's fields, the files' names, how a process is named.
+"""The common layout of the ranks and the supervisor: the heartbeat file's fields, the files' names, how a process is named.
 
 Imported by both sides, under two names; standard library only and nothing happens on import.
 """
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 # The heartbeat file: a header, then one slot per local rank, both of SLOT_BYTES; every field is an 8-byte signed integer at its index,
-# written by one aligned store. What means something only together is one field, so a reader needs no lock and no second look, and a
+# written by one aligned store. Values that belong together are one field, so a reader needs no lock and no second look, and a
 # rank that was stopped or died between two stores left no half of a field. A slot is in use while PID is not 0.
 MAGIC = int.from_bytes(b"SUPVBEAT", "little")
 VERSION = 1
@@ -46,7 +46,7 @@ SOURCE_NONE, SOURCE_OPTIMIZER, SOURCE_WORKER = range(3)
 # that the script allows without a sign of life in the phase that it declared, 0 where it declared none. LOSS: the bits of the float that
 # the script reported last (worker.report), where the loss 0.0 is -0.0, so that 0 is: none. LOSSES: how many it reported. OVER = since
 # when (CLOCK_MONOTONIC ms) << 24 | steps (their last 24 bits): the script was over without an exception, or had given up its process group;
-# 0: neither. A later step shows that it went on. LEFT_OUT: how many batches all ranks left out (worker.agree). LIFE_NS: when the last
+# 0: neither. A later step shows that it continued. LEFT_OUT: how many batches all ranks left out (worker.agree). LIFE_NS: when the last
 # backward pass, or the last collective of the training thread, began. GPU_MEMORY_NS: when torch's allocator was read last (memory.py), 0:
 # never; then the five bytes of its GPU that follow mean nothing. PINNED: bytes of pinned host memory + 1, 0 where torch does not tell.
 PHASE_BITS = 3
@@ -58,7 +58,7 @@ FLAG_BACKWARD = 4  # a backward pass ran
 FLAG_ELSEWHERE = 8  # training may go on where we do not see it: another framework, or processes started by torch.multiprocessing
 FLAG_SAVE_ASKED = 16  # worker.should_save() or save_requested() returned True
 FLAG_ASKS = 32  # the script asks whether to save
-FLAG_WENT_ON = 64  # after that it went on (or ended in order) with no save under way
+FLAG_WENT_ON = 64  # after that it continued (or ended in order) with no save under way
 FLAG_SAVED = 128  # and by then a save had ended
 FLAG_OPTIMIZER = 256  # an optimizer was made: from here on "no step counted" means that none was made
 FLAG_RAN = 512  # more than imports ran: a process group, data, an evaluation, a checkpoint saved or loaded
@@ -95,8 +95,8 @@ def mpi_rank(environ: Mapping[str, str]) -> tuple[int, int, int] | None:
 
 def file_name(kind: str, local_rank: int | None, pid: int) -> str:
     """Return the name of a process's "error", "stacks" or "collectives" file; `local_rank` None: it has claimed no slot."""
-    who = UNCLAIMED if local_rank is None else str(local_rank)
-    return f"{kind}-{who}-{pid}.{_SUFFIXES[kind]}"
+    owner = UNCLAIMED if local_rank is None else str(local_rank)
+    return f"{kind}-{owner}-{pid}.{_SUFFIXES[kind]}"
 
 
 def start_ticks_of(pid: int) -> int | None:
@@ -145,7 +145,7 @@ def loads_first(via: str, steps: int) -> bool:
 
 
 def proven_phase(phase: int, flags: int, age_ns: int) -> int:
-    """Return the phase, or UNKNOWN where "before the first step" is not proven: training may go on where no hook of ours is."""
+    """Return the phase, or UNKNOWN where "before the first step" is not proven: training may go on where the shim has no hook."""
     if phase not in BEFORE_TRAINING or flags & FLAG_BACKWARD:
         return phase
     blind = flags & (FLAG_ELSEWHERE | FLAG_ROUNDS) or (not flags & FLAG_AUTOGRAD and age_ns > IMPORT_PROOF_NS)
@@ -153,7 +153,7 @@ def proven_phase(phase: int, flags: int, age_ns: int) -> int:
 
 
 def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep every failure of ours out of the training: the guarded function returns None instead."""
+    """Keep every failure of the shim out of the training: the guarded function returns None instead."""
 
     def guarded(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever it is
         try:
@@ -165,7 +165,7 @@ def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrapped_as(inner: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a wrapper the name of what it wraps, as functools.wraps does; functools is not imported for that at every start."""
+    """Give a wrapper the name of the wrapped function, as functools.wraps does; functools is not imported for that at every start."""
     for name in ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__"):
         if hasattr(inner, name):
             setattr(wrapper, name, getattr(inner, name))

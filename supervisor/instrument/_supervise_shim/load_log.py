@@ -99,7 +99,7 @@ class LoadLog:
 
 def _stat(path: str) -> dict[str, int | None]:
     try:
-        found = os.stat(path)  # noqa: PTH116 - see above
+        status = os.stat(path)  # noqa: PTH116 - see above
     except OSError:
         return {"inode": None, "size": None, "mtime_ns": None}
-    return {"inode": found.st_ino, "size": found.st_size, "mtime_ns": found.st_mtime_ns}
+    return {"inode": status.st_ino, "size": status.st_size, "mtime_ns": status.st_mtime_ns}

@@ -2,7 +2,7 @@
 
 So all samples are of the same phase of a step. Nothing is read before the script has initialised CUDA, and no call asks the driver or waits
 for the GPU: torch answers from its own counters (0.1 ms). The largest free block is in no counter; a snapshot of all blocks would hold the
-interpreter for as long as there are blocks, so what is free in split blocks (GPU_SPLIT) stands for it.
+interpreter for as long as there are blocks, so the free part of split blocks (GPU_SPLIT) takes its place.
 """
 
 from __future__ import annotations

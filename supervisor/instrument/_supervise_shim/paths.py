@@ -48,8 +48,8 @@ def stat_of(path: str) -> list[int] | None:
     The size of a directory is -1: its content may change while its own numbers do not.
     """
     try:
-        found = os.stat(path)  # noqa: PTH116 - as above
+        status = os.stat(path)  # noqa: PTH116 - as above
     except OSError:
         return None
-    is_directory = found.st_mode & _KIND == _DIRECTORY
-    return [found.st_dev, found.st_ino, -1 if is_directory else found.st_size, found.st_mtime_ns]
+    is_directory = status.st_mode & _KIND == _DIRECTORY
+    return [status.st_dev, status.st_ino, -1 if is_directory else status.st_size, status.st_mtime_ns]

@@ -1,9 +1,9 @@
 """Imports the modules of a record in a standby, in the rank's order, and finds which state the script had changed.
 
-Where the standby's state differs from the recorded one, the script made the difference. What can be set is set as it was in the rank, and
-taken back before the script begins (settable_state.py); gates.py compares it when the script imports the same. Of what cannot be set here
-(a signal handler, a thread, a function for the exit) an import may change nothing, and it may print nothing. Where every import would see
-the difference (an import hook, a tracer, torch's defaults) nothing is imported from there on.
+Where the standby's state differs from the recorded one, the script made the difference. State that can be set is set as it was in the rank,
+and taken back before the script begins (settable_state.py); gates.py compares it when the script imports the same. Of what cannot be set
+here (a signal handler, a thread, a function for the exit) an import may change nothing, and it may print nothing. Where every import would
+see the difference (an import hook, a tracer, torch's defaults) nothing is imported from there on.
 
 No import may draw random numbers, warn the script that imports it, or use a GPU. A module that breaks a rule, and one that imports such a
 module, is left to the rank: the standby starts anew without it. torch itself cannot be left out, because the rest needs it.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: A module that goes through all variables for those of its own prefix.
 _FOR_PREFIX = "tqdm.utils"
 _OF_MAPPINGS = ("os", "collections.abc", "_collections_abc")
-#: What an import may not change where the script has changed it: it cannot be set here.
+#: State that an import may not change where the script has changed it: it cannot be set here.
 _SOFT = ("signals", "threads", "at_exit", "outputs")
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
 INITIALIZES = "initialises CUDA"
@@ -42,14 +42,14 @@ class Refused(Exception):  # noqa: N818 - no error: a cold start is as good
 
 
 class LeftToRank(Exception):  # noqa: N818 - as above
-    """A module that is left to the rank: its name, and what it does."""
+    """A module that is left to the rank: its name, and its side effect."""
 
 
 class Preload:
     """Imports the modules of one record. `note`: why none was imported from a point on, or "".
 
-    left_out_text: which modules are left to the rank, each with what it does, or "". read: the variables that Python code read meanwhile,
-    "*" among them where it went through all.
+    left_out_text: which modules are left to the rank, each with its side effect, or "". read: the variables that Python code read
+    meanwhile, "*" among them where it went through all.
     """
 
     def __init__(self, record: dict[str, Any], left_out: dict[str, str]) -> None:
@@ -119,13 +119,13 @@ class Preload:
         return any(name == module or name.startswith(module + ".") for module in self._left_out)
 
     def _import(self, name: str) -> str:
-        """Import a module; return what it does that leaves it to the rank, "" for nothing."""
+        """Import a module; return the side effect that leaves it to the rank, "" for none."""
         before, size, known = ProcessState(), printed_bytes(), set(sys.modules)
         gate = gates.Gate(name, before, self._at_first)
         reads = Reads()
         variables: dict[str, Any] = {"__name__": "__main__", "name": name}  # a frame like the script's, to see whom a warning is for
         try:
-            exec(compile("__import__(name)", self._record["main_file"] or "<string>", "exec"), variables)  # noqa: S102 - the line stands here
+            exec(compile("__import__(name)", self._record["main_file"] or "<string>", "exec"), variables)  # noqa: S102 - the line is here
         except BaseException as error:  # noqa: BLE001 - whatever it raises, the rank imports it without us
             return f"raises {type(error).__name__}"
         finally:
@@ -144,7 +144,7 @@ class Preload:
         return self._broken_rule(before, after, loaded, has_printed=printed_bytes() != size) or used_gpu()
 
     def _broken_rule(self, before: ProcessState, after: ProcessState, loaded: set[str], *, has_printed: bool) -> str:
-        """Return what an import does to what the script had changed before it, or what it needs that is left out; "" for nothing."""
+        """Return the effect of an import on changes that the script had made before, or the left-out module that it needs; "" for none."""
         left_out = [name for name in loaded if self._is_left_out(name)]
         if left_out:
             return f"imports {min(left_out)}"
@@ -252,7 +252,7 @@ def used_gpu() -> str:
 
 
 class RandomStates:
-    """The states of the global random generators. A new generator counts as unused."""
+    """The states of the global random generators. A new generator is treated as unused."""
 
     def __init__(self) -> None:
         self._last: dict[str, Any] = {}

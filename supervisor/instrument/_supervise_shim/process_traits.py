@@ -1,4 +1,4 @@
-"""What makes a standby look like the rank that starts cold: output, priority, environment, /proc (docs/explanation/restarts.md)."""
+"""Makes a standby look like the rank that starts cold: output, priority, environment, /proc (docs/explanation/restarts.md)."""
 # ruff: noqa: PTH123,PTH208 - pathlib is imported where the rank imports it
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Priority:
 
     @quiet
     def lower(self) -> None:
-        """Lower it, but for what was lowered before this process started anew."""
+        """Lower it, less the part lowered before this process started anew."""
         if not self.oom:
             self.oom = quiet(_swap_oom_score)("1000") or "-"
         if self.nice:
@@ -144,7 +144,7 @@ def capture(number: int) -> int:
 
 
 def flush() -> None:
-    """Write what Python and the C library hold back of what was printed."""
+    """Write the prints that Python and the C library hold back."""
     import ctypes  # noqa: PLC0415 - standby.NEEDED
 
     for stream in (sys.stdout, sys.stderr):
@@ -183,7 +183,7 @@ def drop_finders(record: dict[str, Any]) -> None:
 
 
 def set_environment(env: dict[str, str]) -> None:
-    """Make os.environ this one, in its order; what is equal stays where it is, for those who look for argv beside it."""
+    """Make os.environ this one, in its order; equal entries stay at their address, for readers that look for argv there."""
     for name in [name for name in os.environ if name not in env]:
         del os.environ[name]
     for name, value in env.items():

@@ -1,7 +1,7 @@
 """Records a profile when it is asked for: the stacks of the training thread, 30 times a second, and a trace of torch's profiler.
 
 The question is a file `profile-NAME.ask`, named in the FIFO (background.py): `{"steps": 5, "seconds": null, "torch": PATH}`. The answer is
-`profile-NAME.json`: at once `{"state": "recording"}`, or why not, and at the end what was recorded. A recording ends by itself, and where
+`profile-NAME.json`: at once `{"state": "recording"}`, or why not, and the record at the end. A recording ends by itself, and where
 the question is gone: nobody waits for the answer any more. torch's profiler records the thread that starts it: it begins and ends in the
 hook at the end of a step.
 """
@@ -13,7 +13,7 @@ import sys
 from time import monotonic_ns
 
 from . import recorder
-from .step_parts import OURS, kind_of, uses_cuda
+from .step_parts import OWN, kind_of, uses_cuda
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Profiles:
         recorder.write(path + ".json", json.dumps({"state": "recording"}).encode())
 
     def sample(self, now: int) -> float:
-        """Take a sample where one is due, and end what is over; return the seconds until the next."""
+        """Take a sample where one is due, and end the recordings that are over; return the seconds until the next."""
         recording = self._recording
         if recording is None:
             return 1.0
@@ -65,7 +65,7 @@ class Profiles:
 
 
 class Recording:
-    """One recording: its stacks, and torch's profiler where that was asked for."""
+    """One recording: its stacks, and torch's profiler where the request names it."""
 
     def __init__(self, beat: HeartbeatWriter, path: str, request: dict[str, Any]) -> None:
         self._beat, self._path = beat, path
@@ -83,7 +83,7 @@ class Recording:
         return os.path.exists(self._path + ".ask")  # noqa: PTH110 - as above
 
     def is_over(self, now: int) -> bool:
-        """Return whether all that was asked for is recorded, its time is over, or nobody wants it; a trace that runs ends first."""
+        """Return whether the recording is complete, its time is over, or nobody wants it; a trace that runs ends first."""
         if not self.is_wanted and (self._trace is None or self._trace.drop()):
             return True
         if now - self._began_ns >= self._longest_s * 1e9 and (self._trace is None or not self._trace.is_running or self._steps):
@@ -99,7 +99,7 @@ class Recording:
         frame = sys._current_frames().get(self._beat.main_thread)  # noqa: SLF001 - there is no other way
         rows: list[tuple[CodeType, int]] = []
         while frame is not None and len(rows) < MOST_FRAMES:
-            if kind_of(frame.f_code.co_filename) != OURS:
+            if kind_of(frame.f_code.co_filename) != OWN:
                 rows.append((frame.f_code, frame.f_lineno or 0))
             frame = frame.f_back
         stack = tuple(rows)
@@ -198,7 +198,7 @@ class TorchTrace:
 
 
 def _export(profiler: Any, path: str) -> None:  # noqa: ANN401 - torch is not imported here
-    """Write the trace, over nothing. Raises OSError: torch itself only prints that it could not write, and replaces what stands there."""
+    """Write the trace, over nothing. Raises OSError: torch itself only prints that it could not write, and replaces an existing file."""
     with open(path, "xb"):  # noqa: PTH123 - as above
         pass
     profiler.export_chrome_trace(path)
@@ -225,7 +225,7 @@ def _operators(averages: Any) -> list[tuple[str, int, float, float]]:  # noqa: A
 
 
 def _plain(name: str) -> str:
-    """Return a name as a line of stacks holds it: a semicolon stands between two names, and a script may compile code of any name."""
+    """Return a name as a line of stacks holds it: a semicolon is between two names, and a script may compile code of any name."""
     return "".join(char if char.isprintable() else "?" for char in name.replace(";", ","))
 
 

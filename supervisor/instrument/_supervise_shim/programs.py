@@ -180,18 +180,18 @@ class ProgramRecognition:
         depends = any(norm.training or norm.running_mean is None for norm in norms)
         return {"programs": seen.programs, "values": seen.values, "batchnorm": bool(depends)}
 
-    def _write(self, found: dict[str, Any]) -> None:
+    def _write(self, findings: dict[str, Any]) -> None:
         process_identity = self._identity
         if not process_identity.enabled:
             return
-        self._recognised = bool(found["programs"])
+        self._recognised = bool(findings["programs"])
         import json  # noqa: PLC0415 - 3 ms at every start; torch has it by now
 
         owner = process_identity.local_rank if process_identity.claimed else f"{layout.UNCLAIMED}-{process_identity.pid}"
         path = os.path.join(process_identity.directory, f"program-{owner}.json")  # noqa: PTH118 - pathlib costs 5 ms of start-up
         fd = os.open(path + ".half", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(fd, "w", encoding="ascii") as file:  # noqa: PTH123 - see above
-            json.dump({"v": 1, "pid": process_identity.pid, **found}, file)
+            json.dump({"v": 1, "pid": process_identity.pid, **findings}, file)
         os.rename(path + ".half", path)  # noqa: PTH104 - see above
 
 
@@ -213,9 +213,9 @@ def _script(seen: ProgramFindings, frame: FrameType) -> None:
     accelerator = _get(sys.modules.get("accelerate.accelerator"), "Accelerator")
     if accelerator is not None:
         variables = [*frame.f_locals.values(), *frame.f_globals.values()]
-        found = next((value for value in variables[:MOST_NAMES] if issubclass(type(value), accelerator)), None)
-        if found is not None:
-            seen.add("accelerate", grad_accum=_get(found, "gradient_accumulation_steps"))
+        own_accelerator = next((value for value in variables[:MOST_NAMES] if issubclass(type(value), accelerator)), None)
+        if own_accelerator is not None:
+            seen.add("accelerate", grad_accum=_get(own_accelerator, "gradient_accumulation_steps"))
     known = frame.f_globals
     if isinstance(known.get("config_keys"), list) and "batch_size" in known and "gradient_accumulation_steps" in known:
         folder = os.path.dirname(os.path.abspath(str(known.get("__file__"))))  # noqa: PTH100, PTH120 - pathlib costs 5 ms of start-up

@@ -49,14 +49,14 @@ def _dumped(name: str) -> bytes | None:
 def _groups() -> dict[str, dict[str, Any]]:
     """Return the process groups of this rank, by torch's name."""
     world = sys.modules["torch.distributed.distributed_c10d"]._world  # noqa: SLF001 - torch has no public list
-    found = {}
+    groups = {}
     for group in list(world.pg_map):
-        found[str(world.pg_names[group])] = {
+        groups[str(world.pg_names[group])] = {
             "ranks": sorted(world.pg_group_ranks[group]),
             "backend": str(world.pg_map[group][0]),
             "timeout_s": quiet(_timeout_s)(group),
         }
-    return found
+    return groups
 
 
 def _timeout_s(group: Any) -> float:  # noqa: ANN401 - torch is not imported here

@@ -1,6 +1,6 @@
 """Writes an uncaught exception to `error-*.json`, and the stacks of all threads to `stacks-*.txt` on a signal.
 
-An error file is written whole or not at all. What the user set up (faulthandler, an exception hook, a SIGQUIT handler) stays as it is.
+An error file is written whole or not at all. The user's own setup (faulthandler, an exception hook, a SIGQUIT handler) stays as it is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MESSAGE_CHARS = 2048
 TRACEBACK_CHARS = 16384
 SIGQUIT = 3
-#: What a launcher raises where a process that it started has failed.
+#: Exceptions of a launcher where a process that it started has failed.
 OF_LAUNCHERS = ("CalledProcessError", "ChildFailedError", "ProcessExitedException", "ProcessRaisedException")
 LOW_FDS = 100  # our descriptor is kept above, so that the script gets the numbers that it would get without us
 
@@ -110,7 +110,7 @@ class ExceptionReporter:
 
     @quiet
     def _at_exit(self) -> None:
-        """Report an exception that a hook in place of ours kept; remove the empty stacks file of a process that was no rank."""
+        """Report an exception that a hook in place of the shim's kept; remove the empty stacks file of a process that was no rank."""
         if os.getpid() != self._identity.pid:
             return
         value = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
@@ -135,7 +135,7 @@ class ExceptionReporter:
             self._step_aside()
         keeps(process_identity, self._beat)
         self._beat.ended(monotonic_ns())  # before an import of our own
-        self._beat.sample_memory(monotonic_ns(), at_once=True)  # what it held when it failed
+        self._beat.sample_memory(monotonic_ns(), at_once=True)  # its memory when it failed
         import json  # noqa: PLC0415 - 3 ms at every start, for what most processes never need
 
         phase = torchhooks.died_in(trace)
@@ -235,20 +235,20 @@ def _of_url(url: str) -> str:
 
 def _of_frames(trace: TracebackType | None) -> str:
     """Return where the innermost call of socket.create_connection, urllib3's or http.client's went: their exceptions do not tell."""
-    found = ""
+    place = ""
     while trace is not None:
         frame, trace = trace.tb_frame, trace.tb_next
         name = frame.f_globals.get("__name__")
         if frame.f_code.co_name == "create_connection" and name in {"socket", "urllib3.util.connection"}:
             address = frame.f_locals.get("address")
-            found = f"{address[0]}:{address[1]}" if isinstance(address, tuple) and len(address) > 1 else found
+            place = f"{address[0]}:{address[1]}" if isinstance(address, tuple) and len(address) > 1 else place
         elif name == "http.client":
             connection = frame.f_locals.get("self")
             host, port = getattr(connection, "host", None), getattr(connection, "port", None)
-            found = f"{host}:{port}" if isinstance(host, str) and isinstance(port, int) else found
+            place = f"{host}:{port}" if isinstance(host, str) and isinstance(port, int) else place
         elif name == "urllib.request" and isinstance(host := frame.f_locals.get("host"), str) and ":" in host:
-            found = host
-    return found
+            place = host
+    return place
 
 
 def _cut(text: str, most: int) -> str:

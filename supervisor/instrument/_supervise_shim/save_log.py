@@ -55,7 +55,7 @@ class SaveLog:
         path = path_of(target)
         if path is None or not self._identity.enabled or path.endswith(PARTS):
             return None
-        was, file = stat_of(path), not isinstance(target, (str, bytes, os.PathLike))
+        status, file = stat_of(path), not isinstance(target, (str, bytes, os.PathLike))
         number = next(self._number)
         archive = archive_of(target)
         more = {"goes_on": True} if archive is not None and self._archive() is archive else {}  # another member: the same save
@@ -63,7 +63,7 @@ class SaveLog:
 
         def note() -> None:
             self._renew(path)
-            self._note(path, "began", n=number, via=via, was=was, file=file, **more, **self._context(path))
+            self._note(path, "began", n=number, via=via, was=status, file=file, **more, **self._context(path))
 
         self._in_turn(note)
         return number, path
@@ -132,7 +132,7 @@ class SaveLog:
         """Make one note after the other. If a signal's handler saves during a note, its own note comes after that one."""
         self._later.append(note)
         with self._lock:
-            if self._busy:  # this thread is in a note: it goes on once the signal handler returns
+            if self._busy:  # this thread is in a note: it continues once the signal handler returns
                 return
             self._busy = True
             try:
@@ -143,8 +143,8 @@ class SaveLog:
 
     def _context(self, path: str) -> dict[str, Any]:
         """Return the optimizer steps so far, and the directories above a path that were made here."""
-        made = [[one, *known] for one, known in self._made.items() if path.startswith(one + os.sep)]
-        return {"steps": self._beat.steps, "made": made} if made else {"steps": self._beat.steps}
+        directories = [[directory, *known] for directory, known in self._made.items() if path.startswith(directory + os.sep)]
+        return {"steps": self._beat.steps, "made": directories} if directories else {"steps": self._beat.steps}
 
     def _renew(self, path: str) -> None:
         self._newest.pop(path, None)
@@ -152,12 +152,12 @@ class SaveLog:
             del self._newest[next(iter(self._newest))]
         self._newest[path] = {}
 
-    def _note(self, path: str, what: str, **more: Any) -> None:  # noqa: ANN401 - what JSON takes
+    def _note(self, path: str, event: str, **more: Any) -> None:  # noqa: ANN401 - what JSON takes
         import json  # noqa: PLC0415 - 3 ms at every start; torch has it by now
 
-        line = json.dumps({"what": what, "path": path, "t": time(), **more}) + "\n"
+        line = json.dumps({"what": event, "path": path, "t": time(), **more}) + "\n"
         if path in self._newest:
-            self._newest[path][what] = line
+            self._newest[path][event] = line
         self._lines.append(line)
         self._write()
 

@@ -1,8 +1,8 @@
 """Reports whether the checkpoint that was requested of this process is made, so that the supervisor knows when it may stop.
 
 It sees saves that go through torch (torch.save, DCP's save and async_save) and the script's questions, and sets three flags of the
-heartbeat. A checkpoint may be several files, and is renamed when it is whole. So it counts as made once a save ended *and* the script went
-on: by asking again, by a step after a save, by `worker.saved()`, or by an end in order.
+heartbeat. A checkpoint may be several files, and is renamed when it is whole. So it is treated as made once a save ended *and* the script
+proceeded: by asking again, by a step after a save, by `worker.saved()`, or by an end in order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SaveRequests:
 
     @quiet
     def asked(self) -> None:
-        """Note that the script asks whether to save. After a request it means that the script goes on."""
+        """Note that the script asks whether to save. After a request it means that the script continues."""
         if self._is_requested:
             self._went_on()
         else:
@@ -71,7 +71,7 @@ class SaveRequests:
 
     @quiet
     def _stepped(self) -> None:
-        """Note a step after a save: the script went on and did not ask again."""
+        """Note a step after a save: the script continued and did not ask again."""
         if self._ended:
             self._went_on()
 

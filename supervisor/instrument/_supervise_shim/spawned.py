@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 PLACE = "SUPERVISE_JOB_DIR"
-ENV_AT = 10  # where `env` stands among Popen's arguments by position
+ENV_AT = 10  # the position of `env` among Popen's arguments
 
 
 class SpawnedRanks:

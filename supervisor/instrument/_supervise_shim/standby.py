@@ -1,6 +1,6 @@
-"""Waits in the place of a rank: imports what the rank was seen to import, and goes on as that rank (docs/explanation/restarts.md).
+"""Waits in the place of a rank: imports what the rank was seen to import, and continues as that rank (docs/explanation/restarts.md).
 
-The interpreter was started with the rank's own command line, and this runs where every rank of ours begins: in sitecustomize, before the
+The interpreter was started with the rank's own command line, and this runs where every rank of the job begins: in sitecustomize, before the
 script. So Python itself runs the script, and nothing of that is imitated. This process must not run the script without a hand-over: every
 other way out of here ends the process. Where a module has to be left to the rank (preload.py), it starts anew without that module.
 
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from .gates import Gates
 
 VARIABLE = "SUPERVISE_JOB_STANDBY"
-#: What the next attempt may have other values of, unless a library's Python code reads it while it is imported: a rank's place among all,
-#: which is another one when nodes come or go, and what a traced attempt is given (launch/tracing.py), which is read when the ranks meet.
+#: Variables of which the next attempt may have other values, unless a library's Python code reads them while it is imported: the
+#: rank's number, which changes when nodes come or go, and the variables of a traced attempt (launch/tracing.py), read when the ranks meet.
 MAY_CHANGE = (
     *("RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE"),
     *("NCCL_DEBUG", "NCCL_DEBUG_FILE", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"),
     *("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE"),
 )
-#: What this module itself needs. torch imports all of it, so in a rank it is there as well.
+#: The modules that this one needs. torch imports all of it, so in a rank it is there as well.
 NEEDED = ("json", "_socket", "ctypes")
 MOST_WORDS = 1000  # of a reason
 _PACKET = 4096
@@ -51,7 +51,7 @@ _FD_BYTES = 4
 
 
 class StandbyOrder:
-    """What VARIABLE holds: `fd|nice|oom|modules that are left out, each with what it does|path of the record`.
+    """The value of VARIABLE: `fd|nice|oom|modules that are left out, each with its effect|path of the record`.
 
     nice and oom: the values to return to, if known.
     """
@@ -102,7 +102,7 @@ class WaitingProcess:
 
         record = json.loads(source)
         try:
-            made, preload = self._prepare(source, record, make)
+            program, preload = self._prepare(source, record, make)
         except Refused as refused:
             self._refuse(str(refused))
         except LeftToRank as module:
@@ -120,22 +120,22 @@ class WaitingProcess:
         may_change = [] if "*" in preload.read else [name for name in MAY_CHANGE if name not in preload.read]
         self._send({"ready": True, "may_change": may_change, **facts})
         gates = self._take_over(record, preload, title, fixed)
-        made.keep_back(gates)
+        program.keep_back(gates)
         collections.go_on()
-        return made
+        return program
 
     def _prepare(self, source: bytes, record: dict[str, Any], make: Callable[[bytes], Any]) -> tuple[Any, Preload]:
         if record["refused"]:
             raise Refused(record["refused"])
         if not record["modules"].keys() >= {*NEEDED}:
             raise Refused("the rank does not import torch")
-        made = make(source)
+        program = make(source)
         preload = Preload(record, self._order.left_out)
         preload.run()
         preload.check()
         if any(os.fstat(fd).st_size > MOST_OUTPUT_BYTES for fd in self._outputs):
             raise Refused("its imports print too much")
-        return made, preload
+        return program, preload
 
     # messages
 

@@ -1,6 +1,6 @@
 """Notes when this process came how far on its way to its first training step, and writes that once, at that step.
 
-`start-<local rank>.json` has CLOCK_MONOTONIC ns. What did not happen is missing; after the first step nothing is noted any more.
+`start-<local rank>.json` has CLOCK_MONOTONIC ns. A moment that did not come is missing; after the first step nothing is noted any more.
 
     hello        it was instrumented
     imported     the last search for a module before the script made its process group, loaded a checkpoint or trained

@@ -1,13 +1,13 @@
 """Samples where the training thread is, up to 20 times a second, and adds the time up by parts of a step in the heartbeat.
 
-A sample stands for the time since the one before. Its part is that of the frames: anything below a loader of data is *data*, whatever the
+A sample means the time since the one before. Its part is that of the frames: anything below a loader of data is *data*, whatever the
 innermost frame is; else the innermost frame that belongs to a part names it. On a CPU the thread sleeps in a backward pass only where
 that waits for a collective (gloo's threads do the rest), so a sleeping thread in torch's own code is *communication*. With CUDA this thread
 only launches what a step does: a sample shows data, a save, a line that waits for the GPU, or *rest*, never a forward or backward pass.
 
-The pauses are of different lengths, so that steps of one length do not meet the same one. A thread that stands still is sampled more and
-more seldom. Its state is read from /proc only where its CPU clock has moved: a thread that has not run is in the state that was read last.
-So a rank that stands still reads nothing, and what looks for hangs, which counts the bytes that a rank reads, sees none of ours.
+The pauses are of different lengths, so that steps of one length do not meet the same one. A thread that makes no progress is sampled more
+and more seldom. Its state is read from /proc only where its CPU clock has moved: a thread that has not run is in the state that was read
+last. So a rank that makes no progress reads nothing, and the hang watch, which counts the bytes that a rank reads, sees none of the shim's.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from .heartbeat import HeartbeatWriter
 
 DATA, COMPUTE, COMMUNICATION, OPTIMIZER, CHECKPOINT, GPU, REST = range(7)
-#: Of files that are of no part: the user's or another library's, torch's own, where the standard library waits, and ours.
-USER, TORCH, WAITING, OURS = range(10, 14)
-#: What the path of a file holds, and its part; the first that fits counts. <torch>, <python>: their own directories.
+#: Of files that are of no part: the user's or another library's, torch's own, where the standard library waits, and the shim's.
+USER, TORCH, WAITING, OWN = range(10, 14)
+#: A part of a file's path, and its part of the step; the first that fits counts. <torch>, <python>: their own directories.
 FILES = (
-    (("/_supervise_shim/",), OURS),
+    (("/_supervise_shim/",), OWN),
     (("<torch>/utils/data/", "/torchdata/", "/accelerate/data_loader.py", "/webdataset/", "/streaming/base/", "/nvidia/dali/"), DATA),
     (("<torch>/serialization.py", "<torch>/distributed/checkpoint/", "/safetensors/torch.py"), CHECKPOINT),
     (("<torch>/distributed/distributed_c10d.py", "<torch>/distributed/_functional_collectives.py"), COMMUNICATION),
@@ -52,9 +52,9 @@ WAIT = "wait"
 PAUSE_S = 0.075
 #: A thread that stood still in so many samples is sampled half as often, and so on, down to once in STILL_S.
 STILL_SAMPLES, STILL_S = 40, 2.0
-#: A sample stands for no more than so long: before it, the thread that samples did not run.
+#: A sample means no more than so long: before it, the thread that samples did not run.
 LONGEST_NS = 2 * int(STILL_S * 1e9)
-#: Lines that wait for the GPU are counted for so long at least; then half of what was counted goes, so that the newest counts.
+#: Lines that wait for the GPU are counted for this long at least; then half of the counts go, so that the newest counts.
 FADE_NS = 60 * 10**9
 
 
@@ -156,7 +156,7 @@ _NAMES: dict[tuple[str, int, int], frozenset[str]] = {}
 
 
 def kind_of(file: str) -> int:
-    """Return the part of a step that a file of Python belongs to, or USER, TORCH, WAITING, OURS."""
+    """Return the part of a step that a file of Python belongs to, or USER, TORCH, WAITING, OWN."""
     kind = _KINDS.get(file)
     if kind is None:
         roots = (("<torch>", getattr(sys.modules.get("torch"), "__file__", None)), ("<python>", os.__file__))
@@ -171,7 +171,7 @@ def kind_of(file: str) -> int:
 
 
 def part_of(frame: FrameType) -> tuple[int, int, FrameType | None]:
-    """Return the part of a stack, the kind of its innermost frame that is not ours, and the innermost frame of the user's."""
+    """Return the part of a stack, the kind of its innermost frame outside the shim, and the innermost frame of the user's."""
     part, innermost, user = -1, -1, None
     at: FrameType | None = frame
     while at is not None:
@@ -181,7 +181,7 @@ def part_of(frame: FrameType) -> tuple[int, int, FrameType | None]:
                 kind = DATA
             elif user is None:
                 user = at
-        if innermost < 0 and kind != OURS:
+        if innermost < 0 and kind != OWN:
             innermost = kind
         if kind == DATA:
             return DATA, innermost, user
@@ -210,7 +210,7 @@ def _waits_for_gpu(frame: FrameType, innermost: int, user: FrameType | None) -> 
     """Return whether the innermost line calls what waits for the GPU: its own names show it, or a function of torch's on top of it."""
     at: FrameType | None = frame
     while at is not None:
-        if at.f_code.co_name in SYNCHRONIZES and kind_of(at.f_code.co_filename) not in (USER, OURS):
+        if at.f_code.co_name in SYNCHRONIZES and kind_of(at.f_code.co_filename) not in (USER, OWN):
             return True
         if at is user:
             break
@@ -251,7 +251,7 @@ def _line_of(instruction: Any) -> int | None:  # noqa: ANN401 - its fields diffe
 
 
 def write_place(view: memoryview, text: str) -> None:
-    """Write a line's name into the heartbeat, if another stands there. What is too long keeps its end."""
+    """Write a line's name into the heartbeat, if another is there. A long name keeps its end."""
     data = text.encode("utf-8", "replace")[-layout.PLACE_BYTES :].ljust(layout.PLACE_BYTES, b"\0")
     check = layout.place_sum(data)
     if view[layout.PLACE_SUM] != check:

@@ -68,7 +68,7 @@ class TorchHooks:
         self._agent_store.identify()
 
     def table(self) -> dict[str, Callable[[Any], None]]:
-        """Say what is done to which module."""
+        """Describe the change and its module."""
         return {
             "threading": self._threads,
             "torch.optim.optimizer": self._optimizers,
@@ -166,7 +166,7 @@ class TorchHooks:
             self._phased(module, name, layout.LOAD, _dcp_place, "dcp")
 
     def _dcp_state(self, module: Any) -> None:
-        """Count no step where it fills an optimizer's state by stepping with a learning rate of 0: what is resumed from is loaded next."""
+        """Count no step where it fills an optimizer's state by stepping with a learning rate of 0: the checkpoint is loaded next."""
         name = "_init_optim_state"
         inner = getattr(module, name, None)
         if inner is None:
@@ -191,7 +191,7 @@ class TorchHooks:
         self._phased(module, "save_file", layout.CHECKPOINT, _second, "safetensors")
 
     def _lightning(self, module: Any) -> None:
-        """What it saves goes through torch.save into memory, and from there into a file."""
+        """Its state goes through torch.save into memory, and from there into a file."""
         self._phased(module, "_atomic_save", layout.CHECKPOINT, _second, "lightning")
         self._phased(module, "_load", layout.LOAD, _first, "lightning")
 
@@ -199,7 +199,7 @@ class TorchHooks:
         self._beat.flag(layout.FLAG_ELSEWHERE)
 
     def _phased(self, module: Any, name: str, phase: int, place: Callable[..., Any] | None = None, via: str = "torch") -> None:
-        """Wrap a function so that the rank is in `phase` while it runs; `place` finds what it saves to or loads among its arguments."""
+        """Wrap a function so that the rank is in `phase` while it runs; `place` finds the target or the source among its arguments."""
         inner = getattr(module, name, None)
         if inner is None:
             return
@@ -234,7 +234,7 @@ class TorchHooks:
 
     @quiet
     def _ended(self, token: tuple[int, str] | None, result: Any, *, well: bool) -> None:
-        """Log that a save ended; one that goes on in the background gives a future back, or something that holds one."""
+        """Log that a save ended; one that continues in the background gives a future back, or something that holds one."""
         future = getattr(result, "upload_completion", result)
         if well and callable(getattr(future, "add_done_callback", None)):
             future.add_done_callback(lambda done: self._over(token, well=quiet(done.exception)() is None))
@@ -259,12 +259,12 @@ def announce(module: Any, name: str, begins: Callable[[], None]) -> None:
     quiet(_leave_uncompiled)(announced.__code__, with_callees=False)
     quiet(_leave_uncompiled)(begins.__func__.__code__, with_callees=True)  # type: ignore[attr-defined]  # a bound method
     wrapped = wrapped_as(inner, announced)
-    wrapped._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001 - called as it is; what it traces by another way stays so
+    wrapped._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001 - called as it is; another way of tracing stays as it is
     setattr(module, name, wrapped)
 
 
 def _leave_uncompiled(code: CodeType, *, with_callees: bool) -> None:
-    """Have torch.compile pass over a function of ours that a compiled one calls, as it passes over torch's own."""
+    """Have torch.compile pass over a function of the shim that a compiled one calls, as it passes over torch's own."""
     frames: Any = sys.modules["torch._C._dynamo.eval_frame"]
     if hasattr(frames, "skip_code"):  # before torch 2.7
         frames.skip_code(code)
@@ -303,12 +303,12 @@ def lengthen_timeouts(module: Any) -> None:
 
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return what is loaded: the first argument, whatever its name is."""
+    """Return the source: the first argument, whatever its name is."""
     return args[0] if args else next(iter(kwargs.values()))
 
 
 def _second(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return where it is saved to: the second argument, behind what is saved."""
+    """Return the target: the second argument, behind the saved object."""
     return args[1] if len(args) > 1 else next(kwargs[name] for name in ("f", "filename", "filepath") if name in kwargs)
 
 
@@ -331,7 +331,7 @@ class ImportWatcher:
         self.gates: Gates | None = None  # in a rank that was a standby, where its script sets what an import reads
 
     def install(self) -> None:
-        """Begin to watch. What is imported already (a .pth file can do that) is hooked at once."""
+        """Begin to watch. A module that is imported already (a .pth file can do that) is hooked at once."""
         for name in [name for name in self._table if name in sys.modules]:
             self._fire(name, sys.modules[name])
         sys.meta_path.insert(0, self)
@@ -347,10 +347,10 @@ class ImportWatcher:
             return None
         for finder in sys.meta_path:
             find = None if finder is self else getattr(finder, "find_spec", None)
-            found: ModuleSpec | None = None if find is None else find(name, path, target)
-            if found is not None:
-                self._tap(name, found.loader)
-                return found
+            module_spec: ModuleSpec | None = None if find is None else find(name, path, target)
+            if module_spec is not None:
+                self._tap(name, module_spec.loader)
+                return module_spec
         return None
 
     @quiet
@@ -370,9 +370,9 @@ class ImportWatcher:
 
 
 def _afterwards(phase: int, before: int | None) -> int | None:
-    """Give the phase after a function that ended well: the script goes on setting up, and that is not importing any more.
+    """Give the phase after a function that ended well: the script continues setting up, and that is not importing any more.
 
-    So the phase of a load ends with it: what fails before the first step, but after the load, is no proof against what was loaded.
+    So the phase of a load ends with it: a failure before the first step, but after the load, is no proof against the loaded file.
     """
     return layout.INIT if phase in {layout.INIT, layout.LOAD} and before == layout.IMPORT else before
 

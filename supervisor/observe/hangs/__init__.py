@@ -1,1 +1,1 @@
-"""What a job that stands still is seen to do: looks at its ranks, and what two looks mean (docs/explanation/hangs.md)."""
+"""Looks at the ranks of a job that makes no progress, and what two looks mean (docs/explanation/hangs.md)."""

@@ -40,7 +40,7 @@ class AllLooks(Struct, frozen=True):
         return tuple(rank for _, look in self.nodes for rank in look.ranks)
 
     def life(self, *, but_pauses: bool) -> str:
-        """Return a sign of life since the look before; "" without one. but_pauses: that supervise was stopped for a while is none."""
+        """Return a sign of life since the look before; "" without one. but_pauses: a pause of supervise is no sign."""
         for node, look in self.nodes:
             if look.has_lived and (look.life or not but_pauses):
                 return f"{look.life or 'its supervise was stopped for a while'} (node {node})"
@@ -104,7 +104,7 @@ class AllNodesWatch:
         self._ask()
 
     def take(self, t: float, looked_t: float, look: AllLooks) -> None:
-        """Take a look that came, and that was asked for at `looked_t`."""
+        """Take a look that came. looked_t: the time of its request."""
         is_due = self._asked_t is not None or looked_t - self._looked_t >= CONFIRM_S
         self._looked_t = looked_t
         self._asked_t, self._due_t = None, None

@@ -35,7 +35,7 @@ _MOST_BYTES = 256
 
 
 class AwaitedKind(StrEnum):
-    """What a process waits for."""
+    """The subject of a process's wait."""
 
     FILE = "file"
     SOCKET = "socket"
@@ -64,7 +64,7 @@ class Awaited(Struct, frozen=True):
 
 
 class Surroundings:
-    """What all ranks of one look share: connections, who has what open, and the files that were examined. From any thread.
+    """Facts that all ranks of one look share: connections, the holders of open files, and the files that were examined. From any thread.
 
     begun: when each attempt began, in Unix seconds, as far as that is known.
     """
@@ -159,7 +159,7 @@ def _descriptors(pid: int, waits: ThreadWait) -> Iterator[int]:
 
 
 def _of_fd(pid: int, fd: int, around: Surroundings) -> Awaited | None:
-    """Return what is at the other end of a descriptor; None for one that has no other end that can be named."""
+    """Return the other end of a descriptor; None where it has none, or none with a name."""
     link = procfs.link(f"/proc/{pid}/fd/{fd}")
     inode = re.fullmatch(r"(socket|pipe):\[(\d+)\]", link)
     if inode is None:
@@ -180,9 +180,9 @@ def _of_fd(pid: int, fd: int, around: Surroundings) -> Awaited | None:
 def _pipe(pid: int, link: str, around: Surroundings, text: str) -> Awaited:
     others = around.holders(link, but=pid)
     if others:
-        who = ", ".join(map(shown_process, others[:MOST]))
+        holders = ", ".join(map(shown_process, others[:MOST]))
         return Awaited(
-            AwaitedKind.PIPE, link, f"{text} that {who} {'has' if len(others) == 1 else 'have'} open", lives=True, pids=tuple(others)
+            AwaitedKind.PIPE, link, f"{text} that {holders} {'has' if len(others) == 1 else 'have'} open", lives=True, pids=tuple(others)
         )
     own = [fd for fd in procfs.descriptors(pid) if procfs.link(f"/proc/{pid}/fd/{fd}") == link]
     if len(own) > 1:
@@ -219,7 +219,7 @@ def _children(pid: int, waits: ThreadWait, around: Surroundings, depth: int) -> 
 
 
 def _process(pid: int, around: Surroundings, *, depth: int) -> Awaited:
-    """Return a process that is waited for, and what it waits for itself."""
+    """Return a process that others wait for, and what this process waits for."""
     waits = procfs.waits(pid)
     lives = waits.state not in {"", "Z", "X"}
     text = shown_process(pid) if waits.state else f"process {pid}"
@@ -249,8 +249,8 @@ def _file(path: str, holders: Sequence[int], begun: Mapping[int, float]) -> Awai
     locked_by = _locked_by(path)
     writer = _pid_in(path, status.st_size)
     if locked_by or holders:
-        who = f"locked by {shown_process(locked_by)}" if locked_by else f"{' and '.join(map(shown_process, holders[:MOST]))} opened it"
-        return replace(awaited, text=f"the file {path} ({age}; {who})", lives=True, pids=(locked_by,) if locked_by else tuple(holders))
+        access = f"locked by {shown_process(locked_by)}" if locked_by else f"{' and '.join(map(shown_process, holders[:MOST]))} opened it"
+        return replace(awaited, text=f"the file {path} ({age}; {access})", lives=True, pids=(locked_by,) if locked_by else tuple(holders))
     if writer and procfs.waits(writer).state not in {"", "Z", "X"}:
         return replace(awaited, text=f"the file {path} ({age}; it names {shown_process(writer)})", lives=True)
     is_seen = os.geteuid() in {0, status.st_uid}

@@ -1,6 +1,6 @@
-"""What the GPU of each rank does, and where each rank is in its process group, as evidence of a hang. Pure.
+"""The work of each rank's GPU, and each rank's place in its process group, as evidence of a hang. Pure.
 
-How busy a GPU is proves nothing: a kernel of NCCL that waits shows 100 %. What it draws, and how much of the time its memory is read or
+How busy a GPU is proves nothing: a kernel of NCCL that waits shows 100 %. Its power, and how much of the time its memory is read or
 written, do show it: a GPU that waits draws a fraction of its limit and leaves its memory alone. It is shown to people, and decides nothing.
 """
 

@@ -1,6 +1,6 @@
-"""What two neighbouring looks at the ranks between which none moved mean: what the hang is, and who is to blame. Pure.
+"""Judges two neighbouring looks between which no rank moved: the kind of the hang, and who is to blame. Pure.
 
-A node compares its own two looks (`compared`). What they show of all ranks, of one node or of many, is judged by the same rules
+A node compares its own two looks (`compared`). The results for all ranks, of one node or of many, are judged by the same rules
 (`hang_of`).
 """
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 _MAY_GO_ON = frozenset({HangKind.LATE, HangKind.WAITING, HangKind.EXIT, HangKind.STILL})
 #: So many nodes are named in one place of a sentence, and so many kinds of what ranks do.
 MOST_NAMED, MOST_KINDS = 3, 8
-#: What the GPUs of so many ranks do is shown: of those that the others wait for, and then of the first.
+#: The GPUs of so many ranks are shown: of those that the others wait for, and then of the first.
 MOST_RANKS = 8
 
 
 class ComparedRank(Struct, frozen=True):
-    """One rank as two neighbouring looks show it: what it does now, and what it did between them.
+    """One rank as two neighbouring looks show it: its state now, and its work between them.
 
     lasts: it did the same in the first look. busy, slow: what showed it, behind its name, "" for nothing; polls: it only asks again and
-    again. working: what it or a process below it still did, whichever thread. script_over, steps, step, world: of its heartbeat. has_ended:
-    nothing is left for it to train. recorded, device: where it is in its process group by torch's recorder, and what its GPU does, for
-    people. stack: of its training thread, the innermost call first. node: as people are shown it, "" where the job has one.
+    again. working: what some thread of the rank, or of a process below it, still did. script_over, steps, step, world: of its heartbeat.
+    has_ended: nothing is left for it to train. recorded, device: where it is in its process group by torch's recorder, and what its GPU
+    does, for people. stack: of its training thread, the innermost call first. node: as people are shown it, "" where the job has one.
     """
 
     activity: RankActivity
@@ -137,7 +137,7 @@ def hang_of(
 
 
 def devices_text(ranks: Sequence[ComparedRank], culprits: Collection[int]) -> str:
-    """Return what is shown of the ranks, the culprits first; "" where no rank's GPU is known."""
+    """Return the ranks and their GPUs as text, the culprits first; "" where no rank's GPU is known."""
     if not any(rank.device for rank in ranks):
         return ""
     ranks = sorted(ranks, key=lambda rank: (rank.activity.rank not in culprits, rank.activity.rank))
@@ -147,7 +147,7 @@ def devices_text(ranks: Sequence[ComparedRank], culprits: Collection[int]) -> st
 
 
 def _behind_the_end(now: Sequence[RankActivity], ranks: Sequence[ComparedRank]) -> tuple[str, int | None]:
-    """Return who stands behind the training's end and in what, and the step that all ranks made; "" where a rank may still train."""
+    """Return the ranks that wait after the training's end and where, and the step that all ranks made; "" where a rank may still train."""
     alive = [activity for activity in now if activity.kind is not ActivityKind.GONE]
     if not alive or not all(rank.has_ended or rank.activity.at_exit for rank in ranks):
         return "", None
@@ -158,7 +158,7 @@ def _behind_the_end(now: Sequence[RankActivity], ranks: Sequence[ComparedRank]) 
         alike.setdefault(f"{text}{place}", []).append(activity)
     nodes = _nodes(ranks)
     parts = [
-        f"{_named(activities, nodes)} {'stands' if len(activities) == 1 else 'stand'} at {'its' if len(activities) == 1 else 'their'} exit"
+        f"{_named(activities, nodes)} {'stands at its exit' if len(activities) == 1 else 'stand at their exit'}"
         f"{': ' if text.startswith('a thread') else ' '}{text}".rstrip()
         for text, activities in list(alike.items())[:MOST_KINDS]
     ]
@@ -244,7 +244,7 @@ def _missed(
 
     A rank may also have ended in order, while another one still uploads the result: that is no hang. But one that polls, for nothing that a
     living process holds and while no byte of it moves, polls for what no rank will make any more. If it gave up its group before, or if the
-    ranks that are gone came to their end and nothing shows what it polls, it may be a service on another machine that it asks.
+    ranks that are gone came to their end and nothing shows the subject that it polls, it may be a service on another machine that it asks.
     """
     gone = tuple(activity for activity in lasting if activity.kind is ActivityKind.GONE)
     if len(gone) == len(now) or not gone:
@@ -268,7 +268,7 @@ def _missed(
 def _waits_for_another(activity: RankActivity, progress: RankProgress) -> bool:
     """Return whether a rank waits for another one outside of torch's collectives.
 
-    It polls a file, or torch's store; or what is at the other end of its queue, connection or lock is another rank. A loop that only sleeps
+    It polls a file, or torch's store; or the other end of its queue, connection or lock is another rank. A loop that only sleeps
     and asks for what nobody knows waits too; but not one that reads from its own children, or asks a server of somebody else's.
     """
     if activity.kind not in {ActivityKind.ELSEWHERE, ActivityKind.BLOCKED} or activity.at_exit or activity.phase is Phase.DATA:

@@ -18,14 +18,14 @@ MOST_FRAMES = 100
 _THREAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):$")
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 #: The form with letters and digits is that of the code that torch's compiler writes: `/tmp/torchinductor_me/2k/c2k….py`. The last two are
-#: ours, in which a rank waits for others or has a thread of its own, where they lie outside of site-packages (`pip install --target`).
+#: supervise, in which a rank waits for others or has its own thread, where they lie outside of site-packages (`pip install --target`).
 _LIBRARY = re.compile(
     r"/(?:site|dist)-packages/|/lib(?:64)?/python3\.\d+/|^<frozen |/_supervise_shim/|/([a-z2-7]{2})/c\1[a-z2-7]{20,}\.py$"
     r"|/supervisor/(?:worker|agent/\w+)\.py$|/checkpointing/training/\w+\.py$"
 )
 _STANDARD = re.compile(r"/lib(?:64)?/python3\.\d+/(?!site-packages/|dist-packages/)|^<frozen ")
 _ROOT = re.compile(r"/lib(?:64)?/python3\.\d+/(?:(?:site|dist)-packages/)?|/(?:site|dist)-packages/")
-#: Our own frames, which stand in a thread of ours or around a function that a hook wraps.
+#: Our own frames, which are in a thread of the shim or around a function that a hook wraps.
 _SHIM = "/_supervise_shim/"
 
 
@@ -38,7 +38,7 @@ class StackFrame(Struct, frozen=True):
 
     @property
     def is_library(self) -> bool:
-        """Whether it is in the standard library, in an installed package, in code that torch wrote, or ours."""
+        """Whether it is in the standard library, in an installed package, in code that torch wrote, or in this project."""
         return _LIBRARY.search(self.file) is not None
 
     @property
@@ -70,7 +70,7 @@ class ThreadStack(Struct, frozen=True):
 
     @property
     def user_frame(self) -> StackFrame | None:
-        """The innermost frame that is neither in a library nor ours, None without."""
+        """The innermost frame of the user's own code, None without."""
         return next((frame for frame in self.frames if not frame.is_library), None)
 
     def find(self, module: str, *functions: str) -> StackFrame | None:
@@ -81,14 +81,14 @@ class ThreadStack(Struct, frozen=True):
 
 
 def parse(text: str) -> tuple[ThreadStack, ...]:
-    """Return the threads of a dump of faulthandler, the main thread first and ours left out; none where the text is no dump."""
-    found: list[tuple[str, list[StackFrame]]] = []
+    """Return the threads of a dump of faulthandler, the main thread first, without the shim's own; none where the text is no dump."""
+    threads: list[tuple[str, list[StackFrame]]] = []
     for line in text.splitlines():
         if thread := _THREAD.match(line):
-            found.append((thread[2] or thread[1], []))
-        elif found and (frame := _FRAME.match(line)) and len(found[-1][1]) < MOST_FRAMES:
-            found[-1][1].append(StackFrame(frame[1], int(frame[2]) if frame[2].isdigit() else 0, frame[3]))
-    return _cleaned(ThreadStack(name, tuple(frames)) for name, frames in reversed(found))
+            threads.append((thread[2] or thread[1], []))
+        elif threads and (frame := _FRAME.match(line)) and len(threads[-1][1]) < MOST_FRAMES:
+            threads[-1][1].append(StackFrame(frame[1], int(frame[2]) if frame[2].isdigit() else 0, frame[3]))
+    return _cleaned(ThreadStack(name, tuple(frames)) for name, frames in reversed(threads))
 
 
 def parse_py_spy(text: str) -> tuple[ThreadStack, ...]:
@@ -110,7 +110,7 @@ def parse_py_spy(text: str) -> tuple[ThreadStack, ...]:
 
 
 def _cleaned(threads: Any) -> tuple[ThreadStack, ...]:  # noqa: ANN401 - an iterable of either of the two above
-    """Return the threads without those of ours, and without our frames in the others."""
+    """Return the threads without the shim's own, and without its frames in the others."""
     kept = []
     for thread in threads:
         frames = tuple(frame for frame in thread.frames if _SHIM not in frame.file)

@@ -1,13 +1,13 @@
 """Judges whether ranks that show no sign of life hang: two neighbouring looks decide. Of one node, or of all nodes of a job.
 
 It reads no clock and takes no look: time and looks come from outside. Each look is compared with the one before it alone, because a look
-disturbs what it counts.
+disturbs the numbers that it counts.
 
     the looks show nothing that moves      HangConfirmed; due again ever less often, and confirmed again where that shows more
     the same, with a few bytes that move   HangConfirmed, as slow; again once none moves
     the same, behind the training's end    HangConfirmed; again, as over, once nothing of any rank worked for OVER_S
     the same, with CPU time at one place   due again, until 10 times the limit has passed: then HangConfirmed
-    all wait, maybe for a node not seen    the same
+    all wait, maybe for an unseen node      the same
     other stacks, another collective       HangCleared; the stillness begins anew, with twice the patience, up to four times
 """
 
@@ -61,7 +61,7 @@ class Comparison(Protocol[L_contra]):
 
 @dataclass(slots=True)
 class Suspicion(Generic[L]):
-    """That ranks hang. limit: what was passed; delay_s: between two looks; due_t: the next look; look: the newest, asked for at look_t.
+    """Ranks hang. limit: the one that passed; delay_s: between two looks; due_t: the next look; look: the newest, requested at look_t.
 
     quiet_t: since when each look shows ranks behind the end of their training of which nothing works.
     """
@@ -113,7 +113,7 @@ class HangJudge(Generic[L]):
         self.patience = min(2 * self.patience, MOST_PATIENCE)
 
     def take(self, t: float, asked_t: float, look: L, *, has_trained: bool, is_whole: bool) -> None:
-        """Take a look at ranks that are suspected, and judge what it and the one before it show. It was asked for at `asked_t`.
+        """Take a look at suspected ranks, and judge it together with the one before. asked_t: the time of its request.
 
         has_trained: a rank has made a step. is_whole: no rank is on a node that was not looked at.
         """
@@ -136,7 +136,7 @@ class HangJudge(Generic[L]):
             return
         still_s, limit_s = t - self.since_t, suspicion.limit.seconds
         hang = self._comparison.hang(first, second, still_s=still_s, limit_s=limit_s, calibrated=suspicion.limit.calibrated)
-        if hang.at_exit and not hang.working and is_whole:  # whoever was not looked at may still train
+        if hang.at_exit and not hang.working and is_whole:  # a rank outside of the look may still train
             suspicion.quiet_t = first_t if suspicion.quiet_t is None else suspicion.quiet_t
             hang = replace(hang, over=t - suspicion.quiet_t >= OVER_S)
         else:

@@ -1,9 +1,9 @@
 """Takes a look at the ranks of this node: what each of them, and each process below it, does now.
 
 All processes are read at once, each by a thread of its own that may never come back: reading /proc of a process in a dead file system can
-block. What has not answered by the deadline is left out, and the look shows it.
+block. A process without an answer by the deadline is left out, and the look shows it.
 
-A look disturbs what it sees: the signal wakes the main thread, and the recorder's thread needs CPU time. So a process's counters are read
+A look disturbs its subject: the signal wakes the main thread, and the recorder's thread needs CPU time. So a process's counters are read
 before it is asked for anything (`before`) and again when all has been answered (`after`). Two looks are compared from the `after` of the
 first to the `before` of the second, and only neighbours are.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 ANSWER_S = 2.0
 #: For what the functions of a rank's main thread hold: one that polls answers at once.
 VALUES_S = 0.5
-#: A wait for a file that is over sooner is none.
+#: A shorter wait for a file does not count.
 MOMENT_S = 0.5
 #: Of the processes that one rank started, so many are read.
 MOST_WORKERS = 32
@@ -118,7 +118,7 @@ class Look(Struct, frozen=True):
     took_s: float = 0.0
 
 
-def take(  # noqa: PLR0913 (what is known of the ranks, by name)
+def take(  # noqa: PLR0913 (facts of the ranks, by name)
     ranks: tuple[RankInfo, ...],
     directory: Path,
     *,
@@ -156,7 +156,7 @@ def take(  # noqa: PLR0913 (what is known of the ranks, by name)
 
 
 def _with_peers(looks: Sequence[RankLook]) -> tuple[RankLook, ...]:
-    """Return the looks with the rank that each waits for, where the other end of what it waits for is another rank of this node."""
+    """Return the looks with the rank that each waits for, where that rank is on this node."""
     rank_of = {process.pid: look.rank for look in looks for process in (look.process, *look.workers, *look.helpers)}
 
     def named(thing: Awaited, own: int) -> Awaited:

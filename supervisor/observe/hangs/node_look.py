@@ -1,7 +1,7 @@
-"""What one node tells the coordinator of its ranks in a look at all nodes: a text of 64 KiB at most, whatever its ranks do. Pure.
+"""One node's report on its ranks to the coordinator, in a look at all nodes: a text of 64 KiB at most, whatever its ranks do. Pure.
 
-A node compares its own looks, because their counters and their clock are its own; what it sends is what its two newest show. A process
-group, and a stack, stands once for all ranks that share it, and the members of a group as runs of numbers. What is too long loses its
+A node compares its own looks, because their counters and their clock are its own; it sends what its two newest looks show. A process
+group, and a stack, appears once for all ranks that share it, and the members of a group as runs of numbers. A long text loses its
 stacks first, then the members of the groups, then ranks that wait like the others.
 """
 
@@ -71,7 +71,7 @@ class NodeLooks:
         self._last: tuple[int, Look, float] | None = None
 
     def text(self, number: int, look: Look, stillness: Stillness) -> str:
-        """Return what is sent of a look."""
+        """Return the message of a look."""
         last, self._last = self._last, (number, look, stillness.since_t)
         first = look if last is None else last[1]
         progress = RankProgress() if last is None else compare(first, look)
@@ -103,7 +103,7 @@ def bounded(frame: NodeLook, compared_ranks: Sequence[ComparedRank]) -> str:
 
 
 def text_without(number: int, problem: str, life: str = "") -> str:
-    """Return what a node sends that cannot look at its ranks, for the reason `problem`. life: why they are none that could hang."""
+    """Return the message of a node that cannot look at its ranks, for the reason `problem`. life: why they could not hang."""
     return _text(NodeLook(number, problem=problem, still_s=0.0 if life else None, life=life, has_lived=bool(life)))
 
 

@@ -1,6 +1,6 @@
 """Finds in the source what a loop asks for again and again: a path, or a process. Pure.
 
-A rank tells what the names in its functions hold (`_supervise_shim/values.py`). The innermost loop that its stack stands in shows which of
+A rank tells what the names in its functions hold (`_supervise_shim/values.py`). The innermost loop that its stack is in shows which of
 them it polls: `while os.path.exists(self.lock): time.sleep(0.1)`. Nothing is run; what cannot be read from names and constants is passed
 over.
 """
@@ -19,7 +19,7 @@ from supervisor.core.values import Struct
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-#: What a name holds: ("path", text) or ("process", pid).
+#: The value of a name: ("path", text) or ("process", pid).
 Held = tuple[str, "str | int"]
 #: In place of "path": the loop asks whether the file is there.
 PRESENCE = "presence"
@@ -34,7 +34,7 @@ _LONGEST_SOURCE = 2_000_000
 
 
 class HeldFrame(Struct, frozen=True):
-    """What one function of the main thread holds."""
+    """The values in one function of the main thread."""
 
     file: str
     line: int
@@ -56,7 +56,7 @@ def polled(frames: Sequence[HeldFrame], source_of: Callable[[str], str]) -> tupl
     A library may hide the question in another function (filelock). Then it is the innermost path that is called a lock, or whose name is.
     """
     for frame in frames:
-        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):  # what is no Python, or nested too deeply
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):  # text that is no Python, or nested too deeply
             asked = tuple(dict.fromkeys(_asked(frame, source_of(frame.file)[:_LONGEST_SOURCE])))
             if asked:
                 return asked
@@ -70,7 +70,7 @@ def _asked(frame: HeldFrame, source: str) -> Iterator[Held]:
     if loop is None:
         return
     condition = loop.test if isinstance(loop, ast.While) else loop.iter
-    calls = [node for part in (condition, *loop.body) for node in ast.walk(part) if isinstance(node, ast.Call)]
+    calls = [node for block in (condition, *loop.body) for node in ast.walk(block) if isinstance(node, ast.Call)]
     for call, name in ((call, _name(call.func)) for call in calls if _name(call.func) not in _MAKES_PATH):
         receiver = (call.func.value,) if isinstance(call.func, ast.Attribute) else ()
         for expression in () if name in _TELLS else (*receiver, *call.args):
@@ -110,10 +110,10 @@ def _path(node: ast.expr, values: Mapping[str, Held]) -> str:
         parts = [_path(node.left, values), _path(node.right, values)]
         return ("/" if isinstance(node.op, ast.Div) else "").join(parts) if all(parts) else ""
     if isinstance(node, ast.JoinedStr):
-        parts = [_path(part.value if isinstance(part, ast.FormattedValue) else part, values) for part in node.values]
+        parts = [_path(node_part.value if isinstance(node_part, ast.FormattedValue) else node_part, values) for node_part in node.values]
         return "".join(parts) if all(parts) else ""
     if isinstance(node, ast.Call) and _name(node.func) in _MAKES_PATH and node.args:
-        parts = [_path(part, values) for part in node.args]
+        parts = [_path(node_part, values) for node_part in node.args]
         return os.path.join(*parts) if all(parts) else ""  # noqa: PTH118 - text
     return ""
 

@@ -1,7 +1,7 @@
 """Reads what the kernel knows of one process: its state, its counters, and the file that its main thread waits for.
 
-psutil reads neither the counters of a thread nor wait channels, kernel stacks and system calls. What may not be read is empty: the kernel
-stack is root's, and the system call is that of whoever may trace the process. Nothing here asks a file system, which may be the one that
+psutil reads neither the counters of a thread nor wait channels, kernel stacks and system calls. An unreadable value is empty: the kernel
+stack is root's, and the system call is for those who may trace the process. Nothing here asks a file system, which may be the one that
 does not answer: the path comes from the link of the descriptor, the mount from `fdinfo` and `mountinfo`.
 """
 
@@ -41,7 +41,7 @@ _OTHER_CALLS = {
 }.get(platform.machine(), {})  # fmt: skip
 #: Calls that take a path: by name, the number of the argument that points to it.
 _PATH_ARGUMENT = {"open": 0, "stat": 0, "lstat": 0, "rename": 0, "mkdir": 0, "unlink": 0, "openat": 1, "newfstatat": 1, "statx": 1}
-#: Wait channels of what is no file on a disk, though it may have a path.
+#: Wait channels of objects that are no file on a disk, though they may have a path.
 _NO_FILE = re.compile(r"pipe|fifo|partner|tty|sock|skb|unix|tcp|inet|eventfd|inotify|poll|futex")
 _LONGEST_PATH = 4096
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -74,7 +74,7 @@ class FileWait(Struct, frozen=True):
 
 
 class ThreadWait(Struct, frozen=True):
-    """What the main thread waits for, as the kernel shows it.
+    """The reason of the main thread's wait, as the kernel shows it.
 
     state: the letter of /proc/PID/stat, "" if the process is gone. wchan: the kernel's function that it sleeps in, "" running or unknown.
     call: name or number of the system call, with its arguments. stack: the kernel's functions, the innermost first.
@@ -108,7 +108,7 @@ def counters(pid: int, t: float) -> ProcessCounters | None:
 def io_bytes(of: int | str) -> tuple[int, int] | None:
     """Return the bytes that a process (or the thread `PID/task/TID`) has read, and those that it has written; None: they may not be read.
 
-    By system calls, also of pipes, and from and to a disk by memory maps (proc_pid_io(5)). What a call reads from a disk counts twice.
+    By system calls, also of pipes, and from and to a disk by memory maps (proc_pid_io(5)). Bytes that a call reads from a disk count twice.
     """
     rows = dict(re.findall(r"^(\w+): (\d+)$", text(f"/proc/{of}/io"), re.MULTILINE))
     try:

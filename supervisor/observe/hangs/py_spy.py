@@ -1,6 +1,6 @@
 """Python stacks by py-spy, where it is installed: of processes that do not catch our signal.
 
-It reads without stopping the process: one that waits for a dead file system cannot be stopped, and one that stands still need not be.
+It reads without stopping the process: one that waits for a dead file system cannot be stopped, and one that makes no progress need not be.
 With `--native` it takes seconds: not here.
 """
 
@@ -22,5 +22,5 @@ def stacks(pid: int, *, deadline_s: float) -> tuple[tuple[ThreadStack, ...], str
     answer = run_system_command([program, "dump", "--nonblocking", "--json", "--pid", str(pid)], deadline_s)
     if answer is None:
         return (), "py-spy did not end in time"
-    found = parse_py_spy(answer.text)
-    return found, "" if found else f"py-spy ended with {answer.code} and no stacks"
+    threads = parse_py_spy(answer.text)
+    return threads, "" if threads else f"py-spy ended with {answer.code} and no stacks"

@@ -1,7 +1,7 @@
-"""What one rank does in one look: waits in a collective, or is elsewhere, and where in the user's code. Pure.
+"""The activity of one rank in one look: it waits in a collective, or is elsewhere, and where in the user's code. Pure.
 
 A rank waits in a collective if torch's recorder has one of its that is not over, and its training thread waits: in torch's own code, or in
-C below a line of the user's (`work.wait()` is C). A rank that issued a collective and then went on to something else does not wait in it.
+C below a line of the user's (`work.wait()` is C). A rank that issued a collective and then continued to something else does not wait in it.
 Without the recorder the name of torch's function on the stack has to do, and there is no sequence number. So it is with gloo's `send`,
 `recv` and `monitored_barrier`, which no recorder has. A rank in `init_process_group` or `new_group` waits as well: for all the others.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _C10D = "torch/distributed/distributed_c10d.py"
 #: Modules of torch in which a thread may stand without a collective, though one is under way.
 _NO_WAIT = ("torch/utils/data/", "torch/multiprocessing/", "torch/serialization.py")
-#: The compiler, and those of its files that run what is compiled, or what must not be: all of FSDP's hooks go through eval_frame.
+#: The compiler, and its files that run compiled code, or code that must not be compiled: all of FSDP's hooks go through eval_frame.
 _COMPILER = ("torch/_dynamo/", "torch/_inductor/")
 _RUNS_COMPILED = (
     "torch/_dynamo/eval_frame.py",
@@ -39,7 +39,7 @@ _UNRECORDED = _POINT_TO_POINT | {"monitored_barrier"}
 #: Functions of the standard library in which a main thread waits for another thread of its process.
 _JOINS = {"join", "_wait_for_tstate_lock", "result", "wait", "_join", "_shutdown"}
 AT_EXIT = "at its exit"
-#: What a function of a library shows that a rank does, and the phase: (module, functions, text, phase). The first on the stack counts.
+#: The activity and the phase that a library's function shows: (module, functions, text, phase). The first on the stack counts.
 _ACTIVITIES: tuple[tuple[str, tuple[str, ...], str, Phase], ...] = (
     ("torch/utils/data/dataloader.py", (), "in DataLoader.__next__", Phase.DATA),
     ("torch/distributed/checkpoint/state_dict_saver.py", (), "in torch.distributed.checkpoint.save", Phase.CHECKPOINT),
@@ -57,7 +57,7 @@ _ACTIVITIES: tuple[tuple[str, tuple[str, ...], str, Phase], ...] = (
 
 
 class ActivityKind(StrEnum):
-    """What a rank does, as far as a diagnosis needs it."""
+    """The activity of a rank, as far as a diagnosis needs it."""
 
     GONE = "gone"
     STOPPED = "stopped"
@@ -68,7 +68,7 @@ class ActivityKind(StrEnum):
 
 
 class RankActivity(Struct, frozen=True):
-    """One rank. text: what it does, behind "rank 7 is": `in DataLoader.__next__ (data.py:88)`. place: the user's file and line, "" unknown.
+    """One rank. text: its activity, behind "rank 7 is": `in DataLoader.__next__ (data.py:88)`. place: the user's file and line, "" unknown.
 
     group and collective: that it waits in. awaits: what else it waits for. at_exit: its script is over, and it waits for a thread or a
     process that the script started.

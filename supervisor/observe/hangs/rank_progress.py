@@ -1,9 +1,9 @@
-"""What moved between two neighbouring looks at the ranks, and what each rank did in one and the same place. Pure.
+"""Compares two neighbouring looks at the ranks: the ranks that moved, and the work of each in one and the same place. Pure.
 
-What moves in a rank that works, though slowly: its steps, its phase, the collective that it is in, the line of its training thread, the
+Signs of a rank that works, though slowly: its steps, its phase, the collective that it is in, the line of its training thread, the
 bytes that it reads and writes, or that a process does that it waits for. CPU time at one and the same place is no movement, because a loop
 without an end has it too: the rank is *busy*, and may go on. Wake-ups are no work: a loop that sleeps and asks again *polls*, and waits.
-Few bytes are *slow*: it goes on, and nobody can say when it ends. The counters of a rank that waits in a collective are those of its main
+Few bytes are *slow*: it continues, and nobody can say when it ends. The counters of a rank that waits in a collective are those of its main
 thread: torch's other threads wake up now and then in a rank that hangs.
 """
 
@@ -36,8 +36,8 @@ POLL_CPU_S = 0.00015
 LEAST_POLLS = 0.1
 #: Bytes read or written between two looks that show work. A thread that logs, or reads /proc, stays below.
 MOVED_BYTES = 1 << 20
-#: Bytes a second of the thread that trains, or of what it waits for, that show that it goes on. A small file that is read again every 0.1 s
-#: is less.
+#: Bytes a second of the thread that trains, or of the process that it waits for, that show that it continues. A small file that is read
+#: again every 0.1 s is less.
 SLOW_BYTES = 1024
 #: How a path shows that it is of a checkpoint, whole or half-written.
 _OF_CHECKPOINT = re.compile(r"\.(pt|pth|ckpt|bin|safetensors|distcp|npz)\b[^/]*$|(ckpt|checkpoint|global_step|iter_\d)", re.IGNORECASE)
@@ -46,7 +46,7 @@ _PROCESS_MODULES = ("subprocess.py", "multiprocessing/", "concurrent/futures/pro
 
 
 class RankProgress(Struct, frozen=True):
-    """Which ranks moved between two looks, each with what showed it. busy: what ranks do in one and the same place that takes CPU time.
+    """The ranks that moved between two looks, each with its sign. busy: work of ranks in one and the same place that takes CPU time.
 
     slow: those whose few bytes move; polling: those that only ask again and again. working: of which any thread, or any process below,
     moved bytes or used CPU time, or has a checkpoint open for writing: what a rank whose training is over may still do.
@@ -60,8 +60,8 @@ class RankProgress(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """What showed it, for people; "" if nothing moved."""
-        return "; ".join(f"rank {rank} {what}" for rank, what in self.moved)
+        """The signs of movement, for people; "" if nothing moved."""
+        return "; ".join(f"rank {rank} {activity}" for rank, activity in self.moved)
 
 
 def compare(first: Look, second: Look) -> RankProgress:
@@ -70,9 +70,9 @@ def compare(first: Look, second: Look) -> RankProgress:
     moved, busy, slow, polling, working = [], [], [], [], []
     for after in second.ranks:
         look = before.get(after.rank)
-        what = "was not there before" if look is None else _moved(look, after)
-        if what:
-            moved.append((after.rank, what))
+        activity = "was not there before" if look is None else _moved(look, after)
+        if activity:
+            moved.append((after.rank, activity))
         elif look is not None:
             busy += [(after.rank, does)] if (does := _activity(look, after)) else []
             slow += [(after.rank, does)] if (does := _trickle(look, after)) else []
@@ -117,12 +117,12 @@ def _went_on(before: RecordedCollectives, after: RecordedCollectives) -> str:
 
 
 def _moved_process(old: ProcessLook, new: ProcessLook, busy: bool) -> str:  # noqa: FBT001 - a plain fact of both
-    was, now = training_thread(old.stacks), training_thread(new.stacks)
-    if was is not None and now is not None:
-        if busy and compiles(was) and compiles(now):
+    before, now = training_thread(old.stacks), training_thread(new.stacks)
+    if before is not None and now is not None:
+        if busy and compiles(before) and compiles(now):
             return "compiles"
-        if _signature(was, busy) != _signature(now, busy):
-            return f"was {_at(was)} and is {_at(now)}" if _at(was) != _at(now) else f"computes a model {_at(now)}"
+        if _signature(before, busy) != _signature(now, busy):
+            return f"was {_at(before)} and is {_at(now)}" if _at(before) != _at(now) else f"computes a model {_at(now)}"
     for name, count in (("read", _bytes(old, new, "read_bytes")), ("wrote", _bytes(old, new, "written_bytes"))):
         if count >= MOVED_BYTES:
             return f"{name} {bytes_text(count)}"
@@ -148,7 +148,7 @@ def _moved_workers(before: RankLook, after: RankLook) -> str:
 
 
 def _signature(thread: ThreadStack, busy: bool) -> object:  # noqa: FBT001 - as above
-    """Return what is the same in two looks at a thread that stands still: the user's frames with their lines, and torch's functions.
+    """Return the common frames of two looks at a thread that makes no progress: the user's frames with their lines, and torch's functions.
 
     Of one that is busy it is the innermost function of the user's: a loop without an end is in different lines of it. Where that computes a
     model of torch's, it is also the place in it: an evaluation is in another layer at nearly each look.
@@ -192,11 +192,11 @@ def _activity(before: RankLook, after: RankLook) -> str:
 
 
 def _process_activity(old: ProcessLook, new: ProcessLook, most_process: float) -> str:
-    was, now, seconds = old.after, new.before, _seconds(old, new)
-    if was is None or now is None or not seconds or now.cpu_s < was.cpu_s:
+    before, now, seconds = old.after, new.before, _seconds(old, new)
+    if before is None or now is None or not seconds or now.cpu_s < before.cpu_s:
         return ""
-    main_s = now.main_cpu_s - was.main_cpu_s
-    others_s = now.cpu_s - was.cpu_s - (main_s if _polls(old, new) else 0.0)
+    main_s = now.main_cpu_s - before.main_cpu_s
+    others_s = now.cpu_s - before.cpu_s - (main_s if _polls(old, new) else 0.0)
     if (main_s / seconds >= BUSY_THREAD and not _polls(old, new)) or others_s / seconds >= most_process:
         return "uses CPU time"
     if old.state == new.state == "R":
@@ -206,23 +206,23 @@ def _process_activity(old: ProcessLook, new: ProcessLook, most_process: float) -
 
 def _polls(old: ProcessLook, new: ProcessLook) -> bool:
     """Return whether the main thread woke up again and again, and did next to nothing each time."""
-    was, now, seconds = old.after, new.before, _seconds(old, new)
-    if was is None or now is None or not seconds:
+    before, now, seconds = old.after, new.before, _seconds(old, new)
+    if before is None or now is None or not seconds:
         return False
-    main_s, wakes = now.main_cpu_s - was.main_cpu_s, now.main_switches - was.main_switches
+    main_s, wakes = now.main_cpu_s - before.main_cpu_s, now.main_switches - before.main_switches
     return wakes / seconds >= LEAST_POLLS and (main_s / seconds < BUSY_THREAD or main_s / wakes < POLL_CPU_S)
 
 
 def _trickle(before: RankLook, after: RankLook) -> str:
     """Return which few bytes a rank moves, behind its name: those of its training thread, and of what that waits for. "": next to none."""
     old, new = before.process, after.process
-    was, now, seconds = old.after, new.before, _seconds(old, new)
-    if was is None or now is None or not seconds:
+    past, now, seconds = old.after, new.before, _seconds(old, new)
+    if past is None or now is None or not seconds:
         return ""
     then = {awaited.name: awaited.moved_bytes for awaited in old.awaits if awaited.kind is AwaitedKind.SOCKET}
     peers = ((awaited.name, awaited.moved_bytes - then[awaited.name]) for awaited in new.awaits if awaited.name in then)
     name, moved = max(peers, key=lambda pair: pair[1], default=("", 0))
-    if was.main_bytes >= 0 and (count := now.main_bytes - was.main_bytes) > moved:
+    if past.main_bytes >= 0 and (count := now.main_bytes - past.main_bytes) > moved:
         name, moved = "", count
     if waits_for_thread(new.stacks):
         moved = max(moved, new.socket_bytes - old.socket_bytes, _bytes(old, new, "read_bytes") + _bytes(old, new, "written_bytes"))
@@ -241,16 +241,16 @@ def _work(before: RankLook, after: RankLook) -> str:
     """Return what a rank or a process below it still does, behind its name, whichever thread does it; "" for nothing."""
     old = {look.pid: look for look in (before.process, *before.workers, *before.helpers)}
     for look in (after.process, *after.workers, *after.helpers):
-        was = old.get(look.pid)
-        if was is None:
+        past = old.get(look.pid)
+        if past is None:
             return "started a process"
         if path := next((path for path in look.writing if _OF_CHECKPOINT.search(path)), ""):
             return f"has {path} open for writing"
-        moved = sum(max(0, _bytes(was, look, name)) for name in ("read_bytes", "written_bytes")) + look.socket_bytes - was.socket_bytes
-        seconds = _seconds(was, look)
+        moved = sum(max(0, _bytes(past, look, name)) for name in ("read_bytes", "written_bytes")) + look.socket_bytes - past.socket_bytes
+        seconds = _seconds(past, look)
         if seconds and moved / seconds >= SLOW_BYTES:
             return f"moves {rate_text(moved / seconds)}"
-        if _process_activity(was, look, BUSY_PROCESS):
+        if _process_activity(past, look, BUSY_PROCESS):
             return "uses CPU time"
     return _activity(before, after)
 
@@ -274,7 +274,7 @@ def _helper_bytes(before: RankLook, after: RankLook) -> int:
     """Return the bytes that the processes below a rank moved; those of one that ended are counted as its parent's."""
     old = {helper.pid: helper for helper in before.helpers}
     rows: Iterable[tuple[ProcessLook, ProcessLook]] = [(old[helper.pid], helper) for helper in after.helpers if helper.pid in old]
-    return sum(max(0, _bytes(was, now, "read_bytes") + _bytes(was, now, "written_bytes")) for was, now in rows)
+    return sum(max(0, _bytes(past, now, "read_bytes") + _bytes(past, now, "written_bytes")) for past, now in rows)
 
 
 def _seconds(old: ProcessLook, new: ProcessLook) -> float:
@@ -283,5 +283,5 @@ def _seconds(old: ProcessLook, new: ProcessLook) -> float:
 
 
 def _bytes(old: ProcessLook, new: ProcessLook, name: str) -> int:
-    was, now = old.after, new.before
-    return 0 if was is None or now is None or getattr(was, name) < 0 else int(getattr(now, name) - getattr(was, name))
+    before, now = old.after, new.before
+    return 0 if before is None or now is None or getattr(before, name) < 0 else int(getattr(now, name) - getattr(before, name))

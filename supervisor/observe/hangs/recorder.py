@@ -1,7 +1,7 @@
 """Asks a rank for its collectives, and reads what torch's flight recorder wrote as JSON; pickles are never read.
 
 The rank's own thread answers (`_supervise_shim/background.py`). It needs the GIL, so a rank that holds it in C does not answer in time. A
-collective of gloo is `scheduled` for ever, and `retired` once it is over; NCCL's goes on to `started` and `completed`. Sequence numbers
+collective of gloo is `scheduled` for ever, and `retired` once it is over; NCCL's continues to `started` and `completed`. Sequence numbers
 count the collectives of one process group, from 1; point-to-point operations have numbers of their own.
 """
 
@@ -61,9 +61,9 @@ class ProcessGroup(Struct, frozen=True):
     def pending(self) -> Collective | None:
         """The first collective that is not over: what the rank waits in, if it waits. None: all are over.
 
-        NCCL's run in their order, so what stands before one that is over is over too: the parts of a coalesced one are never marked.
+        NCCL's run in their order, so the entries before one that is over are over too: the parts of a coalesced one are never marked.
         """
-        over = [at for at, one in enumerate(self.last) if one.done]
+        over = [at for at, entry in enumerate(self.last) if entry.done]
         last = self.last[over[-1] + 1 :] if over and self.backend == "nccl" else self.last
         begun = next((collective for collective in last if not collective.done and not collective.is_p2p), None)
         return begun or next((collective for collective in last if not collective.done), None)
@@ -143,7 +143,7 @@ def _collective(entry: dict[str, Any]) -> Collective:
         str(entry.get("profiling_name") or "?").rpartition(":")[2],
         int(entry["p2p_seq_id"] if is_p2p else entry["collective_seq_id"]),
         bool(entry.get("retired")) or entry.get("state") == "completed",
-        sizes=tuple(tuple(int(size) for size in one) for one in entry.get("input_sizes") or ()),
+        sizes=tuple(tuple(int(size) for size in shape) for shape in entry.get("input_sizes") or ()),
         is_p2p=is_p2p,
         timeout_s=None if timeout_ms is None else float(timeout_ms) / 1000,
     )

@@ -1,4 +1,4 @@
-"""Reads the TCP connections of this network namespace from the kernel: who is at the other end, and how many bytes went over each.
+"""Reads the TCP connections of this network namespace from the kernel: the other end of each, and its bytes.
 
 /proc/net/tcp has no bytes, and `recv` counts in no file of /proc/PID. The kernel's answer to `ss -i` (sock_diag(7), inet_diag) has both.
 """

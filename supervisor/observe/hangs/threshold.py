@@ -46,9 +46,9 @@ def train_limit(times_s: Sequence[float], longest_s: float, least_s: float) -> f
 class StepTimes:
     """The step times of one attempt, as sampled from its heartbeats: one for each sample in which a rank made steps.
 
-    Where no step is seen, what passed between two signs of life stands for it: a backward pass or a collective. The first step begins anew.
+    Where no step is seen, the time between two signs of life takes its place: a backward pass or a collective. The first step begins anew.
 
-    What passed between two steps that the same rank was seen to make counts, of the slowest rank. With steps shorter than the time between
+    The time between two known steps of the same rank counts, of the slowest rank. With steps shorter than the time between
     samples it holds several: an ordinary one is their average, and the longest may have taken all of it. The time before a change of phase
     does not count.
     """
@@ -67,7 +67,7 @@ class StepTimes:
 
     def add(self, beats: Iterable[RankHeartbeat]) -> None:
         """Take one sample of the heartbeats."""
-        longest_ns = made = 0
+        longest_ns = steps = 0
         for beat in beats:
             last = self._last.get(beat.local_rank)
             if beat.sign_ns is None or (last is not None and last.sign_ns == beat.sign_ns):
@@ -77,19 +77,19 @@ class StepTimes:
                 continue
             if last.last_step_ns is None and beat.last_step_ns is not None:
                 self._begin_anew()
-                longest_ns = made = 0
+                longest_ns = steps = 0
                 continue
             began_ns = last.sign_ns if beat.phase_since_ns >= beat.sign_ns else max(last.sign_ns, beat.phase_since_ns)
             longest_ns = max(longest_ns, beat.sign_ns - began_ns)
-            # a training that was resumed goes on from a high number: the first that is reported, or is from another source, counts nothing
+            # a resumed training continues from a high number: the first number, or one of another source, is no step
             one_count = beat.step is not None and last.step is not None and beat.step_source == last.step_source
             reported = (beat.step or 0) - (last.step or 0) if one_count else 0
-            made = max(made, beat.steps - last.steps, reported, 1)
+            steps = max(steps, beat.steps - last.steps, reported, 1)
         if longest_ns:
-            self._times_s.append(longest_ns / 1e9 / made)
+            self._times_s.append(longest_ns / 1e9 / steps)
             self._longest_s.append(longest_ns / 1e9)
             self._limit = None
-        self._steps += made
+        self._steps += steps
 
     def _begin_anew(self) -> None:
         self._times_s.clear()
@@ -106,12 +106,12 @@ class StepTimes:
             self._limit = limits.train_s, train_limit(self._times_s, max(self._longest_s, default=0.0), limits.train_s)
         train_s, is_calibrated = self._limit[1], self.calibrated
         phase_s = max(limits.phase_s, train_s)
-        found = Limit(0.0, Phase.UNKNOWN, is_calibrated)
+        limit = Limit(0.0, Phase.UNKNOWN, is_calibrated)
         for beat in beats:
             goes_round = beat.phase is Phase.TRAIN or (beat.rounds and beat.phase is Phase.UNKNOWN)
             seconds = train_s if goes_round and is_calibrated else phase_s
             if beat.phase_limit_s is not None:
                 seconds = beat.phase_limit_s
-            if seconds > found.seconds:
-                found = Limit(seconds, beat.phase, is_calibrated)
-        return found
+            if seconds > limit.seconds:
+                limit = Limit(seconds, beat.phase, is_calibrated)
+        return limit

@@ -35,11 +35,11 @@ L_contra = TypeVar("L_contra", contravariant=True)
 
 #: So long without a sample means that we did not run ourselves: stopped, paused with the machine, or held up by a disk.
 PAUSE_S = 5.0
-#: CLOCK_BOOTTIME goes on while the machine is suspended, CLOCK_MONOTONIC does not.
+#: CLOCK_BOOTTIME continues while the machine is suspended, CLOCK_MONOTONIC does not.
 SUSPENDED_S = 1.0
 #: A look that has not come by then never comes.
 LOOK_LOST_S = 30.0
-#: A look of all nodes that was asked for and not told of is asked for again after so long, then after twice that, up to RELOOK_S.
+#: A look of all nodes without an answer is asked for again after so long, then after twice that, up to RELOOK_S.
 ASK_AGAIN_S = 60.0
 #: In a minute, so many bytes read or written are a checkpoint; fewer may be a log.
 GROWTH_BYTES = 1 << 20
@@ -59,7 +59,7 @@ class Looks(Comparison[L], Protocol[L]):
 class Stillness(Struct, frozen=True):
     """How long the ranks of one node show no sign of life. still_s: None without a heartbeat.
 
-    since_t: of the last sign, or of a pause of ours. limit: how long they may be still. life: the last sign, "" where it was a pause.
+    since_t: of the last sign, or of our own pause. limit: how long they may be still. life: the last sign, "" where it was a pause.
     has_trained: one of them made a step.
     """
 
@@ -83,9 +83,9 @@ class AllNodes(Protocol[L_contra]):
 
 
 class HangWatch(Generic[L]):
-    """Watches one attempt at a time. Its methods are called one at a time, but `want` and `told`, in any thread, like a look's answer."""
+    """Watches one attempt at a time. Its methods are called one at a time, but `want`, in any thread, like a look's answer."""
 
-    def __init__(  # noqa: PLR0913 (what it works with, by name)
+    def __init__(  # noqa: PLR0913 (its parts, by name)
         self,
         post: Callable[[HangSuspected | HangConfirmed | HangCleared], None],
         limits: HangSection,
@@ -160,7 +160,7 @@ class HangWatch(Generic[L]):
         judge = self._judge
         self._times.add(beats)
         before, self._beats = self._beats, tuple(replace(beat, parts=None, gpu_memory=None, pinned=None) for beat in beats)
-        beats = self._beats  # what our own thread measures goes on in a rank that stands still
+        beats = self._beats  # the shim's own thread continues to measure in a rank that makes no progress
         life = "" if beats == before else _sign(before, beats)
         life = life or self._moved_files(t, beats)
         if life or pause:
@@ -172,7 +172,7 @@ class HangWatch(Generic[L]):
             self._suspect(t, beats)
 
     def _pause(self, t: float, beats: tuple[RankHeartbeat, ...]) -> str:
-        """Return why this stillness is none of the job's, if it is not."""
+        """Return why this stillness is not the job's, if it is not."""
         gap_s = t - self._sampled_t if self._sampled_t is not None else 0.0
         was_asleep_s, self._asleep_s = self._asleep_s, self._suspended_s()
         asleep_s = self._asleep_s - was_asleep_s

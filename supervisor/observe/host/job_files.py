@@ -1,4 +1,4 @@
-"""What lies on the disk that an exception is about: the largest files that this job wrote on a full one, the damaged file of a cache.
+"""Finds the files that an exception is about: the largest files that this job wrote on a full one, the damaged file of a cache.
 
 Both are searched only where an exception speaks of a full disk, or of a cache. The walk goes through the directories where the job saves
 and where its write failed, at most MOST_ENTRIES of them and until a deadline. Whatever this run's attempts changed there is the job's. It
@@ -104,7 +104,11 @@ def _existing(paths: Iterable[str]) -> list[str]:
             place = os.path.dirname(place)  # noqa: PTH120 (as above)
         if place not in {"/", os.path.expanduser("~"), tempfile.gettempdir()}:  # noqa: PTH111 (what a walk would not get through)
             places.append(place)
-    return [one for one in dict.fromkeys(places) if not any(one != other and f"{one}/".startswith(f"{other}/") for other in places)]
+    return [
+        candidate
+        for candidate in dict.fromkeys(places)
+        if not any(candidate != other and f"{candidate}/".startswith(f"{other}/") for other in places)
+    ]
 
 
 def _written(roots: Sequence[str], begun: Sequence[Begun], cwd: str, staging: frozenset[str]) -> list[SeenFile]:
@@ -209,7 +213,7 @@ def _is_json(path: str) -> bool:
         with open(path, "rb") as file:  # noqa: PTH123 (a name)
             json.loads(file.read(MOST_READ))
     except OSError:
-        return True  # whatever it is, it is not seen to be damaged
+        return True  # of another kind: no damage can be shown
     except (ValueError, RecursionError):
         return False
     return True

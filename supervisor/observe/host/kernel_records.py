@@ -1,7 +1,7 @@
 """Turns one record of the kernel's log into evidence, and bounds how many facts of each kind are kept.
 
-The rank is named where the record names a process of ours; a record that names only others is no claim. Of each kind the first and the last
-facts are kept, so that a storm of one kind takes no room from another.
+The rank is named where the record names a process of this job; a record that names only others is no claim. Of each kind the first and the
+last facts are kept, so that a storm of one kind takes no room from another.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NVIDIA_GPUS = "/proc/driver/nvidia/gpus"
 KEPT_FIRST = 16
 KEPT_LAST = 16
 
-#: A GPU's address. That of an NVSwitch (SXid) is none, and a switch is shared by all GPUs.
+#: A GPU's address. That of an NVSwitch (SXid) is not one, and a switch is shared by all GPUs.
 _PCI = re.compile(r"(?<!SXid \()\bPCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})")
 _PID = re.compile(
     r"\bpid[=:]\s?'?(\d+)|\bKill(?:ed)? process (\d+)|^(?:traps: )?\S.{0,15}?\[(\d+)\]:? (?:segfault|general protection|trap )"
@@ -73,16 +73,16 @@ def evidence(record: KernelRecord, signatures: Signatures, processes: JobProcess
     catalogue, scanner = signatures()
     if not scanner.hits(record.text.encode()):
         return ()
-    found = claims(Evidence("kernel", "record", record.text, t=record.t, free_text=not record.sure), catalogue)
+    facts = claims(Evidence("kernel", "record", record.text, t=record.t, free_text=not record.sure), catalogue)
     kept = []
-    for fact in found:
+    for fact in facts:
         whose, rank = _whose(fact, processes)
         oom = fact.claim is not None and fact.claim.cause is Cause.HOST_OOM
         if whose is ProcessOwner.OTHER:
             kept.append(replace(fact, name="of_others", claim=None, fields=()))
         elif (
             oom and whose is ProcessOwner.UNKNOWN
-        ):  # whoever was killed: our own count of kills (oom_kills.py) shows whether it was one of ours
+        ):  # any process was killed: the cgroup's count of kills (oom_kills.py) shows whether it was of this job
             kept.append(replace(fact, name="nearby", claim=None, fields=()))
         else:
             kept.append(replace(fact, rank=rank))
@@ -109,7 +109,7 @@ def _is_of_a_process(fact: Evidence) -> bool:
 
 
 def _whose_gpu(pci: str) -> ProcessOwner:
-    """Return whether a GPU can be one of ours: a container sees its own only."""
+    """Return whether a GPU can be of this job: a container sees its own only."""
     try:
         seen = [path.name for path in Path(NVIDIA_GPUS).iterdir()]
     except OSError:

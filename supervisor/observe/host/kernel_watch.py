@@ -69,12 +69,12 @@ class KernelWatch:
         self._wake_thread()
         whole = self._answered.wait(deadline_s)
         with self._lock:
-            found = [*self._found.facts(), *self._facts]
+            facts = [*self._found.facts(), *self._facts]
             if self._lost:
-                found.append(Evidence("kernel", "overrun", f"the kernel's log was overwritten {self._lost} times before it was read"))
+                facts.append(Evidence("kernel", "overrun", f"the kernel's log was overwritten {self._lost} times before it was read"))
         if not whole:
-            found.append(Evidence("observer", "overdue", "kernel: the log could not be read to its end in time"))
-        return tuple(found)
+            facts.append(Evidence("observer", "overdue", "kernel: the log could not be read to its end in time"))
+        return tuple(facts)
 
     def _wake_thread(self) -> None:
         with self._lock:  # a descriptor that is closed meanwhile may be another file's when it is written to
@@ -107,8 +107,8 @@ class KernelWatch:
         try:
             poll, waiting = select.poll(), select.poll()
             poll.register(kmsg.fileno(), select.POLLIN)
-            for one in (poll, waiting):
-                one.register(self._wake, select.POLLIN)
+            for poller in (poll, waiting):
+                poller.register(self._wake, select.POLLIN)
             over = False
             while not over:
                 over = self._wake in {fd for fd, _ in poll.poll()}
@@ -125,7 +125,7 @@ class KernelWatch:
             kmsg.close()
 
     def _read(self, kmsg: Kmsg) -> bool:
-        """Take in what is there, up to a number of records; return whether there may be more."""
+        """Take in the waiting records, up to a number; return whether there may be more."""
         for _ in range(AT_ONCE):
             try:
                 data = kmsg.read()
@@ -144,9 +144,9 @@ class KernelWatch:
         return True
 
     def _judge(self, record: KernelRecord) -> None:
-        found = evidence(record, self._signatures, self._processes)
+        facts = evidence(record, self._signatures, self._processes)
         with self._lock:
-            for fact in found:
+            for fact in facts:
                 self._found.add(fact)
 
     def _add(self, fact: Evidence) -> None:

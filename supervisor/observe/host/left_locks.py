@@ -1,7 +1,7 @@
-"""The lock files that killed builds of this run left behind: whoever builds next waits until they are gone (torch.utils.cpp_extension).
+"""The lock files that killed builds of this run left behind: the next build waits until they are gone (torch.utils.cpp_extension).
 
-Only a lock whose presence is the lock stays behind. What is locked by flock (torch's compiler, the Hugging Face hub) is free once its
-process is gone, and Triton replaces files without one. So one kind of place is searched: where torch, and DeepSpeed with it, builds
+Only a lock whose presence is the lock stays behind. A file that is locked by flock (torch's compiler, the Hugging Face hub) is free once
+its process is gone, and Triton replaces files without one. So one kind of place is searched: where torch, and DeepSpeed with it, builds
 extensions. A lock elsewhere is named once ranks are seen to wait for it (observe/hangs/polled.py). Nothing is removed.
 """
 

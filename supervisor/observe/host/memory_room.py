@@ -21,7 +21,7 @@ KEEP_FREE_PART: Final = 0.1
 
 
 class MemoryRoom(Struct, frozen=True):
-    """What may still be taken of one amount of memory, in bytes. whose: "the machine", or the path of a control group."""
+    """The rest of one amount of memory, in bytes. whose: "the machine", or the path of a control group."""
 
     free: int
     total: int
@@ -44,13 +44,13 @@ def _of_machine() -> list[MemoryRoom]:
     return [MemoryRoom(memory.available, memory.total, MACHINE)]
 
 
-def shortage(rooms_left: Iterable[MemoryRoom], needed: int, keep_free: int, *, part: float = 1.0) -> str:
+def shortage(rooms_left: Iterable[MemoryRoom], needed: int, keep_free: int, *, share: float = 1.0) -> str:
     """Return why `needed` bytes more are too many, "" where everywhere `keep_free` and a tenth of the memory stay free after them.
 
-    part: of what is to stay free. What was started with room is given up only when less than half of that is left.
+    share: of the reserve that must be free. A process that was started with room is given up only when less than half of that is left.
     """
     for room in rooms_left:
-        kept = int(part * max(keep_free, KEEP_FREE_PART * room.total))
+        kept = int(share * max(keep_free, KEEP_FREE_PART * room.total))
         if room.free - needed < kept:
             more = f" and {bytes_text(needed)} more are needed" if needed else ""
             return f"{room.whose} has {bytes_text(room.free)} of {bytes_text(room.total)} free{more}; {bytes_text(kept)} are to stay free"

@@ -29,14 +29,14 @@ MOST_KEPT = 32
 
 
 class GroupCounts(Struct, frozen=True):
-    """What one group counts. `limit_hits`: how often memory ran short."""
+    """The counts of one group. `limit_hits`: how often memory ran short."""
 
     oom_kills: int
     limit_hits: int
 
 
 class OomKillCounter:
-    """What is counted from now on, until an attempt has ended."""
+    """The counts from now on, until an attempt has ended."""
 
     def __init__(self) -> None:
         self._first = self._last = read(control_groups.read("memory"))
@@ -68,7 +68,7 @@ def read(groups: Iterable[ControlGroup]) -> dict[ControlGroup, GroupCounts]:
 
 def killed(before: Counts, after: Counts, t: float) -> tuple[Evidence, ...]:
     """Return the kills that have been counted since, for groups that were there both times; `t` is the time of the later reading."""
-    found = []
+    facts = []
     for group, now in after.items():
         group_counts = before.get(group)
         kills = now.oom_kills - group_counts.oom_kills if group_counts is not None else 0
@@ -76,17 +76,17 @@ def killed(before: Counts, after: Counts, t: float) -> tuple[Evidence, ...]:
             continue
         text = f"the kernel killed {kills} process{'' if kills == 1 else 'es'} of {group.directory} for want of memory"
         fields = (("cgroup", str(group.directory)), ("kills", str(kills)), ("limit_hits", str(now.limit_hits - group_counts.limit_hits)))
-        found.append(Evidence("cgroup", "oom_kill" if group.own else "oom_kill_above", text, t=t, fields=fields))
-    return tuple(found)
+        facts.append(Evidence("cgroup", "oom_kill" if group.own else "oom_kill_above", text, t=t, fields=fields))
+    return tuple(facts)
 
 
 def short(before: Counts, after: Counts) -> tuple[Evidence, ...]:
     """Return where memory of our own ran short in between, and nobody was killed for it."""
-    found = []
+    facts = []
     for group, now in after.items():
         group_counts = before.get(group)
         if group_counts is not None and group.own and now.oom_kills == group_counts.oom_kills and now.limit_hits > group_counts.limit_hits:
             hits = now.limit_hits - group_counts.limit_hits
             fields = (("cgroup", str(group.directory)), ("kills", "0"), ("limit_hits", str(hits)))
-            found.append(Evidence("cgroup", "limit_hit", f"memory ran short {hits} times in {group.directory}", fields=fields))
-    return tuple(found)
+            facts.append(Evidence("cgroup", "limit_hit", f"memory ran short {hits} times in {group.directory}", fields=fields))
+    return tuple(facts)

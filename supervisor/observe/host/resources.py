@@ -52,7 +52,7 @@ class SharedMemory:
 
 
 def evidence(places: Iterable[tuple[str, str]], least_shm: int | None, deaths: Sequence[RankExit]) -> tuple[Evidence, ...]:
-    """Return the machine's state now; `places` are (what it is for, path)."""
+    """Return the machine's state now; `places` are (purpose, path)."""
     facts = [_memory(), *_disks(places)]
     if least_shm is not None:
         fields = (("least", str(least_shm)),)
@@ -64,7 +64,7 @@ def evidence(places: Iterable[tuple[str, str]], least_shm: int | None, deaths: S
 
 
 def shared_memory_used() -> int | None:
-    """Return the bytes that /dev/shm holds, whoever put them there; None where it cannot be read."""
+    """Return the bytes that /dev/shm holds, of all programs; None where it cannot be read."""
     try:
         info = os.statvfs(SHM)
     except OSError:
@@ -91,7 +91,7 @@ def _disks(places: Iterable[tuple[str, str]]) -> list[Evidence]:
     seen: set[int] = set()
     for name, place in places:
         path = place
-        while not os.path.isdir(path) and os.path.dirname(path) != path:  # noqa: PTH112, PTH120 (what is not there yet is in what is)
+        while not os.path.isdir(path) and os.path.dirname(path) != path:  # noqa: PTH112, PTH120 (a path that is not there yet will be in one that is)
             path = os.path.dirname(path)  # noqa: PTH120 (as above)
         try:
             device = os.stat(path).st_dev  # noqa: PTH116 (a name)

@@ -1,1 +1,1 @@
-"""What the ranks of a node hold of its memory, and when there will be none left."""
+"""Measures the memory of a node's ranks, and forecasts when none will be left."""

@@ -6,7 +6,7 @@ only where all of this holds of a window of samples, and no growth is extended f
     it is steady    each of six parts of the window lies above the one before it, by a third of the mean rise at least, and the second
                     half rises no less than three quarters of what the first half rose
     it is new       the end of the window lies above all that was used before the window: a cache that is freed comes back to where it was
-    it is near      what is left will last for no longer than half of the window
+    it is near      the rest will last for no longer than half of the window
 
 The growth is the median of the slopes between all pairs of samples (Theil and Sen), which a third of outliers does not move. Samples are
 taken in training only. Six lists hold them, each six times as coarse as the one before it: the last 20 minutes, 2 hours, ... 108 days.
@@ -30,14 +30,14 @@ _LISTS, _COARSER, _MOST = 6, 6, 120
 _WINDOWS: Final = (36, 48, 64, 90, 120)
 _PARTS: Final = 6
 _LEAST_RISE, _LEAST_SECOND_HALF = 1 / 3, 0.75
-#: For how much of the window's time what is left may last.
+#: The share of the window's time that the rest may last.
 _NEAR = 0.5
 #: No forecast is more certain than this share of the time that is left.
 _LEAST_DOUBT = 0.1
 
 
 class MemorySample(Struct, frozen=True, array_like=True):
-    """How much was used at a time (seconds), and after which step; step None: not known. most: of the samples that one stands for."""
+    """How much was used at a time (seconds), and after which step; step None: not known. most: of the samples that it sums up."""
 
     t: float
     used: float

@@ -42,10 +42,10 @@ def proportional(pid: int) -> int | None:
 
 
 class LoaderMemory:
-    """What loader workers hold: their PSS where it may be read, else what of their resident memory is theirs alone at most."""
+    """The memory of loader workers: their PSS where it may be read, else the most of their resident memory that is theirs alone."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[float, int | None]] = {}  # when the PSS of a process was read, and what it was
+        self._known: dict[int, tuple[float, int | None]] = {}  # the time of the read of a process's PSS, and the value
 
     def read(self, pids: Iterable[int], t: float) -> dict[int, int]:
         """Return the bytes of each process that lives. t: seconds of any clock."""

@@ -1,6 +1,6 @@
 """Samples the memory of this node's ranks every 10 s, and posts MemoryForecast where one of its limits will be reached. One per attempt.
 
-All is read from outside of the ranks, but for what torch's allocator holds, which stands in their heartbeats. The limits are the real
+All is read from outside of the ranks, but for the memory of torch's allocator, which is in their heartbeats. The limits are the real
 ones: the memory that the machine has available, that of each control group above us, and each rank's GPU.
 """
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 SAMPLE_S: Final = 10.0
 #: A forecast is looked for at each sixth sample, and is over once three times in a row there is none.
 _JUDGE_SAMPLES, _MISSES = 6, 3
-#: A forecast is told again when its time moved by so much of what is left, and not before so many looks for one.
+#: A forecast is reported again when its time moved by so much of the rest, and not before so many looks for one.
 _MOVED, _REPEAT_LOOKS = 0.2, 10
-#: Who grew is named from this share of all growth on, and so many of them at most; below half of it in sum, it is not this job that grew.
+#: A process is named from this share of all growth on, and so many of them at most; below half of it in sum, it is not this job that grew.
 _LEAST_PART, _MOST_NAMED, _MOST_GROWTH = 0.2, 3, 0.5
 HOST: Final = "host"
-#: Over so long it is said by how much a rank grew before a failure.
+#: The time over which the growth of a rank before a failure is reported.
 _BEFORE_S: Final = 1200.0
 
 
@@ -47,7 +47,7 @@ class _PostedForecast(Struct):
 class MemoryWatch:
     """The memory of one attempt. Called from one thread at a time; `newest` and `evidence` from any.
 
-    processes: returns the pids below each rank. rooms: returns the limits of the host's memory and what is free. every_s: between samples.
+    processes: returns the pids below each rank. rooms: returns the limits of the host's memory and the free part. every_s: between samples.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class MemoryWatch:
         self._sampled_t: float | None = None
         self._loaders = LoaderMemory()
         self._trends: dict[str, MemoryTrend] = {}
-        self._limits: dict[str, tuple[float, float]] = {}  # of each subject: the limit, and what is used, in bytes
+        self._limits: dict[str, tuple[float, float]] = {}  # of each subject: the limit, and the used part, in bytes
         self._posted: dict[str, _PostedForecast] = {}
         self._looks = 0  # samples that were taken in training
         self._held: dict[str, int] = {}  # bytes of the host's memory, by who holds them
@@ -93,7 +93,7 @@ class MemoryWatch:
 
     def evidence(self) -> tuple[Evidence, ...]:
         """Return who held the host's memory at the last sample, and who had grown before; () where it was never read."""
-        parts = sorted(self._held.items(), key=lambda part: (-part[1], part[0]))[: _MOST_NAMED + 1]
+        parts = sorted(self._held.items(), key=lambda row: (-row[1], row[0]))[: _MOST_NAMED + 1]
         texts = []
         for name, size in parts:
             trend = self._trends.get(name, MemoryTrend())
@@ -152,7 +152,7 @@ class MemoryWatch:
     def _growth(self, forecast: TrendForecast) -> list[tuple[str, float]]:
         """Return who holds the host's memory and by how much each grew in the window of a forecast, the one that grew most first."""
         grown = ((name, self._trends[name].grown(forecast.window_s)) for name in self._held if name in self._trends)
-        return sorted(grown, key=lambda part: -part[1])
+        return sorted(grown, key=lambda row: -row[1])
 
     def _culprit(self, forecast: TrendForecast | None) -> int | None:
         """Return the rank that grew most, by itself or by its loader workers; None: it was none of them."""

@@ -1,11 +1,11 @@
-"""Judges the pace of an attempt from samples of its ranks, one a second. Pure, but for what it remembers.
+"""Judges the pace of an attempt from samples of its ranks, one a second. Pure, but for its memory.
 
 The time of a rank is cut into intervals, each from one step of all ranks to a later one. An interval in which any rank was not training
 counts for nothing. Of each rank it gives the *busy* share: running, waiting for a processor, blocked by a disk, asleep (time.sleep),
-waiting for the workers of a DataLoader; what is left is waiting for peers, for a GPU.
+waiting for the workers of a DataLoader; the rest is waiting for peers, for a GPU.
 
     straggler  a rank that is busy nearly all the time, STRAGGLER times as much as the median of the others, in 80 % of the intervals
-               of the window: the others wait for it. Who is merely busier (rank 0 logs) while all wait for something else is none
+               of the window: the others wait for it. A rank that is only busier (rank 0 logs) while all wait for another thing is none
     drop       the median step takes DROP times as long as in the best earlier stretch, over three windows on end
 
 Nothing is judged in the first two windows of training (compilation, caches), nor across an evaluation or a save.
@@ -24,7 +24,7 @@ from supervisor.core.numeric import median
 from supervisor.core.units import step_time_text
 from supervisor.core.values import Struct
 
-#: The least time of an interval: what is read in less is noise.
+#: The least time of an interval: a shorter one is noise.
 LEAST_S = 1.0
 #: A straggler is busy for this share of the time, and so many times as much as the others.
 BUSY, STRAGGLER = 0.7, 1.3
@@ -44,7 +44,7 @@ NAMED = 0.2
 
 
 class PaceKind(StrEnum):
-    """What is slow."""
+    """The slow subject."""
 
     STRAGGLER = "straggler"
     DROP = "drop"
@@ -67,7 +67,7 @@ class RankSample(Struct, frozen=True):
 
 
 class PaceNews(Struct, frozen=True):
-    """What became slow, or is so no more (`is_over`). rank: whose, None for a drop. text: without the rank's GPU."""
+    """A change of pace: slow, or slow no more (`is_over`). rank: the slow one, None for a drop. text: without the rank's GPU."""
 
     kind: PaceKind
     text: str
@@ -138,7 +138,7 @@ class PaceJudge:
     def take(self, t: float, ranks: Mapping[int, RankSample], reasons: Mapping[int, str] | None = None) -> list[PaceNews]:
         """Return what changes with the next sample.
 
-        reasons: of each rank, behind its name, what it does more than the others (core/step_shares.py).
+        reasons: of each rank, behind its name, the work that it does more than the others (core/step_shares.py).
         """
         self._reasons = reasons or {}
         if not ranks or not all(rank.trains and rank.steps > 0 for rank in ranks.values()):
@@ -159,7 +159,7 @@ class PaceJudge:
         if t - began_t < LEAST_S or any(sample.steps == before[rank].steps for rank, sample in ranks.items()):
             return []
         self._first_t = t if self._first_t is None else self._first_t
-        found: list[PaceNews] = []
+        news: list[PaceNews] = []
         if t - self._first_t >= 2 * self._window_s:
             wall_ns = (t - began_t) * 1e9
             shares = {rank: self._share(rank, before[rank], sample, wall_ns) for rank, sample in ranks.items()}
@@ -167,9 +167,9 @@ class PaceJudge:
             self._counted += 1
             while self._intervals[0].t < t - self._window_s and len(self._intervals) > LEAST_INTERVALS:
                 self._intervals.popleft()
-            found = [*self._stragglers(), *self._pace.take(t, *_steps(before, ranks))]
+            news = [*self._stragglers(), *self._pace.take(t, *_steps(before, ranks))]
         self._start(t, ranks)
-        return found
+        return news
 
     def _start(self, t: float, ranks: Mapping[int, RankSample]) -> None:
         self._begin, self._samples = (t, dict(ranks)), 0
@@ -279,7 +279,7 @@ def _ranks(intervals: Sequence[_Interval]) -> list[int]:
 
 
 def _busy(shares: Sequence[_RankShare]) -> float:
-    """Return the busy share over several intervals: the median of what the kernel counts, and the mean of what is sampled."""
+    """Return the busy share over several intervals: the median of what the kernel counts, and the mean of the samples."""
     counted, sampled = median(share.ran + share.waited for share in shares), sum(share.blocked + share.asleep for share in shares)
     return min(1.0, counted + (sampled + sum(share.loading for share in shares)) / len(shares))
 

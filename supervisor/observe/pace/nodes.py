@@ -1,6 +1,6 @@
-"""Compares the pace of all nodes of one attempt, at the coordinator. Pure, but for what it remembers.
+"""Compares the pace of all nodes of one attempt, at the coordinator. Pure, but for its memory.
 
-In a synchronous training all nodes make the same steps at the same time. What differs is the time of a step that a node needs by itself
+In a synchronous training all nodes make the same steps at the same time. Only the time of a step that a node needs by itself differs
 (NodePace.own_s): the node that the others wait for hardly waits. Nodes that do not wait for each other differ by the same number.
 
     slow   it is busy nearly all the time, and needs SLOWER times what the median of the others needs, in every comparison over SLOW_NODE_S
@@ -49,7 +49,7 @@ class SlowNode(Struct, frozen=True):
     is_over: bool = False
 
     def text(self, name: str, gpu: str = "", health: str = "") -> str:
-        """Return it as a sentence. name: what people call the node. gpu: of the rank. health: what is wrong with it and the node."""
+        """Return it as a sentence. name: what people call the node. gpu: of the rank. health: the faults of it and the node."""
         pace = self.pace
         if self.is_over:
             return f"{name} is as fast as the others again"
@@ -63,7 +63,7 @@ class SlowNode(Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Watched:
-    """What is remembered of one node. fresh_t: when its pace last changed. above_s, below_s: for how long it has been so, on end."""
+    """The memory of one node. fresh_t: when its pace last changed. above_s, below_s: for how long it has been so, on end."""
 
     intervals: int = -1
     fresh_t: float = 0.0

@@ -1,7 +1,7 @@
 """Reads how a rank's training thread spends its time: with the kernel's own counters, two or three small files for each rank.
 
-Waiting in a collective of gloo, in a queue of loader workers or for a GPU that wakes the thread counts as waiting. A thread that spins
-while it waits (CUDA's default) is busy to the kernel, as busy as all others: then no rank stands out.
+Waiting in a collective of gloo, in a queue of loader workers or for a GPU that wakes the thread is treated as waiting. A thread that spins
+while it waits (CUDA's default) is busy to the kernel, as busy as all others: then no rank differs.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: Name of the fact, whose text is for people.
 NAME = "core_file"
 KERNEL = "/proc/sys/kernel"
-#: A core is written while its process dies. A file that was last changed earlier is of another death. File systems' clocks are not ours.
+#: A core is written while its process dies. A file that was last changed earlier is of another death. File systems have other clocks.
 EARLIER_S = 60.0
 _SPECIFIER = re.compile(r"%(.?)")
 
@@ -37,13 +37,13 @@ def evidence(deaths: Iterable[RankExit], cwd: Path, clock: Clock, kernel: str = 
         return ()
     pattern = _line(f"{kernel}/core_pattern")
     uses_pid = _line(f"{kernel}/core_uses_pid") not in {"", "0"}
-    found = []
+    facts = []
     for death in dumped:
         t = clock.at_monotonic_ns(death.at_ns)
         path = "" if pattern.startswith("|") else _file(pattern, death.pid, cwd, t, uses_pid=uses_pid)
         fields = (("path", path),) if path else ()
-        found.append(Evidence("host", NAME, _described(pattern, death.pid, path), rank=death.rank, t=t, fields=fields))
-    return tuple(found)
+        facts.append(Evidence("host", NAME, _described(pattern, death.pid, path), rank=death.rank, t=t, fields=fields))
+    return tuple(facts)
 
 
 def _described(pattern: str, pid: int, path: str) -> str:

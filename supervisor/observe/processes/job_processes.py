@@ -1,4 +1,4 @@
-"""Which processes are the job's, and of which rank: turns a pid in the kernel's log into a rank.
+"""Knows the processes of the job, and their ranks: turns a pid in the kernel's log into a rank.
 
 It knows the ranks, what descended from the guardian every few seconds, and asks /proc: a process that the kernel is just killing still
 has its parents there. Other pids are strangers. In a pid namespace of our own every pid is unknown, because the kernel's log names the
@@ -65,9 +65,9 @@ class JobProcesses:
             if by_pid != self._attempt.ranks or not by_pid:
                 self._attempt = _AttemptProcesses(by_pid, {})
 
-    def add_descendants(self, found: Iterable[process_tree.ProcessStat]) -> None:
+    def add_descendants(self, processes: Iterable[process_tree.ProcessStat]) -> None:
         """Take the descendants of the guardian now. Earlier ones are remembered: they may have died since."""
-        attempt, parents = self._attempt, {process.pid: process.ppid for process in found}
+        attempt, parents = self._attempt, {process.pid: process.ppid for process in processes}
         known = dict(attempt.known) if len(attempt.known) < MOST_KNOWN else {}
         for pid in parents:
             at = pid
@@ -77,7 +77,7 @@ class JobProcesses:
                 at = parents[at]
             known[pid] = attempt.ranks.get(at)
         with self._lock:
-            if self._attempt is attempt:  # else another has begun meanwhile, and these pids are none of its
+            if self._attempt is attempt:  # else another has begun meanwhile, and these pids are not of it
                 self._attempt = _AttemptProcesses(attempt.ranks, known, tuple(parents))
 
     def whose(self, pid: int) -> tuple[ProcessOwner, int | None]:

@@ -1,9 +1,9 @@
-"""Which ranks a plain command started by itself, and how they end: Lightning's own children, the ranks of accelerate and of mpirun.
+"""Finds the ranks that a plain command started by itself, and their ends: Lightning's own children, the ranks of accelerate and of mpirun.
 
-They are no children of ours, so nobody reports their end. A process below the guardian is such a rank if its environment has LOCAL_RANK and
-WORLD_SIZE (or mpirun's names for them), and its parent's is not the same rank's: a loader process has its rank's environment. A pidfd shows
-when it ends; how it ended stands in /proc/PID/stat until its parent has reaped it. One that was reaped at once has vanished, which may have
-been an end in order.
+They are no children of the supervisor, so nobody reports their end. A process below the guardian is such a rank if its environment has
+LOCAL_RANK and WORLD_SIZE (or mpirun's names for them), and its parent's is not the same rank's: a loader process has its rank's
+environment. A pidfd shows when it ends; how it ended is in /proc/PID/stat until its parent has reaped it. One that was reaped at once has
+vanished, which may have been an end in order.
 
 The reading of an environment can hang, so a thread of this module does it and nobody waits for it.
 """
@@ -70,9 +70,9 @@ class LaunchedRanks:
             os.close(self._wake)
             raise
 
-    def add_descendants(self, found: Iterable[ProcessStat]) -> None:
+    def add_descendants(self, processes: Iterable[ProcessStat]) -> None:
         """Take the descendants of the guardian. From any thread."""
-        self._found.put(tuple(found))
+        self._found.put(tuple(processes))
         self._poke()
 
     def add_claimed(self, ranks: Iterable[RankInfo]) -> None:
@@ -139,8 +139,8 @@ class LaunchedRanks:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wake)
                 while not self._found.empty():
-                    found = self._found.get()
-                    for fd in self._of_heartbeat(found) if isinstance(found, RankInfo) else self._new(found):
+                    news = self._found.get()
+                    for fd in self._of_heartbeat(news) if isinstance(news, RankInfo) else self._new(news):
                         poller.register(fd, select.POLLIN)
         with self._open:
             wake, self._wake = self._wake, -1
@@ -161,12 +161,12 @@ class LaunchedRanks:
         self._claimed_ends.pop(info.rank, None)
         yield fd
 
-    def _new(self, found: Sequence[ProcessStat]) -> Iterable[int]:
+    def _new(self, processes: Sequence[ProcessStat]) -> Iterable[int]:
         """Yield a pidfd of each process that is a rank and was none before.
 
         A process that was forked and has not executed its program yet has its parent's environment: it is judged again once that changes.
         """
-        for process in found:
+        for process in processes:
             own = _environment(process.pid)
             if own == self._judged.get(process.key):
                 continue
@@ -211,14 +211,14 @@ def _end(info: RankInfo, at_ns: int) -> RankExit | VanishedRank:
     return RankExit(rank, pid, at_ns, code=os.WEXITSTATUS(status))
 
 
-def with_found(ranks: tuple[RankInfo, ...], found: tuple[RankInfo, ...]) -> tuple[RankInfo, ...]:
+def with_launched(ranks: tuple[RankInfo, ...], launched: tuple[RankInfo, ...]) -> tuple[RankInfo, ...]:
     """Return the ranks found, and of those known each whose rank and local rank no other process has.
 
     The command is local rank 0 until another process is: Lightning's command is a rank itself, and starts the others.
     """
-    numbers, local_ranks = {info.rank for info in found}, {info.local_rank for info in found}
+    numbers, local_ranks = {info.rank for info in launched}, {info.local_rank for info in launched}
     kept = (info for info in ranks if info.rank not in numbers and info.local_rank not in local_ranks)
-    return tuple(sorted((*kept, *found), key=lambda info: info.rank))
+    return tuple(sorted((*kept, *launched), key=lambda info: info.rank))
 
 
 def _environment(pid: int) -> dict[str, str]:

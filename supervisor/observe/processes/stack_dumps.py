@@ -1,8 +1,8 @@
 """Requests the stacks of a living process by a signal, and reads them from the file that the process keeps open.
 
 An uncaught signal would kill. So it is sent only to the very process that was meant (start time checked behind a pidfd), only if its SigCgt
-shows a handler, and only if it has a stacks file: then the handler is ours. The handler is faulthandler's: it runs at once, in C, also in a
-rank that is stuck in a collective, and does not touch the training. A stopped process is left alone.
+shows a handler, and only if it has a stacks file: then the handler is the shim's. The handler is faulthandler's: it runs at once, in C,
+also in a rank that is stuck in a collective, and does not touch the training. A stopped process is left alone.
 
 A process that a rank forked (a DataLoader's worker) keeps the handler and writes to the rank's file: it is asked only while it holds that
 file open. A lock on the file keeps two dumps apart, also of two askers.
@@ -37,7 +37,7 @@ class _NoStacks(Exception):  # noqa: N818 - an answer, not an error
 def request(pid: int, start_ticks: int, directory: Path, *, deadline_s: float = 2.0, forked_by: int = 0) -> str:
     """Give the stacks of all threads of a process, as faulthandler writes them, or one line "no stacks: ..." with the reason.
 
-    forked_by: the pid of the rank above a process that is none itself.
+    forked_by: the pid of the rank above a process that is no rank.
     """
     return _answer(STACKS_SIGNAL, pid, start_ticks, directory, forked_by, deadline_s)
 
@@ -70,7 +70,7 @@ def _stacks_file(directory: Path, pid: int, forked_by: int) -> Path:
     if path is None and forked_by:
         path = next(iter(sorted(directory.glob(f"stacks-*-{forked_by}.txt"))), None)
         if path is not None and str(path) not in _open_files(pid):
-            path = None  # it closed what it inherited: the number may be another file's by now
+            path = None  # it closed the inherited file: the number may be another file's by now
     if path is None:
         reason = "it is not instrumented"
         raise _NoStacks(reason)
@@ -143,7 +143,7 @@ def _is_handled(pid: int, signum: int) -> bool:
 
 
 def _wait_written(path: Path, begin: int, until: float, is_handled: Callable[[], bool]) -> None:
-    """Wait until the file has grown beyond `begin` and stands still, or until `until` on the monotonic clock.
+    """Wait until the file has grown beyond `begin` and grows no more, or until `until` on the monotonic clock.
 
     is_handled: whether who writes has not ended yet.
     """

@@ -1,1 +1,1 @@
-"""What the ranks of an attempt write themselves: heartbeats, error files, and logs of saves and loads."""
+"""Reads the files that the ranks of an attempt write: heartbeats, error files, and logs of saves and loads."""

@@ -54,7 +54,7 @@ class ErrorReport(Struct, frozen=True):
 
 
 class ReportedProgram(Struct, frozen=True):
-    """What trains: rows of docs/guides/programs.md, the outermost first, and what they hold of the knobs.
+    """The programs that train: rows of docs/guides/programs.md, the outermost first, and their values of the knobs.
 
     batchnorm: the model has a batch norm whose statistics depend on the micro-batch.
     """
@@ -100,7 +100,7 @@ def read(directory: Path, ranks: Iterable[RankInfo], *, since_ns: int = 0) -> Er
             ignored.append(IgnoredErrorFile(str(path), f"not readable as an error file: {str(error) or type(error).__name__}"))
             continue
         if path.name != file_name("error", report.local_rank, report.pid):
-            ignored.append(IgnoredErrorFile(str(path), f"its name is not that of what it holds (process {report.pid})"))
+            ignored.append(IgnoredErrorFile(str(path), f"its name does not match its content (process {report.pid})"))
         elif report.t_ns < since_ns:
             ignored.append(IgnoredErrorFile(str(path), "it was written before this attempt began"))
         elif report.local_rank is not None and (report.pid, report.start_ticks) not in known:

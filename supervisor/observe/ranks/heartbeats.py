@@ -24,7 +24,7 @@ WORDS = shim.SLOT_BYTES // 8
 
 
 class GpuMemory(Struct, frozen=True):
-    """What torch's allocator held of a rank's GPU at the end of a step, in bytes."""
+    """The memory of torch's allocator on a rank's GPU at the end of a step, in bytes."""
 
     t_ns: int  # when, CLOCK_MONOTONIC
     allocated: int
@@ -35,7 +35,7 @@ class GpuMemory(Struct, frozen=True):
 
     @property
     def unused(self) -> int:
-        """What is reserved and not allocated."""
+        """The bytes that are reserved and not allocated."""
         return max(0, self.reserved - self.allocated)
 
 
@@ -52,14 +52,14 @@ class PartTimes(Struct, frozen=True):
 
 
 class RankHeartbeat(Struct, frozen=True):
-    """What a rank reports of itself: all of its slot (instrument/_supervise_shim/layout.py). Times are CLOCK_MONOTONIC ns; None is UNKNOWN.
+    """The heartbeat of a rank: all of its slot (instrument/_supervise_shim/layout.py). Times are CLOCK_MONOTONIC ns; None is UNKNOWN.
 
     `steps` counts training steps seen in this process: 0 means that none was seen, not that none was made. `step` is absolute, as
     reported by the script or held by the optimizer. `phase` is IMPORT, INIT or LOAD only where that proves that no step was made.
     `asks`: the script asks whether to save, and `save_asked`: it was asked to. `went_on`: after that it trained on, or ended in order, with
     no save under way, and `saved`: by then a save had ended. `first_step`: the absolute step at which its training began. `total`: the one
-    with which it ends, until it goes on beyond it. `phase_limit_s`: what the script allows without a sign of life in the phase that it
-    declared.
+    with which it ends, until it continues beyond it. `phase_limit_s`: the time that the script allows without a sign of life in the phase
+    that it declared.
     `loss`: the one that the script reported last (worker.report), `losses`: how many it reported. `optimizer_made`: it made one of torch's.
     `ran`: more than imports ran (a process group, data, an evaluation, a checkpoint). `loader`: a DataLoader started worker processes.
     `world`: so many ranks its process group is to have. `over_ns`: since when its script was over without an exception, or had given up
@@ -137,7 +137,7 @@ def create(path: Path, slots: int) -> None:
 
 
 def read(path: Path, *, now_ns: int | None = None) -> tuple[RankHeartbeat, ...]:
-    """Give the beats of the slots that are claimed, by local rank; nothing where the file is gone, cannot be read or is none of ours."""
+    """Give the beats of the slots that are claimed, by local rank; nothing where the file is gone, cannot be read or is not of the shim."""
     now = time.monotonic_ns() if now_ns is None else now_ns
     try:
         data = path.read_bytes()
@@ -152,7 +152,7 @@ def read(path: Path, *, now_ns: int | None = None) -> tuple[RankHeartbeat, ...]:
 
 
 def _total(total: int, step: int | None) -> int | None:
-    """Return the step with which the training ends; None where it goes on beyond it: that was the end of an epoch or of another."""
+    """Return the step with which the training ends; None where it continues beyond it: that was the end of an epoch or of another."""
     return total if total > 0 and (step is None or step <= total) else None
 
 

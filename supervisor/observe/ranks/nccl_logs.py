@@ -39,7 +39,7 @@ _WARNING = b"NCCL WARN"
 
 def evidence(directory: Path, ranks: Mapping[int, int], signatures: Callable[[], tuple[Catalogue, Scanner]]) -> tuple[Evidence, ...]:
     """Return what NCCL's logs below `directory` show. ranks: by pid. Raises OSError if the directory cannot be read."""
-    found: list[Evidence] = []
+    facts: list[Evidence] = []
     transports: set[str] = set()
     interface = ""
     for path in sorted(directory.glob("nccl-*.log"))[:MOST_LOGS]:
@@ -49,12 +49,12 @@ def evidence(directory: Path, ranks: Mapping[int, int], signatures: Callable[[],
         transports.update(match.decode() for match in _TRANSPORT.findall(data))
         if not interface and (match := _INTERFACE.search(data)):
             interface = match[1].decode("ascii", "replace")
-        found += _warnings(data, rank, signatures)
+        facts += _warnings(data, rank, signatures)
     if transports:
-        found.append(Evidence("nccl", "transports", " ".join(sorted(transports))))
+        facts.append(Evidence("nccl", "transports", " ".join(sorted(transports))))
     if interface:
-        found.append(Evidence("nccl", "interface", interface))
-    return tuple(found)
+        facts.append(Evidence("nccl", "interface", interface))
+    return tuple(facts)
 
 
 def bound(directory: Path) -> None:

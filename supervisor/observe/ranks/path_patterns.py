@@ -7,7 +7,7 @@ during a training replaced by `[0-9]*`, so that later checkpoints are found: `ck
 
 A number stays where it is part of a word (gpt2) or counts ranks, shards or versions. All numbers stay where the pattern would be too broad:
 a name with more than three, or one with no word beside them in a directory whose name names no checkpoints (`cache/000123.pt`). Such
-a name stands for itself alone.
+a name means itself alone.
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ import re
 from typing import Final
 
 from checkpointing import step_names
+from supervisor.classify.expressions import expression
 
-_SUFFIX: Final = re.compile(r"(\.(pt|pth|ckpt|bin|safetensors|tar|distcp|npz|pkl))+$", re.IGNORECASE)
-_NUMBER: Final = re.compile(r"\d+(?:\.\d+)*")
+_SUFFIX: Final = expression(r"(\.(pt|pth|ckpt|bin|safetensors|tar|distcp|npz|pkl))+$", re.IGNORECASE)
+_NUMBER: Final = expression(r"\d+(?:\.\d+)*")
 #: Words whose number grows, also where it is written without anything between.
-_GROWS: Final = re.compile(
+_GROWS: Final = expression(
     r"(?<![a-z])(global_?steps?|steps?|iterations?|iters?|it|epochs?|ep|e|s|checkpoint|ckpt|chkpt|model|save|snapshot|state|loss|acc)$",
     re.IGNORECASE,
 )
 #: Words whose number distinguishes parts of one checkpoint, or trainings.
-_STAYS: Final = re.compile(
+_STAYS: Final = expression(
     r"(?<![a-z])(rank|shard|part|node|gpu|world|tp|pp|dp|mp|v|version|run|seed|fold|of|lr|bs)[-_=. ]?$", re.IGNORECASE
 )
-_OF: Final = re.compile(r"-of-\d", re.IGNORECASE)
+_OF: Final = expression(r"-of-\d", re.IGNORECASE)
 #: Directories in which a save's directory keeps the parts of one checkpoint: of ranks, FSDP's shards, weights and optimizer.
-_INNER: Final = re.compile(
+_INNER: Final = expression(
     r"([a-z]+_)*rank[-_]?[\d_]*|(node|host|shard|part|worker|gpu|tp|pp|dp)[-_]?\d+|pytorch_model_fsdp[_\d]*|distrib_optim[_\d]*"
     r"|opt(im|imizer)?(s|_?states?)?[_\d]*|sched(uler)?s?[_\d]*|(model|ema|weights|params|net|trainer|train|rng|data)(_?states?)?|states?|dist|\d+",
     re.IGNORECASE,
 )
 _LEVELS: Final = 3  # of such directories, one in another
-_NAMES_CHECKPOINT: Final = re.compile(r"ckpt|chkpt|checkpoint|snapshot|save|step|epoch|model|weights", re.IGNORECASE)
+_NAMES_CHECKPOINT: Final = expression(r"ckpt|chkpt|checkpoint|snapshot|save|step|epoch|model|weights", re.IGNORECASE)
 _MOST_NUMBERS: Final = 3
 _ANY: Final = "[0-9]*"
-_MAGIC: Final = re.compile(r"[*?[]")
+_MAGIC: Final = expression(r"[*?[]")
 
 
 def checkpoint_path(path: str) -> str:
@@ -97,7 +98,7 @@ def _grows(stem: str, start: int, end: int) -> bool:
 
 
 def _without(stem: str, spans: list[tuple[int, int]], instead: str) -> str:
-    """Return the stem with what is at `spans` replaced; the rest is escaped where it is part of a pattern."""
+    """Return the stem with the text at `spans` replaced; the rest is escaped where it is part of a pattern."""
     parts, at = [], 0
     for start, end in spans:
         parts += [escaped(stem[at:start]), instead]
@@ -111,5 +112,5 @@ def has_wildcard(text: str) -> bool:
 
 
 def escaped(text: str) -> str:
-    """Return the pattern that matches the text alone (glob.escape; a slash is none of its business)."""
+    """Return the pattern that matches the text alone (glob.escape, which leaves slashes)."""
     return _MAGIC.sub(lambda match: f"[{match[0]}]", text)

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 #: A rank answers at once, unless C code holds its GIL.
 ANSWER_S = 5.0
-#: After its recording it writes what it recorded: torch needs long for the trace of many operators.
+#: After its recording it writes the file: torch needs long for the trace of many operators.
 WRITE_S = 120.0
 MOST_BYTES = 256 * 1024 * 1024
 
 
 class TraceAnswer(Struct, frozen=True):
-    """What torch's profiler recorded. operators: name, calls, and microseconds of its own on the CPU and on the GPU, the longest first."""
+    """The record of torch's profiler. operators: name, calls, and microseconds of its own on the CPU and on the GPU, the longest first."""
 
     steps: int
     operators: tuple[tuple[str, int, float, float], ...]
@@ -32,7 +32,7 @@ class TraceAnswer(Struct, frozen=True):
 
 
 class ProfileAnswer(Struct, frozen=True):
-    """What a rank recorded. stacks: how often each was seen, as `outermost;...;innermost`. cuda: whether it has initialised CUDA."""
+    """The record of a rank. stacks: how often each was seen, as `outermost;...;innermost`. cuda: whether it has initialised CUDA."""
 
     took_s: float
     steps: int

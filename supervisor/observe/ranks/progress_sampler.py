@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 REPORT_S = 60.0
 #: After the first step a report comes this soon: a job that was just started is watched.
 FIRST_REPORT_S = 10.0
-#: Ranks without a heartbeat for so long after their start are reported once as uninstrumented: imports on a slow disk take minutes.
+#: Ranks without a heartbeat for this long after their start are reported once as uninstrumented: imports on a slow disk take minutes.
 START_CEILING_S = 600.0
 #: So many ranks a report has with what they hold of the memory, and only where a figure changed by this share since the last that had.
 MOST_RANKS, CHANGED = 4, 0.1
@@ -70,7 +70,7 @@ class ProgressSampler:
         self._ceiling_posted = self._program_sought = self._program_posted = self._asking_posted = self._saved_posted = False
 
     def sample(self, t: float, ranks: Sequence[RankInfo], beats: Sequence[RankHeartbeat], *, last: bool = False) -> None:
-        """Take a sample of the heartbeats and post what is new. The `last` sample before the attempt's end posts every new step."""
+        """Take a sample of the heartbeats and post the news. The `last` sample before the attempt's end posts every new step."""
         self._post_silence(t, ranks, beats)
         seen = [beat for beat in beats if beat.pid]
         if last or any(beat.steps > 0 for beat in seen):
@@ -108,7 +108,7 @@ class ProgressSampler:
             self._post(self._posted)
 
     def _changed_memory(self) -> tuple[RankMemory, ...]:
-        """Return the ranks that hold most; () where that is about what it was when it was reported last: a job reports all day."""
+        """Return the ranks that hold most; () where that is about the same as in the last report: a job reports all day."""
         newest = self._memory()[:MOST_RANKS]
         if _is_alike(newest, self._posted_memory):
             return ()
@@ -176,14 +176,14 @@ def _shown(loss: float | None) -> float | None:
 
 
 def _is_second(now: ProgressObserved, posted: ProgressObserved) -> bool:
-    """Whether only the script's own step shows that a first step was made: it went on from the one with which it began."""
+    """Whether only the script's own step shows that a first step was made: it continued from the one with which it began."""
     return now.steps_seen < 1 and posted.step is not None and posted.step == now.first_step and now.step != posted.step
 
 
 def is_saved(asking: Sequence[RankHeartbeat]) -> bool:
     """Return whether the requested checkpoint is saved, as far as this node's ranks that poll for requests can show.
 
-    Each of them went on after the request (or is gone), and one saw its save end. On a node without rank 0 none need have saved: often
+    Each of them continued after the request (or is gone), and one saw its save end. On a node without rank 0 none need have saved: often
     only rank 0 saves, and in a synchronous training the others reach their next poll only together with it.
     """
     if not any(beat.save_asked for beat in asking):

@@ -46,13 +46,13 @@ def evidence(directory: Path, ranks: Sequence[RankInfo], reported: Iterable[Evid
     of_local = {rank.local_rank: rank.rank for rank in ranks}
     loads = [load for load in _failed_loads(directory, of_local) if _killed(load, raised)]
     saves = list(_saves(directory, of_local)) if loads else []
-    found = []
+    facts = []
     for load in loads:
         writer = next((save for save in saves if save.rank != load.rank and save.path == load.path and _overlap(save, load)), None)
         if writer is not None:
             raised_t = min(t for rank, t in raised if rank == load.rank)
-            found.append(_evidence(load, writer, min(_end(load), raised_t - BEFORE_S)))
-    return tuple(found)
+            facts.append(_evidence(load, writer, min(_end(load), raised_t - BEFORE_S)))
+    return tuple(facts)
 
 
 def _evidence(load: _Use, writer: _Use, t: float) -> Evidence:

@@ -61,9 +61,11 @@ def steps_at(directory: Path, checkpoint: str) -> dict[int, int]:
     steps: dict[int, int] = {}
     for file in directory.glob("saves-*.jsonl"):
         local = file.stem.rpartition("-")[2]
-        made = [int(row["steps"]) for row in rows(file.read_bytes()) if "steps" in row and checkpoint_path(row["path"]) == checkpoint]
-        if made and local.isdigit():
-            steps[int(local)] = max(made)
+        saved_steps = [
+            int(row["steps"]) for row in rows(file.read_bytes()) if "steps" in row and checkpoint_path(row["path"]) == checkpoint
+        ]
+        if saved_steps and local.isdigit():
+            steps[int(local)] = max(saved_steps)
     return steps
 
 

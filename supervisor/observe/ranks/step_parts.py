@@ -50,7 +50,7 @@ class StepPartsWatch:
 def shares_of(parts: PartTimes, earlier: PartTimes | None = None) -> RankShares | None:
     """Return the shares of a rank since an earlier reading, or since its training began; None where too little is known."""
     before = (0,) * len(parts.parts_ns) if earlier is None else earlier.parts_ns
-    took = [now - was for now, was in zip(parts.parts_ns, before, strict=True)]
+    took = [now - earlier_ns for now, earlier_ns in zip(parts.parts_ns, before, strict=True)]
     whole = sum(took)
     if whole < LEAST_S * 1e9:
         return None

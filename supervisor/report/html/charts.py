@@ -1,4 +1,4 @@
-"""What a chart is made of, as plain data: `parts.html.j2` draws it. Pure.
+"""A chart as plain data: `parts.html.j2` draws it. Pure.
 
 Places and lengths are percent of the plot, from its left and its top. The number of shapes in a chart is bounded, however long a job is.
 """
@@ -28,14 +28,14 @@ _STEPS_S: Final = (
 
 
 class Tick(Struct, frozen=True):
-    """A tick of an axis, and what stands at it."""
+    """A tick of an axis, and its label."""
 
     at: float
     text: str
 
 
 class Band(Struct, frozen=True):
-    """A rectangle. kind: its class, of which the style has the colour. text: what is said of it where one points at it."""
+    """A rectangle. kind: its class, of which the style has the colour. text: the note where a pointer is on it."""
 
     kind: str
     x: float
@@ -64,7 +64,7 @@ class LegendEntry(Struct, frozen=True):
 
 
 class Chart(Struct, frozen=True):
-    """A chart. spoken: what it shows, for those who do not see it. height: of the plot, in pixels. lines: points in thousandths.
+    """A chart. spoken: its content, for screen readers. height: of the plot, in pixels. lines: points in thousandths.
 
     Texts of ticks and bands are our own. note: what else there is to know.
     """
@@ -122,7 +122,7 @@ class TimeAxis:
 
     @property
     def title(self) -> str:
-        """What stands at the axis."""
+        """The labels of the axis."""
         zone = local(self._parts[-1][1]).strftime("%z")
         if len(self._parts) > 1:
             return f"begin of each run ({zone}); the time between two runs is left out"
@@ -163,7 +163,7 @@ def _zone_s(t: float) -> float:
 class ValueAxis:
     """An axis of numbers from `low` at the bottom to `high` at the top, widened to round ones.
 
-    A loss that runs away comes near the ends of what a float holds: there it stands at an end of the axis.
+    A loss that runs away comes near the ends of what a float holds: there it is at an end of the axis.
     """
 
     def __init__(self, low: float, high: float) -> None:

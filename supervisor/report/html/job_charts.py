@@ -103,7 +103,7 @@ def time_line(report: JobReport, axis: TimeAxis) -> Chart | None:
     for row, members in groupby(spans, key=lambda member: row_of[member[:2]]):
         bands += _row(list(members), axis, (row + first + 0.15) * tall, 0.7 * tall)
     placed = {"incident": 0, "verified": len(names) + first, "mirrored": len(names) + first + bool(marks["verified"])}
-    shared = f" Each row stands for up to {size} attempts, by their numbers." if size > 1 else ""
+    shared = f" Each row is up to {size} attempts, by their numbers." if size > 1 else ""
     dots = "; dots are incidents, and checkpoints that were verified, or that a mirror held" if any(marks.values()) else ""
     runs = " A row is named by its run and its attempts." if len(report.runs) > 1 else ""
     counts = [f"{len(report.incidents)} incidents", f"{report.figures.attempts} attempts"]

@@ -1,7 +1,7 @@
 """The page of a job: `report --html` writes it into a file, `ui` serves it. Pure.
 
-In this order: where the job stands, its incidents, its last error, where the time went, how fast it goes, its checkpoints, ranks and nodes,
-the end of its log, and how the figures are made. What it shows of a job of months is bounded.
+In this order: the job's state, its incidents, its last error, where the time went, how fast it goes, its checkpoints, ranks and nodes,
+the end of its log, and how the figures are made. Its size is bounded, also for a job of months.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MOST_CARDS, MOST_LINES = 50, 5
 #: Checkpoints in the table, the newest.
 MOST_CHECKPOINTS = 12
 _TONES: Final = {Tone.GOOD: "good", Tone.WARNING: "warning", Tone.BAD: "bad"}
-#: How good it is where a job stands; what is not here needs an eye.
+#: How good each state of a job is; a state that is not here needs attention.
 _STATE_TONES: Final = {
     StateWord.NO_RUN: "faint",
     StateWord.STARTING: "good",
@@ -56,7 +56,7 @@ class LogPart(Struct, frozen=True):
 
 
 class JobPage(Struct, frozen=True):
-    """What the page of a job is made of.
+    """The data of a job's page.
 
     report: None where no run is recorded yet. cards: what `why` shows, by the number of the incident. address: the options by which our
     other commands find the job. error: of the rank that failed last. log: of the attempt that is the newest. all_runs: the report is of all
@@ -74,7 +74,7 @@ class JobPage(Struct, frozen=True):
 
 
 class Tile(Struct, frozen=True):
-    """A figure that stands out."""
+    """A large figure."""
 
     name: str
     value: str
@@ -130,7 +130,7 @@ def job_page(job: JobPage, now: float, live: Live | None = None, *, other_runs: 
 
 
 def state_of(status: Status) -> tuple[str, str]:
-    """Return where a job stands in words, and how good that is: good, warning, bad or faint."""
+    """Return where a job is in words, and how good that is: good, warning, bad or faint."""
     tone = _STATE_TONES.get(status.state, "warning")
     if tone == "good" and status.runs:
         is_bad = status.incident is not None or status.warnings or status.forecasts
@@ -139,7 +139,7 @@ def state_of(status: Status) -> tuple[str, str]:
 
 
 def _sentences(status: Status, address: str) -> list[tuple[str, str]]:
-    """Return what a person must know first of where the job stands: sentences, and the command that helps, if one does."""
+    """Return the first facts that a person needs of the job's state: sentences, and the command that helps, if one does."""
     rows: list[tuple[str, str]] = []
     if status.ended:
         at = "" if status.until is None else f" at {second_text(status.until)}"

@@ -1,9 +1,9 @@
-"""Makes an HTML page of a template that stands beside this file. No other module imports jinja2.
+"""Makes an HTML page of a template that is beside this file. No other module imports jinja2.
 
 Nothing is fetched and nothing runs but what the policy of the page names; a file's names its own style alone. Each text that a template
-writes is cleaned and escaped, whoever it comes from: a log line may hold anything. A page is well-formed XML, so that a test can parse it.
+writes is cleaned and escaped, whatever its source: a log line may hold anything. A page is well-formed XML, so that a test can parse it.
 
-A template makes what stands in the page's `main`; `base.html.j2` is what every page has around it. style.css stands in each page, and has
+A template makes the page's `main`; `base.html.j2` is the frame of every page. style.css is in each page, and has
 all colours, for light and for dark. No element may have a `style`: the policy refuses it.
 """
 
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 _PACKAGE: Final = "supervisor.report.html"
 STYLE: Final = resources.files(_PACKAGE).joinpath("style.css").read_text(encoding="utf-8")
-#: What a page may load and run: its own style, known by its digest, and nothing else. A page that is served adds what it needs.
+#: The sources that a page may load and run: its own style, known by its digest, and nothing else. A served page adds its own needs.
 POLICY: Final = (
     f"default-src 'none'; style-src 'sha256-{base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()}'; "
     "base-uri 'none'; form-action 'none'"
 )
-#: What no page may hold: halves of characters (a path that is not UTF-8), what Unicode sets apart for no use, and what turns the
+#: Characters that no page may hold: halves of characters (a path that is not UTF-8), those that Unicode never uses, and those that turn the
 #: direction of the text that follows.
 _NO_CHARACTER: Final = re.compile("[\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 
 
 class Live(Struct, frozen=True):
-    """What a page that is served has beyond a file. Addresses are relative, so that a proxy may serve it below a path of its own.
+    """The additions of a served page to a file's. Addresses are relative, so that a proxy may serve it below a path of its own.
 
     script: of the script that keeps it up to date, "" for none. home: of the list of jobs, "" on the list itself. now: Unix seconds, when
     it was made.
@@ -91,7 +91,7 @@ def environment() -> Environment:
     )
     templates.filters |= {
         "whole": lambda text: escape(html_line(text, is_whole=True)),
-        "own": escape,  # a text of ours, such as an address: not cleaned
+        "own": escape,  # supervise's own text, such as an address: not cleaned
         "points": _points,
         "dots": _dots,
         "percent": _percent,
@@ -104,7 +104,7 @@ def environment() -> Environment:
 
 
 def _finalized(value: object) -> object:
-    """Return a value that a template writes: a text is cleaned, what is markup already is not."""
+    """Return a value that a template writes: a text is cleaned, markup is not."""
     return html_line(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
@@ -125,7 +125,7 @@ def _dots(lines: Iterable[Iterable[tuple[float, float]]]) -> Markup:
 
 
 def _filled(table: Table) -> Table:
-    """Return a table without the columns in which nothing stands, as a terminal shows it."""
+    """Return a table without its empty columns, as a terminal shows it."""
     texts = [[cell if isinstance(cell, str) else cell.text for cell in row] for row in table.rows]
     kept = [at for at in range(len(table.columns)) if any(row[at] for row in texts)]
     rows = tuple(tuple(row[at] for at in kept) for row in table.rows)
@@ -133,7 +133,7 @@ def _filled(table: Table) -> Table:
 
 
 def labelled(facts: Iterable[Fact]) -> list[tuple[str, list[Fact]]]:
-    """Return facts by their labels, in their order; a label of "" goes on under the one before."""
+    """Return facts by their labels, in their order; a label of "" continues under the one before."""
     rows: list[tuple[str, list[Fact]]] = []
     for fact in facts:
         if fact.label or not rows:

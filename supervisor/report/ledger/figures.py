@@ -33,87 +33,75 @@ _HOUR_S = 3600.0
 
 
 class IncidentCost(Struct, frozen=True):
-    """One incident: what it was, and what it cost. planned: it came from outside, and is no failure.
+    """One incident and its cost. None: not recorded."""
 
-    mttd_s: from the failure, or the last progress, until supervise knew it. mttr_s: from the failure to the first step after it. parts:
-    of the newest restart, as report/start_times.py splits it. lost_steps: made before, and not in the checkpoint that was resumed from.
-    lost_s: its time that was no new step; rank_hours: the same for each rank. what: the sentence of its card; summary: what was observed.
-    None: not recorded.
-    """
-
-    number: int
-    run_id: str
-    opened_t: float
-    attempt: int
-    cause: str
-    summary: str
-    rank: int | None
-    outcome: str
-    action: str
-    planned: bool
-    mttd_s: float | None
-    mttr_s: float | None
-    parts: dict[str, float]
-    lost_steps: int | None
-    lost_s: float
-    rank_hours: float
-    resumed_step: int | None = None
-    what: str = ""
+    number: int  # its number
+    run_id: str  # the run that it belongs to
+    opened_t: float  # when it opened
+    attempt: int  # in which attempt
+    cause: str  # one of the causes
+    summary: str  # the observation
+    rank: int | None  # the culprit
+    outcome: str  # how it ended
+    action: str  # the action of supervise
+    planned: bool  # it came from outside, and is no failure
+    mttd_s: float | None  # from the failure, or the last progress, until supervise knew it
+    mttr_s: float | None  # from the failure to the first step after it
+    parts: dict[str, float]  # of the newest restart, by name
+    lost_steps: int | None  # made before, and not in the checkpoint that was resumed from
+    lost_s: float  # its time that was no new step
+    rank_hours: float  # the same for each rank
+    resumed_step: int | None = None  # the step of that checkpoint
+    what: str = ""  # the sentence of its card
 
 
 class SavingAdvice(Struct, frozen=True):
-    """How often to save: what a save costs, what it is done at now, and what would be best, all in seconds."""
+    """How often to save, in seconds."""
 
-    save_s: float
-    best_s: float
-    now_s: float | None
+    save_s: float  # what a save costs
+    best_s: float  # the interval that is advised
+    now_s: float | None  # the median interval of this job
 
 
 class Figures(Struct, frozen=True):
-    """What several runs, or one, add up to. Seconds; None: not recorded.
+    """The totals of one or more runs. Seconds; None: not recorded."""
 
-    ettr, goodput: shares of the wall clock. mtbf_s: None below three failures; mtbf_range_s: the 90 % interval, its upper end None where
-    nothing failed. ran_s: in which ranks could fail. step_s: the median time of a step.
-    """
-
-    wall_s: float
-    seconds: dict[TimeState, float]
-    ettr: float | None
-    goodput: float | None
-    attempts: int
-    failures: int
-    planned: int
-    ran_s: float
-    mtbf_s: float | None
-    mtbf_range_s: tuple[float, float | None] | None
-    mttd_s: float | None
-    mttr_s: float | None
-    mttr_p95_s: float | None
-    lost_s: float
-    lost_steps: int
-    rank_hours: float
-    step_s: float | None
-    advice: SavingAdvice | None
+    wall_s: float  # the wall clock of the runs
+    seconds: dict[TimeState, float]  # its states by name, all of them
+    ettr: float | None  # a share of the wall clock
+    goodput: float | None  # likewise
+    attempts: int  # how many
+    failures: int  # how many that were not planned
+    planned: int  # incidents that came from outside
+    ran_s: float  # in which ranks could fail
+    mtbf_s: float | None  # the mean; null below three failures
+    mtbf_range_s: tuple[float, float | None] | None  # the ends of the 90 % interval, the upper one null where nothing failed
+    mttd_s: float | None  # the median over the failures
+    mttr_s: float | None  # likewise
+    mttr_p95_s: float | None  # the 95th percentile
+    lost_s: float  # what all incidents cost
+    lost_steps: int  # likewise
+    rank_hours: float  # likewise
+    step_s: float | None  # the median time of a step
+    advice: SavingAdvice | None  # how often to save; null below three failures
 
 
 class NodeShare(Struct, frozen=True):
-    """One node of a job of several: the attempts of the last run in which it took part.
+    """One node of a job of several."""
 
-    alone: numbers of its incidents in which the node of the report had no part; None: its journal is not here.
-    """
-
-    node: str
-    attempts: list[int]
+    node: str  # host name
+    attempts: list[int]  # of the last run, in which it took part
+    # the numbers of its incidents in which the node of the report had no part; null: its journal is not here
     alone: list[int] | None = None
 
 
 class SlowSpan(Struct, frozen=True):
-    """How long a rank or a node made the others wait: Unix seconds, until now where it still does. text: who, and why."""
+    """How long a rank or a node made the others wait, in Unix seconds."""
 
-    begin_t: float
-    end_t: float
-    attempt: int
-    text: str
+    begin_t: float  # from when
+    end_t: float  # until when; until now where it still does
+    attempt: int  # in which attempt
+    text: str  # who, and why
 
     @property
     def took_s(self) -> float:
@@ -122,24 +110,22 @@ class SlowSpan(Struct, frozen=True):
 
 
 class JobReport(Struct):
-    """A report: the runs that it is about, the oldest first, their incidents and figures. kept_runs: how many the journals hold.
+    """A report: the runs that it is about, their incidents and figures."""
 
-    nodes: those that took part in the last run, none for a job of one node. slow: which ranks or nodes made the others wait.
-    """
-
-    job: str
-    node: str
-    runs: list[RunLedger]
-    incidents: list[IncidentCost]
+    job: str  # its name
+    node: str  # whose journal it is
+    runs: list[RunLedger]  # the oldest first
+    incidents: list[IncidentCost]  # the oldest first
     figures: Figures
-    kept_runs: int
-    problems: list[str] = field(default_factory=list)
-    nodes: list[NodeShare] = field(default_factory=list)
-    slow: list[SlowSpan] = field(default_factory=list)
-    memory: list[RankMemory] = field(default_factory=list)  # what the ranks held that held most, as the last run recorded it last
+    kept_runs: int  # how many runs the journals hold
+    problems: list[str] = field(default_factory=list)  # the faults of the last journal, as text
+    nodes: list[NodeShare] = field(default_factory=list)  # those that took part in the last run; empty for a job of one node
+    slow: list[SlowSpan] = field(default_factory=list)  # which ranks or nodes made the others wait
+    # what the ranks held that held most, as the last run recorded it last, four at most
+    memory: list[RankMemory] = field(default_factory=list)
     forecasts: list[MemoryForecast] = field(default_factory=list)  # of the memory that will be used up
     step_shares: StepShares | None = None  # where a step of the last attempt goes, on this node
-    scaling: Scaling | None = None
+    scaling: Scaling | None = None  # null where no attempt of the journals ran on one node for a minute
 
 
 def node_shares(own: str, views: Mapping[str, JobView]) -> list[NodeShare]:

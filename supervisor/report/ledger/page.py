@@ -1,4 +1,4 @@
-"""What `supervise report` shows at a terminal: the figures of a job, where each second went, and what its incidents cost. Pure."""
+"""The page of `supervise report` at a terminal: the figures of a job, the use of each second, and the cost of its incidents. Pure."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from supervisor.view.status import end_word
 if TYPE_CHECKING:
     from supervisor.report.ledger.figures import Figures, IncidentCost, JobReport, NodeShare
 
-#: Incidents that are listed: those that cost most. Ranks and nodes that made the others wait: those that did so for longest. Nodes.
+#: The most rows: incidents, by their cost; ranks and nodes that made the others wait, by that time; nodes.
 MOST_INCIDENTS, MOST_SLOW, MOST_NODES = 5, 5, 16
 NOT_RECORDED = "not recorded"
-#: What each state is called for people, and how it reads.
+#: The name of each state for people, and its tone.
 STATE_TEXTS: Final = {
     TimeState.PRODUCTIVE: ("new steps", Tone.GOOD),
     TimeState.DEGRADED: ("slow steps", Tone.WARNING),
@@ -39,7 +39,7 @@ STATE_TEXTS: Final = {
     TimeState.PREEMPTED: ("preempted", Tone.PLAIN),
     TimeState.UNACCOUNTED: ("unaccounted", Tone.WARNING),
 }
-#: How the figures are made, and by whom they are defined; docs/reference/time-ledger.md has more.
+#: The formula of each figure, and its source; docs/reference/time-ledger.md has more.
 FORMULAS: Final = (
     Fact("ETTR", "(new steps + slow steps) / wall clock: effective training time ratio (Kokolis et al. 2024, arXiv 2410.21680)"),
     Fact("goodput", "(new steps - those that no checkpoint kept) / wall clock: the runtime part of Google's ML Productivity Goodput"),
@@ -48,23 +48,23 @@ FORMULAS: Final = (
     Fact("MTBF", "time in which ranks ran / failures that nobody planned; the interval is exact for a Poisson process (Garwood 1936)"),
     Fact("advice", "Daly's higher-order estimate of the best interval (FGCS 22, 2006), from three failures on"),
 )
-#: What happened is no longer than this where its card, which has all of it, stands beside it.
+#: The longest text of an incident in a line; its card has all of it.
 _LONGEST_WHAT = 140
-#: Of the wall clock: from here on it is shown that steps were not seen.
+#: Of the wall clock: from this share on the page shows the time without known steps.
 _NOTABLE = 0.01
-#: What was noticed sooner, or cost less, was so at once, or nothing.
+#: A shorter time to notice is shown as at once; a smaller cost as nothing.
 LEAST_S = 0.05
 
 
 def report_pages(report: JobReport, address: str, *, all_runs: bool = False) -> list[FactPage | Table]:
-    """Return what is shown. address: the options by which our other commands find the job."""
+    """Return the page. address: the options by which our other commands find the job."""
     page = FactPage(report_title(report), tuple(report_facts(report, address, all_runs=all_runs)), Tone.STRONG)
     tables = (state_table(report.figures), incident_table(report), node_table(report))
     return [page, tables[0], *(table for table in tables[1:] if table.rows)]
 
 
 def report_title(report: JobReport) -> str:
-    """Return what the report is about, and how its last run ended."""
+    """Return the report's subject, and how its last run ended."""
     return f"where the time of job {report.job} went: {_end_text(report)}"
 
 
@@ -133,7 +133,7 @@ def _incident_row(incident: IncidentCost, when: str) -> tuple[str, ...]:
 
 
 def incident_text(incident: IncidentCost) -> str:
-    """Return an incident in one line: what happened, and what it cost."""
+    """Return an incident in one line: the event, and its cost."""
     steps = "" if not incident.lost_steps else f" and {_count(incident.lost_steps, 'step')}"
     return f"incident {incident.number}: {cut(_happened(incident), _LONGEST_WHAT)}; cost {span_text(incident.lost_s)}{steps}"
 
@@ -202,7 +202,7 @@ def _slow_facts(report: JobReport) -> list[Fact]:
 
 
 def _failure_facts(report: JobReport) -> list[Fact]:
-    """Return how many failures there were, how often, and what all incidents cost together."""
+    """Return the number and the rate of failures, and the cost of all incidents together."""
     figures = report.figures
     text = _count(figures.failures, "failure")
     text += f", and {_count(figures.planned, 'planned end')}" if figures.planned else ""
@@ -222,7 +222,7 @@ def _failure_facts(report: JobReport) -> list[Fact]:
 
 
 def _advice_facts(figures: Figures) -> list[Fact]:
-    """Return the advice on saving, in one sentence; why there is none, where that is worth a line."""
+    """Return the advice on saving, in one sentence, or why there is none, where that is worth a line."""
     advice = figures.advice
     if figures.mtbf_s is None:
         text = f"how often to save: not enough failures yet for advice ({LEAST_FAILURES} needed)"

@@ -34,7 +34,7 @@ def _poisson_mean(count: int, probability: float) -> float:
 
 
 def _poisson_cdf(count: int, mean: float) -> float:
-    """Return the probability of `count` events or fewer. What is a dozen deviations below the mean adds nothing that a float shows."""
+    """Return the probability of `count` events or fewer. A count a dozen deviations below the mean adds less than a float's precision."""
     first = max(0, int(min(count, mean) - 12 * math.sqrt(mean + 1)) - 1)
     return math.fsum(math.exp(k * math.log(mean) - mean - math.lgamma(k + 1)) for k in range(first, count + 1))
 

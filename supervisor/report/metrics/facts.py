@@ -1,4 +1,4 @@
-"""What this process knows of its run, beside the journal: the metrics are made from both."""
+"""The facts of a run in this process, beside the journal: the metrics are made from both."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MirrorFacts:
 
 @dataclass(frozen=True, slots=True)
 class LiveFacts:
-    """What this process knows at `now` (Unix seconds). mirror: None where there is none.
+    """The facts in this process at `now` (Unix seconds). mirror: None where there is none.
 
     checks: the worst result of each check when it was last made. readings: the newest of the GPUs. fresh_s: older ones are not shown.
     memory: of each rank of this node.

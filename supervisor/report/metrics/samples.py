@@ -125,10 +125,10 @@ def steps_per_second(samples: Sequence[PaceSample], attempt: int, now: float) ->
 
 def _of_the_counters(counters: RunCounters) -> Iterator[MetricSample]:
     """Yield each count, also where it is 0: Prometheus sees no increase of a series that was not there."""
-    ours = tuple(cause.value for cause in Cause)
-    for cause in dict.fromkeys((*ours, *NO_FAILURE, *counters.restarts)):
+    known_causes = tuple(cause.value for cause in Cause)
+    for cause in dict.fromkeys((*known_causes, *NO_FAILURE, *counters.restarts)):
         yield MetricSample(Metric.RESTARTS, counters.restarts.get(cause, 0), (cause,))
-    for cause in dict.fromkeys((*ours, *counters.incidents)):
+    for cause in dict.fromkeys((*known_causes, *counters.incidents)):
         for action in PlanKind:
             yield MetricSample(Metric.INCIDENTS, counters.incidents.get(cause, {}).get(action.value, 0), (cause, action.value))
     yield MetricSample(Metric.RECOVERY, counters.recovery_s, events=counters.recoveries)
@@ -157,9 +157,9 @@ def _of_the_node(live: LiveFacts) -> Iterator[MetricSample]:
         for reading in live.readings.of("gpu.identity")
         if isinstance(reading.value, dict)
     }
-    for metric, name, part, unit in _GPU_READINGS:
+    for metric, name, field, unit in _GPU_READINGS:
         for reading in live.readings.of(name):
-            value = reading.value.get(part) if isinstance(reading.value, dict) else reading.value
+            value = reading.value.get(field) if isinstance(reading.value, dict) else reading.value
             if reading.subject in named and isinstance(value, int | float) and live.now - reading.t < live.fresh_s:
                 yield MetricSample(metric, value * unit, (named[reading.subject], reading.subject.removeprefix("gpu:")))
     for gpu in live.state.gpus:

@@ -54,7 +54,7 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
             self.handle_request()
 
     def stop(self) -> None:
-        """Stop soon. What is being sent may end with the process."""
+        """Stop soon. An answer under way may end with the process."""
         self._stop.set()
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401  socketserver's own
@@ -74,7 +74,7 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401  as above
-        """Take no notice: a scraper went away, or was cut off. What goes wrong with the page is reported by whoever makes it."""
+        """Take no notice: a scraper went away, or was cut off. The maker of the page reports its faults."""
 
     def _end_overdue(self) -> None:
         now = time.monotonic()

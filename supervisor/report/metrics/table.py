@@ -17,7 +17,7 @@ JOB: str = "job_name"
 
 
 class Metric(StrEnum):
-    """Every metric: its name, kind, labels beside `job_name`, and in Markdown what it says."""
+    """Every metric: its name, kind, labels besides `job_name`, and its meaning in Markdown."""
 
     kind: MetricKind
     labels: tuple[str, ...]
@@ -32,10 +32,10 @@ class Metric(StrEnum):
 
     @property
     def help(self) -> str:
-        """What it says, without Markdown."""
+        """Its meaning, without Markdown."""
         return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", self.text).replace("`", "")
 
-    # what is supervised
+    # the supervised job
     BUILD_INFO = "build_info", "gauge", "version", "1; the version of `supervise`"
     RUN_INFO = "run_info", "gauge", "run node", "1; the run, as `supervise why` and the journal name it, and the host name of its node"
     RUN_START = "run_start_timestamp_seconds", "gauge", "", "when the run began; a requeue goes on with the run"
@@ -51,7 +51,7 @@ class Metric(StrEnum):
         "last_progress_timestamp_seconds",
         "gauge",
         "",
-        "when a step was last made, or the ranks began, at most a minute too early; while they save or evaluate it goes on",
+        "when a step was last made, or the ranks began, at most a minute too early; while they save or evaluate it counts on",
     )
     HANG = "hang", "gauge", "", "1 while the ranks are confirmed to [hang](hangs.md), else 0"
     WARNINGS = "training_warnings", "gauge", "", "how many things are strange about the [loss or the pace](loss-and-pace.md) now"
@@ -120,7 +120,7 @@ class Metric(StrEnum):
         "incidents_total",
         "counter",
         "cause action",
-        "failures of this run that were decided on, by [cause](causes.md) and by what was decided: `restart` or `stop`",
+        "failures of this run that were decided on, by [cause](causes.md) and decision: `restart` or `stop`",
     )
     INCIDENT_OPEN = "incident_open", "gauge", "", "1 while an incident is open: from a failure to the first step after it, else 0"
     RESTARTS_LEFT = "restarts_left", "gauge", "", "restarts that may follow without progress, before the run is given up"
@@ -130,7 +130,7 @@ class Metric(StrEnum):
         "",
         "from a failure to the first step after it: `_sum` and `_count` of this run. Their ratio is the mean time to recovery",
     )
-    # what it can resume from
+    # its checkpoints to resume from
     CHECKPOINTS = "checkpoints_verified_total", "counter", "", "checkpoints that this run saved and that were verified"
     CHECKPOINT_TIME = (
         "checkpoint_last_verified_timestamp_seconds",
@@ -143,7 +143,7 @@ class Metric(StrEnum):
     MIRROR_BYTES = "mirror_backlog_bytes", "gauge", "", "the size of those that the reader process holds. Only with a mirror"
     MIRROR_BEHIND = "mirror_behind_seconds", "gauge", "", "for how long the mirrors have not held all checkpoints; 0: they do"
     MIRROR_TIME = "mirror_last_success_timestamp_seconds", "gauge", "", "when a mirror last took a checkpoint of this run"
-    MIRROR_FAILING = "mirror_failing", "gauge", "", "1 while an upload fails or stands still, else 0. Only with a mirror"
+    MIRROR_FAILING = "mirror_failing", "gauge", "", "1 while an upload fails or makes no progress, else 0. Only with a mirror"
     # the node
     HEALTH = (
         "health_check_status",

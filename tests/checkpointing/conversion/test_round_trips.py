@@ -143,7 +143,7 @@ def test_what_was_written_wrongly_is_found(tmp_path: Path, flat: Path, monkeypat
 
     real = targets.raw
     monkeypatch.setattr(targets, "raw", flipped)
-    with pytest.raises(CheckpointingError, match="what was written is not what was read"):
+    with pytest.raises(CheckpointingError, match="the written checkpoint differs from its source"):
         convert(flat, tmp_path / "b.safetensors", "safetensors")
 
 

@@ -134,7 +134,7 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "no_json": (lambda raw: with_header(raw, b"{'a': 1}"), "its header is no JSON"),
     "no_object": (lambda raw: with_header(raw, b"[]"), "its header is no JSON object"),
     "deep": (lambda raw: with_header(raw, b'{"a":' + b"[" * 200_000), "its header is no JSON"),
-    "twice": (lambda raw: with_header(raw, b'{"a":{},"a":{}}'), "a name stands there twice"),
+    "twice": (lambda raw: with_header(raw, b'{"a":{},"a":{}}'), "a name is there twice"),
     "row": (lambda raw: with_header(raw, b'{"a":{"dtype":"F32"}}'), "row of a makes no sense"),
     "negative": (changed("scale", "shape", [-1]), "row of scale makes no sense"),
     "offsets": (changed("bias", "data_offsets", [4, 2804]), "tensors overlap or leave a gap"),

@@ -13,8 +13,9 @@ import pytest
 from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.io import staging
 from checkpointing.manifest import digest, documents
-from checkpointing.manifest.documents import VERSION, About, File, Manifest, ManifestDamaged, Manifests, Newer
+from checkpointing.manifest.documents import VERSION, About, File, Manifest, ManifestDamaged, Manifests, Newer, NodePart
 from checkpointing.model import Identity, Lineage, NonFinite
+from tests.support.pages import page_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,6 +59,15 @@ def test_what_is_written_is_read(made: Manifest) -> None:
     assert documents.decode(raw) == made
     # the digest is about what is said, not how it is laid out
     assert documents.decode(json.dumps(json.loads(raw), indent=3, ensure_ascii=False).encode()) == made
+
+
+def test_each_member_is_on_the_page() -> None:
+    finite = (NonFinite("w", "NaN", 3, was_finite=True, finite_step=1),)
+    part = replace(FILE, save="0" * 16, part=NodePart(0, (("b.pt", None),), leads=True), content_step=7, non_finite=finite)
+    page = page_text("checkpoint-format.md").partition("## The document")[2].partition("## Identity")[0]
+    for document in (json.loads(documents.encode(TREE)), json.loads(documents.encode(part))):
+        for name in (*document, *document["files"][-1], *document["source"], *document.get("part", ())):
+            assert f"`{name}`" in page
 
 
 def test_every_cut_and_every_flip_shows() -> None:

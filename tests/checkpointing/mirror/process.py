@@ -26,6 +26,7 @@ from checkpointing.mirror.source import HeldFile, held_files, pinned_files
 from checkpointing.mirror.upload import CheckpointUpload
 from checkpointing.model import Identity
 from tests.checkpointing.mirror.faults import Proxy
+from tests.support.waiting import PATIENCE_S, patience_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 PART = 5 << 20  # the least that S3 allows for a part that is not the last
 ROOT = Path(__file__).parents[3]
-FINISH = {"cmd": "finish", "deadline_s": 60}  # it ends the pauses after failures, as at the end of a run
+FINISH = {"cmd": "finish", "deadline_s": PATIENCE_S}  # it ends the pauses after failures, as at the end of a run
 
 
 @dataclass(frozen=True)
@@ -252,6 +253,7 @@ class Process:
 
     def wait_for(self, ev: str, deadline_s: float = 60.0, **members: Any) -> dict[str, Any]:  # noqa: ANN401 -- as above
         """Return the first event of this name and with these members that has not been returned yet."""
+        deadline_s = patience_s(deadline_s)
         end = time.monotonic() + deadline_s
         while True:
             try:

@@ -27,7 +27,7 @@ def run(words: list[str], home: Path, environ: dict[str, str] | None = None) -> 
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     env = {**kept, "HOME": str(home), "XDG_STATE_HOME": str(home / "state"), "PYTHONPATH": str(ROOT), **(environ or {})}
     return subprocess.run(  # noqa: S603 -- ours
-        [sys.executable, "-m", "checkpointing", *words], env=env, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-m", "checkpointing", *words], env=env, capture_output=True, text=True, check=False
     )
 
 

@@ -123,6 +123,7 @@ def test_the_last_part_makes_the_checkpoint_and_each_node_gets_all_of_it(nodes: 
     assert verify(by_hand.path).verdict is Verdict.VERIFIED
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_shards_of_deepspeed_are_one_checkpoint_to_which_latest_leads(place: Place, tmp_path: Path) -> None:
     whole = deepspeed(tmp_path / "whole", dp=4)
@@ -158,6 +159,7 @@ def test_a_node_that_dies_between_its_part_and_the_joint_manifest(nodes: Nodes, 
     assert manifest in place.objects(), "the reader wrote it"
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_node_that_died_before_all_its_bytes_arrived_goes_on(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes.send(1)
@@ -246,6 +248,7 @@ def test_a_part_that_changed_is_removed_without_those_of_other_nodes(nodes: Node
     assert place.objects() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_mirror_that_is_away_when_the_parts_are_joined_is_asked_again(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes.send(0)

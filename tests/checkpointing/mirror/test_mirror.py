@@ -33,6 +33,7 @@ def test_a_checkpoint_arrives_with_its_manifest_and_comes_back_the_same(place: P
     assert sorted(os.listdir(place.home / "fresh")) == ["step_100.pt"]  # noqa: PTH208
 
 
+@pytest.mark.slow
 def test_a_directory_arrives_whole_with_its_empty_and_small_files(place: Place) -> None:
     path = place.home / "ckpt" / "checkpoint-7"
     described = save_tree(path, {"a.distcp": 11 << 20, ".metadata": 1000, "sub/empty": 0, "sub/ä b+c%20.bin": 77, "exact": PART})
@@ -95,6 +96,7 @@ def test_what_was_cut_short_on_the_way_down_is_asked_for_again(place: Place) -> 
     assert (place.home / "fresh" / "step_100.pt").read_bytes() == path.read_bytes()
 
 
+@pytest.mark.slow
 def test_no_permission_is_one_alert_and_not_a_hot_loop(place: Place) -> None:
     path = place.home / "ckpt" / "step_100.pt"
     denied = Fault("403 AccessDenied", "^(PUT|POST)", times=1000)
@@ -128,6 +130,7 @@ def test_credentials_that_expired_are_taken_anew(place: Place) -> None:
     assert place.no_manifest_lies() == 1
 
 
+@pytest.mark.slow
 def test_fresh_credentials_in_the_file_are_found_by_the_running_process(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     path, file = place.home / "ckpt" / "step_100.pt", place.home / "credentials"
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):

@@ -176,6 +176,7 @@ def test_at_the_end_what_was_sent_while_it_was_read_is_completed_or_removed(dire
     assert left == (["manifest.json", "step_7.pt"] if is_asked else [])
 
 
+@pytest.mark.slow
 def test_what_a_process_sent_that_was_killed_days_ago_is_swept_by_a_later_one(directory: Directory) -> None:
     gone, path = save(directory.home / "ckpt" / "step_6.pt", 40), save(directory.home / "ckpt" / "step_7.pt", 1)
     with Process(directory, read_mib_s=16.0) as process:

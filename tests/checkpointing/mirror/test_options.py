@@ -38,6 +38,7 @@ def test_encryption_that_the_server_does_not_confirm_is_refused(place: Place) ->
     assert place.unfinished() == []
 
 
+@pytest.mark.slow
 def test_encryption_that_the_server_confirms_is_asked_for(moto: servers.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", servers.KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", servers.SECRET)

@@ -448,7 +448,7 @@ record.move(Verification(path, identity, Verdict.BAD, "torn"), 1, {path: identit
 def test_killed_at_the_rename_the_way_back_is_known(torn: Path, tmp_path: Path, where: str) -> None:
     content, state = torn.read_bytes(), tmp_path / "state"
     argv = [sys.executable, "-c", KILLED, str(torn), str(state), where]
-    ended = subprocess.run(argv, check=False, timeout=60)  # noqa: S603 -- this interpreter and the text above
+    ended = subprocess.run(argv, check=False)  # noqa: S603 -- this interpreter and the text above
     assert ended.returncode == -signal.SIGKILL
     assert torn.exists() == (where == "before")
     answers = record_in(state).undo()
@@ -524,7 +524,7 @@ def test_a_stranger_under_the_name_of_what_was_moved_is_not_moved_back(torn: Pat
     (tmp_path / "theirs").write_bytes(b"theirs")
     (tmp_path / "theirs").replace(to)
     before = but_ours(tmp_path)
-    assert ["is not what was moved there" in undone.problem for undone in aside.undo()] == [True]
+    assert ["is not the file that was moved there" in undone.problem for undone in aside.undo()] == [True]
     assert but_ours(tmp_path) == before
 
 

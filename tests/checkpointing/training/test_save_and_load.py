@@ -46,16 +46,17 @@ def torn(path: Path) -> None:
 def test_importing_the_package_imports_neither_torch_nor_the_supervisor() -> None:
     program = "import sys, checkpointing\n"
     program += "print(sorted({name.partition('.')[0] for name in sys.modules} & {'torch', 'numpy', 'supervisor', 'boto3', 'anycrc'}))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)  # noqa: S603 -- ours
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)  # noqa: S603 -- ours
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_the_function_is_what_the_package_gives_whatever_was_imported_before() -> None:
     program = "import checkpointing.training.save, checkpointing.training.load\n"
     program += "from checkpointing import save, load_latest\n"
     program += "assert all(map(callable, (save, load_latest)))"
-    subprocess.run([sys.executable, "-c", program], timeout=60, check=True)  # noqa: S603 -- ours
+    subprocess.run([sys.executable, "-c", program], check=True)  # noqa: S603 -- ours
 
 
 @pytest.mark.process
@@ -73,7 +74,7 @@ for name in ("save", "load_latest"):
     except ImportError as error:
         print(error)
 """
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True)  # noqa: S603 -- ours
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)  # noqa: S603 -- ours
     expected = "checkpointing.{} needs torch, which is not installed here: pip install torch"
     assert done.stdout.splitlines() == [expected.format(name) for name in ("save", "load_latest")]
 
@@ -151,7 +152,7 @@ for sharded in (False, True):
     words = ["unshare", "--mount", "sh", "-c", script, sys.executable, program]
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode:  # noqa: S607 -- a tool of the system
         pytest.skip("no mount namespaces here")
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603 -- ours
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)  # noqa: S603 -- ours
     lines = done.stdout.splitlines()
     assert len(lines) == 4, done.stdout + done.stderr
     assert lines[0].startswith("checkpoint was not saved: ")

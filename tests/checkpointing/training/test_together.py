@@ -18,7 +18,7 @@ pytestmark = pytest.mark.process
 
 def ranks(name: str, number: int, place: Path) -> list[dict[str, Any]]:
     """Run meeting.py as so many ranks; return what each saw."""
-    done = preloaded.run(str(HERE / "meeting.py"), name, str(place), ranks=number, timeout_s=110)
+    done = preloaded.run(str(HERE / "meeting.py"), name, str(place), ranks=number)
     assert done.returncode == 0, done.stdout + done.stderr
     found = [json.loads((place / f"rank-{rank}.json").read_text()) for rank in range(number)]
     if any("skip" in one for one in found):
@@ -28,7 +28,7 @@ def ranks(name: str, number: int, place: Path) -> list[dict[str, Any]]:
 
 def seen_by(name: str, number: int, place: Path, *who: int) -> list[dict[str, Any]]:
     """Run meeting.py as so many ranks, not all of which end well; return what some of them saw."""
-    preloaded.run(str(HERE / "meeting.py"), name, str(place), ranks=number, timeout_s=110)
+    preloaded.run(str(HERE / "meeting.py"), name, str(place), ranks=number)
     return [json.loads((place / f"rank-{rank}.json").read_text()) for rank in who]
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,15 +29,16 @@ from supervisor.journal.records import RunEnded
 from supervisor.observe.pace.judge import NodePace
 from tests.cli.jobs.several import JobOfNodes
 from tests.support.figures import costs_at_most
+from tests.support.pages import page_text
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from supervisor.cluster.messages import KnownNodes
 
 HERE = identity.node_name()
-PAGE = Path(__file__).parents[3] / "docs" / "reference" / "json.md"
 
 
 def shown(job: JobOfNodes, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -236,8 +236,8 @@ def test_each_key_is_on_the_page(make_job: Any, root: Path, capsys: pytest.Captu
     job = JobOfNodes(make_job, root, HERE)
     job.close()
     found = shown(job, capsys)
-    text = PAGE.read_text(encoding="utf-8").partition("\n## status of all nodes")[2].partition("\n## ")[0]
-    for key in (*found, *found["nodes"][0]):
+    text = page_text("json.md").partition("\n## status of all nodes")[2].partition("\n## ")[0]
+    for key in (*found, *(f"nodes.{key}" for key in found["nodes"][0])):
         assert f"`{key}`" in text
 
 

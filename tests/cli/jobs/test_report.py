@@ -19,10 +19,13 @@ from supervisor.cli.jobs.report import report
 from supervisor.cli.jobs.status import status
 from supervisor.core.events import GpusListed, ProgressObserved
 from supervisor.core.model import Gpu, Phase, RankMemory
+from supervisor.core.step_shares import StepShares
 from supervisor.core.training_events import MemoryForecast
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.journal.records import EventTaken, Header, RunBegan, RunEnded, encode, scan
+from supervisor.report.ledger.figures import NodeShare, SavingAdvice, SlowSpan
+from supervisor.report.step_section import Scaling
 from supervisor.view.spans import TimeState
 from tests.support.ledgers import check_ledgers
 from tests.support.pages import page_text
@@ -240,11 +243,19 @@ def test_every_field_of_the_json_is_documented(written: Any, capsys: pytest.Capt
     written.close()
     found = document(written, capsys)
     described = page_text("json.md").partition("\n## report\n")[2].partition("\n## ")[0]
-    documented = set(re.findall(r"`(\w+)`", described))
-    fields = {*found, *found["runs"][0], *found["incidents"][0]} | {"save_s", "best_s", "now_s", "alone"}
-    fields |= {*RankMemory.__struct_fields__, *MemoryForecast.__struct_fields__}
-    assert fields <= documented
-    assert documented - fields <= {"null"}
+    documented = set(re.findall(r"^\| `([\w.]+)` \|", described, re.MULTILINE)) | {"version"}
+    kinds = {
+        "advice": SavingAdvice,
+        "nodes": NodeShare,
+        "slow": SlowSpan,
+        "memory": RankMemory,
+        "forecasts": MemoryForecast,
+        "scaling": Scaling,
+        "step_shares": StepShares,
+    }
+    inner = {f"{name}.{key}" for name in ("runs", "incidents") for key in found[name][0]}
+    inner |= {f"{name}.{key}" for name, kind in kinds.items() for key in kind.__struct_fields__}
+    assert documented == {*found, *inner}
 
 
 def test_every_state_is_documented() -> None:

@@ -24,6 +24,7 @@ from supervisor.job import identity
 from supervisor.journal.records import SUMMARY, Note
 from supervisor.run import lock
 from tests.support.figures import costs_at_most
+from tests.support.pages import page_text
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -135,7 +136,7 @@ def test_a_hang_is_shown_as_long_as_it_holds(written: Any, capsys: pytest.Captur
 def test_the_keys_are_those_of_the_page(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.close()
-    page = (REPOSITORY / "docs" / "reference" / "json.md").read_text(encoding="utf-8")
+    page = page_text("json.md")
     assert status(written.settings, "train", as_json=True, verbose=True) == 0
     for key in json.loads(capsys.readouterr().out):
         assert f"`{key}`" in page

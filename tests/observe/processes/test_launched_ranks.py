@@ -15,7 +15,7 @@ from supervisor.guardian import process_tree
 from supervisor.instrument._supervise_shim import layout
 from supervisor.job.clock import Clock
 from supervisor.observe.collect import exits
-from supervisor.observe.processes.launched_ranks import LaunchedRanks, VanishedRank, with_found
+from supervisor.observe.processes.launched_ranks import LaunchedRanks, VanishedRank, with_launched
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ COMMAND, FIRST, SECOND, OTHER = RankInfo(0, 0, 70, 1), RankInfo(8, 0, 71, 1), Ra
 def test_the_command_is_a_rank_until_another_process_has_its_local_rank(
     known: tuple[RankInfo, ...], found: tuple[RankInfo, ...], ranks: tuple[RankInfo, ...]
 ) -> None:
-    assert with_found(known, found) == ranks
+    assert with_launched(known, found) == ranks
 
 
 def test_a_rank_that_was_first_seen_before_it_executed_its_program_is_found(seen: LaunchedRanks) -> None:

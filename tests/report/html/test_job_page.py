@@ -259,7 +259,7 @@ def test_five_thousand_attempts_are_one_page_that_a_browser_can_show() -> None:
     assert len(list(root.iter("g"))) < 600
     assert len(list(root.iter())) < 12_000
     assert len(text) < 400_000
-    assert "Each row stands for up to 125 attempts" in text
+    assert "Each row is up to 125 attempts" in text
 
 
 def drawn(chart: Chart | None) -> Chart:

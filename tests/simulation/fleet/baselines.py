@@ -25,7 +25,7 @@ VAIN_STARTS = 3
 class Baseline(Protocol):
     """What happens after the end of an attempt."""
 
-    def after(self, fault: Fault | None, *, gained: bool, site: Site, account: Account) -> tuple[float, bool]:
+    def after(self, fault: Fault | None, *, gained: bool, site: Site) -> tuple[float, bool]:
         """Return the seconds until the next attempt's order, and whether a person came. fault None: the newest checkpoint is torn."""
 
 
@@ -36,9 +36,9 @@ class Torchrun:
     most: int = 3
     used: dict[int, int] = field(default_factory=dict)
 
-    def after(self, fault: Fault | None, *, gained: bool, site: Site, account: Account) -> tuple[float, bool]:
+    def after(self, fault: Fault | None, *, gained: bool, site: Site) -> tuple[float, bool]:
         """Start again in place, while the node's agent has restarts left and all nodes are there."""
-        del gained, account
+        del gained
         slot = fault.slot if fault is not None else 0
         if fault is not None and fault.kind.symptom is Symptom.LOST:
             self.used.clear()
@@ -56,13 +56,12 @@ class Requeue:
 
     vain: int = 0
 
-    def after(self, fault: Fault | None, *, gained: bool, site: Site, account: Account) -> tuple[float, bool]:
+    def after(self, fault: Fault | None, *, gained: bool, site: Site) -> tuple[float, bool]:
         """Be queued again; in vain several times in a row, a person looks."""
         self.vain = 0 if gained else self.vain + 1
         if self.vain >= VAIN_STARTS:
             self.vain = 0
             return site.person_s, True
-        account.requeues += 1
         return site.requeue_s + (site.lost_s if fault is not None and fault.kind.symptom is Symptom.LOST else 0.0), False
 
 
@@ -97,9 +96,9 @@ def played(machines: Machines, days: float, policy: Baseline) -> Account:
             break
         account.interruptions += 1
         was_torn, torn = torn, torn or (reached.torn and not (fault is not None and fault.kind.symptom is Symptom.HANG))
-        after_s, person = policy.after(None if was_torn else fault, gained=gained, site=site, account=account)
+        after_s, person = policy.after(None if was_torn else fault, gained=gained, site=site)
         if person:
-            account.person(over_t)
+            account.persons += 1
             machines.repair()
             torn = False
         elif fault is not None and fault.kind.symptom is Symptom.LOST:

@@ -89,9 +89,7 @@ class Account:
     starting_s: float = 0.0
     standing_s: float = 0.0
     interruptions: int = 0
-    requeues: int = 0
     persons: int = 0
-    first_person_s: float | None = None
     longest_s: float = 0.0  # between two steps
 
     @property
@@ -103,9 +101,3 @@ class Account:
     def effective(self) -> float:
         """The share of the time in which steps were made that count (the papers' effective training time)."""
         return self.useful_s / self.total_s if self.total_s else 0.0
-
-    def person(self, t: float) -> None:
-        """Note that the job stood until a person came."""
-        self.persons += 1
-        if self.first_person_s is None:
-            self.first_person_s = t

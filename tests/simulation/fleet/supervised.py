@@ -170,7 +170,6 @@ class FleetPlay(Play):
         if lost:
             self.machines.replace(fault.slot)
         if self._visited() or lost:
-            self.account.requeues += 1
             self._requeued(self.site.requeue_s + (self.site.lost_s if lost else 0.0), self.t)
             return
         self.fleet.slot = fault.slot
@@ -190,7 +189,7 @@ class FleetPlay(Play):
         due = self.visit_t is not None and self.t >= self.visit_t
         if due:
             self.visit_t = None
-            self.account.person(self.t)
+            self.account.persons += 1
             self.machines.repair()
         return due
 
@@ -199,10 +198,9 @@ class FleetPlay(Play):
         self._still()
         self.ends.append((self.t, action.exit_code, action.reason))
         if action.exit_code == ExitCode.REQUEUE:
-            self.account.requeues += 1
             self._requeued(self.site.requeue_s, None)
             return
-        self.account.person(self.t)
+        self.account.persons += 1
         self.machines.repair()
         self.visit_t = None
         self.state, self.watch = initial(), Watch(self.job, self.world)

@@ -31,7 +31,7 @@ _STEPS_BEFORE_STOP: Final = 25
 
 
 class FaultRow(Struct, frozen=True):
-    """One kind. title: `{rank}` took it. causes: the right ones; none: the job is to go on, and nothing is to be said.
+    """One kind. title: `{rank}` took it. causes: the right ones; none: the job is to go on, without a report.
 
     place: what the ranks must have done for it (`_supervise_soak.py`), "" for nothing. absent: why it was never possible. goes_on: the job
     may train on without a restart.
@@ -47,7 +47,7 @@ class FaultRow(Struct, frozen=True):
 _KILLED = frozenset({Cause.KILLED_UNKNOWN})
 ROWS: Final[Mapping[SoakFault, FaultRow]] = {
     SoakFault.RANK: FaultRow("rank {rank} killed", _KILLED),
-    SoakFault.AGENT: FaultRow("agent killed", _KILLED, absent="nothing stands between supervise and the ranks: no agent starts them"),
+    SoakFault.AGENT: FaultRow("agent killed", _KILLED, absent="no agent is between supervise and the ranks"),
     SoakFault.SUPERVISOR: FaultRow("supervisor killed", _KILLED),
     SoakFault.STOP: FaultRow(
         "rank {rank} stopped",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-#: What the job may take beyond what it uses when memory is to run out.
+#: The memory that the job may take beyond its use when memory is to run out.
 ROOM_BYTES: Final = 64 << 20
 _PREFIX: Final = "supervise-drill-"
 _V2: Final = 2
@@ -33,11 +33,11 @@ class MemoryGroup(Struct, frozen=True):
     group: ControlGroup
 
     def enter(self) -> None:
-        """Move this process into the group, and what it starts from now on. Raises OSError."""
+        """Move this process, and its children from now on, into the group. Raises OSError."""
         (self.group.directory / "cgroup.procs").write_text(str(os.getpid()))
 
     def tighten(self) -> int:
-        """Let the job take ROOM_BYTES more than it uses now; return what it uses, with its cached files, in bytes.
+        """Let the job take ROOM_BYTES more than it uses now; return its use, with its cached files, in bytes.
 
         Raises OSError, ValueError.
         """

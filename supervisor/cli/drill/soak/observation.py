@@ -1,4 +1,4 @@
-"""What a soak sees of one job from outside: its ranks, the steps that are new, the losses of each step, and what supervise decided."""
+"""A soak's view of one job from outside: its ranks, its new steps, the losses of each step, and supervise's decisions."""
 
 from __future__ import annotations
 

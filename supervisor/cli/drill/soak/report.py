@@ -27,7 +27,7 @@ _COLUMNS: Final = (
 
 
 class FaultResult(Struct):
-    """What became of one fault. t: when, in Unix seconds. back_s: seconds until all ranks trained again, None: they did not.
+    """The result of one fault. t: its time in Unix seconds. back_s: seconds until all ranks trained again, None: they did not.
 
     again: steps that were made twice. ended_with: how the job ended where the drill had to start it again, None: supervise recovered it.
     interrupted: the drill was ended first.
@@ -50,13 +50,13 @@ class FaultResult(Struct):
 
     @property
     def is_named(self) -> bool:
-        """Whether supervise gave a right cause; of what may pass also none."""
+        """Whether supervise gave a right cause; a fault that may pass needs none."""
         row = ROWS[self.kind]
         return row.goes_on if self.decision is None else self.decision.verdict.cause in row.causes
 
 
 class SoakReport(Struct):
-    """All that a soak has seen. Seconds. left_out: why, by kind. besides: decisions that belong to no fault.
+    """The results of a soak. Times are seconds. left_out: the reason, by kind. besides: decisions that belong to no fault.
 
     ended: why it ended early; has_failed: the job failed without a fault. memory: how memory ran out, where that was no real lack of it.
     """
@@ -76,12 +76,12 @@ class SoakReport(Struct):
 
     @property
     def is_sound(self) -> bool:
-        """Whether there were faults, the job came back from each, and its losses are not others than those of the quiet run."""
+        """Whether there were faults, the job came back from each, and its losses do not differ from those of the quiet run."""
         is_different = self.losses is not None and self.losses.result is LossResult.DIFFERENT
         return bool(self.faults) and not self.has_failed and not is_different and not any(fault.is_finding for fault in self.faults)
 
     def pages(self, address: str) -> tuple[FactPage | Table, ...]:
-        """Return what is shown: the outcome, and a row for each fault. address: the options that find the job, "" if its files are gone."""
+        """Return the page: the outcome, and a row for each fault. address: the options that find the job, "" if its files are gone."""
         facts = []
         if self.elapsed_s:
             share = f"{self.new_steps_s / self.elapsed_s:.0%} of {span_text(self.elapsed_s)} with faults made steps for the first time"

@@ -170,7 +170,7 @@ class _Soak:
             self.report.has_failed = self._job.status != 0
 
     def _see(self, faults: Faults) -> None:
-        """Note what was possible, also where the time was too short for it: the report says of the rest alone that it never was."""
+        """Note the possible faults, also where the time was too short for them: the report names the others."""
         self._unseen -= faults.possible(self._unseen, self._observed.beats())
 
     def _run_quietly(self, make_scratch: Callable[[], ScratchDirectory], soaked: ScratchDirectory) -> None:
@@ -247,7 +247,7 @@ class _Soak:
         return False
 
     def _account(self, strike: Strike, result: FaultResult) -> None:
-        """Take over what supervise says: the cause, and at which step it goes on."""
+        """Take over what supervise says: the cause, and at which step it continues."""
         if ROWS[strike.kind].goes_on and not self._is_restarted(strike):
             result.again = 0
         elif result.back_s is not None:

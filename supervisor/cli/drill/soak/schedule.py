@@ -1,4 +1,4 @@
-"""Which fault comes when, by a seed, and what still fits into the hours. Pure.
+"""Schedules faults by a seed, as many as fit into the hours. Pure.
 
 The time from the moment at which all ranks train again to the next fault is exponential, with a mean of 3600 / rate seconds: faults that
 know nothing of each other. The kinds come from a deck with one card of each, which is filled up when no card of it can be played. One seed
@@ -16,7 +16,7 @@ from supervisor.core.values import Struct
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-#: What the end of a job may take of the hours, at most a tenth of them.
+#: The time of a job's end within the hours, at most a tenth of them.
 END_S: Final = 30.0
 #: By how much the quiet run may be slower than the new steps of the run with faults were, before it has to end before that run's last step.
 QUIET_SLACK: Final = 1.15
@@ -78,7 +78,7 @@ class TimeBox(Struct, frozen=True):
 
     @property
     def end_s(self) -> float:
-        """What the ends of the jobs may take."""
+        """The time that the ends of the jobs may take."""
         return min(END_S, self.total_s / 10)
 
     def left_s(self, elapsed_s: float, *, with_quiet_run: bool) -> float:
@@ -87,5 +87,5 @@ class TimeBox(Struct, frozen=True):
         return self.total_s - self.end_s - quiet_s - elapsed_s
 
     def need_s(self, known_s: float | None, notice_s: float) -> float:
-        """Return what the job needs to come back from a fault. known_s: what it took for one of the kind; notice_s: until it is noticed."""
+        """Return the time that the job needs to come back from a fault. known_s: its time for one of the kind; notice_s: until notice."""
         return self.first_start_s * FIRST_STARTS + notice_s if known_s is None else known_s * BACK_SLACK

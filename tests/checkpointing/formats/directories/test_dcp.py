@@ -48,7 +48,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def of_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("fsdp") / "step_7"
     job = Path(__file__).with_name("sharded_job.py")
-    done = preloaded.run(str(job), str(directory), "7", ranks=2, timeout_s=110)
+    done = preloaded.run(str(job), str(directory), "7", ranks=2)
     assert done.returncode == 0, done.stderr
     return directory
 

@@ -263,7 +263,7 @@ Trainer(model=model, args=arguments, train_dataset=Data()).train()
 def test_what_transformers_writes_is_whole(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", _TRAINING, str(tmp_path)], check=True, timeout=110, env=environment, capture_output=True)  # noqa: S603 -- our own job
+    subprocess.run([sys.executable, "-c", _TRAINING, str(tmp_path)], check=True, env=environment, capture_output=True)  # noqa: S603 -- our own job
     found = [verify(one.path) for one in find([str(tmp_path)], "/").candidates]
     assert [(one.verdict, one.format, one.step, one.reasons) for one in found] == [
         (Verdict.VERIFIED, "hf_trainer", 1, ()),

@@ -152,7 +152,7 @@ ROUNDS: tuple[TorchRequirement, ...] = (
 _STEPS = "no optimizer step is seen: no progress, and no hang of a rank"
 _STANDBY = "restarts are cold: what the imports do is not known"
 _SECOND_GROUP = "a second process group, or a store of the script's own, can fail as under torchrun"
-_ANSWER = "the report of a hang does not say which collective each rank is in"
+_ANSWER = "the report of a hang does not say which collective each rank is in, but with NCCL"
 _AGREE = "ranks of a script that calls our functions do not agree through the agent's store"
 _COMPILE = "torch.compile breaks a graph at a collective that is watched"
 _CONVERT = "`checkpoints convert` does not write this format"
@@ -186,7 +186,7 @@ OTHERS: tuple[TorchRequirement, ...] = (
     TorchRequirement("torch.distributed", "ProcessGroup._get_backend", without=_ANSWER),
     TorchRequirement("torch.distributed", "ProcessGroup._device_types", without=_ANSWER),
     TorchRequirement("torch._C._distributed_c10d", "Backend.Options._timeout", without="the limit of a process group is not known"),
-    TorchRequirement("torch._C._distributed_c10d", "_dump_fr_trace_json|_dump_nccl_trace_json", without=_ANSWER),
+    TorchRequirement("torch._C._distributed_c10d", "_dump_fr_trace_json", without=_ANSWER),
     TorchRequirement("torch._C._dynamo.eval_frame", "_FrameAction|skip_code", without=_COMPILE),
     TorchRequirement(
         "torch._C._dynamo.eval_frame",

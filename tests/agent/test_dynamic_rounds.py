@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import queue
 import threading
 from datetime import datetime, timedelta, tzinfo
@@ -44,9 +45,9 @@ class DynamicNode:
         client = another_client(store)
         timeout = dynamic_rendezvous.RendezvousTimeout(join=timedelta(seconds=join_s), last_call=timedelta(seconds=last_call_s))
         backend = C10dRendezvousBackend(client, "run")
-        self.handler = dynamic_rendezvous.DynamicRendezvousHandler.from_backend(
-            "run", client, backend, 2, most, timeout=timeout, keep_alive_max_attempt=120
-        )
+        make = dynamic_rendezvous.DynamicRendezvousHandler.from_backend
+        more = {"keep_alive_max_attempt": 120} if "keep_alive_max_attempt" in inspect.signature(make).parameters else {}  # not in torch 2.6
+        self.handler = make("run", client, backend, 2, most, timeout=timeout, **more)  # type: ignore[arg-type]
         self.missing: queue.SimpleQueue[tuple[int, float]] = queue.SimpleQueue()
         listener = SimpleNamespace(nodes_missing=lambda count, within_s: self.missing.put((count, within_s)))
         ops = dynamic_rounds.RoundOps.of(self.handler, dynamic_rounds.MissingNodes(listener))  # type: ignore[arg-type]  # nothing else is asked

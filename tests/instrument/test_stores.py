@@ -93,7 +93,8 @@ def test_a_second_group_and_one_at_a_place_of_the_scripts_own(attempt: Attempt, 
     finally:
         for rank in ranks:
             rank.kill()
-    assert [out for out, _ in ended] == ["[2, 2, 2, 2, 2]\n"] * 2, ended
+    printed = [[line for line in out.splitlines() if not line.startswith("[Gloo]")] for out, _ in ended]  # torch 2.10 prints such lines
+    assert printed == [["[2, 2, 2, 2, 2]"]] * 2, ended
 
 
 @pytest.mark.parametrize("module", ["supervisor.agent.step_agreement", "checkpointing.training.ranks"])

@@ -275,7 +275,6 @@ HANDED_OVER = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("launcher", "how"), HANDED_OVER)
 def test_the_checkpoint_is_handed_over(supervise: Callable[..., Supervised], tmp_path: Path, launcher: str, how: str) -> None:
     before = TELLING + {"environment": BY_ENVIRONMENT, "placeholder": BY_PLACEHOLDER, "arguments": ""}[how]
@@ -489,7 +488,6 @@ def test_the_webhook_gets_the_alerts(  # a fixture and a case
     assert SECRET not in run.account()
 
 
-@pytest.mark.slow
 def test_the_job_file_of_the_page_on_systemd_resumes(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "guides" / "systemd.md").read_text()
     example = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)[0]

@@ -66,7 +66,6 @@ for step in map(int, os.environ.get("STEPS", str(int(given.rpartition("-")[2]) +
 """
 
 
-@pytest.mark.slow
 def test_a_set_of_files_is_resumed_and_mirrored_and_one_that_has_not_all_files_is_passed_over(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:

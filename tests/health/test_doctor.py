@@ -72,7 +72,6 @@ def test_the_worst_comes_first_with_its_evidence_and_what_repairs_it(fake_nvml: 
     assert not [line for line in lines if line != line.rstrip()], "no line is filled with blanks"
 
 
-@pytest.mark.slow
 def test_what_is_well_is_shown_where_it_is_wanted(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     done = doctor("--all", cwd=tmp_path, environ=fake_nvml.environ)
     assert "gpu_power" in done.stdout

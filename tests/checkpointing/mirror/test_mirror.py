@@ -96,7 +96,6 @@ def test_what_was_cut_short_on_the_way_down_is_asked_for_again(place: Place) -> 
     assert (place.home / "fresh" / "step_100.pt").read_bytes() == path.read_bytes()
 
 
-@pytest.mark.slow
 def test_no_permission_is_one_alert_and_not_a_hot_loop(place: Place) -> None:
     path = place.home / "ckpt" / "step_100.pt"
     denied = Fault("403 AccessDenied", "^(PUT|POST)", times=1000)
@@ -227,7 +226,6 @@ def test_what_was_taken_away_behind_our_back_is_sent_again_before_it_is_vouched_
     assert place.no_manifest_lies() == 1
 
 
-@pytest.mark.slow
 def test_only_as_many_as_asked_for_stay_at_the_mirror(place: Place) -> None:
     with Process(place, keep=2) as process:
         for step in (1, 2, 3):

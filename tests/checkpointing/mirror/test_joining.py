@@ -51,7 +51,7 @@ class Nodes:
         """Return what a node records of its part."""
         part = verify_part(str(self.paths[node]), ReadOptions())
         assert part is not None
-        made = check.build(part.found, About("job", f"run-{node}", began=100, attempt=1))
+        made = check.build(part.present, About("job", f"run-{node}", began=100, attempt=1))
         return replace(made, host=f"host-{node}", save=save or self.save, part=NodePart(node, part.absent, part.leads))
 
     def send(self, node: int, *, save: str = "") -> str:

@@ -200,7 +200,7 @@ def test_a_token_is_not_made_where_it_would_stand_in_the_system_s_journal(serve:
     state = (tmp_path / "ui-0").stat()
     page = serve(root, JOURNAL_STREAM=f"{state.st_dev}:{state.st_ino}")
     assert page.process.wait(PATIENCE_S) == ExitCode.CONFIG
-    assert "would stand in the system's journal" in page.stderr
+    assert "would be in the system's journal" in page.stderr
     assert "ui.token_file" in page.stderr
 
 

@@ -53,9 +53,9 @@ def test_each_node_has_a_part_and_none_a_checkpoint(whole: Path, parts: tuple[Pa
     assert tail is not None
     assert (head.leads, head.absent) == (True, ((SHARD, (whole / SHARD).stat().st_size),))
     assert (tail.leads, tail.absent) == (False, ((".metadata", None),))
-    assert (head.found.files, tail.found.files) == node_parts.FILES
-    assert {one.found.level for one in (head, tail)} == {"structure"}
-    assert (head.found.step, tail.found.step) == (40, 40)
+    assert (head.present.files, tail.present.files) == node_parts.FILES
+    assert {one.present.level for one in (head, tail)} == {"structure"}
+    assert (head.present.step, tail.present.step) == (40, 40)
     assert [verify(str(path)).verdict for path in parts] == [Verdict.INCOMPLETE] * 2
     assert part_at(whole) is None, "it is whole"
 

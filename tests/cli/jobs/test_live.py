@@ -24,6 +24,7 @@ from supervisor.core import events
 from supervisor.core.model import Gpu, Hang, HangKind, Phase, RankInfo
 from supervisor.core.values import replace
 from supervisor.job import identity
+from supervisor.observe.hangs import procfs
 from supervisor.observe.ranks.heartbeats import RankHeartbeat
 from supervisor.view.status import GpuStatus, StateWord
 from tests.support.waiting import wait_for
@@ -56,12 +57,14 @@ def beat(rank: int, pid: int, *, still_s: float, phase: Phase = Phase.TRAIN, ste
 
 @pytest.fixture
 def sleeper() -> Iterator[Callable[[], int]]:
-    """Return what starts a process that sleeps, and gives its pid."""
+    """Return what starts a process, gives its pid, and returns once it sleeps: a start reads files, and that is a wait as well."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start() -> int:
-        started.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
-        return started[-1].pid
+        process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        started.append(process)
+        wait_for(lambda: procfs.waits(process.pid).call == "clock_nanosleep", "its sleep")
+        return process.pid
 
     yield start
     for process in started:
@@ -145,7 +148,7 @@ def test_a_rank_that_stands_still_shows_what_it_waits_for(written: Any, sleeper:
     assert written.journal.close(10)
     view, _ = view_of(JobFiles("train", written.node, written.directory))
     beats = [beat(0, pids[0], still_s=90), beat(1, pids[1], still_s=90, step=4), beat(2, pids[2], still_s=1)]
-    wait_for(lambda: "stopped" in (live_ranks.rank_statuses(view, beats)[1].waits or ""), "the stop", 10)
+    wait_for(lambda: "stopped" in (live_ranks.rank_statuses(view, beats)[1].waits or ""), "the stop")
     first, second, third = live_ranks.rank_statuses(view, beats)
     assert (first.waits, first.lag, first.phase) == ("rank 1", 0, "train")
     assert (second.waits, second.lag) == ("a signal to go on: it is stopped", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from conftest import Ranks
 
     from supervisor.observe.hangs.look import Look, ProcessLook
+    from supervisor.observe.hangs.procfs import ThreadWait
 
 pytestmark = pytest.mark.process
 
@@ -92,6 +94,21 @@ def test_a_sleeping_rank_moves_nothing_and_a_stopped_one_is_named(ranks: Ranks, 
     assert "it is stopped" in look.ranks[0].process.no_stacks
     ranks.processes[0].send_signal(signal.SIGCONT)
     assert wait_for(lambda: ranks.look().ranks[0].process.stacks, "stacks again")
+
+
+def test_a_process_that_was_stopped_while_it_read_a_file_does_not_wait_for_the_file(ranks: Ranks) -> None:
+    begun(ranks, f"import os\nfile = os.open({__file__!r}, os.O_RDONLY)\nwhile True: os.pread(file, 1 << 20, 0)")
+    pid = ranks.processes[0].pid
+
+    def stopped_in_a_read() -> ThreadWait | None:
+        os.kill(pid, signal.SIGCONT)
+        os.kill(pid, signal.SIGSTOP)
+        seen = wait_for(lambda: wait if (wait := waits(pid)).state == "T" else None, "the stop")
+        return seen if seen.call == "pread64" else None
+
+    assert wait_for(stopped_in_a_read, "a stop in a read").file is None
+    hang, _ = two_quiet_looks(ranks, 0.0)
+    assert (hang.kind, hang.ranks) == (HangKind.STOPPED, (0,))
 
 
 def test_a_rank_that_ended_is_gone(ranks: Ranks) -> None:

@@ -9,6 +9,7 @@ control), and an ignored signal is handed down to everything that a test starts.
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ import pytest
 
 from tests.support.figures import Figures
 from tests.support.shards import dealt
+from tests.support.tables import needs_only_rows, table_of, wants_items
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,12 +56,13 @@ _POPEN_EXIT = subprocess.Popen.__exit__
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Take `--figures`, `--eager-hangs`, `--standbys` and `--shard`."""
+    """Take `--figures`, `--eager-hangs`, `--standbys`, `--rows` and `--shard`."""
     parser.addoption("--figures", action="store_true", help="assert what may be spent, too: for `-m bench` on an idle machine")
     parser.addoption(
         "--eager-hangs", action="store_true", help="each supervised run ends what hangs, by limits ten times shorter: none may"
     )
     parser.addoption("--standbys", action="store_true", help="each supervised run has standbys; else only those of tests that ask for them")
+    parser.addoption("--rows", action="store_true", help="each row of a parametrised test is an item of its own, as with -k")
     parser.addoption("--shard", metavar="I/N", default="1/1", help="run the files of the I-th of N parts")
 
 
@@ -113,6 +116,17 @@ def pytest_collection() -> Iterator[object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: object) -> pytest.Item | None:
+    """Make one item of a parametrised test that takes nothing but its rows (`tests/support/tables.py`)."""
+    if not isinstance(collector, pytest.Module) or not inspect.isfunction(obj) or not name.startswith("test"):
+        return None
+    if wants_items(collector.config) or any(collector.iter_markers()) or (table := table_of(obj)) is None:
+        return None
+    item = pytest.Function.from_parent(collector, name=name, callobj=table)
+    return item if needs_only_rows(item) else None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

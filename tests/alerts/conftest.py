@@ -276,14 +276,3 @@ def alert() -> Callable[..., OutgoingAlert]:
         )
 
     return make
-
-
-@pytest.fixture
-def wait_until() -> Callable[..., None]:
-    def wait(condition: Callable[[], object], deadline_s: float = 20.0) -> None:
-        until = time.monotonic() + deadline_s
-        while not condition():
-            assert time.monotonic() < until, "the condition did not come true in time"
-            time.sleep(0.005)
-
-    return wait

@@ -90,7 +90,7 @@ def test_every_kind_takes_what_it_is_sent(
 
 
 def test_a_filter_of_severity_lets_the_end_of_what_it_let_through_pass_and_no_other(
-    router: Callable[..., AlertRouter], endpoint: Endpoint, happened: Callable[..., OutgoingAlert], wait_until: Callable[..., None]
+    router: Callable[..., AlertRouter], endpoint: Endpoint, happened: Callable[..., OutgoingAlert]
 ) -> None:
     one = router({"slack": endpoint.url}, AlertFilter(AlertSeverity.CRITICAL))
     one.enqueue(happened(AlertEvent.OPENED))
@@ -101,7 +101,7 @@ def test_a_filter_of_severity_lets_the_end_of_what_it_let_through_pass_and_no_ot
     one.tick(time.time() + 100)
     one.clear("incident", time.time())
     one.tick(time.time() + 100)
-    wait_until(lambda: len(endpoint.received) == 2)
+    wait_for(lambda: len(endpoint.received) == 2)
     assert [body["text"].split(":")[0] for body in bodies(endpoint)] == ["NEEDS YOU", "OVER"]
 
 
@@ -124,12 +124,11 @@ def test_a_sink_that_never_answers_delays_no_other(
     endpoint: Endpoint,
     closed_port: int,
     happened: Callable[..., OutgoingAlert],
-    wait_until: Callable[..., None],
 ) -> None:
     one = router({"slack": f"http://127.0.0.1:{closed_port}/x", "discord": endpoint.url})
     one.enqueue(happened(AlertEvent.OPENED))
     one.tick(time.time() + 100)
-    wait_until(lambda: len(endpoint.received) == 1)
+    wait_for(lambda: len(endpoint.received) == 1)
     one.close(time.time(), 60)
     (left,) = one.undelivered()
     assert (left.name, left.count, left.reason) == ("slack", 1, "Connection refused")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.support.waiting import wait_for
 
+if TYPE_CHECKING:
     from conftest import Machine
 
 pytestmark = [pytest.mark.systemd, pytest.mark.slow, pytest.mark.process]
@@ -42,7 +42,7 @@ def ended(machine: Machine, unit: str) -> bool:
     return machine.show(unit)["ActiveState"] in {"failed", "inactive"}
 
 
-def test_it_says_ready_and_status_and_stops_by_term(machine: Machine, bin_dir: str, name: str, wait_for: Callable[..., None]) -> None:
+def test_it_says_ready_and_status_and_stops_by_term(machine: Machine, bin_dir: str, name: str) -> None:
     unit = machine.unit(name, ["sleep", "1000"], bin_dir, drop_in=HERE_IN)
     started = machine.run("systemctl", "start", unit)
     assert started.returncode == 0, machine.journal(unit)
@@ -63,7 +63,7 @@ def test_it_says_ready_and_status_and_stops_by_term(machine: Machine, bin_dir: s
     assert machine.run("test", "-d", everything).returncode == 1, "processes are left"
 
 
-def test_a_stop_in_which_the_ranks_saved_is_no_failure(machine: Machine, name: str, wait_for: Callable[..., None]) -> None:
+def test_a_stop_in_which_the_ranks_saved_is_no_failure(machine: Machine, name: str) -> None:
     unit = machine.unit(name, ["sh", "-c", "trap 'exit 0' TERM; echo trapped; sleep 1000 & wait"], STAND_IN, drop_in=HERE_IN)
     assert machine.run("systemctl", "start", unit).returncode == 0, machine.journal(unit)
     wait_for(lambda: "trapped" in machine.journal(unit))
@@ -73,7 +73,7 @@ def test_a_stop_in_which_the_ranks_saved_is_no_failure(machine: Machine, name: s
 
 
 @pytest.mark.parametrize("code", [64, 65, 69, 78])
-def test_what_a_restart_cannot_help_is_not_restarted(machine: Machine, name: str, code: int, wait_for: Callable[..., None]) -> None:
+def test_what_a_restart_cannot_help_is_not_restarted(machine: Machine, name: str, code: int) -> None:
     unit = machine.unit(name, ["sh", "-c", f"exit {code}"], STAND_IN, drop_in=f"{HERE_IN}\n{QUICK}")
     machine.run("systemctl", "start", unit)
     wait_for(lambda: ended(machine, unit))
@@ -83,25 +83,23 @@ def test_what_a_restart_cannot_help_is_not_restarted(machine: Machine, name: str
 
 
 @pytest.mark.parametrize("code", [1, 3, 70, 75, 124])
-def test_what_a_restart_may_help_is_restarted(machine: Machine, name: str, code: int, wait_for: Callable[..., None]) -> None:
+def test_what_a_restart_may_help_is_restarted(machine: Machine, name: str, code: int) -> None:
     unit = machine.unit(name, ["sh", "-c", f"exit {code}"], STAND_IN, drop_in=f"{HERE_IN}\n{QUICK}")
     machine.run("systemctl", "start", unit)
     wait_for(lambda: int(machine.show(unit)["NRestarts"]) >= 1)
     assert machine.run("systemctl", "stop", unit).returncode == 0
 
 
-def test_five_starts_in_an_hour_and_no_more(machine: Machine, name: str, wait_for: Callable[..., None]) -> None:
+def test_five_starts_in_an_hour_and_no_more(machine: Machine, name: str) -> None:
     unit = machine.unit(name, ["false"], STAND_IN, drop_in=f"{HERE_IN}\nRestartSec=100ms")
     machine.run("systemctl", "start", unit)
     wait_for(
-        lambda: machine.show(unit)["ActiveState"] == "failed" and machine.show(unit)["NRestarts"] == "5", what=lambda: machine.show(unit)
+        lambda: machine.show(unit)["ActiveState"] == "failed" and machine.show(unit)["NRestarts"] == "5", state=lambda: machine.show(unit)
     )
     assert "Start request repeated too quickly" in machine.journal(unit)
 
 
-def test_a_supervisor_that_hangs_is_ended_and_started_again(
-    machine: Machine, bin_dir: str, name: str, wait_for: Callable[..., None]
-) -> None:
+def test_a_supervisor_that_hangs_is_ended_and_started_again(machine: Machine, bin_dir: str, name: str) -> None:
     unit = machine.unit(name, ["sleep", "1000"], bin_dir, drop_in=f"{HERE_IN}\n{QUICK}\nWatchdogSec=3")
     assert machine.run("systemctl", "start", unit).returncode == 0, machine.journal(unit)
     machine.run("sleep", "5")  # longer than WatchdogSec: the pings must be coming
@@ -109,15 +107,13 @@ def test_a_supervisor_that_hangs_is_ended_and_started_again(
     assert (shown["ActiveState"], shown["NRestarts"]) == ("active", "0"), machine.journal(unit)
     machine.run("kill", "-STOP", shown["MainPID"])
     wait_for(
-        lambda: machine.show(unit)["NRestarts"] == "1" and machine.show(unit)["ActiveState"] == "active", what=lambda: machine.show(unit)
+        lambda: machine.show(unit)["NRestarts"] == "1" and machine.show(unit)["ActiveState"] == "active", state=lambda: machine.show(unit)
     )
     assert "Watchdog timeout" in machine.journal(unit)
     assert machine.run("systemctl", "stop", unit, timeout=90).returncode == 0
 
 
-def test_after_kill_9_it_is_started_again_and_nothing_of_before_is_left(
-    machine: Machine, bin_dir: str, name: str, wait_for: Callable[..., None]
-) -> None:
+def test_after_kill_9_it_is_started_again_and_nothing_of_before_is_left(machine: Machine, bin_dir: str, name: str) -> None:
     unit = machine.unit(name, ["sh", "-c", "sleep 1000 & sleep 1001"], bin_dir, drop_in=f"{HERE_IN}\n{QUICK}")
     assert machine.run("systemctl", "start", unit).returncode == 0, machine.journal(unit)
     shown = machine.show(unit)
@@ -130,7 +126,7 @@ def test_after_kill_9_it_is_started_again_and_nothing_of_before_is_left(
     before = sleepers()
     machine.run("kill", "-KILL", shown["MainPID"])
     wait_for(
-        lambda: machine.show(unit)["NRestarts"] == "1" and machine.show(unit)["ActiveState"] == "active", what=lambda: machine.show(unit)
+        lambda: machine.show(unit)["NRestarts"] == "1" and machine.show(unit)["ActiveState"] == "active", state=lambda: machine.show(unit)
     )
     wait_for(lambda: len(sleepers()) == 2)
     assert not before & sleepers()
@@ -138,7 +134,7 @@ def test_after_kill_9_it_is_started_again_and_nothing_of_before_is_left(
     assert machine.run("test", "-d", everything).returncode == 1, "processes are left"
 
 
-def test_a_job_that_ends_well_is_over(machine: Machine, bin_dir: str, name: str, wait_for: Callable[..., None]) -> None:
+def test_a_job_that_ends_well_is_over(machine: Machine, bin_dir: str, name: str) -> None:
     unit = machine.unit(name, ["sh", "-c", "sleep 1; echo all is done"], bin_dir, drop_in=f"{HERE_IN}\n{QUICK}")
     assert machine.run("systemctl", "start", unit).returncode == 0, machine.journal(unit)
     wait_for(lambda: ended(machine, unit))
@@ -147,7 +143,7 @@ def test_a_job_that_ends_well_is_over(machine: Machine, bin_dir: str, name: str,
     assert "Deactivated successfully" in machine.journal(unit)
 
 
-def test_a_failure_that_repeats_itself_is_given_up_by_both(machine: Machine, ours: str, name: str, wait_for: Callable[..., None]) -> None:
+def test_a_failure_that_repeats_itself_is_given_up_by_both(machine: Machine, ours: str, name: str) -> None:
     unit = machine.unit(name, ["sh", "-c", "exit 42"], ours, drop_in=f"{HERE_IN}\n{QUICK}")
     machine.run("systemctl", "start", unit)
     wait_for(lambda: ended(machine, unit))
@@ -176,7 +172,7 @@ def test_root_is_refused(machine: Machine, ours: str, name: str) -> None:
     assert "exit code 78" in shown["StatusText"]
 
 
-def test_a_supervise_that_is_not_found_is_reported(machine: Machine, name: str, wait_for: Callable[..., None]) -> None:
+def test_a_supervise_that_is_not_found_is_reported(machine: Machine, name: str) -> None:
     unit = machine.unit(name, ["true"], "/nonexistent", drop_in=f"{HERE_IN}\n{QUICK}")
     assert machine.run("systemctl", "start", unit).returncode != 0
     wait_for(lambda: ended(machine, unit))

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.support.waiting import wait_for
 
+if TYPE_CHECKING:
     from conftest import Machine
 
 pytestmark = [pytest.mark.systemd, pytest.mark.process]
 OURS = str(Path(sys.executable).parent)
 
 
-def test_a_job_is_ready_with_its_rank_outlives_its_death_and_stops(machine: Machine, wait_for: Callable[..., None]) -> None:
+def test_a_job_is_ready_with_its_rank_outlives_its_death_and_stops(machine: Machine) -> None:
     unit = machine.installed("short", '[job]\ncommand = ["sleep", "1000"]\n', OURS, "/")
     started = machine.run("systemctl", "start", unit)
     assert started.returncode == 0, machine.journal(unit)
@@ -34,7 +34,7 @@ def test_a_job_is_ready_with_its_rank_outlives_its_death_and_stops(machine: Mach
     limits = machine.run("cat", f"/proc/{rank}/limits").stdout
     assert re.search(r"^Max core file size +0 +unlimited", limits, re.MULTILINE), limits
     machine.run("kill", "-KILL", rank)
-    wait_for(lambda: "attempt 2 runs" in machine.show(unit)["StatusText"], what=lambda: machine.show(unit)["StatusText"])
+    wait_for(lambda: "attempt 2 runs" in machine.show(unit)["StatusText"], state=lambda: machine.show(unit)["StatusText"])
     assert ranks() != [rank]
     found = machine.as_user(f"{OURS}/supervise", "why", "--job", "short")  # in /: nobody named a directory
     assert found.returncode == 0, found.stderr

@@ -23,10 +23,10 @@ from supervisor.launch import system_command
 from supervisor.node import exclusions
 from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu
 from supervisor.run import start
-from tests.cli.jobs.conftest import Written
 from tests.cli.jobs.several import JobOfNodes
 from tests.e2e.conftest import clean_environment
 from tests.support.few import few_rows
+from tests.support.recorded_job import RecordedJob
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,7 +87,7 @@ def test_each_node_is_listed_with_its_state_what_it_has_out_of_use_why_and_since
     settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = Path(settings.job.state_dir)
-    job = JobOfNodes(Written, root, HERE, "gpu-2", "gpu-3.cluster")
+    job = JobOfNodes(RecordedJob, root, HERE, "gpu-2", "gpu-3.cluster")
     job.meet(1, 1)
     job.train(5, 7)
     job.fail(10, "gpu-3.cluster", lost=True)
@@ -366,19 +366,19 @@ def test_a_job_has_one_exit_code_whatever_nodes_that_were_lost_or_left_ended_wit
 ) -> None:
     for node, starts in lives.items():
         for began, ended, own in starts:
-            one = Written(tmp_path / "state", "slurm-4711", node)
+            one = RecordedJob(tmp_path / "state", "slurm-4711", node)
             one.T0 += began
             one.begin()
             if ended is not None:
                 one.end(own, ended - began)
             one.close()
-    Written(tmp_path / "state", "slurm-4712").end(130)
+    RecordedJob(tmp_path / "state", "slurm-4712").end(130)
     assert batch.job_exit_code(tmp_path / "state", "slurm-4711", highest) == code
 
 
 @pytest.mark.process
 def test_a_batch_script_asks_for_it(tmp_path: Path) -> None:
-    one = Written(tmp_path / "state", "slurm-4711", "n1")
+    one = RecordedJob(tmp_path / "state", "slurm-4711", "n1")
     one.begin()
     one.end(75)
     command = ["supervise", "slurm", "exit-code", "--state-dir", "state", "137"]

@@ -1,4 +1,3 @@
-# ruff: noqa: ANN401  `Written` is a class of conftest.py
 """`supervise status --all-nodes`: by the coordinator, by the journals of a shared directory, and what is not known."""
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from supervisor.cluster.messages import KnownNodes
+    from tests.support.recorded_job import RecordedJob
 
 HERE = identity.node_name()
 
@@ -95,7 +95,11 @@ def beats(address: CoordinatorAddress, name: str, standing: str) -> NodeClient:
 
 
 def test_the_coordinator_has_each_node_as_of_its_last_beat_and_this_node_is_shown_as_it_is_now(
-    make_job: Any, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], serve: Callable[[JobOfNodes], CoordinatorAddress]
+    make_job: type[RecordedJob],
+    root: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    serve: Callable[[JobOfNodes], CoordinatorAddress],
 ) -> None:
     job = JobOfNodes(make_job, root, HERE, "gpu-2", "gpu-3", "gpu-4")
     job.meet(1, 1)
@@ -129,7 +133,11 @@ def test_the_coordinator_has_each_node_as_of_its_last_beat_and_this_node_is_show
 
 
 def test_the_time_of_each_nodes_steps_is_shown_and_who_is_slow_by_the_beat_of_the_coordinator(
-    make_job: Any, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], serve: Callable[[JobOfNodes], CoordinatorAddress]
+    make_job: type[RecordedJob],
+    root: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    serve: Callable[[JobOfNodes], CoordinatorAddress],
 ) -> None:
     job = JobOfNodes(make_job, root, HERE, "gpu-2", "gpu-3")
     job.meet(1, 1)
@@ -151,7 +159,7 @@ def test_the_time_of_each_nodes_steps_is_shown_and_who_is_slow_by_the_beat_of_th
 
 
 def test_without_a_coordinator_the_journals_of_a_shared_directory_show_each_node_with_the_age_of_its_last_record(
-    make_job: Any, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    make_job: type[RecordedJob], root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = JobOfNodes(make_job, root, HERE, "gpu-2", "gpu-3")
     job.meet(1, 1)
@@ -174,7 +182,7 @@ def test_without_a_coordinator_the_journals_of_a_shared_directory_show_each_node
 
 
 def test_a_node_whose_journal_is_not_here_is_not_known(
-    make_job: Any, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make_job: type[RecordedJob], root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = JobOfNodes(make_job, root, HERE, "gpu-2")
     job.meet(1, 1)
@@ -186,7 +194,7 @@ def test_a_node_whose_journal_is_not_here_is_not_known(
     assert "gpu-2:1 unknown nothing is known of it" in page(job, capsys)
 
 
-def test_after_the_end_no_coordinator_is_asked(make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_after_the_end_no_coordinator_is_asked(make_job: type[RecordedJob], root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = JobOfNodes(make_job, root, HERE, "gpu-2")
     job.meet(1, 1)
     job.train(5, 7)
@@ -197,7 +205,7 @@ def test_after_the_end_no_coordinator_is_asked(make_job: Any, root: Path, capsys
 
 
 def test_a_node_that_left_with_a_clock_ahead_does_not_end_the_job_of_the_others(
-    make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]
+    make_job: type[RecordedJob], root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = JobOfNodes(make_job, root, HERE, "gpu-2", "gpu-3")
     job.meet(1, 1)
@@ -213,7 +221,7 @@ def test_a_node_that_left_with_a_clock_ahead_does_not_end_the_job_of_the_others(
     assert {one["node"]: one["state"] for one in found["nodes"]} == {HERE: "training", "gpu-2": "training", "gpu-3": "stopped"}
 
 
-def test_a_job_of_one_node_is_one_line(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_of_one_node_is_one_line(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     me = identity.this_process()
     written.begin(pid=me.pid, start_ticks=me.start_ticks)
     written.start(1)
@@ -222,7 +230,9 @@ def test_a_job_of_one_node_is_one_line(written: Any, capsys: pytest.CaptureFixtu
     assert f"{HERE}:0 running ranks 0, 1 this node" in " ".join(capsys.readouterr().out.split())
 
 
-def test_who_asks_needs_the_key_and_is_no_node(make_job: Any, root: Path, serve: Callable[[JobOfNodes], CoordinatorAddress]) -> None:
+def test_who_asks_needs_the_key_and_is_no_node(
+    make_job: type[RecordedJob], root: Path, serve: Callable[[JobOfNodes], CoordinatorAddress]
+) -> None:
     job = JobOfNodes(make_job, root, HERE, "gpu-2")
     job.close()
     address = serve(job)
@@ -232,7 +242,7 @@ def test_who_asks_needs_the_key_and_is_no_node(make_job: Any, root: Path, serve:
     assert [one.node for one in known_nodes(address, 5.0).nodes] == [one.node for one in before.nodes] == [f"{HERE}/id", "gpu-2/id"]
 
 
-def test_each_key_is_on_the_page(make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_key_is_on_the_page(make_job: type[RecordedJob], root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = JobOfNodes(make_job, root, HERE)
     job.close()
     found = shown(job, capsys)
@@ -242,7 +252,9 @@ def test_each_key_is_on_the_page(make_job: Any, root: Path, capsys: pytest.Captu
 
 
 @pytest.mark.slow
-def test_512_ranks_on_64_nodes_are_a_few_lines_within_a_second(make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_512_ranks_on_64_nodes_are_a_few_lines_within_a_second(
+    make_job: type[RecordedJob], root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = JobOfNodes(make_job, root, HERE, *(f"gpu-{number}" for number in range(63)))
     job.meet(1, 1)
     for index, node in job.here:
@@ -260,7 +272,7 @@ def test_512_ranks_on_64_nodes_are_a_few_lines_within_a_second(make_job: Any, ro
     assert [line.split()[:4] for line in lines if "more" in line] == [["64", "more", "training", "66"]]
 
 
-def test_a_node_that_serves_the_coordinator_itself_is_asked_from_another_by_its_name(make_job: Any, root: Path) -> None:
+def test_a_node_that_serves_the_coordinator_itself_is_asked_from_another_by_its_name(make_job: type[RecordedJob], root: Path) -> None:
     job = JobOfNodes(make_job, root, HERE, "gpu-2")
     place = job.nodes["gpu-2"].directory / "cluster" / "node.json"
     own = CoordinatorAddress("127.0.0.1", 4711, "key")

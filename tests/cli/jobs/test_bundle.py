@@ -1,4 +1,3 @@
-# ruff: noqa: ANN401  `Written` is made in conftest
 """`supervise bundle`: what it holds, what it must never hold, how large it may be, and what it writes."""
 
 from __future__ import annotations
@@ -40,13 +39,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from health.model import Json
+    from tests.support.recorded_job import RecordedJob
 
 MIB = 1 << 20
 FOUND: Json = {"kind": "oom", "line": "Memory cgroup out of memory"}
 WELL = Diagnosis((), (), 0.1, 1.0, Readings([Reading("kernel_log", KERNEL, "kernel.findings", [FOUND])]))
 
 
-def packed(written: Any, number: int | None = None, *, most: int = 64 * MIB, secrets: KnownSecrets | None = None) -> BundleContents:
+def packed(written: RecordedJob, number: int | None = None, *, most: int = 64 * MIB, secrets: KnownSecrets | None = None) -> BundleContents:
     """Collect a bundle of a job whose node is well."""
     place = find_job(state_root(written.settings), written.job)
     subject = sources.find_subject(place, view_of(place)[0], number)
@@ -59,7 +59,7 @@ def content(contents: BundleContents, name: str) -> bytes:
     return next(one.content for one in contents.members if one.name == name)
 
 
-def failed(written: Any, *facts: Evidence) -> None:
+def failed(written: RecordedJob, *facts: Evidence) -> None:
     written.begin()
     written.start(1)
     written.progress(5, 3, step=3)
@@ -68,14 +68,14 @@ def failed(written: Any, *facts: Evidence) -> None:
     written.succeed(60)
 
 
-def keep_incident(written: Any, number: int, card: str) -> None:
+def keep_incident(written: RecordedJob, number: int, card: str) -> None:
     kept = written.directory / "incidents" / f"{number:04d}"
     kept.mkdir(parents=True)
     (kept / "card.txt").write_text(card, "utf-8")
     (kept / "evidence.json").write_text(json.dumps([{"text": card}]), "utf-8")
 
 
-def test_it_holds_what_explains_the_incident_and_lists_what_it_does_not_hold(written: Any) -> None:
+def test_it_holds_what_explains_the_incident_and_lists_what_it_does_not_hold(written: RecordedJob) -> None:
     failed(written)
     keep_incident(written, 1, "-- incident 1 of job train")
     for name in ("rank-0.err", "rank-1.err", "rank-1.out", "agent.log"):
@@ -98,7 +98,7 @@ def test_it_holds_what_explains_the_incident_and_lists_what_it_does_not_hold(wri
 
 
 @pytest.mark.process
-def test_it_holds_what_nvidia_smi_answers(written: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_holds_what_nvidia_smi_answers(written: RecordedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "nvidia-smi").write_text('#!/bin/sh\necho "asked: $*"\n')
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -106,7 +106,7 @@ def test_it_holds_what_nvidia_smi_answers(written: Any, tmp_path: Path, monkeypa
     assert content(packed(written), "nvidia-smi.txt") == b"asked: -q\n"
 
 
-def test_its_journal_is_a_journal_of_the_time_around_the_incident(written: Any, tmp_path: Path) -> None:
+def test_its_journal_is_a_journal_of_the_time_around_the_incident(written: RecordedJob, tmp_path: Path) -> None:
     failed(written, Evidence("log", "exception", f"RuntimeError: token={CANARY}", 1))
     found = content(packed(written), "journal.jsonl")
     assert CANARY.encode() not in found
@@ -116,7 +116,7 @@ def test_its_journal_is_a_journal_of_the_time_around_the_incident(written: Any, 
     assert view.run is not None
 
 
-def test_a_secret_has_one_digest_in_all_members_and_the_key_is_in_none(written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_has_one_digest_in_all_members_and_the_key_is_in_none(written: RecordedJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_diagnosis", lambda _: WELL)
     before = redact._key  # noqa: SLF001  what `use_key` replaces
     try:
@@ -137,7 +137,7 @@ def test_a_secret_has_one_digest_in_all_members_and_the_key_is_in_none(written: 
     assert not any(key in one.content or key.hex().encode() in one.content for one in contents.members)
 
 
-def test_a_later_time_of_a_long_run_is_not_in_it(written: Any) -> None:
+def test_a_later_time_of_a_long_run_is_not_in_it(written: RecordedJob) -> None:
     written.begin()
     written.start(1)
     written.fail(10)
@@ -150,7 +150,7 @@ def test_a_later_time_of_a_long_run_is_not_in_it(written: Any) -> None:
     assert '"step":300' not in found
 
 
-def test_an_incident_of_an_earlier_run_has_the_output_of_that_run(root: Path, make_job: Any) -> None:
+def test_an_incident_of_an_earlier_run_has_the_output_of_that_run(root: Path, make_job: type[RecordedJob]) -> None:
     first = make_job(root)
     failed(first)
     second = make_job(root, anew=True)
@@ -171,7 +171,7 @@ def read_of(journal: bytes, place: Path) -> list[Any]:
     return read_view(place / "slice.jsonl").incidents
 
 
-def test_a_job_without_an_incident_has_a_bundle_too_and_a_wrong_number_is_an_error(written: Any) -> None:
+def test_a_job_without_an_incident_has_a_bundle_too_and_a_wrong_number_is_an_error(written: RecordedJob) -> None:
     written.begin()
     written.start(1)
     written.progress(5, 3, step=3)

@@ -1,4 +1,3 @@
-# ruff: noqa: ANN401  `Written` is a class of conftest.py
 """`supervise report`: on a job that runs, was killed, ended, has many runs, none, a damaged journal, or thousands of attempts."""
 
 from __future__ import annotations
@@ -32,23 +31,24 @@ from tests.support.pages import page_text
 
 if TYPE_CHECKING:
     from supervisor.journal.records import Body
+    from tests.support.recorded_job import RecordedJob
 
 ROOT = Path(__file__).parents[3]
 
 
-def page(written: Any, capsys: pytest.CaptureFixture[str], *, all_runs: bool = False) -> str:
+def page(written: RecordedJob, capsys: pytest.CaptureFixture[str], *, all_runs: bool = False) -> str:
     assert report(written.settings, "train", all_runs=all_runs) == 0
     return capsys.readouterr().out
 
 
-def document(written: Any, capsys: pytest.CaptureFixture[str], *, all_runs: bool = False) -> dict[str, Any]:
+def document(written: RecordedJob, capsys: pytest.CaptureFixture[str], *, all_runs: bool = False) -> dict[str, Any]:
     assert report(written.settings, "train", all_runs=all_runs, as_json=True) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert math.fsum(found["seconds"].values()) == pytest.approx(found["wall_s"], rel=0.001)
     return found
 
 
-def fails_once(written: Any, begin_t: float = 0.0) -> None:
+def fails_once(written: RecordedJob, begin_t: float = 0.0) -> None:
     """Train 100 steps in 100 s, fail, resume at step 3, and reach step 104."""
     written.start(begin_t + 5)
     for n in range(1, 101, 9):
@@ -59,7 +59,7 @@ def fails_once(written: Any, begin_t: float = 0.0) -> None:
         written.progress(begin_t + 120 + n, n - 3, step=n)
 
 
-def test_a_run_with_one_failure(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_with_one_failure(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.feed(GpusListed(written.T0, (Gpu(0, "GPU-0"),)))
     fails_once(written)
@@ -82,7 +82,9 @@ def test_a_run_with_one_failure(written: Any, capsys: pytest.CaptureFixture[str]
     assert "MTBF" not in text, "an interval of two failures says nothing"
 
 
-def test_a_job_that_runs_is_reported_up_to_now(written: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_runs_is_reported_up_to_now(
+    written: RecordedJob, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     written.begin(pid=os.getpid(), start_ticks=identity.this_process().start_ticks)
     written.start(5)
     written.progress(10, 1, step=1)
@@ -93,7 +95,7 @@ def test_a_job_that_runs_is_reported_up_to_now(written: Any, capsys: pytest.Capt
     assert "it goes on" in page(written, capsys)
 
 
-def test_several_runs_are_added_up(root: Path, make_job: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_runs_are_added_up(root: Path, make_job: type[RecordedJob], capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(3):
         written = make_job(root, anew=number > 0)
         written.begin(run_id=f"run-{number}")
@@ -111,7 +113,7 @@ def test_several_runs_are_added_up(root: Path, make_job: Any, capsys: pytest.Cap
     assert "3 runs, since" in page(written, capsys, all_runs=True)
 
 
-def test_a_save_that_holds_the_ranks_is_advised_on_after_three_failures(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_save_that_holds_the_ranks_is_advised_on_after_three_failures(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     for number in range(3):
         begin_t = 300.0 * number
@@ -131,14 +133,14 @@ def test_a_save_that_holds_the_ranks_is_advised_on_after_three_failures(written:
     assert "save every" in page(written, capsys)
 
 
-def test_without_a_run_the_report_names_the_journal(written: Any) -> None:
+def test_without_a_run_the_report_names_the_journal(written: RecordedJob) -> None:
     written.close()
     with pytest.raises(SuperviseError, match="no run is recorded: train") as caught:
         report(written.settings, "train")
     assert caught.value.exit_code == ExitCode.USAGE
 
 
-def test_a_damaged_journal_is_reported_on_with_its_damage(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_journal_is_reported_on_with_its_damage(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     fails_once(written)
     written.close()
@@ -155,7 +157,7 @@ def test_a_damaged_journal_is_reported_on_with_its_damage(written: Any, capsys: 
 
 
 @pytest.mark.slow
-def test_a_report_on_five_thousand_attempts_takes_seconds(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_on_five_thousand_attempts_takes_seconds(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.close()
     bodies: list[tuple[float, Body]] = [(0.0, Header("train", written.node)), (0.0, RunBegan("run-1"))]
     for n in range(1, 5001):
@@ -182,7 +184,7 @@ def test_a_report_on_five_thousand_attempts_takes_seconds(written: Any, capsys: 
     check_ledgers(scan(path))
 
 
-def test_the_report_is_written_as_one_page_with_the_cards(written: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_is_written_as_one_page_with_the_cards(written: RecordedJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     fails_once(written)
     written.close()
@@ -197,7 +199,7 @@ def test_the_report_is_written_as_one_page_with_the_cards(written: Any, tmp_path
         report(written.settings, "train", html_file=str(tmp_path / "nowhere" / "report.html"))
 
 
-def test_a_report_replaces_the_file_behind_a_link_and_is_written_into_a_pipe(written: Any, tmp_path: Path) -> None:
+def test_a_report_replaces_the_file_behind_a_link_and_is_written_into_a_pipe(written: RecordedJob, tmp_path: Path) -> None:
     written.begin()
     written.close()
     link, pipe = tmp_path / "link.html", tmp_path / "pipe"
@@ -214,7 +216,7 @@ def test_a_report_replaces_the_file_behind_a_link_and_is_written_into_a_pipe(wri
 
 
 @pytest.mark.parametrize("losses", [(-1e308, 1e308), (0.0, 5e-324), (1.7e308, 1.7e308)])
-def test_a_loss_that_a_float_just_holds_hides_no_page(written: Any, tmp_path: Path, losses: tuple[float, ...]) -> None:
+def test_a_loss_that_a_float_just_holds_hides_no_page(written: RecordedJob, tmp_path: Path, losses: tuple[float, ...]) -> None:
     written.begin()
     written.start(5)
     for step in range(10):
@@ -225,7 +227,7 @@ def test_a_loss_that_a_float_just_holds_hides_no_page(written: Any, tmp_path: Pa
     assert status(written.settings, "train", as_json=False) == 0
 
 
-def test_the_page_of_a_run_that_was_given_up_says_how_to_start_it_again_and_from_what(written: Any, tmp_path: Path) -> None:
+def test_the_page_of_a_run_that_was_given_up_says_how_to_start_it_again_and_from_what(written: RecordedJob, tmp_path: Path) -> None:
     written.begin()
     written.start(1)
     written.give_up(5)
@@ -237,7 +239,7 @@ def test_the_page_of_a_run_that_was_given_up_says_how_to_start_it_again_and_from
     assert "from scratch: no checkpoint is verified" in text
 
 
-def test_every_field_of_the_json_is_documented(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_field_of_the_json_is_documented(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     fails_once(written)
     written.close()
@@ -270,7 +272,7 @@ def test_the_page_in_the_documentation_is_one_that_is_printed() -> None:
 
 
 @pytest.mark.process
-def test_what_makes_pages_is_imported_for_a_page_and_for_nothing_else(written: Any) -> None:
+def test_what_makes_pages_is_imported_for_a_page_and_for_nothing_else(written: RecordedJob) -> None:
     written.begin()
     fails_once(written)
     written.close()

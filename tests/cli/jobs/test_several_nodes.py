@@ -1,4 +1,4 @@
-# ruff: noqa: ANN401  `Written` is a class of conftest.py
+# ruff: noqa: ANN401  values as a command takes and prints them
 """`supervise why` and `report` of a job whose nodes share the state directory: each incident once, with what every node has of it."""
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from tests.cli.jobs.several import JobOfNodes
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.support.recorded_job import RecordedJob
+
 HERE = identity.node_name()
 
 
 @pytest.fixture
-def job(make_job: Any, root: Path) -> JobOfNodes:
+def job(make_job: type[RecordedJob], root: Path) -> JobOfNodes:
     """Return a job of three nodes in which the rank of gpu-2 was killed, then gpu-3 was lost, and came back with a number of its own."""
     made = JobOfNodes(make_job, root, HERE, "gpu-2", "gpu-3")
     made.meet(1, 1)
@@ -70,7 +72,7 @@ def test_each_incident_is_shown_once_and_names_the_node_that_failed_and_how_it_e
 
 
 def test_an_incident_of_another_node_alone_is_shown_too_and_its_number_is_not_taken_for_one_of_this_node(
-    make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]
+    make_job: type[RecordedJob], root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = JobOfNodes(make_job, root, HERE, "gpu-2")
     other = job.nodes["gpu-2"]
@@ -90,7 +92,7 @@ def test_an_incident_of_another_node_alone_is_shown_too_and_its_number_is_not_ta
     assert json.loads(capsys.readouterr().out)["nodes"][1] == {"node": "gpu-2", "attempts": [2], "alone": [1]}
 
 
-def test_jobs_that_never_met_are_not_brought_together(make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_that_never_met_are_not_brought_together(make_job: type[RecordedJob], root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for host in (HERE, "gpu-2"):
         one = make_job(root, node=host)
         one.begin()
@@ -155,7 +157,7 @@ def test_a_node_whose_journal_has_no_run_shows_the_job_by_that_of_another_node(
 
 
 def test_the_report_names_who_was_slow_for_how_long_on_whichever_node_it_is_asked_for(
-    make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]
+    make_job: type[RecordedJob], root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = JobOfNodes(make_job, root, HERE, "gpu-2")
     job.meet(1, 1)

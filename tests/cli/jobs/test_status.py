@@ -1,4 +1,4 @@
-# ruff: noqa: ANN401  `Written` is made in conftest
+# ruff: noqa: ANN401  values as a command takes and prints them
 """`supervise status`: where a job stands, from its files."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -26,10 +26,14 @@ from supervisor.run import lock
 from tests.support.figures import costs_at_most
 from tests.support.pages import page_text
 
+if TYPE_CHECKING:
+    from tests.support.recorded_job import RecordedJob
+
+
 REPOSITORY = Path(__file__).parents[3]
 
 
-def shown(written: Any, capsys: pytest.CaptureFixture[str], job: str | None = "train") -> dict[str, Any]:
+def shown(written: RecordedJob, capsys: pytest.CaptureFixture[str], job: str | None = "train") -> dict[str, Any]:
     """Return what `status --json` prints."""
     capsys.readouterr()
     assert status(written.settings, job, as_json=True) == 0
@@ -37,7 +41,7 @@ def shown(written: Any, capsys: pytest.CaptureFixture[str], job: str | None = "t
     return found
 
 
-def alive(written: Any, **more: Any) -> None:
+def alive(written: RecordedJob, **more: Any) -> None:
     """Begin a run whose supervisor is this very process."""
     me = identity.this_process()
     written.begin(pid=me.pid, start_ticks=me.start_ticks, **more)
@@ -49,7 +53,7 @@ GPU_MEMORY = (
 )
 
 
-def test_a_running_job(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_running_job(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     alive(written)
     written.start(1)
     written.progress(5, 3, step=3)
@@ -116,7 +120,7 @@ def test_a_running_job(written: Any, capsys: pytest.CaptureFixture[str]) -> None
     }
 
 
-def test_a_hang_is_shown_as_long_as_it_holds(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hang_is_shown_as_long_as_it_holds(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     alive(written)
     written.start(1)
     written.progress(5, 3, step=3)
@@ -133,7 +137,7 @@ def test_a_hang_is_shown_as_long_as_it_holds(written: Any, capsys: pytest.Captur
     assert journalled(written, capsys)["hang"] is None
 
 
-def test_the_keys_are_those_of_the_page(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_keys_are_those_of_the_page(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.close()
     page = page_text("json.md")
@@ -142,7 +146,7 @@ def test_the_keys_are_those_of_the_page(written: Any, capsys: pytest.CaptureFixt
         assert f"`{key}`" in page
 
 
-def test_it_speaks_of_what_the_fold_knows(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_speaks_of_what_the_fold_knows(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     """What the readers count without `decide` is what `decide` counted."""
     alive(written)
     moments = [
@@ -167,7 +171,7 @@ def test_it_speaks_of_what_the_fold_knows(written: Any, capsys: pytest.CaptureFi
     written.close()
 
 
-def journalled(written: Any, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def journalled(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """Return what `status --json` prints once all that was written is on the disk."""
     last = written.journal.append(Note("mark"), t=0.0, durable=True)
     until = time.monotonic() + 60
@@ -177,7 +181,7 @@ def journalled(written: Any, capsys: pytest.CaptureFixture[str]) -> dict[str, An
     return shown(written, capsys)
 
 
-def test_an_ended_job(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_ended_job(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.fail(10)
@@ -191,7 +195,7 @@ def test_an_ended_job(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_failure_without_progress_is_charged_to_the_budget(
-    written: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    written: RecordedJob, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("supervisor.cli.jobs.job_status.time.time", lambda: written.T0 + 60)
     alive(written)
@@ -206,7 +210,7 @@ def test_a_failure_without_progress_is_charged_to_the_budget(
 
 
 def test_progress_beyond_the_failure_refills_the_budget(
-    written: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    written: RecordedJob, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("supervisor.cli.jobs.job_status.time.time", lambda: written.T0 + 60)
     alive(written)
@@ -223,7 +227,7 @@ def test_progress_beyond_the_failure_refills_the_budget(
     assert found["attempt_since"] == written.T0 + 21
 
 
-def test_the_last_checkpoint_is_the_one_that_the_last_line_names(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_checkpoint_is_the_one_that_the_last_line_names(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.feed(CheckpointVerified(written.T0 + 5, 1, CheckpointRef("ckpt/5.pt", 5, "digest"), 1))
@@ -234,7 +238,7 @@ def test_the_last_checkpoint_is_the_one_that_the_last_line_names(written: Any, c
     assert (verified["path"], verified["step"]) == ("ckpt/9.pt", 9)
 
 
-def test_between_two_attempts_there_is_no_pace(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_between_two_attempts_there_is_no_pace(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     alive(written)
     written.start(1)
     for n in range(3):
@@ -245,7 +249,9 @@ def test_between_two_attempts_there_is_no_pace(written: Any, capsys: pytest.Capt
     assert (found["ranks"], found["steps_per_s"], found["eta_s"]) == ([], None, None)
 
 
-def test_a_requeued_run_that_goes_on_has_not_ended(written: Any, make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_requeued_run_that_goes_on_has_not_ended(
+    written: RecordedJob, make_job: type[RecordedJob], root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     written.begin()
     written.start(1)
     written.end(75)
@@ -257,7 +263,7 @@ def test_a_requeued_run_that_goes_on_has_not_ended(written: Any, make_job: Any, 
     assert "until it ended" not in capsys.readouterr().out
 
 
-def test_a_journal_without_a_run_says_so_and_no_supervisor_is_called_dead(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_journal_without_a_run_says_so_and_no_supervisor_is_called_dead(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.close()
     assert status(written.settings, "train", as_json=False) == 0
     page = capsys.readouterr().out
@@ -267,7 +273,7 @@ def test_a_journal_without_a_run_says_so_and_no_supervisor_is_called_dead(writte
     assert "pid 0" not in page
 
 
-def test_a_job_whose_supervisor_died(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_whose_supervisor_died(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.progress(5, 3, step=3)
@@ -279,7 +285,7 @@ def test_a_job_whose_supervisor_died(written: Any, capsys: pytest.CaptureFixture
     assert "died, and could not report it" in capsys.readouterr().out
 
 
-def test_the_lock_says_that_it_lives(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_lock_says_that_it_lives(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()  # whose pid says that it is gone
     written.close()
     held = lock.acquire(written.directory / "lock", job="train")
@@ -290,7 +296,7 @@ def test_the_lock_says_that_it_lives(written: Any, capsys: pytest.CaptureFixture
     assert shown(written, capsys)["supervisor"]["alive"] is False
 
 
-def test_the_text_is_narrow(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_is_narrow(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.fail(10)
@@ -300,7 +306,9 @@ def test_the_text_is_narrow(written: Any, capsys: pytest.CaptureFixture[str]) ->
     assert all(len(line) <= 100 for line in lines if not line.startswith(("  files ", "  look ")))  # those are there to be copied
 
 
-def test_without_a_name_it_is_the_most_recent_job_and_the_number_of_jobs_is_shown(root: Path, make_job: Any, capsys: Any) -> None:
+def test_without_a_name_it_is_the_most_recent_job_and_the_number_of_jobs_is_shown(
+    root: Path, make_job: type[RecordedJob], capsys: Any
+) -> None:
     for age, name in enumerate(("oldest", "older", "newest")):
         job = make_job(root, name)
         job.begin()
@@ -312,7 +320,7 @@ def test_without_a_name_it_is_the_most_recent_job_and_the_number_of_jobs_is_show
     assert not capsys.readouterr().err
 
 
-def test_of_several_nodes_it_is_this_one(root: Path, make_job: Any) -> None:
+def test_of_several_nodes_it_is_this_one(root: Path, make_job: type[RecordedJob]) -> None:
     for node in (identity.node_name(), "other"):
         job = make_job(root, "train", node)
         job.begin()
@@ -321,7 +329,7 @@ def test_of_several_nodes_it_is_this_one(root: Path, make_job: Any) -> None:
     assert find_job(root, "train").node == identity.node_name()
 
 
-def test_no_job_and_no_such_job_are_usage_errors_that_say_what_there_is(written: Any, tmp_path: Path) -> None:
+def test_no_job_and_no_such_job_are_usage_errors_that_say_what_there_is(written: RecordedJob, tmp_path: Path) -> None:
     written.close()
     with pytest.raises(SuperviseError, match="nothing was supervised here") as nothing:
         find_job(tmp_path / "nowhere", None)
@@ -331,7 +339,7 @@ def test_no_job_and_no_such_job_are_usage_errors_that_say_what_there_is(written:
     assert "train" in other.value.hint
 
 
-def test_damage_is_reported_on_stderr_and_the_rest_is_read(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damage_is_reported_on_stderr_and_the_rest_is_read(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.close()
@@ -344,7 +352,7 @@ def test_damage_is_reported_on_stderr_and_the_rest_is_read(written: Any, capsys:
     assert json.loads(seen.out)["attempt"] == 1
 
 
-def test_a_progress_that_led_to_nothing_is_not_lost_before_an_end(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_progress_that_led_to_nothing_is_not_lost_before_an_end(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     for step in range(50):
@@ -355,7 +363,7 @@ def test_a_progress_that_led_to_nothing_is_not_lost_before_an_end(written: Any, 
 
 
 @pytest.mark.process
-def test_it_imports_nothing_that_costs(written: Any) -> None:
+def test_it_imports_nothing_that_costs(written: RecordedJob) -> None:
     written.begin()
     written.close()
     code = (
@@ -374,7 +382,7 @@ def test_it_imports_nothing_that_costs(written: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.bench
-def test_a_month_is_read_in_half_a_second_of_cpu(written: Any) -> None:
+def test_a_month_is_read_in_half_a_second_of_cpu(written: RecordedJob) -> None:
     """43,200 records: a report of progress every minute for 30 days. Four times the allowance, for a busy machine."""
     written.begin()
     written.start(1)

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN401  `Written` is made in conftest
+# ruff: noqa: ANN401  values as a command takes and prints them
 """`supervise why` and the card: what failed, on what evidence, what was done, what would be next."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ import json
 import re
 import time
 from signal import SIGINT
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,10 +22,14 @@ from supervisor.report.card import card
 from supervisor.report.layout import FactPage, Surface, render
 from supervisor.report.wording import beginning, evidence_lines
 
+if TYPE_CHECKING:
+    from tests.support.recorded_job import RecordedJob
+
+
 LONG = "x" * 300
 
 
-def explained(written: Any, capsys: pytest.CaptureFixture[str], incident: int | None = None) -> str:
+def explained(written: RecordedJob, capsys: pytest.CaptureFixture[str], incident: int | None = None) -> str:
     """Return what `why` prints, which is narrow but for what is there to be copied."""
     capsys.readouterr()
     assert why(written.settings, "train", incident) == 0
@@ -39,7 +43,7 @@ def shown(page: FactPage) -> str:
     return render(page)
 
 
-def test_the_six_hops_of_a_failure_that_was_survived(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_six_hops_of_a_failure_that_was_survived(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.progress(5, 9)
@@ -64,7 +68,7 @@ def test_the_six_hops_of_a_failure_that_was_survived(written: Any, capsys: pytes
         assert re.search(pattern, re.sub(r"\n +", " ", text)), f"{pattern}\n{text}"
 
 
-def test_ranks_that_stand_still_are_no_incident_and_are_named(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_that_stand_still_are_no_incident_and_are_named(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     me = identity.this_process()
     written.begin(pid=me.pid, start_ticks=me.start_ticks)
     written.start(1)
@@ -77,7 +81,7 @@ def test_ranks_that_stand_still_are_no_incident_and_are_named(written: Any, caps
     assert re.search(r"stacks +/\S+/attempts/0001/hang.txt", text)
 
 
-def test_a_hang_that_a_persons_stop_ended_is_named_after_it(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hang_that_a_persons_stop_ended_is_named_after_it(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     hang = Hang(HangKind.LATE, "rank 1 waits; rank 0 is in evaluate", (0,), still_s=30.0)
@@ -91,7 +95,7 @@ def test_a_hang_that_a_persons_stop_ended_is_named_after_it(written: Any, capsys
 
 
 def test_an_attempt_that_supervise_ended_for_a_hang_took_from_then_until_no_rank_was_left(
-    written: Any, capsys: pytest.CaptureFixture[str]
+    written: RecordedJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hang = Hang(
         HangKind.MISMATCH, "rank 0 waits in broadcast, rank 1 in all_reduce: they wait for ever", (0, 1), "a.py:6 (rank 0), a.py:7 (rank 1)"
@@ -111,7 +115,7 @@ def test_an_attempt_that_supervise_ended_for_a_hang_took_from_then_until_no_rank
     assert re.search(r"where +ranks 0, 1 on \S+, step 9.*, attempt 2.* a\.py:6 \(rank 0\), a\.py:7 \(rank 1\)", text), text
 
 
-def test_each_incident_by_its_number(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_incident_by_its_number(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     for at in (10, 100):
@@ -127,7 +131,7 @@ def test_each_incident_by_its_number(written: Any, capsys: pytest.CaptureFixture
 
 
 def test_all_explains_every_incident_the_oldest_first_and_json_has_the_words_of_the_pages(
-    written: Any, capsys: pytest.CaptureFixture[str]
+    written: RecordedJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written.begin()
     written.start(1)
@@ -150,7 +154,7 @@ def test_all_explains_every_incident_the_oldest_first_and_json_has_the_words_of_
     assert caught.value.exit_code == 64
 
 
-def test_a_second_failure_within_an_incident_is_the_one_explained(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_failure_within_an_incident_is_the_one_explained(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.fail(10)
@@ -166,7 +170,7 @@ def test_a_second_failure_within_an_incident_is_the_one_explained(written: Any, 
     assert re.search(rf"earlier +{clock[0]} attempt 1", text)
 
 
-def test_given_up(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_given_up(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.give_up(5)
@@ -176,7 +180,7 @@ def test_given_up(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert "ImportError: no luck" in " ".join(text.split())
 
 
-def test_the_incident_in_which_we_died(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_incident_in_which_we_died(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.progress(5, 9)
@@ -187,7 +191,7 @@ def test_the_incident_in_which_we_died(written: Any, capsys: pytest.CaptureFixtu
     assert "step 9 (counted by supervise), attempt 1" in text
 
 
-def test_we_died_within_an_incident(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_we_died_within_an_incident(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.fail(10)
@@ -197,7 +201,9 @@ def test_we_died_within_an_incident(written: Any, capsys: pytest.CaptureFixture[
     assert "this is its last record" in text
 
 
-def test_the_successor_s_own_incident_takes_the_place_of_ours(written: Any, make_job: Any, root: Any, capsys: Any) -> None:
+def test_the_successor_s_own_incident_takes_the_place_of_ours(
+    written: RecordedJob, make_job: type[RecordedJob], root: Any, capsys: Any
+) -> None:
     written.begin()
     written.start(1)
     written.close()
@@ -212,7 +218,7 @@ def test_the_successor_s_own_incident_takes_the_place_of_ours(written: Any, make
 
 
 def test_the_hang_in_which_we_died_is_named_before_and_after_the_job_is_taken_over(
-    written: Any, make_job: Any, root: Any, capsys: pytest.CaptureFixture[str]
+    written: RecordedJob, make_job: type[RecordedJob], root: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sentence = "rank 0 waits in all_reduce; rank 1 is in evaluate"
     written.begin()
@@ -229,7 +235,9 @@ def test_the_hang_in_which_we_died_is_named_before_and_after_the_job_is_taken_ov
     assert f"evidence supervise died, and its attempt with it hang of rank 1: {sentence}" in text
 
 
-def test_an_attempt_that_ends_well_before_any_progress_is_no_second_failure(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_attempt_that_ends_well_before_any_progress_is_no_second_failure(
+    written: RecordedJob, capsys: pytest.CaptureFixture[str]
+) -> None:
     written.begin()
     written.start(1)
     written.fail(10)
@@ -242,7 +250,7 @@ def test_an_attempt_that_ends_well_before_any_progress_is_no_second_failure(writ
 
 
 def test_a_death_outside_of_any_incident_keeps_its_number_when_a_new_run_begins(
-    written: Any, make_job: Any, root: Any, capsys: pytest.CaptureFixture[str]
+    written: RecordedJob, make_job: type[RecordedJob], root: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written.begin()
     written.start(1)
@@ -264,7 +272,7 @@ def test_a_death_outside_of_any_incident_keeps_its_number_when_a_new_run_begins(
     assert "incident 1 of job train: resolved" in explained(again, capsys, 1)
 
 
-def test_no_incident(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_incident(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.succeed(60)
@@ -272,7 +280,7 @@ def test_no_incident(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_incidents_of_earlier_runs_are_found_while_their_journals_are_kept(
-    written: Any, make_job: Any, root: Any, capsys: pytest.CaptureFixture[str]
+    written: RecordedJob, make_job: type[RecordedJob], root: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written.begin()
     written.start(1)
@@ -301,7 +309,7 @@ def test_incidents_of_earlier_runs_are_found_while_their_journals_are_kept(
 
 
 def test_an_incident_of_an_earlier_run_keeps_its_end_and_names_where_its_output_is(
-    written: Any, make_job: Any, root: Any, capsys: pytest.CaptureFixture[str]
+    written: RecordedJob, make_job: type[RecordedJob], root: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written.begin()
     written.start(1)
@@ -316,7 +324,9 @@ def test_an_incident_of_an_earlier_run_keeps_its_end_and_names_where_its_output_
     assert text.endswith("supervise logs --job train --run run-1 --attempt 1 --rank 1\n")
 
 
-def test_an_incident_keeps_its_exit_code_where_its_run_goes_on(written: Any, make_job: Any, root: Any, capsys: Any) -> None:
+def test_an_incident_keeps_its_exit_code_where_its_run_goes_on(
+    written: RecordedJob, make_job: type[RecordedJob], root: Any, capsys: Any
+) -> None:
     written.begin()
     written.start(1)
     written.give_up(5)
@@ -327,7 +337,7 @@ def test_an_incident_keeps_its_exit_code_where_its_run_goes_on(written: Any, mak
     assert "given up, exit code 1" in explained(again, capsys).splitlines()[0]
 
 
-def test_no_checkpoint_is_named_where_none_is_declared(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_checkpoint_is_named_where_none_is_declared(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin(checkpoints=False)
     written.start(1)
     written.progress(5, 1)
@@ -338,7 +348,7 @@ def test_no_checkpoint_is_named_where_none_is_declared(written: Any, capsys: pyt
     assert "step 1 (counted by supervise)" in text
 
 
-def test_a_refused_beginning_has_no_evidence_but_what_it_says(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_beginning_has_no_evidence_but_what_it_says(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.fail(10)
@@ -370,7 +380,7 @@ MENDED = (("ckpt/9.pt", f"{TORN}: moved to .supervise-aside/torn-a; the copy of 
 
 
 @pytest.mark.parametrize("fenced", [(), (("ckpt/7.pt", "torn"),)], ids=["repaired alone", "one more is left where it is"])
-def test_what_was_done_to_the_checkpoints_is_reported_once(written: Any, fenced: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_done_to_the_checkpoints_is_reported_once(written: RecordedJob, fenced: Any, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.fail(10)
@@ -508,7 +518,9 @@ def test_a_long_word_is_shown_as_it_is() -> None:
     assert word in re.sub(r"\n +", "", text)
 
 
-def test_why_says_so_where_the_rank_that_ended_first_is_not_the_one_that_failed(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_why_says_so_where_the_rank_that_ended_first_is_not_the_one_that_failed(
+    written: RecordedJob, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Rank 1 ended first, of what rank 0 had raised a second before."""
     written.begin()
     written.start(1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import inspect
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
+from tests.support import fake_nvml as fake_nvml_library
 from tests.support.figures import Figures
 from tests.support.shards import dealt
 from tests.support.tables import needs_only_rows, table_of, wants_items
@@ -185,3 +187,20 @@ def in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     monkeypatch.undo()
     time.tzset()
+
+
+@pytest.fixture(scope="session")
+def fake_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the fake NVML, which is built once."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler to build the fake NVML with")
+    return fake_nvml_library.build(compiler, tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def fake_nvml(fake_library: Path, tmp_path: Path) -> fake_nvml_library.FakeNvml:
+    """Give two GPUs that a test changes."""
+    fake = fake_nvml_library.FakeNvml(fake_library, tmp_path / "state")
+    fake.set(gpus=2)
+    return fake

@@ -17,7 +17,7 @@ from supervisor.alerts.sinks.chat import HttpSink
 from supervisor.alerts.sinks.webhook import bodies
 from supervisor.alerts.threads import single
 from supervisor.run.alerting import DELIVERY_S
-from tests.alerts.conftest import ident, kept, served
+from tests.alerts.conftest import ident, kept, served_endpoint
 from tests.support.small_disks import small_disk
 from tests.support.waiting import wait_for
 
@@ -86,7 +86,7 @@ def test_after_a_day_without_its_receiver_each_alert_is_there_once_and_in_order(
     assert 10 < tries < DAY_S, "it is tried, and not all the time"
     failures = [fields for event, fields in log.events if event == "alert.failed delayed"]
     assert len(failures) <= 2 + tries.bit_length(), "a day is a dozen lines in the log"
-    with served() as back:
+    with served_endpoint() as back:
         away.sink = HttpSink(back.url, bodies)  # it is back
         wait_for(lambda: len(back.received) == len(alerts))
         assert [request.event_id for request in back.received] == [ident(hourly) for hourly in alerts]

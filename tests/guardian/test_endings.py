@@ -15,9 +15,9 @@ import pytest
 
 from tests.support.few import few
 from tests.support.figures import within
-from tests.support.waiting import wait_for
+from tests.support.waiting import is_running, wait_for
 
-from .conftest import Side, alive, read_pid, until
+from .conftest import Side, read_pid, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,7 +66,7 @@ def test_everything_is_gone_within_five_seconds_of_the_supervisors_kill_9(side: 
         os.kill(pids[0], signal.SIGKILL)
     began = time.monotonic()
     one.process.kill()
-    until(lambda: not any(map(alive, [*pids, one.hello["pid"]])), timeout_s=60.0, what="the end of all")
+    until(lambda: not any(map(is_running, [*pids, one.hello["pid"]])), timeout_s=60.0, what="the end of all")
     assert within(4.5, since=began)
 
 
@@ -93,7 +93,7 @@ def test_kill_9_of_the_guardian_is_told_and_swept_by_the_supervisor(tmp_path: Pa
     done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=120, check=True, cwd=tmp_path, env=env)  # noqa: S603 - our own script
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == len(NAMES)
-    assert not any(map(alive, pids))
+    assert not any(map(is_running, pids))
 
 
 def test_end_all_leaves_nothing_and_says_so(side: Callable[..., Side]) -> None:
@@ -101,7 +101,7 @@ def test_end_all_leaves_nothing_and_says_so(side: Callable[..., Side]) -> None:
     pids = nasty(one)
     one.call("end", "all", grace_s=0.3)
     ended = one.wait("ended")
-    assert not any(map(alive, pids))
+    assert not any(map(is_running, pids))
     assert ended["left"] == []
     assert ended["killed"] >= len(pids)
     assert next(event for event in one.seen if event["ev"] == "exited")["signal"] == signal.SIGKILL
@@ -162,7 +162,7 @@ def test_orphans_are_ended_but_not_the_command_nor_its_helpers(side: Callable[..
     command, helper, orphan = (read_pid(one.directory / name) for name in ("command", "helper", "orphan"))
     one.call("end", "orphans", grace_s=1.0)
     assert one.wait("ended")["killed"] == 1
-    assert (alive(command), alive(helper), alive(orphan)) == (True, True, False)
+    assert (is_running(command), is_running(helper), is_running(orphan)) == (True, True, False)
 
 
 def test_detach_is_left_alone_after_a_crash_with_all_below_it(side: Callable[..., Side]) -> None:
@@ -179,13 +179,13 @@ def test_detach_is_left_alone_after_a_crash_with_all_below_it(side: Callable[...
     try:
         one.call("end", "all", grace_s=0.5)
         ended = one.wait("ended")
-        assert not alive(command)
+        assert not is_running(command)
         assert [left["pid"] for left in ended["left"]] == [detached]
         one.process.kill()
         one.process.wait()
         # the guardian stays to read the output of the one that it spared, and kills nothing
         time.sleep(1.5)
-        assert (alive(detached), alive(below)) == (True, True)
+        assert (is_running(detached), is_running(below)) == (True, True)
     finally:
         for pid in (detached, below):
             os.kill(pid, signal.SIGKILL)
@@ -198,8 +198,8 @@ def test_a_stranger_with_a_copied_cookie_is_not_touched(side: Callable[..., Side
         one = side()
         pid = one.run(["sleep", "600"], env=cookie)["pid"]
         one.process.kill()
-        until(lambda: not alive(pid))
-        until(lambda: not alive(one.hello["pid"]))
+        until(lambda: not is_running(pid))
+        until(lambda: not is_running(one.hello["pid"]))
         assert stranger.poll() is None
     finally:
         stranger.kill()
@@ -231,7 +231,7 @@ def test_after_finish_a_daemon_lives_on_is_listed_once_and_may_still_write(side:
     one.process.kill()
     one.process.wait()
     time.sleep(0.3)
-    assert alive(daemon)
+    assert is_running(daemon)
     (tmp_path / "go").touch()
     until((tmp_path / "written").exists, what="a daemon that writes without SIGPIPE")
     until(lambda: b"late words" in out.read_bytes())
@@ -258,7 +258,7 @@ def test_a_save_is_asked_for_and_waited_for_only_where_wanted(side: Callable[...
     until((tmp_path / "up").exists)  # the time for a save is no time to start in
     began = time.monotonic()
     one.process.kill()
-    until(lambda: not alive(pid))
+    until(lambda: not is_running(pid))
     assert (job / "save-now").exists()
     assert (tmp_path / "saved").exists() is wants
     assert time.monotonic() - began > 1.5 if wants else within(1.5, since=began)
@@ -387,7 +387,7 @@ def test_a_second_end_hurries_the_first_and_both_have_one_answer(side: Callable[
     one.call("end", "all", grace_s=0.2)
     assert one.wait("ended")["what"] == "all"
     assert within(5.0, since=began)
-    assert not any(map(alive, pids))
+    assert not any(map(is_running, pids))
     one.finish()
     assert sum(event["ev"] == "ended" for event in one.seen) == 1
 
@@ -427,7 +427,7 @@ def test_an_end_that_is_not_over_spares_what_is_started_after_it(stuck: tuple[Si
     one.call("spawn", **one.command(["sleep", "600"], attempt=2))
     command = one.wait("spawned")["pid"]
     time.sleep(0.5)  # many looks
-    assert alive(command)
+    assert is_running(command)
 
 
 @pytest.mark.bench
@@ -440,4 +440,4 @@ def test_what_could_not_be_ended_once_is_not_waited_for_again(stuck: tuple[Side,
     one.call("end", "all", grace_s=5.0)
     assert [left["pid"] for left in one.wait("ended")["left"]] == [pid]  # named again, for it is still there
     assert within(1.5, since=began)
-    assert not alive(command)
+    assert not is_running(command)

@@ -17,8 +17,9 @@ import pytest
 from tests.support.few import few
 from tests.support.figures import is_within, within
 from tests.support.small_disks import small_disk
+from tests.support.waiting import is_running
 
-from .conftest import Side, alive, until
+from .conftest import Side, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -301,7 +302,7 @@ def test_kill_9_of_the_supervisor_ends_the_job_though_disk_and_stdout_hang(side:
     pid = one.run(script("import os\nwhile True: os.write(1, b'w' * 65536)"))["pid"]
     until(lambda: select.select([read_fd], [], [], 0)[0] != [])
     one.process.kill()
-    until(lambda: not Path(f"/proc/{pid}").exists() and not alive(one.hello["pid"]))
+    until(lambda: not Path(f"/proc/{pid}").exists() and not is_running(one.hello["pid"]))
     os.close(read_fd)
 
 

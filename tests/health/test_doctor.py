@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from health.model import Json
-    from tests.health.conftest import FakeNvml
+    from tests.support.fake_nvml import FakeNvml
 
 SUPERVISE = shutil.which("supervise")
 pytestmark = pytest.mark.process

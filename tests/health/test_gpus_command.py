@@ -17,7 +17,7 @@ from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.health.conftest import FakeNvml
+    from tests.support.fake_nvml import FakeNvml
 
 pytestmark = pytest.mark.process
 UUID = "GPU-00000000-0000-4000-8000-00000000000"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from health.probing.runner import Start
-    from tests.health.conftest import FakeNvml
+    from tests.support.fake_nvml import FakeNvml
 
 NVML = "probe:nvml"
 FOREIGN = ("foreign-0", "foreign-1", "foreign-2")

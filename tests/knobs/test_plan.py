@@ -16,10 +16,9 @@ from supervisor.knobs.bindings import NAMES
 from supervisor.knobs.knob_set import BoundKnob, KnobSet
 from supervisor.report import opening_lines, start_plan
 from supervisor.strategies import LADDER_STEPS
-from tests.health.conftest import fake_library, fake_nvml  # noqa: F401  fixtures
 
 if TYPE_CHECKING:
-    from tests.health.conftest import FakeNvml
+    from tests.support.fake_nvml import FakeNvml
 
 HF = ["torchrun", "--nproc-per-node=2", "hf_trainer.py", "--per_device_train_batch_size", "32"]
 SCREEN = 60
@@ -226,7 +225,7 @@ def test_options_without_effect_are_named(capsys: pytest.CaptureFixture[str], mo
 
 
 @pytest.fixture
-def one_gpu(fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811  a fixture
+def one_gpu(fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_nvml.set(gpus=1)
     for name in ("LD_LIBRARY_PATH", "FAKE_NVML_STATE"):
         monkeypatch.setenv(name, fake_nvml.environ[name])

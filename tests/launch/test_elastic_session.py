@@ -42,7 +42,7 @@ from supervisor.guardian.messages import EVENTS
 from supervisor.knobs.knob_set import AttemptCommand
 from supervisor.launch.elastic_session import ElasticSession, decode, exception_line
 from supervisor.launch.session import SessionContext
-from tests.launch.conftest import make_job
+from tests.support.idle_job import make_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

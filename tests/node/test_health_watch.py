@@ -18,20 +18,19 @@ from supervisor.core.values import replace
 from supervisor.node import visible_gpus
 from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu, is_well_again
 from supervisor.node.health_watch import MOST_CHARACTERS, HealthWatch, finding_of, has_gpus, shown
-from tests.health.conftest import fake_library, fake_nvml  # noqa: F401  fixtures
 from tests.support.waiting import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.health.conftest import FakeNvml
+    from tests.support.fake_nvml import FakeNvml
 
 UUID = "GPU-00000000-0000-4000-8000-{:012d}"
 
 
 @pytest.fixture
-def watch(fake_nvml: FakeNvml) -> Iterator[Callable[..., HealthWatch]]:  # noqa: F811  a fixture
+def watch(fake_nvml: FakeNvml) -> Iterator[Callable[..., HealthWatch]]:
     """Give a function that makes a watch. probes: those of a look before an attempt; None: all, each of which is a process."""
     made: list[HealthWatch] = []
 
@@ -65,7 +64,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.process
-def test_a_look_names_what_blocks_and_a_gpu_by_the_name_that_it_had(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:  # noqa: F811
+def test_a_look_names_what_blocks_and_a_gpu_by_the_name_that_it_had(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:
     looks = watch(probes=None)
     first = looks.before((), 0)
     assert [one for one in first.findings if one.blocks] == []
@@ -80,7 +79,7 @@ def test_a_look_names_what_blocks_and_a_gpu_by_the_name_that_it_had(fake_nvml: F
 
 
 @pytest.mark.process
-def test_the_precision_is_that_which_all_gpus_of_the_job_have(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:  # noqa: F811
+def test_the_precision_is_that_which_all_gpus_of_the_job_have(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:
     fake_nvml.set({"1.capability": 75})
     readings = watch().before((), 0).readings
     first, second = (UUID.format(gpu) for gpu in (0, 1))
@@ -101,7 +100,7 @@ def test_a_number_format_needs_a_compute_capability(capabilities: list[tuple[int
 
 @pytest.mark.process
 def test_memory_of_a_gpu_is_judged_only_while_no_rank_of_ours_holds_it(
-    fake_nvml: FakeNvml,  # noqa: F811
+    fake_nvml: FakeNvml,
     watch: Callable[..., HealthWatch],
 ) -> None:
     fake_nvml.set({"0.procs": f"{os.getpid()}:{2 << 30}"})
@@ -113,7 +112,7 @@ def test_memory_of_a_gpu_is_judged_only_while_no_rank_of_ours_holds_it(
 @pytest.mark.process
 @pytest.mark.usefixtures("often")
 def test_changes_are_reported_once_with_what_is_well_again_and_a_failure_has_its_evidence(
-    fake_nvml: FakeNvml,  # noqa: F811
+    fake_nvml: FakeNvml,
     watch: Callable[..., HealthWatch],
 ) -> None:
     told: list[Finding] = []
@@ -134,7 +133,7 @@ def test_changes_are_reported_once_with_what_is_well_again_and_a_failure_has_its
 
 
 @pytest.mark.process
-def test_a_driver_that_hangs_after_a_failure_costs_the_verdict_a_second(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:  # noqa: F811
+def test_a_driver_that_hangs_after_a_failure_costs_the_verdict_a_second(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:
     looks = watch()
     looks.before((), 0)
     fake_nvml.set({"all.hang_ms.nvmlDeviceGetFieldValues": 60_000})
@@ -144,7 +143,7 @@ def test_a_driver_that_hangs_after_a_failure_costs_the_verdict_a_second(fake_nvm
 
 
 @pytest.mark.process
-def test_readings_of_a_driver_before_it_hung_count(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:  # noqa: F811
+def test_readings_of_a_driver_before_it_hung_count(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:
     looks = watch()
     looks.before((), 0)
     fake_nvml.set({"1.lost": 1, "0.hang_ms.nvmlDeviceGetTemperature": 60_000})
@@ -157,7 +156,7 @@ def test_readings_of_a_driver_before_it_hung_count(fake_nvml: FakeNvml, watch: C
 @pytest.mark.process
 @pytest.mark.usefixtures("often")
 def test_a_driver_that_hung_at_the_first_look_is_judged_by_what_moved_since_it_answered(
-    fake_nvml: FakeNvml,  # noqa: F811
+    fake_nvml: FakeNvml,
     watch: Callable[..., HealthWatch],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -179,7 +178,7 @@ def test_a_driver_that_hung_at_the_first_look_is_judged_by_what_moved_since_it_a
 @pytest.mark.process
 @pytest.mark.usefixtures("often")
 def test_sampling_goes_on_after_a_sample_for_which_nothing_could_be_opened(
-    fake_nvml: FakeNvml,  # noqa: F811
+    fake_nvml: FakeNvml,
     watch: Callable[..., HealthWatch],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,15 +19,15 @@ from supervisor.core.values import replace
 from supervisor.strategies import propose
 from supervisor.strategies.situation import Situation
 from tests.checkpointing import mounts
-from tests.health.conftest import fake_library, fake_nvml  # noqa: F401  fixtures
 from tests.reports.conftest import DECLARED, OFTEN, torchrun
+from tests.support.http_serving import QuietHandler, served
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.e2e.conftest import Supervised
-    from tests.health.conftest import FakeNvml
+    from tests.support.fake_nvml import FakeNvml
 
     Run = Callable[..., Supervised]
 
@@ -138,23 +136,13 @@ def test_marin_9213_run(supervise: Run, options: tuple[str, ...], cause: str, ra
 def failing_server() -> Iterator[str]:
     """An HTTP server on loopback that answers each request with 500: its address."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             """Fail."""
             self.send_error(500)
 
-        def log_message(self, *_args: object) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with served(Handler) as port:
+        yield f"127.0.0.1:{port}"
 
 
 @pytest.mark.slow
@@ -334,7 +322,7 @@ def test_onetrainer_1409_a_hub_that_is_asked_too_often_is_waited_for(before_firs
 @pytest.mark.process
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("command", ["nodes gpus", "doctor"])
-def test_open_gpu_971_a_driver_that_never_answers_is_a_finding_at_its_deadline(fake_nvml: FakeNvml, tmp_path: Path, command: str) -> None:  # noqa: F811
+def test_open_gpu_971_a_driver_that_never_answers_is_a_finding_at_its_deadline(fake_nvml: FakeNvml, tmp_path: Path, command: str) -> None:
     fake_nvml.set({"all.hang_ms.nvmlDeviceGetUUID": 600_000}, gpus=2)
     argv = [sys.executable, "-m", "supervisor", *command.split(), *(("--state-dir", str(tmp_path)) if command == "nodes gpus" else ())]
     done = subprocess.run(argv, cwd=tmp_path, env=fake_nvml.environ, capture_output=True, text=True, timeout=100, check=False)  # noqa: S603 (ours)

@@ -25,7 +25,7 @@ from supervisor.job.clock import Clock
 from supervisor.run.job_nodes import AttemptOrders, JobNodes
 from supervisor.run.main import JobRun
 from supervisor.run.own_coordinator import BUGS_APART_S
-from tests.launch.conftest import make_job
+from tests.support.idle_job import make_job
 from tests.support.waiting import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:

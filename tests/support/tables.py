@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import re
 from collections.abc import Callable, Collection
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -75,22 +76,25 @@ def _names(mark: pytest.Mark) -> list[str]:
 def _rows(mark: pytest.Mark) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the name and the arguments of each row, the name as pytest would write it."""
     names, ids = _names(mark), mark.kwargs.get("ids")
-    labels = itertools.repeat(ids) if ids is None or callable(ids) else ids
-    for number, (row, label) in enumerate(zip(mark.args[1], labels, strict=not (ids is None or callable(ids)))):
+    labels = itertools.repeat(None) if ids is None or callable(ids) else ids
+    for number, (row, label) in enumerate(zip(mark.args[1], labels, strict=labels is ids)):
         values = row.values if isinstance(row, _Param) else (row,) if len(names) == 1 else row
         arguments = dict(zip(names, values, strict=True))
         chosen = row.id if isinstance(row, _Param) and row.id is not None else label
-        if isinstance(chosen, str):
-            yield chosen, arguments
-        else:
-            yield "-".join(_label(chosen, name, value, number) for name, value in arguments.items()), arguments
+        if chosen is None:
+            chosen = "-".join(_label(ids if callable(ids) else None, name, value, number) for name, value in arguments.items())
+        yield str(chosen).encode("unicode_escape").decode(), arguments
 
 
 def _label(ids: Callable[[Any], object] | None, name: str, value: object, number: int) -> str:
     chosen = ids(value) if ids is not None else None
     shown = value if chosen is None else chosen
-    if isinstance(shown, (str, int, float, complex, bytes, Enum)) or shown is None:
+    if isinstance(shown, bytes):
+        return shown.decode("ascii", "backslashreplace")
+    if isinstance(shown, (str, int, float, complex, Enum)) or shown is None:
         return str(shown)
+    if isinstance(shown, re.Pattern):
+        return str(shown.pattern)
     return getattr(shown, "__name__", f"{name}{number}")
 
 
@@ -127,7 +131,8 @@ def _run(test: Callable[..., None], arguments: Mapping[str, Any], fixtures: Mapp
     with pytest.MonkeyPatch.context() as patch:
         own: dict[str, Any] = {"monkeypatch": patch} if "monkeypatch" in fixtures else {}
         if "tmp_path" in fixtures:
-            directory: Path = fixtures["tmp_path"] / str(number)
+            # no number in its name: the rows would look like a set of checkpoints, one for each step or rank
+            directory: Path = fixtures["tmp_path"] / "".join(chr(ord("a") + int(digit)) for digit in str(number))
             directory.mkdir()
             own["tmp_path"] = directory
         test(**arguments, **own)

@@ -29,6 +29,9 @@ _SHOWN = 10
 #: How pytest-timeout's message begins. Its timer runs once, so no other row may be begun.
 _TIMEOUT = "Timeout (>"
 
+#: A value that is longer has no place in a name.
+_LONGEST_NAME = 100
+
 _Param = type(pytest.param())
 
 
@@ -91,7 +94,7 @@ def _label(ids: Callable[[Any], object] | None, name: str, value: object, number
     shown = value if chosen is None else chosen
     if isinstance(shown, bytes):
         return shown.decode("ascii", "backslashreplace")
-    if isinstance(shown, (str, int, float, complex, Enum)) or shown is None:
+    if (isinstance(shown, (str, int, float, complex, Enum)) and len(str(shown)) <= _LONGEST_NAME) or shown is None:
         return str(shown)
     if isinstance(shown, re.Pattern):
         return str(shown.pattern)

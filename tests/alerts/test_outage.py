@@ -114,10 +114,10 @@ def test_a_receiver_that_takes_30_s_gets_each_alert_and_holds_nobody_up(
             sender.enqueue(queue, single(one))
     wait_for(lambda: len(quick.received) == len(alerts))
     assert not [fields for event, fields in log.events if event == "alert.sent" and fields["sink"] == "slow"], "nobody waited for it"
-    wait_for(lambda: kept(tmp_path, "sent", "slow") == [ident(one) for one in alerts])
+    wait_for(lambda: kept(tmp_path, "sent", "slow") == [ident(alert) for alert in alerts])
     times = Counter(request.event_id for request in slow.received)
     assert times[ident(alerts[0])] <= 5, "how long it takes is learned with the first alert"
-    assert [times[ident(one)] for one in alerts[1:]] == [1, 1], "and later ones are not repeated"
+    assert [times[ident(alert)] for alert in alerts[1:]] == [1, 1], "and later ones are not repeated"
     assert sender.close(60.0) == 0
 
 

@@ -121,13 +121,13 @@ def read_pid(file: Path) -> int:
 @pytest.fixture
 def side(tmp_path: Path) -> Iterator[Callable[..., Side]]:
     """Make sides; each is killed at the end, and its guardian must be gone soon after."""
-    made: list[Side] = []
+    sides: list[Side] = []
 
     def make(**given: Any) -> Side:
-        made.append(Side(tmp_path, **given))
-        return made[-1]
+        sides.append(Side(tmp_path, **given))
+        return sides[-1]
 
     yield make
-    for one in made:
-        one.close()
-        until(lambda one=one: not is_running(one.hello["pid"]), what="the end of the guardian")
+    for side in sides:
+        side.close()
+        until(lambda side=side: not is_running(side.hello["pid"]), what="the end of the guardian")

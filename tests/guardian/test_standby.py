@@ -40,9 +40,9 @@ print(json.dumps({
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> Iterator[Ranks]:
-    made = Ranks(tmp_path)
-    yield made
-    made.close()
+    ranks = Ranks(tmp_path)
+    yield ranks
+    ranks.close()
 
 
 def script(ranks: Ranks, text: str, name: str = "train.py") -> str:

@@ -95,7 +95,7 @@ def many_jobs(root: Path, now: float, *, pid: int = 1, start_ticks: int = 1) -> 
     newer.parent.mkdir(parents=True)
     newer.write_bytes(frame(b'{"seq":1,"t":1.0,"wall":"","kind":"header","body":{"job":"j","node":"n","version":"99.0"}}'))
     for journal in root.glob("*/nodes/*/journal.jsonl"):
-        last_t = now if journal == newer else [one.t for one in scan(journal) if isinstance(one, Record)][-1]
+        last_t = now if journal == newer else [record.t for record in scan(journal) if isinstance(record, Record)][-1]
         os.utime(journal, (last_t, last_t))
     return sorted(path.name for path in root.iterdir())
 

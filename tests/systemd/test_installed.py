@@ -22,14 +22,14 @@ def test_a_job_is_ready_with_its_rank_outlives_its_death_and_stops(machine: Mach
     unit = machine.installed("short", '[job]\ncommand = ["sleep", "1000"]\n', OURS, "/")
     started = machine.run("systemctl", "start", unit)
     assert started.returncode == 0, machine.journal(unit)
-    shown = machine.show(unit)
-    assert shown["ActiveState"] == "active"
+    properties = machine.show(unit)
+    assert properties["ActiveState"] == "active"
 
     def ranks() -> list[str]:
-        return machine.run("sh", "-c", f"pgrep -x sleep | grep -xFf /sys/fs/cgroup{shown['ControlGroup']}/cgroup.procs").stdout.split()
+        return machine.run("sh", "-c", f"pgrep -x sleep | grep -xFf /sys/fs/cgroup{properties['ControlGroup']}/cgroup.procs").stdout.split()
 
     (rank,) = ranks()  # at once: READY comes when it runs
-    adjusted = [int(machine.run("cat", f"/proc/{pid}/oom_score_adj").stdout) for pid in (rank, shown["MainPID"])]
+    adjusted = [int(machine.run("cat", f"/proc/{pid}/oom_score_adj").stdout) for pid in (rank, properties["MainPID"])]
     assert adjusted[0] == adjusted[1] + 100
     limits = machine.run("cat", f"/proc/{rank}/limits").stdout
     assert re.search(r"^Max core file size +0 +unlimited", limits, re.MULTILINE), limits

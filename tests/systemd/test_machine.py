@@ -86,8 +86,8 @@ def test_the_kernel_s_log_is_readable_as_the_unit_s_user(machine: Machine) -> No
     machine.run("mkdir", "-p", "/var/lib/supervise/klog")
     machine.run("systemctl", "start", unit, timeout=120)
     wait_for(lambda: machine.show(unit)["ActiveState"] in {"failed", "inactive"})
-    found = json.loads(machine.run("cat", "/var/lib/supervise/klog/out").stdout)
-    results = [row for row in found["results"] if row["check"] == "kernel_log"]
+    document = json.loads(machine.run("cat", "/var/lib/supervise/klog/out").stdout)
+    results = [row for row in document["results"] if row["check"] == "kernel_log"]
     assert results
     assert not [row for row in results if row["result"] == "unknown"]
 
@@ -101,8 +101,8 @@ def test_a_node_that_is_missing_does_not_fail_the_start(machine: Machine) -> Non
     machine.run("systemctl", "start", "--no-block", unit)
     wait_for(lambda: "waits for the other nodes" in machine.show(unit).get("StatusText", ""), state=lambda: machine.journal(unit))
     machine.run("sleep", "45")  # TimeoutStartSec=40 would have passed
-    shown = machine.show(unit)
-    assert (shown["ActiveState"], shown["SubState"]) == ("activating", "start"), machine.journal(unit)
+    properties = machine.show(unit)
+    assert (properties["ActiveState"], properties["SubState"]) == ("activating", "start"), machine.journal(unit)
     assert machine.run("systemctl", "stop", unit, timeout=120).returncode == 0
     assert "timed out" not in machine.journal(unit)
 
@@ -122,8 +122,10 @@ def test_a_mirror_that_is_waited_for_does_not_fail_the_start(machine: Machine) -
         awaited = "looks for the newest checkpoint in the mirror"
         wait_for(lambda: awaited in machine.show(unit).get("StatusText", ""), state=lambda: machine.journal(unit))
         machine.run("sleep", "18")  # TimeoutStartSec=15 would have passed
-        shown = machine.show(unit)
-        assert (shown["ActiveState"], shown["SubState"], shown["StatusText"]) == ("activating", "start", awaited), machine.journal(unit)
+        properties = machine.show(unit)
+        assert (properties["ActiveState"], properties["SubState"], properties["StatusText"]) == ("activating", "start", awaited), (
+            machine.journal(unit)
+        )
         assert machine.run("systemctl", "stop", unit, timeout=120).returncode == 0
     assert "timed out" not in machine.journal(unit)
     assert "nothing shows that the command takes a checkpoint" in machine.journal(unit, "-p", "warning")
@@ -176,10 +178,10 @@ def test_what_supervise_gave_up_is_alerted_once_and_shown_in_the_status(machine:
     machine.run("systemctl", "start", unit, timeout=120)
     alert = "supervise-alert@fails.service"
     wait_for(lambda: "supervise alerted already" in machine.journal(alert), state=lambda: machine.journal(unit) + machine.journal(alert))
-    shown = machine.show(unit)
-    assert (shown["ExecMainStatus"], shown["NRestarts"]) == ("65", "0")
-    assert shown["StatusText"].startswith("failed, exit code 42: ")
-    assert "rank 0 exited with code 42" in shown["StatusText"]
+    properties = machine.show(unit)
+    assert (properties["ExecMainStatus"], properties["NRestarts"]) == ("65", "0")
+    assert properties["StatusText"].startswith("failed, exit code 42: ")
+    assert "rank 0 exited with code 42" in properties["StatusText"]
     sent = machine.run("cat", "/var/lib/supervise/fails/alert").stdout
     assert '"given_up"' in sent
     assert '"unit_failed"' not in sent

@@ -95,5 +95,5 @@ class JobOfNodes:
 
     def close(self) -> None:
         """Bring all to the disk."""
-        for one in self.nodes.values():
-            one.close()
+        for node in self.nodes.values():
+            node.close()

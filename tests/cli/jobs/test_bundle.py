@@ -56,7 +56,7 @@ def packed(written: RecordedJob, number: int | None = None, *, most: int = 64 * 
 
 
 def content(contents: BundleContents, name: str) -> bytes:
-    return next(one.content for one in contents.members if one.name == name)
+    return next(member.content for member in contents.members if member.name == name)
 
 
 def failed(written: RecordedJob, *facts: Evidence) -> None:
@@ -82,9 +82,9 @@ def test_it_holds_what_explains_the_incident_and_lists_what_it_does_not_hold(wri
         written.log(1, name, f"{name} of attempt 1\n".encode())
     written.log(2, "rank-1.err", b"of attempt 2\n")
     contents = packed(written)
-    assert [one.name for one in contents.members] == [
+    assert [member.name for member in contents.members] == [
         "card.txt", "evidence.json", "status.json", "settings.txt", "versions.json", "doctor.json", "kernel-findings.json", *(
-        ["nvidia-smi.txt"] if any(one.name == "nvidia-smi.txt" for one in contents.members) else []),
+        ["nvidia-smi.txt"] if any(member.name == "nvidia-smi.txt" for member in contents.members) else []),
         "journal.jsonl", "logs/rank-1.out", "logs/rank-1.err", "logs/agent.log", "logs/rank-0.err",
     ]  # fmt: skip
     assert content(contents, "logs/rank-1.err") == b"rank-1.err of attempt 1\n", "of the attempt that failed"
@@ -93,7 +93,7 @@ def test_it_holds_what_explains_the_incident_and_lists_what_it_does_not_hold(wri
     assert json.loads(content(contents, "versions.json"))["packages"]["click"]
     assert dict(contents.left_out)["supervise.log"] == "No such file or directory"
     manifest = json.loads(contents.manifest({"job": "train"}))
-    assert {row["name"] for row in manifest["members"]} == {one.name for one in contents.members}
+    assert {row["name"] for row in manifest["members"]} == {member.name for member in contents.members}
     assert {"name": "supervise.log", "why": "No such file or directory"} in manifest["left_out"]
 
 
@@ -112,7 +112,7 @@ def test_its_journal_is_a_journal_of_the_time_around_the_incident(written: Recor
     assert CANARY.encode() not in found
     (tmp_path / "journal.jsonl").write_bytes(found)
     view = read_view(tmp_path / "journal.jsonl")
-    assert (view.problems, [one.number for one in view.incidents]) == ([], [1])
+    assert (view.problems, [incident.number for incident in view.incidents]) == ([], [1])
     assert view.run is not None
 
 
@@ -134,7 +134,7 @@ def test_a_secret_has_one_digest_in_all_members_and_the_key_is_in_none(written: 
     for name in ("journal.jsonl", "logs/rank-0.err"):
         assert digest.encode() in content(contents, name), name
     key = (job_directory / digest_key.NAME).read_bytes()
-    assert not any(key in one.content or key.hex().encode() in one.content for one in contents.members)
+    assert not any(key in member.content or key.hex().encode() in member.content for member in contents.members)
 
 
 def test_a_later_time_of_a_long_run_is_not_in_it(written: RecordedJob) -> None:
@@ -179,7 +179,7 @@ def test_a_job_without_an_incident_has_a_bundle_too_and_a_wrong_number_is_an_err
     written.close()
     contents = packed(written)
     assert content(contents, "logs/rank-0.out") == b"hello\n"
-    assert "card.txt" not in [one.name for one in contents.members]
+    assert "card.txt" not in [member.name for member in contents.members]
     with pytest.raises(SuperviseError, match="no such incident: job train: 7") as error:
         packed(written, 7)
     assert error.value.exit_code == 64
@@ -191,10 +191,10 @@ def test_below_the_cap_a_text_keeps_its_end_and_the_rest_is_left_out() -> None:
     contents.add("b.json", "", lambda: ["x" * 500], archive.document)
     contents.add("c.txt", "", lambda: "".join(f"line {number}\n" for number in range(1000)))
     contents.add("d.txt", "", lambda: "too late")
-    assert [(one.name, one.is_cut) for one in contents.members] == [("a.json", False), ("c.txt", True)]
+    assert [(member.name, member.is_cut) for member in contents.members] == [("a.json", False), ("c.txt", True)]
     assert contents.members[1].content.startswith(b"line 9")
     assert contents.members[1].content.endswith(b"line 999\n")
-    assert sum(len(one.content) for one in contents.members) <= 1000
+    assert sum(len(member.content) for member in contents.members) <= 1000
     assert [name for name, _ in contents.left_out] == ["b.json", "d.txt"]
 
 
@@ -364,7 +364,7 @@ def test_the_ranks_of_a_job_that_runs_are_asked_for_their_stacks(tmp_path: Path)
             job.terminate()
             job.wait(60)
     with tarfile.open(tmp_path / "b.tar.gz") as tar:
-        (answer,) = [one for one in tar.getmembers() if one.name.endswith("/stacks/rank-0-now.txt")]
+        (answer,) = [member for member in tar.getmembers() if member.name.endswith("/stacks/rank-0-now.txt")]
         file = tar.extractfile(answer)
         assert file is not None
         assert b"in stuck_here" in file.read()

@@ -51,7 +51,7 @@ def test_each_job_has_a_line_and_the_last_changed_is_first(
         assert f" {states} " in row
     assert rows[2].split()[2] == "40"
     assert ls(done.settings, as_json=True) == 0
-    assert [one["job"] for one in json.loads(capsys.readouterr().out)] == ["runs", "died", "done"]
+    assert [row["job"] for row in json.loads(capsys.readouterr().out)] == ["runs", "died", "done"]
 
 
 def test_its_json_is_that_of_status(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,9 +61,9 @@ def test_its_json_is_that_of_status(written: RecordedJob, capsys: pytest.Capture
     written.start(1)
     written.succeed(10)
     ls(written.settings, as_json=True)
-    (found,) = json.loads(capsys.readouterr().out)
+    (document,) = json.loads(capsys.readouterr().out)
     status = json.loads(json_text(status_of(find_job(state_root(written.settings), "train"))))
-    assert found == status | {"now": found["now"]}
+    assert document == status | {"now": document["now"]}
 
 
 def test_the_node_is_named_where_there_are_several(make_job: type[RecordedJob], root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -143,9 +143,9 @@ def test_all_explains_every_incident_the_oldest_first_and_json_has_the_words_of_
     text = capsys.readouterr().out
     assert [int(number) for number in re.findall(r"-- incident (\d) of job train: resolved", text)] == [1, 2]
     assert why(written.settings, "train", None, show_all=True, as_json=True) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [(one["number"], one["outcome"]) for one in found["incidents"]] == [(1, "resolved"), (2, "resolved")]
-    words = found["incidents"][0]["words"]
+    document = json.loads(capsys.readouterr().out)
+    assert [(one["number"], one["outcome"]) for one in document["incidents"]] == [(1, "resolved"), (2, "resolved")]
+    words = document["incidents"][0]["words"]
     assert " ".join(text.split()).count(words["done"]) == 1
     assert words["what"] == "A process was killed, and no evidence shows by whom"
     assert words["do"] == ["nothing: the training went on"]
@@ -450,9 +450,9 @@ def test_evidence_on_a_card_shows_no_secrets(text: str, hidden: str) -> None:
 
 
 def test_evidence_on_a_card_cannot_move_the_cursor() -> None:
-    found = shown(card("train", decision(text="\x1b[2J\x1b]0;title\x07red\x1b[31m \udcff\rback\x00"), None, address="--job train"))
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", found)
-    found.encode("utf-8")
+    text = shown(card("train", decision(text="\x1b[2J\x1b]0;title\x07red\x1b[31m \udcff\rback\x00"), None, address="--job train"))
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", text)
+    text.encode("utf-8")
 
 
 def test_what_tells_most_comes_first() -> None:
@@ -477,9 +477,9 @@ def test_the_evidence_of_an_out_of_memory_is_whole_and_stands_once_for_all_ranks
 
 
 def test_where_names_what_is_known_and_no_more() -> None:
-    one = decision()
-    verdict = replace(one.verdict, rank=None, because=())
-    page = shown(card("train", replace(one, verdict=verdict), None, address="--job train", node="gpu-7"))
+    report_decision = decision()
+    verdict = replace(report_decision.verdict, rank=None, because=())
+    page = shown(card("train", replace(report_decision, verdict=verdict), None, address="--job train", node="gpu-7"))
     assert re.search(r"  where +node gpu-7, step \d+, attempt \d$", page, re.MULTILINE), page
 
 
@@ -498,15 +498,17 @@ def test_what_a_victim_raised_is_marked_as_a_consequence() -> None:
 
 def test_the_line_of_code_that_failed_is_on_the_card() -> None:
     facts = (("file", "/home/ada/train.py"), ("line", "57"), ("function", "collate"))
-    one = decision()
-    page = card("train", replace(one, verdict=replace(one.verdict, facts=facts)), None, address="--job train")
+    report_decision = decision()
+    page = card("train", replace(report_decision, verdict=replace(report_decision.verdict, facts=facts)), None, address="--job train")
     assert "            /home/ada/train.py:57 in collate" in shown(page).splitlines()
 
 
 def test_what_in_the_script_explains_it_stands_below_the_line() -> None:
     facts = (("hang_code", "train.py:88"), ("reason", "train.py:88: only ranks with `rank == 0` call barrier"))
-    one = decision()
-    page = shown(card("train", replace(one, verdict=replace(one.verdict, facts=facts)), None, address="--job train"))
+    report_decision = decision()
+    page = shown(
+        card("train", replace(report_decision, verdict=replace(report_decision.verdict, facts=facts)), None, address="--job train")
+    )
     lines = page.splitlines()
     at = lines.index("            train.py:88")
     assert lines[at + 1] == "            train.py:88: only ranks with `rank == 0` call barrier"

@@ -38,6 +38,7 @@ FILLED = {
     r"--nnodes=N\b": "--nnodes=1",
     r"listen=9409": "listen=127.0.0.1:0",
     r"--rank 3\b": "--rank 1",
+    r"\bUUID\b": "all",
     r"^classify --json$": "classify --json LOG",
 }
 E2E, SLURM, CLI = "tests/e2e/", "tests/slurm/", "tests/cli/"
@@ -56,15 +57,15 @@ ELSEWHERE = {
     "--checkpoints 'ckpt/*.pt' --resume-args '--resume {resume}' drill soak --hours 8 --rate 12 -- torchrun --nproc-per-node=8 train.py": (
         E2E + "test_drill_soak.py::test_the_job_comes_back_from_each_fault_and_its_losses_are_those_of_a_quiet_run"
     ),
+    "--checkpoints 'ckpt/*.pt' --resume-args '--resume {resume}' drill preempt --at-step 200 -- torchrun --nproc-per-node=8 train.py": (
+        E2E + "test_drill.py::test_a_preempted_job_is_started_again_and_goes_on"
+    ),
     "checkpoints convert ckpt/step_12000.pt export --to hf --dtype bf16": (
         CLI + "test_convert.py::test_a_checkpoint_is_converted_and_what_is_lost_is_listed"
     ),
     "checkpoints quarantine --withdraw PATH": CLI + "test_checkpoints.py::test_a_quarantine_is_withdrawn_by_the_same_command",
     "doctor --nodes --nnodes 8 --node-rank N --master HOST:PORT": "tests/health/nodecheck/test_real.py::test_a_cable_that_really_is_slow",
     "doctor --nodes --nproc-per-node 8": "tests/health/nodecheck/test_real.py::test_eight_healthy_ranks_on_a_loaded_machine",
-    "drill preempt --at-step 200 -- torchrun --nproc-per-node=8 train.py": (
-        E2E + "test_drill.py::test_a_preempted_job_is_started_again_and_goes_on"
-    ),
     "drill resume -- torchrun …": E2E + "test_drill_resume.py::test_two_ranks_that_load_the_same_checkpoint_are_proven",
     "nodes exclude gpu-9 --why 'its disk fails' --drain": (
         SLURM + "test_kinds_of_jobs.py::test_a_node_is_drained_with_its_reason_for_an_operator_and_for_nobody_else"

@@ -285,7 +285,7 @@ class _Drill:
             saved = (
                 "by the script itself, before it ended"
                 if by_itself
-                else "no: it does not ask worker.should_save(), or its save was not seen"
+                else "not shown: it does not ask worker.should_save(), or the next start did not load what it saved"
             )
             yield Fact("saved", saved if self._saved_t is None else f"after {span_text(self._saved_t - struck.t)}, on request")
         if resumed is None:

@@ -50,7 +50,7 @@ def run(
 
 def command(*words: str, cwd: Path, environ: dict[str, str], stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """Run what `python -P -m supervisor WORDS` would in `cwd`, with this environment alone."""
-    server = _server("supervisor.cli.main", "supervisor.cli.classify.command")
+    server = _server("supervisor.cli.main", "supervisor.cli.classify.command", "supervisor.config.signatures:read")
     return _run(server, ("-m", "supervisor", *words), cwd, environ, stdin)
 
 
@@ -110,8 +110,11 @@ def _ended(pids: list[int], timeout_s: float) -> int:
 
 def _serve() -> tuple[dict[str, Any], dict[str, str]]:
     """Answer requests until there are no more; return in each fork, with its request and the variables that make it a rank."""
-    for module in sys.argv[1:]:
-        importlib.import_module(module)
+    for name in sys.argv[1:]:
+        module, _, function = name.partition(":")
+        imported = importlib.import_module(module)
+        if function:
+            getattr(imported, function)()  # what it reads stays in its cache
     gc.freeze()  # a collection in a fork would copy what all share
     answers = os.dup(1)
     for line in sys.stdin:

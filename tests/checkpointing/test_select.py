@@ -18,6 +18,7 @@ from checkpointing.rejections import Rejections
 from checkpointing.select import Selection, newest
 from checkpointing.verification import Cache, verify
 from tests.checkpointing.clocks import Clock
+from tests.support.damaged_files import tear
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,10 +29,6 @@ def save(path: Path, step: int | None, mtime: int | None = None, key: str = "ste
     if mtime is not None:
         os.utime(path, (mtime, mtime))
     return path
-
-
-def tear(path: Path) -> None:
-    os.truncate(path, path.stat().st_size * 2 // 3)
 
 
 def choose(directory: Path, pattern: str = "*.pt", cache: Cache | None = None, **more: Any) -> Selection:  # noqa: ANN401  newest's own

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -20,14 +19,7 @@ from checkpointing.select import newest
 from checkpointing.verification import verify
 from tests.checkpointing.corruptions.sound import FORMATS
 from tests.checkpointing.untouched import everything
-
-
-def flip(file: Path) -> None:
-    """Flip one bit in the middle, as a disk does: the times stay."""
-    st, content = file.stat(), bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    os.utime(file, ns=(st.st_atime_ns, st.st_mtime_ns))
+from tests.support.damaged_files import flip_bit
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # torch's own, where it saves
@@ -47,7 +39,7 @@ def test_a_flip_in_any_file_shows_and_nothing_is_touched(name: str, tmp_path: Pa
         at = path / file.path if made.is_tree else path
         if not file.n_bytes:
             continue
-        flip(at)
+        flip_bit(at, bit=1)
         before = everything(job)
         assert check.check(str(path), made).verdict is Verdict.BAD, file.path
         listing, rejections = find([str(path)], str(job)), Rejections(CheckpointCatalogue(state / file.path, is_writer=True))
@@ -59,5 +51,5 @@ def test_a_flip_in_any_file_shows_and_nothing_is_touched(name: str, tmp_path: Pa
         record = AsideRecord(CheckpointCatalogue(state, is_writer=True))
         assert not record.move(judged, 1, {}, ranks_alive=False).to  # this job was not seen to write it
         assert everything(job) == before
-        flip(at)
+        flip_bit(at, bit=1)
     assert check.check(str(path), made).verdict is Verdict.VERIFIED

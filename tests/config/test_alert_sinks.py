@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import TYPE_CHECKING
 
@@ -22,15 +23,9 @@ SLACK = f"https://hooks.slack.com/services/{TOKEN}"
 
 
 @pytest.fixture
-def load(tmp_path: Path) -> Callable[..., Settings]:
-    def call(text: str, *, named: bool = True) -> Settings:
-        path = tmp_path / "supervise.toml"
-        path.write_text(text, encoding="utf-8")
-        path.chmod(0o600)
-        environ = {"XDG_CONFIG_HOME": str(tmp_path / "none")}
-        return loading.load({}, environ, tmp_path, str(path) if named else None, system_file=tmp_path / "none.toml")
-
-    return call
+def load(load: Callable[..., Settings]) -> Callable[..., Settings]:
+    """Trust the file, which the user named."""
+    return functools.partial(load, is_named=True)
 
 
 def test_a_list_of_sinks_keeps_its_order_its_values_and_its_secrets(load: Callable[..., Settings]) -> None:
@@ -94,7 +89,7 @@ def test_an_address_of_another_scheme_than_the_kinds_starts_nothing(load: Callab
 @pytest.mark.parametrize("line", ["command = ['/bin/sh']", "url_file = '/etc/passwd'", "secret_file = '/etc/passwd'"])
 def test_a_file_found_in_the_working_directory_runs_no_program_and_reads_no_file(load: Callable[..., Settings], line: str) -> None:
     with pytest.raises(SuperviseError, match="by a file found in the working directory") as caught:
-        load(f"[[alerts.sink]]\nkind = 'exec'\n{line}\n", named=False)
+        load(f"[[alerts.sink]]\nkind = 'exec'\n{line}\n", is_named=False)
     assert caught.value.hint == "Give the file with --config."
     load(f"[[alerts.sink]]\nkind = 'exec'\n{line}\n")
 

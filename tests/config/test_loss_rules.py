@@ -19,16 +19,6 @@ if TYPE_CHECKING:
 OWN = '[[loss.rule]]\nid = "reward.nan"\nwords = ["reward"]\npattern = {pattern}\n'
 
 
-@pytest.fixture
-def load(tmp_path: Path) -> Callable[[str], Settings]:
-    def call(text: str) -> Settings:
-        (tmp_path / "supervise.toml").write_text(text, encoding="utf-8")
-        (tmp_path / "supervise.toml").chmod(0o600)
-        return loading.load({}, {"XDG_CONFIG_HOME": str(tmp_path / "none")}, tmp_path, system_file=tmp_path / "none.toml")
-
-    return call
-
-
 def test_ones_own_rules_stand_beside_ours_replace_them_and_switch_them_off(load: Callable[[str], Settings]) -> None:
     settings = load(
         OWN.format(pattern=r"'reward=(?P<value>\S+)'")

@@ -43,15 +43,6 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pa
     return call
 
 
-@pytest.fixture
-def load(write: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Settings]:
-    def call(text: str) -> Settings:
-        write(text)
-        return loading.load({}, {"XDG_CONFIG_HOME": str(tmp_path / "home")}, tmp_path, system_file=tmp_path / "none.toml")
-
-    return call
-
-
 def test_a_row_is_read_with_its_place_and_shown(load: Callable[[str], Settings], tmp_path: Path) -> None:
     settings = load(ROW)
     (row,) = settings.recover

@@ -28,6 +28,7 @@ from checkpointing.retention.rules import RetentionPolicy
 from checkpointing.verification import identity_of, verify
 from tests.checkpointing.mounts import btrfs, tmpfs
 from tests.checkpointing.untouched import everything
+from tests.support.damaged_files import tear
 
 if TYPE_CHECKING:
     from checkpointing.manifest.documents import Manifest
@@ -51,10 +52,6 @@ def of_job(state: Path) -> CheckpointCatalogue:
 
 def free(disk: Path) -> int:
     return os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
-
-
-def tear(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
 
 
 def steps(copies: Copies) -> list[int | None]:

@@ -26,6 +26,7 @@ from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.retention.copies import Copies
 from checkpointing.training import load
 from checkpointing.verification import verify
+from tests.support.damaged_files import tear
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,10 +34,6 @@ if TYPE_CHECKING:
 
 def names_in(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
-
-
-def torn(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
 
 
 # what does not cost anything
@@ -349,7 +346,7 @@ def test_nothing_there_is_none(tmp_path: Path) -> None:
 def test_torn_ones_are_passed_over_and_named(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save({"step": step, "weights": torch.ones(1000)}, tmp_path, step=step)
-    torn(tmp_path / "step-00000003.pt")
+    tear(tmp_path / "step-00000003.pt")
     (tmp_path / "notes.txt").write_text("no checkpoint")
     found = load_latest(tmp_path)
     assert found is not None
@@ -359,7 +356,7 @@ def test_torn_ones_are_passed_over_and_named(tmp_path: Path) -> None:
 
 
 def test_where_none_is_good_the_training_does_not_start_from_scratch_in_silence(tmp_path: Path) -> None:
-    torn(Path(save({"weights": torch.ones(1000)}, tmp_path, step=1)))
+    tear(Path(save({"weights": torch.ones(1000)}, tmp_path, step=1)))
     with pytest.raises(CheckpointingError, match=r"none is good: .*step-00000001.pt: torn"):
         load_latest(tmp_path)
 
@@ -380,7 +377,7 @@ def test_what_the_supervisor_hands_out_comes_first_and_nothing_newer_is_taken(tm
     found = load_latest(tmp_path)
     assert found is not None
     assert found.step == 2
-    torn(tmp_path / "step-00000002.pt")
+    tear(tmp_path / "step-00000002.pt")
     found = load_latest(tmp_path)  # the supervisor stepped back from 3 on purpose
     assert found is not None
     assert found.step == 1

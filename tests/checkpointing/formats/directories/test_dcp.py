@@ -20,6 +20,7 @@ from checkpointing.io.reader import Interrupted
 from checkpointing.model import Verdict
 from checkpointing.verification import verify
 from tests.support import preloaded
+from tests.support.damaged_files import flip_bit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,12 +106,6 @@ def zero(path: Path, begin: int, count: int) -> None:
     path.write_bytes(raw)
 
 
-def flip(path: Path, at: int) -> None:
-    raw = bytearray(path.read_bytes())
-    raw[at] ^= 0x10
-    path.write_bytes(raw)
-
-
 def weight_at(directory: Path) -> int:
     """Where the numbers of the weight are in the shard."""
     return (directory / SHARD).read_bytes().index(torch.randn(40, 30, generator=torch.Generator().manual_seed(1)).numpy().tobytes()[:64])
@@ -135,7 +130,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], Verdict, str]] = {
     ),
     "shard_fifo": (lambda d: ((d / SHARD).unlink(), os.mkfifo(d / SHARD)), Verdict.UNVERIFIABLE, "is a FIFO"),
     "shard_directory": (lambda d: ((d / SHARD).unlink(), (d / SHARD).mkdir()), Verdict.UNVERIFIABLE, "is missing"),
-    "flip": (lambda d: flip(d / SHARD, weight_at(d) + 100), Verdict.BAD, "its CRC is"),
+    "flip": (lambda d: flip_bit(d / SHARD, weight_at(d) + 100), Verdict.BAD, "its CRC is"),
     "page": (lambda d: zero(d / SHARD, weight_at(d), 4096), Verdict.BAD, "its CRC is"),
     "tail": (lambda d: zero(d / SHARD, (d / SHARD).stat().st_size - 3000, 3000), Verdict.BAD, SHARD),
 }

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.programs.driving import environment, lay_out
+from tests.programs.program_runs import environment, lay_out
 from tests.programs.table import PROGRAMS, TrainingProgram
 
 STEPS = 200_000

@@ -1,4 +1,4 @@
-"""A service by apprise, as a real receiver on loopback: what it gets, and what becomes of what it does not take."""
+"""An Apprise service, with a real receiver on loopback: the messages that it gets, and the answer to a message that it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sender: none lost, none out of order, none twice, and nobody waits."""
+"""The sender loses no alert, keeps their order, sends none twice, and keeps nobody waiting."""
 
 from __future__ import annotations
 

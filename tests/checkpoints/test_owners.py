@@ -1,4 +1,4 @@
-"""Whose checkpoint the ranks loaded: foreign is only what is surely neither of this run nor of an earlier one of the same job."""
+"""The owner of a loaded checkpoint: it is foreign only if neither this run nor an earlier run of the job can have written it."""
 
 from __future__ import annotations
 

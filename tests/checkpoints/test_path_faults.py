@@ -1,4 +1,4 @@
-"""What an exception names is looked at on the disk: what was left in the way, what was set aside, a pointer that leads to nothing whole."""
+"""An exception names a path: the disk then shows a leftover in the way, a file that was set aside, or a pointer to no whole checkpoint."""
 
 from __future__ import annotations
 

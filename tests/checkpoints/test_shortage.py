@@ -1,4 +1,4 @@
-"""What is said of a disk on which the next checkpoints will not fit."""
+"""The report on a disk without room for the next checkpoints."""
 
 from __future__ import annotations
 

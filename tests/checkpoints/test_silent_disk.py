@@ -1,4 +1,4 @@
-"""A job whose disk gives no byte of its checkpoints: what it resumes from, and what it reports meanwhile."""
+"""A job whose disk answers no read of its checkpoints: the checkpoint that it resumes from, and its reports meanwhile."""
 
 from __future__ import annotations
 

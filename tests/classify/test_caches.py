@@ -1,4 +1,4 @@
-"""A damaged file of a cache is the cache's fault, whoever reads it; the same error about another file is not."""
+"""A damaged cache file is the cache's fault, whichever library reads it; the same error about another file is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A directory that is one incident: what is kept of many streams, and which rank is named as the first to fail."""
+"""A directory of one incident: the evidence from many streams, and the rank that failed first."""
 
 from __future__ import annotations
 

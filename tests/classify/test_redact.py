@@ -1,4 +1,4 @@
-"""What is written down holds no secret that could be known as one."""
+"""No file that we write holds a recognisable secret."""
 
 from __future__ import annotations
 

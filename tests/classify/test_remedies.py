@@ -1,4 +1,4 @@
-"""The table of hints: each is given where what it names was seen, and not where it was not."""
+"""The table of hints: each hint appears if its subject is in the evidence, and only then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a training is, by what it prints."""
+"""The progress of a training, read from its own output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`supervise checkpoints`: what a job knows of its checkpoints, what was moved and is moved back, and what is never handed out again."""
+"""`supervise checkpoints`: the known checkpoints of a job, files that were moved and moved back, and files that are never offered again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: what is ours, what is the job's, and which exit code comes out."""
+"""The command line: our options, the job's options, and the exit codes."""
 
 from __future__ import annotations
 

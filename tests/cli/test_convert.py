@@ -1,4 +1,4 @@
-"""`supervise checkpoints convert`: what it refuses, what a kill leaves, and what it says."""
+"""`supervise checkpoints convert`: its refusals, what a kill leaves, and its messages."""
 
 from __future__ import annotations
 

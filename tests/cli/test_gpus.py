@@ -1,4 +1,4 @@
-"""The ledger of GPUs: what it keeps, over restarts, torn lines and several writers, and what a person sees and does of it."""
+"""The ledger of GPUs: its contents after restarts, torn lines and several writers, and the commands that read and change it."""
 
 from __future__ import annotations
 

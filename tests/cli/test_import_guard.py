@@ -1,4 +1,4 @@
-"""Our packages are ours, whoever else uses their names."""
+"""Our packages are imported as ours, even if other packages use their names."""
 
 from __future__ import annotations
 

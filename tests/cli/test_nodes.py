@@ -23,7 +23,7 @@ from supervisor.launch import system_command
 from supervisor.node import exclusions
 from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu
 from supervisor.run import start
-from tests.cli.jobs.several import JobOfNodes
+from tests.cli.jobs.job_of_nodes import JobOfNodes
 from tests.e2e.conftest import clean_environment
 from tests.support.few import few_rows
 from tests.support.recorded_job import RecordedJob

@@ -1,4 +1,4 @@
-"""The progress of a command of ours, started in a terminal as a person does, with a source that gives nothing more."""
+"""The progress line of a command in a terminal, with a source that delivers nothing more."""
 
 from __future__ import annotations
 

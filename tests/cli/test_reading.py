@@ -1,4 +1,4 @@
-"""Logs in other encodings, and what is no text at all."""
+"""Logs in other encodings, and files that are no text."""
 
 from __future__ import annotations
 

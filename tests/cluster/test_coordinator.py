@@ -1,4 +1,4 @@
-"""The coordinator by itself: ends, decisions, numbers, losses and rounds of looks."""
+"""The coordinator alone: ends, decisions, numbers, losses and rounds of looks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node's side by itself."""
+"""The member of one node, alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""--set SECTION.KEY=VALUE: what a value means, where it came from, and what is refused."""
+"""--set SECTION.KEY=VALUE: the meaning of a value, its origin, and the refusals."""
 
 from __future__ import annotations
 

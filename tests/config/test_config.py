@@ -1,4 +1,4 @@
-"""Settings: which place wins, where each value came from, and what is refused."""
+"""Settings: the order of their sources, the origin of each value, and the refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configuration is read only where nobody else could have written it."""
+"""A configuration file is read only if no other user can have written it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The budget of a family of causes: what is counted, when it is spent, and how long a restart waits."""
+"""The budget of a family of causes: what it counts, when it is spent, and how long a restart waits."""
 
 from __future__ import annotations
 

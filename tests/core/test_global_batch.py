@@ -1,4 +1,4 @@
-"""The global batch of a run whose nodes come and go: what each attempt runs with, and what is reported."""
+"""The global batch of a run whose nodes come and go: the batch of each attempt, and the reports."""
 
 from __future__ import annotations
 

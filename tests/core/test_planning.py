@@ -1,4 +1,4 @@
-"""What is kept in the state between a failure and the next."""
+"""The part of the state that stays between one failure and the next."""
 
 from __future__ import annotations
 

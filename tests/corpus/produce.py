@@ -1,5 +1,5 @@
 # ruff: noqa: T201  a command: it prints
-"""Produce the corpus: run every case for real and keep what it wrote.
+"""Produce the corpus: run every case for real and store its output.
 
     python tests/corpus/produce.py [--into DIR] [ID…]     # logs of all cases, or of those named, into DIR (default: a new directory)
     python tests/corpus/produce.py --update [ID…]         # into tests/corpus/logs, and their rows of labels.toml

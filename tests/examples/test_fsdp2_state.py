@@ -1,4 +1,4 @@
-"""The example with FSDP2 under supervise: a rank is killed, and the run ends with the weights of one that nobody disturbed."""
+"""The FSDP2 example under supervise: a rank is killed, and the run ends with the weights of an undisturbed run."""
 
 from __future__ import annotations
 

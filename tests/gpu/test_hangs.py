@@ -13,7 +13,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-JOB = str(Path(__file__).with_name("standing_still.py"))
+JOB = str(Path(__file__).with_name("hanging_training.py"))
 pytestmark = pytest.mark.process
 #: The limits of docs/explanation/hangs.md, made ten to a hundred times shorter.
 SCALED = {
@@ -55,7 +55,7 @@ def test_a_kernel_that_spins_at_full_utilisation_is_seen_and_ended(
     assert done.returncode == 0, done.stderr
     assert "Restarting as attempt 2" in done.stderr
     text = look(tmp_path)
-    assert "standing_still.py" in text
+    assert "hanging_training.py" in text
     assert ("synchronize" in text) is (pathology == "synchronize")
 
 

@@ -1,4 +1,4 @@
-"""What a rank notes of its GPU's memory, against torch's own answers; and what it costs."""
+"""The GPU memory that a rank records, compared with torch's own answers; and the cost of the record."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Supervised
 
-JOB = str(Path(__file__).with_name("stepping.py"))
+JOB = str(Path(__file__).with_name("steady_training.py"))
 DEVICE = "cuda"
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 #: Each probe of tests/standby that is a script, behind a first use of the GPU.

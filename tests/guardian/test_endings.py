@@ -1,4 +1,4 @@
-"""What is killed when, and what never is: real processes, a real kill -9."""
+"""Which processes the guardian kills, when, and which it never kills: real processes, a real kill -9."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The disks' checks: what each says of what was read, and what the probes read of real file systems, full, read-only, and dead ones."""
+"""The checks of the disks on prepared readings, and the probes on real file systems: full, read-only and dead."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from health.model import HOST, NOT_SUPPORTED, Ask, CheckResult, Json, Reading, R
 from health.probes.storage import disk, nvme, one_path
 from health.probing.runner import OUTCOME, Runner
 from health.thresholds import Thresholds
-from tests.health.looking import are_apart
+from tests.health.harmless_commands import are_apart
 from tests.support.figures import within
 from tests.support.waiting import PATIENCE_S
 

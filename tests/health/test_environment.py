@@ -21,7 +21,7 @@ from health.checks import node_environments
 from health.model import HOST, NOT_SUPPORTED, Ask, CheckResult, Json, Reading, Readings, Repair, Result
 from health.probes import environment, slurm
 from health.thresholds import Thresholds
-from tests.health.looking import are_apart
+from tests.health.harmless_commands import are_apart
 
 OK, DEGRADED, FAILED, UNKNOWN, SKIPPED = Result.OK, Result.DEGRADED, Result.FAILED, Result.UNKNOWN, Result.SKIPPED
 

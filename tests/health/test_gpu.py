@@ -26,7 +26,7 @@ from supervisor.observe.hangs.diagnosis import compared, devices_text
 from supervisor.observe.hangs.look import Look, ProcessLook, RankLook
 from supervisor.observe.hangs.rank_progress import RankProgress
 from supervisor.observe.hangs.recorder import Collective, ProcessGroup, RecordedCollectives
-from tests.health.looking import are_apart
+from tests.health.harmless_commands import are_apart
 from tests.support.fake_nvml import FakeNvml
 
 if TYPE_CHECKING:

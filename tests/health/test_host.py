@@ -1,4 +1,4 @@
-"""The host's checks: what each says of what was read, and what the probes read of real processes, limits and trees like /proc."""
+"""The checks of the host on prepared readings, and the probes on real processes, limits and trees like /proc."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from health import registry
 from health.model import HOST, NOT_SUPPORTED, Ask, CheckResult, Json, Reading, Readings, Repair, Result
 from health.probes.host import cgroup, clock, cpu, memory_limits, processes
 from health.thresholds import Thresholds
-from tests.health.looking import are_apart
+from tests.health.harmless_commands import are_apart
 
 OK, DEGRADED, FAILED, UNKNOWN, SKIPPED = Result.OK, Result.DEGRADED, Result.FAILED, Result.UNKNOWN, Result.SKIPPED
 GIB = 1 << 30

@@ -1,4 +1,4 @@
-"""The network's checks: what each says of what was read, and what the probes read of real sockets and of trees like /sys."""
+"""The checks of the network on prepared readings, and the probes on real sockets and on trees like /sys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from health.checks.network.infiniband import COUNTER_RULES
 from health.model import HOST, NOT_SUPPORTED, Ask, CheckResult, Json, Reading, Readings, Repair, Result
 from health.probes.network import ethernet, infiniband, names, ports, reach
 from health.thresholds import Thresholds
-from tests.health.looking import are_apart
+from tests.health.harmless_commands import are_apart
 from tests.support.figures import within
 
 if TYPE_CHECKING:

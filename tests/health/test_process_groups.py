@@ -1,4 +1,4 @@
-"""A child is killed with what it started, whichever of them ended first; a number that belongs to another process by now is left alone."""
+"""A child is killed with all its children, whichever ends first; a pid that now belongs to another process is left alone."""
 
 from __future__ import annotations
 

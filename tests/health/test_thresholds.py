@@ -1,4 +1,4 @@
-"""A site's own thresholds stand in for ours; what is none is refused."""
+"""A site's own thresholds replace ours; an invalid threshold is refused."""
 
 from __future__ import annotations
 

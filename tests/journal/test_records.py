@@ -1,5 +1,5 @@
 # ruff: noqa: ANN401  values of every class of the core
-"""Records: bytes and back, and what is not a record."""
+"""Records: to bytes and back, and bytes that are no record."""
 
 from __future__ import annotations
 

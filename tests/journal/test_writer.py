@@ -1,5 +1,5 @@
 # ruff: noqa: ANN401, S603  the listener's class lives in conftest; the commands are ours
-"""The writer: records are on the disk when it says so, and no disk holds up whoever appends."""
+"""A record is on the disk when the writer reports it, and no disk blocks a caller."""
 
 from __future__ import annotations
 

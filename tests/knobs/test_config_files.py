@@ -1,4 +1,4 @@
-"""One key of a configuration file is changed, and no other value of it, whoever reads it."""
+"""A change of one key of a configuration file changes no other value, for any reader."""
 
 from __future__ import annotations
 

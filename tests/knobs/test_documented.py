@@ -1,4 +1,4 @@
-"""The pages about knobs and programs say what is so."""
+"""The pages about knobs and programs are true."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a script gets its checkpoint: what is declared, or what a recognised program's text shows that it takes."""
+"""How a script gets its checkpoint: by a declaration, or by an option that the text of a known program shows."""
 
 from __future__ import annotations
 

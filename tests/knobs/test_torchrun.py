@@ -1,4 +1,4 @@
-"""torchrun recognised, and what is run in its place."""
+"""A torchrun command is recognised and replaced by our agent."""
 
 from __future__ import annotations
 

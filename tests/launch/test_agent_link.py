@@ -1,4 +1,4 @@
-"""Orders to an agent are sent in order, and nobody waits for an agent that does not read."""
+"""Orders to an agent are sent in order; an agent that does not read blocks nobody."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where ranks meet, as the command and its environment say: a port only where a process of this command binds it by itself."""
+"""The address at which the ranks meet, from the command and its environment: a port only where a process of this command binds it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Slurm's variables mean for a start: which of torchrun's options they complete, and what is refused or warned of."""
+"""The meaning of Slurm's variables for a start: torchrun options that they complete, refusals and warnings."""
 
 from __future__ import annotations
 

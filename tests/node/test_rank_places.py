@@ -1,4 +1,4 @@
-"""The ranks of a command against the GPUs that they will see: what is refused, what is warned of, and where nothing is said."""
+"""The ranks of a command and the GPUs that they will see: refusals, warnings, and silence if nothing is known."""
 
 from __future__ import annotations
 

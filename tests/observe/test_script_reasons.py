@@ -1,4 +1,4 @@
-"""What is read of the scripts in which ranks stand, and what of it is said; no script is run."""
+"""What the scripts of waiting ranks show, and which part of it is reported; no script is run."""
 
 from __future__ import annotations
 

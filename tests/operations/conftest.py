@@ -1,4 +1,4 @@
-"""The runs of tests/e2e, for what is done with them here."""
+"""The supervised runs of tests/e2e, for the tests of operations."""
 
 from tests.e2e.conftest import supervise
 

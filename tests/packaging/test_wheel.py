@@ -1,4 +1,4 @@
-"""The wheel as it is built: all of our files, nothing else, and at peace with supervisord in the same `supervisor/` folder."""
+"""The built wheel: all of our files, nothing else, and no conflict with supervisord in the same `supervisor/` folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each hang of tests/jobs/hangs.py under `supervise` is found, named and cured; what is healthy is let alone."""
+"""`supervise` finds, names and cures each hang of tests/jobs/hangs.py; it leaves a healthy job alone."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from supervisor.core.model import HangKind
 from tests.e2e.conftest import Surroundings
-from tests.pathologies import driving
-from tests.pathologies.driving import RESUMING, SOON, command, confirmed, line_of, mounted, stop, taken
+from tests.pathologies import hanging_jobs
+from tests.pathologies.hanging_jobs import RESUMING, SOON, command, confirmed, line_of, mounted, stop, taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +89,7 @@ def test_a_hang_is_found_and_a_restart_cures_it(
         assert taken(run, "HangSuspected")
         assert hang["busy"] == (pathology in {"python_loop", "c_loop"})
         if pathology == "frozen":
-            driving.mounts.thaw(tmp_path / "mnt")  # no signal ends who waits for it
+            hanging_jobs.mounts.thaw(tmp_path / "mnt")  # no signal ends who waits for it
         assert run.exit_code() == 0
     assert run.attempts() == 2
     assert (tmp_path / "digest").read_bytes() == digest
@@ -120,7 +120,7 @@ def test_a_stopped_rank_is_reported_and_goes_on(supervise: Callable[..., Supervi
     stop(run, 1)
     assert confirmed(run)["kind"] == HangKind.STOPPED
     run.wait_for_line(r"no progress for \d+ s: .*the job goes on")
-    os.kill(driving.pids(run)[1], signal.SIGCONT)
+    os.kill(hanging_jobs.pids(run)[1], signal.SIGCONT)
     assert run.exit_code() == 0
     assert run.attempts() == 1
     assert taken(run, "HangCleared")
@@ -140,7 +140,7 @@ def test_what_waits_for_ever_is_ended_by_auto(supervise: Callable[..., Supervise
 def test_warn_does_not_end_what_waits_for_ever(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*command("fewer"), options=[*RESUMING, "--on-hang", "warn"], **SOON)
     assert confirmed(run)["kind"] == HangKind.MISMATCH
-    driving.stands_still(run, 12.0)
+    hanging_jobs.stands_still(run, 12.0)
     assert run.attempts() == 1
     assert len(re.findall(r"the job goes on", run.stderr)) == 1
     run.signal(signal.SIGTERM)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.pathologies import driving
-from tests.pathologies.driving import RESUMING, SOON, command, record_times, taken
+from tests.pathologies import hanging_jobs
+from tests.pathologies.hanging_jobs import RESUMING, SOON, command, record_times, taken
 from tests.support.faketime import faketime
 from tests.support.waiting import wait_for
 
@@ -51,7 +51,7 @@ def test_what_is_healthy_is_never_called_hung(supervise: Callable[..., Supervise
 @pytest.mark.parametrize("stopped_processes", ["supervisor", "all"])
 def test_a_pause_of_the_supervisor_is_no_hang(supervise: Callable[..., Supervised], stopped_processes: str) -> None:
     run = supervise(*command("none", "--steps=700"), options=[*RESUMING, "--on-hang", "restart"], **SOON)
-    run.wait_for_step(driving.AT)
+    run.wait_for_step(hanging_jobs.AT)
     stopped = [run.process.pid, *(run.leftovers() if stopped_processes == "all" else ())]  # as if the whole machine slept
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
@@ -69,7 +69,7 @@ def test_a_clock_that_jumps_is_no_hang(supervise: Callable[..., Supervised], tmp
     (tmp_path / "clock").write_text("+0\n")
     calm = {**SOON, "SUPERVISE_HANG_TRAIN_S": "10"}  # a machine with other work must not raise a suspicion
     run = supervise(*command("none", "--steps=500"), options=[*RESUMING, "--on-hang", "restart"], **calm, **faketime(tmp_path))
-    run.wait_for_step(driving.AT)
+    run.wait_for_step(hanging_jobs.AT)
     (tmp_path / "clock").write_text(f"{jump_s}\n")
     assert run.exit_code() == 0
     assert run.attempts() == 1

@@ -12,7 +12,7 @@ import pytest
 
 from supervisor.core.model import HangKind
 from tests.e2e.test_standby import logged, ready, starts
-from tests.pathologies.driving import confirmed, taken
+from tests.pathologies.hanging_jobs import confirmed, taken
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:

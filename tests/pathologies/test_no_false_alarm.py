@@ -16,8 +16,8 @@ import pytest
 
 from tests.e2e.conftest import EAGER, clean_environment
 from tests.jobs.working_names import WORKS
-from tests.pathologies.driving import taken
-from tests.programs.driving import Drive, judge
+from tests.pathologies.hanging_jobs import taken
+from tests.programs.program_runs import Drive, judge
 from tests.programs.table import FAULTS, PROGRAMS
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.pathologies import driving
-from tests.pathologies.driving import AT, RESUMING, SCRIPT, line_of, taken
+from tests.pathologies import hanging_jobs
+from tests.pathologies.hanging_jobs import AT, RESUMING, SCRIPT, line_of, taken
 from tests.support.ports import answers, free_port
 from tests.support.waiting import wait_for
 
@@ -53,7 +53,7 @@ def test_a_rank_that_does_not_come_is_named_with_its_node_on_both_and_ends_both_
 ) -> None:
     runs = two_nodes(supervise, tmp_path, "pipe", on_hang="restart")
     events = [confirmed(run) for run in runs]
-    took_s = max(driving.last_progress_s(run) for run in runs)
+    took_s = max(hanging_jobs.last_progress_s(run) for run in runs)
     hangs = [event["hang"] for event in events]
     assert hangs[0] == hangs[1]
     assert hangs[0]["text"].startswith("rank 0 waits in all_reduce (seq ")

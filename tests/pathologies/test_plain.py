@@ -1,4 +1,4 @@
-"""What tests/jobs/hangs.py calls a hang is one: under plain torchrun no rank makes another step, and nobody ends the job."""
+"""Each pathology of tests/jobs/hangs.py is a hang: under plain torchrun no rank makes another step, and nothing ends the job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.conftest import Supervised, Surroundings, clean_environment
 from tests.jobs.hang_names import HANGS, HEALTHY
-from tests.pathologies.driving import AT, EPOCH, STEPS, WORDS, command, cpu_s, culprit, mounted, pids, stands_still, state_of
+from tests.pathologies.hanging_jobs import AT, EPOCH, STEPS, WORDS, command, cpu_s, culprit, mounted, pids, stands_still, state_of
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:

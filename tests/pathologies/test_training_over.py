@@ -1,4 +1,4 @@
-"""What stands, works or dies once the training is over: it is named as that, nothing is trained again, and the code says what is true."""
+"""A process that hangs, works or dies after the training: it is named as that, nothing is trained again, and the exit code is true."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.pathologies.driving import taken
+from tests.pathologies.hanging_jobs import taken
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.e2e.conftest import ledgers_add_up, pytest_runtest_makereport, supervise
-from tests.programs.driving import run_bare
+from tests.programs.program_runs import run_bare
 
 if TYPE_CHECKING:
     from collections.abc import Callable

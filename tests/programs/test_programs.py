@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.checkpointing.mounts import tmpfs
-from tests.programs.driving import Drive, judge
+from tests.programs.program_runs import Drive, judge
 from tests.programs.table import FAULTS, PROGRAMS, Cell, cells
 
 if TYPE_CHECKING:

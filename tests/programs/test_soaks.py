@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.conftest import clean_environment
-from tests.programs.driving import environment, lay_out
+from tests.programs.program_runs import environment, lay_out
 from tests.programs.table import PROGRAMS
 from tests.support.own_processes import alone
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.e2e.test_standby import logged, ready
-from tests.programs.driving import LONGEST_S, environment, held, lay_out, outcome
+from tests.programs.program_runs import LONGEST_S, environment, held, lay_out, outcome
 from tests.programs.table import PROGRAMS, TORCHRUN
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A command that is printed to be pasted: a real shell takes it as what it was, and refuses it while a secret is missing."""
+"""A command that is printed for pasting: a real shell reads it as the original, and refuses it while a secret is missing."""
 
 from __future__ import annotations
 

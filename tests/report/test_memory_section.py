@@ -1,4 +1,4 @@
-"""What is said of memory, on the card, in the report, in `status` and in an alert."""
+"""Memory on the card, in the report, in `status` and in an alert."""
 
 from __future__ import annotations
 

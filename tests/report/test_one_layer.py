@@ -1,4 +1,4 @@
-"""What people read is laid out, dated and counted in one place each: no command pads, folds, or writes a time or bytes by itself."""
+"""Layout, dates and counts of what people read come from one place each: no command pads, folds, or writes a time or bytes by itself."""
 
 from __future__ import annotations
 

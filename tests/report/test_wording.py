@@ -1,4 +1,4 @@
-"""The words of the card: how sure a sentence is, the sentence that tells of a library's message, what is done and what to do."""
+"""The words of the card: the degree of certainty, the sentence for a library message, the action and the advice."""
 
 from __future__ import annotations
 

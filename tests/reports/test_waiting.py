@@ -1,4 +1,4 @@
-"""A rank that waits is known by what it does: no CPU time to speak of, no bytes, one line at two looks. What it waits for is named."""
+"""A waiting rank is known by its behaviour: almost no CPU time, no bytes, the same line in two looks. The card names what it waits for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.pathologies.driving import SOON, confirmed, taken
+from tests.pathologies.hanging_jobs import SOON, confirmed, taken
 from tests.reports.conftest import DECLARED, OFTEN, SCRIPTS, torchrun
 from tests.support.ports import free_port
 from tests.support.waiting import wait_for

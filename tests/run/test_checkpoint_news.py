@@ -1,4 +1,4 @@
-"""What is reported of the checkpoints while a job runs."""
+"""The reports about checkpoints while a job runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lock: one owner at a time, whoever dies when, and nobody's taken who may be alive."""
+"""The lock has one owner at a time, whichever process dies when; a lock of a possibly living owner is never taken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose journal a requeued job of Slurm goes on with, where it comes to a node that it was not on."""
+"""The journal that a requeued Slurm job continues on a node where it did not run before."""
 
 from __future__ import annotations
 

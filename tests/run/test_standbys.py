@@ -1,4 +1,4 @@
-"""When standbys are ordered, when they are ended, and what is reported of them. The agent and the guardian are played here."""
+"""When standbys are ordered and ended, and the reports about them. The agent and the guardian are simulated."""
 
 from __future__ import annotations
 

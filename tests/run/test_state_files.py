@@ -1,4 +1,4 @@
-"""A FIFO in the place of a file of the state directory is refused by its name; nobody waits for a writer that never comes."""
+"""A FIFO in the place of a state file is refused by name; no process waits for a writer that never comes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An exception in a worker thread is never silent: it ends the run where the loop waits for its answer, and is reported if nobody waits."""
+"""An exception in a worker thread is never silent: it ends the run if the loop waits for the answer, and is reported otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a terabyte: what was verified is taken at once, what was not is read to its end, and a dead disk gives way.
+"""Checkpoints of a terabyte: a verified one is taken at once, another is read to its end, and a dead disk is given up.
 
 The short form of each reads little in `make test`; the long one (`slow`) reads as much as fits into a minute.
 """

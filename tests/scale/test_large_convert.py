@@ -1,4 +1,4 @@
-"""A checkpoint of 20 GB is converted within 2 GiB of memory: what is held is a tensor, and never a checkpoint.
+"""A checkpoint of 20 GB is converted within 2 GiB of memory: one tensor is in memory at a time, never the checkpoint.
 
 The source is small on the disk: its tensors are views of one storage, each at another offset, so each has other numbers and is read by
 itself. The target has all of its bytes, and is read again. It is as large as the disk has room for, at most 20 GB; its size is printed.

@@ -1,4 +1,4 @@
-"""A large file on its way to S3: kill -9 at 90 %, and what was sent is not sent again.
+"""A large file on its way to S3: after kill -9 at 90 % the parts that arrived are not sent again.
 
 The file is patterned (patterned_disk.py), and the server keeps digests only, so that the size costs no room, but CPU: some 2 s for each
 GiB on both sides together. The long form has 20 GiB; one of 200 GiB has ten times as many parts and nothing else (UPLOAD_GIB sets it).

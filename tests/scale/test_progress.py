@@ -1,4 +1,4 @@
-"""What is seen of long work at the size that users have: 20 GiB of a checkpoint, a mirror of a million objects, a journal of months."""
+"""The progress of long work at true size: 20 GiB of a checkpoint, a mirror of a million objects, a journal of months."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Named histories of events, fed to the core, and what it must have decided (tests/scenarios/*.toml)."""
+"""Named histories of events, fed to the core, and the decisions that must follow (tests/scenarios/*.toml)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A seed and its jobs: what is played, how often each step was reached, and the first thing that was broken.
+"""A seed and its jobs: the history, how often each step was reached, and the first broken law.
 
 A seed alone replays its jobs: nothing else is remembered. An exception of the core counts as broken.
 """

@@ -1,4 +1,4 @@
-"""The script of `supervise print slurm` on several nodes of a real Slurm: all end alike, whoever ends the job.
+"""The script of `supervise print slurm` on several nodes of a real Slurm: all nodes end alike, whatever ends the job.
 
 Each node is a slurmd of this host, and a network namespace in which its supervise runs.
 """

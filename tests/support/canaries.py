@@ -1,4 +1,4 @@
-"""Secrets as users, frameworks and services write them, for the tests that look for what is left of one."""
+"""Secrets as users, frameworks and services write them, for tests that search our output for a rest of one."""
 
 from __future__ import annotations
 

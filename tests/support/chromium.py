@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over its debugging pipe: what a page shows, what it fetches, what it complains of.
+"""A headless Chromium, driven over its debugging pipe: the content of a page, its requests, and its console errors.
 
 The protocol is Chrome's own (chromedevtools.github.io/devtools-protocol): JSON messages that end with a NUL, read from descriptor 3 and
 written to descriptor 4. So no driver, no port and no package is needed.

@@ -1,4 +1,4 @@
-"""What a page tells a person to type, typed into a real shell, and what it shows, compared with what that printed.
+"""Types the commands of a documentation page into a real shell, and compares their output with that of the page.
 
 A fence of ```console holds commands behind `$ `. A fence of ```text after it shows rows of what the last of them prints: a row may be left
 out, and what differs from run to run (numbers, paths, names of runs) may differ.

@@ -1,4 +1,4 @@
-"""An S3 server on loopback that keeps the digests of what it gets, and nothing else: 200 GB cost it no room.
+"""An S3 server on loopback that stores only digests: 200 GB need no space.
 
 It knows what an upload asks: PUT of an object, uploads in parts (create, part, list, complete, abort), HEAD, ListObjectsV2, and GET of
 small objects, which it keeps. It compares each body with its CRC64NVME, and reports that. `n_received` counts the bytes that arrived.

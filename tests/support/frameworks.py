@@ -1,4 +1,4 @@
-"""The frameworks that are no dependencies of ours, for the tests that run them for real.
+"""The frameworks that are no dependencies of this project, for the tests that run them for real.
 
 Each family is installed once, below `.frameworks` of the repository, into an environment that sees this one's torch and keeps it.
 Where no package index can be reached, the test is skipped, with pip's reason.

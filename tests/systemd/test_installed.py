@@ -1,4 +1,4 @@
-"""A unit that `supervise systemd install` wrote, with our own supervise in it: ready, a rank killed, what is shown, stopped."""
+"""A unit that `supervise systemd install` wrote: it is ready, survives a killed rank, shows its status, and stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A start goes on with the journal of the runs before, whatever became of the last view in it."""
+"""A start continues the journal of the runs before, in whatever state the last view is."""
 
 from __future__ import annotations
 

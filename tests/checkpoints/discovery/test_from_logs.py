@@ -1,4 +1,4 @@
-"""What is learned of a job from the lines of its ranks: which places hold checkpoints, what this run wrote, and what stays known."""
+"""What the lines of the ranks show about a job: its checkpoint places, this run's own files, and what the supervisor remembers."""
 
 from __future__ import annotations
 

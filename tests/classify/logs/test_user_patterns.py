@@ -1,4 +1,4 @@
-"""A pattern of the user's own holds up nobody: one that could is refused, and the others search a bounded text in a bounded time."""
+"""A user's own pattern blocks nobody: a pattern that could take long is refused, and the others search a bounded text in a bounded time."""
 
 from __future__ import annotations
 

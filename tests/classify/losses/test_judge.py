@@ -1,4 +1,4 @@
-"""What is strange about a series of numbers, and when it is over."""
+"""When a series of numbers is abnormal, and when it is normal again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each rule finds what it is for, at the line; what is right, or not sure to be wrong, is let alone."""
+"""Each rule reports its fault at the right line, and stays silent about code that is right or may be right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a drill shows of a resume, from what was loaded and the losses that were printed, and what it does not show."""
+"""What a drill concludes about a resume from the loaded checkpoint and the printed losses, and what it leaves open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The drill `bitrot`: what it does to a checkpoint of its own job, and to none of the user's. What a drill reads of a recovery."""
+"""The drill `bitrot` damages a checkpoint of its own job and none of the user's; and how a drill reads a recovery."""
 
 from __future__ import annotations
 

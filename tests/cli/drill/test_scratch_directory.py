@@ -1,4 +1,4 @@
-"""The scratch directory: what is linked and left out; and nothing of the original is changed."""
+"""The scratch directory links some files and leaves others out; nothing of the original changes."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from supervisor.core.values import replace
 from supervisor.job import identity
 from supervisor.journal.records import RunEnded
 from supervisor.observe.pace.judge import NodePace
-from tests.cli.jobs.several import JobOfNodes
+from tests.cli.jobs.job_of_nodes import JobOfNodes
 from tests.support.figures import costs_at_most
 from tests.support.pages import page_text
 from tests.support.waiting import wait_for

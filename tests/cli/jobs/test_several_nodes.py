@@ -16,7 +16,7 @@ from supervisor.core.model import Cause, Claim, Evidence
 from supervisor.core.training_events import PaceChanged
 from supervisor.errors import SuperviseError
 from supervisor.job import identity
-from tests.cli.jobs.several import JobOfNodes
+from tests.cli.jobs.job_of_nodes import JobOfNodes
 
 if TYPE_CHECKING:
     from pathlib import Path

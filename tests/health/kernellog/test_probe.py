@@ -1,4 +1,4 @@
-"""The probe reads the device, or who keeps a copy of it, and says so where it cannot; the check makes failures of what is recent only."""
+"""The probe reads the device, or a copy of its log, and reports if it cannot; the check counts only recent events as failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real ranks over real sockets: faults put in are found, and nobody else is accused, however loaded this machine is."""
+"""Real ranks over real sockets: the check finds each injected fault and accuses nobody else, even on a loaded machine."""
 
 from __future__ import annotations
 

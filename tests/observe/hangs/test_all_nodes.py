@@ -1,4 +1,4 @@
-"""One hang over all nodes: what their looks show together, by the rules of one node, and when it is told."""
+"""One hang over all nodes: the diagnosis from all their looks, by the rules of one node, and the time of the report."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from supervisor.observe.hangs.procfs import mount_of, waits
 from supervisor.observe.hangs.rank_progress import RankProgress, compare
 from tests.checkpointing import mounts
 from tests.jobs.hang_names import HANGS
-from tests.pathologies import driving
+from tests.pathologies import hanging_jobs
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -190,9 +190,13 @@ def test_each_pathology_has_a_kind() -> None:
 
 def _judged(ranks: Ranks, tmp_path: Path, pathology: str, at: int) -> tuple[RankProgress, Hang, Look]:
     """Have two gloo ranks stand still, and look twice."""
-    words = [word for word in driving.command(pathology) if word.startswith("--") and word not in {"--standalone", "--nproc-per-node=2"}]
-    with driving.mounted(pathology, tmp_path / "place") as have_it_hang:
-        ranks.start(str(Path(driving.SCRIPT)), *words, f"--at={at}", f"--place={tmp_path / 'place'}", "--step-ms=1", count=2, cwd=tmp_path)
+    words = [
+        word for word in hanging_jobs.command(pathology) if word.startswith("--") and word not in {"--standalone", "--nproc-per-node=2"}
+    ]
+    with hanging_jobs.mounted(pathology, tmp_path / "place") as have_it_hang:
+        ranks.start(
+            str(Path(hanging_jobs.SCRIPT)), *words, f"--at={at}", f"--place={tmp_path / 'place'}", "--step-ms=1", count=2, cwd=tmp_path
+        )
         have_it_hang()
         made = [-1, 0.0]
 
@@ -271,7 +275,7 @@ PARALLEL = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", PARALLEL)
 def test_two_ranks_that_hang_by_ddp_by_fsdp_and_at_the_end(ranks: Ranks, kind: str) -> None:
-    ranks.start(str(driving.SCRIPT.with_name("hang_parallel.py")), kind, count=2)
+    ranks.start(str(hanging_jobs.SCRIPT.with_name("hang_parallel.py")), kind, count=2)
     due, text = PARALLEL[kind]
 
     def judged() -> tuple[RankProgress, Hang] | None:

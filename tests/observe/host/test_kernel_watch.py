@@ -1,4 +1,4 @@
-"""The kernel's log: what is its own word, whose it is, and that nobody reads silence as health."""
+"""The kernel's log: its own lines, the job that each belongs to, and no health out of silence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why the ranks did not meet: a name that nobody resolves, a port where something else answers; and nothing where neither is so."""
+"""Why the ranks did not meet: a name does not resolve, or another service answers at the port; otherwise no reason is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of the memory of a node's ranks: by a clock that is not waited for, and by a real process that leaks."""
+"""The warnings about the memory of a node's ranks: by a fake clock, and by a real process that leaks."""
 
 from __future__ import annotations
 

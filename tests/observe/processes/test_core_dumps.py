@@ -1,4 +1,4 @@
-"""A rank's core dump is found where the kernel says that it puts it, and nobody else's is taken for it."""
+"""A rank's core dump is found where the kernel puts it, and no other process's dump is taken for it."""
 
 from __future__ import annotations
 

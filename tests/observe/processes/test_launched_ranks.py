@@ -1,4 +1,4 @@
-"""The ends of ranks that a command started by itself, which are nobody's children of ours."""
+"""The ends of ranks that a command started by itself: none is our child."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From facts to the page that Prometheus reads: names, units, labels, and no sample of what is not known."""
+"""From facts to the page that Prometheus reads: names, units, labels, and no sample of an unknown fact."""
 
 from __future__ import annotations
 

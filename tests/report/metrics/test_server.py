@@ -1,4 +1,4 @@
-"""Whoever scrapes, and however: the page is served within bounds, and nobody waits for anybody who is slow."""
+"""Every client gets the page within bounds, and a slow client blocks no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The place where the job runs: how long things take there, and how far an attempt comes in a given time.
+"""The site of the job: how long its operations take, and how far an attempt gets in a given time.
 
 The papers do not publish these times, so they are assumptions, equal for every policy that is compared.
 """

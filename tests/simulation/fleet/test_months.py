@@ -1,4 +1,4 @@
-"""Ninety days of a job on 1,024 GPUs, with the default settings: it ends with 0, and nobody has to come."""
+"""Ninety days of a job on 1,024 GPUs, with the default settings: it ends with 0, and no person has to act."""
 
 from __future__ import annotations
 

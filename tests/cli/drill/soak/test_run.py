@@ -1,4 +1,4 @@
-"""The run with faults: what it says was never possible."""
+"""A run with injected faults: each state that it reports as impossible stays impossible."""
 # ruff: noqa: SLF001  a soak's run with faults, without its quiet run
 
 from __future__ import annotations

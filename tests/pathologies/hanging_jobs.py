@@ -1,4 +1,4 @@
-"""Starts tests/jobs/hangs.py with a pathology, does from outside what it needs, and sees that it stands still."""
+"""Starts tests/jobs/hangs.py with a pathology, triggers it from outside, and waits until the job hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training on one GPU that stands still from step --at on, in its first attempt, or only looks so.
+"""A training on one GPU that hangs from step --at on, in its first attempt, or only looks like a hang.
 
 spin: a kernel that runs for hours, at 100 % utilisation; the host waits for it. synchronize: the same, and the host waits by
 torch.cuda.synchronize. evaluation: the host sleeps --long-s seconds in its evaluation. Prints a line per step: step, seconds. --step-ms:

@@ -56,6 +56,8 @@ _OBSERVERS = {
 }
 #: The names of the parts of a start (report/start_times.py).
 START_PARTS = {
+    "supervise": "start of supervise",
+    "detect": "detection",
     "teardown": "tear-down",
     "backoff": "wait",
     "selection": "checkpoint choice",

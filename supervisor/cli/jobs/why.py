@@ -98,15 +98,24 @@ def why(settings: Settings, job: str | None, incident: int | None, *, show_all: 
         document = Explanation(place.job, place.node, rows, view.restored or None)
         stdio.write_json(document)
         return 0
-    surface = surface_of(sys.stdout)
+    surface, hang_pages = surface_of(sys.stdout), standing_still(place, view, address)
+    if incident is None and not show_all and _is_earlier(chosen, view, place):
+        last = f"`supervise why {chosen[0].incident.number}` explains the last one," if hang_pages else "the last one is"
+        stdio.write(sys.stdout, f"no incident in this run; {last} of an earlier run\n")
+        chosen = [] if hang_pages else chosen  # the question is why the ranks stand still now
     pages = [_page(place, view, joint_incident, address) for joint_incident in chosen]
-    if pages := [*pages, *standing_still(place, view, address)]:
+    if pages := [*pages, *hang_pages]:
         stdio.write(sys.stdout, "\n\n".join(render(page, surface) for page in pages))
     else:
         stdio.write(sys.stdout, f"job {place.job}: no incident so far; supervise status {address} shows its state")
     if view.restored:
         stdio.write(sys.stdout, f"from the mirror, before the first attempt: {clean(view.restored)}")
     return 0
+
+
+def _is_earlier(chosen: list[JointIncident], view: JobView, place: JobFiles) -> bool:
+    """Whether the last incident is of an earlier run of this node."""
+    return bool(chosen) and chosen[0].node == place.node and view.run is not None and chosen[0].incident.run_id != view.run.run_id
 
 
 def _asked_incidents(root: Path, place: JobFiles, view: JobView, number: int | None, *, show_all: bool) -> list[JointIncident]:

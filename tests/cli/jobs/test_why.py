@@ -77,6 +77,24 @@ def test_ranks_that_stand_still_are_no_incident_and_are_named(written: Any, caps
     assert re.search(r"stacks +/\S+/attempts/0001/hang.txt", text)
 
 
+def test_ranks_that_stand_still_come_before_an_incident_of_an_earlier_run(
+    written: Any, make_job: Any, root: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written.begin()
+    written.start(1)
+    written.give_up(5)
+    me = identity.this_process()
+    again = make_job(root, anew=True)
+    again.begin(run_id="run-2", pid=me.pid, start_ticks=me.start_ticks)
+    again.start(1)
+    again.feed(HangConfirmed(again.T0 + 100, 1, Hang(HangKind.LATE, "rank 1 waits; rank 0 is in evaluate", (0,))))
+    again.close()
+    first, _, page = explained(again, capsys).partition("\n\n")
+    assert first == "no incident in this run; `supervise why 1` explains the last one, of an earlier run"
+    assert page.startswith("-- job train stands still in attempt 1")
+    assert "incident 1" not in page
+
+
 def test_a_hang_that_a_persons_stop_ended_is_named_after_it(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
@@ -312,7 +330,7 @@ def test_an_incident_of_an_earlier_run_keeps_its_end_and_names_where_its_output_
     again.start(1)
     again.succeed(30)
     text = explained(again, capsys)
-    assert "given up, exit code 1" in text.splitlines()[0]
+    assert text.startswith("no incident in this run; the last one is of an earlier run\n\n-- incident 1 of job train: given up, exit code 1")
     assert text.endswith("supervise logs --job train --run run-1 --attempt 1 --rank 1\n")
 
 

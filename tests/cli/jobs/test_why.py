@@ -330,7 +330,9 @@ def test_an_incident_of_an_earlier_run_keeps_its_end_and_names_where_its_output_
     again.start(1)
     again.succeed(30)
     text = explained(again, capsys)
-    assert text.startswith("no incident in this run; the last one is of an earlier run\n\n-- incident 1 of job train: given up, exit code 1")
+    assert text.startswith(
+        "no incident in this run; the last one is of an earlier run\n\n-- incident 1 of job train: given up, exit code 1"
+    )
     assert text.endswith("supervise logs --job train --run run-1 --attempt 1 --rank 1\n")
 
 

@@ -210,6 +210,9 @@ def _decided(incident: RecordedIncident, last: RecordedFailure, decision: Report
     first = incident.rank if last is incident.failures[0] else None  # the one that died first need not be the one whose fault it is
     ended = f"rank {first} ended first" if first is not None and rank is not None and first != rank else ""
     relative = incident.progress.relative and step == incident.progress.step
+    has_steps = any((f.source, f.name) == ("heartbeat", "steps") and f.text != "0" for f in last.evidence)
+    if relative and phase in {Phase.INIT, Phase.LOAD} and not has_steps:
+        step = None  # that of the checkpoint that the attempt was to load
     if verdict.rank is None and not verdict.node:  # of a node that went no rank is named
         decision = replace(decision, verdict=replace(verdict, rank=_lone(verdict, rank)))
     return [

@@ -13,8 +13,17 @@ import pytest
 
 from supervisor.cli.jobs.why import why
 from supervisor.core.actions import ReportDecision, ReportResume, SetTimer
-from supervisor.core.events import AttemptEnded, CheckpointSelected, EvidenceCollected, HangConfirmed, RankExited, StopRequested, TimerFired
-from supervisor.core.model import Cause, Evidence, FailureVerdict, Hang, HangKind, Plan, PlanKind, RankExit
+from supervisor.core.events import (
+    AttemptEnded,
+    CheckpointSelected,
+    EvidenceCollected,
+    HangConfirmed,
+    ProgressObserved,
+    RankExited,
+    StopRequested,
+    TimerFired,
+)
+from supervisor.core.model import Cause, Evidence, FailureVerdict, Hang, HangKind, Phase, Plan, PlanKind, RankExit
 from supervisor.core.values import replace
 from supervisor.errors import SuperviseError
 from supervisor.job import identity
@@ -182,6 +191,25 @@ def test_a_second_failure_within_an_incident_is_the_one_explained(written: Any, 
     clock = [time.strftime("%H:%M:%S", time.localtime(written.T0 + at)) for at in (10, 20)]
     assert re.search(rf"when +\S+ {clock[1]} ", text)
     assert re.search(rf"earlier +{clock[0]} attempt 1", text)
+
+
+def test_a_rank_that_died_in_its_load_has_not_the_step_of_the_checkpoint(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    written.begin()
+    written.start(1)
+    written.progress(5, 9)
+    written.fail(10)
+    written.again(20)  # with the checkpoint of step 3
+    at, n = written.T0 + 25, written.state.attempt.number
+    torn = Evidence("error_file", "exception", "RuntimeError: PytorchStreamReader failed reading zip archive", 1)
+    facts = (torn, Evidence("exit", "exit_code", "1", 1), Evidence("heartbeat", "phase", "load", 1))
+    written.feed(
+        ProgressObserved(at, n, None, 0, Phase.LOAD),
+        RankExited(at, n, RankExit(1, 101, 10, code=1)),
+        AttemptEnded(at + 1, n, "failed"),
+        EvidenceCollected(at + 1, n, written.state.incidents, facts, 0.1),
+    )
+    written.close()
+    assert re.search(r"where +rank 1 on \S+, before its first step, attempt 2", explained(written, capsys))
 
 
 def test_given_up(written: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -338,7 +338,8 @@ def _checkpoint(last: RecordedFailure) -> list[Fact]:
     text = f"none of {selected.n_found} is good"
     if chosen is not None:
         position = wording.position_text(chosen.shown_step, chosen.epoch) or wording.step_text(None)
-        text = f"{position} from {chosen.path} (verified: {chosen.level}; {selected.n_found} found)"
+        proof = "verified earlier, unchanged since" if chosen.level == "identity" else f"verified: {chosen.level}"
+        text = f"{position} from {chosen.path} ({proof}; {selected.n_found} found)"
     elif not selected.n_found:
         text = (
             "none that the script is known to load" + "".join(f"; {unused_checkpoints}" for unused_checkpoints in selected.unused)

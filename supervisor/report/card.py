@@ -125,7 +125,7 @@ def why_page(  # noqa: PLR0913  as the card
         *(wording.again_facts(next_start) if next_start is not None else []),
         *([Fact("run", f"{incident.run_id}, an earlier one; the last is {last_run}")] if is_earlier else []),
         *_nodes(incident, last, by_node or {}),
-        *_checkpoint(last),
+        *_checkpoint(incident, last),
         *_start(incident),
         Fact("look", _look(look, incident, last), copied=True),
     ]
@@ -330,8 +330,8 @@ def _ends(failure: RecordedFailure) -> str:
     return f"rank {first.rank} {how}" + (f", and {others} more" if others else "")
 
 
-def _checkpoint(last: RecordedFailure) -> list[Fact]:
-    selected = last.selected
+def _checkpoint(incident: RecordedIncident, last: RecordedFailure) -> list[Fact]:
+    selected, loaded = last.selected, incident.resumed is not None and bool(incident.resumed.path)
     if selected is None:
         return []
     chosen = selected.chosen
@@ -340,12 +340,11 @@ def _checkpoint(last: RecordedFailure) -> list[Fact]:
         position = wording.position_text(chosen.shown_step, chosen.epoch) or wording.step_text(None)
         proof = "verified earlier, unchanged since" if chosen.level == "identity" else f"verified: {chosen.level}"
         text = f"{position} from {chosen.path} ({proof}; {selected.n_found} found)"
+    elif not selected.n_found and selected.unused:
+        unknown = "none that the script is known to load" + "".join(f"; {unused_checkpoints}" for unused_checkpoints in selected.unused)
+        text = "the script chose it by itself" if loaded else unknown
     elif not selected.n_found:
-        text = (
-            "none that the script is known to load" + "".join(f"; {unused_checkpoints}" for unused_checkpoints in selected.unused)
-            if selected.unused
-            else "none found"
-        )
+        text = "none found"
     facts = [Fact("checkpoint", f"{_clock(selected.t)}{text}")]
     done = {path for path, _ in selected.repaired}  # and with it why
     for label, rows in (

@@ -13,6 +13,7 @@ import pytest
 
 from supervisor.cli.jobs.why import why
 from supervisor.core.actions import ReportDecision, ReportResume, SetTimer
+from supervisor.core.checkpoint_model import UnusedCheckpoints
 from supervisor.core.events import (
     AttemptEnded,
     CheckpointSelected,
@@ -210,6 +211,24 @@ def test_a_rank_that_died_in_its_load_has_not_the_step_of_the_checkpoint(written
     )
     written.close()
     assert re.search(r"where +rank 1 on \S+, before its first step, attempt 2", explained(written, capsys))
+
+
+def test_of_a_script_that_chooses_its_checkpoint_itself_no_option_is_advised(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    written.begin(checkpoints=False)
+    written.start(1)
+    written.progress(5, 9)
+    written.fail(10)
+    unused = (UnusedCheckpoints("/r/ckpt/*.pt", 2, "/r/ckpt/3.pt", 3),)
+    written.feed(CheckpointSelected(written.T0 + 20, written.state.attempt.number, None, 0, unused=unused))
+    before = re.sub(r"\n +", " ", explained(written, capsys))
+    assert "none that the script is known to load; 2 checkpoints lie in /r/ckpt/*.pt: --checkpoints '/r/ckpt/*.pt'" in before
+    assert "if the script finds it by itself: --resumes-itself, or --resume-switch '--YOUR-SWITCH'" in before
+    written.start(21)
+    written.feed(ProgressObserved(written.T0 + 24, written.state.attempt.number, 4, 1, Phase.TRAIN, "/r/ckpt/3.pt"))
+    written.succeed(60)
+    after = re.sub(r"\n +", " ", explained(written, capsys))
+    assert re.search(r"checkpoint +\S+ the script chose it by itself\n", after)
+    assert "attempt 2 resumed at step 3 from /r/ckpt/3.pt" in after
 
 
 def test_given_up(written: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -227,7 +227,7 @@ def test_of_a_script_that_chooses_its_checkpoint_itself_no_option_is_advised(wri
     written.feed(ProgressObserved(written.T0 + 24, written.state.attempt.number, 4, 1, Phase.TRAIN, "/r/ckpt/3.pt"))
     written.succeed(60)
     after = re.sub(r"\n +", " ", explained(written, capsys))
-    assert re.search(r"checkpoint +\S+ the script chose it by itself\n", after)
+    assert re.search(r"checkpoint +\S+ the script chose it by itself look ", after)
     assert "attempt 2 resumed at step 3 from /r/ckpt/3.pt" in after
 
 

@@ -19,7 +19,7 @@ from tests.support.small_disks import small_disk
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from conftest import Attempt
 
@@ -50,6 +50,14 @@ def training(attempt: Attempt) -> Iterator[RankHeartbeat]:
         rank.wait()
 
 
+@pytest.fixture(scope="module")
+def trained(make_attempt: Callable[[Path], Attempt], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Attempt, RankHeartbeat]]:
+    """Give a rank that trains, to all who only ask it; each import of torch takes seconds."""
+    attempt = make_attempt(tmp_path_factory.mktemp("trained"))
+    with training(attempt) as beat:
+        yield attempt, beat
+
+
 def recorded(attempt: Attempt, beat: RankHeartbeat, **asked: Any) -> RankProfile:  # noqa: ANN401 - what is asked, as JSON
     """Ask the rank, and return the recording when it is over."""
     profile = RankProfile(attempt.directory, 0, (beat.pid, beat.start_ticks), {"steps": None, "seconds": None, "torch": "", **asked})
@@ -64,12 +72,12 @@ def recorded(attempt: Attempt, beat: RankHeartbeat, **asked: Any) -> RankProfile
     return profile
 
 
-def test_a_rank_records_stacks_and_a_trace_and_trains_on(attempt: Attempt, tmp_path: Path) -> None:
+def test_a_rank_records_stacks_and_a_trace_and_trains_on(trained: tuple[Attempt, RankHeartbeat], tmp_path: Path) -> None:
+    attempt, beat = trained
     trace = tmp_path / "trace.json"
-    with training(attempt) as beat:
-        profile = recorded(attempt, beat, steps=5, torch=str(trace))
-        steps = attempt.beats()[0].steps
-        wait_for(lambda: attempt.beats()[0].steps > steps, "more steps", 20)
+    profile = recorded(attempt, beat, steps=5, torch=str(trace))
+    steps = attempt.beats()[0].steps
+    wait_for(lambda: attempt.beats()[0].steps > steps, "more steps", 20)
     answer = profile.answer
     assert answer is not None, profile.failure
     assert answer.trace is not None
@@ -80,9 +88,8 @@ def test_a_rank_records_stacks_and_a_trace_and_trains_on(attempt: Attempt, tmp_p
     assert not list(attempt.directory.glob("profile-*"))
 
 
-def test_stacks_name_the_functions_from_the_outermost_on(attempt: Attempt) -> None:
-    with training(attempt) as beat:
-        profile = recorded(attempt, beat, seconds=0.5)
+def test_stacks_name_the_functions_from_the_outermost_on(trained: tuple[Attempt, RankHeartbeat]) -> None:
+    profile = recorded(*trained, seconds=0.5)
     assert profile.answer is not None, profile.failure
     stacks = profile.answer.stacks
     assert sum(stacks.values()) == profile.answer.samples
@@ -92,13 +99,13 @@ def test_stacks_name_the_functions_from_the_outermost_on(attempt: Attempt) -> No
     assert "_supervise_shim" not in "".join(stacks)
 
 
-def test_a_trace_that_cannot_be_written_is_an_answer_and_replaces_nothing(attempt: Attempt, tmp_path: Path) -> None:
+def test_a_trace_that_cannot_be_written_is_an_answer_and_replaces_nothing(trained: tuple[Attempt, RankHeartbeat], tmp_path: Path) -> None:
     """Torch's own export only prints that a disk is full, and replaces a file that is there."""
     there = tmp_path / "there.json"
     there.write_text("kept")
-    with training(attempt) as beat, small_disk(tmp_path / "disk", "size=8k") as disk:
+    with small_disk(tmp_path / "disk", "size=8k") as disk:
         paths = (there / "trace.json", there, disk / "trace.json")
-        answers = [recorded(attempt, beat, steps=2, torch=str(path)).answer for path in paths]
+        answers = [recorded(*trained, steps=2, torch=str(path)).answer for path in paths]
         assert not list(disk.iterdir())
     assert [answer and answer.trace and answer.trace.error for answer in answers] == [
         "Not a directory",

@@ -33,7 +33,7 @@ WHAT, WHERE, DONE, DO, EVIDENCE, WHEN, AGAIN, FROM = "what", "where", "done", "d
 #: The label of what the loss rules and the pace show.
 STRANGE = "strange"
 #: A note that ends with a command.
-_COMMAND = re.compile(r"(.*?): ((?:cp -p|mv|ln -sfn|printf) .+)")
+_COMMAND = re.compile(r"(.*?): ((?:mkdir -p|cp -p|mv|ln -sfn|printf) .+)")
 #: Evidence that reads well by itself, best first. Heartbeats show where it happened, and that has a line of its own.
 _TELLING = ("exception", "traceback", "last_exception", "signal", "exit_code", "err", "both", "out")
 _EXCEPTIONS = frozenset({"exception", "last_exception"})

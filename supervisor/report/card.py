@@ -99,11 +99,13 @@ def why_page(  # noqa: PLR0913  as the card
     by_node: Mapping[str, RecordedIncident] | None = None,
     is_of_another: bool = False,
     next_start: NextStart | None = None,
+    came_again: int = 0,
 ) -> FactPage:
     """Return the page of a recorded incident, from the failure to the resume.
 
     `last_run`: of the job. It is named if the incident belongs to another run. `stacks`, `next_start`: as in `card`. `by_node`: what the
     nodes that share the state directory have of it, by host. `is_of_another`: `node`, whose record it is, is not the one that is asked.
+    `came_again`: the number of the next incident with the same failure.
     """
     last = incident.failures[-1]
     decision = last.decision
@@ -113,7 +115,7 @@ def why_page(  # noqa: PLR0913  as the card
     facts = [
         *(_undecided(incident, last, node) if decision is None else _decided(incident, last, decision, node)),
         *_beginning(incident, last),
-        *do_facts(incident, is_over=next_start is not None),
+        *do_facts(incident, is_over=next_start is not None, came_again=came_again),
         *([] if decision is None else held_facts(decision.verdict.cause, decision.verdict.rank, last.evidence)),
         *_evidence(last),
         *(Fact(wording.STRANGE, clean(text), Tone.WARNING) for text in last.warnings),
@@ -247,9 +249,11 @@ def _evidence(last: RecordedFailure) -> list[Fact]:
     return [Fact(wording.EVIDENCE if number == 0 else "", line) for number, line in enumerate(lines)]
 
 
-def do_facts(incident: RecordedIncident, *, is_over: bool) -> list[Fact]:
-    """Return what a person does. is_over: nobody continues with the run."""
+def do_facts(incident: RecordedIncident, *, is_over: bool, came_again: int = 0) -> list[Fact]:
+    """Return what a person does. is_over: nobody continues with the run. came_again: as in `why_page`."""
     last = incident.failures[-1]
+    if incident.outcome == "resolved" and came_again:
+        return [Fact(wording.DO, f"see incident {came_again}: the training went on, and the same failure came again", Tone.WARNING)]
     if incident.outcome == "resolved":
         return [Fact(wording.DO, "nothing: the training went on", Tone.GOOD)]
     if last.decision is None:

@@ -147,7 +147,21 @@ def _page(place: JobFiles, view: JobView, joint: JointIncident, address: str) ->
         by_node=joint.by_node,
         is_of_another=not own,
         next_start=next_start(view, joint.incident),
+        came_again=_came_again(view, joint.incident) if own else 0,
     )
+
+
+def _came_again(view: JobView, incident: RecordedIncident) -> int:
+    """Return the number of the next incident of this run with the same lasting failure; 0 where none followed."""
+    later = [other for other in view.incidents if other.run_id == incident.run_id and other.number > incident.number]
+    mark = _lasting(incident)
+    return next((other.number for other in later if mark and _lasting(other) == mark), 0)
+
+
+def _lasting(incident: RecordedIncident) -> str:
+    """Return the fingerprint of a failure that does not pass by itself, "" for any other."""
+    decision = incident.failures[-1].decision
+    return "" if decision is None or decision.verdict.transient else decision.verdict.fingerprint
 
 
 def next_start(view: JobView, incident: RecordedIncident) -> NextStart | None:
@@ -169,11 +183,12 @@ def _explained(joint: JointIncident, view: JobView, place: JobFiles) -> Explaine
     incident, start = joint.incident, next_start(view, joint.incident) if joint.node == place.node else None
     decision = incident.failures[-1].decision
     verdict = decision.verdict if decision is not None else None
+    came_again = _came_again(view, incident) if joint.node == place.node else 0
     words = IncidentWords(
         what=clean(wording.capital(incident.summary) if verdict is None else wording.what_text(verdict)),
         code=clean(wording.code_text(verdict)) if verdict is not None else "",
         done="" if decision is None else clean(wording.done_text(decision.plan, decision.attempt)),
-        do=tuple(clean(fact.text) for fact in card.do_facts(incident, is_over=start is not None)),
+        do=tuple(clean(fact.text) for fact in card.do_facts(incident, is_over=start is not None, came_again=came_again)),
         again="" if start is None else start.command.text,
         begins="" if start is None else clean(start.begins),
     )

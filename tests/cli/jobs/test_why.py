@@ -154,6 +154,21 @@ def test_each_incident_by_its_number(written: Any, capsys: pytest.CaptureFixture
     assert "1, 2" in caught.value.hint
 
 
+def test_a_failure_that_came_again_is_not_said_to_need_nobody(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    written.begin()
+    written.start(1)
+    for at in (10, 100):
+        n, t = written.state.attempt.number, written.T0 + at
+        facts = (Evidence("error_file", "exception", "KeyError: 'x'", 1), Evidence("exit", "exit_code", "1", 1))
+        written.progress(at - 1, 9, step=at)
+        written.feed(RankExited(t, n, RankExit(1, 101, 10, code=1)), AttemptEnded(t + 1, n, "failed"))
+        written.feed(EvidenceCollected(t + 1, n, written.state.incidents, (*facts, Evidence("heartbeat", "phase", "train", 1)), 0.1))
+        written.restart(at + 10)
+    written.succeed(200)
+    assert "do          see incident 2: the training went on, and the same failure came again" in explained(written, capsys, 1)
+    assert "do          nothing: the training went on" in explained(written, capsys, 2)
+
+
 def test_all_explains_every_incident_the_oldest_first_and_json_has_the_words_of_the_pages(
     written: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -280,9 +280,10 @@ def do_facts(plan: Plan, *, is_over: bool, waits: str = "") -> list[Fact]:
     """
     commands = [match.groups() for note in plan.notes if (match := _COMMAND.fullmatch(note))]
     if commands:
-        first, _, _ = plan.next_ladder_step.partition("; ")
+        first, _, rest = plan.next_ladder_step.partition("; ")
+        hints = [Fact("", text) for text in (first, rest) if text and plan.kind is PlanKind.STOP]
         rows = [(Fact(DO, command, Tone.WARNING, copied=True), Fact("", text)) for text, command in commands]
-        return [*(fact for row in rows for fact in row), *([Fact("", first)] if plan.kind is PlanKind.STOP and first else [])]
+        return [*(fact for row in rows for fact in row), *hints]
     todo = plan.next_ladder_step if plan.kind is PlanKind.STOP else plan.todo
     if todo:
         first, _, rest = todo.partition("; ")

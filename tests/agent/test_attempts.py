@@ -48,6 +48,7 @@ def test_arguments_that_are_not_the_scripts_are_refused_aloud(start: Callable[..
     assert not list(tmp_path.glob("facts-*"))
 
 
+@pytest.mark.slow
 def test_the_store_of_an_attempt_is_served_before_a_rank_starts_and_goes_with_its_ranks(start: Callable[..., Any]) -> None:
     agent = start(JOB="1 exit=42;0 sleep;* sleep 2")  # without torch: no rank serves anything
     seen = []

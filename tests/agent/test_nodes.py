@@ -60,6 +60,7 @@ def test_the_agent_of_a_static_node_is_replaced(start: Callable[..., Any], tmp_p
         assert agent.wait_exit() == 0
 
 
+@pytest.mark.slow
 def test_nodes_wait_until_they_are_admitted(start: Callable[..., Any], tmp_path: Path) -> None:
     where = free_port()
     args = ("--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{where}", "--rdzv-id=job")
@@ -136,7 +137,8 @@ def pair(start: Callable[..., Any], tmp_path: Path, job: str, *, where: int | No
     return agents
 
 
-@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1])
 def test_ranks_that_save_and_end_well_after_their_supervisor_died_are_no_success_of_the_job(
     start: Callable[..., Any], tmp_path: Path, lost: int
 ) -> None:

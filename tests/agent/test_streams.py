@@ -32,6 +32,7 @@ def test_one_stream_where_ours_are_one_and_what_a_filter_hides_is_captured(start
     assert agent.streams(2) == {(0, "both", False, 1, False), (1, "both", True, 1, False)}
 
 
+@pytest.mark.slow
 def test_redirected_streams_stay_torchs_and_their_ends_are_told_on_failure(start: Callable[..., Any]) -> None:
     agent = start("--standalone", "--nproc-per-node=2", "--redirects=0:1", "--log-dir=logs", JOB="0 print=text;0 sleep;1 wait=0;1 exit=3")
     agent.send(Go(1))

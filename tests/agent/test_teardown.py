@@ -64,6 +64,7 @@ def test_peers_are_ended_within_milliseconds_and_the_unwilling_within_the_grace(
     assert agent.wait_exit() == 143
 
 
+@pytest.mark.slow
 def test_a_failure_that_the_supervisor_tells_ends_ranks_that_run_and_is_nothing_to_those_that_are_ended_already(
     start: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -157,6 +158,7 @@ def test_ranks_die_with_their_agent(start: Callable[..., Any], tmp_path: Path) -
     assert agent.wait_exit() == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_an_executable_that_is_not_there_is_told_with_torchs_own_words(start: Callable[..., Any], tmp_path: Path) -> None:
     agent = start("--standalone", "--no-python", "--nproc-per-node=1", str(tmp_path / "absent"))
     agent.send(Go(1))

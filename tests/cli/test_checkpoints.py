@@ -98,6 +98,7 @@ def test_a_quarantined_checkpoint_is_not_handed_out_again(place: Path) -> None:
     assert run(place, "checkpoints", "quarantine", "nothing.pt").returncode == 64
 
 
+@pytest.mark.slow
 def test_what_is_out_of_use_is_listed_with_the_reason_and_used_again_once_that_is_withdrawn(place: Path) -> None:
     records, path = node(place) / "checkpoints", str(place / "ckpt" / "step_2.pt")
     lineages = Lineages(CheckpointCatalogue(records, is_writer=True), "run-a")

@@ -53,6 +53,7 @@ def four_gpus(fake_library: Path, tmp_path: Path) -> FakeNvml:  # noqa: F811  a 
     return fake
 
 
+@pytest.mark.slow
 def test_the_doctor_names_the_gpu_that_must_be_reset(terminal: Terminal, four_gpus: FakeNvml) -> None:
     four_gpus.set({"1.field.230": 1})
     terminal.environ.update({name: four_gpus.environ[name] for name in ("LD_LIBRARY_PATH", "FAKE_NVML_STATE")})

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "systemd" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 #: What may stand before our command: a prompt, another user, variables, a program that starts it.
-BEFORE = re.compile(r"^\s*(?:\$ )?(?:(?:sudo|exec|srun(?: -\S+(?:=\S+)?)*|[A-Z_]+=\S*) )*supervise (?P<words>\S.*)$")
+BEFORE = re.compile(r"^\s*(?:\$ )?(?:(?:sudo|exec|srun(?: -\S+(?:=\S+)?)*|[A-Z_]+=\S*) )*(?:/\S+/)?supervise (?P<words>\S.*)$")
 #: What is no command line: a word to be replaced, and the name of a job's state.
 NOT_TYPED = re.compile(r"\bKIND\b|\[OPTIONS\]|\w\|\w|^died$")
 #: Where the shell begins another command, or words follow that are not ours.
@@ -45,17 +45,21 @@ def words_of(line: str) -> list[str]:
     return words[:end]
 
 
-def parse(words: list[str]) -> None:
-    """Parse the words as `supervise` does, and run nothing. Raises click.UsageError."""
+def parse(words: list[str]) -> str:
+    """Parse the words as `supervise` does, run nothing, and return the command's name ("": a training). Raises click.UsageError."""
     command: click.Command = root
+    first = ""
     context = root.make_context("supervise", words, obj=Invocation({}, None, ("train",)))
     while isinstance(command, click.Group):
         rest = [*context._protected_args, *context.args]  # noqa: SLF001  what click leaves to the command
         if not rest:
-            return
+            break
         name, inner, rest = command.resolve_command(context, rest)
+        assert name is not None
         assert inner is not None
+        first = first or name
         command, context = inner, inner.make_context(name, rest, parent=context)
+    return first
 
 
 LINES = {

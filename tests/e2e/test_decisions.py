@@ -268,13 +268,14 @@ BY_PLACEHOLDER = "sys.argv = [a for a in sys.argv if a != '--resume=']\n"
 
 
 HANDED_OVER = [
-    pytest.param("plain", "environment", marks=pytest.mark.slow),
+    ("plain", "environment"),
     ("plain", "placeholder"),
-    pytest.param("plain", "arguments", marks=pytest.mark.slow),
-    pytest.param("torchrun", "placeholder", marks=pytest.mark.slow),
+    ("plain", "arguments"),
+    ("torchrun", "placeholder"),
 ]
 
 
+@pytest.mark.slow  # by arguments each restart of the fast tests does it
 @pytest.mark.parametrize(("launcher", "how"), HANDED_OVER)
 def test_the_checkpoint_is_handed_over(supervise: Callable[..., Supervised], tmp_path: Path, launcher: str, how: str) -> None:
     before = TELLING + {"environment": BY_ENVIRONMENT, "placeholder": BY_PLACEHOLDER, "arguments": ""}[how]

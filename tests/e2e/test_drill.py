@@ -154,8 +154,8 @@ def test_nan_that_nobody_looks_for_is_reported_with_what_would_find_it(tmp_path:
     done = drill(tmp_path, "nan", "--at-step", "7", "--patience-s", "2", *RESUMED, "--", *JOB)
     assert done.returncode == 1
     said(done, r"^drill nan: rank \d and all others got gradients of NaN at step \d+ -+$")
-    said(done, r"noticed    not within 2\.0 s")
-    said(done, r"advice     the script does not look")
+    said(done, r"noticed    no incident within 2\.0 s")
+    said(done, r"advice     --set loss\.on_nan=restart, where the script prints or reports its loss, or a check")
     assert not (tmp_path / "ckpt").exists(), "what it saved of NaN is gone with the scratch directory"
 
 

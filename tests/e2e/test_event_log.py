@@ -68,6 +68,7 @@ def test_what_renders_the_log_is_imported_after_the_ranks_are_started(start: Cal
     assert times == sorted(times)
 
 
+@pytest.mark.slow
 def test_what_was_logged_is_written_when_the_run_ends_by_an_error_before_its_ranks(
     start: Callable[..., Supervised], tmp_path: Path
 ) -> None:

@@ -60,6 +60,7 @@ def test_kill_9_of_a_rank_recovers_and_the_model_is_bit_equal_to_an_uninterrupte
     run.wait_for_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_rank_that_exits_42_before_its_first_step_gives_42(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*NO_TORCH, "--fail-rank=1", "--fail-how=exit:42", "--pids=pids")
     assert run.exit_code() == 42

@@ -30,6 +30,7 @@ if len(sys.argv) == 1:
 """
 
 
+@pytest.mark.slow
 def test_weights_that_turn_nan_are_reported_while_it_runs_and_at_exit_0(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     options = ["--checkpoints", "ckpt/*.pt", "--resume-args", "{resume}", "--config", str(fast(tmp_path))]

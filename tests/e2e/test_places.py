@@ -80,6 +80,7 @@ def steps(run: Supervised) -> list[int]:
     return [step for _, step in run.progress()]
 
 
+@pytest.mark.slow
 def test_in_an_unprivileged_container_on_storage_without_locks_a_killed_rank_is_recovered_and_only_the_small_dev_shm_is_warned_of(
     supervise: Run, surroundings: type[Surroundings], tmp_path: Path, group: Path
 ) -> None:

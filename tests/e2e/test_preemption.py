@@ -170,6 +170,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_under_slurm_a_rank_that_saves_by_its_own_handler_of_term_goes_on_later(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:

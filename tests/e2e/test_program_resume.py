@@ -108,6 +108,7 @@ Trainer(args).train(resume_from_checkpoint=args.resume_from_checkpoint)
 """
 
 
+@pytest.mark.slow
 def test_a_script_like_nanogpt_goes_on_from_its_one_file(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(light.IMPORT + NANOGPT)
     (tmp_path / "configurator.py").write_text(CONFIGURATOR)

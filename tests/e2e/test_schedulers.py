@@ -154,6 +154,7 @@ def with_scontrol(place: Path, text: str) -> dict[str, str]:
     return {**slurm(0), "SLURM_STEP_NUM_NODES": "1", "PATH": f"{place}:{os.environ['PATH']}"}
 
 
+@pytest.mark.slow
 def test_a_controller_that_does_not_answer_holds_no_start_back_and_no_end(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     run = supervise("sh", "-c", f"until [ -s {tmp_path}/scontrol.pid ]; do sleep 0.05; done", **with_scontrol(tmp_path, HANGS))
     assert run.exit_code() == 0

@@ -184,6 +184,7 @@ def agent_held(ranks: list[int]) -> Iterator[None]:
         os.kill(agent, signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_an_interrupt_of_one_rank_of_several_is_a_kill_and_the_job_goes_on(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*LAUNCHED, *LONG, options=["--resumes-itself"])
     run.wait_for_step(3)

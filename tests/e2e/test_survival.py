@@ -117,13 +117,14 @@ def silent_store() -> Iterator[socket.socket]:
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("who", "launcher"),
     [
         ("guardian", "torchrun"),
-        pytest.param("agent", "torchrun", marks=pytest.mark.slow),
-        pytest.param("guardian", "accelerate", marks=pytest.mark.slow),
-        pytest.param("agent", "accelerate", marks=pytest.mark.slow),
+        ("agent", "torchrun"),
+        ("guardian", "accelerate"),
+        ("agent", "accelerate"),
     ],
 )
 def test_kill_9_of_a_helper_leaves_nothing_of_the_attempt_and_the_job_goes_on(

@@ -61,6 +61,7 @@ def starts(run: Supervised) -> int:
     return len((run.place / "starts").read_text().splitlines())
 
 
+@pytest.mark.slow
 def test_the_next_attempt_waits_for_it_and_begins_when_it_is_gone(supervise: Run, disk: FreezableFs) -> None:
     run = supervise(*job(disk, *FAILING), options=RESUMING)
     pid = stuck_writer(run)

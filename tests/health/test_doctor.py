@@ -72,6 +72,7 @@ def test_the_worst_comes_first_with_its_evidence_and_what_repairs_it(fake_nvml: 
     assert not [line for line in lines if line != line.rstrip()], "no line is filled with blanks"
 
 
+@pytest.mark.slow
 def test_what_is_well_is_shown_where_it_is_wanted(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     done = doctor("--all", cwd=tmp_path, environ=fake_nvml.environ)
     assert "gpu_power" in done.stdout
@@ -172,6 +173,7 @@ def test_the_exit_code_is_of_the_node_and_a_taken_port_is_no_fault_of_it(check: 
     assert verdict.startswith("this node is not fit" if code else "this node is fit for a job (port 29500 is taken: process 7)")
 
 
+@pytest.mark.slow
 def test_a_node_whose_running_job_holds_its_port_is_fit(tmp_path: Path) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
@@ -194,6 +196,7 @@ def test_it_works_without_a_gpu_and_says_so(tmp_path: Path) -> None:
     assert "gpu_driver" in doctor(cwd=tmp_path, environ=environ).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv to lay root's rights down with")
 def test_it_works_without_root_s_rights(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     fake_nvml.set({"all.err.nvmlDeviceGetComputeRunningProcesses_v3": 4})  # what a driver answers who is not root

@@ -28,6 +28,7 @@ def gpus(place: Path, fake: FakeNvml, *words: str, **environ: str) -> subprocess
     return subprocess.run(argv, cwd=place, env={**fake.environ, **environ}, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603  ours
 
 
+@pytest.mark.slow
 def test_a_gpu_has_one_number_and_cuda_s_is_named_as_such(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     fake_nvml.set({"0.field.230": 1}, gpus=4)
     ledger = GpuQuarantine(tmp_path / "jobs", identity.node_name())

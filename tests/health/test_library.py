@@ -35,6 +35,7 @@ def test_importing_it_imports_nothing_else(tmp_path: Path) -> None:
     assert not re.search(r"health\.|torch|psutil|rich", loaded), loaded
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -43,6 +44,7 @@ def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
     assert not done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_doctor_that_lasts_judges_the_path_of_the_job_each_time(tmp_path: Path) -> None:
     assert any(result.subject == f"path:{tmp_path}" for result in examine(Ask(paths=(str(tmp_path),))).results)

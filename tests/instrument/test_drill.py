@@ -43,11 +43,13 @@ def run(attempt: Attempt, kind: str, pythonpath: str | None) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_without_the_drill_s_shim_an_order_has_no_effect(attempt: Attempt) -> None:
     assert run(attempt, "oom", None) == ("no sitecustomize of the user\ntrained False\n", "")
     assert list(attempt.job_dir.glob("drill-*")) == []
 
 
+@pytest.mark.slow
 def test_with_the_drill_s_shim_memory_runs_out_and_the_user_s_sitecustomize_runs_too(attempt: Attempt, tmp_path: Path) -> None:
     (tmp_path / "user").mkdir()
     (tmp_path / "user" / "sitecustomize.py").write_text("import sys; sys.modules['mark'] = sys\n")

@@ -78,6 +78,7 @@ print("not reached")
 )
 
 
+@pytest.mark.slow
 def test_each_order_strikes_once_at_its_place(attempt: Attempt) -> None:
     (attempt.job_dir / "drill").write_text(json.dumps({"kind": "soak"}))
     done = attempt.run("-c", TRAIN, env=attempt.env(pythonpath=str(SHIM), RANK="3", LOCAL_RANK="0"), cwd=attempt.job_dir, python=["-u"])

@@ -61,6 +61,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_every_collective_of_the_training_thread_is_a_sign_and_no_step(attempt: Attempt, tmp_path: Path) -> None:
     """A barrier of the set-up is no training: "before the first step" stays proven."""
     script = tmp_path / "train.py"

@@ -197,6 +197,7 @@ def test_a_batch_norm_that_learns_from_the_micro_batch_is_seen(attempt: Attempt,
     assert written(attempt)["batchnorm"] is depends
 
 
+@pytest.mark.slow
 def test_the_step_with_which_a_trainer_ends_is_in_the_slot(attempt: Attempt, tmp_path: Path) -> None:
     state = "class State:\n    max_steps = 900\nclass Trainer:\n    args, state = Args(), State()\n    train = train\n"
     lay_out(tmp_path, "transformers.trainer", ARGS + state)

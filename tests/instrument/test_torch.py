@@ -210,6 +210,32 @@ raise ValueError('at the end')
 """
 
 
+FILLED = """
+import json, torch
+from torch.distributed.checkpoint.state_dict import get_state_dict
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.AdamW(model.parameters())
+def train(): model(torch.ones(2)).sum().backward(); optimizer.step(); optimizer.zero_grad()
+shown = []
+def show(): beat = look(); shown.append((beat.steps, beat.step, beat.first_step))
+get_state_dict(model, optimizer)
+show()
+train()
+show()
+get_state_dict(model, optimizer)  # it has a state now
+train()
+show()
+print(json.dumps(shown))
+"""
+
+
+@pytest.mark.slow
+def test_the_step_by_which_torch_fills_an_optimizer_is_none_of_the_training(attempt: Attempt, tmp_path: Path) -> None:
+    done = attempt.run("-c", LOOK + FILLED, env=attempt.env(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[0, None, None], [1, 1, 0], [2, 2, 0]]
+
+
 @pytest.mark.slow
 def test_foreign_optimizers_torch_compile_and_an_error_while_training(attempt: Attempt, tmp_path: Path) -> None:
     script = tmp_path / "train.py"

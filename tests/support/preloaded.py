@@ -1,13 +1,14 @@
 """Runs programs in forks of one process that has imported what they need: torch costs 1.3 CPU seconds each time, a command of ours 0.3.
 
-For tests in which neither the start nor the launcher is the subject. The process has one thread whenever it forks; a fork ends as any
-interpreter does.
+For tests in which neither start, launcher nor end is the subject. The process has one thread whenever it forks. A fork ends without
+taking its modules apart: that takes a second where torch is among them.
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import importlib
 import json
 import os
@@ -16,9 +17,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,7 +50,7 @@ def run(
 
 def command(*words: str, cwd: Path, environ: dict[str, str], stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """Run what `python -P -m supervisor WORDS` would in `cwd`, with this environment alone."""
-    server = _server("supervisor.cli.main", "supervisor.cli.classify.command")
+    server = _server("supervisor.cli.main", "supervisor.cli.classify.command", "supervisor.config.signatures:read")
     return _run(server, ("-m", "supervisor", *words), cwd, environ, stdin)
 
 
@@ -105,8 +110,12 @@ def _ended(pids: list[int], timeout_s: float) -> int:
 
 def _serve() -> tuple[dict[str, Any], dict[str, str]]:
     """Answer requests until there are no more; return in each fork, with its request and the variables that make it a rank."""
-    for module in sys.argv[1:]:
-        importlib.import_module(module)
+    for name in sys.argv[1:]:
+        module, _, function = name.partition(":")
+        imported = importlib.import_module(module)
+        if function:
+            getattr(imported, function)()  # what it reads stays in its cache
+    gc.freeze()  # a collection in a fork would copy what all share
     answers = os.dup(1)
     for line in sys.stdin:
         request = json.loads(line)
@@ -153,5 +162,31 @@ def _become(request: dict[str, Any], rank: dict[str, str]) -> None:
         runpy.run_path(sys.argv[0], run_name="__main__")
 
 
+def _code_of(program: Callable[[], None]) -> int:
+    """Run what is a process; return its exit code."""
+    try:
+        program()
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001  as the interpreter itself has it
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        return 1
+    return 0
+
+
+def _end(code: int) -> NoReturn:
+    """End with this code, once all is done that the program has left to its end."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()  # noqa: SLF001
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    _become(*_serve())
+    request_and_rank = _serve()
+    _end(_code_of(functools.partial(_become, *request_and_rank)))

@@ -264,12 +264,14 @@ class _Drill:
         """Yield the rows of the report: noticed, decided, recovered, lost, and the parts without proof."""
         order, (resumed_t, resumed) = self._order, account.resumed or (0.0, None)
         if self._noticed is None:
-            within = "no: the job had ended by then" if self._ended_first else f"not within {span_text(order.patience_s)}"
+            opened = "no incident" if order.kind == "nan" else "not"  # a NaN that is printed is a warning
+            within = "no: the job had ended by then" if self._ended_first else f"{opened} within {span_text(order.patience_s)}"
             yield Fact("noticed", within, Tone.BAD)
             if order.kind == "hang" and not self._ended_first:
                 yield _UNDONE
             if order.kind == "nan":
-                yield Fact("advice", "the script does not look: a check such as `if not loss.isfinite(): raise` makes it a failure")
+                check = "or a check such as `if not loss.isfinite(): raise` makes it a failure"
+                yield Fact("advice", f"--set loss.on_nan=restart, where the script prints or reports its loss, {check}")
             return
         yield Fact("noticed", f"after {span_text(self._noticed[0] - struck.t)}: {self._noticed[1]}")
         if account.opened_t is None and order.kind == "hang" and not self._ended_first:
@@ -283,7 +285,7 @@ class _Drill:
             saved = (
                 "by the script itself, before it ended"
                 if by_itself
-                else "no: it does not ask worker.should_save(), or its save was not seen"
+                else "not shown: it does not ask worker.should_save(), or the next start did not load what it saved"
             )
             yield Fact("saved", saved if self._saved_t is None else f"after {span_text(self._saved_t - struck.t)}, on request")
         if resumed is None:

@@ -49,12 +49,14 @@ class HeartbeatWriter:
         "main_thread",
         "start",
         "still_ours",
+        "untrained_steps",
         "wants_slot",
     )
 
     def __init__(self, pid: int, start_ticks: int, rank: int) -> None:
         self._view = memoryview(bytearray(layout.SLOT_BYTES)).cast("q")
         self._steps = self._flags = 0
+        self.untrained_steps = 0  # of the optimizer's own count; a checkpoint that is loaded has them too
         self._seen: set[int] = set()  # ids, not references: an optimizer must die when the script drops it
         self._due_ns = self._memory_due_ns = 0
         self._counted = self._spoke = False  # the optimizer's count, or the script's word, of where the training began is taken
@@ -240,6 +242,7 @@ class HeartbeatWriter:
             return
         step = state_step(optimizer)
         if step is not None:
+            step -= self.untrained_steps
             self._began_at(step, by_worker=False)
             if not by_worker:
                 self._view[layout.STEP] = (step - self._steps) << layout.SOURCE_BITS | layout.SOURCE_OPTIMIZER

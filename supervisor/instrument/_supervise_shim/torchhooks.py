@@ -173,12 +173,15 @@ class TorchHooks:
             return
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            hook = self._step_hook
+            hook, optimizer = self._step_hook, args[0] if args else kwargs.get("optim")
+            was_empty = not getattr(optimizer, "state", True)
             if hook is not None:
                 hook.remove()
             try:
                 return inner(*args, **kwargs)
             finally:
+                if was_empty:
+                    self._beat.untrained_steps = 1  # the optimizer counts it, and so does what is saved of its state
                 if hook is not None:
                     self._hook_steps(sys.modules["torch.optim.optimizer"])
 

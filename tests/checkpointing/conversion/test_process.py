@@ -24,6 +24,7 @@ bytearray(process._ROOM + (64 << 20))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_memory_beyond_the_largest_tensors_is_refused_by_the_kernel() -> None:
     done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=False)  # noqa: S603  ours

@@ -11,7 +11,7 @@ import pytest
 
 from checkpointing.command_line.progress import ProgressBar
 from supervisor.cli.drill.drilled_job import DrilledJob
-from supervisor.cli.drill.faults import BIT, Account, DrillOrder, _Drill
+from supervisor.cli.drill.faults import BIT, Account, DrillOrder, Struck, _Drill
 from supervisor.cli.drill.scratch_directory import ScratchDirectory
 from supervisor.cli.drill.scratch_job import ScratchPlace
 from supervisor.config.settings import Checkpoints, Settings
@@ -53,6 +53,15 @@ def test_it_waits_for_a_checkpoint(drill: _Drill, tmp_path: Path) -> None:
     assert drill._damage() is None  # noqa: SLF001
     (tmp_path / "work" / "ckpt" / "begun.pt").touch()
     assert drill._damage() is None  # noqa: SLF001
+
+
+def test_a_save_that_the_next_start_did_not_load_is_not_called_missing(drill: _Drill) -> None:
+    drill._order = DrillOrder("preempt", 20, 0, 1.0, 60.0, ScratchPlace("", ()))  # noqa: SLF001
+    drill._noticed = (100.0, "asked to stop")  # noqa: SLF001
+    resumed = (130.0, ReportResume(0, 1, None, None, confirmed=True))
+    facts = {fact.label: fact.text for fact in drill._facts(Struck(100.0, 20, "notice was given"), Account(None, 100.0, [], resumed))}  # noqa: SLF001
+    assert facts["saved"] == "not shown: it does not ask worker.should_save(), or the next start did not load what it saved"
+    assert facts["recovered"] == "at step 0 from scratch; 20 steps made again"
 
 
 def account(view: JobView, stop_t: float | None = None) -> Account:

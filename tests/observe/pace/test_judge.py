@@ -128,6 +128,7 @@ def test_no_training_is_called_slow(job: Job) -> None:
     assert job.run(500) == []
 
 
+@pytest.mark.slow
 def test_two_hundred_healthy_jobs_with_noise_evaluations_and_saves_raise_no_alert() -> None:
     for seed in range(200):
         source = random.Random(seed)  # noqa: S311  no secret

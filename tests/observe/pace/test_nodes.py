@@ -104,7 +104,7 @@ def test_of_two_nodes_the_slower_one_is_named_and_no_other() -> None:
     assert Job(2, slow(1)).run(15 * MINUTE_S) == ["+1 None 8"]
 
 
-@pytest.mark.parametrize("nodes", [3, 4, 8])
+@pytest.mark.parametrize("nodes", few([4, 3, 8]))
 def test_two_slow_nodes_do_not_hide_each_other(nodes: int) -> None:
     assert Job(nodes, slow(0, 2, factor=2.0)).run(10 * MINUTE_S) == ["+0 None 8", "+2 None 8"]
 
@@ -153,7 +153,7 @@ NOBODY: dict[str, Job] = {
 
 
 @pytest.mark.parametrize("minutes", few([16, 25]))
-@pytest.mark.parametrize("name", NOBODY)
+@pytest.mark.parametrize("name", few(NOBODY, 5))
 def test_no_node_is_called_slow(name: str, minutes: int) -> None:
     assert replace(NOBODY[name], news=[], texts=[]).run(minutes * MINUTE_S) == []
 

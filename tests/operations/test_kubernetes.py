@@ -183,6 +183,9 @@ def test_supervise_is_process_1_of_the_image_without_a_shell_and_without_root() 
     assert found["ENTRYPOINT"] == '["supervise"]'
     assert yaml.safe_load(found["CMD"])[0] == "--"
     assert found["USER"] == "1000:1000"
+    assert found["WORKDIR"] == "/workspace"
+    assert found["COPY"].split()[0] == "--chown=1000:1000", "the job writes where it runs"
+    assert found["RUN"].endswith("chown 1000:1000 /state /workspace")
     assert found["HEALTHCHECK"].endswith('CMD ["supervise", "status", "--probe", "live"]')
     assert not any("torch" in shlex.split(rest) or "torch==" in rest for word, rest in instructions() if word == "RUN"), (
         "the image's torch stays"

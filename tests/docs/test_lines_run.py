@@ -17,10 +17,10 @@ from pathlib import Path
 import click
 import pytest
 import torch
+from tests.cli.jobs.conftest import Written
 
 from supervisor.cli.main import main
 from supervisor.errors import ExitCode
-from tests.cli.jobs.conftest import Written
 from tests.docs.test_typed import LINES, ROOT, parse, words_of
 from tests.e2e.conftest import NOT_INHERITED, clean_environment
 from tests.support.waiting import patience_s

@@ -232,7 +232,9 @@ def test_a_rank_that_died_in_its_load_has_not_the_step_of_the_checkpoint(written
     assert re.search(r"where +rank 1 on \S+, before its first step, attempt 2", explained(written, capsys))
 
 
-def test_of_a_script_that_chooses_its_checkpoint_itself_no_option_is_advised(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_a_script_that_chooses_its_checkpoint_itself_no_option_is_advised(
+    written: RecordedJob, capsys: pytest.CaptureFixture[str]
+) -> None:
     written.begin(checkpoints=False)
     written.start(1)
     written.progress(5, 9)

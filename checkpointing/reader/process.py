@@ -130,10 +130,17 @@ class ReaderProcess:
             except Interrupted:
                 continue
             except Exception as error:  # noqa: BLE001 -- of a format or a library: the next checkpoint is read all the same
-                answer = CheckpointRead(order.id, failure=f"{type(error).__name__}: {error}")
+                answer = CheckpointRead(order.id, failure=failure_text(error))
             finally:
                 self._reads.pop(order.id, None)
             self.emit(answer)
+
+
+def failure_text(error: Exception) -> str:
+    """Return why a read failed. A package that is missing comes with the command: the code was updated, and its packages were not."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"the package {error.name} is not installed: install supervise again, from a checkout with `pip install -e .`"
+    return f"{type(error).__name__}: {error}"
 
 
 def main() -> int:

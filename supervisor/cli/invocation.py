@@ -92,9 +92,11 @@ class Invocation(Struct, frozen=True):
         settings = self.settings() if self.command is None or self.command else Settings()
         command = self.command or settings.job.command
         if not command:
+            path = click.get_current_context().command_path.removesuffix(" run")
+            words = path if path == "supervise" else f"{path} …"
             raise SuperviseError(
                 "no command given: nothing follows `--`" if self.command is not None else "no command given",
-                hint="Write it behind `--`, as in `supervise -- torchrun train.py`; `supervise --help` shows all options.",
+                hint=f"Write it behind `--`, as in `{words} -- torchrun train.py`; `{path} --help` shows all options.",
                 exit_code=ExitCode.USAGE,
             )
         return settings, command
@@ -113,7 +115,8 @@ class Invocation(Struct, frozen=True):
 def setting_options(*keys: str, takes_command: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command the options of these settings, `--config` and `--set`, and pass it an Invocation in their place.
 
-    takes_command: CMD may stand behind `--`; without it that is an error (64).
+    takes_command: CMD may stand behind `--`; without it that is an error (64). Such a command takes all options of a run, before and
+    behind its name; its help shows those of `keys` alone.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -174,19 +177,23 @@ def _options(keys: tuple[str, ...], *, takes_command: bool) -> Iterator[Callable
     if keys == FLAGS:
         yield _TAKEOVER
     for row in ROWS:
-        if row.key not in JOB and row.key in keys:
-            yield from _options_of(row)
+        if row.key not in JOB and (row.key in keys or (takes_command and row.key in FLAGS)):
+            yield from _options_of(row, hidden=row.key not in keys)
 
 
-def _options_of(row: SettingRow, help_text: str = "") -> Iterator[Callable[[Callable[..., Any]], Callable[..., Any]]]:
+def _options_of(
+    row: SettingRow, help_text: str = "", *, hidden: bool = False
+) -> Iterator[Callable[[Callable[..., Any]], Callable[..., Any]]]:
     name = row.key.replace(".", "__")
     if row.kind is bool:
-        yield click.option(name, row.flag, flag_value=not row.default, type=bool, default=None, help=_OF_FLAG.get(row.flag, row.help))
+        text = _OF_FLAG.get(row.flag, row.help)
+        yield click.option(name, row.flag, flag_value=not row.default, type=bool, default=None, help=text, hidden=hidden)
     elif row.kind is tuple:
-        yield click.option(name, row.flag, multiple=True, metavar=_VALUES.get(row.key, "TEXT"), help=f"{row.help} May be repeated.")
+        metavar, text = _VALUES.get(row.key, "TEXT"), f"{row.help} May be repeated."
+        yield click.option(name, row.flag, multiple=True, metavar=metavar, help=text, hidden=hidden)
     else:
         metavar = "|".join(row.choices) or _VALUES.get(row.key) or {str: "TEXT", int: "N", float: "SECONDS"}[row.kind]
-        yield click.option(name, row.flag, metavar=metavar, help=help_text or row.help, shell_complete=_completed(row))
+        yield click.option(name, row.flag, metavar=metavar, help=help_text or row.help, shell_complete=_completed(row), hidden=hidden)
 
 
 def _completed_assignment(_context: click.Context, _param: click.Parameter, incomplete: str) -> Sequence[str]:

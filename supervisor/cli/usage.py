@@ -8,7 +8,6 @@ import click
 
 from supervisor.cli.commands import COMMANDS, CommandGroup
 from supervisor.cli.invocation import takes_command
-from supervisor.config.settings import ROWS
 from supervisor.errors import ExitCode, SuperviseError, nearest
 from supervisor.knobs.python_command import LAUNCHERS
 
@@ -36,9 +35,6 @@ def usage_error(error: click.UsageError) -> SuperviseError:
         meant = _nearest_option(error.option_name, command)
         more = f"--set SECTION.KEY=VALUE gives any setting (`supervise config show` lists them); {path} --help has the options."
         hint = f"The nearest is {meant}; options of the job's command go behind `--`." if meant else more
-        if takes_command(command) and error.option_name in {flag for row in ROWS for flag in row.flag.split("/")}:
-            words = path.removeprefix("supervise ")
-            hint = f"It is an option of a run: write it before `{words}`, as in `supervise {error.option_name} … {words} -- CMD`."
     return SuperviseError(message[0].lower() + message[1:], hint=hint, exit_code=ExitCode.USAGE)
 
 

@@ -29,7 +29,8 @@ class UnusedCheckpoints(Struct, frozen=True):
     def remedy(self) -> str:
         """The options that pass the newest to the script."""
         by_path = f"--checkpoints '{self.pattern}' {self.resume or RESUME_OPTION} hands over the newest"
-        return by_path if self.resume else f"{by_path}, --resume-switch '--YOUR-SWITCH' lets the script find it"
+        by_itself = "if the script finds it by itself: --resumes-itself, or --resume-switch '--YOUR-SWITCH'"
+        return by_path if self.resume else f"{by_path}; {by_itself}"
 
 
 class WithoutTracker(Struct, frozen=True):

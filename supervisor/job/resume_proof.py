@@ -37,7 +37,7 @@ _MOST_BYTES: Final = 64 << 10
 _UNREADABLE: Final = "unreadable"
 _MOST_TEXT_BYTES: Final = 16 << 20
 _TEXT_SUFFIXES: Final = (".py", ".sh", *bindings.FORMS)
-_TESTS: Final = "`supervise drill resume` tests it in about a minute"
+_TESTS: Final = "`supervise drill resume -- CMD` tests it in about a minute"
 
 
 class ProvenCommand(Struct, frozen=True):

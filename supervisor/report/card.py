@@ -99,11 +99,13 @@ def why_page(  # noqa: PLR0913  as the card
     by_node: Mapping[str, RecordedIncident] | None = None,
     is_of_another: bool = False,
     next_start: NextStart | None = None,
+    came_again: int = 0,
 ) -> FactPage:
     """Return the page of a recorded incident, from the failure to the resume.
 
     `last_run`: of the job. It is named if the incident belongs to another run. `stacks`, `next_start`: as in `card`. `by_node`: what the
     nodes that share the state directory have of it, by host. `is_of_another`: `node`, whose record it is, is not the one that is asked.
+    `came_again`: the number of the next incident with the same failure.
     """
     last = incident.failures[-1]
     decision = last.decision
@@ -113,7 +115,7 @@ def why_page(  # noqa: PLR0913  as the card
     facts = [
         *(_undecided(incident, last, node) if decision is None else _decided(incident, last, decision, node)),
         *_beginning(incident, last),
-        *do_facts(incident, is_over=next_start is not None),
+        *do_facts(incident, is_over=next_start is not None, came_again=came_again),
         *([] if decision is None else held_facts(decision.verdict.cause, decision.verdict.rank, last.evidence)),
         *_evidence(last),
         *(Fact(wording.STRANGE, clean(text), Tone.WARNING) for text in last.warnings),
@@ -125,7 +127,7 @@ def why_page(  # noqa: PLR0913  as the card
         *(wording.again_facts(next_start) if next_start is not None else []),
         *([Fact("run", f"{incident.run_id}, an earlier one; the last is {last_run}")] if is_earlier else []),
         *_nodes(incident, last, by_node or {}),
-        *_checkpoint(last),
+        *_checkpoint(incident, last),
         *_start(incident),
         Fact("look", _look(look, incident, last), copied=True),
     ]
@@ -210,6 +212,9 @@ def _decided(incident: RecordedIncident, last: RecordedFailure, decision: Report
     first = incident.rank if last is incident.failures[0] else None  # the one that died first need not be the one whose fault it is
     ended = f"rank {first} ended first" if first is not None and rank is not None and first != rank else ""
     relative = incident.progress.relative and step == incident.progress.step
+    has_steps = any((f.source, f.name) == ("heartbeat", "steps") and f.text != "0" for f in last.evidence)
+    if relative and phase in {Phase.INIT, Phase.LOAD} and not has_steps:
+        step = None  # that of the checkpoint that the attempt was to load
     if verdict.rank is None and not verdict.node:  # of a node that went no rank is named
         decision = replace(decision, verdict=replace(verdict, rank=_lone(verdict, rank)))
     return [
@@ -244,9 +249,11 @@ def _evidence(last: RecordedFailure) -> list[Fact]:
     return [Fact(wording.EVIDENCE if number == 0 else "", line) for number, line in enumerate(lines)]
 
 
-def do_facts(incident: RecordedIncident, *, is_over: bool) -> list[Fact]:
-    """Return what a person does. is_over: nobody continues with the run."""
+def do_facts(incident: RecordedIncident, *, is_over: bool, came_again: int = 0) -> list[Fact]:
+    """Return what a person does. is_over: nobody continues with the run. came_again: as in `why_page`."""
     last = incident.failures[-1]
+    if incident.outcome == "resolved" and came_again:
+        return [Fact(wording.DO, f"see incident {came_again}: the training went on, and the same failure came again", Tone.WARNING)]
     if incident.outcome == "resolved":
         return [Fact(wording.DO, "nothing: the training went on", Tone.GOOD)]
     if last.decision is None:
@@ -327,21 +334,21 @@ def _ends(failure: RecordedFailure) -> str:
     return f"rank {first.rank} {how}" + (f", and {others} more" if others else "")
 
 
-def _checkpoint(last: RecordedFailure) -> list[Fact]:
-    selected = last.selected
+def _checkpoint(incident: RecordedIncident, last: RecordedFailure) -> list[Fact]:
+    selected, loaded = last.selected, incident.resumed is not None and bool(incident.resumed.path)
     if selected is None:
         return []
     chosen = selected.chosen
     text = f"none of {selected.n_found} is good"
     if chosen is not None:
         position = wording.position_text(chosen.shown_step, chosen.epoch) or wording.step_text(None)
-        text = f"{position} from {chosen.path} (verified: {chosen.level}; {selected.n_found} found)"
+        proof = "verified earlier, unchanged since" if chosen.level == "identity" else f"verified: {chosen.level}"
+        text = f"{position} from {chosen.path} ({proof}; {selected.n_found} found)"
+    elif not selected.n_found and selected.unused:
+        unknown = "none that the script is known to load" + "".join(f"; {unused_checkpoints}" for unused_checkpoints in selected.unused)
+        text = "the script chose it by itself" if loaded else unknown
     elif not selected.n_found:
-        text = (
-            "none that the script is known to load" + "".join(f"; {unused_checkpoints}" for unused_checkpoints in selected.unused)
-            if selected.unused
-            else "none found"
-        )
+        text = "none found"
     facts = [Fact("checkpoint", f"{_clock(selected.t)}{text}")]
     done = {path for path, _ in selected.repaired}  # and with it why
     for label, rows in (

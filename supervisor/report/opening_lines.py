@@ -100,12 +100,13 @@ def resume_line(settings: Settings, knob_set: KnobSet, programs_seen: Sequence[s
     way = knob_set.resume[0].knob if knob_set.resume else None
     patterns = ", ".join(settings.checkpoints.paths)
     seen = "" if way is None or way.seen or way.by in programs_seen else f", once a rank is seen to train with {programs.title(way.by)}"
+    if settings.job.resumes_itself or (way is not None and way.counts == ResumeKind.ITSELF):
+        from_ = f" from {patterns}" if patterns else ""
+        with_ = "" if way is None else f" with {way.how}{seen}"
+        return f"the script resumes itself{from_}{with_}"
     if patterns:
         option = "SUPERVISE_JOB_RESUME_FROM" if way is None else way.how
         return f"resumes from the newest verified {patterns}, passed by {option}{seen}"
-    if settings.job.resumes_itself or (way is not None and way.counts == ResumeKind.ITSELF):
-        with_ = "" if way is None else f" with {way.how}{seen}"
-        return f"the script resumes itself{with_}"
     if way is not None:
         return f"resumes with {way.how}{seen}"
     if fixed := _fixed_checkpoint(settings, knob_set, command):
@@ -120,6 +121,7 @@ def resume_line(settings: Settings, knob_set: KnobSet, programs_seen: Sequence[s
     return (
         "no --checkpoints given: after a crash the script starts again as it is; after "
         f"{span_text(settings.restart.scratch_limit_s)} of training it is not restarted unless it is seen to load its own checkpoint"
+        " (--resumes-itself says that it does)"
         f"{passing}{''.join(without)}"
     )
 

@@ -224,7 +224,8 @@ def _not_enabled(knob_set: KnobSet, *, resumes: bool) -> list[dict[str, str]]:
     return rows + [
         {
             "knob": name,
-            "why": "a flag's name alone proves nothing: give it if it means that" if name in likely else "no flag of the script is known",
+            "why": ("a flag's name alone proves nothing: give it if it means that" if name in likely else "no flag of the script is known")
+            + ("; --resumes-itself, if the script finds its checkpoint by itself" if name == RESUME else ""),
             "remedy": option(name, likely.items()),
         }
         for name in missing

@@ -33,7 +33,7 @@ WHAT, WHERE, DONE, DO, EVIDENCE, WHEN, AGAIN, FROM = "what", "where", "done", "d
 #: The label of what the loss rules and the pace show.
 STRANGE = "strange"
 #: A note that ends with a command.
-_COMMAND = re.compile(r"(.*?): ((?:cp -p|mv|ln -sfn|printf) .+)")
+_COMMAND = re.compile(r"(.*?): ((?:mkdir -p|cp -p|mv|ln -sfn|printf) .+)")
 #: Evidence that reads well by itself, best first. Heartbeats show where it happened, and that has a line of its own.
 _TELLING = ("exception", "traceback", "last_exception", "signal", "exit_code", "err", "both", "out")
 _EXCEPTIONS = frozenset({"exception", "last_exception"})
@@ -56,6 +56,8 @@ _OBSERVERS = {
 }
 #: The names of the parts of a start (report/start_times.py).
 START_PARTS = {
+    "supervise": "start of supervise",
+    "detect": "detection",
     "teardown": "tear-down",
     "backoff": "wait",
     "selection": "checkpoint choice",
@@ -278,9 +280,10 @@ def do_facts(plan: Plan, *, is_over: bool, waits: str = "") -> list[Fact]:
     """
     commands = [match.groups() for note in plan.notes if (match := _COMMAND.fullmatch(note))]
     if commands:
-        first, _, _ = plan.next_ladder_step.partition("; ")
+        first, _, rest = plan.next_ladder_step.partition("; ")
+        hints = [Fact("", text) for text in (first, rest) if text and plan.kind is PlanKind.STOP]
         rows = [(Fact(DO, command, Tone.WARNING, copied=True), Fact("", text)) for text, command in commands]
-        return [*(fact for row in rows for fact in row), *([Fact("", first)] if plan.kind is PlanKind.STOP and first else [])]
+        return [*(fact for row in rows for fact in row), *hints]
     todo = plan.next_ladder_step if plan.kind is PlanKind.STOP else plan.todo
     if todo:
         first, _, rest = todo.partition("; ")

@@ -245,7 +245,8 @@ def _start_text(situation: Situation) -> str:
     """Return where the next attempt begins, as far as that is known before a checkpoint is selected."""
     policy = situation.policy
     if policy.checkpoints_declared:
-        return "from the newest verified checkpoint, if there is one"
+        is_known = bool(situation.verified or situation.known_good or situation.resume is not None)
+        return "from the newest verified checkpoint" + ("" if is_known else ", if there is one")
     return "the same command again; " + ("the script resumes itself" if policy.resumes_itself else "no checkpoint is declared")
 
 

@@ -127,3 +127,10 @@ def test_a_mistake_that_a_rank_wrote_down_itself_is_sure(raised: str, confidence
     assert (own.cause, own.confidence) == (Cause.USER_CODE, confidence)
     assert text.cause is Cause.USER_CODE
     assert text.confidence < 0.8
+
+
+def test_a_rank_that_raised_the_same_is_shown_with_that_and_no_consequence() -> None:
+    evidence = (raised(0, "KeyError: 'x'", 4.9), raised(1, "KeyError: 'x'", 4.95), code(0, "1", 5.0), code(1, "1", 5.1))
+    verdict = classify(evidence)
+    assert (verdict.cause, verdict.rank) == (Cause.USER_CODE, 0)
+    assert [fact.name for fact in verdict.because if fact.rank == 1] == ["exception"]

@@ -136,9 +136,9 @@ def test_a_run_has_few_flags_and_takes_all_other_settings_by_set(started: list[t
 
 @pytest.mark.parametrize("command", ["plan", "drill", "print slurm", "print kubernetes", "config show", "status", "checkpoints prune"])
 def test_every_command_that_has_settings_takes_a_file_and_assignments(command: str) -> None:
-    options = {name for param in load_command(command).params for name in param.opts}
-    assert {"--config", "--set", "--job", "--state-dir"} <= options
-    assert not options & {"--resume-args", "--knob", "--on-hang", "--takeover"}
+    shown = {name for param in load_command(command).params for name in param.opts if not getattr(param, "hidden", False)}
+    assert {"--config", "--set", "--job", "--state-dir"} <= shown
+    assert not shown & {"--resume-args", "--knob", "--on-hang", "--takeover"}
 
 
 def test_a_takeover_is_asked_for_once_and_is_no_setting(started: list[tuple[Settings, list[str]]], takeovers: list[bool]) -> None:
@@ -181,10 +181,8 @@ def test_a_flag_behind_run_wins_over_the_same_before_it(started: list[tuple[Sett
         (["--keep", "--", "true"], "requires an argument"),
         (["--keep", "many", "--", "true"], "checkpoints.keep = 'many' from command line --keep: expected an integer"),
         (["--keep=-1", "--", "true"], "expected an integer, at least 0"),
-        (
-            ["drill", "oom", "--keep", "3", "--", "true"],
-            "no such option: --keep\nsupervise: It is an option of a run: write it before `drill`",
-        ),
+        (["drill", "resume"], "no command given\nsupervise: Write it behind `--`, as in `supervise drill … -- torchrun train.py`"),
+        (["status", "--keep", "3"], "no such option: --keep\nsupervise: --set SECTION.KEY=VALUE gives any setting"),
         (["--max-attempts", "3", "--", "true"], "no such option: --max-attempts\nsupervise: --set SECTION.KEY=VALUE gives any setting"),
         (["--set", "terminal.log_format=xml", "--", "true"], "expected one of auto, console, json, ecs"),
         (["stop", "train"], "unexpected extra argument (train)\nsupervise: A job is named with --job, as in `supervise stop --job NAME`."),

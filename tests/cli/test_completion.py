@@ -75,7 +75,8 @@ def test_the_jobs_of_the_state_directory(monkeypatch: pytest.MonkeyPatch, capsys
 
 @pytest.mark.parametrize("path", COMMANDS)
 def test_every_option_of_every_command_is_completed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], path: str) -> None:
-    long = {name for param in load_command(path).params for name in param.opts if name.startswith("--")}
+    shown = [param for param in load_command(path).params if not getattr(param, "hidden", False)]
+    long = {name for param in shown for name in param.opts if name.startswith("--")}
     assert long <= {line.partition(",")[2] for line in answers(monkeypatch, capsys, f"supervise {path} --")}
 
 

@@ -120,7 +120,7 @@ def test_a_script_that_is_given_nothing_and_starts_from_scratch_is_not_proven(pr
     assert found["losses"] == "those of the beginning: it started from scratch"
     assert (
         opening(project, "--", *TRAIN)
-        == "resume: not tested yet whether this command resumes; `supervise drill resume` tests it in about a minute"
+        == "resume: not tested yet whether this command resumes; `supervise drill resume -- CMD` tests it in about a minute"
     )
 
 

@@ -40,7 +40,7 @@ def test_a_start_says_when_its_command_was_proven_and_prints_no_digest_of_it(pla
     assert line(place, subject(place)) == "resume: proven on 2026-11-23 for this command (checkpoint, losses)"
 
 
-TESTS = "`supervise drill resume` tests it in about a minute"
+TESTS = "`supervise drill resume -- CMD` tests it in about a minute"
 
 
 def test_without_a_proof_the_start_says_what_makes_one(tmp_path: Path) -> None:

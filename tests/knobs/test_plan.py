@@ -104,6 +104,15 @@ def test_as_data_it_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("there")
+@pytest.mark.parametrize("at", [0, 1], ids=["before plan", "behind plan"])
+def test_the_options_of_a_run_stand_before_or_behind_the_word(capsys: pytest.CaptureFixture[str], at: int) -> None:
+    words = ["plan"]
+    words[at:at] = ["--checkpoints", "ckpt/*.pt", "--resumes-itself"]
+    assert main.main([*words, "--", "python", "train.py"]) == 0
+    assert "the script resumes itself from ckpt/*.pt" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("there")
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

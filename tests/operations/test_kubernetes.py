@@ -183,6 +183,9 @@ def test_supervise_is_process_1_of_the_image_without_a_shell_and_without_root() 
     assert steps["ENTRYPOINT"] == '["supervise"]'
     assert yaml.safe_load(steps["CMD"])[0] == "--"
     assert steps["USER"] == "1000:1000"
+    assert steps["WORKDIR"] == "/workspace"
+    assert steps["COPY"].split()[0] == "--chown=1000:1000", "the job writes where it runs"
+    assert steps["RUN"].endswith("chown 1000:1000 /state /workspace")
     assert steps["HEALTHCHECK"].endswith('CMD ["supervise", "status", "--probe", "live"]')
     assert not any("torch" in shlex.split(rest) or "torch==" in rest for word, rest in instructions() if word == "RUN"), (
         "the image's torch stays"

@@ -113,6 +113,11 @@ def test_one_line_has_each_second_in_order_and_the_longest_parts_first() -> None
     assert few == "3.00 s since nodes asked to join, without a first step: 2.00 s rendezvous, 1.00 s rank start"
 
 
+def test_the_part_that_is_supervises_own_says_so() -> None:
+    launch = wording.start_text(StartTimes(1, "launch", 7.0, {"supervise": 2.0, "agent": 5.0}))
+    assert launch == "7.00 s since the launch: 2.00 s start of supervise, 5.00 s torchrun"
+
+
 def test_no_part_is_shown_by_a_word_of_the_code() -> None:
     shown = {wording.START_PARTS.get(part, part) for _, part in PARTS}
     assert not [name for name in shown if "_" in name]

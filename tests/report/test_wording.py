@@ -88,6 +88,7 @@ def test_what_to_do_is_one_thing_and_nothing_where_the_training_goes_on() -> Non
     meanwhile = ["then the training goes on by itself", "it waits again"]
     assert texts(waits, is_over=False) == ["make room on /ckpt", "look at the largest files", *meanwhile]
     assert done_text(waits, 1) == "waits for space (/ckpt); attempt 2 starts after 22 s"
-    stop = Plan(PlanKind.STOP, "why", "put it back", "s", 65, notes=("a copy is kept: cp -p a b",))
-    assert texts(stop, is_over=True) == ["cp -p a b", "a copy is kept", "put it back"]
-    assert do_facts(stop, is_over=True)[0].copied, "a command is there to be pasted"
+    for command in ("cp -p a b", "mkdir -p /r/.supervise-aside && mv /r/a.pt /r/.supervise-aside/torn-a"):
+        stop = Plan(PlanKind.STOP, "why", "put it back; or take the older one", "s", 65, notes=(f"a copy is kept: {command}",))
+        assert texts(stop, is_over=True) == [command, "a copy is kept", "put it back", "or take the older one"]
+        assert do_facts(stop, is_over=True)[0].copied, "a command is there to be pasted"

@@ -109,7 +109,7 @@ class CheckpointWatcher:
         copying: Callable[[Candidate], AbstractContextManager[CopyPlan | None]] = lambda _candidate: nullcontext(),
         on_incomplete: Callable[[Candidate, CheckpointRead], bool] = lambda _candidate, _answer: True,
     ) -> None:
-        """Nothing runs before `start`. `on_trouble` gets each failure of the watcher once, as text.
+        """Nothing runs before `start`. `on_trouble` gets each failure of the watcher once, as text, with the first file that met it.
 
         `is_wanted`: whether a file from before the start is read all the same. `own`: see `verify`. `elsewhere`: what another node found,
         if that node is to read the file; WRITING until it has. `is_ended`: whether a rank was seen to end the save that left the file as
@@ -217,10 +217,10 @@ class CheckpointWatcher:
         return still_s >= self._quiet_s or (still_s >= 0 and self._is_ended(candidate))
 
     def _report_once(self, subject: str, error: Exception) -> None:
-        text = f"{subject}: {type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
         if text not in self._troubles and not self._stopped.is_set():
             self._troubles.add(text)
-            self._on_trouble(text)
+            self._on_trouble(f"{subject}: {text}")
 
     def _since(self, candidate: Candidate, now: float) -> tuple[Identity, float]:
         identity, since = self._seen.get(candidate.path, (None, now))

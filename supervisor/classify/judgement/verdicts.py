@@ -236,12 +236,19 @@ def _because(  # noqa: PLR0913, PLR0917 (what a verdict is on)
     if best.guess and best.fact.name == "signal":  # the kernel's record of it may be in the log that could not be read
         listed += [fact for fact in facts if (fact.source, fact.name) == ("kernel", "not_observed")][:1]
     listed += [c.fact for c in same[1:4]]
-    listed += [c.fact for c in candidates if c.claim.cause is not best.claim.cause][:4]
+    # a rank that raised the same is no victim of the first: its own exception says more than its exit code
+    raised = ("", "", "") if exception is None else (exception.source, exception.name, exception.text)
+    alike = {f.rank: f for f in facts if (f.source, f.name, f.text) == raised}
+    listed += [_instead(c.fact, alike) for c in candidates if c.claim.cause is not best.claim.cause][:4]
     unequal: list[Evidence] = []
     for fact in listed:
         if not any(fact.text == other.text and fact.rank == other.rank and fact.line == other.line for other in unequal):
             unequal.append(fact)
     return tuple(unequal[:MOST_BECAUSE])
+
+
+def _instead(fact: Evidence, alike: Mapping[int | None, Evidence]) -> Evidence:
+    return alike.get(fact.rank, fact) if fact.source == "exit" and fact.name == "exit_code" else fact
 
 
 def _beside(rank: int | None, facts: Sequence[Evidence], besides: Evidence) -> list[Evidence]:

@@ -52,8 +52,9 @@ _BEGINS = expression(
     r"|(?<=[^\s>\"'`])(?=  File \"[^\"\n]{1,400}\", line \d)"
 )
 _REPR = expression(rf"(?P<kind>{_KIND})\((?P<quote>['\"])(?P<message>.*?)(?P=quote),?\)", re.DOTALL)
-#: A line that says that the program continued, or that speaks of a failure as a possibility.
-_GOES_ON = expression(
+#: A line of which no failure follows. In order: the program continued; a failure is a possibility, or a text about one; a value is named;
+#: somebody's words are told; a sample of data is printed; the line is a warning or less.
+_HARMLESS = expression(
     r"(?i:\b(?:retry(?:ing)?|re-?tried|attempt \d|fall(?:s|ing)? ?back|skip(?:s|ping|ped)?|ignor(?:es?|ed|ing)|continu(?:es?|ing)|going on|"
     r"goes on|left out|leaving out|left random|instead|recovered|resolved|succeeded|will be used|(?:is|are) (?:off|used|disabled|complete)|"
     r"not used|taking|reading (?:the|it)|keeping|kept|counting in|building it|training on|resum(?:es?|ed|ing)|starts? fresh|"
@@ -76,9 +77,9 @@ _LOGFMT = expression(r"\b(?:level|lvl|severity)=")
 _HELP = " " * 8
 
 
-def goes_on(line: str) -> bool:
-    """Whether a line says that the program continued after the error, or that this is only possible."""
-    return _GOES_ON.search(line) is not None and _FATAL.search(line) is None
+def is_harmless(line: str) -> bool:
+    """Whether a line ended nothing: the program continued, or the line only speaks of failures, and no word says that it was fatal."""
+    return _HARMLESS.search(line) is not None and _FATAL.search(line) is None
 
 
 def unwrapped(line: str) -> list[str]:
@@ -121,7 +122,7 @@ def _parts(tail: bytes, number: int, judged: AbstractSet[int]) -> Iterator[_Part
         if (at in judged and "\\n" not in shown) or of_help or not shown.strip() or _QUOTES.match(shown):
             yield None
             continue
-        if goes_on(shown):
+        if is_harmless(shown):
             yield from (_Part(piece, at, shown, only_end=True) for piece in unwrapped(shown) if footers.read(piece))
             yield None
             continue

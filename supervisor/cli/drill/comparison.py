@@ -43,6 +43,7 @@ class LossComparison(Struct, frozen=True):
 
     result: LossResult
     text: str
+    has_repeated: bool = True  # False: no loss was printed twice, so whether data and randomness continued was not seen
 
 
 class ResumeComparison(Struct, frozen=True):
@@ -63,7 +64,8 @@ class ResumeComparison(Struct, frozen=True):
             return "no", Tone.BAD
         if self.losses.result is LossResult.SAME:
             return "yes", Tone.GOOD
-        return "in part: the checkpoint is loaded and the loss goes on near it; the data or the randomness begins anew", Tone.WARNING
+        rest = "the data or the randomness begins anew" if self.losses.has_repeated else "whether data and randomness go on was not seen"
+        return f"in part: the checkpoint is loaded and the loss goes on near it; {rest}", Tone.WARNING
 
     @property
     def proven_parts(self) -> tuple[str, ...]:
@@ -77,7 +79,12 @@ def compare(loaded: str, before: Sequence[float], after: Sequence[float], saved_
     loaded: the words for the checkpoint that was loaded, "" for none. before, after: the losses of the first and of the resumed attempt, in
     turn. saved_at: how many losses the first attempt had printed at its last save.
     """
-    return ResumeComparison(loaded, LossComparison(*_compare_losses(before, after, saved_at)))
+    result, text = _compare_losses(before, after, saved_at)
+    has_repeated = len(before) - saved_at >= LEAST_LOSSES
+    if result is LossResult.NEAR:
+        few = f"not compared: print more than {LEAST_LOSSES} losses from one save to the next"
+        text = f"not the same, but {text}: other data or randomness" if has_repeated else f"{text}; {few}"
+    return ResumeComparison(loaded, LossComparison(result, text, has_repeated))
 
 
 def _compare_losses(before: Sequence[float], after: Sequence[float], saved_at: int) -> tuple[LossResult, str]:
@@ -96,8 +103,10 @@ def _compare_losses(before: Sequence[float], after: Sequence[float], saved_at: i
             f"the first is the same, the next is {after[1]:.6g}: the optimizer's state (momentum and the like), or the data, did not go on",
         )
     begin, end, resumed = fmean(before[:_MEAN_OF]), fmean(before[-_MEAN_OF:]), fmean(after[:_MEAN_OF])
-    if abs(resumed - end) < abs(begin - end) / 2:
-        return LossResult.NEAR, f"not the same, but near: {resumed:.4g} on average, {end:.4g} before the kill: other data or randomness"
+    # of a loss that moves fast the next ones lie beyond those before the kill; a start from scratch does not begin there
+    goes_further = len(before) - saved_at < LEAST_LOSSES and (end - begin) * (resumed - end) > 0
+    if abs(resumed - end) < abs(begin - end) / 2 or goes_further:
+        return LossResult.NEAR, f"near: {resumed:.4g} on average, {end:.4g} before the kill"
     return LossResult.DIFFERENT, f"different: {resumed:.4g} on average; the first attempt began with {begin:.4g} and came to {end:.4g}"
 
 

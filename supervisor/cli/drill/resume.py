@@ -267,12 +267,16 @@ class _ResumeDrill:
             return int(status)  # it has reported why
         if kill is None:
             awaited = "a checkpoint was saved" if self._order.rank in self._ranks else f"rank {self._order.rank} was seen to train"
-            advice = "let it save sooner, and train on after it, or give --deadline-s; --checkpoints 'DIR/*.pt' declares what no hook sees"
+            has_ended = time.monotonic() < self._until
+            advice = "let it save sooner, or give --deadline-s"
+            if has_ended:
+                advice = "let it make more steps, so that it trains on after its first save"
+            advice += "; --checkpoints 'DIR/*.pt' declares what no hook sees"
             if self._is_saved() and self._is_verified():
                 awaited = f"{LEAST_LOSSES} losses were printed after a save"
                 if not self._printed():
                     advice = "no loss was seen: print it every few steps, as in `step 20 loss 0.51`, or call worker.report(loss=...)"
-            ended = f"the job ended ({status})" if time.monotonic() < self._until else f"{span_text(self._order.deadline_s)} were over"
+            ended = f"the job ended ({status})" if has_ended else f"{span_text(self._order.deadline_s)} were over"
             if self._end.failure:
                 ended = f"the job failed ({self._end.failure})"
                 advice = (

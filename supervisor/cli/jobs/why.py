@@ -98,15 +98,24 @@ def why(settings: Settings, job: str | None, incident: int | None, *, show_all: 
         document = Explanation(place.job, place.node, rows, view.restored or None)
         stdio.write_json(document)
         return 0
-    surface = surface_of(sys.stdout)
+    surface, hang_pages = surface_of(sys.stdout), standing_still(place, view, address)
+    if incident is None and not show_all and _is_earlier(chosen, view, place):
+        last = f"`supervise why {chosen[0].incident.number}` explains the last one," if hang_pages else "the last one is"
+        stdio.write(sys.stdout, f"no incident in this run; {last} of an earlier run\n")
+        chosen = [] if hang_pages else chosen  # the question is why the ranks stand still now
     pages = [_page(place, view, joint_incident, address) for joint_incident in chosen]
-    if pages := [*pages, *standing_still(place, view, address)]:
+    if pages := [*pages, *hang_pages]:
         stdio.write(sys.stdout, "\n\n".join(render(page, surface) for page in pages))
     else:
         stdio.write(sys.stdout, f"job {place.job}: no incident so far; supervise status {address} shows its state")
     if view.restored:
         stdio.write(sys.stdout, f"from the mirror, before the first attempt: {clean(view.restored)}")
     return 0
+
+
+def _is_earlier(chosen: list[JointIncident], view: JobView, place: JobFiles) -> bool:
+    """Whether the last incident is of an earlier run of this node."""
+    return bool(chosen) and chosen[0].node == place.node and view.run is not None and chosen[0].incident.run_id != view.run.run_id
 
 
 def _asked_incidents(root: Path, place: JobFiles, view: JobView, number: int | None, *, show_all: bool) -> list[JointIncident]:
@@ -138,7 +147,21 @@ def _page(place: JobFiles, view: JobView, joint: JointIncident, address: str) ->
         by_node=joint.by_node,
         is_of_another=not own,
         next_start=next_start(view, joint.incident),
+        came_again=_came_again(view, joint.incident) if own else 0,
     )
+
+
+def _came_again(view: JobView, incident: RecordedIncident) -> int:
+    """Return the number of the next incident of this run with the same lasting failure; 0 where none followed."""
+    later = [other for other in view.incidents if other.run_id == incident.run_id and other.number > incident.number]
+    mark = _lasting(incident)
+    return next((other.number for other in later if mark and _lasting(other) == mark), 0)
+
+
+def _lasting(incident: RecordedIncident) -> str:
+    """Return the fingerprint of a failure that does not pass by itself, "" for any other."""
+    decision = incident.failures[-1].decision
+    return "" if decision is None or decision.verdict.transient else decision.verdict.fingerprint
 
 
 def next_start(view: JobView, incident: RecordedIncident) -> NextStart | None:
@@ -160,11 +183,12 @@ def _explained(joint: JointIncident, view: JobView, place: JobFiles) -> Explaine
     incident, start = joint.incident, next_start(view, joint.incident) if joint.node == place.node else None
     decision = incident.failures[-1].decision
     verdict = decision.verdict if decision is not None else None
+    came_again = _came_again(view, incident) if joint.node == place.node else 0
     words = IncidentWords(
         what=clean(wording.capital(incident.summary) if verdict is None else wording.what_text(verdict)),
         code=clean(wording.code_text(verdict)) if verdict is not None else "",
         done="" if decision is None else clean(wording.done_text(decision.plan, decision.attempt)),
-        do=tuple(clean(fact.text) for fact in card.do_facts(incident, is_over=start is not None)),
+        do=tuple(clean(fact.text) for fact in card.do_facts(incident, is_over=start is not None, came_again=came_again)),
         again="" if start is None else start.command.text,
         begins="" if start is None else clean(start.begins),
     )

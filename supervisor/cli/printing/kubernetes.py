@@ -134,7 +134,7 @@ spec:
     "--pod-grace-s", type=click.IntRange(min=1), default=120, metavar="N", help="Seconds to save before a pod is killed; default 120."
 )
 def print_command(invocation: Invocation, *, image: str, nodes: int, gpus: int, pod_grace_s: int) -> int:
-    """The options of a run stand before `print`; --job names the Job. Look at it, and hand it to `kubectl apply -f -`."""
+    """The options of a run stand before `--`; --job names the Job. Look at it, and hand it to `kubectl apply -f -`."""
     if not invocation.command:
         hint = "Write it behind `--`, as in `supervise print kubernetes --image IMAGE -- torchrun train.py`."
         raise SuperviseError("no command given", hint=hint, exit_code=ExitCode.USAGE)

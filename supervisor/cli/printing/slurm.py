@@ -70,7 +70,7 @@ code=$({exit_code} $code || echo $code)
 )
 @click.option("--sbatch", multiple=True, metavar="NAME=VALUE", help="A further #SBATCH line, such as gpus-per-node=8. May be repeated.")
 def print_command(invocation: Invocation, *, nodes: int, notice_s: int, sbatch: tuple[str, ...]) -> int:
-    """The options of a run stand before `print`. Write it into a file, look at it, and hand it to sbatch."""
+    """The options of a run stand before `--`. Write it into a file, look at it, and hand it to sbatch."""
     if not invocation.command:
         hint = "Write it behind `--`, as in `supervise print slurm --nodes 2 -- torchrun train.py`."
         raise SuperviseError("no command given", hint=hint, exit_code=ExitCode.USAGE)

@@ -27,7 +27,7 @@ _RANKS: Final = "nproc-per-node"
 @click.command(options_metavar=BEFORE_CMD)
 @setting_options(*JOB, takes_command=True)
 def print_command(invocation: Invocation) -> int:
-    """CMD is `python train.py …` or `torchrun … train.py …`; without it train.py. The options of a run stand before `print`."""
+    """CMD is `python train.py …` or `torchrun … train.py …`; without it train.py. The options of a run stand before `--`."""
     return print_for_this_node(lambda facts: script(facts, option_words(invocation), invocation.command or ("train.py",)))
 
 

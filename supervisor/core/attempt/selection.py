@@ -45,7 +45,8 @@ def _begin(state: JobState, event: CheckpointSelected) -> Step:
     refused = sum(map(len, (event.torn, event.dangerous, event.refused, event.not_finite)))
     state = state.with_run(unused=event.unused, without_tracker=event.without_tracker, known_good=max(event.n_found - refused, 0))
     silent = dict(event.silent)
-    left = "left where it is and not used" if state.run.policy.checkpoints_declared else "left where it is"
+    chooses_itself = programs.resumes_itself(state) or not state.run.policy.checkpoints_declared
+    left = "left where it is" if chooses_itself else "left where it is and not used"
     done = {path for path, _ in event.repaired}
     torn = [(path, why) for path, why in event.torn if path not in done]
     notes: tuple[Action, ...] = tuple(PrintMessage("warning", f"{path}: {change}") for path, change in event.repaired)
@@ -53,7 +54,7 @@ def _begin(state: JobState, event: CheckpointSelected) -> Step:
     notes += tuple(PrintMessage("warning", f"checkpoint passed over: {path}: {why}") for path, why in silent.items())
     notes += tuple(PrintMessage("warning", note) for note in event.notes)
     notes += tuple(PrintMessage("warning", f"checkpoint {left}: {path}: {why}") for path, why in torn)
-    unsafe = "not used" if state.run.policy.checkpoints_declared else "left to the script"
+    unsafe = "left to the script" if chooses_itself else "not used"
     notes += tuple(PrintMessage("warning", f"checkpoint {unsafe}: {path}: {why}") for path, why in event.dangerous)
     stop = _torn_in_use(state, event)
     if stop is not None:
@@ -159,7 +160,8 @@ def _first_failure(state: JobState) -> tuple[str, ...]:
 def _torn_in_use(state: JobState, event: CheckpointSelected) -> tuple[FailureVerdict, Plan] | None:
     """Return the stop where the script chooses its checkpoint itself, and the last attempt died of loading a torn one that stays there."""
     verdict = state.run.open_verdict
-    if verdict is None or verdict.cause is not Cause.CHECKPOINT_CORRUPT or not event.torn_in_use or state.run.policy.checkpoints_declared:
+    handed_over = state.run.policy.checkpoints_declared and not programs.resumes_itself(state)
+    if verdict is None or verdict.cause is not Cause.CHECKPOINT_CORRUPT or not event.torn_in_use or handed_over:
         return None
     whole = event.chosen.path if event.chosen is not None else next((unused_checkpoints.newest for unused_checkpoints in event.unused), "")
     path, torn = event.torn_in_use, _name(event.torn_in_use)

@@ -202,6 +202,16 @@ def test_what_a_process_died_of_three_times_is_not_given_to_it_again(tmp_path: P
         link.close(0.0)
 
 
+def test_a_package_that_is_missing_is_named_with_the_command(tmp_path: Path) -> None:
+    (tmp_path / "anycrc.py").write_text("raise ModuleNotFoundError(\"No module named 'anycrc'\", name='anycrc')\n")
+    link = ReaderLink(Configure("job"), {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}, lambda _: None, print)
+    try:
+        with pytest.raises(ReadFailed, match=r"^the package anycrc is not installed: .*`pip install -e \.`$"):
+            link.read(ReadCheckpoint(0, str(save(tmp_path / "step_7.pt"))), threading.Event())
+    finally:
+        link.close(0.0)
+
+
 def test_an_exception_at_an_event_is_reported_and_the_next_event_is_taken(tmp_path: Path, linked: Callable[..., Linked]) -> None:
     reader = linked()
     reader.takes_nothing = True

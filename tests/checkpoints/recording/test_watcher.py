@@ -299,15 +299,16 @@ def test_a_failure_of_its_own_is_reported_once_and_watching_goes_on(tmp_path: Pa
         return find(("*.pt",), str(tmp_path))
 
     def verified(verification: Verification, _answer: CheckpointRead, _news: bool) -> None:  # noqa: FBT001  the watcher's
-        if verification.step == 10:
+        if verification.step in {10, 15}:
             raise ValueError("no copy")
         reports.put(verification.path)
 
     save(tmp_path / "step_10.pt", 10)
+    save(tmp_path / "step_15.pt", 15)
     watcher = CheckpointWatcher(look, verified, Cache(), OnePass(), interval_s=0.01, quiet_s=0.0, on_trouble=reports.put)
     watcher.start()
     assert reports.get(timeout=DEADLINE_S) == "the checkpoints could not be listed: ValueError: no listing"
-    assert reports.get(timeout=DEADLINE_S) == f"{tmp_path}/step_10.pt: ValueError: no copy"
+    assert reports.get(timeout=DEADLINE_S) == f"{tmp_path}/step_15.pt: ValueError: no copy", "the other file meets the same failure"
     save(tmp_path / "step_20.pt", 20)
     assert reports.get(timeout=DEADLINE_S) == f"{tmp_path}/step_20.pt"
     assert watcher.stop(DEADLINE_S)

@@ -51,7 +51,7 @@ def test_a_record_is_taken_apart(line: str, parts: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "goes_on"),
+    ("line", "harmless"),
     [
         ("could not read x: Input/output error, retrying", True),
         ("WARNING x: Input/output error", True),
@@ -60,8 +60,8 @@ def test_a_record_is_taken_apart(line: str, parts: list[str]) -> None:
         ("FATAL: gave up after retrying: Input/output error", False),
     ],
 )
-def test_a_line_may_say_that_the_program_goes_on(line: str, *, goes_on: bool) -> None:
-    assert second_look.goes_on(line) is goes_on
+def test_a_line_may_say_that_the_program_goes_on(line: str, *, harmless: bool) -> None:
+    assert second_look.is_harmless(line) is harmless
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_a_save_that_is_under_way_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_job_that_ended_with_its_only_save_is_not_reported_to_have_saved_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drill = resume_drill(tmp_path)
     (tmp_path / "attempt-0001").mkdir()
@@ -110,6 +110,9 @@ def test_a_job_that_ended_with_its_only_save_is_not_reported_to_have_saved_nothi
     printed = capsys.readouterr().out
     assert "the job ended (0) before 2 losses were printed after a save; nothing is proven" in printed
     assert "no loss was seen: print it" in printed
+    monkeypatch.setattr(_ResumeDrill, "_printed", lambda _: True)
+    assert drill.report(compare("", (), (), 0)) == 1
+    assert "let it make more steps, so that it trains on after its first save" in capsys.readouterr().out
 
 
 def test_a_script_that_saves_more_often_than_it_prints_its_loss_is_killed_in_the_end(tmp_path: Path) -> None:

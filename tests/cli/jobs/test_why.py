@@ -13,8 +13,18 @@ import pytest
 
 from supervisor.cli.jobs.why import why
 from supervisor.core.actions import ReportDecision, ReportResume, SetTimer
-from supervisor.core.events import AttemptEnded, CheckpointSelected, EvidenceCollected, HangConfirmed, RankExited, StopRequested, TimerFired
-from supervisor.core.model import Cause, Evidence, FailureVerdict, Hang, HangKind, Plan, PlanKind, RankExit
+from supervisor.core.checkpoint_model import UnusedCheckpoints
+from supervisor.core.events import (
+    AttemptEnded,
+    CheckpointSelected,
+    EvidenceCollected,
+    HangConfirmed,
+    ProgressObserved,
+    RankExited,
+    StopRequested,
+    TimerFired,
+)
+from supervisor.core.model import Cause, Evidence, FailureVerdict, Hang, HangKind, Phase, Plan, PlanKind, RankExit
 from supervisor.core.values import replace
 from supervisor.errors import SuperviseError
 from supervisor.job import identity
@@ -81,6 +91,24 @@ def test_ranks_that_stand_still_are_no_incident_and_are_named(written: RecordedJ
     assert re.search(r"stacks +/\S+/attempts/0001/hang.txt", text)
 
 
+def test_ranks_that_stand_still_come_before_an_incident_of_an_earlier_run(
+    written: RecordedJob, make_job: Any, root: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written.begin()
+    written.start(1)
+    written.give_up(5)
+    me = identity.this_process()
+    again = make_job(root, anew=True)
+    again.begin(run_id="run-2", pid=me.pid, start_ticks=me.start_ticks)
+    again.start(1)
+    again.feed(HangConfirmed(again.T0 + 100, 1, Hang(HangKind.LATE, "rank 1 waits; rank 0 is in evaluate", (0,))))
+    again.close()
+    first, _, page = explained(again, capsys).partition("\n\n")
+    assert first == "no incident in this run; `supervise why 1` explains the last one, of an earlier run"
+    assert page.startswith("-- job train stands still in attempt 1")
+    assert "incident 1" not in page
+
+
 def test_a_hang_that_a_persons_stop_ended_is_named_after_it(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
@@ -130,6 +158,21 @@ def test_each_incident_by_its_number(written: RecordedJob, capsys: pytest.Captur
     assert "1, 2" in caught.value.hint
 
 
+def test_a_failure_that_came_again_is_not_said_to_need_nobody(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    written.begin()
+    written.start(1)
+    for at in (10, 100):
+        n, t = written.state.attempt.number, written.T0 + at
+        facts = (Evidence("error_file", "exception", "KeyError: 'x'", 1), Evidence("exit", "exit_code", "1", 1))
+        written.progress(at - 1, 9, step=at)
+        written.feed(RankExited(t, n, RankExit(1, 101, 10, code=1)), AttemptEnded(t + 1, n, "failed"))
+        written.feed(EvidenceCollected(t + 1, n, written.state.incidents, (*facts, Evidence("heartbeat", "phase", "train", 1)), 0.1))
+        written.restart(at + 10)
+    written.succeed(200)
+    assert "do          see incident 2: the training went on, and the same failure came again" in explained(written, capsys, 1)
+    assert "do          nothing: the training went on" in explained(written, capsys, 2)
+
+
 def test_all_explains_every_incident_the_oldest_first_and_json_has_the_words_of_the_pages(
     written: RecordedJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,6 +211,45 @@ def test_a_second_failure_within_an_incident_is_the_one_explained(written: Recor
     clock = [time.strftime("%H:%M:%S", time.localtime(written.T0 + at)) for at in (10, 20)]
     assert re.search(rf"when +\S+ {clock[1]} ", text)
     assert re.search(rf"earlier +{clock[0]} attempt 1", text)
+
+
+def test_a_rank_that_died_in_its_load_has_not_the_step_of_the_checkpoint(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
+    written.begin()
+    written.start(1)
+    written.progress(5, 9)
+    written.fail(10)
+    written.again(20)  # with the checkpoint of step 3
+    at, n = written.T0 + 25, written.state.attempt.number
+    torn = Evidence("error_file", "exception", "RuntimeError: PytorchStreamReader failed reading zip archive", 1)
+    facts = (torn, Evidence("exit", "exit_code", "1", 1), Evidence("heartbeat", "phase", "load", 1))
+    written.feed(
+        ProgressObserved(at, n, None, 0, Phase.LOAD),
+        RankExited(at, n, RankExit(1, 101, 10, code=1)),
+        AttemptEnded(at + 1, n, "failed"),
+        EvidenceCollected(at + 1, n, written.state.incidents, facts, 0.1),
+    )
+    written.close()
+    assert re.search(r"where +rank 1 on \S+, before its first step, attempt 2", explained(written, capsys))
+
+
+def test_of_a_script_that_chooses_its_checkpoint_itself_no_option_is_advised(
+    written: RecordedJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written.begin(checkpoints=False)
+    written.start(1)
+    written.progress(5, 9)
+    written.fail(10)
+    unused = (UnusedCheckpoints("/r/ckpt/*.pt", 2, "/r/ckpt/3.pt", 3),)
+    written.feed(CheckpointSelected(written.T0 + 20, written.state.attempt.number, None, 0, unused=unused))
+    before = re.sub(r"\n +", " ", explained(written, capsys))
+    assert "none that the script is known to load; 2 checkpoints lie in /r/ckpt/*.pt: --checkpoints '/r/ckpt/*.pt'" in before
+    assert "if the script finds it by itself: --resumes-itself, or --resume-switch '--YOUR-SWITCH'" in before
+    written.start(21)
+    written.feed(ProgressObserved(written.T0 + 24, written.state.attempt.number, 4, 1, Phase.TRAIN, "/r/ckpt/3.pt"))
+    written.succeed(60)
+    after = re.sub(r"\n +", " ", explained(written, capsys))
+    assert re.search(r"checkpoint +\S+ the script chose it by itself look ", after)
+    assert "attempt 2 resumed at step 3 from /r/ckpt/3.pt" in after
 
 
 def test_given_up(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
@@ -320,7 +402,9 @@ def test_an_incident_of_an_earlier_run_keeps_its_end_and_names_where_its_output_
     again.start(1)
     again.succeed(30)
     text = explained(again, capsys)
-    assert "given up, exit code 1" in text.splitlines()[0]
+    assert text.startswith(
+        "no incident in this run; the last one is of an earlier run\n\n-- incident 1 of job train: given up, exit code 1"
+    )
     assert text.endswith("supervise logs --job train --run run-1 --attempt 1 --rank 1\n")
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 import click
 import pytest
 import torch
-from tests.cli.jobs.conftest import Written
 
 from supervisor.cli.main import main
 from supervisor.errors import ExitCode
